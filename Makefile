@@ -1,0 +1,46 @@
+# make demo: create .venv, install, train the demo.   make test: the same, then checks and the whole test suite.
+# PYTHON chooses the interpreter and VENV where it goes: make test PYTHON=python3.13 VENV=.venv-3.13
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+SETTINGS := --config-settings=cmake.define.EQXCALLBACK_WERROR=ON
+SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
+CXX_FILES := $(shell find csrc -name '*.cc' -o -name '*.h')
+
+.PHONY: demo test lint format bench sanitize clean
+
+demo: $(VENV)/.installed
+	$(BIN)/python -m models.digits
+
+test: $(VENV)/.installed-test lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.overhead
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# An editable install, so that changed Python files need no new one; changed C++ files do.
+$(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
+	$(PIP) install $(SETTINGS) -e '.[demo]'
+	touch $@
+
+$(VENV)/.installed-test: $(VENV)/bin/python $(SOURCES)
+	$(PIP) install $(SETTINGS) -e '.[test]'
+	touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf .venv* build

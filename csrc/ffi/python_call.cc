@@ -1,0 +1,180 @@
+#include "ffi/python_call.h"
+
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "core/dtype.h"
+#include "python/handle.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace eqxcallback {
+namespace {
+
+namespace ffi = xla::ffi;
+
+// Where the key stands: in an attribute of the program's text, or, for an eager call, in the first operand, so that one
+// compiled program serves every callable.
+enum class KeyIn { kAttribute, kOperand };
+
+ffi::Error unknown_key(uint64_t key) {
+  return ffi::Error(ffi::ErrorCode::kNotFound,
+                    "eqxcallback: no Python callable of this process has the key " + std::to_string(key) +
+                        ". The program was made in another process, or its callable was freed. Trace and compile it here.");
+}
+
+// Python is there and not on its way out. False in threads that outlive the interpreter.
+bool python_is_running() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsInitialized() && !Py_IsFinalizing();
+#else
+  return Py_IsInitialized() && !_Py_IsFinalizing();
+#endif
+}
+
+// Points slot `slot` at an operand or result.
+ffi::Error lend(Frame& frame, size_t slot, const ffi::AnyBuffer& buffer, bool writeable, const Place& place) {
+  const auto type = static_cast<XLA_FFI_DataType>(buffer.element_type());
+  const DType* dtype = find_dtype(type);
+  if (dtype == nullptr) {
+    return ffi::Error(ffi::ErrorCode::kUnimplemented, "eqxcallback: XLA element type number " + std::to_string(type) +
+                                                          " is not known to this version. Cast to a type that NumPy has.");
+  }
+  if (dtype->packed() && place.platform != Platform::kCpu) {
+    return ffi::Error(ffi::ErrorCode::kUnimplemented, std::string("eqxcallback: ") + dtype->name +
+                                                          " is packed several to a byte on a GPU, which no array "
+                                                          "library can view. Cast to int8 around the call.");
+  }
+  const auto dims = buffer.dimensions();
+  frame.buffer(slot).lend(buffer.untyped_data(), dims.begin(), dims.size(), *dtype, writeable, place);
+  return ffi::Error::Success();
+}
+
+// Ends the loans when the call is over, however it ends.
+class Loan {
+ public:
+  Loan(Handle& handle, size_t num_outputs, size_t num_inputs)
+      : handle_(handle), frame_(handle.take_frame(num_outputs, num_inputs)) {}
+  ~Loan() {
+    frame_->release(commit_);
+    handle_.give_back(std::move(frame_));
+  }
+  Loan(const Loan&) = delete;
+  Loan& operator=(const Loan&) = delete;
+
+  Frame& frame() { return *frame_; }
+  void commit() { commit_ = true; }
+
+ private:
+  Handle& handle_;
+  std::unique_ptr<Frame> frame_;
+  bool commit_ = false;
+};
+
+ffi::Error call_python(uint64_t key, const Place& place, const ffi::RemainingArgs& args, size_t first_arg,
+                       const ffi::RemainingRets& rets, std::string_view name_stack) {
+  if (!python_is_running()) {
+    return ffi::Error(ffi::ErrorCode::kFailedPrecondition, "eqxcallback: a callback was due after Python had exited");
+  }
+  nb::gil_scoped_acquire gil;
+  try {
+    Handle* handle = Handle::find(key);
+    if (handle == nullptr) return unknown_key(key);
+    nb::object alive = nb::find(*handle);  // the callable may drop the last other reference to itself
+
+    const size_t num_outputs = rets.size(), num_inputs = args.size() - first_arg;
+    Loan loan(*handle, num_outputs, num_inputs);
+    Frame& frame = loan.frame();
+    frame.context() = ExecutionContext{Stage::kExecute, place};
+    for (size_t i = 0; i < num_outputs; ++i) {
+      auto buffer = rets.get<ffi::AnyBuffer>(i);
+      if (buffer.has_error()) return buffer.error();
+      if (ffi::Error error = lend(frame, i, *buffer.value(), true, place); error.failure()) return error;
+    }
+    for (size_t i = 0; i < num_inputs; ++i) {
+      auto buffer = args.get<ffi::AnyBuffer>(first_arg + i);
+      if (buffer.has_error()) return buffer.error();
+      if (ffi::Error error = lend(frame, num_outputs + i, buffer.value(), false, place); error.failure()) return error;
+    }
+    try {
+      handle->call(frame);
+    } catch (nb::python_error& error) {
+      return ffi::Error::Internal(report_failure(*handle, error, frame, std::string(name_stack)));
+    }
+    loan.commit();
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("eqxcallback: ") + error.what());
+  } catch (...) {
+    return ffi::Error::Internal("eqxcallback: an unknown C++ exception");
+  }
+  return ffi::Error::Success();
+}
+
+template <KeyIn where>
+ffi::Error dispatch(const Place& place, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets,
+                    const ffi::Dictionary& attrs) {
+  auto name_stack = attrs.get<std::string_view>("name_stack");
+  const std::string_view name = name_stack.has_value() ? *name_stack : std::string_view();
+  if constexpr (where == KeyIn::kAttribute) {
+    auto key = attrs.get<uint64_t>("key");
+    if (key.has_error()) {
+      return ffi::Error::InvalidArgument("eqxcallback: expected an attribute `key` of type ui64");
+    }
+    return call_python(*key, place, args, 0, rets, name);
+  } else {
+    auto operand = args.get<ffi::Buffer<ffi::U32>>(0);
+    if (operand.has_error() || operand->element_count() != 2) {
+      return ffi::Error::InvalidArgument("eqxcallback: expected the key as a first operand of type ui32[2]");
+    }
+    uint64_t key;
+    std::memcpy(&key, operand->untyped_data(), sizeof(key));
+    return call_python(key, place, args, 1, rets, name);
+  }
+}
+
+template <KeyIn where>
+ffi::Error on_cpu(int32_t ordinal, ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary attrs) {
+  return dispatch<where>({Platform::kCpu, ordinal, 0}, args, rets, attrs);
+}
+
+ffi::Error on_cuda(void* stream, int32_t ordinal, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                   ffi::Dictionary attrs) {
+  const Place place{Platform::kCuda, ordinal, reinterpret_cast<uintptr_t>(stream)};
+  return dispatch<KeyIn::kAttribute>(place, args, rets, attrs);
+}
+
+// A stream does not decode on a CPU, and the trait belongs to the handler: hence one handler each.
+auto cpu_binding() { return ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().RemainingArgs().RemainingRets().Attrs(); }
+auto cuda_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<void*>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .RemainingArgs()
+      .RemainingRets()
+      .Attrs();
+}
+
+XLA_FFI_DEFINE_HANDLER(kPythonCpu, on_cpu<KeyIn::kAttribute>, cpu_binding());
+XLA_FFI_DEFINE_HANDLER(kPythonCpuEager, on_cpu<KeyIn::kOperand>, cpu_binding());
+XLA_FFI_DEFINE_HANDLER(kPythonCuda, on_cuda, cuda_binding());
+XLA_FFI_DEFINE_HANDLER(kPythonCudaCaptured, on_cuda, cuda_binding(), {ffi::Traits::kCmdBufferCompatible});
+
+nb::capsule capsule(XLA_FFI_Handler* handler) { return nb::capsule(reinterpret_cast<void*>(handler)); }
+
+}  // namespace
+
+nb::dict python_call_targets() {
+  nb::dict eager, plain, captured, targets;
+  eager["cpu"] = capsule(kPythonCpuEager);
+  plain["cpu"] = capsule(kPythonCpu);
+  plain["CUDA"] = capsule(kPythonCuda);
+  captured["CUDA"] = capsule(kPythonCudaCaptured);
+  targets["eqxcallback_python_eager"] = eager;
+  targets["eqxcallback_python"] = plain;
+  targets["eqxcallback_python_captured"] = captured;
+  return targets;
+}
+
+}  // namespace eqxcallback

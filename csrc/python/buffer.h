@@ -1,0 +1,83 @@
+// Buffer: XLA's memory for one operand or result, lent to a Python kernel for the length of one call.
+//
+// Contract: between lend() and revoke() the memory is valid and belongs to XLA; afterwards every access raises. A Buffer
+// that a user makes from a NumPy array owns a reference to that array instead, and is never revoked.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace eqxcallback {
+
+namespace nb = nanobind;
+
+enum class Platform : uint8_t { kCpu, kCuda };
+
+// The device a call runs on, and XLA's stream there (0 on a CPU).
+struct Place {
+  Platform platform = Platform::kCpu;
+  int32_t ordinal = 0;
+  uintptr_t stream = 0;
+};
+
+const char* platform_name(Platform platform);
+
+class Buffer {
+ public:
+  Buffer() = default;
+  // Over a C-contiguous NumPy array, for calling a kernel from Python.
+  Buffer(nb::object array, nb::object writeable);
+
+  void lend(void* data, const int64_t* dims, size_t rank, const DType& dtype, bool writeable, const Place& place);
+  // Ends the loan. With `commit`, what was written to a sub-byte output is packed into XLA's memory.
+  void revoke(bool commit) noexcept;
+
+  bool alive() const { return dtype_ != nullptr; }
+  const DType& dtype() const;
+  const Place& place() const;
+  size_t ndim() const;
+  size_t size() const;
+  size_t nbytes() const;
+  bool writeable() const;
+  nb::tuple shape();
+  nb::tuple strides() const;
+  nb::object numpy_dtype() const;
+  std::string repr() const;
+
+  // A NumPy array over this memory; read-only for an input. Sub-byte elements are unpacked: one byte each, and
+  // packed again at the end of the call.
+  nb::object numpy(nb::handle self);
+  nb::object array(nb::handle self, nb::handle dtype, nb::handle copy);
+  void write(nb::handle self, nb::handle value);
+  nb::dict cuda_array_interface() const;
+  nb::tuple dlpack_device() const;
+  nb::object dlpack(nb::handle self, nb::kwargs kwargs);
+  nb::object cupy(nb::handle self) const;
+  nb::object torch(nb::handle self) const;
+
+ private:
+  void check_alive() const;
+  void check_on_cpu(const char* what) const;
+  // How DLPack numbers the place's kind of device: kDLCPU or kDLCUDA.
+  int32_t dlpack_device_type() const;
+
+  void* data_ = nullptr;
+  std::vector<int64_t> dims_;
+  const DType* dtype_ = nullptr;  // null once revoked
+  Place place_;
+  bool writeable_ = false;
+  nb::object shape_;     // cached tuple of dims_
+  nb::object unpacked_;  // of a sub-byte type: one byte an element, made on first use
+  nb::object owner_;     // the array behind a Buffer made in Python
+};
+
+// NumPy's C API; to be called once, before any Buffer is made.
+void import_numpy();
+void bind_buffer(nb::module_& m);
+
+}  // namespace eqxcallback

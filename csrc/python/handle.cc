@@ -1,0 +1,142 @@
+#include "python/handle.h"
+
+#include <nanobind/stl/string.h>
+
+#include <stdexcept>
+#include <unordered_map>
+#include <utility>
+
+namespace eqxcallback {
+namespace {
+
+// Never destroyed: executables may outlive the module at exit.
+std::unordered_map<uint64_t, Handle*>& handles() {
+  static auto* table = new std::unordered_map<uint64_t, Handle*>();
+  return *table;
+}
+
+nb::object& failure_hook() {
+  static auto* hook = new nb::object();
+  return *hook;
+}
+
+// Makes sure that nobody else sees `object` change: a fresh one unless we are the only owner.
+template <typename T>
+T& exclusive(nb::object& object) {
+  if (!object.is_valid() || Py_REFCNT(object.ptr()) != 1) object = nb::cast(T());
+  return *nb::inst_ptr<T>(object);
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) noexcept {
+  Py_VISIT(Py_TYPE(self));
+  if (nb::inst_ready(self)) Py_VISIT(nb::inst_ptr<Handle>(self)->body().ptr());
+  return 0;
+}
+
+int clear(PyObject* self) noexcept {
+  nb::inst_ptr<Handle>(self)->body().reset();
+  return 0;
+}
+
+PyType_Slot kSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                        {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                        {0, nullptr}};
+
+}  // namespace
+
+Frame::Frame(size_t num_outputs, size_t num_inputs)
+    : num_outputs_(num_outputs), buffers_(num_outputs + num_inputs) {}
+
+Buffer& Frame::buffer(size_t i) { return exclusive<Buffer>(buffers_[i]); }
+ExecutionContext& Frame::context() { return exclusive<ExecutionContext>(context_); }
+
+nb::tuple Frame::slice(size_t begin, size_t end) const {
+  nb::object result = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(end - begin)));
+  for (size_t i = begin; i < end; ++i) {
+    PyTuple_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(i - begin), buffers_[i].inc_ref().ptr());
+  }
+  return nb::borrow<nb::tuple>(result);
+}
+
+void Frame::release(bool commit) noexcept {
+  for (nb::object& object : buffers_) {
+    if (object.is_valid()) nb::inst_ptr<Buffer>(object)->revoke(commit);
+  }
+}
+
+Handle::Handle(uint64_t key, nb::object body, bool direct) : key_(key), body_(std::move(body)), direct_(direct) {
+  if (!handles().emplace(key, this).second) throw std::invalid_argument("the key belongs to another Handle");
+}
+
+Handle::~Handle() {
+  auto found = handles().find(key_);
+  if (found != handles().end() && found->second == this) handles().erase(found);
+}
+
+Handle* Handle::find(uint64_t key) {
+  auto found = handles().find(key);
+  return found == handles().end() ? nullptr : found->second;
+}
+
+std::unique_ptr<Frame> Handle::take_frame(size_t num_outputs, size_t num_inputs) {
+  if (!idle_.empty()) {
+    std::unique_ptr<Frame> frame = std::move(idle_.back());
+    idle_.pop_back();
+    if (frame->num_outputs() == num_outputs && frame->size() == num_outputs + num_inputs) return frame;
+  }
+  return std::make_unique<Frame>(num_outputs, num_inputs);
+}
+
+void Handle::give_back(std::unique_ptr<Frame> frame) { idle_.push_back(std::move(frame)); }
+
+void Handle::call(const Frame& frame) {
+  nb::object result;
+  if (direct_) {
+    constexpr size_t kInline = 16;
+    const size_t count = frame.size() + 1;
+    PyObject* few[kInline];
+    std::vector<PyObject*> many(count > kInline ? count : 0);
+    PyObject** argv = count > kInline ? many.data() : few;
+    argv[0] = frame.context_object().ptr();
+    for (size_t i = 0; i < frame.size(); ++i) argv[i + 1] = frame.buffer_object(i).ptr();
+    result = nb::steal(PyObject_Vectorcall(body_.ptr(), argv, count, nullptr));
+  } else {
+    const nb::tuple outputs = frame.outputs(), inputs = frame.inputs();
+    PyObject* argv[] = {frame.context_object().ptr(), outputs.ptr(), inputs.ptr()};
+    result = nb::steal(PyObject_Vectorcall(body_.ptr(), argv, 3, nullptr));
+  }
+  if (!result.is_valid()) throw nb::python_error();
+  if (!result.is_none()) {
+    PyErr_Format(PyExc_ValueError,
+                 "a buffer callback must return None, because its results are what it writes to `out`; got %.200s. "
+                 "Write with out.write(value) and return nothing.",
+                 Py_TYPE(result.ptr())->tp_name);
+    throw nb::python_error();
+  }
+}
+
+std::string report_failure(Handle& handle, nb::python_error& error, const Frame& frame, const std::string& name_stack) {
+  try {
+    if (!failure_hook().is_valid()) return error.what();
+    return nb::cast<std::string>(
+        failure_hook()(error.value(), handle.body(), frame.outputs(), frame.inputs(), name_stack));
+  } catch (nb::python_error& second) {
+    return std::string("eqxcallback could not describe a failure: ") + second.what();
+  }
+}
+
+void bind_handle(nb::module_& m) {
+  nb::class_<Handle>(m, "Handle", nb::is_weak_referenceable(), nb::type_slots(kSlots))
+      .def(nb::init<uint64_t, nb::object, bool>(), nb::arg("key"), nb::arg("body"), nb::kw_only(), nb::arg("direct"))
+      .def_prop_ro("key", &Handle::key)
+      // JAX asks of a host callback that it can be called; ours are found by key instead.
+      .def("__call__", [](Handle&, nb::args) { throw std::runtime_error("a Handle is called by XLA only"); })
+      .def_static("exists", [](uint64_t key) { return Handle::find(key) != nullptr; }, nb::arg("key"));
+
+  m.def("on_failure", [](nb::object hook) { failure_hook() = std::move(hook); }, nb::arg("hook"));
+
+  // Python functions must not be touched after the interpreter has gone.
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] { failure_hook().reset(); }));
+}
+
+}  // namespace eqxcallback

@@ -1,0 +1,79 @@
+// Handle: a Python callable that compiled programs can call, under a key that their text carries.
+//
+// Contract: a key belongs to one living Handle. Programs own the Handle (JAX keeps it with the executable), so a key is
+// free again only when nothing that holds it can run. Everything here needs the GIL.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "python/buffer.h"
+#include "python/context.h"
+
+namespace eqxcallback {
+
+// The Python objects of one call. A Handle keeps idle ones: objects that nobody else holds are lent again next time.
+class Frame {
+ public:
+  Frame(size_t num_outputs, size_t num_inputs);
+
+  // Slot i: outputs first, inputs after. Valid until release().
+  Buffer& buffer(size_t i);
+  ExecutionContext& context();
+
+  size_t num_outputs() const { return num_outputs_; }
+  size_t size() const { return buffers_.size(); }
+  nb::handle context_object() const { return context_; }
+  nb::handle buffer_object(size_t i) const { return buffers_[i]; }
+  nb::tuple outputs() const { return slice(0, num_outputs_); }
+  nb::tuple inputs() const { return slice(num_outputs_, size()); }
+
+  void release(bool commit) noexcept;
+
+ private:
+  nb::tuple slice(size_t begin, size_t end) const;
+
+  size_t num_outputs_;
+  nb::object context_;
+  std::vector<nb::object> buffers_;
+};
+
+class Handle {
+ public:
+  // `body(ctx, outputs, inputs)` gets two tuples of Buffers. With `direct`, there is one output and the call is
+  // `body(ctx, output, *inputs)`, which spares the tuples.
+  Handle(uint64_t key, nb::object body, bool direct);
+  ~Handle();
+  Handle(const Handle&) = delete;
+  Handle& operator=(const Handle&) = delete;
+
+  // Null if no callable of this process has the key. The object is to be held while it runs.
+  static Handle* find(uint64_t key);
+
+  uint64_t key() const { return key_; }
+  nb::object& body() { return body_; }
+
+  // A frame with as many slots, to be given back by release().
+  std::unique_ptr<Frame> take_frame(size_t num_outputs, size_t num_inputs);
+  void give_back(std::unique_ptr<Frame> frame);
+
+  // Raises nb::python_error, as the callable did.
+  void call(const Frame& frame);
+
+ private:
+  uint64_t key_;
+  nb::object body_;
+  bool direct_;
+  std::vector<std::unique_ptr<Frame>> idle_;
+};
+
+// Calls the Python function that was set with `_ext.on_failure`: it records the exception and gives the text for XLA.
+std::string report_failure(Handle& handle, nb::python_error& error, const Frame& frame, const std::string& name_stack);
+
+void bind_handle(nb::module_& m);
+
+}  // namespace eqxcallback

@@ -1,0 +1,66 @@
+"""To import in place of `jax.experimental.buffer_callback`.
+
+The same as [`eqxcallback.buffer_callback`][], but for what JAX's own tests pin: on a CPU, `ctx.stream` raises.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jax.errors import JaxRuntimeError
+
+from .. import _ext
+from .._buffer_callback import buffer_callback as _buffer_callback
+from .._ext import Buffer as Buffer, ExecutionStage as ExecutionStage
+
+
+class ExecutionContext:
+    """What a callback is told about its call: `stage`, and on a GPU XLA's `stream`."""
+
+    def __init__(self, ctx: _ext.ExecutionContext):
+        self._ctx = ctx
+
+    @property
+    def stage(self) -> ExecutionStage:
+        return self._ctx.stage
+
+    @property
+    def stream(self) -> int:
+        stream = self._ctx.stream
+        if stream is None:
+            raise JaxRuntimeError("UNIMPLEMENTED: XLA FFI GPU context is not available: this call runs on a CPU.")
+        return stream
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithCompatContext:
+    """Equal for equal callbacks, so that they share programs."""
+
+    callback: Callable[..., None]
+
+    @property
+    def __wrapped__(self) -> Callable[..., None]:  # whose name and signature users are shown
+        return self.callback
+
+    def __call__(self, ctx: _ext.ExecutionContext, out: Any, *args: Any, **kwargs: Any) -> None:
+        return self.callback(ExecutionContext(ctx), out, *args, **kwargs)
+
+
+def buffer_callback(
+    callback: Callable[..., None],
+    result_shape_dtypes: Any,
+    *,
+    has_side_effect: bool = False,
+    vmap_method: str | None = None,
+    input_output_aliases: Mapping[int | str, int | str] | None = None,
+    command_buffer_compatible: bool = False,
+) -> Callable[..., Any]:
+    """As `jax.experimental.buffer_callback.buffer_callback`; see [`eqxcallback.buffer_callback`][] for the arguments."""
+    return _buffer_callback(
+        _WithCompatContext(callback) if callable(callback) else callback,
+        result_shape_dtypes,
+        has_side_effect=has_side_effect,
+        vmap_method=vmap_method,
+        input_output_aliases=input_output_aliases,
+        command_buffer_compatible=command_buffer_compatible,
+    )

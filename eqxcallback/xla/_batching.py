@@ -1,0 +1,62 @@
+"""The `vmap_method`s of JAX, for any primitive that calls an external kernel."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+VMAP_METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all", "legacy_vectorized")
+
+Bind = Callable[..., Sequence[Any]]
+
+
+def batch(
+    bind: Bind,
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    *,
+    vmap_method: str | None,
+    result_avals: Sequence[Any],
+    aliased: frozenset[int],
+) -> tuple[Sequence[Any], Sequence[int]]:
+    """Call `bind(*args, result_avals=...)` on batched operands, by one of `VMAP_METHODS`.
+
+    **Arguments:**
+
+    - `args`, `dims`: the operands, and the axis of each one that is mapped, or `None`.
+    - `result_avals`: of one example.
+    - `aliased`: the operands that an output overwrites. Such an operand must have the output's shape, so one that is
+        not mapped is broadcast, whatever the method.
+
+    **Returns:** the outputs, all mapped over axis 0, and their axes.
+    """
+    (axis_size,) = {arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None}
+    mapped = [dim is not None for dim in dims]
+    args = [arg if dim is None else jnp.moveaxis(arg, dim, 0) for arg, dim in zip(args, dims, strict=True)]
+
+    if vmap_method in ("sequential", "sequential_unrolled"):
+
+        def one_example(_: None, batched: Sequence[Any]) -> tuple[None, Sequence[Any]]:
+            batched = iter(batched)
+            return None, bind(
+                *(next(batched) if is_mapped else arg for arg, is_mapped in zip(args, mapped, strict=True)),
+                result_avals=result_avals,
+            )
+
+        batched_args = [arg for arg, is_mapped in zip(args, mapped, strict=True) if is_mapped]
+        _, outs = jax.lax.scan(one_example, None, batched_args, unroll=vmap_method == "sequential_unrolled")
+        return outs, [0] * len(outs)
+
+    def broadcast(index: int, arg: Any) -> Any:
+        if mapped[index] or (vmap_method == "legacy_vectorized" and index not in aliased):
+            return arg
+        size = axis_size if vmap_method == "broadcast_all" or index in aliased else 1
+        return jnp.broadcast_to(arg, (size, *arg.shape))
+
+    outs = bind(
+        *(broadcast(index, arg) for index, arg in enumerate(args)),
+        result_avals=tuple(aval.update(shape=(axis_size, *aval.shape)) for aval in result_avals),
+    )
+    return outs, [0] * len(outs)

@@ -1,0 +1,29 @@
+"""The effect of a kernel that must run even when nobody uses what it returns."""
+
+# `jax._src.effects`: JAX has no public way to say where an effect of one's own is allowed. Without these registrations
+# an effectful call is refused inside control flow, `jax.checkpoint` and custom derivatives.
+# Noticed by: tests/xla/test_private_jax.py.
+from jax._src import effects as _effects
+from jax.extend.core import Effect
+
+
+class KernelEffect(Effect):
+    """Unordered. It keeps a call from being removed, merged with its equal, or hoisted out of a loop."""
+
+    def __str__(self) -> str:
+        return "KernelEffect"
+
+
+kernel_effect = KernelEffect()
+
+for allowed in (
+    _effects.lowerable_effects,
+    _effects.control_flow_allowed_effects,
+    _effects.remat_allowed_effects,
+    _effects.custom_derivatives_allowed_effects,
+):
+    allowed.add_type(KernelEffect)
+
+# JAX 0.11 and later: what a partially evaluated function (grad of a scan) must keep.
+if hasattr(_effects, "partial_eval_kept_effects"):
+    _effects.partial_eval_kept_effects.add_type(KernelEffect)

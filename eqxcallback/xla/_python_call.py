@@ -1,0 +1,129 @@
+"""The primitive of the python lane: call a Python function on XLA's own buffers."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
+
+from . import _batching, _eager, _targets
+from ._body import CallSpec, PythonBody, handle_for, keep_for_ever
+from ._effects import kernel_effect
+
+
+python_call_p = Primitive("buffer_callback")
+python_call_p.multiple_results = True
+
+
+def result_aval(shape: Sequence[int], dtype: Any) -> Any:
+    """The abstract value of a result. 64-bit types stay what they are, also where `jax_enable_x64` is off."""
+    return jax.core.ShapedArray(tuple(shape), np.dtype(dtype))
+
+
+def python_call(body: PythonBody, spec: CallSpec, args: Sequence[Any]) -> Sequence[jax.Array]:
+    """Call `body` on flat operands, as `spec` says. Returns one array for each of `spec.result_avals`."""
+    return python_call_p.bind(*args, body=body, spec=spec)
+
+
+@python_call_p.def_effectful_abstract_eval
+def _abstract_eval(*avals: Any, spec: CallSpec, **_: object):
+    return [_typed_like(aval, avals) for aval in spec.result_avals], {kernel_effect} if spec.has_side_effect else set()
+
+
+def _typed_like(aval: Any, operands: Sequence[Any]) -> Any:
+    """`aval` on the mesh in use, varying over each manual axis that an operand varies over."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return aval
+    sharding = NamedSharding(mesh, PartitionSpec(*[None] * len(aval.shape)))
+    most_varying = max((o.mat for o in operands), key=lambda mat: len(mat.varying), default=aval.mat)
+    return aval.update(sharding=sharding, manual_axis_type=most_varying)
+
+
+def _no_derivative(what: str) -> Callable[..., NoReturn]:
+    def rule(*_: object, body: PythonBody, **__: object) -> NoReturn:
+        raise ValueError(
+            f"eqxcallback.buffer_callback: {body!r} has no {what}, because an external kernel says nothing about its "
+            "derivative. Wrap the call in `jax.custom_jvp` or `jax.custom_vjp`."
+        )
+
+    return rule
+
+
+ad.primitive_jvps[python_call_p] = _no_derivative("JVP")
+ad.primitive_transposes[python_call_p] = _no_derivative("transpose")
+
+
+def _batch(args: Sequence[Any], dims: Sequence[int | None], *, body: PythonBody, spec: CallSpec):
+    if spec.vmap_method is None:
+        raise NotImplementedError(
+            f"eqxcallback.buffer_callback: {body!r} was called under `jax.vmap`, but it has no vmap_method. Pass one of "
+            f"{', '.join(_batching.VMAP_METHODS[:4])}."
+        )
+
+    def bind(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
+        batched_spec = dataclasses.replace(spec, result_avals=tuple(result_avals))
+        return python_call_p.bind(*args, body=body, spec=batched_spec)
+
+    aliased = frozenset(i for i, _ in spec.input_output_aliases)
+    return _batching.batch(
+        bind, args, dims, vmap_method=spec.vmap_method, result_avals=spec.result_avals, aliased=aliased
+    )
+
+
+batching.primitive_batchers[python_call_p] = _batch
+
+
+def _lower(
+    ctx: mlir.LoweringRuleContext,
+    *operands: Any,
+    body: PythonBody,
+    spec: CallSpec,
+    target: str,
+    captured_target: str,
+) -> Sequence[Any]:
+    handle = handle_for(body)
+    own(ctx, handle)
+    rule = jax.ffi.ffi_lowering(
+        captured_target if spec.command_buffer_compatible else target,
+        has_side_effect=spec.has_side_effect,
+        operand_output_aliases=dict(spec.input_output_aliases),
+    )
+    return rule(ctx, *operands, key=np.uint64(handle.key), name_stack=str(ctx.name_stack))
+
+
+def own(ctx: mlir.LoweringRuleContext, handle: Any) -> None:
+    """Make the program the owner of `handle`, and let the callable run JAX.
+
+    The CPU client runs a program that owns host callbacks synchronously: without that, a callback that runs JAX itself
+    waits for a thread that waits for the callback.
+    """
+    ctx.module_context.add_host_callback(handle)
+    # The partitions of a `custom_partitioning` call are lowered into a module of this name, which is then compiled into
+    # another program without its callbacks.
+    if "tmp_xla_computation" in str(ctx.module_context.module.operation.attributes["sym_name"]):
+        keep_for_ever(handle)
+
+
+def _lower_nowhere(ctx: mlir.LoweringRuleContext, *_: Any, body: PythonBody, **__: object) -> NoReturn:
+    platforms = ", ".join(ctx.platforms or ctx.module_context.platforms)
+    raise ValueError(
+        f"eqxcallback.buffer_callback: {body!r} cannot be lowered for {platforms}: the python lane has handlers for "
+        f"{', '.join(_targets.PLATFORMS)}. Choose another function there with `jax.lax.platform_dependent`."
+    )
+
+
+def register() -> None:
+    def lower_for(target: str, captured_target: str):
+        return lambda ctx, *args, **params: _lower(ctx, *args, **params, target=target, captured_target=captured_target)
+
+    mlir.register_lowering(python_call_p, _lower_nowhere)
+    # A CPU has no command buffers: there the trait is ignored.
+    mlir.register_lowering(python_call_p, lower_for(_targets.PYTHON, _targets.PYTHON), platform="cpu")
+    mlir.register_lowering(python_call_p, lower_for(_targets.PYTHON, _targets.PYTHON_CAPTURED), platform="cuda")
+    python_call_p.def_impl(functools.partial(_eager.run, python_call_p))

@@ -1,0 +1,117 @@
+"""Every dtype that JAX has, through a callback and back, byte by byte."""
+
+import eqxcallback as eqxc
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from .kernels import callback_like
+
+
+WHOLE = [
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+    *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+]
+SUB_BYTE = ["int2", "uint2", "int4", "uint4", "float4_e2m1fn"]
+
+
+def dtype_of(name):
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def random_array(name, shape, seed=0):
+    """Any bit pattern, but for bool and the packed types, whose bytes hold less."""
+    dtype, rng = dtype_of(name), np.random.default_rng(seed)
+    size = int(np.prod(shape))
+    if name in SUB_BYTE:
+        bits = 2 if "2" in name[:5] else 4
+        return rng.integers(0, 2**bits, size, np.uint8).view(dtype).reshape(shape)
+    if name == "bool":
+        return rng.integers(0, 2, size, np.uint8).view(dtype).reshape(shape)
+    return rng.integers(0, 256, size * dtype.itemsize, np.uint8).view(dtype).reshape(shape)
+
+
+def same_bits(a, b):
+    return np.array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
+
+
+def copy(ctx, out, x):
+    assert x.dtype == out.dtype == np.asarray(x).dtype == np.asarray(out).dtype
+    out.write(x)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("jit", [False, True])
+def test_round_trip(name, jit, x64):
+    x = random_array(name, (3, 5))
+    f = callback_like(copy, x)
+    y = (jax.jit(f) if jit else f)(jnp.asarray(x))
+    assert y.dtype == x.dtype
+    assert same_bits(y, x)
+
+
+@pytest.mark.parametrize("name", SUB_BYTE)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 1023])
+@pytest.mark.parametrize("jit", [False, True])
+def test_sub_byte_round_trip(name, size, jit):
+    """XLA packs these. JAX's own callback writes one byte for each element, past the end of the memory."""
+    x = random_array(name, (size,))
+    f = callback_like(copy, x)
+    y = (jax.jit(f) if jit else f)(jnp.asarray(x))
+    assert y.dtype == x.dtype
+    assert same_bits(y, x)
+
+
+def test_sub_byte_sizes():
+    def callback(ctx, out, x):
+        assert (x.size, x.nbytes, x.strides, x.shape) == (15, 8, (5, 1), (3, 5))
+        array = np.asarray(x)
+        assert array.nbytes == 15
+        assert not array.flags.writeable
+        assert np.asarray(x) is array
+        with pytest.raises(BufferError, match="packed int4 has no DLPack form"):
+            np.from_dlpack(x)
+
+    x = jnp.zeros((3, 5), jnp.int4)
+    callback_like(callback, jnp.zeros(1))(x)
+
+
+def test_sub_byte_aliased_output_starts_with_the_input():
+    def increment_second(ctx, out, x):
+        np.asarray(out)[1] = 5
+
+    x = np.array([1, 2, 3], ml_dtypes.int4)
+    f = callback_like(increment_second, x, input_output_aliases={0: 0})
+    np.testing.assert_array_equal(np.asarray(f(jnp.asarray(x))).astype(np.int8), [1, 5, 3])
+
+
+def test_sub_byte_output_is_left_alone_if_the_callback_fails():
+    def fail(ctx, out, x):
+        np.asarray(out)[...] = 7
+        raise ValueError("no")
+
+    x = jnp.array([1, 2, 3], jnp.int4)
+    with pytest.raises(eqxc.KernelError, match="no"):
+        callback_like(fail, x, input_output_aliases={0: 0})(x)
+    np.testing.assert_array_equal(x.astype(jnp.int8), [1, 2, 3])
+
+
+def test_explicit_64_bit_results_are_kept_without_x64():
+    """As `jax.ffi.ffi_call` does: who writes float64 in a result's type means it."""
+    f = eqxc.buffer_callback(lambda ctx, out: out.write(np.array([0.1])), jax.ShapeDtypeStruct((1,), np.float64))
+    y = f()
+    assert y.dtype == np.float64
+    assert np.asarray(y)[0] == 0.1
+
+
+def test_typed_keys_arrive_as_their_words():
+    def callback(ctx, out, key):
+        out.write(key)
+
+    key = jax.random.key(7)
+    words = eqxc.buffer_callback(callback, jax.ShapeDtypeStruct((2,), jnp.uint32))(key)
+    np.testing.assert_array_equal(words, jax.random.key_data(key))

@@ -1,0 +1,25 @@
+"""Strict promotion everywhere: a kernel gets the dtypes and ranks that it was given, or an error."""
+
+import os
+
+
+# Read by XLA when the first test imports JAX: several devices, so that sharded programs run on any machine.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+
+import jax
+import pytest
+
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def mesh():
+    return jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
