@@ -79,16 +79,17 @@ def buffer_callback(
     signature = _signature(callback)
 
     # What is checked and made once for each tree of arguments, and for each of their types where aliases depend on them.
-    # It holds the handle too, so that eager calls need not make one each time.
-    plans: dict[Any, tuple[xla.PythonBody, xla.CallSpec, object]] = {}
+    plans: dict[Any, tuple[xla.PythonBody, xla.CallSpec, xla.EagerState]] = {}
 
-    def plan(args: tuple[Any, ...], kwargs: dict[str, Any], in_tree: Any) -> tuple[xla.PythonBody, xla.CallSpec, object]:
+    def plan(
+        args: tuple[Any, ...], kwargs: dict[str, Any], in_tree: Any
+    ) -> tuple[xla.PythonBody, xla.CallSpec, xla.EagerState]:
         if signature is not None:
             _check_arguments(signature, args, kwargs, who)
         pairs = _aliases.resolve(aliases, _inputs(signature, args, kwargs), outputs, who) if aliases else ()
         body = xla.PythonBody(callback, in_tree, out_tree)
         spec = xla.CallSpec(result_avals, vmap_method, has_side_effect, pairs, command_buffer_compatible)
-        return body, spec, xla.handle_for(body)
+        return body, spec, xla.eager_state(body)
 
     def call(*args: Any, **kwargs: Any) -> PyTree[jax.Array]:
         leaves, in_tree = tree_flatten((args, kwargs))

@@ -82,9 +82,7 @@ class PythonBody:
         self.out_tree = out_tree
         self._identity = (_identity(callback), in_tree, out_tree)
         self._hash = hash(self._identity)
-        self._handle: weakref.ref[_ext.Handle] | None = None
-        self.key_operand: np.ndarray | None = None  # the key of its handle, as eager programs take it
-        self.programs: dict[CallSpec, Callable[..., Any]] = {}  # of eager calls, see _eager.py
+        self._eager_state: weakref.ref[EagerState] | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PythonBody) and self._identity == other._identity
@@ -119,9 +117,6 @@ def handle_for(body: PythonBody) -> _ext.Handle:
     programs, and the next process should find the same text in its persistent cache. Whoever runs a cached program has
     traced and lowered it first, and so has put its own callable under that key.
     """
-    handle = None if body._handle is None else body._handle()
-    if handle is not None:
-        return handle
     with _lock:
         handle = _handles.get(body)
         if handle is None:
@@ -131,9 +126,32 @@ def handle_for(body: PythonBody) -> _ext.Handle:
             direct = body.is_flat
             handle = _ext.Handle(key, body.callback if direct else body, direct=direct)
             _handles[body] = handle
-        body._handle = weakref.ref(handle)
-        body.key_operand = np.array([handle.key & 0xFFFFFFFF, handle.key >> 32], np.uint32)
         return handle
+
+
+class EagerState:
+    """What the owner of a callback keeps between eager calls. Programs refer to the body, so the body may not own it.
+
+    **Attributes:**
+
+    - `handle`: of the body.
+    - `key`: the handle's key, as eager programs take it: two words, the lower one first.
+    - `programs`: the compiled calls of this callback, on platforms where the key cannot be an operand.
+    """
+
+    def __init__(self, body: PythonBody):
+        self.handle = handle_for(body)
+        self.key = np.array([self.handle.key & 0xFFFFFFFF, self.handle.key >> 32], np.uint32)
+        self.programs: dict[CallSpec, Callable[..., Any]] = {}
+
+
+def eager_state(body: PythonBody) -> EagerState:
+    """Of `body`: the one that somebody holds, or a new one."""
+    state = None if body._eager_state is None else body._eager_state()
+    if state is None:
+        state = EagerState(body)
+        body._eager_state = weakref.ref(state)
+    return state
 
 
 def keep_for_ever(handle: _ext.Handle) -> None:

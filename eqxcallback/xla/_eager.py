@@ -1,6 +1,7 @@
 """A call outside of any `jax.jit`: one compiled program for every callback, and the callback's own exception."""
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ from jax.interpreters import mlir
 
 from .. import _errors
 from . import _targets
-from ._body import CallSpec, PythonBody, handle_for
+from ._body import CallSpec, EagerState, PythonBody, eager_state
+from ._effects import kernel_effect
 
 
 # Bound by the programs below only. Its first operand is the key of the callback: a program that carried the key in its
@@ -20,9 +22,10 @@ _eager_call_p = Primitive("eager_buffer_callback")
 _eager_call_p.multiple_results = True
 
 
-@_eager_call_p.def_abstract_eval
-def _abstract_eval(*_: Any, spec: CallSpec) -> Sequence[Any]:
-    return spec.result_avals
+@_eager_call_p.def_effectful_abstract_eval
+def _abstract_eval(*_: Any, spec: CallSpec):
+    # The program returns all results, so XLA cannot drop the call, unless there are none. An effect costs jit's fast path.
+    return spec.result_avals, {kernel_effect} if spec.has_side_effect and not spec.result_avals else set()
 
 
 def _runs_callbacks() -> None:
@@ -43,11 +46,21 @@ mlir.register_lowering(_eager_call_p, _lower, platform="cpu")
 
 
 @functools.cache
-def _cpu_program(spec: CallSpec) -> Callable[..., Sequence[jax.Array]]:
+def _cpu_program(spec: CallSpec, depth: int) -> Callable[..., Sequence[jax.Array]]:
     def buffer_callback(*operands: Any) -> Sequence[Any]:
         return _eager_call_p.bind(*operands, spec=spec)
 
     return jax.jit(buffer_callback)
+
+
+class _Depth(threading.local):
+    """How many eager calls this thread is inside of. JAX refuses to call a jitted function from its own first call, so
+    callbacks that call callbacks use another one at each depth."""
+
+    value = 0
+
+
+_depth = _Depth()
 
 
 def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> Sequence[jax.Array]:
@@ -55,24 +68,30 @@ def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> S
     if jax.config.jax_disable_jit:  # that is about the user's functions: a kernel has no other form than a program
         with jax.disable_jit(False):
             return run(primitive, *args, body=body, spec=spec)
+    state = eager_state(body)
     if _platform(args) != "cpu":
-        return _own_program(primitive, body, spec)(*args)
-    handle = handle_for(body)
+        return _own_program(state, primitive, body, spec)(*args)
     with _errors.Failures() as failures:
+        _depth.value += 1
         try:
-            outs = _cpu_program(spec)(body.key_operand, *args)
+            outs = _cpu_program(spec, _depth.value)(state.key, *args)
             for out in outs:
-                out.block_until_ready()  # `handle` must live so long
+                out.block_until_ready()
         except (JaxRuntimeError, ValueError) as error:
             failures.reraise(error)
+        finally:
+            _depth.value -= 1
+    del state  # not before the program has run: it holds the handle
     return outs
 
 
-def _own_program(primitive: Primitive, body: PythonBody, spec: CallSpec) -> Callable[..., Sequence[jax.Array]]:
-    """Where the key cannot be read from an operand, being in a device's memory. It lives as long as `body`."""
-    program = body.programs.get(spec)
+def _own_program(
+    state: EagerState, primitive: Primitive, body: PythonBody, spec: CallSpec
+) -> Callable[..., Sequence[jax.Array]]:
+    """Where the key cannot be read from an operand, being in a device's memory."""
+    program = state.programs.get(spec)
     if program is None:
-        program = body.programs[spec] = jax.jit(lambda *args: primitive.bind(*args, body=body, spec=spec))
+        program = state.programs[spec] = jax.jit(lambda *args: primitive.bind(*args, body=body, spec=spec))
     return program
 
 

@@ -103,7 +103,8 @@ def own(ctx: mlir.LoweringRuleContext, handle: Any) -> None:
     The CPU client runs a program that owns host callbacks synchronously: without that, a callback that runs JAX itself
     waits for a thread that waits for the callback.
     """
-    ctx.module_context.add_host_callback(handle)
+    if handle not in ctx.module_context.host_callbacks:
+        ctx.module_context.add_host_callback(handle)
     # The partitions of a `custom_partitioning` call are lowered into a module of this name, which is then compiled into
     # another program without its callbacks.
     if "tmp_xla_computation" in str(ctx.module_context.module.operation.attributes["sym_name"]):
@@ -119,11 +120,12 @@ def _lower_nowhere(ctx: mlir.LoweringRuleContext, *_: Any, body: PythonBody, **_
 
 
 def register() -> None:
-    def lower_for(target: str, captured_target: str):
-        return lambda ctx, *args, **params: _lower(ctx, *args, **params, target=target, captured_target=captured_target)
+    def register_for(platform: str, target: str, captured_target: str) -> None:
+        # Not cacheable: a lowering that JAX shares between calls does not know their name stacks.
+        rule = functools.partial(_lower, target=target, captured_target=captured_target)
+        mlir.register_lowering(python_call_p, rule, platform=platform, cacheable=False)
 
+    register_for("cpu", _targets.PYTHON, _targets.PYTHON)  # a CPU has no command buffers: there the trait is ignored
+    register_for("cuda", _targets.PYTHON, _targets.PYTHON_CAPTURED)
     mlir.register_lowering(python_call_p, _lower_nowhere)
-    # A CPU has no command buffers: there the trait is ignored.
-    mlir.register_lowering(python_call_p, lower_for(_targets.PYTHON, _targets.PYTHON), platform="cpu")
-    mlir.register_lowering(python_call_p, lower_for(_targets.PYTHON, _targets.PYTHON_CAPTURED), platform="cuda")
     python_call_p.def_impl(functools.partial(_eager.run, python_call_p))

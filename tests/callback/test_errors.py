@@ -1,0 +1,252 @@
+"""Failing callbacks and bad input: the original exception, one clear text, and nothing is hurt."""
+
+import functools
+import gc
+import logging
+import weakref
+
+import eqxcallback as eqxc
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.errors import JaxRuntimeError
+
+from .kernels import add_one, callback_like
+
+
+F32 = jax.ShapeDtypeStruct((2,), jnp.float32)
+
+
+class Oops(Exception):
+    """Not an exception that anybody else raises."""
+
+
+def helper():
+    raise Oops("the kernel is broken")
+
+
+def broken(ctx, out, x):
+    helper()
+
+
+def test_eager_calls_raise_from_the_original():
+    f = callback_like(broken, F32)
+    for _ in range(2):  # JAX's own: another class when the program is already compiled
+        with pytest.raises(eqxc.KernelError, match="the kernel is broken") as caught:
+            f(jnp.zeros(2))
+        error = caught.value
+        assert isinstance(error, JaxRuntimeError)
+        assert isinstance(error.original, Oops)
+        assert error.__cause__ is error.original
+        assert error.layer == "broken"
+        assert error.operands == "(float32[2]) -> (float32[2])"
+        assert error.name_stack == ""
+
+
+@pytest.mark.parametrize("trees", [False, True])
+def test_the_text_of_an_error(trees):
+    """Right after JAX's prefix: name, name stack, lane and operands, then the user's own frames first."""
+
+    def broken_tree(ctx, out, x):
+        helper()
+
+    f = callback_like(broken_tree if trees else broken, F32)
+    name = broken_tree.__qualname__ if trees else "broken"
+    argument = ([jnp.zeros(2)],) if trees else (jnp.zeros(2),)
+
+    @jax.jit
+    def step(x):
+        with jax.named_scope("layer_3"):
+            return f(x)
+
+    with pytest.raises(JaxRuntimeError) as caught:
+        jax.block_until_ready(step(*argument))
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(f"INTERNAL: {name} in jit(step)/layer_3")
+    assert lines[0].endswith("failed; python lane, (float32[2]) -> (float32[2])")
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[2].startswith(f'  File "{__file__}"')
+    assert f"in {'broken_tree' if trees else 'broken'}" in lines[2]
+    assert "in helper" in str(caught.value)
+    assert str(caught.value).rstrip().endswith("Oops: the kernel is broken")
+    assert "eqxcallback/xla" not in str(caught.value)
+
+
+def test_raising_chains_the_original_under_jit():
+    f = jax.jit(callback_like(broken, F32))
+    with pytest.raises(eqxc.KernelError) as caught, eqxc.raising():
+        jax.block_until_ready(f(jnp.zeros(2)))
+    assert isinstance(caught.value.original, Oops)
+    assert "broken" in caught.value.name_stack or "jit" in caught.value.name_stack
+    with pytest.raises(JaxRuntimeError) as caught:
+        jax.block_until_ready(f(jnp.zeros(2)))
+    assert not isinstance(caught.value, eqxc.KernelError)
+
+
+def test_raising_leaves_other_errors_alone():
+    with pytest.raises(ValueError, match="mine"), eqxc.raising():
+        raise ValueError("mine")
+    with eqxc.raising():
+        np.testing.assert_array_equal(callback_like(add_one, F32)(jnp.zeros(2)), [1, 1])
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_interrupts_propagate(interrupt):
+    def callback(ctx, out, x):
+        raise interrupt("stop")
+
+    f = callback_like(callback, F32)
+    with pytest.raises(interrupt, match="stop"):
+        f(jnp.zeros(2))
+    with pytest.raises(interrupt, match="stop"), eqxc.raising():
+        jax.block_until_ready(jax.jit(f)(jnp.zeros(2)))
+    with pytest.raises(JaxRuntimeError, match=interrupt.__name__):
+        jax.block_until_ready(jax.jit(f)(jnp.zeros(2)))
+
+
+def test_logged_once(caplog):
+    with caplog.at_level(logging.DEBUG, "eqxcallback"), pytest.raises(eqxc.KernelError):
+        callback_like(broken, F32)(jnp.zeros(2))
+    records = [r for r in caplog.records if r.name == "eqxcallback"]
+    assert len(records) == 1
+    assert "the kernel is broken" in records[0].getMessage()
+
+
+def test_the_library_prints_nothing(capfd):
+    with pytest.raises(eqxc.KernelError):
+        callback_like(broken, F32)(jnp.zeros(2))
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "broken" not in captured.err.replace("E1121", "") or "pjrt" in captured.err  # XLA logs for itself
+
+
+def test_the_next_call_is_right():
+    calls = []
+
+    def sometimes(ctx, out, x):
+        calls.append(None)
+        if len(calls) % 2:
+            raise Oops("odd")
+        add_one(ctx, out, x)
+
+    f = callback_like(sometimes, F32)
+    for g in (f, jax.jit(f)):
+        for _ in range(5):
+            with pytest.raises(JaxRuntimeError, match="odd"):
+                jax.block_until_ready(g(jnp.zeros(2)))
+            np.testing.assert_array_equal(g(jnp.zeros(2)), [1, 1])
+
+
+def test_a_failure_inside_a_loop_ends_the_program():
+    calls = []
+
+    def callback(ctx, out, x):
+        calls.append(None)
+        if len(calls) == 3:
+            raise Oops("third")
+        add_one(ctx, out, x)
+
+    f = callback_like(callback, F32)
+    with pytest.raises(JaxRuntimeError, match="third"):
+        jax.block_until_ready(jax.jit(lambda x: jax.lax.fori_loop(0, 9, lambda _, x: f(x), x))(jnp.zeros(2)))
+    assert len(calls) == 3
+
+
+def test_nothing_of_a_failure_is_kept():
+    """Tracebacks hold frames, and frames hold arrays."""
+
+    class Big:
+        pass
+
+    big = Big()
+    watch = weakref.ref(big)
+
+    def callback(ctx, out, x):
+        local = big
+        raise Oops(local is None)
+
+    f = callback_like(callback, F32)
+    with pytest.raises(eqxc.KernelError):
+        f(jnp.zeros(2))
+    with pytest.raises(JaxRuntimeError):
+        jax.block_until_ready(jax.jit(f)(jnp.zeros(2)))
+    del f, callback, big
+    jax.clear_caches()
+    gc.collect()
+    assert watch() is None
+
+
+def test_a_result_is_refused():
+    f = callback_like(lambda ctx, out, x: np.asarray(x), F32)
+    with pytest.raises(eqxc.KernelError, match=r"must return None, .* got numpy.ndarray. Write with out.write"):
+        f(jnp.zeros(2))
+    f = callback_like(lambda ctx, out, x: 1, F32)
+    with pytest.raises(eqxc.KernelError, match="must return None"):
+        f([jnp.zeros(2)])
+
+
+@pytest.mark.parametrize("not_callable", [3, None, "name", np.zeros(3)])
+def test_a_callback_must_be_callable(not_callable):
+    with pytest.raises(TypeError, match=r"expected a function callback\(ctx, out, \*args\) -> None; got"):
+        eqxc.buffer_callback(not_callable, F32)
+
+
+def test_the_parameter_count_is_checked():
+    with pytest.raises(TypeError, match=r"expected a function that takes \(ctx, out, \*args\); got the signature \(x\)"):
+        eqxc.buffer_callback(lambda x: None, F32)
+    f = callback_like(add_one, F32)
+    with pytest.raises(TypeError, match=r"the call gave 2 positional arguments and the keywords \['k'\]"):
+        f(jnp.zeros(2), jnp.zeros(2), k=jnp.zeros(2))
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+        jax.jit(f)()
+    with pytest.raises(TypeError, match="multiple values for argument 'out'"):
+        eqxc.buffer_callback(lambda ctx, out, **kwargs: None, F32)(out=jnp.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("result", "where"),
+    [(1.0, r"result_shape_dtypes to have"), ({"a": [F32, "x"]}, r"result_shape_dtypes\['a'\]\[1\] to have")],
+)
+def test_result_types_are_checked(result, where):
+    with pytest.raises(TypeError, match=where):
+        eqxc.buffer_callback(add_one, result)
+
+
+def test_arguments_must_be_arrays():
+    with pytest.raises(TypeError, match=r"str|not a valid JAX type"):
+        callback_like(add_one, F32)("text")
+
+
+def test_names_in_errors():
+    class Kernel:
+        def __call__(self, ctx, out, x):
+            raise Oops
+
+        def method(self, ctx, out, x):
+            raise Oops
+
+    for callback, name in (
+        (Kernel(), Kernel.__qualname__),
+        (Kernel().method, Kernel.method.__qualname__),
+        (functools.partial(broken), "broken"),
+        (functools.partial(functools.partial(broken)), "broken"),
+    ):
+        with pytest.raises(eqxc.KernelError) as caught:
+            callback_like(callback, F32)(jnp.zeros(2))
+        assert caught.value.layer == name
+
+
+def test_a_failed_input_is_its_own_error():
+    """An eager call on an array whose computation failed does not claim that failure, and the callback never runs."""
+    calls = []
+    f = callback_like(lambda ctx, out, x: calls.append(1), F32)
+    with pytest.raises(JaxRuntimeError, match="the kernel is broken"):
+        jax.block_until_ready(f(jax.jit(callback_like(broken, F32))(jnp.zeros(2))))
+    assert calls == []
+
+
+def test_lowering_for_another_platform():
+    f = callback_like(add_one, F32)
+    with pytest.raises(ValueError, match="add_one cannot be lowered for tpu: the python lane has handlers for cpu, cuda"):
+        jax.jit(f).trace(jnp.zeros(2)).lower(lowering_platforms=("tpu",))
