@@ -1,10 +1,13 @@
 // The extension module eqxcallback._ext.
 #include <nanobind/nanobind.h>
 
+#include "ffi/host_callback_scope.h"
 #include "ffi/python_call.h"
 #include "python/buffer.h"
 #include "python/context.h"
 #include "python/handle.h"
+
+namespace nb = nanobind;
 
 NB_MODULE(_ext, m) {
   eqxcallback::import_numpy();
@@ -12,4 +15,9 @@ NB_MODULE(_ext, m) {
   eqxcallback::bind_context(m);
   eqxcallback::bind_handle(m);
   m.def("python_call_targets", &eqxcallback::python_call_targets);
+  m.def("resume", &eqxcallback::resume, nb::arg("args"));
+  m.def("set_jax_handler", &eqxcallback::set_jax_handler, nb::arg("capsule"));
+  // What a program owns as a host callback is called as one. See ffi/host_callback_scope.h.
+  nb::object handle = m.attr("Handle");
+  handle.attr("__call__") = nb::cpp_function([](nb::handle, nb::args args) { eqxcallback::resume(args); }, nb::is_method());
 }

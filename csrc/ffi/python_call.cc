@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/dtype.h"
+#include "ffi/host_callback_scope.h"
 #include "python/handle.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -156,8 +157,12 @@ auto cuda_binding() {
       .Attrs();
 }
 
-XLA_FFI_DEFINE_HANDLER(kPythonCpu, on_cpu<KeyIn::kAttribute>, cpu_binding());
-XLA_FFI_DEFINE_HANDLER(kPythonCpuEager, on_cpu<KeyIn::kOperand>, cpu_binding());
+XLA_FFI_DEFINE_HANDLER(kUnscopedCpu, on_cpu<KeyIn::kAttribute>, cpu_binding());
+XLA_FFI_DEFINE_HANDLER(kUnscopedCpuEager, on_cpu<KeyIn::kOperand>, cpu_binding());
+XLA_FFI_Error* python_cpu(XLA_FFI_CallFrame* frame) { return run_in_host_callback_scope(kUnscopedCpu, frame); }
+XLA_FFI_Error* python_cpu_eager(XLA_FFI_CallFrame* frame) {
+  return run_in_host_callback_scope(kUnscopedCpuEager, frame);
+}
 XLA_FFI_DEFINE_HANDLER(kPythonCuda, on_cuda, cuda_binding());
 XLA_FFI_DEFINE_HANDLER(kPythonCudaCaptured, on_cuda, cuda_binding(), {ffi::Traits::kCmdBufferCompatible});
 
@@ -167,8 +172,8 @@ nb::capsule capsule(XLA_FFI_Handler* handler) { return nb::capsule(reinterpret_c
 
 nb::dict python_call_targets() {
   nb::dict eager, plain, captured, targets;
-  eager["cpu"] = capsule(kPythonCpuEager);
-  plain["cpu"] = capsule(kPythonCpu);
+  eager["cpu"] = capsule(python_cpu_eager);
+  plain["cpu"] = capsule(python_cpu);
   plain["CUDA"] = capsule(kPythonCuda);
   captured["CUDA"] = capsule(kPythonCudaCaptured);
   targets["eqxcallback_python_eager"] = eager;

@@ -129,8 +129,6 @@ void bind_handle(nb::module_& m) {
   nb::class_<Handle>(m, "Handle", nb::is_weak_referenceable(), nb::type_slots(kSlots))
       .def(nb::init<uint64_t, nb::object, bool>(), nb::arg("key"), nb::arg("body"), nb::kw_only(), nb::arg("direct"))
       .def_prop_ro("key", &Handle::key)
-      // JAX asks of a host callback that it can be called; ours are found by key instead.
-      .def("__call__", [](Handle&, nb::args) { throw std::runtime_error("a Handle is called by XLA only"); })
       .def_static("exists", [](uint64_t key) { return Handle::find(key) != nullptr; }, nb::arg("key"));
 
   m.def("on_failure", [](nb::object hook) { failure_hook() = std::move(hook); }, nb::arg("hook"));

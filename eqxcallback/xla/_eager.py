@@ -10,10 +10,11 @@ from jax.errors import JaxRuntimeError
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from .. import _errors
+from .. import _errors, _ext
 from . import _targets
 from ._body import CallSpec, EagerState, PythonBody, eager_state
 from ._effects import kernel_effect
+from ._ownership import own
 
 
 # Bound by the programs below only. Its first operand is the key of the callback: a program that carried the key in its
@@ -28,18 +29,13 @@ def _abstract_eval(*_: Any, spec: CallSpec):
     return spec.result_avals, {kernel_effect} if spec.has_side_effect and not spec.result_avals else set()
 
 
-def _runs_callbacks() -> None:
-    """What an eager program owns, so that XLA runs it as a host callback."""
-
-
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, spec: CallSpec) -> Sequence[Any]:
-    ctx.module_context.add_host_callback(_runs_callbacks)
     rule = jax.ffi.ffi_lowering(
         _targets.PYTHON_EAGER,
         has_side_effect=spec.has_side_effect,
         operand_output_aliases={i + 1: o for i, o in spec.input_output_aliases},
     )
-    return rule(ctx, *operands)
+    return rule(ctx, *operands, **own(ctx, _ext.resume))
 
 
 mlir.register_lowering(_eager_call_p, _lower, platform="cpu")

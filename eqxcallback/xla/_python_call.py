@@ -12,7 +12,8 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import _batching, _eager, _targets
-from ._body import CallSpec, PythonBody, handle_for, keep_for_ever
+from ._body import CallSpec, PythonBody, handle_for
+from ._ownership import own
 from ._effects import kernel_effect
 
 
@@ -88,27 +89,13 @@ def _lower(
     captured_target: str,
 ) -> Sequence[Any]:
     handle = handle_for(body)
-    own(ctx, handle)
     rule = jax.ffi.ffi_lowering(
         captured_target if spec.command_buffer_compatible else target,
         has_side_effect=spec.has_side_effect,
         operand_output_aliases=dict(spec.input_output_aliases),
     )
-    return rule(ctx, *operands, key=np.uint64(handle.key), name_stack=str(ctx.name_stack))
-
-
-def own(ctx: mlir.LoweringRuleContext, handle: Any) -> None:
-    """Make the program the owner of `handle`, and let the callable run JAX.
-
-    The CPU client runs a program that owns host callbacks synchronously: without that, a callback that runs JAX itself
-    waits for a thread that waits for the callback.
-    """
-    if handle not in ctx.module_context.host_callbacks:
-        ctx.module_context.add_host_callback(handle)
-    # The partitions of a `custom_partitioning` call are lowered into a module of this name, which is then compiled into
-    # another program without its callbacks.
-    if "tmp_xla_computation" in str(ctx.module_context.module.operation.attributes["sym_name"]):
-        keep_for_ever(handle)
+    attributes = own(ctx, handle)
+    return rule(ctx, *operands, key=np.uint64(handle.key), name_stack=str(ctx.name_stack), **attributes)
 
 
 def _lower_nowhere(ctx: mlir.LoweringRuleContext, *_: Any, body: PythonBody, **__: object) -> NoReturn:

@@ -2,6 +2,11 @@
 
 import jax
 
+# jaxlib's table of handlers is not public. Its callback handler is the one way to tell XLA that a thread runs a host
+# callback: see csrc/ffi/host_callback_scope.h. Without it, callbacks that run JAX on all devices at once deadlock.
+# Noticed by: tests/xla/test_private_jax.py and tests/callback/test_threads.py.
+from jaxlib import xla_client as _xla_client
+
 from .. import _ext
 
 
@@ -14,7 +19,17 @@ PYTHON_EAGER = "eqxcallback_python_eager"
 PLATFORMS = ("cpu", "cuda")
 
 
+_JAX_HANDLER = "xla_buffer_python_cpu_callback"
+
+
+def jax_handler() -> object:
+    """The capsule of jaxlib's own callback handler, or `None` if this version keeps it elsewhere."""
+    return _xla_client.custom_call_targets("Host").get(_JAX_HANDLER, {}).get("execute")
+
+
 def register() -> None:
+    if (handler := jax_handler()) is not None:
+        _ext.set_jax_handler(handler)
     for name, handlers in _ext.python_call_targets().items():
         for platform, handler in handlers.items():
             jax.ffi.register_ffi_target(name, handler, platform=platform)
