@@ -1,7 +1,8 @@
 """External kernels as Equinox layers, in place on XLA's own buffers, under every JAX transformation."""
 
-import importlib.metadata
+from importlib import metadata as _metadata
 
+from . import debug as debug
 from ._buffer_callback import buffer_callback as buffer_callback
 from ._errors import KernelError as KernelError, raising as raising
 from ._ext import (
@@ -11,4 +12,4 @@ from ._ext import (
 )
 
 
-__version__ = importlib.metadata.version("eqxcallback")
+__version__ = _metadata.version("eqxcallback")

@@ -20,6 +20,12 @@ nb::object& failure_hook() {
   return *hook;
 }
 
+// `checked_call(body, direct, ctx, outputs, inputs)` in place of the body, while it is set.
+nb::object& checked_call() {
+  static auto* hook = new nb::object();
+  return *hook;
+}
+
 // Makes sure that nobody else sees `object` change: a fresh one unless we are the only owner.
 template <typename T>
 T& exclusive(nb::object& object) {
@@ -91,7 +97,10 @@ void Handle::give_back(std::unique_ptr<Frame> frame) { idle_.push_back(std::move
 
 void Handle::call(const Frame& frame) {
   nb::object result;
-  if (direct_) {
+  if (checked_call().is_valid()) {
+    nb::object hook = checked_call();
+    result = hook(body_, direct_, frame.context_object(), frame.outputs(), frame.inputs());
+  } else if (direct_) {
     constexpr size_t kInline = 16;
     const size_t count = frame.size() + 1;
     PyObject* few[kInline];
@@ -133,8 +142,15 @@ void bind_handle(nb::module_& m) {
 
   m.def("on_failure", [](nb::object hook) { failure_hook() = std::move(hook); }, nb::arg("hook"));
 
+  m.def(
+      "set_checked_call", [](nb::object hook) { checked_call() = hook.is_none() ? nb::object() : std::move(hook); },
+      nb::arg("hook").none());
+
   // Python functions must not be touched after the interpreter has gone.
-  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] { failure_hook().reset(); }));
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
+    failure_hook().reset();
+    checked_call().reset();
+  }));
 }
 
 }  // namespace eqxcallback

@@ -74,6 +74,7 @@ class Handle {
 // Calls the Python function that was set with `_ext.on_failure`: it records the exception and gives the text for XLA.
 std::string report_failure(Handle& handle, nb::python_error& error, const Frame& frame, const std::string& name_stack);
 
+// Hooks set from Python: `_ext.on_failure`, and `_ext.set_checked_call`, through which calls go in checked mode.
 void bind_handle(nb::module_& m);
 
 }  // namespace eqxcallback

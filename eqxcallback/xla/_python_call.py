@@ -80,11 +80,32 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, body: PythonBody,
 batching.primitive_batchers[python_call_p] = _batch
 
 
-def _lower(
+# What a call is lowered to: the same call, with the name stack that its errors show. JAX lowers equal calls once, and their
+# name stacks are not known then; so the outer primitive is lowered each time, and this one wherever it is new.
+_named_call_p = Primitive("named_buffer_callback")
+_named_call_p.multiple_results = True
+
+
+@_named_call_p.def_abstract_eval
+def _named_abstract_eval(*avals: Any, spec: CallSpec, **_: object):
+    return [_typed_like(aval, avals) for aval in spec.result_avals]
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, body: PythonBody, spec: CallSpec) -> Sequence[Any]:
+    name_stack = str(ctx.name_stack)
+
+    def named_call(*operands: Any) -> Sequence[Any]:
+        return _named_call_p.bind(*operands, body=body, spec=spec, name_stack=name_stack)
+
+    return mlir.lower_fun(named_call, multiple_results=True)(ctx, *operands)
+
+
+def _lower_named(
     ctx: mlir.LoweringRuleContext,
     *operands: Any,
     body: PythonBody,
     spec: CallSpec,
+    name_stack: str,
     target: str,
     captured_target: str,
 ) -> Sequence[Any]:
@@ -94,8 +115,7 @@ def _lower(
         has_side_effect=spec.has_side_effect,
         operand_output_aliases=dict(spec.input_output_aliases),
     )
-    attributes = own(ctx, handle)
-    return rule(ctx, *operands, key=np.uint64(handle.key), name_stack=str(ctx.name_stack), **attributes)
+    return rule(ctx, *operands, key=np.uint64(handle.key), name_stack=name_stack, **own(ctx, handle))
 
 
 def _lower_nowhere(ctx: mlir.LoweringRuleContext, *_: Any, body: PythonBody, **__: object) -> NoReturn:
@@ -107,12 +127,12 @@ def _lower_nowhere(ctx: mlir.LoweringRuleContext, *_: Any, body: PythonBody, **_
 
 
 def register() -> None:
-    def register_for(platform: str, target: str, captured_target: str) -> None:
-        # Not cacheable: a lowering that JAX shares between calls does not know their name stacks.
-        rule = functools.partial(_lower, target=target, captured_target=captured_target)
-        mlir.register_lowering(python_call_p, rule, platform=platform, cacheable=False)
-
-    register_for("cpu", _targets.PYTHON, _targets.PYTHON)  # a CPU has no command buffers: there the trait is ignored
-    register_for("cuda", _targets.PYTHON, _targets.PYTHON_CAPTURED)
-    mlir.register_lowering(python_call_p, _lower_nowhere)
     python_call_p.def_impl(functools.partial(_eager.run, python_call_p))
+    mlir.register_lowering(python_call_p, _lower, cacheable=False)
+    for platform, captured_target in (
+        ("cpu", _targets.PYTHON),  # a CPU has no command buffers: there the trait is ignored
+        ("cuda", _targets.PYTHON_CAPTURED),
+    ):
+        rule = functools.partial(_lower_named, target=_targets.PYTHON, captured_target=captured_target)
+        mlir.register_lowering(_named_call_p, rule, platform=platform)
+    mlir.register_lowering(_named_call_p, _lower_nowhere)

@@ -1,0 +1,3 @@
+"""Watching kernels run, and finding what they do wrong."""
+
+from ._checked import checked as checked

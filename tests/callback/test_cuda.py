@@ -1,0 +1,220 @@
+"""The GPU side of the python lane on a machine without one: the lowering, and the handler itself on a made-up frame."""
+
+import ctypes
+import pathlib
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from eqxcallback import _ext
+from .kernels import add_one, callback_like
+
+
+X = jnp.zeros((4, 8))
+
+
+def lower_for_cuda(f, *args, **jit_options):
+    return jax.jit(f, **jit_options).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_lowering():
+    text = lower_for_cuda(callback_like(add_one, X), X)
+    assert "custom_call @eqxcallback_python(" in text
+    assert "key = " in text
+    assert "output_operand_aliases" not in text
+
+
+def test_lowering_with_capture():
+    text = lower_for_cuda(callback_like(add_one, X, command_buffer_compatible=True), X)
+    assert "custom_call @eqxcallback_python_captured(" in text
+    on_cpu = jax.jit(callback_like(add_one, X, command_buffer_compatible=True)).lower(X).as_text()
+    assert "custom_call @eqxcallback_python(" in on_cpu
+
+
+def test_lowering_with_aliases_and_donation():
+    f = callback_like(add_one, X, input_output_aliases={0: 0})
+    text = lower_for_cuda(f, X, donate_argnums=0)
+    assert "output_operand_aliases = [#stablehlo.output_operand_alias<output_tuple_indices = [], operand_index = 0" in text
+    assert "tf.aliasing_output = 0" in text
+
+
+def test_lowering_with_an_effect():
+    assert "has_side_effect = true" in lower_for_cuda(callback_like(add_one, X, has_side_effect=True), X)
+
+
+def test_lowering_for_both_platforms():
+    """JAX's own callback raises NotImplementedError."""
+    f = jax.jit(callback_like(add_one, X)).trace(X)
+    text = f.lower(lowering_platforms=("cpu", "cuda")).as_text()
+    assert text.count("custom_call @eqxcallback_python(") == 2
+
+
+def test_platform_dependent():
+    def f(x):
+        return jax.lax.platform_dependent(x, cuda=callback_like(add_one, X), default=lambda x: x + 1)
+
+    assert "eqxcallback_python" in lower_for_cuda(f, X)
+    assert "eqxcallback_python" not in jax.jit(f).lower(X).as_text()
+    np.testing.assert_array_equal(jax.jit(f)(X), X + 1)
+
+
+@pytest.fixture(scope="module")
+def fake_xla(tmp_path_factory):
+    library = tmp_path_factory.mktemp("fake_xla") / "fake_xla.so"
+    source = pathlib.Path(__file__).parents[1] / "csrc" / "fake_xla.cc"
+    include = f"-I{jax.ffi.include_dir()}"
+    # The frame is laid out by the headers of the jaxlib that runs, as XLA would.
+    subprocess.run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", include, str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))
+
+
+def handler(target):
+    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return ctypes.c_void_p(get_pointer(_ext.python_call_targets()[target]["CUDA"], None))
+
+
+F32, F64, BF16, S4 = 11, 12, 16, 21
+OK, UNIMPLEMENTED, INTERNAL = 0, 12, 13
+
+
+def run_on_fake_gpu(fake_xla, callback, x, dtype, *, target="eqxcallback_python", stream=0xABC0, ordinal=3, shape=None):
+    """(error code, message, result) of a callback over `x`, called by the GPU handler."""
+    handle = _ext.Handle(7, callback, direct=True)
+    out = np.zeros_like(x)
+    shape = x.shape if shape is None else shape
+    dims = (ctypes.c_int64 * len(shape))(*shape)
+    message = ctypes.create_string_buffer(4096)
+    code = fake_xla.call(
+        handler(target),
+        ctypes.c_uint64(handle.key),
+        dtype,
+        ctypes.c_void_p(x.ctypes.data),
+        ctypes.c_void_p(out.ctypes.data),
+        ctypes.c_int64(len(shape)),
+        dims,
+        ctypes.c_size_t(stream),
+        ctypes.c_int32(ordinal),
+        message,
+        ctypes.c_size_t(len(message)),
+    )
+    return code, message.value.decode(), out
+
+
+class Memory:
+    """What a GPU library makes of `__cuda_array_interface__`, on the host memory that is really behind it."""
+
+    def __init__(self, interface):
+        (pointer, _), shape = interface["data"], interface["shape"]
+        count = int(np.prod(shape))
+        self.array = np.ctypeslib.as_array((ctypes.c_float * count).from_address(pointer)).reshape(shape)
+
+
+@pytest.mark.parametrize("target", ["eqxcallback_python", "eqxcallback_python_captured"])
+def test_the_handler(fake_xla, target):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    seen = {}
+
+    def callback(ctx, out, x):
+        seen.update(stream=ctx.stream, ordinal=ctx.device_ordinal, platform=ctx.platform, stage=ctx.stage, repr=repr(ctx))
+        seen.update(inner=x.__cuda_array_interface__, outer=out.__cuda_array_interface__, device=x.__dlpack_device__())
+        Memory(out.__cuda_array_interface__).array[...] = Memory(x.__cuda_array_interface__).array + 1
+
+    code, message, out = run_on_fake_gpu(fake_xla, callback, x, F32, target=target)
+    assert (code, message) == (OK, "")
+    np.testing.assert_array_equal(out, x + 1)
+    assert (seen["stream"], seen["ordinal"], seen["platform"]) == (0xABC0, 3, "cuda")
+    assert seen["repr"] == f"ExecutionContext(platform=cuda, device_ordinal=3, stream={0xABC0})"
+    assert seen["device"] == (2, 3)
+    interface = {"shape": (2, 3), "typestr": "<f4", "strides": None, "version": 3, "stream": 0xABC0}
+    assert seen["inner"] == {**interface, "data": (x.ctypes.data, True)}
+    assert seen["outer"] == {**interface, "data": (out.ctypes.data, False)}
+
+
+def test_the_default_stream_has_the_name_that_the_interface_wants(fake_xla):
+    seen = []
+
+    def callback(ctx, out, x):
+        seen.append((ctx.stream, x.__cuda_array_interface__["stream"]))
+
+    run_on_fake_gpu(fake_xla, callback, np.zeros(1, np.float32), F32, stream=0)
+    assert seen == [(0, 1)]
+
+
+def test_device_memory_is_not_for_numpy(fake_xla):
+    def callback(ctx, out, x):
+        for use in (np.asarray, lambda b: b.numpy(), lambda b: b.write(0)):
+            with pytest.raises(TypeError, match=r"in the memory of a cuda device. Use buffer.cupy\(\)"):
+                use(out)
+        with pytest.raises(BufferError, match="copy=True would allocate"):
+            x.__dlpack__(copy=True)
+
+    code, message, _ = run_on_fake_gpu(fake_xla, callback, np.zeros(1, np.float32), F32)
+    assert (code, message) == (OK, "")
+
+
+def test_dlpack_wants_the_same_stream(fake_xla):
+    def callback(ctx, out, x):
+        with pytest.raises(BufferError, match="the consumer works on another stream than XLA"):
+            x.__dlpack__(stream=1)
+        for stream in (ctx.stream, -1, None):
+            assert "dltensor" in repr(x.__dlpack__(stream=stream))
+
+    code, message, _ = run_on_fake_gpu(fake_xla, callback, np.zeros(1, np.float32), F32)
+    assert (code, message) == (OK, "")
+
+
+def test_bfloat16_has_its_own_dtype(fake_xla):
+    seen = []
+
+    def callback(ctx, out, x):
+        seen.append((x.dtype, x.__cuda_array_interface__["typestr"]))
+
+    run_on_fake_gpu(fake_xla, callback, np.zeros(2, ml_dtypes.bfloat16), BF16)
+    assert seen == [(np.dtype(ml_dtypes.bfloat16), np.dtype(ml_dtypes.bfloat16).str)]
+
+
+def test_packed_types_are_refused(fake_xla):
+    code, message, _ = run_on_fake_gpu(fake_xla, add_one, np.zeros(4, np.uint8), S4, shape=(8,))
+    assert code == UNIMPLEMENTED
+    assert message.startswith("eqxcallback: int4 is packed several to a byte on a GPU")
+
+
+def test_unknown_types_are_refused(fake_xla):
+    code, message, _ = run_on_fake_gpu(fake_xla, add_one, np.zeros(4, np.uint8), 99)
+    assert code == UNIMPLEMENTED
+    assert "element type number 99 is not known" in message
+
+
+def test_errors(fake_xla):
+    def broken(ctx, out, x):
+        raise ValueError("no")
+
+    code, message, _ = run_on_fake_gpu(fake_xla, broken, np.zeros(4, np.float64), F64)
+    assert code == INTERNAL
+    assert "broken failed; python lane, (float64[4]) -> (float64[4])" in message
+
+
+def test_the_trait_belongs_to_the_captured_handler(fake_xla):
+    assert fake_xla.is_captured(handler("eqxcallback_python")) == 0
+    assert fake_xla.is_captured(handler("eqxcallback_python_captured")) == 1
+
+
+def test_cupy_is_named_where_it_is_missing(fake_xla):
+    try:
+        import cupy  # noqa: F401
+
+        pytest.skip("CuPy is installed: tests/gpu covers it")
+    except ImportError:
+        pass
+
+    def callback(ctx, out, x):
+        with pytest.raises(ImportError, match="cupy"):
+            x.cupy()
+
+    code, message, _ = run_on_fake_gpu(fake_xla, callback, np.zeros(1, np.float32), F32)
+    assert (code, message) == (OK, "")

@@ -1,0 +1,72 @@
+"""What we use of JAX that is not public. If one of these fails, a new JAX has moved it: mend eqxcallback/xla/."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxcallback as eqxc
+from eqxcallback.xla import _effects, _ownership, _targets
+
+
+def test_effect_sets():
+    from jax._src import effects
+
+    for name in (
+        "lowerable_effects",
+        "control_flow_allowed_effects",
+        "remat_allowed_effects",
+        "custom_derivatives_allowed_effects",
+    ):
+        assert getattr(effects, name).contains(_effects.kernel_effect), name
+
+
+def test_an_effect_without_the_private_sets_is_refused():
+    """Why we need them: the public API alone does not let an effect through a loop."""
+    from jax.extend.core import Effect, Primitive
+
+    class Unknown(Effect):
+        pass
+
+    effectful_p = Primitive("effectful")
+    effectful_p.multiple_results = True
+    effectful_p.def_effectful_abstract_eval(lambda x: ([x], {Unknown()}))
+    with pytest.raises(NotImplementedError, match="Effects not supported"):
+        jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, _: (effectful_p.bind(c)[0], None), x, length=2))(1.0)
+
+
+def test_jaxlib_has_a_callback_handler():
+    assert "capsule" in repr(_targets.jax_handler())
+
+
+def test_partitions_are_lowered_into_a_module_of_that_name(mesh, monkeypatch):
+    """`own` tells them by it. Elsewhere the program owns its callbacks."""
+    from jax.experimental.custom_partitioning import custom_partitioning
+
+    kept = []
+    monkeypatch.setattr(_ownership, "keep_for_ever", kept.append)
+
+    def kernel(ctx, out, x):
+        out.write(x)
+
+    def local(x):
+        return eqxc.buffer_callback(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    x = jax.device_put(jnp.zeros((8, 5)), jax.NamedSharding(mesh, jax.P("d")))
+    jax.jit(local).lower(jnp.zeros(3)).compile()
+    assert kept == []
+    op = custom_partitioning(local)
+    op.def_partition(
+        partition=lambda mesh, args, result: (mesh, local, result.sharding, (args[0].sharding,)),
+        sharding_rule="b d -> b d",
+    )
+    jax.jit(op).lower(x).compile()
+    assert len(kept) == 1
+
+
+def test_a_program_owns_its_host_callbacks():
+    """`ModuleContext.add_host_callback`, and the index that jaxlib's handler finds it by."""
+    f = eqxc.buffer_callback(lambda ctx, out, x: None, jax.ShapeDtypeStruct((3,), jnp.float32))
+    g = eqxc.buffer_callback(lambda ctx, out, x: None, jax.ShapeDtypeStruct((3,), jnp.float32))
+    text = jax.jit(lambda x: g(f(f(x)))).lower(jnp.zeros(3)).as_text()
+    indices = [line.split("host_callback = ")[1].split(" ")[0] for line in text.splitlines() if "host_callback" in line]
+    assert indices == ["0", "0", "1"]
