@@ -1,0 +1,200 @@
+"""What a callback costs: `python -m benchmarks.overhead [--quick] [--readme]`.
+
+Calls: a chain of 100 on f32[128] in one jit, for each way to leave XLA. Sizes: identity and add-one from 4 KiB to 256 MiB,
+in place and not. Seconds are of this machine; the ratios are what means something.
+"""
+
+import argparse
+import ctypes
+import pathlib
+import subprocess
+import tempfile
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.buffer_callback import buffer_callback as jax_buffer_callback
+
+import eqxcallback as eqxc
+from benchmarks import _report
+from benchmarks._timing import Timing, interleaved
+
+
+CALLS = 100
+F32 = jax.ShapeDtypeStruct((128,), jnp.float32)
+
+
+def empty(ctx, out, x):
+    pass
+
+
+def np_add(ctx, out, x):
+    np.add(np.asarray(x), 1, out=np.asarray(out))
+
+
+def register_native() -> str:
+    """A bare `ffi_call` target, compiled here against the headers of the jaxlib that runs."""
+    folder = pathlib.Path(tempfile.mkdtemp())
+    source = pathlib.Path(__file__).parent / "native_add.cc"
+    command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-w", f"-I{jax.ffi.include_dir()}"]
+    subprocess.run([*command, str(source), "-o", str(folder / "native.so")], check=True)
+    library = ctypes.CDLL(str(folder / "native.so"))
+    jax.ffi.register_ffi_target("benchmark_add_one", jax.ffi.pycapsule(library.NativeAddOne), platform="cpu")
+    return "benchmark_add_one"
+
+
+def chain(call: Callable[[jax.Array], jax.Array]) -> Callable[[], object]:
+    def program(x):
+        for _ in range(CALLS):
+            x = call(x)
+        return x
+
+    jitted, x = jax.jit(program), jnp.zeros(F32.shape)
+    return lambda: jitted(x).block_until_ready()
+
+
+def measure_calls(rounds: int) -> dict[str, Timing]:
+    """Seconds for one call in a chain of 100."""
+    x, y = np.zeros(128, np.float32), np.zeros(128, np.float32)
+    contestants = {
+        "eqxcallback, empty": chain(eqxc.buffer_callback(empty, F32)),
+        "jax buffer_callback, empty": chain(jax_buffer_callback(empty, F32)),
+        "eqxcallback, np.add": chain(eqxc.buffer_callback(np_add, F32)),
+        "jax buffer_callback, np.add": chain(jax_buffer_callback(np_add, F32)),
+        "jax pure_callback, np.add": chain(lambda x: jax.pure_callback(lambda a: np.add(a, np.float32(1)), F32, x)),
+        "ffi_call, native add": chain(jax.ffi.ffi_call(register_native(), F32)),
+        "XLA, x + 1": chain(lambda x: jax.lax.optimization_barrier(x + 1)),
+        "probe: np.add alone": lambda: [np.add(x, 1, out=y) for _ in range(CALLS)],
+    }
+    times = interleaved(contestants, rounds=rounds, round_seconds=0.05)
+    return {name: Timing(t.median / CALLS, t.low / CALLS, t.high / CALLS) for name, t in times.items()}
+
+
+def measure_eager(rounds: int) -> dict[str, Timing]:
+    x = jnp.zeros(F32.shape)
+    ours, theirs = eqxc.buffer_callback(empty, F32), jax_buffer_callback(empty, F32)
+    native = jax.ffi.ffi_call("benchmark_add_one", F32)
+    return interleaved(
+        {
+            "eqxcallback, empty": lambda: ours(x).block_until_ready(),
+            "jax buffer_callback, empty": lambda: theirs(x).block_until_ready(),
+            "ffi_call, native add": lambda: native(x).block_until_ready(),
+        },
+        rounds=rounds,
+        round_seconds=0.05,
+    )
+
+
+def identity_in_place(ctx, out, x):
+    pass
+
+
+def identity(ctx, out, x):
+    np.copyto(np.asarray(out), np.asarray(x))
+
+
+def add_in_place(ctx, out, x):
+    array = np.asarray(out)
+    np.add(array, np.float32(1), out=array)
+
+
+def add_one(ctx, out, x):
+    np.add(np.asarray(x), np.float32(1), out=np.asarray(out))
+
+
+def in_place_on_itself(f: Callable[..., jax.Array], x: jax.Array) -> Callable[[], object]:
+    """Calls that donate their argument: each one works on the result of the last."""
+    jitted, state = jax.jit(f, donate_argnums=0), [x]
+
+    def run() -> None:
+        state[0] = jitted(state[0])
+        state[0].block_until_ready()
+
+    return run
+
+
+def repeated(f: Callable[..., jax.Array], x: jax.Array) -> Callable[[], object]:
+    jitted = jax.jit(f)
+    return lambda: jitted(x).block_until_ready()
+
+
+def measure_size(nbytes: int, rounds: int, seconds: float) -> dict[str, Timing]:
+    like = jax.ShapeDtypeStruct((nbytes // 4,), jnp.float32)
+    x = jnp.zeros(like.shape, like.dtype)
+    source, target = np.zeros(like.shape, np.float32), np.zeros(like.shape, np.float32)
+    in_place = {"input_output_aliases": {0: 0}}
+
+    def pure(x):
+        return jax.pure_callback(lambda a: a, like, x)
+
+    contestants = {
+        "identity, aliased + donated": in_place_on_itself(eqxc.buffer_callback(identity_in_place, like, **in_place), x + 0),
+        "identity, aliased": repeated(eqxc.buffer_callback(identity_in_place, like, **in_place), x),
+        "identity, neither": repeated(eqxc.buffer_callback(identity, like), x),
+        "add, aliased + donated": in_place_on_itself(eqxc.buffer_callback(add_in_place, like, **in_place), x + 0),
+        "add, aliased": repeated(eqxc.buffer_callback(add_in_place, like, **in_place), x),
+        "add, neither": repeated(eqxc.buffer_callback(add_one, like), x),
+        "jax buffer_callback, identity": repeated(jax_buffer_callback(identity, like), x),
+        "jax pure_callback, identity": repeated(pure, x),
+        "XLA, x + 1": repeated(lambda x: x + 1, x),
+        "XLA, x + 1, donated": in_place_on_itself(lambda x: x + 1, x + 0),
+        "probe: np.copyto": lambda: np.copyto(target, source),
+    }
+    return interleaved(contestants, rounds=rounds, round_seconds=seconds)
+
+
+def microseconds(seconds: float) -> str:
+    value = seconds * 1e6
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def size_name(nbytes: int) -> str:
+    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
+
+
+def report_calls(calls: dict[str, Timing], eager: dict[str, Timing]) -> str:
+    def ratio(times: dict[str, Timing], name: str, peer: str) -> str:
+        return f"{times[name].median / times[peer].median:.2f}" if peer in times else ""
+
+    rows = []
+    for name, timing in calls.items():
+        peer = "jax buffer_callback, " + ("empty" if "empty" in name else "np.add")
+        spread = f"{microseconds(timing.low)} to {microseconds(timing.high)}"
+        rows.append([name, microseconds(timing.median), spread, ratio(calls, name, peer)])
+    for name, timing in eager.items():
+        spread = f"{microseconds(timing.low)} to {microseconds(timing.high)}"
+        rows.append([f"eager: {name}", microseconds(timing.median), spread, ratio(eager, name, "jax buffer_callback, empty")])
+    header = ["one call on f32[128]", "median, us", "quartiles", "of jax buffer_callback"]
+    return _report.table(header, rows)
+
+
+def report_sizes(sizes: dict[int, dict[str, Timing]]) -> str:
+    names = list(next(iter(sizes.values())))
+    rows = [[name, *(microseconds(times[name].median) for times in sizes.values())] for name in names]
+    return _report.table(["median, us", *map(size_name, sizes)], rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and sizes; nothing is written")
+    parser.add_argument("--readme", action="store_true", help="also put the tables into the README")
+    options = parser.parse_args()
+    rounds = 5 if options.quick else 21
+    calls, eager = measure_calls(rounds), measure_eager(rounds)
+    exponents = range(12, 25, 6) if options.quick else range(12, 29, 4)
+    sizes = {1 << e: measure_size(1 << e, 5 if options.quick else 9, 0.02 if options.quick else 0.2) for e in exponents}
+    about = ", ".join(f"{value}" if key == "cpu" else f"{key} {value}" for key, value in _report.machine().items())
+    markdown = f"{report_calls(calls, eager)}\n\n{report_sizes(sizes)}\n\nMeasured on {about}."
+    print(markdown)
+    if not options.quick:
+        data = {
+            "calls": {name: vars(t) for name, t in calls.items()},
+            "eager": {name: vars(t) for name, t in eager.items()},
+            "sizes": {str(n): {name: vars(t) for name, t in times.items()} for n, times in sizes.items()},
+        }
+        _report.write("overhead", markdown, data, readme=options.readme)
+
+
+if __name__ == "__main__":
+    main()

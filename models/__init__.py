@@ -1,0 +1,1 @@
+"""Example models and the programs that run them. The library imports none of this."""
