@@ -16,10 +16,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def machine() -> dict[str, str]:
-    model = next(
-        (line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")),
-        platform.processor(),
-    )
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     return {
         "cpu": f"{model}, {os.cpu_count()} cores",
         "python": platform.python_version(),

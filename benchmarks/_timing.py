@@ -15,7 +15,9 @@ class Timing:
     high: float
 
 
-def interleaved(contestants: Mapping[str, Callable[[], object]], *, rounds: int, round_seconds: float) -> dict[str, Timing]:
+def interleaved(
+    contestants: Mapping[str, Callable[[], object]], *, rounds: int, round_seconds: float
+) -> dict[str, Timing]:
     """Time each contestant `rounds` times, in turns, each turn for about `round_seconds`.
 
     A contestant blocks until its work is done. A first pass, which is thrown away, warms up and finds the repetitions.

@@ -121,20 +121,23 @@ def repeated(f: Callable[..., jax.Array], x: jax.Array) -> Callable[[], object]:
 
 def measure_size(nbytes: int, rounds: int, seconds: float) -> dict[str, Timing]:
     like = jax.ShapeDtypeStruct((nbytes // 4,), jnp.float32)
+
+    def ours(callback, **options):
+        return eqxc.buffer_callback(callback, like, **options)
+
     x = jnp.zeros(like.shape, like.dtype)
     source, target = np.zeros(like.shape, np.float32), np.zeros(like.shape, np.float32)
-    in_place = {"input_output_aliases": {0: 0}}
 
     def pure(x):
         return jax.pure_callback(lambda a: a, like, x)
 
     contestants = {
-        "identity, aliased + donated": in_place_on_itself(eqxc.buffer_callback(identity_in_place, like, **in_place), x + 0),
-        "identity, aliased": repeated(eqxc.buffer_callback(identity_in_place, like, **in_place), x),
-        "identity, neither": repeated(eqxc.buffer_callback(identity, like), x),
-        "add, aliased + donated": in_place_on_itself(eqxc.buffer_callback(add_in_place, like, **in_place), x + 0),
-        "add, aliased": repeated(eqxc.buffer_callback(add_in_place, like, **in_place), x),
-        "add, neither": repeated(eqxc.buffer_callback(add_one, like), x),
+        "identity, aliased + donated": in_place_on_itself(ours(identity_in_place, input_output_aliases={0: 0}), x + 0),
+        "identity, aliased": repeated(ours(identity_in_place, input_output_aliases={0: 0}), x),
+        "identity, neither": repeated(ours(identity), x),
+        "add, aliased + donated": in_place_on_itself(ours(add_in_place, input_output_aliases={0: 0}), x + 0),
+        "add, aliased": repeated(ours(add_in_place, input_output_aliases={0: 0}), x),
+        "add, neither": repeated(ours(add_one), x),
         "jax buffer_callback, identity": repeated(jax_buffer_callback(identity, like), x),
         "jax pure_callback, identity": repeated(pure, x),
         "XLA, x + 1": repeated(lambda x: x + 1, x),
@@ -164,7 +167,9 @@ def report_calls(calls: dict[str, Timing], eager: dict[str, Timing]) -> str:
         rows.append([name, microseconds(timing.median), spread, ratio(calls, name, peer)])
     for name, timing in eager.items():
         spread = f"{microseconds(timing.low)} to {microseconds(timing.high)}"
-        rows.append([f"eager: {name}", microseconds(timing.median), spread, ratio(eager, name, "jax buffer_callback, empty")])
+        rows.append(
+            [f"eager: {name}", microseconds(timing.median), spread, ratio(eager, name, "jax buffer_callback, empty")]
+        )
     header = ["one call on f32[128]", "median, us", "quartiles", "of jax buffer_callback"]
     return _report.table(header, rows)
 

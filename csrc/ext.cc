@@ -19,5 +19,6 @@ NB_MODULE(_ext, m) {
   m.def("set_jax_handler", &eqxcallback::set_jax_handler, nb::arg("capsule"));
   // What a program owns as a host callback is called as one. See ffi/host_callback_scope.h.
   nb::object handle = m.attr("Handle");
-  handle.attr("__call__") = nb::cpp_function([](nb::handle, nb::args args) { eqxcallback::resume(args); }, nb::is_method());
+  handle.attr("__call__") =
+      nb::cpp_function([](nb::handle, nb::args args) { eqxcallback::resume(args); }, nb::is_method());
 }

@@ -6,6 +6,10 @@ from typing import Any
 from jax.tree_util import KeyPath, keystr
 
 
+# A Mapping's keys are invariant: hence three.
+Aliases = Mapping[int, int | str] | Mapping[str, int | str] | Mapping[int | str, int | str]
+
+
 class Leaf:
     """One flat argument or result: where it stands in its tree, and its type."""
 
@@ -19,9 +23,7 @@ class Leaf:
         return f"{self.path} of type {self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-def resolve(
-    aliases: Mapping[int | str, int | str], inputs: Sequence[Leaf], outputs: Sequence[Leaf], who: str
-) -> tuple[tuple[int, int], ...]:
+def resolve(aliases: Aliases, inputs: Sequence[Leaf], outputs: Sequence[Leaf], who: str) -> tuple[tuple[int, int], ...]:
     """Pairs of flat input and output indices.
 
     **Arguments:**
@@ -59,7 +61,7 @@ def resolve(
     return tuple(sorted(pairs))
 
 
-def check(aliases: object, who: str) -> Mapping[int | str, int | str]:
+def check(aliases: object, who: str) -> Aliases:
     """The part that needs no arguments: a mapping between non-negative integers or names."""
     if not isinstance(aliases, Mapping):
         raise TypeError(f"{who}: expected input_output_aliases to be a mapping; got {type(aliases).__name__}.")

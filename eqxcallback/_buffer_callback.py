@@ -21,7 +21,7 @@ def buffer_callback(
     *,
     has_side_effect: bool = False,
     vmap_method: str | None = None,
-    input_output_aliases: Mapping[int | str, int | str] | None = None,
+    input_output_aliases: _aliases.Aliases | None = None,
     command_buffer_compatible: bool = False,
 ) -> Callable[..., PyTree[jax.Array]]:
     """Turn a function that works in place on buffers into a function of JAX arrays.
@@ -138,7 +138,7 @@ def _check_results(result_shape_dtypes: object, who: str) -> tuple[tuple[Any, ..
     return tuple(avals), leaves, tree
 
 
-def _signature(callback: Callable[..., None]) -> inspect.Signature | None:
+def _signature(callback: Callable[..., object]) -> inspect.Signature | None:
     try:
         return inspect.signature(callback)
     except (TypeError, ValueError):  # some callables written in C have none

@@ -86,7 +86,13 @@ class Classifier(eqx.Module):
 
 
 def train(
-    *, epochs: int = 30, batch_size: int = 64, width: int = 64, learning_rate: float = 3e-3, seed: int = 0, progress=True
+    *,
+    epochs: int = 30,
+    batch_size: int = 64,
+    width: int = 64,
+    learning_rate: float = 3e-3,
+    seed: int = 0,
+    progress=True,
 ) -> tuple[float, float]:
     """Returns the accuracy on images that were not trained on (360 of 1,797), and the seconds that training took."""
     digits = load_digits()

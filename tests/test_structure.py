@@ -13,7 +13,7 @@ PACKAGE = ROOT / "eqxcallback"
 ARROWS = {
     ".": {".", "xla", "debug", "_ext"},
     "xla": {"xla", "_ext", "_errors"},
-    "compat": {"compat", "_ext", "_errors", "_buffer_callback"},
+    "compat": {"compat", "_ext", "_aliases", "_buffer_callback"},
     "debug": {"debug", "_ext", "_errors", "xla"},
 }
 JAX_INTERNALS = ("jax._src", "jax.interpreters", "jax.extend", "jax.ffi", "jaxlib")

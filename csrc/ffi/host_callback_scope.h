@@ -1,9 +1,9 @@
 // XLA's mark on a thread that runs a host callback.
 //
-// XLA runs the programs of a callback on the callback's own thread if that thread bears the mark; otherwise they wait for
-// a thread of its pool, and if callbacks block all of those (one for each device of a sharded program) they wait for ever.
-// The mark is set by a C++ class that jaxlib does not export. It does export its own callback handler, which sets the
-// mark and then calls host callback number `index` of the program. So we let that handler call back into ours.
+// XLA runs the programs of a callback on the callback's own thread if that thread bears the mark; otherwise they wait
+// for a thread of its pool, and if callbacks block all of those (one for each device of a sharded program) they wait
+// for ever. The mark is set by a C++ class that jaxlib does not export. It does export its own callback handler, which
+// sets the mark and then calls host callback number `index` of the program. So we let that handler call back into ours.
 #pragma once
 
 #include <nanobind/nanobind.h>

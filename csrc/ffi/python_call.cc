@@ -21,9 +21,10 @@ namespace ffi = xla::ffi;
 enum class KeyIn { kAttribute, kOperand };
 
 ffi::Error unknown_key(uint64_t key) {
-  return ffi::Error(ffi::ErrorCode::kNotFound,
-                    "eqxcallback: no Python callable of this process has the key " + std::to_string(key) +
-                        ". The program was made in another process, or its callable was freed. Trace and compile it here.");
+  return ffi::Error(
+      ffi::ErrorCode::kNotFound,
+      "eqxcallback: no Python callable of this process has the key " + std::to_string(key) +
+          ". The program was made in another process, or its callable was freed. Trace and compile it here.");
 }
 
 // Python is there and not on its way out. False in threads that outlive the interpreter.
@@ -40,8 +41,9 @@ ffi::Error lend(Frame& frame, size_t slot, const ffi::AnyBuffer& buffer, bool wr
   const auto type = static_cast<XLA_FFI_DataType>(buffer.element_type());
   const DType* dtype = find_dtype(type);
   if (dtype == nullptr) {
-    return ffi::Error(ffi::ErrorCode::kUnimplemented, "eqxcallback: XLA element type number " + std::to_string(type) +
-                                                          " is not known to this version. Cast to a type that NumPy has.");
+    return ffi::Error(ffi::ErrorCode::kUnimplemented,
+                      "eqxcallback: XLA element type number " + std::to_string(type) +
+                          " is not known to this version. Cast to a type that NumPy has.");
   }
   if (dtype->packed() && place.platform != Platform::kCpu) {
     return ffi::Error(ffi::ErrorCode::kUnimplemented, std::string("eqxcallback: ") + dtype->name +

@@ -42,7 +42,8 @@ const DType& dtype_of(nb::handle np_dtype) {
   for (const DType& dtype : kDTypes) {
     if (std::string_view(dtype.name) == nb::cast<std::string_view>(name)) return dtype;
   }
-  throw nb::type_error(("Buffer: expected an array of a dtype that JAX has; got " + nb::cast<std::string>(name)).c_str());
+  throw nb::type_error(
+      ("Buffer: expected an array of a dtype that JAX has; got " + nb::cast<std::string>(name)).c_str());
 }
 
 // `dims` in NumPy's own integer type, which is int64_t under another name.
@@ -71,7 +72,8 @@ Buffer::Buffer(nb::object array, nb::object writeable) {
   }
   PyArrayObject* source = as_array(array);
   if (!PyArray_IS_C_CONTIGUOUS(source) || !PyArray_ISNOTSWAPPED(source)) {
-    throw nb::value_error("Buffer: expected a C-contiguous array in native byte order. Pass np.ascontiguousarray(array).");
+    throw nb::value_error(
+        "Buffer: expected a C-contiguous array in native byte order. Pass np.ascontiguousarray(array).");
   }
   const bool can_write = PyArray_ISWRITEABLE(source);
   if (truthy(writeable) && !can_write) {
@@ -80,7 +82,8 @@ Buffer::Buffer(nb::object array, nb::object writeable) {
   const DType& dtype = dtype_of(array.attr("dtype"));
   const npy_intp* dims = PyArray_DIMS(source);
   const std::vector<int64_t> shape(dims, dims + PyArray_NDIM(source));
-  lend(PyArray_DATA(source), shape.data(), shape.size(), dtype, writeable.is_none() ? can_write : truthy(writeable), {});
+  lend(PyArray_DATA(source), shape.data(), shape.size(), dtype, writeable.is_none() ? can_write : truthy(writeable),
+       {});
   owner_ = array;
   if (dtype.packed()) {
     unpacked_ = array.attr("view")();
@@ -88,7 +91,8 @@ Buffer::Buffer(nb::object array, nb::object writeable) {
   }
 }
 
-void Buffer::lend(void* data, const int64_t* dims, size_t rank, const DType& dtype, bool writeable, const Place& place) {
+void Buffer::lend(void* data, const int64_t* dims, size_t rank, const DType& dtype, bool writeable,
+                  const Place& place) {
   data_ = data;
   if (dims_.size() != rank || !std::equal(dims, dims + rank, dims_.begin())) {
     dims_.assign(dims, dims + rank);
@@ -221,7 +225,8 @@ void Buffer::write(nb::handle self, nb::handle value) {
   nb::object given_shape = source.attr("shape"), given_dtype = source.attr("dtype");
   if (!given_shape.equal(shape()) || !given_dtype.equal(numpy_dtype())) {
     throw nb::value_error(("Buffer.write: expected " + type_text(numpy_dtype(), shape()) + "; got " +
-                           type_text(given_dtype, given_shape) + ". Reshape or cast it first: write() never broadcasts or casts.")
+                           type_text(given_dtype, given_shape) +
+                           ". Reshape or cast it first: write() never broadcasts or casts.")
                               .c_str());
   }
   if (PyArray_CopyInto(as_array(target), as_array(source)) < 0) throw nb::python_error();
@@ -263,14 +268,20 @@ nb::object Buffer::dlpack(nb::handle self, nb::kwargs kwargs) {
   nb::object stream = nb::none(), max_version = nb::none(), dl_device = nb::none(), copy = nb::none();
   for (auto [key, value] : kwargs) {
     const std::string_view name = nb::cast<std::string_view>(key);
-    if (name == "stream") stream = nb::borrow(value);
-    else if (name == "max_version") max_version = nb::borrow(value);
-    else if (name == "dl_device") dl_device = nb::borrow(value);
-    else if (name == "copy") copy = nb::borrow(value);
-    else throw nb::type_error(("__dlpack__: unexpected keyword argument " + std::string(name)).c_str());
+    if (name == "stream")
+      stream = nb::borrow(value);
+    else if (name == "max_version")
+      max_version = nb::borrow(value);
+    else if (name == "dl_device")
+      dl_device = nb::borrow(value);
+    else if (name == "copy")
+      copy = nb::borrow(value);
+    else
+      throw nb::type_error(("__dlpack__: unexpected keyword argument " + std::string(name)).c_str());
   }
   if (dtype_->packed()) {
-    throw nb::buffer_error((std::string("__dlpack__: packed ") + dtype_->name + " has no DLPack form. Use buffer.numpy().").c_str());
+    throw nb::buffer_error(
+        (std::string("__dlpack__: packed ") + dtype_->name + " has no DLPack form. Use buffer.numpy().").c_str());
   }
   if (!dl_device.is_none() && !nb::tuple(dl_device).equal(dlpack_device())) {
     throw nb::buffer_error("__dlpack__: dl_device is another device than this Buffer's. Copy it there afterwards.");
@@ -280,8 +291,9 @@ nb::object Buffer::dlpack(nb::handle self, nb::kwargs kwargs) {
     const auto wanted = nb::cast<int64_t>(stream);
     const auto ours = static_cast<int64_t>(place_.stream);
     if (wanted != -1 && wanted != ours && !(wanted == 1 && ours == 0)) {
-      throw nb::buffer_error("__dlpack__: the consumer works on another stream than XLA. Enter XLA's stream first, for "
-                             "example `with torch.cuda.stream(torch.cuda.ExternalStream(ctx.stream)):`.");
+      throw nb::buffer_error(
+          "__dlpack__: the consumer works on another stream than XLA. Enter XLA's stream first, for "
+          "example `with torch.cuda.stream(torch.cuda.ExternalStream(ctx.stream)):`.");
     }
   }
   nb::object owner = nb::borrow(self);
@@ -304,9 +316,11 @@ nb::object Buffer::dlpack(nb::handle self, nb::kwargs kwargs) {
   const int32_t ordinal = place_.platform == Platform::kCpu ? 0 : place_.ordinal;
   nb::object exporter;
   if (read_only) {
-    exporter = nb::cast(nb::ndarray<nb::array_api, nb::ro>(data, dims.size(), dims.data(), owner, nullptr, type, kind, ordinal));
+    exporter = nb::cast(
+        nb::ndarray<nb::array_api, nb::ro>(data, dims.size(), dims.data(), owner, nullptr, type, kind, ordinal));
   } else {
-    exporter = nb::cast(nb::ndarray<nb::array_api>(data, dims.size(), dims.data(), owner, nullptr, type, kind, ordinal));
+    exporter =
+        nb::cast(nb::ndarray<nb::array_api>(data, dims.size(), dims.data(), owner, nullptr, type, kind, ordinal));
   }
   return exporter.attr("__dlpack__")(nb::arg("max_version") = max_version);
 }
@@ -348,7 +362,8 @@ void bind_buffer(nb::module_& m) {
       .def_prop_ro("strides", &Buffer::strides)
       .def_prop_ro("writeable", &Buffer::writeable)
       .def("__repr__", &Buffer::repr)
-      .def("write", [](Self self, nb::handle value) { get(self).write(self, value); }, nb::arg("value"))
+      .def(
+          "write", [](Self self, nb::handle value) { get(self).write(self, value); }, nb::arg("value"))
       .def("numpy", [](Self self) { return get(self).numpy(self); })
       .def("cupy", [](Self self) { return get(self).cupy(self); })
       .def("torch", [](Self self) { return get(self).torch(self); })

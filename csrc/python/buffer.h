@@ -1,7 +1,7 @@
 // Buffer: XLA's memory for one operand or result, lent to a Python kernel for the length of one call.
 //
-// Contract: between lend() and revoke() the memory is valid and belongs to XLA; afterwards every access raises. A Buffer
-// that a user makes from a NumPy array owns a reference to that array instead, and is never revoked.
+// Contract: between lend() and revoke() the memory is valid and belongs to XLA; afterwards every access raises. A
+// Buffer that a user makes from a NumPy array owns a reference to that array instead, and is never revoked.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -44,14 +44,12 @@ int clear(PyObject* self) noexcept {
   return 0;
 }
 
-PyType_Slot kSlots[] = {{Py_tp_traverse, reinterpret_cast<void*>(traverse)},
-                        {Py_tp_clear, reinterpret_cast<void*>(clear)},
-                        {0, nullptr}};
+PyType_Slot kSlots[] = {
+    {Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {Py_tp_clear, reinterpret_cast<void*>(clear)}, {0, nullptr}};
 
 }  // namespace
 
-Frame::Frame(size_t num_outputs, size_t num_inputs)
-    : num_outputs_(num_outputs), buffers_(num_outputs + num_inputs) {}
+Frame::Frame(size_t num_outputs, size_t num_inputs) : num_outputs_(num_outputs), buffers_(num_outputs + num_inputs) {}
 
 Buffer& Frame::buffer(size_t i) { return exclusive<Buffer>(buffers_[i]); }
 ExecutionContext& Frame::context() { return exclusive<ExecutionContext>(context_); }

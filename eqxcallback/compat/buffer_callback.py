@@ -4,12 +4,13 @@ The same as [`eqxcallback.buffer_callback`][], but for what JAX's own tests pin:
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from jax.errors import JaxRuntimeError
 
 from .. import _ext
+from .._aliases import Aliases
 from .._buffer_callback import buffer_callback as _buffer_callback
 from .._ext import Buffer as Buffer, ExecutionStage as ExecutionStage
 
@@ -52,7 +53,7 @@ def buffer_callback(
     *,
     has_side_effect: bool = False,
     vmap_method: str | None = None,
-    input_output_aliases: Mapping[int | str, int | str] | None = None,
+    input_output_aliases: Aliases | None = None,
     command_buffer_compatible: bool = False,
 ) -> Callable[..., Any]:
     """As `jax.experimental.buffer_callback.buffer_callback`; see [`eqxcallback.buffer_callback`][] for the arguments."""

@@ -73,7 +73,9 @@ def _checked_call(
     result, problems = _call_and_compare(call, outputs, inputs)
     for (name, now), (_, then) in zip(_references(outputs, inputs), before, strict=True):
         if now > then:
-            problems.append(f"{name} was kept past the call, or an array over it was: its memory is XLA's again. Copy it")
+            problems.append(
+                f"{name} was kept past the call, or an array over it was: its memory is XLA's again. Copy it"
+            )
     if problems:
         raise RuntimeError("checked mode found: " + "; ".join(problems))
     return result

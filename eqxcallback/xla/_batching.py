@@ -39,11 +39,9 @@ def batch(
     if vmap_method in ("sequential", "sequential_unrolled"):
 
         def one_example(_: None, batched: Sequence[Any]) -> tuple[None, Sequence[Any]]:
-            batched = iter(batched)
-            return None, bind(
-                *(next(batched) if is_mapped else arg for arg, is_mapped in zip(args, mapped, strict=True)),
-                result_avals=result_avals,
-            )
+            rest = iter(batched)
+            merged = [next(rest) if is_mapped else arg for arg, is_mapped in zip(args, mapped, strict=True)]
+            return None, bind(*merged, result_avals=result_avals)
 
         batched_args = [arg for arg, is_mapped in zip(args, mapped, strict=True) if is_mapped]
         _, outs = jax.lax.scan(one_example, None, batched_args, unroll=vmap_method == "sequential_unrolled")

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .. import _ext, _errors
+from .. import _errors, _ext
 
 
 # MLIR's Python bindings make attributes of signed integers only.
@@ -106,7 +106,7 @@ class PythonBody:
 
 
 _handles: weakref.WeakValueDictionary[PythonBody, _ext.Handle] = weakref.WeakValueDictionary()
-_immortal: list[_ext.Handle] = []
+_immortal: list[Callable[..., None]] = []
 _lock = threading.Lock()
 
 
@@ -154,7 +154,7 @@ def eager_state(body: PythonBody) -> EagerState:
     return state
 
 
-def keep_for_ever(handle: _ext.Handle) -> None:
+def keep_for_ever(handle: Callable[..., None]) -> None:
     """For programs that JAX gives no means to own a handle."""
     with _lock:
         if handle not in _immortal:

@@ -49,6 +49,9 @@ def _cpu_program(spec: CallSpec, depth: int) -> Callable[..., Sequence[jax.Array
     return jax.jit(buffer_callback)
 
 
+_config: Any = jax.config  # its options are made at run time: no type checker knows them
+
+
 class _Depth(threading.local):
     """How many eager calls this thread is inside of. JAX refuses to call a jitted function from its own first call, so
     callbacks that call callbacks use another one at each depth."""
@@ -61,7 +64,9 @@ _depth = _Depth()
 
 def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> Sequence[jax.Array]:
     """Evaluate `primitive`, the python lane's, on concrete arrays."""
-    if jax.config.jax_disable_jit:  # that is about the user's functions: a kernel has no other form than a program
+    if jax.config.read(
+        "jax_disable_jit"
+    ):  # that is about the user's functions: a kernel has no other form than a program
         with jax.disable_jit(False):
             return run(primitive, *args, body=body, spec=spec)
     state = eager_state(body)
@@ -95,5 +100,5 @@ def _platform(args: Sequence[Any]) -> str:
     for arg in args:
         if isinstance(arg, jax.Array):
             return next(iter(arg.devices())).platform
-    device = jax.config.jax_default_device
+    device = _config.jax_default_device
     return getattr(device, "platform", device) or jax.default_backend()

@@ -7,14 +7,15 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from . import _batching, _eager, _targets
 from ._body import CallSpec, PythonBody, handle_for
-from ._ownership import own
 from ._effects import kernel_effect
+from ._ownership import own
 
 
 python_call_p = Primitive("buffer_callback")
@@ -23,7 +24,7 @@ python_call_p.multiple_results = True
 
 def result_aval(shape: Sequence[int], dtype: Any) -> Any:
     """The abstract value of a result. 64-bit types stay what they are, also where `jax_enable_x64` is off."""
-    return jax.core.ShapedArray(tuple(shape), np.dtype(dtype))
+    return ShapedArray(tuple(shape), np.dtype(dtype))
 
 
 def python_call(body: PythonBody, spec: CallSpec, args: Sequence[Any]) -> Sequence[jax.Array]:

@@ -2,11 +2,12 @@
 
 from typing import NamedTuple
 
-import eqxcallback as eqxc
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import eqxcallback as eqxc
 
 from .kernels import address, callback_like, scale_in_place
 
@@ -35,7 +36,7 @@ def test_donated_is_in_place():
     assert address(y) == before
     assert x.is_deleted()
     np.testing.assert_array_equal(y, [0, 2, 4])
-    assert "copy" not in f.lower(F32).compile().as_text().replace("copy_", "")
+    assert " copy(" not in str(f.lower(F32).compile().as_text())
 
 
 def test_a_chain_of_calls_is_one_buffer():
@@ -82,8 +83,8 @@ def test_an_input_that_is_used_later_is_copied():
 
 
 class Cache(NamedTuple):
-    keys: jax.Array
-    values: jax.Array
+    keys: jax.Array | jax.ShapeDtypeStruct
+    values: jax.Array | jax.ShapeDtypeStruct
 
 
 def append(ctx, out, row, cache, *, scale):

@@ -3,12 +3,13 @@
 import copy
 import gc
 
-import eqxcallback as eqxc
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+
+import eqxcallback as eqxc
 
 from .kernels import address, callback_like
 

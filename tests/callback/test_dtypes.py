@@ -1,11 +1,12 @@
 """Every dtype that JAX has, through a callback and back, byte by byte."""
 
-import eqxcallback as eqxc
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+
+import eqxcallback as eqxc
 
 from .kernels import callback_like
 

@@ -5,12 +5,13 @@ import gc
 import logging
 import weakref
 
-import eqxcallback as eqxc
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.errors import JaxRuntimeError
+
+import eqxcallback as eqxc
 
 from .kernels import add_one, callback_like
 
@@ -159,19 +160,23 @@ def test_nothing_of_a_failure_is_kept():
     class Big:
         pass
 
-    big = Big()
-    watch = weakref.ref(big)
+    def make():
+        big = Big()
 
-    def callback(ctx, out, x):
-        local = big
-        raise Oops(local is None)
+        def callback(ctx, out, x):
+            local = big
+            raise Oops(local is None)
+
+        return callback, weakref.ref(big)
+
+    callback, watch = make()
 
     f = callback_like(callback, F32)
     with pytest.raises(eqxc.KernelError):
         f(jnp.zeros(2))
     with pytest.raises(JaxRuntimeError):
         jax.block_until_ready(jax.jit(f)(jnp.zeros(2)))
-    del f, callback, big
+    del f, callback
     jax.clear_caches()
     gc.collect()
     assert watch() is None
@@ -193,7 +198,9 @@ def test_a_callback_must_be_callable(not_callable):
 
 
 def test_the_parameter_count_is_checked():
-    with pytest.raises(TypeError, match=r"expected a function that takes \(ctx, out, \*args\); got the signature \(x\)"):
+    with pytest.raises(
+        TypeError, match=r"expected a function that takes \(ctx, out, \*args\); got the signature \(x\)"
+    ):
         eqxc.buffer_callback(lambda x: None, F32)
     f = callback_like(add_one, F32)
     with pytest.raises(TypeError, match=r"the call gave 2 positional arguments and the keywords \['k'\]"):
@@ -248,5 +255,7 @@ def test_a_failed_input_is_its_own_error():
 
 def test_lowering_for_another_platform():
     f = callback_like(add_one, F32)
-    with pytest.raises(ValueError, match="add_one cannot be lowered for tpu: the python lane has handlers for cpu, cuda"):
+    with pytest.raises(
+        ValueError, match="add_one cannot be lowered for tpu: the python lane has handlers for cpu, cuda"
+    ):
         jax.jit(f).trace(jnp.zeros(2)).lower(lowering_platforms=("tpu",))

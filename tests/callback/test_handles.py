@@ -7,13 +7,14 @@ import threading
 import weakref
 
 import equinox as eqx
-import eqxcallback as eqxc
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import eqxcallback as eqxc
 from eqxcallback import _ext
+
 from .kernels import add_one, callback_like, like
 
 
@@ -38,7 +39,7 @@ def compilations():
     """A list that grows with each program that XLA compiles."""
     events = []
 
-    def listen(event, duration, **_):
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             events.append(event)
 
@@ -261,10 +262,9 @@ def test_no_two_callbacks_share_a_key():
     for _ in range(2):
         for i, program in enumerate(programs):
             np.testing.assert_array_equal(program(X), np.full(3, i))
+    handle = _ext.Handle(12345, add_one, direct=True)
     with pytest.raises(ValueError, match="the key belongs to another Handle"):
-        handle = _ext.Handle(12345, add_one, direct=True)
-        _ext.Handle(12345, add_one, direct=True)
-    del handle
+        _ext.Handle(handle.key, add_one, direct=True)
 
 
 @pytest.mark.parametrize(

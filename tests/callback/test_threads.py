@@ -3,11 +3,12 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import eqxcallback as eqxc
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import eqxcallback as eqxc
 
 from .kernels import add_one, callback_like
 
@@ -152,7 +153,5 @@ def test_eight_threads_of_which_some_fail():
 def test_callbacks_on_several_devices_at_once(mesh):
     f = callback_like(runs_jax, jax.ShapeDtypeStruct((), jnp.float32))
     x = jax.device_put(jnp.ones((256, 64)), jax.NamedSharding(mesh, jax.P("d")))
-    mapped = jax.jit(
-        jax.shard_map(lambda x: f(x)[None], mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"))
-    )
+    mapped = jax.jit(jax.shard_map(lambda x: f(x)[None], mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d")))
     np.testing.assert_array_equal(in_time(lambda: np.asarray(mapped(x))), np.full(4, 64 * 64 * 16.0))

@@ -1,10 +1,11 @@
 """`buffer_callback` inside jit, scan, while, cond, checkpoint, vmap, and nested."""
 
-import eqxcallback as eqxc
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
+import eqxcallback as eqxc
 
 from .kernels import add, add_one, callback_like
 
@@ -135,7 +136,7 @@ def test_vmap_without_a_method():
 
 
 def test_unknown_vmap_method():
-    with pytest.raises(ValueError, match="expected vmap_method to be one of .* got 'bogus'"):
+    with pytest.raises(ValueError, match=r"expected vmap_method to be one of .* got 'bogus'"):
         callback_like(add_one, F32, vmap_method="bogus")
 
 
@@ -150,7 +151,9 @@ def test_derivatives_are_refused_with_the_remedy():
 
 
 def test_custom_vjp_around_it():
-    double = callback_like(lambda ctx, out, x: out.write(np.asarray(x) * np.float32(2)), F32, vmap_method="broadcast_all")
+    double = callback_like(
+        lambda ctx, out, x: out.write(np.asarray(x) * np.float32(2)), F32, vmap_method="broadcast_all"
+    )
     f = jax.custom_vjp(double)
     f.defvjp(lambda x: (double(x), None), lambda _, ct: (double(ct),))
     assert jax.grad(f)(3.0) == 2.0

@@ -20,9 +20,7 @@ int32_t g_ordinal;
 XLA_FFI_Error* error_create(XLA_FFI_Error_Create_Args* args) { return new XLA_FFI_Error{args->message, args->errc}; }
 void error_destroy(XLA_FFI_Error_Destroy_Args* args) { delete args->error; }
 XLA_FFI_Error* stream_get(XLA_FFI_Stream_Get_Args* args) { return args->stream = g_stream, nullptr; }
-XLA_FFI_Error* ordinal_get(XLA_FFI_DeviceOrdinal_Get_Args* args) {
-  return args->device_ordinal = g_ordinal, nullptr;
-}
+XLA_FFI_Error* ordinal_get(XLA_FFI_DeviceOrdinal_Get_Args* args) { return args->device_ordinal = g_ordinal, nullptr; }
 
 XLA_FFI_Api make_api() {
   XLA_FFI_Api api = {};
@@ -81,8 +79,8 @@ int is_captured(XLA_FFI_Handler* handler) {
   XLA_FFI_Metadata metadata = {};
   metadata.struct_size = XLA_FFI_Metadata_STRUCT_SIZE;
   metadata.api_version.struct_size = XLA_FFI_Api_Version_STRUCT_SIZE;
-  XLA_FFI_Metadata_Extension extension = {
-      {XLA_FFI_Metadata_Extension_STRUCT_SIZE, XLA_FFI_Extension_Metadata, nullptr}, &metadata};
+  XLA_FFI_Metadata_Extension extension = {{XLA_FFI_Metadata_Extension_STRUCT_SIZE, XLA_FFI_Extension_Metadata, nullptr},
+                                          &metadata};
   XLA_FFI_CallFrame frame = {};
   frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
   frame.extension_start = &extension.extension_base;

@@ -5,17 +5,18 @@ import os
 import subprocess
 import sys
 
-import eqxcallback as eqxc
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import eqxcallback as eqxc
+
 
 X = jnp.arange(6.0).reshape(2, 3)
 
 
-def run_checked(kernel, *args, result=X, jit=False, **options):
+def run_checked(kernel, *args, result: jax.Array | jax.ShapeDtypeStruct = X, jit=False, **options):
     f = eqxc.buffer_callback(kernel, jax.ShapeDtypeStruct(result.shape, result.dtype), **options)
     with eqxc.debug.checked():
         return jax.block_until_ready((jax.jit(f) if jit else f)(*args))
@@ -34,7 +35,9 @@ def test_trees_and_results_pass():
         out[0].write(tree["x"])
         out[1].write(np.asarray(tree["x"]).sum(1))
 
-    f = eqxc.buffer_callback(kernel, [jax.ShapeDtypeStruct((2, 3), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.float32)])
+    f = eqxc.buffer_callback(
+        kernel, [jax.ShapeDtypeStruct((2, 3), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.float32)]
+    )
     with eqxc.debug.checked():
         np.testing.assert_array_equal(f({"x": X})[1], X.sum(1))
 
@@ -54,7 +57,9 @@ def test_one_element_unwritten(dtype):
         others[17, 3] = False
         np.asarray(out)[others] = np.zeros((), out.dtype)
 
-    with pytest.raises(eqxc.KernelError, match=r"output 0 .*1 of 300 elements were never written, the first at \(17, 3\)"):
+    with pytest.raises(
+        eqxc.KernelError, match=r"output 0 .*1 of 300 elements were never written, the first at \(17, 3\)"
+    ):
         run_checked(kernel, result=result)
 
 
@@ -93,7 +98,7 @@ def test_a_changed_input():
         ctypes.c_float.from_address(np.asarray(x).ctypes.data).value = 7.0
         out.write(x)
 
-    with pytest.raises(eqxc.KernelError, match="input 0 .* was changed"):
+    with pytest.raises(eqxc.KernelError, match=r"input 0 .* was changed"):
         run_checked(kernel, X + 0)
 
 

@@ -1,0 +1,81 @@
+"""The extension under sanitizers: it is built with them, and the callback's tests run again on that build."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def library(name):
+    path = subprocess.run(
+        ["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if not pathlib.Path(path).is_absolute():
+        pytest.skip(f"this g++ has no {name}")
+    return path
+
+
+def build(sanitizers, folder):
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", str(ROOT), "-w", str(folder)]
+    settings = {"cmake.define.EQXCALLBACK_SANITIZE": sanitizers, "build-dir": str(folder / "build")}
+    command += [f"--config-settings={key}={value}" for key, value in settings.items()]
+    subprocess.run(command, check=True)
+    (wheel,) = folder.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(folder / "package")
+    return folder / "package"
+
+
+def run(package, libraries, options, *arguments):
+    """The output of pytest on the sanitized package; both have to be clean."""
+    preload = " ".join(library(name) for name in (*libraries, "libstdc++.so.6"))
+    environment = {**os.environ, "LD_PRELOAD": preload, **options}
+    script = str(pathlib.Path(__file__).with_name("run_sanitized.py"))
+    command = [sys.executable, script, str(package), "-q", "-p", "no:cacheprovider", *arguments]
+    result = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    output = result.stdout + result.stderr
+    assert result.returncode == 0, output
+    assert "Sanitizer" not in output, output
+    assert "runtime error" not in output, output
+    return output
+
+
+def test_address_and_undefined_behaviour(tmp_path):
+    package = build("address,undefined", tmp_path)
+    # Without its runtime the build cannot even be imported: it is sanitized. CPython itself leaks at exit.
+    probe = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import ctypes, sys, glob; ctypes.CDLL(glob.glob(sys.argv[1])[0])",
+            f"{package}/eqxcallback/_ext*.so",
+        ],
+        capture_output=True,
+        text=True,
+    )
+    assert "ASan runtime does not come first" in probe.stderr
+    options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    # The quarantine of freed memory looks like a leak.
+    output = run(package, ["libasan.so", "libubsan.so"], options, "tests/callback", "-k", "not leak")
+    assert "passed" in output
+
+
+def test_threads(tmp_path):
+    package = build("thread", tmp_path)
+    # JAX and CPython are not built for it: what they do between our lines cannot be judged.
+    options = {"TSAN_OPTIONS": "ignore_noninstrumented_modules=1"}
+    output = run(
+        package,
+        ["libtsan.so"],
+        options,
+        "tests/callback/test_threads.py",
+        "tests/callback/test_handles.py",
+        "-k",
+        "not leak",
+    )
+    assert "passed" in output
