@@ -64,9 +64,7 @@ _depth = _Depth()
 
 def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> Sequence[jax.Array]:
     """Evaluate `primitive`, the python lane's, on concrete arrays."""
-    if jax.config.read(
-        "jax_disable_jit"
-    ):  # that is about the user's functions: a kernel has no other form than a program
+    if _config.jax_disable_jit:  # that is about the user's functions: a kernel has no other form than a program
         with jax.disable_jit(False):
             return run(primitive, *args, body=body, spec=spec)
     state = eager_state(body)
