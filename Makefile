@@ -8,7 +8,7 @@ SETTINGS := --config-settings=cmake.define.EQXCALLBACK_WERROR=ON
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
 CXX_FILES := $(shell find csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: demo test lint format bench sanitize clean
+.PHONY: demo test lint format bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m models.digits
@@ -28,7 +28,7 @@ format: $(VENV)/.installed-test
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 bench: $(VENV)/.installed-test
-	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.overhead --readme
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,36 @@
+"""Every Python example in the README and in docs/ runs, in order, one namespace for each page."""
+
+import pathlib
+import re
+
+import pytest
+
+
+ROOT = pathlib.Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def examples(page):
+    text = page.read_text()
+    for match in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        # Lines keep their numbers, so that a traceback points into the page.
+        yield "\n" * text[: match.start(1)].count("\n") + match.group(1)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if any(examples(p))], ids=lambda page: page.name)
+def test_examples(page):
+    namespace = {}
+    for example in examples(page):
+        exec(compile(example, str(page), "exec"), namespace)
+
+
+def test_links_lead_somewhere():
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_readme_has_both_commands():
+    text = (ROOT / "README.md").read_text()
+    assert "make demo" in text
+    assert "make test" in text
