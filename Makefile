@@ -1,5 +1,5 @@
 # make demo: create .venv, install, train the demo.   make test: the same, then checks and the whole test suite.
-# PYTHON chooses the interpreter and VENV where it goes: make test PYTHON=python3.13 VENV=.venv-3.13
+# PYTHON chooses the interpreter, VENV where it goes, JAX a version: make test PYTHON=python3.12 VENV=.venv-3.12 JAX=0.11.2
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -39,7 +39,7 @@ $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/bin/python $(SOURCES)
-	$(PIP) install $(SETTINGS) -e '.[test]'
+	$(PIP) install $(SETTINGS) -e '.[test]' $(if $(JAX),jax==$(JAX) jaxlib==$(JAX))
 	touch $@ $(VENV)/.installed
 
 clean:

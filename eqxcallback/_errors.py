@@ -69,12 +69,13 @@ class Failures:
 
     def reraise(self, error: Exception) -> NoReturn:
         """Raise the `KernelError` behind the error that XLA made of its text, or that error as it is."""
-        for failure in self._errors:
-            if str(failure) in str(error):
-                if not isinstance(failure.original, Exception):
-                    raise failure.original  # KeyboardInterrupt and SystemExit are for the whole program
-                raise failure from failure.original
-        raise error
+        # The text of a callback that failed because a callback inside of it did contains that one's text.
+        behind = max((f for f in self._errors if str(f) in str(error)), key=lambda f: len(str(f)), default=None)
+        if behind is None:
+            raise error
+        if not isinstance(behind.original, Exception):
+            raise behind.original  # KeyboardInterrupt and SystemExit are for the whole program
+        raise behind from behind.original
 
 
 @contextlib.contextmanager
@@ -96,9 +97,9 @@ def raising() -> Iterator[None]:
     with Failures() as failures:
         try:
             yield
-        except (JaxRuntimeError, ValueError) as error:
-            if isinstance(error, KernelError):
-                raise
+        except KernelError:
+            raise
+        except Exception as error:
             failures.reraise(error)
 
 

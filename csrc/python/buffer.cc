@@ -352,7 +352,8 @@ Buffer& get(nb::handle self) { return *nb::inst_ptr<Buffer>(self); }
 
 void bind_buffer(nb::module_& m) {
   using Self = nb::handle_t<Buffer>;
-  nb::class_<Buffer>(m, "Buffer")
+  nb::class_<Buffer>(m, "Buffer",
+                     "XLA's memory for one operand or result, lent to a kernel for the length of one call.")
       .def(nb::init<nb::object, nb::object>(), nb::arg("array"), nb::kw_only(), nb::arg("writeable") = nb::none())
       .def_prop_ro("shape", &Buffer::shape)
       .def_prop_ro("dtype", &Buffer::numpy_dtype)

@@ -24,13 +24,13 @@ std::string repr(const ExecutionContext& ctx) {
 }  // namespace
 
 void bind_context(nb::module_& m) {
-  nb::enum_<Stage>(m, "ExecutionStage")
+  nb::enum_<Stage>(m, "ExecutionStage", "XLA's stages of a call. A Python kernel runs in EXECUTE only.")
       .value("INSTANTIATE", Stage::kInstantiate)
       .value("PREPARE", Stage::kPrepare)
       .value("INITIALIZE", Stage::kInitialize)
       .value("EXECUTE", Stage::kExecute);
 
-  nb::class_<ExecutionContext>(m, "ExecutionContext")
+  nb::class_<ExecutionContext>(m, "ExecutionContext", "What a kernel is told about the call it serves.")
       .def(nb::init<>())
       .def_prop_ro("stage", [](const ExecutionContext& ctx) { return ctx.stage; })
       .def_prop_ro("stream", &stream)

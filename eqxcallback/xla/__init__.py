@@ -2,7 +2,8 @@
 
 from ._batching import VMAP_METHODS as VMAP_METHODS
 from ._body import CallSpec as CallSpec, EagerState as EagerState, PythonBody as PythonBody, eager_state as eager_state
-from ._python_call import python_call as python_call, result_aval as result_aval
+from ._avals import result_aval as result_aval
+from ._python_call import python_call as python_call
 from . import _python_call, _targets
 
 

@@ -63,9 +63,9 @@ class CallSpec:
 
     @functools.cached_property
     def _hash(self) -> int:
-        return hash(dataclasses.astuple(self))
+        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
 
-    def __hash__(self) -> int:  # once: eager calls look their program up by it
+    def __hash__(self) -> int:  # computed once: eager calls look their program up by it
         return self._hash
 
 
@@ -107,7 +107,7 @@ class PythonBody:
 
 _handles: weakref.WeakValueDictionary[PythonBody, _ext.Handle] = weakref.WeakValueDictionary()
 _immortal: list[Callable[..., None]] = []
-_lock = threading.Lock()
+_lock = threading.RLock()  # comparing callbacks may run code of theirs
 
 
 def handle_for(body: PythonBody) -> _ext.Handle:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.errors import JaxRuntimeError
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from .. import _errors, _ext
 from . import _targets
+from ._avals import on_current_mesh
 from ._body import CallSpec, EagerState, PythonBody, eager_state
 from ._effects import kernel_effect
 from ._ownership import own
@@ -24,9 +24,10 @@ _eager_call_p.multiple_results = True
 
 
 @_eager_call_p.def_effectful_abstract_eval
-def _abstract_eval(*_: Any, spec: CallSpec):
+def _abstract_eval(*avals: Any, spec: CallSpec):
     # The program returns all results, so XLA cannot drop the call, unless there are none. An effect costs jit's fast path.
-    return spec.result_avals, {kernel_effect} if spec.has_side_effect and not spec.result_avals else set()
+    results = [on_current_mesh(aval, avals) for aval in spec.result_avals]
+    return results, {kernel_effect} if spec.has_side_effect and not spec.result_avals else set()
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, spec: CallSpec) -> Sequence[Any]:
@@ -76,7 +77,7 @@ def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> S
             outs = _cpu_program(spec, _depth.value)(state.key, *args)
             for out in outs:
                 out.block_until_ready()
-        except (JaxRuntimeError, ValueError) as error:
+        except Exception as error:
             failures.reraise(error)
         finally:
             _depth.value -= 1

@@ -7,12 +7,11 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
-from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import NamedSharding, PartitionSpec
 
 from . import _batching, _eager, _targets
+from ._avals import on_current_mesh, vary_alike
 from ._body import CallSpec, PythonBody, handle_for
 from ._effects import kernel_effect
 from ._ownership import own
@@ -22,29 +21,16 @@ python_call_p = Primitive("buffer_callback")
 python_call_p.multiple_results = True
 
 
-def result_aval(shape: Sequence[int], dtype: Any) -> Any:
-    """The abstract value of a result. 64-bit types stay what they are, also where `jax_enable_x64` is off."""
-    return ShapedArray(tuple(shape), np.dtype(dtype))
-
-
 def python_call(body: PythonBody, spec: CallSpec, args: Sequence[Any]) -> Sequence[jax.Array]:
     """Call `body` on flat operands, as `spec` says. Returns one array for each of `spec.result_avals`."""
-    return python_call_p.bind(*args, body=body, spec=spec)
+    return python_call_p.bind(*vary_alike(args), body=body, spec=spec)
 
 
 @python_call_p.def_effectful_abstract_eval
 def _abstract_eval(*avals: Any, spec: CallSpec, **_: object):
-    return [_typed_like(aval, avals) for aval in spec.result_avals], {kernel_effect} if spec.has_side_effect else set()
-
-
-def _typed_like(aval: Any, operands: Sequence[Any]) -> Any:
-    """`aval` on the mesh in use, varying over each manual axis that an operand varies over."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
-        return aval
-    sharding = NamedSharding(mesh, PartitionSpec(*[None] * len(aval.shape)))
-    most_varying = max((o.mat for o in operands), key=lambda mat: len(mat.varying), default=aval.mat)
-    return aval.update(sharding=sharding, manual_axis_type=most_varying)
+    return [on_current_mesh(aval, avals) for aval in spec.result_avals], {
+        kernel_effect
+    } if spec.has_side_effect else set()
 
 
 def _no_derivative(what: str) -> Callable[..., NoReturn]:
@@ -89,7 +75,7 @@ _named_call_p.multiple_results = True
 
 @_named_call_p.def_abstract_eval
 def _named_abstract_eval(*avals: Any, spec: CallSpec, **_: object):
-    return [_typed_like(aval, avals) for aval in spec.result_avals]
+    return [on_current_mesh(aval, avals) for aval in spec.result_avals]
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, body: PythonBody, spec: CallSpec) -> Sequence[Any]:

@@ -212,6 +212,22 @@ def test_the_trait_belongs_to_the_captured_handler(fake_xla):
     assert fake_xla.is_captured(handler("eqxcallback_python_captured")) == 1
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("float32", F32), ("float64", F64), ("bfloat16", BF16)])
+def test_cupy(fake_xla, name, dtype):
+    """CuPy makes the array, with the right dtype, over the right memory. It cannot look into it here: that is the host's."""
+    pytest.importorskip("cupy", reason="CuPy is not installed: it comes with the extras cuda12 and cuda13")
+    x = np.zeros((2, 3), getattr(ml_dtypes, name, name))
+    seen = []
+
+    def callback(ctx, out, x):
+        array = x.cupy()
+        seen.append((array.data.ptr, array.shape, array.dtype, array.flags.c_contiguous))
+
+    code, message, _ = run_on_fake_gpu(fake_xla, callback, x, dtype, ordinal=0)
+    assert (code, message) == (OK, "")
+    assert seen == [(x.ctypes.data, (2, 3), x.dtype, True)]
+
+
 def test_cupy_is_named_where_it_is_missing(fake_xla):
     if importlib.util.find_spec("cupy") is not None:
         pytest.skip("CuPy is installed: nothing is missing")

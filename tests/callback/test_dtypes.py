@@ -109,6 +109,14 @@ def test_explicit_64_bit_results_are_kept_without_x64():
     assert np.asarray(y)[0] == 0.1
 
 
+def test_typed_keys_as_results():
+    key = jax.random.key(7)
+    f = callback_like(lambda ctx, out, x: out.write(x), key)
+    for g in (f, jax.jit(f)):
+        assert jnp.issubdtype(g(key).dtype, jax.dtypes.prng_key)
+        np.testing.assert_array_equal(jax.random.key_data(g(key)), jax.random.key_data(key))
+
+
 def test_typed_keys_arrive_as_their_words():
     def callback(ctx, out, key):
         out.write(key)

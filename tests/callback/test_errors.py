@@ -106,6 +106,19 @@ def test_interrupts_propagate(interrupt):
         jax.block_until_ready(jax.jit(f)(jnp.zeros(2)))
 
 
+def test_the_outer_callback_is_to_blame_for_an_inner_one():
+    inner = callback_like(broken, F32)
+
+    def outer(ctx, out, x):
+        inner(jnp.array(x))
+
+    with pytest.raises(eqxc.KernelError) as caught:
+        callback_like(outer, F32)(jnp.zeros(2))
+    assert caught.value.layer.endswith("outer")
+    assert isinstance(caught.value.original, eqxc.KernelError)
+    assert isinstance(caught.value.original.original, Oops)
+
+
 def test_logged_once(caplog):
     with caplog.at_level(logging.DEBUG, "eqxcallback"), pytest.raises(eqxc.KernelError):
         callback_like(broken, F32)(jnp.zeros(2))

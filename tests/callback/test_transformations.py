@@ -301,6 +301,24 @@ def test_inside_custom_partitioning(mesh):
     assert shapes == [(2, 5)] * 4
 
 
+def test_operands_that_vary_over_different_axes():
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    f = eqxc.buffer_callback(add, jax.ShapeDtypeStruct((2,), jnp.float32))
+    specs = (jax.P("a"), jax.P("b"))
+    mapped = jax.shard_map(lambda x, y: f(x, y)[None, None], mesh=mesh, in_specs=specs, out_specs=jax.P("a", "b"))
+    x, y = jnp.arange(4.0), 10 * jnp.arange(4.0)
+    want = np.asarray(x).reshape(2, 1, 2) + np.asarray(y).reshape(1, 2, 2)
+    np.testing.assert_array_equal(jax.jit(mapped)(x, y), want)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_under_an_explicit_mesh(jit):
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    f = callback_like(add_one, jax.ShapeDtypeStruct((8,), jnp.float32))
+    with jax.set_mesh(mesh):
+        np.testing.assert_array_equal((jax.jit(f) if jit else f)(jnp.zeros(8)), np.ones(8))
+
+
 def test_varying_axes_are_kept_under_shard_map(mesh):
     f = callback_like(add_one, jax.ShapeDtypeStruct((2,), jnp.float32))
     x = jnp.arange(8.0)

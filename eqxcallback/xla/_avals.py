@@ -1,0 +1,40 @@
+"""Abstract values of results: their types, and where they live on a mesh."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import ShapedArray
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+def result_aval(shape: Sequence[int], dtype: Any) -> Any:
+    """The abstract value of a result. 64-bit types stay what they are, also where `jax_enable_x64` is off."""
+    is_extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)  # a typed PRNG key, say
+    return ShapedArray(tuple(shape), dtype if is_extended else np.dtype(dtype))
+
+
+def on_current_mesh(aval: Any, operands: Sequence[Any]) -> Any:
+    """`aval` on the mesh in use, varying over the manual axes that the operands vary over.
+
+    Without this `shard_map` would believe that results are the same on all devices.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return aval
+    sharding = NamedSharding(mesh, PartitionSpec(*[None] * len(aval.shape)))
+    axes = operands[0].mat if operands else aval.mat
+    return aval.update(sharding=sharding, manual_axis_type=axes)
+
+
+def vary_alike(args: Sequence[Any]) -> Sequence[Any]:
+    """Inside `shard_map`: `args`, all varying over each manual axis that one of them varies over."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return args
+    varying = [jax.typeof(arg).mat.varying for arg in args]
+    union = frozenset().union(*varying)
+    return [
+        jax.lax.pcast(arg, tuple(union - axes), to="varying") if union - axes else arg
+        for arg, axes in zip(args, varying, strict=True)
+    ]
