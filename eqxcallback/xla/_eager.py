@@ -12,8 +12,9 @@ from jax.interpreters import mlir
 from .. import _errors, _ext
 from . import _targets
 from ._avals import on_current_mesh
-from ._body import CallSpec, EagerState, PythonBody, eager_state
+from ._body import CallSpec, PythonBody
 from ._effects import kernel_effect
+from ._handles import EagerState, eager_state
 from ._ownership import own
 
 

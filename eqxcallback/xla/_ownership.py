@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from jax.interpreters import mlir
 
-from ._body import keep_for_ever
+from ._handles import keep_for_ever
 
 
 def own(ctx: mlir.LoweringRuleContext, handle: Callable[..., None]) -> dict[str, np.uint64]:

@@ -12,8 +12,9 @@ from jax.interpreters import ad, batching, mlir
 
 from . import _batching, _eager, _targets
 from ._avals import on_current_mesh, vary_alike
-from ._body import CallSpec, PythonBody, handle_for
+from ._body import CallSpec, PythonBody
 from ._effects import kernel_effect
+from ._handles import handle_for
 from ._ownership import own
 
 
