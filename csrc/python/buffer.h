@@ -54,10 +54,10 @@ class Buffer {
   nb::object numpy(nb::handle self);
   nb::object array(nb::handle self, nb::handle dtype, nb::handle copy);
   void write(nb::handle self, nb::handle value);
-  nb::dict cuda_array_interface() const;
+  nb::dict cuda_array_interface();
   nb::tuple dlpack_device() const;
   nb::object dlpack(nb::handle self, nb::kwargs kwargs);
-  nb::object cupy(nb::handle self) const;
+  nb::object cupy(nb::handle self);
   nb::object torch(nb::handle self) const;
 
  private:

@@ -1,0 +1,121 @@
+// How other array libraries see the memory of a Buffer: the CUDA array interface, DLPack, CuPy and PyTorch.
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string_view.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "python/buffer.h"
+
+namespace eqxcallback {
+
+nb::dict Buffer::cuda_array_interface() {
+  check_alive();
+  if (place_.platform == Platform::kCpu) {
+    throw nb::attribute_error("__cuda_array_interface__: this Buffer is in the memory of a CPU. Use buffer.numpy().");
+  }
+  if (dtype_->packed()) {
+    throw nb::attribute_error((std::string("__cuda_array_interface__ cannot describe packed ") + dtype_->name).c_str());
+  }
+  nb::dict interface;
+  interface["shape"] = shape();
+  interface["typestr"] = numpy_dtype().attr("str");
+  interface["data"] = nb::make_tuple(reinterpret_cast<uintptr_t>(data_), !writeable_);
+  interface["strides"] = nb::none();
+  interface["version"] = 3;
+  // 0 is not allowed: the interface calls the legacy default stream 1.
+  interface["stream"] = place_.stream == 0 ? uintptr_t{1} : place_.stream;
+  return interface;
+}
+
+int32_t Buffer::dlpack_device_type() const {
+  return place_.platform == Platform::kCpu ? nb::device::cpu::value : nb::device::cuda::value;
+}
+
+nb::tuple Buffer::dlpack_device() const {
+  check_alive();
+  // There is one CPU in DLPack, however many CPU devices XLA makes of it.
+  return nb::make_tuple(dlpack_device_type(), place_.platform == Platform::kCpu ? 0 : place_.ordinal);
+}
+
+nb::object Buffer::dlpack(nb::handle self, nb::kwargs kwargs) {
+  check_alive();
+  nb::object stream = nb::none(), max_version = nb::none(), dl_device = nb::none(), copy = nb::none();
+  for (auto [key, value] : kwargs) {
+    const std::string_view name = nb::cast<std::string_view>(key);
+    if (name == "stream")
+      stream = nb::borrow(value);
+    else if (name == "max_version")
+      max_version = nb::borrow(value);
+    else if (name == "dl_device")
+      dl_device = nb::borrow(value);
+    else if (name == "copy")
+      copy = nb::borrow(value);
+    else
+      throw nb::type_error(("__dlpack__: unexpected keyword argument " + std::string(name)).c_str());
+  }
+  if (dtype_->packed()) {
+    throw nb::buffer_error(
+        (std::string("__dlpack__: packed ") + dtype_->name + " has no DLPack form. Use buffer.numpy().").c_str());
+  }
+  if (!dl_device.is_none() && !nb::tuple(dl_device).equal(dlpack_device())) {
+    throw nb::buffer_error("__dlpack__: dl_device is another device than this Buffer's. Copy it there afterwards.");
+  }
+  if (place_.platform != Platform::kCpu && !stream.is_none()) {
+    // 1 is the consumer's name for the legacy default stream, -1 its promise to order the work itself.
+    const auto wanted = nb::cast<int64_t>(stream);
+    const auto ours = static_cast<int64_t>(place_.stream);
+    if (wanted != -1 && wanted != ours && !(wanted == 1 && ours == 0)) {
+      throw nb::buffer_error(
+          "__dlpack__: the consumer works on another stream than XLA. Enter XLA's stream first, for "
+          "example `with torch.cuda.stream(torch.cuda.ExternalStream(ctx.stream)):`.");
+    }
+  }
+  nb::object owner = nb::borrow(self);
+  void* data = data_;
+  bool read_only = !writeable_;
+  if (!copy.is_none() && nb::cast<bool>(copy)) {
+    if (place_.platform != Platform::kCpu) {
+      throw nb::buffer_error("__dlpack__: copy=True would allocate device memory. Copy with the consuming library.");
+    }
+    owner = numpy(self).attr("copy")();
+    data = reinterpret_cast<void*>(nb::cast<uintptr_t>(owner.attr("ctypes").attr("data")));
+    read_only = false;
+  }
+  std::vector<size_t> dims(dims_.begin(), dims_.end());
+  nb::dlpack::dtype type;
+  type.code = static_cast<uint8_t>(dtype_->dlpack);
+  type.bits = dtype_->bits;
+  type.lanes = 1;
+  const int32_t kind = dlpack_device_type();
+  const int32_t ordinal = place_.platform == Platform::kCpu ? 0 : place_.ordinal;
+  nb::object exporter;
+  if (read_only) {
+    exporter = nb::cast(
+        nb::ndarray<nb::array_api, nb::ro>(data, dims.size(), dims.data(), owner, nullptr, type, kind, ordinal));
+  } else {
+    exporter =
+        nb::cast(nb::ndarray<nb::array_api>(data, dims.size(), dims.data(), owner, nullptr, type, kind, ordinal));
+  }
+  return exporter.attr("__dlpack__")(nb::arg("max_version") = max_version);
+}
+
+nb::object Buffer::cupy(nb::handle self) {
+  check_alive();
+  if (place_.platform == Platform::kCpu) {
+    throw nb::type_error("Buffer.cupy: this Buffer is in the memory of a CPU. Use buffer.numpy().");
+  }
+  nb::module_ cupy = nb::module_::import_("cupy");
+  nb::object cuda = cupy.attr("cuda");
+  nb::object memory = cuda.attr("UnownedMemory")(reinterpret_cast<uintptr_t>(data_), nbytes(), self, place_.ordinal);
+  nb::object pointer = cuda.attr("MemoryPointer")(memory, 0);
+  return cupy.attr("ndarray")(shape(), numpy_dtype(), pointer);
+}
+
+nb::object Buffer::torch(nb::handle self) const {
+  check_alive();
+  return nb::module_::import_("torch").attr("from_dlpack")(self);
+}
+
+}  // namespace eqxcallback
