@@ -10,6 +10,8 @@
 namespace nb = nanobind;
 
 NB_MODULE(_ext, m) {
+  // Programs own handles, and programs may be alive when Python exits: that is no leak of ours. Tests watch lifetimes.
+  nb::set_leak_warnings(false);
   eqxcallback::import_numpy();
   eqxcallback::bind_buffer(m);
   eqxcallback::bind_context(m);

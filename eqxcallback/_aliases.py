@@ -1,5 +1,6 @@
 """`input_output_aliases`: which outputs overwrite which inputs, as users state it and as programs need it."""
 
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,14 +68,18 @@ def check(aliases: object, who: str) -> Aliases:
         raise TypeError(f"{who}: expected input_output_aliases to be a mapping; got {type(aliases).__name__}.")
     for kind, keys in (("input", aliases.keys()), ("output", aliases.values())):
         for key in keys:
-            if isinstance(key, bool) or not isinstance(key, (int, str)):
+            if isinstance(key, bool) or not isinstance(key, (numbers.Integral, str)):
                 raise TypeError(
                     f"{who}: expected each {kind} in input_output_aliases to be a flat index (int) or a name (str); "
                     f"got {key!r} of type {type(key).__name__}."
                 )
-            if isinstance(key, int) and key < 0:
+            if isinstance(key, numbers.Integral) and int(key) < 0:
                 raise ValueError(f"{who}: expected non-negative indices in input_output_aliases; got the {kind} {key}.")
-    return dict(aliases)
+
+    def index(key: Any) -> Any:
+        return key if isinstance(key, str) else int(key)
+
+    return {index(source): index(target) for source, target in aliases.items()}
 
 
 def root_name(path: KeyPath) -> object:
@@ -101,5 +106,5 @@ def _locate(key: int | str, leaves: Sequence[Leaf], error: str, kind: str) -> li
     found = [index for index, leaf in enumerate(leaves) if leaf.root == key]
     if not found:
         names = ", ".join(sorted({str(leaf.root) for leaf in leaves if isinstance(leaf.root, str)})) or "none"
-        raise ValueError(f"{error} {key!r}, which is not a name of the {kind} (names: {names}).")
+        raise ValueError(f"{error} {key!r}, which is not the name of an array among the {kind} (names: {names}).")
     return found

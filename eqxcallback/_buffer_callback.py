@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_unflatten
 from jaxtyping import PyTree
 
@@ -75,6 +76,14 @@ def buffer_callback(
     result_avals, outputs, out_tree = _check_results(result_shape_dtypes, who)
     if vmap_method is not None and vmap_method not in xla.VMAP_METHODS:
         raise ValueError(f"{who}: expected vmap_method to be one of {xla.VMAP_METHODS} or None; got {vmap_method!r}.")
+    for option, value in (
+        ("has_side_effect", has_side_effect),
+        ("command_buffer_compatible", command_buffer_compatible),
+    ):
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(
+                f"{who}: expected {option} to be True or False; got {value!r} of type {type(value).__name__}."
+            )
     aliases = _aliases.check({} if input_output_aliases is None else input_output_aliases, who)
     signature = _signature(callback)
 
@@ -88,7 +97,7 @@ def buffer_callback(
             _check_arguments(signature, args, kwargs, who)
         pairs = _aliases.resolve(aliases, _inputs(signature, args, kwargs), outputs, who) if aliases else ()
         body = xla.PythonBody(callback, in_tree, out_tree)
-        spec = xla.CallSpec(result_avals, vmap_method, has_side_effect, pairs, command_buffer_compatible)
+        spec = xla.CallSpec(result_avals, vmap_method, bool(has_side_effect), pairs, bool(command_buffer_compatible))
         return body, spec, xla.eager_state(body)
 
     def call(*args: Any, **kwargs: Any) -> PyTree[jax.Array]:
@@ -132,7 +141,13 @@ def _check_results(result_shape_dtypes: object, who: str) -> tuple[tuple[Any, ..
                 f"{who}: expected {text} to have `shape` and `dtype`; got {leaf!r} of type {type(leaf).__name__}. Pass a "
                 "jax.ShapeDtypeStruct."
             )
-        aval = xla.result_aval(leaf.shape, leaf.dtype)
+        try:
+            aval = xla.result_aval(leaf.shape, leaf.dtype)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{who}: expected {text} to have a shape of non-negative integers and the dtype of an array; got shape="
+                f"{leaf.shape!r} and dtype={leaf.dtype!r} ({error})."
+            ) from None
         avals.append(aval)
         leaves.append(_aliases.Leaf(text, _aliases.root_name(path), aval.shape, aval.dtype))
     return tuple(avals), leaves, tree
@@ -140,7 +155,7 @@ def _check_results(result_shape_dtypes: object, who: str) -> tuple[tuple[Any, ..
 
 def _signature(callback: Callable[..., object]) -> inspect.Signature | None:
     try:
-        return inspect.signature(callback)
+        return inspect.signature(callback, follow_wrapped=False)  # of what is called, not of what it wraps
     except (TypeError, ValueError):  # some callables written in C have none
         return None
 

@@ -1,7 +1,12 @@
 """What a failing kernel looks like from outside: one class, the original exception, and where it happened."""
 
+import collections
 import contextlib
+import functools
+import itertools
 import logging
+import pickle
+import re
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -40,17 +45,37 @@ class KernelError(JaxRuntimeError):
         self.operands = operands
         self.original = original
 
+    def __reduce__(self) -> tuple[Callable[..., "KernelError"], tuple[object, ...]]:
+        """For process pools and test runners. An original that cannot be pickled becomes a `RuntimeError` of its text."""
+        original = self.original
+        try:
+            pickle.loads(pickle.dumps(original))
+        except Exception:
+            original = RuntimeError(f"{type(original).__qualname__}: {original}")
+        return _rebuild, (str(self), self.layer, self.name_stack, self.operands, original)
+
+
+def _rebuild(message: str, layer: str, name_stack: str, operands: str, original: BaseException) -> KernelError:
+    error = KernelError(message, layer=layer, name_stack=name_stack, operands=operands, original=original)
+    error.__cause__ = original
+    return error
+
 
 _lock = threading.Lock()
+_numbers = itertools.count(1)
+
+# The first line of a failure's text, by which an error of XLA's is known to be its text. XLA puts its code before it.
+_FIRST_LINE = re.compile(r"[A-Z_]+: [^\n]* \[failure (\d+)\]")
 
 
 class Failures:
     """Within this context, keeps what kernels raise, in any thread. Otherwise nothing is kept: tracebacks hold arrays."""
 
     _listening: ClassVar[list["Failures"]] = []
+    _most: ClassVar[int] = 64
 
     def __init__(self) -> None:
-        self._errors: list[KernelError] = []
+        self._errors: collections.deque[tuple[int, KernelError]] = collections.deque(maxlen=self._most)
 
     def __enter__(self) -> "Failures":
         with _lock:
@@ -60,22 +85,26 @@ class Failures:
     def __exit__(self, *_: object) -> None:
         with _lock:
             self._listening.remove(self)
+        self._errors.clear()
 
     @classmethod
-    def add(cls, error: KernelError) -> None:
+    def add(cls, number: int, error: KernelError) -> None:
         with _lock:
             for listener in cls._listening:
-                listener._errors.append(error)
+                listener._errors.append((number, error))
 
     def reraise(self, error: Exception) -> NoReturn:
         """Raise the `KernelError` behind the error that XLA made of its text, or that error as it is."""
-        # The text of a callback that failed because a callback inside of it did contains that one's text.
-        behind = max((f for f in self._errors if str(f) in str(error)), key=lambda f: len(str(f)), default=None)
-        if behind is None:
-            raise error
-        if not isinstance(behind.original, Exception):
-            raise behind.original  # KeyboardInterrupt and SystemExit are for the whole program
-        raise behind from behind.original
+        match = _FIRST_LINE.match(str(error)) if type(error) in (JaxRuntimeError, ValueError) else None
+        found = [failure for number, failure in self._errors if match is not None and number == int(match[1])]
+        try:
+            if not found:
+                raise error
+            if not isinstance(found[0].original, Exception):
+                raise found[0].original  # KeyboardInterrupt and SystemExit are for the whole program
+            raise found[0] from found[0].original
+        finally:
+            del error, found  # or this frame and the exception hold each other
 
 
 @contextlib.contextmanager
@@ -103,18 +132,16 @@ def raising() -> Iterator[None]:
             failures.reraise(error)
 
 
-def failure_text(error: BaseException, layer: str, name_stack: str, operands: str) -> str:
-    # The first frame is the one that XLA entered; what is above it is ours and of no interest.
-    frames = "".join(traceback.format_exception(error)).rstrip()
-    where = f" in {name_stack}" if name_stack else ""
-    return f"{layer}{where} failed; python lane, {operands}\n{frames}"
-
-
 def record_failure(error: BaseException, layer: str, name_stack: str, operands: str) -> str:
     """Log a kernel's exception once, keep it for whoever listens, and return its text for XLA."""
-    text = failure_text(error, layer, name_stack, operands)
+    number = next(_numbers)
+    where = f" in {name_stack}" if name_stack else ""
+    first_line = f"{layer}{where} failed; python lane, {operands} [failure {number}]"
+    # XLA's texts are UTF-8 and end at a NUL.
+    text = "\n".join([first_line, "".join(traceback.format_exception(error)).rstrip()])
+    text = text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
     _logger.error("%s", text)
-    Failures.add(KernelError(text, layer=layer, name_stack=name_stack, operands=operands, original=error))
+    Failures.add(number, KernelError(text, layer=layer, name_stack=name_stack, operands=operands, original=error))
     return text
 
 
@@ -124,8 +151,7 @@ def callable_name(function: Callable[..., object]) -> str:
         name = getattr(function, attribute, None)
         if isinstance(name, str):
             return name
-    for attribute in ("__wrapped__", "func"):  # as functools.wraps and functools.partial have them
-        inner = getattr(function, attribute, None)
-        if callable(inner):
-            return callable_name(inner)
-    return type(function).__qualname__
+    if isinstance(function, functools.partial):
+        return callable_name(function.func)
+    inner = getattr(type(function), "_named_like", None)  # of our own wrappers
+    return type(function).__qualname__ if inner is None else callable_name(inner(function))

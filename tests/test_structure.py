@@ -12,8 +12,8 @@ PACKAGE = ROOT / "eqxcallback"
 # What each room may import of ours. A room is a folder of the package; "." is the package's own files.
 ARROWS = {
     ".": {".", "xla", "debug", "_ext"},
-    "xla": {"xla", "_ext", "_errors"},
-    "compat": {"compat", "_ext", "_aliases", "_buffer_callback"},
+    "xla": {"xla", "_ext", "_errors", "_identity"},
+    "compat": {"compat", "_ext", "_aliases", "_identity", "_buffer_callback"},
     "debug": {"debug", "_ext", "_errors", "xla"},
 }
 JAX_INTERNALS = ("jax._src", "jax.interpreters", "jax.extend", "jax.ffi", "jaxlib")

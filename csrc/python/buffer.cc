@@ -45,17 +45,12 @@ const DType& dtype_of(nb::handle np_dtype) {
       ("Buffer: expected an array of a dtype that JAX has; got " + nb::cast<std::string>(name)).c_str());
 }
 
-// `dims` in NumPy's own integer type, which is int64_t under another name.
-std::vector<npy_intp> npy_dims(const std::vector<int64_t>& dims) { return {dims.begin(), dims.end()}; }
-
 // As JAX prints types: float32[3,4].
 std::string type_text(nb::handle dtype, nb::handle shape) {
   std::string text = nb::cast<std::string>(nb::str(dtype)) + "[";
   for (nb::handle dim : shape) text += (text.back() == '[' ? "" : ",") + nb::cast<std::string>(nb::str(dim));
   return text + "]";
 }
-
-bool truthy(nb::handle value) { return !value.is_none() && nb::cast<bool>(value); }
 
 }  // namespace
 
@@ -85,8 +80,7 @@ Buffer::Buffer(nb::object array, nb::object writeable) {
        {});
   owner_ = array;
   if (dtype.packed()) {
-    unpacked_ = array.attr("view")();
-    if (!writeable_) PyArray_CLEARFLAGS(as_array(unpacked_), NPY_ARRAY_WRITEABLE);
+    unpacked_ = array;
   }
 }
 
@@ -174,40 +168,42 @@ std::string Buffer::repr() const {
 
 nb::object Buffer::numpy(nb::handle self) {
   check_on_cpu("Buffer.numpy");
-  const int write_flag = writeable_ ? NPY_ARRAY_WRITEABLE : 0;
-  std::vector<npy_intp> dims = npy_dims(dims_);
-  const int rank = static_cast<int>(dims.size());
+  nb::object base = nb::borrow(self);
+  void* data = data_;
   if (dtype_->packed()) {
     if (!unpacked_.is_valid()) {
-      PyArray_Descr* descr = descr_of(*dtype_);
-      Py_INCREF(descr);  // NewFromDescr takes it
-      PyObject* array = PyArray_NewFromDescr(&PyArray_Type, descr, rank, dims.data(), nullptr, nullptr, 0, nullptr);
-      if (array == nullptr) throw nb::python_error();
-      unpacked_ = nb::steal(array);
+      unpacked_ = new_array(nullptr, 0);
       unpack(static_cast<const uint8_t*>(data_), size(), dtype_->bits,
              static_cast<uint8_t*>(PyArray_DATA(as_array(unpacked_))));
-      if (!writeable_) PyArray_CLEARFLAGS(as_array(unpacked_), NPY_ARRAY_WRITEABLE);
     }
-    return unpacked_;
+    data = PyArray_DATA(as_array(unpacked_));
+    base = nb::make_tuple(base, unpacked_);
   }
   static char nothing;  // NumPy would allocate for a null pointer, which is what XLA passes for an empty array
-  PyArray_Descr* descr = descr_of(*dtype_);
-  Py_INCREF(descr);
-  PyObject* array =
-      PyArray_NewFromDescr(&PyArray_Type, descr, rank, dims.data(), nullptr, data_ != nullptr ? data_ : &nothing,
-                           NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | write_flag, nullptr);
-  if (array == nullptr) throw nb::python_error();
-  nb::object result = nb::steal(array);
-  if (PyArray_SetBaseObject(as_array(result), self.inc_ref().ptr()) < 0) throw nb::python_error();
-  return result;
+  const int flags = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | (writeable_ ? NPY_ARRAY_WRITEABLE : 0);
+  nb::object array = new_array(data != nullptr ? data : &nothing, flags);
+  if (PyArray_SetBaseObject(as_array(array), base.release().ptr()) < 0) throw nb::python_error();
+  return array;
 }
+
+nb::object Buffer::new_array(void* data, int flags) const {
+  std::vector<npy_intp> dims(dims_.begin(), dims_.end());  // NumPy's own name for int64_t
+  PyArray_Descr* descr = descr_of(*dtype_);
+  Py_INCREF(descr);  // NewFromDescr takes it
+  PyObject* array = PyArray_NewFromDescr(&PyArray_Type, descr, static_cast<int>(dims.size()), dims.data(), nullptr,
+                                         data, flags, nullptr);
+  if (array == nullptr) throw nb::python_error();
+  return nb::steal(array);
+}
+
+uintptr_t Buffer::address() const { return check_alive(), reinterpret_cast<uintptr_t>(data_); }
 
 nb::object Buffer::array(nb::handle self, nb::handle dtype, nb::handle copy) {
   nb::object view = numpy(self);
   if (!dtype.is_none()) {
     nb::object wanted = nb::module_::import_("numpy").attr("dtype")(dtype);
     if (!wanted.equal(descr_object(*dtype_))) {
-      if (!copy.is_none() && !nb::cast<bool>(copy)) {
+      if (!copy.is_none() && !truthy(copy)) {
         throw nb::value_error("Buffer.__array__: a change of dtype needs a copy, but copy=False was given.");
       }
       return view.attr("astype")(wanted);
@@ -233,7 +229,11 @@ void Buffer::write(nb::handle self, nb::handle value) {
 
 namespace {
 
-Buffer& get(nb::handle self) { return *nb::inst_ptr<Buffer>(self); }
+// Subclasses may forget to call our __init__.
+Buffer& get(nb::handle self) {
+  if (!nb::inst_ready(self)) throw nb::type_error("Buffer: __init__ was not called. Call super().__init__(array).");
+  return *nb::inst_ptr<Buffer>(self);
+}
 
 }  // namespace
 
@@ -249,6 +249,7 @@ void bind_buffer(nb::module_& m) {
       .def_prop_ro("nbytes", &Buffer::nbytes)
       .def_prop_ro("strides", &Buffer::strides)
       .def_prop_ro("writeable", &Buffer::writeable)
+      .def_prop_ro("_address", &Buffer::address)
       .def("__repr__", &Buffer::repr)
       .def(
           "write", [](Self self, nb::handle value) { get(self).write(self, value); }, nb::arg("value"))

@@ -52,17 +52,22 @@ class Buffer {
   // A NumPy array over this memory; read-only for an input. Sub-byte elements are unpacked: one byte each, and
   // packed again at the end of the call.
   nb::object numpy(nb::handle self);
+  // Where XLA's memory is; for a sub-byte type, that of the packed elements.
+  uintptr_t address() const;
   nb::object array(nb::handle self, nb::handle dtype, nb::handle copy);
   void write(nb::handle self, nb::handle value);
   nb::dict cuda_array_interface();
   nb::tuple dlpack_device() const;
   nb::object dlpack(nb::handle self, nb::kwargs kwargs);
   nb::object cupy(nb::handle self);
-  nb::object torch(nb::handle self) const;
+  nb::object torch(nb::handle self);
 
  private:
   void check_alive() const;
+  nb::object new_array(void* data, int flags) const;
   void check_on_cpu(const char* what) const;
+  // A DLPack capsule. Only the versioned form can say that memory is read-only.
+  nb::object capsule(void* data, nb::handle owner, bool read_only, nb::handle max_version) const;
   // How DLPack numbers the place's kind of device: kDLCPU or kDLCUDA.
   int32_t dlpack_device_type() const;
 
@@ -75,6 +80,13 @@ class Buffer {
   nb::object unpacked_;  // of a sub-byte type: one byte an element, made on first use
   nb::object owner_;     // the array behind a Buffer made in Python
 };
+
+// Whether Python takes `value` for true; None is not.
+inline bool truthy(nb::handle value) {
+  const int result = PyObject_IsTrue(value.ptr());
+  if (result < 0) throw nb::python_error();
+  return result != 0;
+}
 
 // NumPy's C API; to be called once, before any Buffer is made.
 void import_numpy();

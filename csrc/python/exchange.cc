@@ -75,7 +75,7 @@ nb::object Buffer::dlpack(nb::handle self, nb::kwargs kwargs) {
   nb::object owner = nb::borrow(self);
   void* data = data_;
   bool read_only = !writeable_;
-  if (!copy.is_none() && nb::cast<bool>(copy)) {
+  if (truthy(copy)) {
     if (place_.platform != Platform::kCpu) {
       throw nb::buffer_error("__dlpack__: copy=True would allocate device memory. Copy with the consuming library.");
     }
@@ -83,6 +83,16 @@ nb::object Buffer::dlpack(nb::handle self, nb::kwargs kwargs) {
     data = reinterpret_cast<void*>(nb::cast<uintptr_t>(owner.attr("ctypes").attr("data")));
     read_only = false;
   }
+  const bool versioned = !max_version.is_none() && nb::cast<int>(nb::tuple(max_version)[0]) >= 1;
+  if (read_only && !versioned) {
+    throw nb::buffer_error(
+        "__dlpack__: this Buffer is read-only, which DLPack can say from version 1.0 on. Pass max_version=(1, 0) or "
+        "copy=True.");
+  }
+  return capsule(data, owner, read_only, max_version);
+}
+
+nb::object Buffer::capsule(void* data, nb::handle owner, bool read_only, nb::handle max_version) const {
   std::vector<size_t> dims(dims_.begin(), dims_.end());
   nb::dlpack::dtype type;
   type.code = static_cast<uint8_t>(dtype_->dlpack);
@@ -113,9 +123,22 @@ nb::object Buffer::cupy(nb::handle self) {
   return cupy.attr("ndarray")(shape(), numpy_dtype(), pointer);
 }
 
-nb::object Buffer::torch(nb::handle self) const {
+nb::object Buffer::torch(nb::handle self) {
   check_alive();
-  return nb::module_::import_("torch").attr("from_dlpack")(self);
+  if (dtype_->packed()) {
+    throw nb::buffer_error((std::string("Buffer.torch: packed ") + dtype_->name + " has no DLPack form.").c_str());
+  }
+  nb::module_ torch = nb::module_::import_("torch");
+  if (place_.platform != Platform::kCpu) {
+    nb::object stream = torch.attr("cuda").attr("current_stream")(place_.ordinal).attr("cuda_stream");
+    if (nb::cast<uintptr_t>(stream) != place_.stream) {
+      throw nb::buffer_error(
+          "Buffer.torch: PyTorch works on another stream than XLA. Enter XLA's stream first: "
+          "`with torch.cuda.stream(torch.cuda.ExternalStream(ctx.stream)):`.");
+    }
+  }
+  // PyTorch has no read-only tensors, and some versions refuse memory that says it is.
+  return torch.attr("from_dlpack")(capsule(data_, self, false, nb::none()));
 }
 
 }  // namespace eqxcallback

@@ -35,12 +35,18 @@ T& exclusive(nb::object& object) {
 
 int traverse(PyObject* self, visitproc visit, void* arg) noexcept {
   Py_VISIT(Py_TYPE(self));
-  if (nb::inst_ready(self)) Py_VISIT(nb::inst_ptr<Handle>(self)->body().ptr());
+  if (nb::inst_ready(self)) {
+    Py_VISIT(nb::inst_ptr<Handle>(self)->body().ptr());
+    Py_VISIT(nb::inst_ptr<Handle>(self)->owner().ptr());
+  }
   return 0;
 }
 
 int clear(PyObject* self) noexcept {
-  nb::inst_ptr<Handle>(self)->body().reset();
+  if (nb::inst_ready(self)) {
+    nb::inst_ptr<Handle>(self)->body().reset();
+    nb::inst_ptr<Handle>(self)->owner().reset();
+  }
   return 0;
 }
 
@@ -68,7 +74,8 @@ void Frame::release(bool commit) noexcept {
   }
 }
 
-Handle::Handle(uint64_t key, nb::object body, bool direct) : key_(key), body_(std::move(body)), direct_(direct) {
+Handle::Handle(uint64_t key, nb::object body, nb::object owner, bool direct)
+    : key_(key), body_(std::move(body)), owner_(std::move(owner)), direct_(direct) {
   if (!handles().emplace(key, this).second) throw std::invalid_argument("the key belongs to another Handle");
 }
 
@@ -134,7 +141,9 @@ std::string report_failure(Handle& handle, nb::python_error& error, const Frame&
 
 void bind_handle(nb::module_& m) {
   nb::class_<Handle>(m, "Handle", nb::is_weak_referenceable(), nb::type_slots(kSlots))
-      .def(nb::init<uint64_t, nb::object, bool>(), nb::arg("key"), nb::arg("body"), nb::kw_only(), nb::arg("direct"))
+      .def(nb::init<uint64_t, nb::object, nb::object, bool>(), nb::arg("key"), nb::arg("body"),
+           nb::arg("owner") = nb::none(), nb::kw_only(), nb::arg("direct"))
+      .def_prop_ro("owner", [](Handle& handle) { return handle.owner(); })
       .def_prop_ro("key", &Handle::key)
       .def_static("exists", [](uint64_t key) { return Handle::find(key) != nullptr; }, nb::arg("key"));
 

@@ -45,8 +45,8 @@ class Frame {
 class Handle {
  public:
   // `body(ctx, outputs, inputs)` gets two tuples of Buffers. With `direct`, there is one output and the call is
-  // `body(ctx, output, *inputs)`, which spares the tuples.
-  Handle(uint64_t key, nb::object body, bool direct);
+  // `body(ctx, output, *inputs)`, which spares the tuples. `owner` is any object that is to live as long.
+  Handle(uint64_t key, nb::object body, nb::object owner, bool direct);
   ~Handle();
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
@@ -56,6 +56,7 @@ class Handle {
 
   uint64_t key() const { return key_; }
   nb::object& body() { return body_; }
+  nb::object& owner() { return owner_; }
 
   // A frame with as many slots, to be given back by release().
   std::unique_ptr<Frame> take_frame(size_t num_outputs, size_t num_inputs);
@@ -67,6 +68,7 @@ class Handle {
  private:
   uint64_t key_;
   nb::object body_;
+  nb::object owner_;
   bool direct_;
   std::vector<std::unique_ptr<Frame>> idle_;
 };

@@ -3,7 +3,8 @@
 The same as [`eqxcallback.buffer_callback`][], but for what JAX's own tests pin: on a CPU, `ctx.stream` raises.
 """
 
-import dataclasses
+import contextlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from .. import _ext
 from .._aliases import Aliases
 from .._buffer_callback import buffer_callback as _buffer_callback
 from .._ext import Buffer as Buffer, ExecutionStage as ExecutionStage
+from .._identity import identity
 
 
 class ExecutionContext:
@@ -33,15 +35,19 @@ class ExecutionContext:
         return stream
 
 
-@dataclasses.dataclass(frozen=True)
 class _WithCompatContext:
-    """Equal for equal callbacks, so that they share programs."""
+    """Has the name, the signature and the identity of the callback."""
 
-    callback: Callable[..., None]
+    def __init__(self, callback: Callable[..., None]):
+        self.callback = callback
+        with contextlib.suppress(TypeError, ValueError):  # some callables written in C have none
+            self.__signature__ = inspect.signature(callback, follow_wrapped=False)
 
-    @property
-    def __wrapped__(self) -> Callable[..., None]:  # whose name and signature users are shown
+    def _named_like(self) -> Callable[..., None]:
         return self.callback
+
+    def _identity(self) -> object:
+        return _WithCompatContext, identity(self.callback)
 
     def __call__(self, ctx: _ext.ExecutionContext, out: Any, *args: Any, **kwargs: Any) -> None:
         return self.callback(ExecutionContext(ctx), out, *args, **kwargs)

@@ -1,6 +1,7 @@
 """Checked mode: kernels that leave outputs unwritten, change their inputs, or keep their buffers are found out."""
 
 import contextlib
+import gc
 import os
 import sys
 import threading
@@ -71,7 +72,11 @@ def _checked_call(
         return call()
     before = _references(outputs, inputs)
     result, problems = _call_and_compare(call, outputs, inputs)
-    for (name, now), (_, then) in zip(_references(outputs, inputs), before, strict=True):
+    after = _references(outputs, inputs)
+    if after != before:
+        gc.collect()  # what refers to itself goes away without anybody's keeping it
+        after = _references(outputs, inputs)
+    for (name, now), (_, then) in zip(after, before, strict=True):
         if now > then:
             problems.append(
                 f"{name} was kept past the call, or an array over it was: its memory is XLA's again. Copy it"
@@ -84,14 +89,14 @@ def _checked_call(
 def _call_and_compare(
     call: Callable[[], None], outputs: Sequence[_ext.Buffer], inputs: Sequence[_ext.Buffer]
 ) -> tuple[None, list[str]]:
-    input_places = {_place(b) for b in inputs if b.size}
-    output_places = {_place(b) for b in outputs if b.size}
-    fresh = [(f"output {i} ({b!r})", b) for i, b in enumerate(outputs) if b.size and _place(b) not in input_places]
-    aliased = [(b, _bits(b).copy()) for b in outputs if b.size and _place(b) in input_places]
+    input_places = {b._address for b in inputs if b.size}
+    output_places = {b._address for b in outputs if b.size}
+    fresh = [(f"output {i} ({b!r})", b) for i, b in enumerate(outputs) if b.size and b._address not in input_places]
+    aliased = [(b, _bits(b).copy()) for b in outputs if b.size and b._address in input_places]
     kept = [
         (f"input {i} ({b!r})", b, _bits(b).copy())
         for i, b in enumerate(inputs)
-        if b.size and _place(b) not in output_places
+        if b.size and b._address not in output_places
     ]
 
     def untouched_after_call(seed: int) -> list[np.ndarray]:
@@ -121,10 +126,6 @@ def _references(outputs: Sequence[_ext.Buffer], inputs: Sequence[_ext.Buffer]) -
     """How often each buffer is referred to; to be compared between two calls of this function."""
     counts = [(f"output {i}", sys.getrefcount(outputs[i])) for i in range(len(outputs))]
     return counts + [(f"input {i}", sys.getrefcount(inputs[i])) for i in range(len(inputs))]
-
-
-def _place(buffer: _ext.Buffer) -> int:
-    return _bits(buffer).ctypes.data
 
 
 def _bits(buffer: _ext.Buffer) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Abstract values of results: their types, and where they live on a mesh."""
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 def result_aval(shape: Sequence[int], dtype: Any) -> Any:
     """The abstract value of a result. 64-bit types stay what they are, also where `jax_enable_x64` is off."""
+    if dtype is None or dtype == jax.dtypes.float0 or any(operator.index(dim) < 0 for dim in shape):
+        raise ValueError("no array has this type")
     is_extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)  # a typed PRNG key, say
     return ShapedArray(tuple(shape), dtype if is_extended else np.dtype(dtype))
 

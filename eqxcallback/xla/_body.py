@@ -8,32 +8,7 @@ from typing import Any
 import jax
 
 from .. import _errors, _ext
-
-
-class _SameObject:
-    """Compares by `is`: for callables that have no hash, such as Modules that hold arrays."""
-
-    def __init__(self, value: object):
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _SameObject) and self._value is other._value
-
-    def __hash__(self) -> int:
-        return id(self._value)
-
-
-def _identity(callback: Callable[..., None]) -> object:
-    """Two callbacks are the same, and share programs, if these are equal."""
-    try:
-        hash(callback)
-        return callback
-    except TypeError:
-        pass
-    owner, function = getattr(callback, "__self__", None), getattr(callback, "__func__", None)
-    if owner is not None and function is not None:  # equinox makes a new bound method at each access
-        return _SameObject(owner), function
-    return _SameObject(callback)
+from .._identity import identity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +47,7 @@ class PythonBody:
         self.callback = callback
         self.in_tree = in_tree
         self.out_tree = out_tree
-        self._identity = (_identity(callback), in_tree, out_tree)
+        self._identity = (identity(callback), in_tree, out_tree)
         self._hash = hash(self._identity)
         self.eager_state: Callable[[], Any] = lambda: None  # a weak reference, see _handles.py
 

@@ -1,11 +1,10 @@
 """A call outside of any `jax.jit`: one compiled program for every callback, and the callback's own exception."""
 
-import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -43,25 +42,18 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, spec: CallSpec) -> Seq
 mlir.register_lowering(_eager_call_p, _lower, platform="cpu")
 
 
-@functools.cache
-def _cpu_program(spec: CallSpec, depth: int) -> Callable[..., Sequence[jax.Array]]:
-    def buffer_callback(*operands: Any) -> Sequence[Any]:
-        return _eager_call_p.bind(*operands, spec=spec)
-
-    return jax.jit(buffer_callback)
-
+# Programs that no call is using. JAX lets nobody call a jitted function while its first call is under way, from the same
+# thread or, without a deadlock, from another one that this call waits for. So each call that runs at once has its own.
+_idle_programs: dict[CallSpec, list[Callable[..., Sequence[jax.Array]]]] = {}
 
 _config: Any = jax.config  # its options are made at run time: no type checker knows them
 
 
-class _Depth(threading.local):
-    """How many eager calls this thread is inside of. JAX refuses to call a jitted function from its own first call, so
-    callbacks that call callbacks use another one at each depth."""
+def _new_program(spec: CallSpec) -> Callable[..., Sequence[jax.Array]]:
+    def buffer_callback(*operands: Any) -> Sequence[Any]:
+        return _eager_call_p.bind(*operands, spec=spec)
 
-    value = 0
-
-
-_depth = _Depth()
+    return jax.jit(buffer_callback)
 
 
 def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> Sequence[jax.Array]:
@@ -69,20 +61,42 @@ def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> S
     if _config.jax_disable_jit:  # that is about the user's functions: a kernel has no other form than a program
         with jax.disable_jit(False):
             return run(primitive, *args, body=body, spec=spec)
+    if _config.jax_debug_nans or _config.jax_debug_infs:
+        return _run_and_check(primitive, *args, body=body, spec=spec)
     state = eager_state(body)
-    if _platform(args) != "cpu":
+    like = next((arg for arg in args if isinstance(arg, jax.Array)), None)
+    if _platform(like) != "cpu":
         return _own_program(state, primitive, body, spec)(*args)
+    key = state.key(like)
+    idle = _idle_programs.setdefault(spec, [])
+    program = idle.pop() if idle else _new_program(spec)
     with _errors.Failures() as failures:
-        _depth.value += 1
         try:
-            outs = _cpu_program(spec, _depth.value)(state.key, *args)
+            if isinstance(key, jax.Array):
+                outs = program(key, *args)
+            else:
+                with jax.transfer_guard("allow"):  # the key is our own affair
+                    outs = program(key, *args)
             for out in outs:
                 out.block_until_ready()
         except Exception as error:
             failures.reraise(error)
         finally:
-            _depth.value -= 1
+            idle.append(program)
     del state  # not before the program has run: it holds the handle
+    return outs
+
+
+def _run_and_check(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> Sequence[jax.Array]:
+    """`jax_debug_nans`, which JAX does for jitted functions by running them again without jit: a kernel cannot do that."""
+    nans, infs = _config.jax_debug_nans, _config.jax_debug_infs
+    with jax.debug_nans(False), jax.debug_infs(False):
+        outs = run(primitive, *args, body=body, spec=spec)
+        for out in outs:
+            if jnp.issubdtype(out.dtype, jnp.inexact):
+                for wanted, test, name in ((nans, jnp.isnan, "nan"), (infs, jnp.isinf, "inf")):
+                    if wanted and test(out).any():
+                        raise FloatingPointError(f"invalid value ({name}) encountered in {body!r}")
     return outs
 
 
@@ -96,9 +110,8 @@ def _own_program(
     return program
 
 
-def _platform(args: Sequence[Any]) -> str:
-    for arg in args:
-        if isinstance(arg, jax.Array):
-            return next(iter(arg.devices())).platform
+def _platform(like: jax.Array | None) -> str:
+    if like is not None:
+        return next(iter(like.devices())).platform
     device = _config.jax_default_device
     return getattr(device, "platform", device) or jax.default_backend()

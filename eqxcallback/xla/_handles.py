@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from .. import _ext
@@ -15,7 +16,8 @@ from ._body import CallSpec, PythonBody
 # MLIR's Python bindings make attributes of signed integers only.
 _NUM_KEYS = 2**63
 
-_handles: weakref.WeakValueDictionary[PythonBody, _ext.Handle] = weakref.WeakValueDictionary()
+# By the hash of the body. Nothing global may hold a body: its callback may hold what holds the handle.
+_handles: dict[int, list[weakref.ref[_ext.Handle]]] = {}
 _immortal: list[Callable[..., None]] = []
 _lock = threading.RLock()  # comparing callbacks may run code of theirs
 
@@ -28,15 +30,29 @@ def handle_for(body: PythonBody) -> _ext.Handle:
     traced and lowered it first, and so has put its own callable under that key.
     """
     with _lock:
-        handle = _handles.get(body)
-        if handle is None:
-            key = _preferred_key(body)
-            while _ext.Handle.exists(key):  # another callback of that name and those trees is alive
-                key = (key + 1) % _NUM_KEYS
-            direct = body.is_flat
-            handle = _ext.Handle(key, body.callback if direct else body, direct=direct)
-            _handles[body] = handle
+        alive = [(ref, handle) for ref in _handles.get(hash(body), ()) if (handle := ref()) is not None]
+        for _, handle in alive:
+            if handle.owner == body:
+                return handle
+        key = _preferred_key(body)
+        while _ext.Handle.exists(key):  # another callback of that name and those trees is alive
+            key = (key + 1) % _NUM_KEYS
+        direct = body.is_flat
+        handle = _ext.Handle(key, body.callback if direct else body, body, direct=direct)
+        _handles[hash(body)] = [*(ref for ref, _ in alive), weakref.ref(handle, _forget(hash(body)))]
         return handle
+
+
+def _forget(index: int) -> Callable[[object], None]:
+    def forget(_: object) -> None:
+        with _lock:
+            alive = [ref for ref in _handles.get(index, ()) if ref() is not None]
+            if alive:
+                _handles[index] = alive
+            else:
+                _handles.pop(index, None)
+
+    return forget
 
 
 class EagerState:
@@ -45,14 +61,27 @@ class EagerState:
     **Attributes:**
 
     - `handle`: of the body.
-    - `key`: the handle's key, as eager programs take it: two words, the lower one first.
     - `programs`: the compiled calls of this callback, on platforms where the key cannot be an operand.
     """
 
     def __init__(self, body: PythonBody):
         self.handle = handle_for(body)
-        self.key = np.array([self.handle.key & 0xFFFFFFFF, self.handle.key >> 32], np.uint32)
         self.programs: dict[CallSpec, Callable[..., Any]] = {}
+        self._words = np.array([self.handle.key & 0xFFFFFFFF, self.handle.key >> 32], np.uint32)
+        self._keys: dict[object, jax.Array] = {}
+
+    def key(self, like: jax.Array | None) -> Any:
+        """The handle's key as eager programs take it: two words, the lower one first. Where `like` is, and committed to
+        that device if it is: then nothing is transferred in the call, and results are where they would be without it."""
+        if like is None or len(devices := like.devices()) > 1:
+            return self._words
+        (device,) = devices
+        place = (device, like.committed)
+        key = self._keys.get(place)
+        if key is None:
+            with jax.default_device(device):
+                key = self._keys[place] = jax.device_put(self._words, device if like.committed else None)
+        return key
 
 
 def eager_state(body: PythonBody) -> EagerState:

@@ -70,7 +70,7 @@ batching.primitive_batchers[python_call_p] = _batch
 
 # What a call is lowered to: the same call, with the name stack that its errors show. JAX lowers equal calls once, and their
 # name stacks are not known then; so the outer primitive is lowered each time, and this one wherever it is new.
-_named_call_p = Primitive("named_buffer_callback")
+_named_call_p = Primitive("buffer_callback")
 _named_call_p.multiple_results = True
 
 

@@ -160,8 +160,8 @@ def test_refused_at_construction(aliases, error, match):
     [
         ({2: 0}, r"has the input 2, but there are 2 flat inputs \(0: x, 1: y\)"),
         ({0: 2}, r"has the output 2, but there are 2 flat outputs \(0: result_shape_dtypes\[0\]"),
-        ({"1": 0}, r"has the input '1', which is not a name of the inputs \(names: x, y\)"),
-        ({0: "z"}, "has the output 'z', which is not a name of the outputs"),
+        ({"1": 0}, r"has the input '1', which is not the name of an array among the inputs \(names: x, y\)"),
+        ({0: "z"}, "has the output 'z', which is not the name of an array among the outputs"),
         ({0: 0, "x": 1}, "uses the input x twice"),
         ({0: 0, 1: 0}, r"uses the output result_shape_dtypes\[0\] twice"),
         ({1: 0}, r"input y of type float32\[4\], output result_shape_dtypes\[0\] of type float32\[3\]"),

@@ -158,6 +158,8 @@ def test_dlpack():
             x.__dlpack__(bogus=1)
         assert "dltensor_versioned" in repr(x.__dlpack__(max_version=(1, 0)))
         assert '"dltensor"' in repr(out.__dlpack__())
+        with pytest.raises(BufferError, match=r"read-only, which DLPack can say from version 1.0 on"):
+            x.__dlpack__()
 
     np.testing.assert_array_equal(callback_like(callback, x)(x), x)
 
@@ -301,6 +303,28 @@ def test_made_in_python_refuses():
     read_only.flags.writeable = False
     with pytest.raises(ValueError, match="writeable=True, but the array is read-only"):
         eqxc.Buffer(read_only, writeable=True)
+
+
+def test_a_subclass_that_forgets_our_init():
+    class Careless(eqxc.Buffer):
+        def __init__(self):
+            pass
+
+    for buffer in (Careless(), eqxc.Buffer.__new__(eqxc.Buffer)):
+        for use in (
+            lambda b: b.numpy(),
+            np.asarray,
+            lambda b: b.write(1),
+            lambda b: b.torch(),
+            lambda b: b.__dlpack__(),
+        ):
+            with pytest.raises(TypeError, match="__init__ was not called"):
+                use(buffer)
+
+
+def test_truth_values():
+    buffer = eqxc.Buffer(np.zeros(2), writeable=np.True_)  # pyright: ignore[reportArgumentType]
+    assert buffer.__array__(copy=1).flags.owndata  # pyright: ignore[reportArgumentType]
 
 
 def test_buffers_cannot_be_copied():

@@ -5,6 +5,7 @@ JAX's own tests run through it with scripts/run_jax_tests, which needs a copy of
 
 import inspect
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +55,23 @@ def test_errors_name_the_users_function():
         ours.buffer_callback(mine, F32)()
     with pytest.raises(TypeError, match="expected a function"):
         ours.buffer_callback(3, F32)  # pyright: ignore[reportArgumentType]
+
+
+def test_methods_of_a_module_are_one_program():
+    class Scale(eqx.Module):
+        factor: jax.Array
+
+        def kernel(self, ctx, out, x):
+            out.write(np.asarray(x) * np.asarray(self.factor))
+
+    module = Scale(jnp.float32(3.0))
+
+    def program(x):
+        return ours.buffer_callback(module.kernel, F32)(ours.buffer_callback(module.kernel, F32)(x))
+
+    text = jax.jit(program).lower(X).as_text()
+    assert len({line.split("key = ")[1].split(" ")[0] for line in text.splitlines() if "key = " in line}) == 1
+    np.testing.assert_array_equal(program(X), X * 9)
 
 
 def test_equal_callbacks_are_one_program():

@@ -168,9 +168,9 @@ def test_device_memory_is_not_for_numpy(fake_xla):
 def test_dlpack_wants_the_same_stream(fake_xla):
     def callback(ctx, out, x):
         with pytest.raises(BufferError, match="the consumer works on another stream than XLA"):
-            x.__dlpack__(stream=1)
+            out.__dlpack__(stream=1)
         for stream in (ctx.stream, -1, None):
-            assert "dltensor" in repr(x.__dlpack__(stream=stream))
+            assert "dltensor" in repr(out.__dlpack__(stream=stream))
 
     code, message, _ = run_on_fake_gpu(fake_xla, callback, np.zeros(1, np.float32), F32)
     assert (code, message) == (OK, "")

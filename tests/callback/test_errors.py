@@ -1,9 +1,16 @@
 """Failing callbacks and bad input: the original exception, one clear text, and nothing is hurt."""
 
+import copy
 import functools
 import gc
 import logging
+import pickle
+import re
+import threading
+import types
 import weakref
+from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +72,7 @@ def test_the_text_of_an_error(trees):
         jax.block_until_ready(step(*argument))
     lines = str(caught.value).splitlines()
     assert lines[0].startswith(f"INTERNAL: {name} in jit(step)/layer_3")
-    assert lines[0].endswith("failed; python lane, (float32[2]) -> (float32[2])")
+    assert re.search(r" failed; python lane, \(float32\[2\]\) -> \(float32\[2\]\) \[failure \d+\]$", lines[0])
     assert lines[1] == "Traceback (most recent call last):"
     assert lines[2].startswith(f'  File "{__file__}"')
     assert f"in {'broken_tree' if trees else 'broken'}" in lines[2]
@@ -117,6 +124,145 @@ def test_the_outer_callback_is_to_blame_for_an_inner_one():
     assert caught.value.layer.endswith("outer")
     assert isinstance(caught.value.original, eqxc.KernelError)
     assert isinstance(caught.value.original.original, Oops)
+
+
+def test_raising_does_not_replace_the_users_own_exception():
+    class Mine(Exception):
+        pass
+
+    f = jax.jit(callback_like(broken, F32))
+
+    def step():
+        try:
+            jax.block_until_ready(f(jnp.zeros(2)))
+        except JaxRuntimeError as error:
+            raise Mine(f"step 7 failed: {error}") from error
+
+    with pytest.raises(Mine), eqxc.raising():
+        step()
+
+
+def test_the_exception_is_that_of_its_own_call():
+    """Two calls fail with the same text at the same time; and one after the other inside one `raising()`."""
+    both = threading.Barrier(2)
+
+    class Named(Exception):
+        def __init__(self, thread):
+            super().__init__("the same text")
+            self.thread = thread
+
+    def kernel(ctx, out, x):
+        both.wait(20)
+        raise Named(threading.get_ident())
+
+    callback_like(add_one, F32)(jnp.zeros(2))
+    f = callback_like(kernel, F32)
+    owners = []
+
+    def work():
+        for _ in range(20):
+            with pytest.raises(eqxc.KernelError) as caught:
+                f(jnp.zeros(2))
+            assert isinstance(caught.value.original, Named)
+            owners.append(caught.value.original.thread == threading.get_ident())
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert owners == [True] * 40
+
+    count = []
+
+    def counted(ctx, out, x):
+        count.append(None)
+        raise Named(len(count))
+
+    g = jax.jit(callback_like(counted, F32))
+
+    def twice():
+        with pytest.raises(JaxRuntimeError):
+            jax.block_until_ready(g(jnp.zeros(2)))
+        jax.block_until_ready(g(jnp.zeros(2)))
+
+    with pytest.raises(eqxc.KernelError) as caught, eqxc.raising():
+        twice()
+    assert isinstance(caught.value.original, Named)
+    assert caught.value.original.thread == 2
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800", "Grüße 🎉", "%s {}", "x" * 100_000])
+def test_texts_that_xla_could_not_carry(text):
+    def kernel(ctx, out, x):
+        raise Oops(text)
+
+    with pytest.raises(eqxc.KernelError) as caught:
+        callback_like(kernel, F32)(jnp.zeros(2))
+    assert caught.value.original.args == (text,)
+
+    def interrupted(ctx, out, x):
+        raise KeyboardInterrupt(text)
+
+    with pytest.raises(KeyboardInterrupt):
+        callback_like(interrupted, F32)(jnp.zeros(2))
+
+
+def test_an_exception_without_a_text():
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError("even this fails")
+
+    def kernel(ctx, out, x):
+        raise Mute
+
+    with pytest.raises(eqxc.KernelError) as caught:
+        callback_like(kernel, F32)(jnp.zeros(2))
+    assert isinstance(caught.value.original, Mute)
+
+
+def test_pickle_and_copy():
+    with pytest.raises(eqxc.KernelError) as caught:
+        callback_like(broken, F32)(jnp.zeros(2))
+    for twin in (pickle.loads(pickle.dumps(caught.value)), copy.copy(caught.value)):
+        assert str(twin) == str(caught.value)
+        assert (twin.layer, twin.operands) == ("broken", caught.value.operands)
+        assert isinstance(twin.original, Oops)
+        assert twin.__cause__ is twin.original
+
+    class Local(Exception):
+        pass
+
+    def kernel(ctx, out, x):
+        raise Local("not to be pickled")
+
+    with pytest.raises(eqxc.KernelError) as caught:
+        callback_like(kernel, F32)(jnp.zeros(2))
+    twin = pickle.loads(pickle.dumps(caught.value))
+    assert "Local: not to be pickled" in str(twin.original)
+
+
+def test_debug_nans():
+    f = callback_like(lambda ctx, out, x: out.write(np.full(2, np.nan, np.float32)), F32)
+    with jax.debug_nans(True):
+        for g in (f, jax.jit(f)):
+            with pytest.raises(FloatingPointError, match=r"invalid value \(nan\)"):
+                g(jnp.zeros(2))
+        np.testing.assert_array_equal(callback_like(add_one, F32)(jnp.zeros(2)), [1, 1])
+
+
+def test_transfer_guard():
+    f, x = callback_like(add_one, F32), jnp.zeros(2)
+    on_second = jax.device_put(x, jax.devices("cpu")[1])
+    with jax.transfer_guard("disallow"):
+        f(x)
+        assert f(on_second).devices() == on_second.devices()
+
+
+def test_results_are_committed_as_the_arguments_are():
+    f = callback_like(add_one, F32)
+    assert not f(jnp.zeros(2)).committed
+    assert f(jax.device_put(jnp.zeros(2), jax.devices("cpu")[0])).committed
 
 
 def test_logged_once(caplog):
@@ -226,7 +372,16 @@ def test_the_parameter_count_is_checked():
 
 @pytest.mark.parametrize(
     ("result", "where"),
-    [(1.0, r"result_shape_dtypes to have"), ({"a": [F32, "x"]}, r"result_shape_dtypes\['a'\]\[1\] to have")],
+    [
+        (1.0, r"result_shape_dtypes to have `shape` and `dtype`; got 1.0"),
+        ({"a": [F32, "x"]}, r"result_shape_dtypes\['a'\]\[1\] to have `shape` and `dtype`; got 'x'"),
+        (
+            [np.zeros(2), jax.ShapeDtypeStruct((-1,), np.float32)],
+            r"result_shape_dtypes\[1\] to have a shape .* got shape=\(-1,\)",
+        ),
+        (types.SimpleNamespace(shape=(2,), dtype=None), r"the dtype of an array; got shape=\(2,\) and dtype=None"),
+        (jax.ShapeDtypeStruct((2,), jax.dtypes.float0), r"the dtype of an array; .* float0|dtype="),
+    ],
 )
 def test_result_types_are_checked(result, where):
     with pytest.raises(TypeError, match=where):
@@ -238,8 +393,40 @@ def test_arguments_must_be_arrays():
         callback_like(add_one, F32)("text")
 
 
+@pytest.mark.parametrize("option", ["has_side_effect", "command_buffer_compatible"])
+def test_flags_are_bools(option):
+    def make(value: Any):
+        options: Any = {option: value}
+        return eqxc.buffer_callback(add_one, F32, **options)
+
+    with pytest.raises(TypeError, match=f"expected {option} to be True or False; got None"):
+        make(None)
+    np.testing.assert_array_equal(make(np.True_)(jnp.zeros(2)), [1, 1])
+
+
+def test_decorated_kernels_have_their_own_signature():
+    def kernelize(function):
+        @functools.wraps(function)
+        def kernel(ctx, out, *args):
+            out.write(function(*map(np.asarray, args)))
+
+        return kernel
+
+    f = callback_like(kernelize(lambda x: x + np.float32(1)), F32)
+    np.testing.assert_array_equal(f(jnp.zeros(2)), [1, 1])
+
+
+def test_mocks_are_callables():
+    kernel = mock.Mock(return_value=None)
+    callback_like(kernel, F32)(jnp.zeros(2))
+    assert kernel.call_count == 1
+
+
 def test_names_in_errors():
     class Kernel:
+        def func(self):
+            """Not what is called."""
+
         def __call__(self, ctx, out, x):
             raise Oops
 

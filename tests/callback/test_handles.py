@@ -1,5 +1,6 @@
 """Identity and lifetime: the same callback is one program; a callback lives exactly as long as what can call it."""
 
+import contextlib
 import dataclasses
 import functools
 import gc
@@ -48,6 +49,17 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+def test_a_fresh_partial_does_not_recompile_eager_calls(compilations):
+    def fill(value, ctx, out, x):
+        out.write(np.full(3, value, np.float32))
+
+    callback_like(functools.partial(fill, 0), X)(X)
+    compilations.clear()
+    for i in range(5):
+        np.testing.assert_array_equal(callback_like(functools.partial(fill, i), X)(X), np.full(3, i))
+    assert compilations == []
+
+
 def test_a_fresh_lambda_does_not_recompile_eager_calls(compilations):
     def call(i):
         return callback_like(lambda ctx, out, x: out.write(np.full(3, i, np.float32)), X)(X)
@@ -93,6 +105,33 @@ def test_equal_callbacks_share_a_program():
     a, b = jax.jit(lambda x: callback_like(Spec(1.0), x)(x)), jax.jit(lambda x: callback_like(Spec(2.0), x)(x))
     assert a(X)[0] == 1
     assert b(X)[0] == 2
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.0, -0.0), (1, True), (1, 1.0)])
+def test_equal_is_not_the_same(a, b):
+    @dataclasses.dataclass(frozen=True)
+    class Fill:
+        value: float
+
+        def __call__(self, ctx, out, x):
+            out.write(np.full(3, hash(repr(self.value)) % 1000, np.float32))
+
+    assert Fill(a) == Fill(b)
+    f, g = callback_like(Fill(a), X), callback_like(Fill(b), X)
+    assert f(X)[0] != g(X)[0]
+    assert jax.jit(f)(X)[0] != jax.jit(g)(X)[0]
+
+
+def test_a_callable_whose_hash_or_equality_fails():
+    class Odd(Callback):
+        def __eq__(self, other):
+            raise ValueError("no")
+
+        def __hash__(self):
+            raise ValueError("no")
+
+    for f in (callback_like(Odd(), X), jax.jit(callback_like(Odd(), X))):
+        np.testing.assert_array_equal(f(X), [1, 1, 1])
 
 
 def test_two_calls_of_one_function_have_one_handle():
@@ -191,6 +230,43 @@ def test_freed_with_its_program(use):
     del callback
     jax.clear_caches()
     assert is_freed(watch)
+
+
+def test_freed_though_it_reaches_its_own_function():
+    class Owner:
+        def __init__(self):
+            self.big = np.ones(1000)
+            self.function = callback_like(self.kernel, X)
+
+        def kernel(self, ctx, out, x):
+            add_one(ctx, out, x)
+
+    owner = Owner()
+    owner.function(X)
+    jax.jit(owner.function)(X)
+    watch = weakref.ref(owner)
+    del owner
+    jax.clear_caches()
+    assert is_freed(watch)
+
+
+def test_a_failed_call_leaves_no_cycle():
+    def run():
+        callback = Callback()
+
+        def broken(ctx, out, x, callback=callback):
+            raise ValueError("no")
+
+        with contextlib.suppress(eqxc.KernelError):
+            callback_like(broken, X)(X)
+        return weakref.ref(callback)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert run()() is None
+    finally:
+        gc.enable()
 
 
 def test_kept_by_its_program():

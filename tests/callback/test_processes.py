@@ -80,6 +80,7 @@ def test_an_exiting_interpreter_is_clean(tmp_path):
         "def broken(ctx, out, x): raise ValueError('no')\n"
         "try: jax.block_until_ready(jax.jit(eqxc.buffer_callback(broken, F32))(jnp.ones(2)))\n"
         "except Exception as error: kept = error\n"
+        "compiled = jax.jit(lambda x: f(x)).lower(F32).compile(); compiled(jnp.ones(2))\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "leaked" not in result.stderr  # nanobind reports what is still alive

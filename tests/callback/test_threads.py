@@ -98,6 +98,35 @@ def test_a_callback_may_wait_for_a_pending_array():
     np.testing.assert_array_equal(in_time(lambda: f(jnp.zeros((64, 64)))), pending)
 
 
+def test_a_callback_may_wait_for_an_eager_call_of_another_thread():
+    """Both have the same result type, and neither has been compiled."""
+    like = jax.ShapeDtypeStruct((3, 1, 7), jnp.float32)
+    inner, y = callback_like(add_one, like), jnp.zeros((3, 1, 7))
+
+    def outer(ctx, out, x):
+        with ThreadPoolExecutor(1) as pool:
+            out.write(np.asarray(pool.submit(inner, y).result(TIMEOUT)))
+
+    np.testing.assert_array_equal(in_time(lambda: callback_like(outer, like)(y)), np.ones((3, 1, 7)))
+
+
+def test_callbacks_of_two_threads_may_meet():
+    like = jax.ShapeDtypeStruct((1, 2, 5), jnp.float32)
+    both = threading.Barrier(2)
+
+    def kernel(ctx, out, x):
+        both.wait(TIMEOUT)
+        out.write(x)
+
+    f, x = callback_like(kernel, like), jnp.zeros((1, 2, 5))
+
+    def meet():
+        with ThreadPoolExecutor(2) as pool:
+            return [future.result(TIMEOUT) for future in [pool.submit(f, x), pool.submit(f, x)]]
+
+    assert len(in_time(meet)) == 2
+
+
 @pytest.mark.parametrize("jit", [False, True])
 def test_eight_threads(jit):
     def callback(ctx, out, x, y):

@@ -93,6 +93,31 @@ def test_an_aliased_output_is_right_when_the_kernel_runs_twice():
     np.testing.assert_array_equal(out[0], X + 1)
 
 
+@pytest.mark.parametrize("jit", [False, True])
+def test_an_aliased_sub_byte_output(jit):
+    def increment(ctx, out, x):
+        array = np.asarray(out)
+        array[1] = array[1].astype(np.int8) + 1
+
+    x = jnp.array([1, 2, 3], jnp.int4)
+    y = run_checked(increment, x, result=x, jit=jit, input_output_aliases={0: 0})
+    np.testing.assert_array_equal(y.astype(jnp.int8), [1, 3, 3])
+
+
+def test_cycles_that_nobody_holds_are_no_kept_buffers():
+    def kernel(ctx, out, x):
+        a, b = np.asarray(out), np.asarray(x)
+
+        def copy_row(i):
+            if i < 2:
+                a[i] = b[i]
+                copy_row(i + 1)
+
+        copy_row(0)
+
+    np.testing.assert_array_equal(run_checked(kernel, X), X)
+
+
 def test_a_changed_input():
     def kernel(ctx, out, x):
         ctypes.c_float.from_address(np.asarray(x).ctypes.data).value = 7.0
@@ -112,9 +137,18 @@ def test_a_bool_that_is_none():
         run_checked(kernel, result=result)
 
 
-@pytest.mark.parametrize("keep", [lambda b: b, np.asarray, lambda b: np.asarray(b)[:1], np.from_dlpack])
+@pytest.mark.parametrize(
+    ("keep", "dtype"),
+    [
+        *((lambda b: b, dtype) for dtype in ("float32", "int4")),
+        *((np.asarray, dtype) for dtype in ("float32", "int4")),
+        *((lambda b: np.asarray(b)[:1], dtype) for dtype in ("float32", "int4")),
+        (np.from_dlpack, "float32"),
+    ],
+)
 @pytest.mark.parametrize("which", ["input 0", "output 0"])
-def test_a_kept_view(keep, which):
+def test_a_kept_view(keep, which, dtype):
+    x = X.astype(dtype)
     kept = []
 
     def kernel(ctx, out, x):
@@ -122,7 +156,7 @@ def test_a_kept_view(keep, which):
         kept.append(keep(x if which == "input 0" else out))
 
     with pytest.raises(eqxc.KernelError, match=f"{which} was kept past the call"):
-        run_checked(kernel, X)
+        run_checked(kernel, x, result=x)
 
 
 def test_a_kernels_own_error_is_not_hidden():
