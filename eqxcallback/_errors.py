@@ -96,7 +96,8 @@ class Failures:
     def reraise(self, error: Exception) -> NoReturn:
         """Raise the `KernelError` behind the error that XLA made of its text, or that error as it is."""
         match = _FIRST_LINE.match(str(error)) if type(error) in (JaxRuntimeError, ValueError) else None
-        found = [failure for number, failure in self._errors if match is not None and number == int(match[1])]
+        with _lock:  # other threads may fail meanwhile
+            found = [failure for number, failure in self._errors if match is not None and number == int(match[1])]
         try:
             if not found:
                 raise error
