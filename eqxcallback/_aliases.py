@@ -6,6 +6,8 @@ from typing import Any
 
 from jax.tree_util import KeyPath, keystr
 
+from ._errors import type_text
+
 
 # A Mapping's keys are invariant: hence three.
 Aliases = Mapping[int, int | str] | Mapping[str, int | str] | Mapping[int | str, int | str]
@@ -21,7 +23,7 @@ class Leaf:
         self.dtype = dtype
 
     def __str__(self) -> str:
-        return f"{self.path} of type {self.dtype}[{','.join(map(str, self.shape))}]"
+        return f"{self.path} of type {type_text(self.dtype, self.shape)}"
 
 
 def resolve(aliases: Aliases, inputs: Sequence[Leaf], outputs: Sequence[Leaf], who: str) -> tuple[tuple[int, int], ...]:
@@ -42,8 +44,8 @@ def resolve(aliases: Aliases, inputs: Sequence[Leaf], outputs: Sequence[Leaf], w
         targets = _locate(target, outputs, f"{who}: input_output_aliases has the output", "outputs")
         first = targets[0]
         pairs.extend((index, first + offset) for offset, index in enumerate(sources))
-    used_inputs: dict[int, int] = {}
-    used_outputs: dict[int, int] = {}
+    used_inputs: set[int] = set()
+    used_outputs: set[int] = set()
     for i, o in pairs:
         if o >= len(outputs):
             raise ValueError(f"{who}: input_output_aliases pairs {inputs[i].path} with an output past the last one.")
@@ -53,7 +55,7 @@ def resolve(aliases: Aliases, inputs: Sequence[Leaf], outputs: Sequence[Leaf], w
                     f"{who}: input_output_aliases uses the {kind} {leaf.path} twice. An output can overwrite one input, "
                     "and an input can be overwritten by one output."
                 )
-            used[index] = index
+            used.add(index)
         if inputs[i].shape != outputs[o].shape or inputs[i].dtype != outputs[o].dtype:
             raise ValueError(
                 f"{who}: input_output_aliases lets an output overwrite an input of another type: input {inputs[i]}, "

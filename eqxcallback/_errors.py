@@ -9,7 +9,7 @@ import pickle
 import re
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, NoReturn
 
 from jax.errors import JaxRuntimeError
@@ -131,6 +131,11 @@ def raising() -> Iterator[None]:
             raise
         except Exception as error:
             failures.reraise(error)
+
+
+def type_text(dtype: object, shape: Sequence[int]) -> str:
+    """As JAX prints types: `float32[3,4]`."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def record_failure(error: BaseException, layer: str, name_stack: str, operands: str) -> str:

@@ -77,7 +77,7 @@ class Loan {
 };
 
 ffi::Error call_python(uint64_t key, const Place& place, const ffi::RemainingArgs& args, size_t first_arg,
-                       const ffi::RemainingRets& rets, std::string_view name_stack) {
+                       const ffi::RemainingRets& rets, const ffi::Dictionary& attrs) {
   if (!python_is_running()) {
     return ffi::Error(ffi::ErrorCode::kFailedPrecondition, "eqxcallback: a callback was due after Python had exited");
   }
@@ -104,7 +104,9 @@ ffi::Error call_python(uint64_t key, const Place& place, const ffi::RemainingArg
     try {
       handle->call(frame);
     } catch (nb::python_error& error) {
-      return ffi::Error::Internal(report_failure(*handle, error, frame, std::string(name_stack)));
+      auto name_stack = attrs.get<std::string_view>("name_stack");  // eager programs have none
+      return ffi::Error::Internal(
+          report_failure(*handle, error, frame, name_stack.has_value() ? std::string(*name_stack) : std::string()));
     }
     loan.commit();
   } catch (const std::exception& error) {
@@ -118,14 +120,12 @@ ffi::Error call_python(uint64_t key, const Place& place, const ffi::RemainingArg
 template <KeyIn where>
 ffi::Error dispatch(const Place& place, const ffi::RemainingArgs& args, const ffi::RemainingRets& rets,
                     const ffi::Dictionary& attrs) {
-  auto name_stack = attrs.get<std::string_view>("name_stack");
-  const std::string_view name = name_stack.has_value() ? *name_stack : std::string_view();
   if constexpr (where == KeyIn::kAttribute) {
     auto key = attrs.get<uint64_t>("key");
     if (key.has_error()) {
       return ffi::Error::InvalidArgument("eqxcallback: expected an attribute `key` of type ui64");
     }
-    return call_python(*key, place, args, 0, rets, name);
+    return call_python(*key, place, args, 0, rets, attrs);
   } else {
     auto operand = args.get<ffi::Buffer<ffi::U32>>(0);
     if (operand.has_error() || operand->element_count() != 2) {
@@ -133,7 +133,7 @@ ffi::Error dispatch(const Place& place, const ffi::RemainingArgs& args, const ff
     }
     uint64_t key;
     std::memcpy(&key, operand->untyped_data(), sizeof(key));
-    return call_python(key, place, args, 1, rets, name);
+    return call_python(key, place, args, 1, rets, attrs);
   }
 }
 

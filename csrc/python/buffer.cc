@@ -121,7 +121,6 @@ void Buffer::check_on_cpu(const char* what) const {
 }
 
 const DType& Buffer::dtype() const { return check_alive(), *dtype_; }
-const Place& Buffer::place() const { return check_alive(), place_; }
 size_t Buffer::ndim() const { return check_alive(), dims_.size(); }
 bool Buffer::writeable() const { return check_alive(), writeable_; }
 

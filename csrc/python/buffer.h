@@ -39,7 +39,6 @@ class Buffer {
 
   bool alive() const { return dtype_ != nullptr; }
   const DType& dtype() const;
-  const Place& place() const;
   size_t ndim() const;
   size_t size() const;
   size_t nbytes() const;

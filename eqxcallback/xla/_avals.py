@@ -18,17 +18,20 @@ def result_aval(shape: Sequence[int], dtype: Any) -> Any:
     return ShapedArray(tuple(shape), dtype if is_extended else np.dtype(dtype))
 
 
-def on_current_mesh(aval: Any, operands: Sequence[Any]) -> Any:
-    """`aval` on the mesh in use, varying over the manual axes that the operands vary over.
+def on_current_mesh(results: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+    """`results` on the mesh in use, varying over the manual axes that the operands, all alike, vary over.
 
     Without this `shard_map` would believe that results are the same on all devices.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
-        return aval
-    sharding = NamedSharding(mesh, PartitionSpec(*[None] * len(aval.shape)))
-    axes = operands[0].mat if operands else aval.mat
-    return aval.update(sharding=sharding, manual_axis_type=axes)
+        return results
+
+    def typed(aval: Any) -> Any:
+        sharding = NamedSharding(mesh, PartitionSpec(*[None] * len(aval.shape)))
+        return aval.update(sharding=sharding, manual_axis_type=operands[0].mat if operands else aval.mat)
+
+    return [typed(aval) for aval in results]
 
 
 def vary_alike(args: Sequence[Any]) -> Sequence[Any]:

@@ -26,8 +26,8 @@ _eager_call_p.multiple_results = True
 @_eager_call_p.def_effectful_abstract_eval
 def _abstract_eval(*avals: Any, spec: CallSpec):
     # The program returns all results, so XLA cannot drop the call, unless there are none. An effect costs jit's fast path.
-    results = [on_current_mesh(aval, avals) for aval in spec.result_avals]
-    return results, {kernel_effect} if spec.has_side_effect and not spec.result_avals else set()
+    effects = {kernel_effect} if spec.has_side_effect and not spec.result_avals else set()
+    return on_current_mesh(spec.result_avals, avals), effects
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, spec: CallSpec) -> Sequence[Any]:

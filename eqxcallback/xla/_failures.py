@@ -9,7 +9,7 @@ from ._body import PythonBody
 
 def _describe(outputs: Sequence[_ext.Buffer], inputs: Sequence[_ext.Buffer]) -> str:
     def types(buffers: Sequence[_ext.Buffer]) -> str:
-        return ", ".join(f"{b.dtype}[{','.join(map(str, b.shape))}]" for b in buffers)
+        return ", ".join(_errors.type_text(b.dtype, b.shape) for b in buffers)
 
     return f"({types(inputs)}) -> ({types(outputs)})"
 

@@ -29,9 +29,8 @@ def python_call(body: PythonBody, spec: CallSpec, args: Sequence[Any]) -> Sequen
 
 @python_call_p.def_effectful_abstract_eval
 def _abstract_eval(*avals: Any, spec: CallSpec, **_: object):
-    return [on_current_mesh(aval, avals) for aval in spec.result_avals], {
-        kernel_effect
-    } if spec.has_side_effect else set()
+    effects = {kernel_effect} if spec.has_side_effect else set()
+    return on_current_mesh(spec.result_avals, avals), effects
 
 
 def _no_derivative(what: str) -> Callable[..., NoReturn]:
@@ -76,7 +75,7 @@ _named_call_p.multiple_results = True
 
 @_named_call_p.def_abstract_eval
 def _named_abstract_eval(*avals: Any, spec: CallSpec, **_: object):
-    return [on_current_mesh(aval, avals) for aval in spec.result_avals]
+    return on_current_mesh(spec.result_avals, avals)
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, body: PythonBody, spec: CallSpec) -> Sequence[Any]:

@@ -39,27 +39,26 @@ def test_donated_is_in_place():
     assert " copy(" not in str(f.lower(F32).compile().as_text())
 
 
-def test_a_chain_of_calls_is_one_buffer():
+def doubling_in_place():
+    """An aliased doubling, and the set of the addresses that it wrote to."""
     addresses = set()
 
     def kernel(ctx, out, x):
         addresses.add(address(np.asarray(out)))
         scale_in_place(ctx, out, x)
 
-    f = callback_like(kernel, F32, input_output_aliases={0: 0})
+    return callback_like(kernel, F32, input_output_aliases={0: 0}), addresses
+
+
+def test_a_chain_of_calls_is_one_buffer():
+    f, addresses = doubling_in_place()
     y = jax.jit(lambda x: f(f(f(f(x)))), donate_argnums=0)(jnp.ones(3))
     np.testing.assert_array_equal(y, np.full(3, 16.0))
     assert len(addresses) == 1
 
 
 def test_a_scan_carry_is_one_buffer():
-    addresses = set()
-
-    def kernel(ctx, out, x):
-        addresses.add(address(np.asarray(out)))
-        scale_in_place(ctx, out, x)
-
-    f = callback_like(kernel, F32, input_output_aliases={0: 0})
+    f, addresses = doubling_in_place()
 
     @jax.jit
     def loop(x):
