@@ -114,7 +114,7 @@ def test_equal_is_not_the_same(a, b):
         value: float
 
         def __call__(self, ctx, out, x):
-            out.write(np.full(3, hash(repr(self.value)) % 1000, np.float32))
+            out.write(np.full(3, len(repr(self.value)), np.float32))
 
     assert Fill(a) == Fill(b)
     f, g = callback_like(Fill(a), X), callback_like(Fill(b), X)
