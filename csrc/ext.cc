@@ -1,6 +1,10 @@
 // The extension module eqxcallback._ext.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include "cpu/isa.h"
+#include "ffi/cpu_ops.h"
 #include "ffi/host_callback_scope.h"
 #include "ffi/python_call.h"
 #include "python/buffer.h"
@@ -17,6 +21,10 @@ NB_MODULE(_ext, m) {
   eqxcallback::bind_context(m);
   eqxcallback::bind_handle(m);
   m.def("python_call_targets", &eqxcallback::python_call_targets);
+  m.def("cpu_ops", &eqxcallback::cpu_ops);
+  m.def("isa", &eqxcallback::cpu::isa);
+  m.def("available_isas", &eqxcallback::cpu::available_isas);
+  m.def("set_isa", &eqxcallback::cpu::set_isa, nb::arg("name"));
   m.def("resume", &eqxcallback::resume, nb::arg("args"));
   m.def("set_jax_handler", &eqxcallback::set_jax_handler, nb::arg("capsule"));
   // What a program owns as a host callback is called as one. See ffi/host_callback_scope.h.

@@ -2,7 +2,7 @@
 
 from importlib import metadata as _metadata
 
-from . import debug as debug
+from . import debug as debug, nn as nn, ops as ops
 from ._buffer_callback import buffer_callback as buffer_callback
 from ._errors import KernelError as KernelError, raising as raising
 from ._ext import (
@@ -10,6 +10,8 @@ from ._ext import (
     ExecutionContext as ExecutionContext,
     ExecutionStage as ExecutionStage,
 )
+from .kernel import NativeKernel as NativeKernel
+from .op import Op as Op
 
 
 __version__ = _metadata.version("eqxcallback")

@@ -1,13 +1,18 @@
 """The only room that touches JAX's extension points: primitives, lowering, registration, version differences."""
 
+from ._attributes import attributes as attributes
 from ._avals import result_aval as result_aval
-from ._batching import VMAP_METHODS as VMAP_METHODS
+from ._batching import VMAP_METHODS as VMAP_METHODS, batch as batch
 from ._body import CallSpec as CallSpec, PythonBody as PythonBody
 from ._handles import EagerState as EagerState, eager_state as eager_state
+from ._op_call import PLATFORMS as PLATFORMS, Bind as Bind, op_call as op_call
+from ._plan import LaunchPlan as LaunchPlan
 from ._python_call import python_call as python_call
-from . import _failures, _python_call, _targets
+from ._targets import library_handler as library_handler, register_handler as register_handler
+from . import _failures, _op_call, _python_call, _targets
 
 
 _failures.register()
 _targets.register()
 _python_call.register()
+_op_call.register()

@@ -1,5 +1,8 @@
 """The handlers of the extension, registered with XLA once, at import."""
 
+import ctypes
+import threading
+
 import jax
 
 # jaxlib's table of handlers is not public. Its callback handler is the one way to tell XLA that a thread runs a host
@@ -33,3 +36,24 @@ def register() -> None:
     for name, handlers in _ext.python_call_targets().items():
         for platform, handler in handlers.items():
             jax.ffi.register_ffi_target(name, handler, platform=platform)
+
+
+_registered: set[tuple[str, str]] = set()
+_lock = threading.Lock()
+
+
+def register_handler(name: str, handler: object, platform: str) -> None:
+    """Register the capsule of a handler under `name`, once."""
+    with _lock:
+        if (name, platform) in _registered:
+            return
+        # A backend that starts later would take the handler from a queue, and a handler that it refuses, built for a newer
+        # XLA, would keep it from starting at all. One that is there refuses it here.
+        jax.local_devices(backend=platform)
+        jax.ffi.register_ffi_target(name, handler, platform=platform)
+        _registered.add((name, platform))
+
+
+def library_handler(path: str, symbol: str) -> object:
+    """The capsule of the function `symbol` in the shared library at `path`. The library stays loaded."""
+    return jax.ffi.pycapsule(getattr(ctypes.CDLL(path), symbol))

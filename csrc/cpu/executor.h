@@ -1,0 +1,56 @@
+// How a kernel spreads work over threads, without knowing whose threads they are.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/types.h"
+
+namespace eqxcallback::cpu {
+
+// Throws std::bad_alloc: its constructor is an inline function of the standard library, see types.h.
+[[noreturn]] void throw_bad_alloc();
+
+struct Executor {
+  using Task = void (*)(void* state, int64_t index);
+
+  void* pool;
+  int64_t (*threads)(void* pool);
+  // Calls task(state, i) for each i below `tasks`, on several threads and the caller's, and returns when all are done.
+  void (*run)(void* pool, int64_t tasks, Task task, void* state);
+};
+
+namespace {
+
+// Waking another thread takes 4 to 16 us: less work than this is done faster alone.
+inline constexpr double kSerialNanoseconds = 24'000;
+inline constexpr double kTaskNanoseconds = 6'000;
+
+// Calls body(begin, end) on ranges that cover [0, n), in multiples of `multiple`, where an item takes about so long.
+template <class Body>
+void parallel_for(const Executor& executor, int64_t n, double nanoseconds_per_item, const Body& body,
+                  int64_t multiple = 1) {
+  const double nanoseconds = static_cast<double>(n) * nanoseconds_per_item;
+  const int64_t threads = nanoseconds < kSerialNanoseconds ? 1 : executor.threads(executor.pool);
+  // Several tasks for each thread: one may start late, or be slow.
+  const int64_t wanted = smaller(threads * 8, static_cast<int64_t>(nanoseconds / kTaskNanoseconds));
+  if (threads <= 1 || wanted <= 1 || n <= multiple) {
+    if (n > 0) body(int64_t{0}, n);
+    return;
+  }
+  int64_t grain = (n + wanted - 1) / wanted;
+  grain = (grain + multiple - 1) / multiple * multiple;
+  struct State {
+    const Body& body;
+    int64_t n, grain;
+  } state{body, n, grain};
+  executor.run(
+      executor.pool, (n + grain - 1) / grain,
+      [](void* data, int64_t index) {
+        const State& s = *static_cast<State*>(data);
+        s.body(index * s.grain, smaller(s.n, (index + 1) * s.grain));
+      },
+      &state);
+}
+
+}  // namespace
+}  // namespace eqxcallback::cpu

@@ -1,0 +1,75 @@
+#include "cpu/isa.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+
+namespace eqxcallback::cpu {
+namespace {
+
+struct Isa {
+  const char* name;
+  const Kernels* kernels;
+  bool (*available)();
+};
+
+#if defined(__x86_64__)
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+#endif
+bool always() { return true; }
+
+constexpr Isa kIsas[] = {
+#if defined(__x86_64__)
+    {"avx512", &kAvx512Kernels, has_avx512},
+    {"avx2", &kAvx2Kernels, has_avx2},
+#endif
+    {"portable", &kPortableKernels, always},
+};
+
+const Isa& find(const std::string& name) {
+  for (const Isa& isa : kIsas) {
+    if (isa.name == name && isa.available()) return isa;
+  }
+  std::string names;
+  for (const std::string& available : available_isas()) names += (names.empty() ? "" : ", ") + available;
+  throw std::invalid_argument("eqxcallback: expected EQXCALLBACK_ISA to be one of " + names +
+                              ", which this machine can run; got '" + name + "'.");
+}
+
+const Isa& initial() {
+  const char* wanted = std::getenv("EQXCALLBACK_ISA");
+  return find(wanted != nullptr && *wanted != '\0' ? wanted : available_isas().front());
+}
+
+// Throws at the first use if the variable is wrong, and at each one after it.
+std::atomic<const Isa*>& current() {
+  static std::atomic<const Isa*> isa{&initial()};
+  return isa;
+}
+
+}  // namespace
+
+void throw_bad_alloc() { throw std::bad_alloc(); }
+
+const Kernels& kernels() { return *current().load(std::memory_order_relaxed)->kernels; }
+
+std::vector<std::string> available_isas() {
+  std::vector<std::string> names;
+  for (const Isa& isa : kIsas) {
+    if (isa.available()) names.emplace_back(isa.name);
+  }
+  return names;
+}
+
+std::string isa() { return current().load()->name; }
+void set_isa(const std::string& name) { current() = &find(name); }
+
+}  // namespace eqxcallback::cpu

@@ -1,0 +1,77 @@
+// What the kernels of one instruction set share. Everything in this folder is compiled once for each of them, after its
+// `Simd`, and has internal linkage.
+#pragma once
+
+#include <cstdlib>
+#include <type_traits>
+
+#include "cpu/kernels.h"
+
+namespace eqxcallback::cpu {
+namespace {
+
+using F = Simd::F;
+inline constexpr int kLanes = Simd::kLanes;
+inline constexpr float kLog2E = 1.44269504088896341f;
+// Stands for -inf where it is subtracted from -inf.
+inline constexpr float kLowest = -1e30f;
+
+// All lanes, as a count that is known when compiling.
+struct Full {};
+template <class T>
+F load(const T* p, Full) {
+  return Simd::load(p);
+}
+template <class T>
+F load(const T* p, int n) {
+  return Simd::load(p, n);
+}
+template <class T>
+void store(T* p, F x, Full) {
+  Simd::store(p, x);
+}
+template <class T>
+void store(T* p, F x, int n) {
+  Simd::store(p, x, n);
+}
+
+// Calls body(i, count) for the vectors of n elements: `Full` ones, and a last one of fewer.
+template <class Body>
+void for_vectors(int64_t n, const Body& body) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) body(i, Full{});
+  if (i < n) body(i, static_cast<int>(n - i));
+}
+
+// Calls fn with a null pointer of the element's type.
+template <class Fn>
+void with_type(Element element, const Fn& fn) {
+  if (element == Element::kF32) {
+    fn(static_cast<float*>(nullptr));
+  } else {
+    fn(static_cast<Bf16*>(nullptr));
+  }
+}
+template <class P>
+using Pointee = std::remove_pointer_t<P>;
+
+// Memory for the length of one call.
+class Scratch {
+ public:
+  explicit Scratch(int64_t floats)
+      : data_(
+            static_cast<float*>(std::aligned_alloc(64, (static_cast<size_t>(floats) * sizeof(float) + 63) / 64 * 64))) {
+    if (data_ == nullptr) throw_bad_alloc();
+  }
+  ~Scratch() { std::free(data_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  float* data() const { return data_; }
+
+ private:
+  float* data_;
+};
+
+}  // namespace
+}  // namespace eqxcallback::cpu

@@ -1,0 +1,131 @@
+// Eight lanes of f32 in AVX2, with FMA and F16C. simd/portable.h says what each function means.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/types.h"
+
+namespace eqxcallback::cpu {
+namespace {
+
+struct Simd {
+  static constexpr int kLanes = 8;
+  static constexpr int kDotRows = 4, kDotColumns = 2;
+  static constexpr int kOuterRows = 6, kOuterVectors = 2;
+
+  using F = __m256;
+
+  static F zero() { return _mm256_setzero_ps(); }
+  static F broadcast(float value) { return _mm256_set1_ps(value); }
+  static F load(const float* p) { return _mm256_loadu_ps(p); }
+  static F load(const Bf16* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static F load(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
+  static F load(const Bf16* p, int n) {
+    Bf16 lanes[kLanes] = {};
+    std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(Bf16));
+    return load(lanes);
+  }
+  static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+  static void store(Bf16* p, F x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(x)); }
+  static void store(float* p, F x, int n) { _mm256_maskstore_ps(p, first(n), x); }
+  static void store(Bf16* p, F x, int n) {
+    Bf16 lanes[kLanes];
+    store(lanes, x);
+    std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(Bf16));
+  }
+
+  static F add(F a, F b) { return _mm256_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm256_div_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  static F max(F a, F b) { return _mm256_max_ps(a, b); }
+  static float sum(F x) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return s[0] + s[1];
+  }
+  static float maximum(F x) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return larger(s[0], s[1]);
+  }
+
+  static F sums(const F* x) {
+    F four[2];
+    for (int i = 0; i < 2; ++i) {
+      four[i] = _mm256_hadd_ps(_mm256_hadd_ps(x[4 * i], x[4 * i + 1]), _mm256_hadd_ps(x[4 * i + 2], x[4 * i + 3]));
+    }
+    return add(_mm256_permute2f128_ps(four[0], four[1], 0x20), _mm256_permute2f128_ps(four[0], four[1], 0x31));
+  }
+
+  static F exp2(F x) {
+    x = max(broadcast(-160.0f), x);
+    const F whole = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const F r = sub(x, whole);
+    F p = broadcast(1.33335581e-3f);
+    p = fma(p, r, broadcast(9.61812911e-3f));
+    p = fma(p, r, broadcast(5.55041087e-2f));
+    p = fma(p, r, broadcast(2.40226507e-1f));
+    p = fma(p, r, broadcast(6.93147181e-1f));
+    p = fma(p, r, broadcast(1.0f));
+    // 2^whole in two factors, each of which is a normal number for all exponents that have a result.
+    const __m256i exponent = _mm256_cvtps_epi32(_mm256_min_ps(broadcast(256.0f), whole));
+    const __m256i low = _mm256_srai_epi32(exponent, 1), high = _mm256_sub_epi32(exponent, low);
+    return mul(mul(p, power_of_two(low)), power_of_two(high));
+  }
+  static F mask_first(F x, int64_t n) {
+    if (n <= 0) return x;
+    const __m256i mask = first(static_cast<int>(smaller<int64_t>(n, kLanes)));
+    return _mm256_blendv_ps(x, broadcast(-__builtin_inff()), _mm256_castsi256_ps(mask));
+  }
+
+  static F low_nibbles(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_and_si256(bytes(p), _mm256_set1_epi32(15)));
+  }
+  static F high_nibbles(const uint8_t* p) { return _mm256_cvtepi32_ps(_mm256_srli_epi32(bytes(p), 4)); }
+  static F int8s(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+
+  static float half(const uint8_t* p) {
+    uint16_t bits;
+    std::memcpy(&bits, p, sizeof(bits));
+    return _cvtsh_ss(bits);
+  }
+  using Minimums = __m128;
+  static Minimums no_minimums() { return _mm_setzero_ps(); }
+  static F scale_and_minimum(const uint8_t* p, const float* factor, Minimums& minimums) {
+    int32_t bits;
+    std::memcpy(&bits, p, sizeof(bits));
+    const __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(bits));
+    minimums =
+        _mm_fmadd_ps(both, _mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(factor))), minimums);
+    return _mm256_broadcastss_ps(both);
+  }
+  static float total(Minimums minimums) { return minimums[1]; }
+
+ private:
+  static __m256i first(int n) {
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+  }
+  static F widen(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
+  static __m128i narrow(F x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i result = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, nan, is_nan), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1));
+  }
+  static __m256i bytes(const uint8_t* p) {
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  }
+  static F power_of_two(__m256i exponent) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(exponent, _mm256_set1_epi32(127)), 23));
+  }
+};
+
+}  // namespace
+}  // namespace eqxcallback::cpu

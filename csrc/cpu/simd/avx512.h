@@ -1,0 +1,111 @@
+// Sixteen lanes of f32 in AVX-512. simd/portable.h says what each function means.
+#pragma once
+
+#include <immintrin.h>
+
+#include "cpu/types.h"
+
+namespace eqxcallback::cpu {
+namespace {
+
+struct Simd {
+  static constexpr int kLanes = 16;
+  static constexpr int kDotRows = 4, kDotColumns = 4;
+  static constexpr int kOuterRows = 6, kOuterVectors = 4;
+
+  using F = __m512;
+
+  static F zero() { return _mm512_setzero_ps(); }
+  static F broadcast(float value) { return _mm512_set1_ps(value); }
+  static F load(const float* p) { return _mm512_loadu_ps(p); }
+  static F load(const Bf16* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  static F load(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+  static F load(const Bf16* p, int n) { return widen(_mm256_maskz_loadu_epi16(first(n), p)); }
+  static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+  static void store(Bf16* p, F x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
+  static void store(float* p, F x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
+  static void store(Bf16* p, F x, int n) { _mm256_mask_storeu_epi16(p, first(n), narrow(x)); }
+
+  static F add(F a, F b) { return _mm512_add_ps(a, b); }
+  static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  static F div(F a, F b) { return _mm512_div_ps(a, b); }
+  static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static float sum(F x) { return _mm512_reduce_add_ps(x); }
+  static float maximum(F x) { return _mm512_reduce_max_ps(x); }
+
+  static F sums(const F* x) {
+    F four[4];
+    for (int i = 0; i < 4; ++i) {
+      const F ab = add(_mm512_unpacklo_ps(x[4 * i], x[4 * i + 1]), _mm512_unpackhi_ps(x[4 * i], x[4 * i + 1]));
+      const F cd = add(_mm512_unpacklo_ps(x[4 * i + 2], x[4 * i + 3]), _mm512_unpackhi_ps(x[4 * i + 2], x[4 * i + 3]));
+      const __m512d p = _mm512_castps_pd(ab), q = _mm512_castps_pd(cd);
+      four[i] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)), _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
+    }
+    const F left = add(_mm512_shuffle_f32x4(four[0], four[1], 0x88), _mm512_shuffle_f32x4(four[0], four[1], 0xdd));
+    const F right = add(_mm512_shuffle_f32x4(four[2], four[3], 0x88), _mm512_shuffle_f32x4(four[2], four[3], 0xdd));
+    return add(_mm512_shuffle_f32x4(left, right, 0x88), _mm512_shuffle_f32x4(left, right, 0xdd));
+  }
+
+  // A polynomial on [-1/2, 1/2], relative error 2e-7.
+  static F exp2(F x) {
+    x = max(broadcast(-160.0f), x);
+    const F whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const F r = sub(x, whole);
+    F p = broadcast(1.33335581e-3f);
+    p = fma(p, r, broadcast(9.61812911e-3f));
+    p = fma(p, r, broadcast(5.55041087e-2f));
+    p = fma(p, r, broadcast(2.40226507e-1f));
+    p = fma(p, r, broadcast(6.93147181e-1f));
+    p = fma(p, r, broadcast(1.0f));
+    return _mm512_scalef_ps(p, whole);
+  }
+  static F mask_first(F x, int64_t n) {
+    if (n <= 0) return x;
+    return _mm512_mask_mov_ps(x, first(static_cast<int>(smaller<int64_t>(n, kLanes))), broadcast(-__builtin_inff()));
+  }
+
+  // A permutation looks at the lowest four bits of its indices: it decodes without masking.
+  static F low_nibbles(const uint8_t* p) { return _mm512_permutexvar_ps(bytes(p), digits()); }
+  static F high_nibbles(const uint8_t* p) { return _mm512_permutexvar_ps(_mm512_srli_epi32(bytes(p), 4), digits()); }
+  static F int8s(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+
+  static float half(const uint8_t* p) {
+    uint16_t bits;
+    std::memcpy(&bits, p, sizeof(bits));
+    return _cvtsh_ss(bits);
+  }
+  using Minimums = __m128;
+  static Minimums no_minimums() { return _mm_setzero_ps(); }
+  static F scale_and_minimum(const uint8_t* p, const float* factor, Minimums& minimums) {
+    int32_t bits;
+    std::memcpy(&bits, p, sizeof(bits));
+    const __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(bits));
+    minimums =
+        _mm_fmadd_ps(both, _mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(factor))), minimums);
+    return _mm512_broadcastss_ps(both);
+  }
+  static float total(Minimums minimums) { return minimums[1]; }
+
+ private:
+  static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+  static F widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+  static __m256i narrow(F x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __m512i nan = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, is_nan, nan), 16));
+  }
+  static __m512i bytes(const uint8_t* p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  }
+  static F digits() { return _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
+};
+
+}  // namespace
+}  // namespace eqxcallback::cpu

@@ -1,0 +1,58 @@
+// Element types that C++ has no name for, and the storage of quantised weights.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace eqxcallback::cpu {
+
+enum class Element : uint8_t { kF32, kBf16 };
+
+struct Bf16 {
+  uint16_t bits;
+};
+
+// GGUF's block encodings: 32 weights of one row share a block.
+enum class Encoding : uint8_t {
+  kQ4_1,  // f16 scale d, f16 minimum m, 16 bytes; weight j = d * (low nibble of byte j) + m, weight 16 + j: the high
+          // one
+  kQ8_0,  // f16 scale d, 32 int8; weight j = d * q_j
+};
+inline constexpr int64_t kBlockSize = 32;
+
+// The files that are compiled for one instruction set include these: nothing here may be a function of external
+// linkage, of which the linker would keep the copy with the newest instructions for everybody.
+namespace {
+
+constexpr int64_t block_bytes(Encoding encoding) { return encoding == Encoding::kQ4_1 ? 20 : 34; }
+
+inline float to_float(float value) { return value; }
+
+inline float to_float(Bf16 value) {
+  const uint32_t bits = static_cast<uint32_t>(value.bits) << 16;
+  float result;
+  std::memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+
+inline void from_float(float value, float& out) { out = value; }
+
+// Rounds to nearest, ties to even.
+inline void from_float(float value, Bf16& out) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  out.bits = static_cast<uint16_t>(is_nan ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+template <class T>
+constexpr T smaller(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+constexpr T larger(T a, T b) {
+  return a < b ? b : a;
+}
+
+}  // namespace
+}  // namespace eqxcallback::cpu

@@ -1,0 +1,70 @@
+"""The native lane: handlers of our extension, and of the user's shared libraries."""
+
+import functools
+import hashlib
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from .. import _ext, xla
+from ..kernel import NativeKernel
+
+
+def prepare(
+    kernel: NativeKernel, platform: str, options: Mapping[str, Any], aliases: tuple[tuple[int, int], ...], who: str
+) -> xla.LaunchPlan:
+    who = f"{who}[native]"
+    target = (
+        _own_target(kernel.symbol, platform, who) if kernel.library is None else _library_target(kernel, platform, who)
+    )
+    return xla.LaunchPlan(target, xla.attributes(options, who), aliases)
+
+
+@functools.cache
+def _own_handlers() -> Mapping[str, object]:
+    return _ext.cpu_ops()
+
+
+def _own_target(symbol: str, platform: str, who: str) -> str:
+    handlers = _own_handlers()
+    if platform != "cpu" or symbol not in handlers:
+        raise ValueError(
+            f"{who}: expected a symbol of this package for {platform}; got {symbol!r}. There are {', '.join(handlers)} for "
+            "cpu; pass library=PATH for one of yours."
+        )
+    target = f"eqxcallback_{symbol}"
+    xla.register_handler(target, handlers[symbol], platform)
+    return target
+
+
+def _library_target(kernel: NativeKernel, platform: str, who: str) -> str:
+    path = os.fspath(kernel.library or "")
+    try:
+        digest = _digest(path, os.stat(path).st_mtime_ns)
+        handler = xla.library_handler(path, kernel.symbol)
+    except OSError as error:
+        raise ValueError(
+            f"{who}: the library {path} cannot be loaded ({error}). Build it, or correct the path."
+        ) from None
+    except AttributeError:
+        raise ValueError(
+            f"{who}: the library {path} has no symbol {kernel.symbol!r}. Export it, with "
+            f'XLA_FFI_DEFINE_HANDLER_SYMBOL({kernel.symbol}, ...) or extern "C".'
+        ) from None
+    # The name stands in compiled programs, which may outlive this process: it says what the code is, not where it lies.
+    target = f"eqxcallback_{kernel.symbol}_{digest}"
+    try:
+        xla.register_handler(target, handler, platform)
+    except Exception as error:
+        raise ValueError(
+            f"{who}: XLA refuses the handler {kernel.symbol!r} of {path} ({error}). Build it with the headers of the oldest "
+            "JAX that it shall run on: jax.ffi.include_dir()."
+        ) from error
+    return target
+
+
+@functools.lru_cache(maxsize=256)
+def _digest(path: str, modified: int) -> str:
+    del modified  # a rebuilt library is another one
+    return hashlib.blake2b(pathlib.Path(path).read_bytes(), digest_size=8).hexdigest()

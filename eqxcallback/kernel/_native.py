@@ -1,0 +1,53 @@
+"""A kernel in C++ that XLA calls without Python."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeKernel:
+    """An XLA FFI handler, compiled: there is no Python and no GIL between the program and the kernel.
+
+    The handler is called with the flat operands of the op, then its flat results, and the op's options as attributes: a
+    `bool` is `bool` there, an `int` is `int64_t`, a `float` is `double`, a `str` is `std::string_view`, and a tuple of
+    integers is `ffi::Span<const int64_t>`.
+
+    **Arguments:**
+
+    - `symbol`: the name of the handler, as in `XLA_FFI_DEFINE_HANDLER_SYMBOL(symbol, ...)`.
+    - `library`: the path of a shared library that exports it; without one, a handler of this package. It is loaded when a
+        program that calls it is first lowered. Build it with the headers in `jax.ffi.include_dir()`, of the oldest JAX
+        that it shall run on.
+    - `out_type`: a function of the op's arguments and options that returns a PyTree of `jax.ShapeDtypeStruct`s. By
+        default, what the op's `reference` returns.
+    - `aliases`: `{input: output}`: results that overwrite an operand, by parameter and result names or flat indices, as in
+        [`eqxcallback.buffer_callback`][].
+    """
+
+    symbol: str
+    library: str | os.PathLike[str] | None = None
+    out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
+    aliases: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.symbol, str) or not self.symbol.isidentifier():
+            raise ValueError(f"NativeKernel: expected symbol to be the name of a C function; got {self.symbol!r}.")
+        if self.library is not None:
+            try:
+                path = os.fspath(self.library)
+            except TypeError:
+                raise TypeError(
+                    f"NativeKernel({self.symbol}): expected library to be a path; got {self.library!r}."
+                ) from None
+            # Another working directory must not make it another kernel.
+            object.__setattr__(self, "library", os.path.abspath(path))
+        if self.out_type is not None and not callable(self.out_type):
+            raise TypeError(f"NativeKernel({self.symbol}): expected out_type to be a function; got {self.out_type!r}.")
+
+    def __hash__(self) -> int:  # mappings have none
+        return hash((self.symbol, self.library, self.out_type, tuple(self.aliases.items())))

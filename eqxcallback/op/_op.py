@@ -1,0 +1,175 @@
+"""One mathematical operation, with a kernel for each platform and a definition in pure JAX."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_unflatten
+from jaxtyping import PyTree
+
+from .. import _aliases, xla
+from ..kernel import NativeKernel
+from ._batching import METHODS, MODES
+from ._call import Call
+from ._options import Options
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """One mathematical operation: its kernels, and its definition in pure JAX.
+
+    !!! example
+
+        ```python
+        saxpy = eqxcallback.Op(
+            "saxpy",
+            kernels={"cpu": eqxcallback.NativeKernel("saxpy", library="libsaxpy.so")},
+            reference=lambda x, y, *, a: a * x + y,
+            batching={"x": "batched", "y": "batched"},
+        )
+        z = saxpy(x, y, a=2.0)
+        ```
+
+    A call takes arrays, or PyTrees of arrays, by position, and static options by keyword. It works under `jit`, `vmap`, `grad`,
+    `jvp`, `scan`, `checkpoint` and `shard_map`.
+
+    **Arguments:**
+
+    - `name`: of the operation, for errors and programs.
+    - `kernels`: `{platform: kernel}`, where a platform is `"cpu"`, `"cuda"` or `"rocm"`. On a platform without a kernel the
+        reference runs.
+    - `reference`: a function of the same arguments and options in pure JAX. It defines the result's type, the operation's
+        derivatives, and its value where there is no kernel. Without one there are no derivatives, and each kernel needs
+        an `out_type`.
+    - `batching`: how `vmap` calls the kernel. `"sequential"`, `"sequential_unrolled"`: once for each example.
+        `"broadcast_all"`: once, all operands having the mapped axis in front. Or for each parameter, `{name: mode}`:
+
+        - `"batched"`: the kernel sees the mapped axis in front, also of an operand that is not mapped;
+        - `"either"`: the kernel sees the mapped axis in front of an operand that is mapped, and nothing in front of others;
+        - `"shared"`: the kernel takes no such axis; if this operand is mapped, the kernel is called for each example.
+
+        Axes of nested `vmap`s follow each other, the outermost first. An operand that only some of them map has them all,
+        or, if it is `"either"`, the innermost ones that map it. An operand that a result overwrites is always batched.
+
+    **Raises:** `TypeError` or `ValueError` for a wrong declaration, and when arguments do not fit it.
+    """
+
+    name: str
+    kernels: Mapping[str, NativeKernel]
+    reference: Callable[..., PyTree] | None = None
+    batching: str | Mapping[str, str] = "sequential"
+
+    def __post_init__(self) -> None:
+        who = f"Op({self.name})"
+        for platform, kernel in self.kernels.items():
+            if platform not in xla.PLATFORMS:
+                raise ValueError(f"{who}: expected the keys of kernels to be of {xla.PLATFORMS}; got {platform!r}.")
+            if not isinstance(kernel, NativeKernel):
+                raise TypeError(
+                    f"{who}: expected a kernel for {platform}; got {kernel!r} of type {type(kernel).__name__}."
+                )
+            _aliases.check(kernel.aliases, who)
+            if self.reference is None and kernel.out_type is None:
+                raise ValueError(f"{who}: the kernel for {platform} needs an out_type, because there is no reference.")
+        if self.reference is not None and not callable(self.reference):
+            raise TypeError(f"{who}: expected reference to be a function; got {self.reference!r}.")
+        if self.reference is None and not self.kernels:
+            raise ValueError(f"{who}: expected a kernel or a reference; got neither.")
+        self._check_batching(who)
+
+    def _check_batching(self, who: str) -> None:
+        if isinstance(self.batching, str):
+            if self.batching not in METHODS:
+                raise ValueError(
+                    f"{who}: expected batching to be one of {METHODS}, or a mapping; got {self.batching!r}."
+                )
+            return
+        for name, mode in self.batching.items():
+            if mode not in MODES:
+                raise ValueError(f"{who}: expected batching[{name!r}] to be one of {MODES}; got {mode!r}.")
+            if self._parameters and name not in self._parameters:
+                raise ValueError(
+                    f"{who}: batching has {name!r}, which is not a parameter of the op; there are "
+                    f"{', '.join(self._parameters)}."
+                )
+
+    # Two ops with the same fields are one, but mappings have no hash, and those of functions are enough.
+    def __hash__(self) -> int:
+        return hash((self.name, self.reference, tuple(self.kernels.items())))
+
+    def __call__(self, *args: PyTree, **options: Any) -> PyTree:
+        leaves, in_tree = tree_flatten(args)
+        call, out_tree = self._call(in_tree, tuple(map(jax.typeof, leaves)), Options(options, f"Op({self.name})"))
+        return tree_unflatten(out_tree, xla.op_call(call, *leaves))
+
+    @functools.cached_property
+    def _parameters(self) -> tuple[str, ...]:
+        """The names of the array arguments, as far as the definition tells them."""
+        definition = self.reference or next(iter(self.kernels.values())).out_type
+        try:
+            parameters = inspect.signature(definition).parameters.values() if definition else ()
+        except ValueError:  # some callables written in C have no signature
+            return ()
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019 - ops live as long as their modules
+    def _call(self, in_tree: Any, avals: tuple[Any, ...], options: Options) -> tuple[Call, Any]:
+        """What is checked and made once for each type of arguments."""
+        who = f"Op({self.name})"
+        structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+        args = tree_unflatten(in_tree, structs)
+        inputs = self._inputs(args)
+        out_type, outputs = None, []
+        aliases = {}
+        for platform, kernel in self.kernels.items():
+            own_type = self._out_type(kernel, args, options)
+            own_outputs = _leaves("result", own_type)
+            if out_type is not None and [(o.shape, o.dtype) for o in own_outputs] != [
+                (o.shape, o.dtype) for o in outputs
+            ]:
+                raise ValueError(
+                    f"{who}: the kernels disagree on the results: {', '.join(map(str, outputs))} and, for {platform}, "
+                    f"{', '.join(map(str, own_outputs))}."
+                )
+            out_type, outputs = own_type, own_outputs
+            aliases[platform] = _aliases.resolve(_aliases.check(kernel.aliases, who), inputs, outputs, who)
+        if out_type is None:
+            out_type = self._out_type(None, args, options)
+            outputs = _leaves("result", out_type)
+        call = Call(
+            op=self,
+            options=options,
+            in_tree=in_tree,
+            names=tuple(str(leaf.root) for leaf in inputs),
+            aliases=tuple(aliases.items()),
+            example_avals=tuple(xla.result_aval(leaf.shape, leaf.dtype) for leaf in outputs),
+            batch_shape=(),
+            depths=(0,) * len(avals),
+        )
+        return call, jax.tree.structure(out_type)
+
+    def _out_type(self, kernel: NativeKernel | None, args: Any, options: Options) -> PyTree:
+        if kernel is not None and kernel.out_type is not None:
+            return kernel.out_type(*args, **options.values)
+        assert self.reference is not None
+        return jax.eval_shape(functools.partial(self.reference, **options.values), *args)
+
+    def _inputs(self, args: Sequence[Any]) -> list[_aliases.Leaf]:
+        leaves = []
+        for i, arg in enumerate(args):
+            root = self._parameters[i] if i < len(self._parameters) else f"args[{i}]"
+            leaves.extend(_leaves(root, arg, root=root))
+        return leaves
+
+
+def _leaves(text: str, tree: PyTree, root: str | None = None) -> list[_aliases.Leaf]:
+    return [
+        _aliases.Leaf(
+            _aliases.path_text(text, path), _aliases.root_name(path) if root is None else root, leaf.shape, leaf.dtype
+        )
+        for path, leaf in tree_flatten_with_path(tree)[0]
+    ]

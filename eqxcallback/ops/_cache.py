@@ -1,0 +1,51 @@
+"""Rows written into a cache, in place."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from .. import reference
+from ..kernel import NativeKernel
+from ..op import Op
+from ._checks import check
+
+
+_cache_append = Op(
+    "cache_append",
+    kernels={"cpu": NativeKernel("cache_append", aliases={"cache": 0})},
+    reference=reference.cache_append,
+    batching={"rows": "batched", "position": "either"},
+)
+
+
+def cache_append(cache: Array, rows: Array, position: Int[Array, "*batch"], *, batch_dims: int = 0) -> Array:
+    """`cache` with `rows` from `position` on, written in place where XLA lets it.
+
+    That is the case for a cache that is donated to the enclosing `jax.jit`, or carried by a loop in it, and that nobody uses
+    afterwards; else XLA copies it first.
+
+    **Arguments:**
+
+    - `cache`: of shape `(*batch, length, *row)`, of any dtype.
+    - `rows`: of shape `(*batch, count, *row)`, of the same dtype, `count <= length`.
+    - `position`: where the first row goes, int32 of shape `batch` or `()`. Clamped so that all rows fit, as in
+        `jax.lax.dynamic_update_slice`.
+    - `batch_dims`: the number of batch axes.
+
+    **Returns:** an array of the shape and dtype of `cache`.
+    """
+    name = "cache_append"
+    cache, rows, position = jnp.asarray(cache), jnp.asarray(rows), jnp.asarray(position)
+    check(cache.ndim > batch_dims >= 0, name, f"cache to have a length after its {batch_dims} batch axes", cache=cache)
+    batch = cache.shape[:batch_dims]
+    fits = (
+        rows.ndim == cache.ndim
+        and rows.dtype == cache.dtype
+        and rows.shape[:batch_dims] == batch
+        and rows.shape[batch_dims + 1 :] == cache.shape[batch_dims + 1 :]
+        and rows.shape[batch_dims] <= cache.shape[batch_dims]
+    )
+    check(fits, name, "rows of the dtype and shape of cache, and not more of them than it has", rows=rows, cache=cache)
+    fits = position.shape in ((), batch) and jnp.issubdtype(position.dtype, jnp.integer)
+    check(fits, name, f"position to be integers of shape () or {batch}", position=position)
+    position = jnp.broadcast_to(position.astype(jnp.int32), batch)
+    return _cache_append(cache, rows, position, row_rank=cache.ndim - batch_dims - 1)

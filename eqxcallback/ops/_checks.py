@@ -1,0 +1,32 @@
+"""What the functions of this room have in common when they check their arguments."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..op import Op
+
+
+# What the kernels of this package compute with.
+KERNEL_DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
+
+
+def check(condition: bool, op: str, expected: str, **got: Any) -> None:
+    if not condition:
+        types = ", ".join(f"{name}: {jax.typeof(value).str_short()}" for name, value in got.items())
+        raise ValueError(f"{op}: expected {expected}; got {types}.")
+
+
+def check_floats(op: str, **arrays: jax.Array) -> None:
+    dtypes = {jnp.result_type(array) for array in arrays.values()}
+    floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
+    check(floats and len(dtypes) == 1, op, f"{', '.join(arrays)} of one floating dtype", **arrays)
+
+
+def run(op: Op, x: jax.Array, *args: Any, **options: Any) -> Any:
+    """`op`, or its definition where the dtype of `x` is none that its kernels know."""
+    if x.dtype in KERNEL_DTYPES:
+        return op(x, *args, **options)
+    assert op.reference is not None
+    return op.reference(x, *args, **options)

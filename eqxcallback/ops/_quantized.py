@@ -1,0 +1,79 @@
+"""Linear layers over weights in GGUF blocks."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, UInt8
+
+from .. import reference
+from ..kernel import NativeKernel
+from ..op import Op
+from ._checks import KERNEL_DTYPES, check, check_floats
+
+
+Encoding = Literal["Q4_1", "Q8_0"]
+# Bytes of a block of 32 weights.
+ENCODINGS = {"Q4_1": 20, "Q8_0": 34}
+_BLOCK_SIZE = 32
+
+_quantized_linear = Op(
+    "quantized_linear",
+    kernels={"cpu": NativeKernel("quantized_linear")},
+    reference=reference.quantized_linear,
+    batching={"x": "batched", "blocks": "shared"},
+)
+
+
+def quantized_linear(
+    x: Float[Array, "*batch in_features"], blocks: UInt8[Array, "out_features bytes"], *, encoding: Encoding
+) -> Float[Array, "*batch out_features"]:
+    """`x @ dequantize(blocks).T`, computed in f32. The weights are never expanded in memory.
+
+    **Arguments:**
+
+    - `x`: an array of shape `(*batch, in_features)`, f32 or bf16, `in_features` a multiple of 32.
+    - `blocks`: one row for each output feature, in the layout of a GGUF file; see [`eqxcallback.ops.dequantize`][].
+    - `encoding`: `"Q4_1"` or `"Q8_0"`.
+
+    **Returns:** an array of shape `(*batch, out_features)` and the dtype of `x`.
+
+    The derivative with respect to `x` is that of the reference, which does expand the weights; integers have none.
+    """
+    name = "quantized_linear"
+    x, blocks = jnp.asarray(x), jnp.asarray(blocks)
+    _check_blocks(name, blocks, encoding)
+    check_floats(name, x=x)
+    check(x.dtype in KERNEL_DTYPES, name, "x of float32 or bfloat16", x=x)
+    features = blocks.shape[-1] // ENCODINGS[encoding] * _BLOCK_SIZE
+    fits = x.ndim > 0 and x.shape[-1] == features and blocks.ndim == 2
+    check(
+        fits,
+        name,
+        f"blocks of shape (out_features, bytes) for the last axis of x, {features} features",
+        x=x,
+        blocks=blocks,
+    )
+    return _quantized_linear(x, blocks, encoding=encoding)
+
+
+def dequantize(blocks: UInt8[Array, "*rows bytes"], *, encoding: Encoding) -> Float[Array, "*rows features"]:
+    """The weights of `blocks` in f32.
+
+    **Arguments:**
+
+    - `blocks`: uint8, whole blocks of 32 weights along the last axis. A `"Q4_1"` block has 20 bytes: a scale `d` and a minimum
+        `m` in f16, and 16 bytes with weight `i`, `d * q + m`, in the low and weight `16 + i` in the high half of byte `i`. A
+        `"Q8_0"` block has 34: a scale in f16 and 32 int8.
+    - `encoding`: `"Q4_1"` or `"Q8_0"`.
+    """
+    blocks = jnp.asarray(blocks)
+    _check_blocks("dequantize", blocks, encoding)
+    return reference.dequantize(blocks, encoding=encoding)
+
+
+def _check_blocks(name: str, blocks: Array, encoding: str) -> None:
+    if encoding not in ENCODINGS:
+        raise ValueError(f"{name}: expected encoding to be one of {', '.join(ENCODINGS)}; got {encoding!r}.")
+    size = ENCODINGS[encoding]
+    whole = blocks.dtype == jnp.uint8 and blocks.ndim > 0 and blocks.shape[-1] % size == 0
+    check(whole, name, f"uint8 blocks with a multiple of {size} bytes in each row ({encoding})", blocks=blocks)

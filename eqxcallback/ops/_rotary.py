@@ -1,0 +1,75 @@
+"""Rotary position embedding."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from .. import reference
+from ..kernel import NativeKernel
+from ..op import Op
+from ._checks import check, check_floats, run
+
+
+_rotary_embedding = Op(
+    "rotary_embedding",
+    kernels={"cpu": NativeKernel("rotary_embedding")},
+    reference=reference.rotary_embedding,
+    batching={"x": "batched", "cos": "either", "sin": "either"},
+)
+
+
+def rotary_table(
+    positions: Int[Array, "*rows"], head_size: int, *, theta: float = 10_000.0
+) -> tuple[Float[Array, "*rows half"], Float[Array, "*rows half"]]:
+    r"""Cosine and sine of the angles $p \, \theta^{-2i / d}$, in f32, for [`eqxcallback.ops.rotary_embedding`][].
+
+    **Arguments:**
+
+    - `positions`: $p$, integers of any shape.
+    - `head_size`: $d$, even.
+    - `theta`: the base of the wave lengths.
+
+    **Returns:** two arrays of shape `(*positions.shape, head_size / 2)`.
+    """
+    check(head_size % 2 == 0, "rotary_table", "an even head_size", head_size=head_size)
+    frequencies = theta ** (-jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size)
+    angles = jnp.expand_dims(jnp.asarray(positions), -1).astype(jnp.float32)
+    angles = angles * jnp.expand_dims(frequencies, range(angles.ndim - 1))
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotary_embedding(
+    x: Float[Array, "*batch rows heads size"], cos: Float[Array, "... rows half"], sin: Float[Array, "... rows half"]
+) -> Float[Array, "*batch rows heads size"]:
+    """Rotates the halves of each head by angles that depend on the row's position.
+
+    Element `i` and element `size / 2 + i` are a pair, as in Llama and GPT-NeoX; GPT-J and the files of llama.cpp pair
+    neighbours.
+
+    **Arguments:**
+
+    - `x`: queries or keys, of shape `(*batch, rows, heads, size)`. f32 and bf16 run the kernel, other dtypes the reference.
+    - `cos`, `sin`: of [`eqxcallback.ops.rotary_table`][], of shape `(*batch, rows, size / 2)`, or `(rows, size / 2)` for all of
+        the batch.
+
+    **Returns:** an array of the shape and dtype of `x`.
+
+    ??? cite
+
+        [RoFormer: Enhanced Transformer with Rotary Position Embedding](https://arxiv.org/abs/2104.09864)
+    """
+    x, cos, sin = jnp.asarray(x), jnp.asarray(cos), jnp.asarray(sin)
+    name = "rotary_embedding"
+    check_floats(name, x=x)
+    check_floats(name, cos=cos, sin=sin)
+    check(x.ndim >= 3 and x.shape[-1] % 2 == 0, name, "x of shape (*batch, rows, heads, size), size even", x=x)
+    rows, half = x.shape[-3], x.shape[-1] // 2
+    shapes = ((rows, half), (*x.shape[:-2], half))
+    check(
+        cos.shape in shapes and sin.shape == cos.shape,
+        name,
+        f"cos and sin of one of the shapes {shapes}",
+        cos=cos,
+        sin=sin,
+    )
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    return run(_rotary_embedding, x, cos.astype(wide), sin.astype(wide))

@@ -1,0 +1,8 @@
+"""Every op in pure `jax.numpy`: its definition, and what its kernels are tested against. Imports nothing of ours."""
+
+from ._attention import attention as attention, decode_attention as decode_attention
+from ._cache import cache_append as cache_append
+from ._norm import rms_norm as rms_norm
+from ._quantized import dequantize as dequantize, quantized_linear as quantized_linear
+from ._rotary import rotary_embedding as rotary_embedding
+from ._swiglu import swiglu as swiglu
