@@ -1,11 +1,15 @@
-// Linear layers over GGUF blocks. The arithmetic is f32, whatever the weights are stored in.
+// Linear layers over GGUF blocks. Sums are f32, whatever the weights are stored in.
 //
 // One row of x: each block is decoded into registers and multiplied there; memory is read once. Since a Q4_1 weight is
-// d q + m, a block adds d (sum of q x) + m (sum of x), and the sums of x serve all rows of the weights.
+// d q + m, a block adds d (sum of q x) + m (sum of x), and the sums of x serve all rows of the weights. AVX-512 VNNI
+// multiplies bytes instead, see byte_dots.h.
 // Several rows: a few rows of the weights at a time are decoded into cache, and multiplied with all rows of x.
 #pragma once
 
 #include "cpu/kernels/common.h"
+#ifdef __AVX512VNNI__
+#include "cpu/kernels/byte_dots.h"
+#endif
 
 namespace eqxcallback::cpu {
 namespace {
@@ -54,6 +58,19 @@ void dot_rows(float* out, const uint8_t* blocks, int64_t stride, const float* x,
 template <Encoding encoding, class T>
 void multiply_vector(const QuantizedLinear& args, const float* x, const Executor& executor) {
   const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(encoding);
+#ifdef __AVX512VNNI__
+  Scratch bytes(num_blocks * static_cast<int64_t>(sizeof(ByteBlock) / sizeof(float)));
+  auto* byte_blocks = reinterpret_cast<ByteBlock*>(bytes.data());
+  if (to_bytes(byte_blocks, x, num_blocks)) {
+    parallel_for(
+        executor, args.out_features, static_cast<double>(num_blocks) * (encoding == Encoding::kQ4_1 ? 0.6 : 1.0),
+        [&](int64_t begin, int64_t end) {
+          multiply_bytes<encoding>(static_cast<T*>(args.out), args.blocks, stride, byte_blocks, num_blocks, begin, end);
+        },
+        kByteRows * kByteGroups);
+    return;
+  }
+#endif
   Scratch sums(2 * num_blocks);
   for (int64_t b = 0; b < num_blocks; ++b) {
     F sum = Simd::zero();
