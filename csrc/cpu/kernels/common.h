@@ -55,6 +55,13 @@ void with_type(Element element, const Fn& fn) {
 template <class P>
 using Pointee = std::remove_pointer_t<P>;
 
+// Memory that may lie past the end of its array is not touched: a prefetch is a hint.
+template <class T>
+void prefetch(const T* p, int64_t n) {
+  const auto* bytes = reinterpret_cast<const char*>(p);
+  for (int64_t i = 0; i < n * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(bytes + i);
+}
+
 // Memory for the length of one call.
 class Scratch {
  public:
