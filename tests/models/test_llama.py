@@ -1,0 +1,278 @@
+"""SmolLM2-135M-Instruct through our layers, against plain JAX on the dequantised weights."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from benchmarks import plain_llama
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from models import gguf, llama
+from models.generator import Generator
+from models.tokenizer import Tokenizer
+
+from eqxcallback import _ext
+
+
+TEXT = (
+    "The library of Alexandria was one of the largest of the ancient world. It is said that ships which came to the harbour "
+    "had to hand over their books, so that copies could be made; the copies went back to the ships, and the originals stayed. "
+    "Nobody knows how many scrolls there were: 40,000, or 400,000? What burned, and when, is told in many ways. Caesar set fire "
+    "to ships in the year 48 BC, and the fire spread to stores near the docks, in which there may have been books; but scholars "
+    "worked there for centuries after that day."
+)
+
+
+@pytest.fixture(scope="module")
+def file():
+    return gguf.open_model(gguf.default_path())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(file):
+    return Tokenizer(file.metadata)
+
+
+@pytest.fixture(scope="module")
+def model(file):
+    return llama.load(file)
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return plain_llama.load(gguf.default_path())
+
+
+@pytest.fixture(params=_ext.available_isas())
+def isa(request):
+    before = _ext.isa()
+    _ext.set_isa(request.param)
+    yield request.param
+    _ext.set_isa(before)
+
+
+def prompt(tokenizer, text="What is the capital of France?"):
+    return tokenizer.encode_chat([{"role": "user", "content": text}])
+
+
+@jax.jit
+def prompt_logits(model, tokens):
+    x, _ = model(tokens, model.init_cache(len(tokens)))
+    return model.logits(x)
+
+
+def test_logits_of_a_prompt(isa, file, tokenizer, model, plain):
+    tokens = jnp.asarray(tokenizer.encode(TEXT)[:100], jnp.int32)
+    assert len(tokens) == 100
+    theirs = plain_llama.logits(plain, file.config, tokens)
+    np.testing.assert_allclose(prompt_logits(model, tokens), theirs, rtol=0, atol=2e-3)
+
+
+def test_logits_of_one_token_after_the_other(isa, file, tokenizer, model, plain):
+    tokens = jnp.asarray(tokenizer.encode(TEXT)[:100], jnp.int32)
+    theirs = plain_llama.logits(plain, file.config, tokens)
+    start = 60
+
+    @jax.jit
+    def decode(model, tokens):
+        x, cache = model(tokens[:start], model.init_cache(len(tokens)))
+
+        def step(cache, token):
+            x, cache = model(token[None], cache)
+            return cache, model.logits(x)[0]
+
+        return model.logits(x), jax.lax.scan(step, cache, tokens[start:])[1]
+
+    first, rest = decode(model, tokens)
+    np.testing.assert_allclose(first, theirs[:start], rtol=0, atol=2e-3)
+    np.testing.assert_allclose(rest, theirs[start:], rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("text", ["What is the capital of France?", "Write a poem about the sea.", TEXT])
+def test_greedy_text_is_the_same(text, file, tokenizer, model, plain):
+    tokens = prompt(tokenizer, text)
+    ours = list(Generator(model, tokens, max_tokens=50))
+    assert ours == plain_llama.generate(plain, file.config, jnp.asarray(tokens, jnp.int32), 50)
+
+
+def test_the_answer(tokenizer, model):
+    tokens = [token for token in Generator(model, prompt(tokenizer), max_tokens=20)]
+    assert "Paris" in tokenizer.decode(tokens)
+
+
+def test_bfloat16(file, tokenizer, plain):
+    model = llama.load(file, dtype=jnp.bfloat16)
+    tokens = jnp.asarray(tokenizer.encode(TEXT)[:100], jnp.int32)
+    ours, theirs = prompt_logits(model, tokens), plain_llama.logits(plain, file.config, tokens)
+    # A residual stream of 8 bits, 60 additions deep; the logits are up to 40.
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2.5)
+    assert np.mean(np.argmax(ours, -1) == np.argmax(theirs, -1)) > 0.9
+    generator = Generator(model, prompt(tokenizer), max_tokens=20)
+    assert "Paris" in tokenizer.decode(list(generator))
+
+
+# Encodings of: the embedding, the output (none: the embedding's), queries, keys, values, and everything else.
+@pytest.mark.parametrize(
+    "encodings",
+    [
+        ("F32", None, "F32", "F32", "F32", "F32"),
+        ("F16", "Q8_0", "Q4_1", "Q8_0", "Q8_0", "F16"),
+        ("Q8_0", "F32", *4 * ["Q8_0"]),
+    ],
+)
+def test_other_encodings(encodings, tmp_path):
+    path = tmp_path / "tiny.gguf"
+    embedding, output, query, key, value, other = encodings
+    write_tiny(
+        path, {"token_embd": embedding, "output": output, "attn_q": query, "attn_k": key, "attn_v": value}, other
+    )
+    file = gguf.open_model(path)
+    tokens = jnp.asarray(np.arange(17) * 5 % 64, jnp.int32)
+    theirs = plain_llama.logits(plain_llama.load(path), file.config, tokens)
+    np.testing.assert_allclose(prompt_logits(llama.load(file), tokens), theirs, rtol=0, atol=1e-4)
+
+
+def write_tiny(path, encodings, other):
+    rng = np.random.default_rng(0)
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(64)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(16)
+    writer.add_vocab_size(64)
+
+    def add(name, *shape):
+        kind = encodings.get(name.split(".")[-2], other)
+        if kind is None:
+            return
+        values = rng.normal(scale=0.2, size=shape).astype(np.float32)
+        if len(shape) == 1:
+            writer.add_tensor(name, values + 1)
+        elif kind in ("F32", "F16"):
+            writer.add_tensor(name, values.astype({"F32": np.float32, "F16": np.float16}[kind]))
+        else:
+            kind = GGMLQuantizationType[kind]
+            writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+
+    add("token_embd.weight", 64, 64)
+    add("output.weight", 64, 64)
+    add("output_norm.weight", 64)
+    for i in range(2):
+        for name, shape in (
+            ("attn_norm", (64,)),
+            ("attn_q", (64, 64)),
+            ("attn_k", (32, 64)),
+            ("attn_v", (32, 64)),
+            ("attn_output", (64, 64)),
+            ("ffn_norm", (64,)),
+            ("ffn_gate", (96, 64)),
+            ("ffn_up", (96, 64)),
+            ("ffn_down", (64, 96)),
+        ):
+            add(f"blk.{i}.{name}.weight", *shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_padding_changes_nothing(tokenizer, model):
+    tokens = jnp.asarray(prompt(tokenizer), jnp.int32)
+    padded = jnp.concatenate([tokens, jnp.full(27, 7, jnp.int32)])
+
+    @jax.jit
+    def two(model, tokens, count):
+        x, cache = model(tokens, model.init_cache(128), count)
+        y, cache = model(tokens[:1], cache)
+        return model.logits(x)[count - 1], model.logits(y), cache[0].length
+
+    whole, longer = two(model, tokens, len(tokens)), two(model, padded, len(tokens))
+    for a, b in zip(whole, longer, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-4)
+
+
+def test_sampling_repeats_with_its_seed(tokenizer, model):
+    def run(seed, **options):
+        options = {"temperature": 1.0, "top_p": 0.9, **options}
+        return list(Generator(model, prompt(tokenizer, "Tell me a story."), max_tokens=12, seed=seed, **options))
+
+    assert run(0) == run(0)
+    assert run(0) != run(1)
+    greedy = list(Generator(model, prompt(tokenizer, "Tell me a story."), max_tokens=12))
+    assert run(0, top_p=1e-6) == greedy
+
+
+def test_a_generator_twice_and_its_speed(tokenizer, model):
+    tokens = prompt(tokenizer)
+    generator = Generator(model, tokens, max_tokens=5)
+    assert list(generator) == list(generator)
+    speed = generator.speed
+    assert (speed.prompt_tokens, speed.decoded_tokens) == (len(tokens), 4)
+    assert speed.prompt_seconds > 0
+    assert speed.decode_seconds > 0
+    assert re.fullmatch(
+        rf"prompt: {len(tokens)} tokens, [\d.]+ tokens per second; decode: 4 tokens, [\d.]+ tokens per second",
+        str(speed),
+    )
+
+
+@pytest.mark.parametrize("length", [0, 8192])
+def test_prompts_of_a_wrong_length(length, model):
+    with pytest.raises(
+        ValueError, match=f"expected a prompt of 1 to 8191 tokens, the model's context; got {length} tokens"
+    ):
+        Generator(model, [1] * length, max_tokens=1)
+
+
+def test_the_end_of_the_context(model):
+    tiny = Generator(model, [1] * 8190, max_tokens=100)
+    assert tiny._max_tokens == 2
+
+
+def step_program(model, max_length):
+    def step(model, token, cache):
+        x, cache = model(token[None], cache)
+        return model.logits(x), cache
+
+    arguments = (model, jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: model.init_cache(max_length)))
+    return jax.jit(step, donate_argnums=2).lower(*arguments).compile()
+
+
+def test_the_cache_is_not_copied(model):
+    length = 4096
+    program = step_program(model, length)
+    cache_type = f"f32[{length},3,64]"
+    copies = [
+        line for line in program.as_text().splitlines() if re.search(r"= \S+ copy\(", line) and cache_type in line
+    ]
+    assert copies == []
+    # Other ways to copy: anything but our calls, and what passes them on, that makes an array of that type.
+    makers = set(re.findall(rf"= {re.escape(cache_type)}\S* ([\w-]+)\(", program.as_text()))
+    assert makers == {"parameter", "custom-call"}
+    assert program.memory_analysis().temp_size_in_bytes < 1_000_000  # one layer's cache has 6 MB
+    assert program.memory_analysis().alias_size_in_bytes >= 60 * length * 3 * 64 * 4
+
+
+def test_the_cache_stays_where_it_is(model):
+    cache = jax.block_until_ready(model.init_cache(256))
+    program = step_program(model, 256)
+    where = [array.unsafe_buffer_pointer() for layer in cache for array in (layer.k, layer.v)]
+    for _ in range(3):
+        _, cache = program(model, np.int32(5), cache)
+    assert [array.unsafe_buffer_pointer() for layer in cache for array in (layer.k, layer.v)] == where
+    assert int(cache[-1].length) == 3
+
+
+def test_weights_are_not_expanded(model):
+    program = step_program(model, 256)
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
+    assert weights < 100_000_000
+    assert program.memory_analysis().argument_size_in_bytes < weights + 25_000_000
+    assert not re.search(r"f32\[(576|960|1536|3072|49152),(576|1536)\]", program.as_text())
