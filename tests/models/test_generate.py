@@ -33,7 +33,9 @@ def test_options_and_the_same_text_twice():
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout
     assert first.stdout.strip()
-    assert int(re.search(r"decode: (\d+) tokens", first.stderr)[1]) <= 11
+    decoded = re.search(r"decode: (\d+) tokens", first.stderr)
+    assert decoded is not None
+    assert int(decoded[1]) <= 11
 
 
 def test_the_answer_comes_as_it_is_made():
@@ -42,6 +44,8 @@ def test_the_answer_comes_as_it_is_made():
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
         assert process.stdout.read(5)
         assert process.poll() is None  # it goes on
         process.stdout.close()  # nobody reads any more

@@ -1,0 +1,222 @@
+"""Tokens per second of SmolLM2-135M-Instruct, ours against llama.cpp and plain JAX: `python -m benchmarks.generate`.
+
+All contestants have the same file and threads, and take turns in one process for each number of threads; the memory of each
+is measured in a process of its own. llama.cpp is the package llama-cpp-python, which takes ten minutes to build: it is in the
+extra `bench`.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from . import _report
+
+
+_PROMPT = 512
+_SHORT, _LONG = 64, 512  # tokens in the cache when decoding starts
+_STEPS = 16
+_ROOM = 1024
+
+
+class Contestant:
+    """One implementation. Both methods block until the work is done."""
+
+    def prompt(self, tokens: np.ndarray) -> None:
+        """Take a whole prompt; the cache holds nothing else afterwards."""
+        raise NotImplementedError
+
+    def decode(self, count: int) -> None:
+        """Generate so many tokens, one after the other, from an arbitrary one."""
+        raise NotImplementedError
+
+
+class Ours(Contestant):
+    def __init__(self, dtype: str):
+        import jax
+        import jax.numpy as jnp
+        from models import gguf, llama
+
+        model = llama.load(gguf.open_model(gguf.default_path()), dtype=dtype)
+        self._weights, tree = jax.tree.flatten(model)
+        self._new_cache: Callable[[], Any] = lambda: model.init_cache(_ROOM)
+
+        def step(weights: Any, tokens: Any, cache: Any) -> Any:
+            model = jax.tree.unflatten(tree, weights)
+            x, cache = model(tokens, cache)
+            return jnp.argmax(model.logits(x[-1:]), -1).astype(jnp.int32), cache
+
+        self._step = jax.jit(step, donate_argnums=2)
+
+    def prompt(self, tokens: np.ndarray) -> None:
+        self._token, self._cache = self._step(self._weights, tokens, self._new_cache())
+        np.asarray(self._token)
+
+    def decode(self, count: int) -> None:
+        for _ in range(count):
+            self._token, self._cache = self._step(self._weights, self._token, self._cache)
+            np.asarray(self._token)
+
+
+class PlainJax(Contestant):
+    def __init__(self):
+        import jax
+        import jax.numpy as jnp
+        from models import gguf
+
+        from . import plain_llama
+
+        path = gguf.default_path()
+        config, self._params = gguf.open_model(path).config, plain_llama.load(path)
+
+        def prompt(params: Any, tokens: Any) -> Any:
+            scores, cache = plain_llama.prefill(params, config, tokens, _ROOM)
+            return jnp.argmax(scores).astype(jnp.int32), cache
+
+        def step(params: Any, token: Any, position: Any, cache: Any) -> Any:
+            scores, cache = plain_llama.decode_step(params, config, token, position, cache)
+            return jnp.argmax(scores).astype(jnp.int32), cache
+
+        self._prompt, self._step = jax.jit(prompt), jax.jit(step, donate_argnums=3)
+
+    def prompt(self, tokens: np.ndarray) -> None:
+        self._token, self._cache = self._prompt(self._params, tokens)
+        self._length = len(tokens)
+        int(self._token)
+
+    def decode(self, count: int) -> None:
+        for _ in range(count):
+            self._token, self._cache = self._step(self._params, self._token, np.int32(self._length), self._cache)
+            self._length += 1
+            int(self._token)
+
+
+class LlamaCpp(Contestant):
+    def __init__(self, threads: int):
+        import llama_cpp
+        from models import gguf
+
+        self._model = llama_cpp.Llama(
+            str(gguf.default_path()), n_threads=threads, n_threads_batch=threads, n_ctx=_ROOM, n_batch=_PROMPT, verbose=False
+        )
+
+    def prompt(self, tokens: np.ndarray) -> None:
+        self._model.reset()
+        self._model.eval(tokens.tolist())
+
+    def decode(self, count: int) -> None:
+        for _ in range(count):
+            self._model.eval([self._likeliest()])
+
+    def _likeliest(self) -> int:
+        scores = self._model._ctx.get_logits()
+        return int(np.ctypeslib.as_array(scores, (self._model.n_vocab(),)).argmax())
+
+
+CONTESTANTS: dict[str, Callable[[int], Contestant]] = {
+    "eqxcallback, f32": lambda threads: Ours("float32"),
+    "eqxcallback, bf16": lambda threads: Ours("bfloat16"),
+    "llama.cpp": LlamaCpp,
+    "plain JAX, f32 weights": lambda threads: PlainJax(),
+}
+
+
+def _tokens(count: int) -> np.ndarray:
+    return (np.arange(count) * 7 % 40_000 + 100).astype(np.int32)
+
+
+def measure(threads: int, rounds: int) -> dict[str, Any]:
+    """Tokens per second of each contestant: the median over the rounds, and the quartiles."""
+    contestants = {name: make(threads) for name, make in CONTESTANTS.items()}
+    speeds: dict[str, dict[str, list[float]]] = {name: {} for name in contestants}
+    memory = np.ones(64 << 20, np.uint64)
+    for warm in range(rounds + 1):
+
+        def record(name: str, what: str, count: float, run: Callable[[], object], keep: bool = warm > 0) -> None:
+            start = time.perf_counter()
+            run()
+            if keep:
+                speeds.setdefault(name, {}).setdefault(what, []).append(count / (time.perf_counter() - start))
+
+        for length, what in ((_SHORT, "decode at 64"), (_LONG, "decode at 512")):
+            for name, contestant in contestants.items():
+                if length == _PROMPT:
+                    record(name, "prompt of 512", length, lambda c=contestant: c.prompt(_tokens(_PROMPT)))
+                else:
+                    contestant.prompt(_tokens(length))
+                record(name, what, _STEPS, lambda c=contestant: c.decode(_STEPS))
+        record("probe: memory read, GB/s", "probe", memory.nbytes / 1e9, lambda: np.bitwise_or.reduce(memory))
+    return {
+        name: {what: np.percentile(values, [25, 50, 75]).tolist() for what, values in columns.items()}
+        for name, columns in speeds.items()
+    }
+
+
+def peak_memory(name: str) -> int:
+    """Bytes that this process has had in memory, with one contestant in it that has generated 32 tokens."""
+    contestant = CONTESTANTS[name](os.cpu_count() or 1)
+    contestant.prompt(_tokens(_SHORT))
+    contestant.decode(32)
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return int(status["VmHWM"].split()[0]) * 1024
+
+
+def _in_own_process(cores: set[int], *arguments: str) -> Any:
+    result = subprocess.run(
+        [sys.executable, "-m", "benchmarks.generate", *arguments],
+        stdout=subprocess.PIPE,
+        check=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),  # XLA has a thread for each core that it may use
+    )
+    return json.loads(result.stdout)
+
+
+def _rows(results: dict[int, dict[str, Any]], memory: dict[str, int]) -> Iterator[list[str]]:
+    for name in CONTESTANTS:
+        row = [name]
+        for result in results.values():
+            for what in ("prompt of 512", "decode at 64", "decode at 512"):
+                ours, peer = result[name][what][1], result["llama.cpp"][what][1]
+                row.append(f"{ours:.0f} ({ours / peer:.2f})")
+        yield [*row, f"{memory[name] / 1e6:.0f}"]
+    yield ["probe: memory read, GB/s", *(cell for r in results.values() for cell in (_probe(r), "", "")), ""]
+
+
+def _probe(result: dict[str, Any]) -> str:
+    return f"{result['probe: memory read, GB/s']['probe'][1]:.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--readme", action="store_true", help="write the table into the README")
+    parser.add_argument("--measure", type=int, metavar="THREADS", help=argparse.SUPPRESS)
+    parser.add_argument("--memory", choices=list(CONTESTANTS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure is not None:
+        print(json.dumps(measure(options.measure, options.rounds)))
+        return
+    if options.memory is not None:
+        print(json.dumps(peak_memory(options.memory)))
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    counts = [count for count in (1, 2) if count <= len(cores)]
+    rounds = ("--rounds", str(options.rounds))
+    results = {n: _in_own_process(set(cores[:n]), "--measure", str(n), *rounds) for n in counts}
+    memory = {name: _in_own_process(set(cores), "--memory", name) for name in CONTESTANTS}
+    columns = [f"{what}, {n} thread{'s' * (n > 1)}" for n in counts for what in ("prompt", "decode at 64", "at 512")]
+    markdown = _report.table(["tokens per second (of llama.cpp)", *columns, "peak MB"], list(_rows(results, memory)))
+    machine = _report.machine()
+    markdown += f"\n\nMeasured on {machine['cpu']}, python {machine['python']}, jax {machine['jax']}."
+    print(markdown)
+    _report.write("generate", markdown, {"threads": results, "peak_memory": memory}, readme=options.readme)
+
+
+if __name__ == "__main__":
+    main()
