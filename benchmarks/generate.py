@@ -103,7 +103,12 @@ class LlamaCpp(Contestant):
         from models import gguf
 
         self._model = llama_cpp.Llama(
-            str(gguf.default_path()), n_threads=threads, n_threads_batch=threads, n_ctx=_ROOM, n_batch=_PROMPT, verbose=False
+            str(gguf.default_path()),
+            n_threads=threads,
+            n_threads_batch=threads,
+            n_ctx=_ROOM,
+            n_batch=_PROMPT,
+            verbose=False,
         )
 
     def prompt(self, tokens: np.ndarray) -> None:

@@ -6,6 +6,7 @@ in place and not; and how the cost grows from 4 to 32 MiB. Seconds are of this m
 
 import argparse
 import ctypes
+import functools
 import pathlib
 import subprocess
 import tempfile
@@ -33,15 +34,27 @@ def np_add(ctx, out, x):
     np.add(np.asarray(x), 1, out=np.asarray(out))
 
 
-def register_native() -> str:
-    """A bare `ffi_call` target, compiled here against the headers of the jaxlib that runs."""
+@functools.cache
+def native_library() -> str:
+    """A native kernel, compiled here against the headers of the jaxlib that runs."""
     folder = pathlib.Path(tempfile.mkdtemp())
     source = pathlib.Path(__file__).parent / "native_add.cc"
     command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-w", f"-I{jax.ffi.include_dir()}"]
     subprocess.run([*command, str(source), "-o", str(folder / "native.so")], check=True)
-    library = ctypes.CDLL(str(folder / "native.so"))
-    jax.ffi.register_ffi_target("benchmark_add_one", jax.ffi.pycapsule(library.NativeAddOne), platform="cpu")
-    return "benchmark_add_one"
+    return str(folder / "native.so")
+
+
+def bare_call() -> Callable[[jax.Array], jax.Array]:
+    """As JAX's documentation does it."""
+    capsule = jax.ffi.pycapsule(ctypes.CDLL(native_library()).NativeAddOne)
+    jax.ffi.register_ffi_target("benchmark_add_one", capsule, platform="cpu")
+    call = jax.ffi.ffi_call("benchmark_add_one", F32)
+    return lambda x: call(x)
+
+
+def native_op() -> eqxc.Op:
+    kernel = eqxc.NativeKernel("NativeAddOne", library=native_library())
+    return eqxc.Op("add_one", kernels={"cpu": kernel}, reference=lambda x: x + 1)
 
 
 def chain(call: Callable[[jax.Array], jax.Array]) -> Callable[[], object]:
@@ -63,7 +76,9 @@ def measure_calls(rounds: int) -> dict[str, Timing]:
         "eqxcallback, np.add": chain(eqxc.buffer_callback(np_add, F32)),
         "jax buffer_callback, np.add": chain(jax_buffer_callback(np_add, F32)),
         "jax pure_callback, np.add": chain(lambda x: jax.pure_callback(lambda a: np.add(a, np.float32(1)), F32, x)),
-        "ffi_call, native add": chain(jax.ffi.ffi_call(register_native(), F32)),
+        "eqxcallback Op, native add": chain(native_op()),
+        "eqxcallback ops.rms_norm": chain(eqxc.ops.rms_norm),
+        "ffi_call, native add": chain(bare_call()),
         "XLA, x + 1": chain(lambda x: jax.lax.optimization_barrier(x + 1)),
         "probe: np.add alone": lambda: [np.add(x, 1, out=y) for _ in range(CALLS)],
     }
@@ -74,11 +89,12 @@ def measure_calls(rounds: int) -> dict[str, Timing]:
 def measure_eager(rounds: int) -> dict[str, Timing]:
     x = jnp.zeros(F32.shape)
     ours, theirs = eqxc.buffer_callback(empty, F32), jax_buffer_callback(empty, F32)
-    native = jax.ffi.ffi_call("benchmark_add_one", F32)
+    native, op = jax.ffi.ffi_call("benchmark_add_one", F32), native_op()
     return interleaved(
         {
             "eqxcallback, empty": lambda: ours(x).block_until_ready(),
             "jax buffer_callback, empty": lambda: theirs(x).block_until_ready(),
+            "eqxcallback Op, native add": lambda: op(x).block_until_ready(),
             "ffi_call, native add": lambda: native(x).block_until_ready(),
         },
         rounds=rounds,
@@ -160,17 +176,20 @@ def report_calls(calls: dict[str, Timing], eager: dict[str, Timing]) -> str:
     def ratio(times: dict[str, Timing], name: str, peer: str) -> str:
         return f"{times[name].median / times[peer].median:.2f}" if peer in times else ""
 
+    def peer_of(name: str) -> str:
+        if "native" in name or "ops." in name:
+            return "ffi_call, native add"
+        return "jax buffer_callback, " + ("empty" if "empty" in name else "np.add")
+
     rows = []
     for name, timing in calls.items():
-        peer = "jax buffer_callback, " + ("empty" if "empty" in name else "np.add")
         spread = f"{microseconds(timing.low)} to {microseconds(timing.high)}"
-        rows.append([name, microseconds(timing.median), spread, ratio(calls, name, peer)])
+        rows.append([name, microseconds(timing.median), spread, ratio(calls, name, peer_of(name)), peer_of(name)])
     for name, timing in eager.items():
         spread = f"{microseconds(timing.low)} to {microseconds(timing.high)}"
-        rows.append(
-            [f"eager: {name}", microseconds(timing.median), spread, ratio(eager, name, "jax buffer_callback, empty")]
-        )
-    header = ["one call on f32[128]", "median, us", "quartiles", "of jax buffer_callback"]
+        peer = peer_of(name)
+        rows.append([f"eager: {name}", microseconds(timing.median), spread, ratio(eager, name, peer), peer])
+    header = ["one call on f32[128]", "median, us", "quartiles", "ratio", "to"]
     return _report.table(header, rows)
 
 

@@ -22,8 +22,8 @@ struct Executor {
 namespace {
 
 // Waking another thread takes 4 to 16 us: less work than this is done faster alone.
-inline constexpr double kSerialNanoseconds = 24'000;
-inline constexpr double kTaskNanoseconds = 6'000;
+inline constexpr double kSerialNanoseconds = 16'000;
+inline constexpr double kTaskNanoseconds = 4'000;
 
 // Calls body(begin, end) on ranges that cover [0, n), in multiples of `multiple`, where an item takes about so long.
 template <class Body>

@@ -25,9 +25,15 @@ std::string text(Dims dims) {
   return result + ")";
 }
 
-void require(bool condition, const char* op, const std::string& expected) {
-  if (!condition) throw std::invalid_argument(std::string(op) + "[native]: expected " + expected + ".");
+[[noreturn]] void refuse(const char* op, const std::string& expected) {
+  throw std::invalid_argument(std::string(op) + "[native]: expected " + expected + ".");
 }
+
+// A macro, so that the text is made only where it is needed: making it costs more than a small kernel.
+#define REQUIRE(condition, op, expected)    \
+  do {                                      \
+    if (!(condition)) refuse(op, expected); \
+  } while (false)
 
 // The shape of one operand or result: batch axes, and `core` axes that the kernel names.
 struct Shape {
@@ -36,7 +42,7 @@ struct Shape {
 
   Shape(const char* op, const char* name, const ffi::AnyBuffer& buffer, size_t core)
       : dims(buffer.dimensions()), core(core) {
-    require(dims.size() >= core, op,
+    REQUIRE(dims.size() >= core, op,
             std::string(name) + " with at least " + std::to_string(core) + " axes; got the shape " + text(dims));
   }
 
@@ -66,13 +72,13 @@ bool same_shape(const ffi::AnyBuffer& a, const ffi::AnyBuffer& b) {
 
 cpu::Element element_of(const char* op, const ffi::AnyBuffer& buffer) {
   if (buffer.element_type() == ffi::DataType::F32) return cpu::Element::kF32;
-  require(buffer.element_type() == ffi::DataType::BF16, op, "arrays of float32 or bfloat16");
+  REQUIRE(buffer.element_type() == ffi::DataType::BF16, op, "arrays of float32 or bfloat16");
   return cpu::Element::kBf16;
 }
 
 void require_type(const char* op, const char* name, const ffi::AnyBuffer& buffer, ffi::DataType type,
                   const char* type_name) {
-  require(buffer.element_type() == type, op, std::string(name) + " of " + type_name);
+  REQUIRE(buffer.element_type() == type, op, std::string(name) + " of " + type_name);
 }
 
 // Runs `body`, whose exceptions become the call's error.
@@ -95,15 +101,15 @@ ffi::Error guarded(const Body& body) {
 ffi::Error rms_norm(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, double eps) {
   return guarded([&] {
     constexpr const char* op = "rms_norm";
-    require((args.size() == 1 || args.size() == 2) && rets.size() == 1, op, "one or two operands and one result");
+    REQUIRE((args.size() == 1 || args.size() == 2) && rets.size() == 1, op, "one or two operands and one result");
     const ffi::AnyBuffer x = *args.get<ffi::AnyBuffer>(0), out = **rets.get<ffi::AnyBuffer>(0);
     const Shape shape(op, "x", x, 1);
-    require(same_shape(x, out) && x.element_type() == out.element_type(), op, "a result of the type of x");
+    REQUIRE(same_shape(x, out) && x.element_type() == out.element_type(), op, "a result of the type of x");
     const float* weight = nullptr;
     if (args.size() == 2) {
       const ffi::AnyBuffer w = *args.get<ffi::AnyBuffer>(1);
       require_type(op, "a weight", w, ffi::DataType::F32, "float32");
-      require(w.dimensions().size() == 1 && w.dimensions()[0] == shape[0], op,
+      REQUIRE(w.dimensions().size() == 1 && w.dimensions()[0] == shape[0], op,
               "a weight of the shape of the last axis of x, (" + std::to_string(shape[0]) + ",); got " +
                   text(w.dimensions()));
       weight = w.typed_data<float>();
@@ -120,10 +126,10 @@ ffi::Error rotary_embedding(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuff
   return guarded([&] {
     constexpr const char* op = "rotary_embedding";
     const Shape shape(op, "x", x, 3), table(op, "cos", cos, 2);
-    require(same_shape(x, *out) && x.element_type() == out->element_type(), op, "a result of the type of x");
+    REQUIRE(same_shape(x, *out) && x.element_type() == out->element_type(), op, "a result of the type of x");
     require_type(op, "cos", cos, ffi::DataType::F32, "float32");
     require_type(op, "sin", sin, ffi::DataType::F32, "float32");
-    require(same_shape(cos, sin) && table.shared_by(shape) && table[0] == shape[0] && 2 * table[1] == shape[2], op,
+    REQUIRE(same_shape(cos, sin) && table.shared_by(shape) && table[0] == shape[0] && 2 * table[1] == shape[2], op,
             "cos and sin of shape (*batch, rows, head_size / 2), matching x of shape " + text(x.dimensions()) +
                 "; got " + text(cos.dimensions()) + " and " + text(sin.dimensions()));
     const cpu::RotaryEmbedding call{out->untyped_data(),
@@ -143,11 +149,11 @@ ffi::Error rotary_embedding(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuff
 ffi::Error swiglu(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   return guarded([&] {
     constexpr const char* op = "swiglu";
-    require((args.size() == 1 || args.size() == 2) && rets.size() == 1, op, "one or two operands and one result");
+    REQUIRE((args.size() == 1 || args.size() == 2) && rets.size() == 1, op, "one or two operands and one result");
     const ffi::AnyBuffer gate = *args.get<ffi::AnyBuffer>(0), out = **rets.get<ffi::AnyBuffer>(0);
     const Shape in(op, "gate", gate, 1), result(op, "the result", out, 1);
     const bool packed = args.size() == 1;
-    require(in[0] == (packed ? 2 : 1) * result[0] && in.batch_rank() == result.batch_rank() && in.shared_by(result) &&
+    REQUIRE(in[0] == (packed ? 2 : 1) * result[0] && in.batch_rank() == result.batch_rank() && in.shared_by(result) &&
                 gate.element_type() == out.element_type(),
             op,
             "a result that matches the operands; got " + text(out.dimensions()) + " for " + text(gate.dimensions()));
@@ -157,7 +163,7 @@ ffi::Error swiglu(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingR
       up += result[0] * (element == cpu::Element::kF32 ? 4 : 2);
     } else {
       const ffi::AnyBuffer second = *args.get<ffi::AnyBuffer>(1);
-      require(
+      REQUIRE(
           same_shape(gate, second) && gate.element_type() == second.element_type(), op,
           "gate and up of one shape and dtype; got " + text(gate.dimensions()) + " and " + text(second.dimensions()));
       up = static_cast<const char*>(second.untyped_data());
@@ -171,11 +177,11 @@ ffi::Error swiglu(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingR
 
 void require_heads(const char* op, int64_t heads, int64_t q_size, const Shape& k, const ffi::AnyBuffer& keys,
                    const ffi::AnyBuffer& values) {
-  require(same_shape(keys, values) && keys.element_type() == values.element_type(), op,
+  REQUIRE(same_shape(keys, values) && keys.element_type() == values.element_type(), op,
           "k and v of one shape and dtype; got " + text(keys.dimensions()) + " and " + text(values.dimensions()));
-  require(k[2] == q_size, op,
+  REQUIRE(k[2] == q_size, op,
           "heads of one size in q and k; got " + std::to_string(q_size) + " and " + std::to_string(k[2]));
-  require(k[1] > 0 && heads % k[1] == 0, op,
+  REQUIRE(k[1] > 0 && heads % k[1] == 0, op,
           "a number of query heads that is a multiple of the key/value heads; got " + std::to_string(heads) + " and " +
               std::to_string(k[1]));
 }
@@ -185,10 +191,10 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, f
   return guarded([&] {
     constexpr const char* op = "attention";
     const Shape query(op, "q", q, 3), key(op, "k", k, 3);
-    require(same_shape(q, *out) && q.element_type() == out->element_type() && q.element_type() == k.element_type(), op,
+    REQUIRE(same_shape(q, *out) && q.element_type() == out->element_type() && q.element_type() == k.element_type(), op,
             "q, k and the result of one dtype, and a result of the shape of q");
     require_heads(op, query[1], query[2], key, k, v);
-    require(key.shared_by(query), op,
+    REQUIRE(key.shared_by(query), op,
             "k and v with the batch axes of q; got " + text(q.dimensions()) + " and " + text(k.dimensions()));
     const cpu::Attention call{out->untyped_data(),
                               q.untyped_data(),
@@ -214,11 +220,11 @@ ffi::Error decode_attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuff
   return guarded([&] {
     constexpr const char* op = "decode_attention";
     const Shape query(op, "q", q, 2), key(op, "k", k, 3), lengths(op, "length", length, 0);
-    require(same_shape(q, *out) && q.element_type() == out->element_type() && q.element_type() == k.element_type(), op,
+    REQUIRE(same_shape(q, *out) && q.element_type() == out->element_type() && q.element_type() == k.element_type(), op,
             "q, k and the result of one dtype, and a result of the shape of q");
     require_heads(op, query[0], query[1], key, k, v);
     require_type(op, "length", length, ffi::DataType::S32, "int32");
-    require(key.shared_by(query) && lengths.shared_by(query), op,
+    REQUIRE(key.shared_by(query) && lengths.shared_by(query), op,
             "k, v and length with the batch axes of q; got " + text(q.dimensions()) + ", " + text(k.dimensions()) +
                 " and " + text(length.dimensions()));
     const cpu::DecodeAttention call{out->untyped_data(),
@@ -243,20 +249,20 @@ ffi::Error decode_attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuff
 ffi::Error cache_append(ffi::AnyBuffer cache, ffi::AnyBuffer rows, ffi::AnyBuffer position, Out out, int64_t row_rank) {
   return guarded([&] {
     constexpr const char* op = "cache_append";
-    require(row_rank >= 0, op, "row_rank of 0 or more");
+    REQUIRE(row_rank >= 0, op, "row_rank of 0 or more");
     const auto core = static_cast<size_t>(row_rank) + 1;
     const Shape to(op, "cache", cache, core), from(op, "rows", rows, core), start(op, "position", position, 0);
-    require(same_shape(cache, *out) && cache.element_type() == out->element_type(), op,
+    REQUIRE(same_shape(cache, *out) && cache.element_type() == out->element_type(), op,
             "a result of the type of cache");
-    require(cache.element_type() == rows.element_type() && from.shared_by(to) && to.shared_by(from) &&
+    REQUIRE(cache.element_type() == rows.element_type() && from.shared_by(to) && to.shared_by(from) &&
                 std::equal(to.dims.end() - row_rank, to.dims.end(), from.dims.end() - row_rank) && from[0] <= to[0],
             op,
             "rows that fit into the cache of shape " + text(cache.dimensions()) + "; got " + text(rows.dimensions()));
     require_type(op, "position", position, ffi::DataType::S32, "int32");
-    require(start.shared_by(to), op, "a position for each cache; got the shape " + text(position.dimensions()));
+    REQUIRE(start.shared_by(to), op, "a position for each cache; got the shape " + text(position.dimensions()));
     if (out->size_bytes() == 0) return;
     // XLA has put the operand where the result is, and made a copy if anybody else still needs it.
-    require(cache.untyped_data() == out->untyped_data(), op, "the result in the memory of the cache");
+    REQUIRE(cache.untyped_data() == out->untyped_data(), op, "the result in the memory of the cache");
     const int64_t row_bytes = static_cast<int64_t>(cache.size_bytes()) / (to.batch() * to[0]);
     const auto bytes = static_cast<size_t>(from[0] * row_bytes);
     for (int64_t b = 0; b < to.batch(); ++b) {
@@ -274,18 +280,18 @@ ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuff
                             std::string_view encoding_name) {
   return guarded([&] {
     constexpr const char* op = "quantized_linear";
-    require(encoding_name == "Q4_1" || encoding_name == "Q8_0", op,
+    REQUIRE(encoding_name == "Q4_1" || encoding_name == "Q8_0", op,
             "the encoding Q4_1 or Q8_0; got " + std::string(encoding_name));
     const cpu::Encoding encoding = encoding_name == "Q4_1" ? cpu::Encoding::kQ4_1 : cpu::Encoding::kQ8_0;
     const Shape in(op, "x", x, 1), result(op, "the result", *out, 1);
     require_type(op, "blocks", blocks, ffi::DataType::U8, "uint8");
     const Dims weights = blocks.dimensions();
-    require(in[0] % cpu::kBlockSize == 0 && weights.size() == 2 &&
+    REQUIRE(in[0] % cpu::kBlockSize == 0 && weights.size() == 2 &&
                 weights[1] == in[0] / cpu::kBlockSize * cpu::block_bytes(encoding),
             op,
             "blocks of shape (out_features, bytes of " + std::to_string(in[0]) + " weights in blocks of 32); got " +
                 text(weights));
-    require(result[0] == weights[0] && in.batch_rank() == result.batch_rank() && in.shared_by(result) &&
+    REQUIRE(result[0] == weights[0] && in.batch_rank() == result.batch_rank() && in.shared_by(result) &&
                 x.element_type() == out->element_type(),
             op, "a result of shape (*batch, out_features); got " + text(out->dimensions()));
     const cpu::QuantizedLinear call{

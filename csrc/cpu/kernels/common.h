@@ -13,8 +13,8 @@ namespace {
 using F = Simd::F;
 inline constexpr int kLanes = Simd::kLanes;
 inline constexpr float kLog2E = 1.44269504088896341f;
-// Stands for -inf where it is subtracted from -inf.
-inline constexpr float kLowest = -1e30f;
+// Stands for -inf where it is subtracted from -inf: the lowest of the numbers.
+inline constexpr float kLowest = -0x1.fffffep127f;
 
 // All lanes, as a count that is known when compiling.
 struct Full {};
@@ -59,7 +59,7 @@ using Pointee = std::remove_pointer_t<P>;
 template <class T>
 void prefetch(const T* p, int64_t n) {
   const auto* bytes = reinterpret_cast<const char*>(p);
-  for (int64_t i = 0; i < n * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(bytes + i);
+  for (int64_t i = 0; i < n * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(bytes + i, 0, 2);
 }
 
 // Memory for the length of one call.

@@ -7,7 +7,7 @@
 namespace eqxcallback::cpu {
 namespace {
 
-inline constexpr int64_t kPartKeys = 256;
+inline constexpr int64_t kPartKeys = 128;
 
 // The state of an online softmax, of one query over some of the keys: the highest score, the sum, and the output, which
 // is not yet divided by the sum.
@@ -95,7 +95,7 @@ void decode_attention(Element element, const DecodeAttention& args, const Execut
     Scratch scratch(args.batch * parts * args.heads * state_size);
     const auto partial = [&](int64_t index) { return Partial{scratch.data() + index * state_size}; };
     const double keys = static_cast<double>(smaller(longest, kPartKeys));
-    const double nanoseconds = keys * static_cast<double>(args.heads * D) / (2.0 * kLanes) + 100;
+    const double nanoseconds = keys * static_cast<double>(args.heads * D) * 1.6 / kLanes + 100;
     parallel_for(executor, args.batch * parts, nanoseconds, [&](int64_t begin, int64_t end) {
       Scratch queries(args.heads * D);
       for (int64_t task = begin; task < end; ++task) {

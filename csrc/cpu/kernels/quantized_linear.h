@@ -63,7 +63,7 @@ void multiply_vector(const QuantizedLinear& args, const float* x, const Executor
   auto* byte_blocks = reinterpret_cast<ByteBlock*>(bytes.data());
   if (to_bytes(byte_blocks, x, num_blocks)) {
     parallel_for(
-        executor, args.out_features, static_cast<double>(num_blocks) * (encoding == Encoding::kQ4_1 ? 0.6 : 1.0),
+        executor, args.out_features, static_cast<double>(num_blocks) * (encoding == Encoding::kQ4_1 ? 1.3 : 1.5),
         [&](int64_t begin, int64_t end) {
           multiply_bytes<encoding>(static_cast<T*>(args.out), args.blocks, stride, byte_blocks, num_blocks, begin, end);
         },
@@ -79,7 +79,7 @@ void multiply_vector(const QuantizedLinear& args, const float* x, const Executor
     sums.data()[2 * b + 1] = Simd::sum(sum);
   }
   constexpr int kRows = 4;
-  const double nanoseconds = static_cast<double>(num_blocks) * (encoding == Encoding::kQ4_1 ? 1.2 : 1.5);
+  const double nanoseconds = static_cast<double>(num_blocks) * (encoding == Encoding::kQ4_1 ? 1.8 : 2.0);
   parallel_for(
       executor, args.out_features, nanoseconds,
       [&](int64_t begin, int64_t end) {

@@ -60,7 +60,7 @@ struct Simd {
   }
 
   static F exp2(F x) {
-    x = max(broadcast(-160.0f), x);
+    x = _mm256_min_ps(broadcast(256.0f), max(broadcast(-160.0f), x));
     const F whole = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const F r = sub(x, whole);
     F p = broadcast(1.33335581e-3f);
@@ -70,7 +70,7 @@ struct Simd {
     p = fma(p, r, broadcast(6.93147181e-1f));
     p = fma(p, r, broadcast(1.0f));
     // 2^whole in two factors, each of which is a normal number for all exponents that have a result.
-    const __m256i exponent = _mm256_cvtps_epi32(_mm256_min_ps(broadcast(256.0f), whole));
+    const __m256i exponent = _mm256_cvtps_epi32(whole);
     const __m256i low = _mm256_srai_epi32(exponent, 1), high = _mm256_sub_epi32(exponent, low);
     return mul(mul(p, power_of_two(low)), power_of_two(high));
   }
