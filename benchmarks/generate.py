@@ -8,6 +8,7 @@ extra `bench`.
 import argparse
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import time
@@ -41,6 +42,7 @@ class Ours(Contestant):
     def __init__(self, dtype: str):
         import jax
         import jax.numpy as jnp
+
         from models import gguf, llama
 
         model = llama.load(gguf.open_model(gguf.default_path()), dtype=dtype)
@@ -68,6 +70,7 @@ class PlainJax(Contestant):
     def __init__(self):
         import jax
         import jax.numpy as jnp
+
         from models import gguf
 
         from . import plain_llama
@@ -100,6 +103,7 @@ class PlainJax(Contestant):
 class LlamaCpp(Contestant):
     def __init__(self, threads: int):
         import llama_cpp
+
         from models import gguf
 
         self._model = llama_cpp.Llama(
@@ -168,7 +172,7 @@ def peak_memory(name: str) -> int:
     contestant = CONTESTANTS[name](os.cpu_count() or 1)
     contestant.prompt(_tokens(_SHORT))
     contestant.decode(32)
-    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) * 1024
 
 

@@ -5,6 +5,7 @@ goes to stdout as it is made; progress, and the speed at the end, to stderr.
 """
 
 import argparse
+import io
 import math
 import os
 import pathlib
@@ -55,34 +56,36 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _fail(message: str) -> int:
-    print(f"generate: error: {message}", file=sys.stderr)
+    _report(f"generate: error: {message}")
     return 2
 
 
+def _report(text: str) -> None:
+    if sys.stderr is not None:  # else it is closed, and `print` would take stdout
+        print(text, file=sys.stderr)
+
+
 def _progress(items: Iterable[int]) -> Iterable[int]:
+    if sys.stderr is None:
+        return items
     return tqdm(items, desc="loading", unit="block", leave=False, file=sys.stderr)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    options = _parse(arguments)
-    try:
-        path = gguf.default_path() if options.weights is None else options.weights
-        file = gguf.open_model(path)
-        tokenizer = Tokenizer(file.metadata)
-        messages = [{"role": "user", "content": options.prompt}]
-        if options.system is not None:
-            messages.insert(0, {"role": "system", "content": options.system})
-        tokens = tokenizer.encode_chat(messages)
-        if len(tokens) >= file.config.context_length:
-            return _fail(
-                f"expected a prompt of less than {file.config.context_length} tokens, the model's context; got {len(tokens)}. "
-                "Shorten it."
-            )
-        model = llama.load(file, dtype=_DTYPES[options.dtype], progress=_progress)
-    except gguf.ModelFileError as error:
-        return _fail(str(error))
+def _answer(options: argparse.Namespace) -> int:
+    path = gguf.default_path() if options.weights is None else options.weights
+    file = gguf.open_model(path)
+    tokenizer = Tokenizer(file.metadata)
+    messages = [{"role": "user", "content": options.prompt}]
+    if options.system is not None:
+        messages.insert(0, {"role": "system", "content": options.system})
+    tokens = tokenizer.encode_chat(messages)
+    if len(tokens) >= file.config.context_length:
+        return _fail(
+            f"expected a prompt of less than {file.config.context_length} tokens, the model's context; got {len(tokens)}. "
+            "Shorten it."
+        )
     generator = Generator(
-        model,
+        llama.load(file, dtype=_DTYPES[options.dtype], progress=_progress),
         tokens,
         max_tokens=options.max_tokens,
         temperature=options.temperature,
@@ -90,20 +93,29 @@ def main(arguments: list[str] | None = None) -> int:
         seed=options.seed,
     )
     stream = tokenizer.stream()
-    try:
-        for token in generator:
-            if token in tokenizer.stop_tokens:
-                break
-            print(stream.push(token), end="", flush=True)
-        print(stream.flush(), flush=True)
-    except KeyboardInterrupt:
-        print(flush=True)
-        return 130
-    except BrokenPipeError:  # whoever reads the answer has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    print(generator.speed, file=sys.stderr)
+    for token in generator:
+        if token in tokenizer.stop_tokens:
+            break
+        print(stream.push(token), end="", flush=True)
+    print(stream.flush(), flush=True)
+    _report(str(generator.speed))
     return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters that the model writes
+    try:
+        return _answer(options)
+    except gguf.ModelFileError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        # Nobody reads any more, or there is no room for more. What Python still holds back would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0 if isinstance(error, BrokenPipeError) else _fail(f"the answer cannot be written: {error}")
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ def sample(logits: Float[Array, " V"], key: PRNGKeyArray, *, temperature: float,
     - `temperature`: divides the logits; 0 takes the most likely token.
     - `top_p`: only the most likely tokens whose probabilities add up to this much are drawn. Ties are in together.
     """
-    if temperature == 0:
+    if temperature < 1e-6:  # nobody can tell it from 0, and the division might overflow
         return jnp.argmax(logits).astype(jnp.int32)
     logits = logits / temperature
     if top_p < 1:
         probabilities = jax.nn.softmax(logits)
-        logits = jnp.where(probabilities >= _nucleus_threshold(probabilities, top_p), logits, -jnp.inf)
+        threshold = jnp.minimum(_nucleus_threshold(probabilities, top_p), probabilities.max())
+        logits = jnp.where(probabilities >= threshold, logits, -jnp.inf)
     return jax.random.categorical(key, logits).astype(jnp.int32)
 
 

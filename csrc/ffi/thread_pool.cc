@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <memory>
-#include <stdexcept>
+#include <new>
 #include <thread>
 
 #if defined(__x86_64__)
@@ -23,6 +24,7 @@ struct Job {
   std::atomic<int64_t> next{0};
   std::atomic<int64_t> done{0};
   std::atomic<bool> failed{false};
+  std::exception_ptr failure{};  // of the first that failed; to be read when all are done
 
   void work() {
     for (;;) {
@@ -31,7 +33,7 @@ struct Job {
       try {
         task(state, index);
       } catch (...) {
-        failed.store(true, std::memory_order_relaxed);
+        if (!failed.exchange(true)) failure = std::current_exception();
       }
       done.fetch_add(1, std::memory_order_release);
     }
@@ -50,7 +52,10 @@ void run(void* data, int64_t tasks, cpu::Executor::Task task, void* state) {
   auto& pool = *static_cast<xla::ffi::ThreadPool*>(data);
   auto job = std::make_shared<Job>(tasks, task, state);
   const int64_t helpers = std::min(pool.num_threads(), tasks) - 1;
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([job] { job->work(); });
+  try {
+    for (int64_t i = 0; i < helpers; ++i) pool.Schedule([job] { job->work(); });
+  } catch (const std::bad_alloc&) {  // fewer helpers, then
+  }
   job->work();
   // What is not done yet has been started by somebody: a short wait.
   for (int spins = 0; job->done.load(std::memory_order_acquire) < tasks; ++spins) {
@@ -60,7 +65,7 @@ void run(void* data, int64_t tasks, cpu::Executor::Task task, void* state) {
       std::this_thread::yield();
     }
   }
-  if (job->failed.load(std::memory_order_relaxed)) throw std::runtime_error("eqxcallback: a part of a kernel failed");
+  if (job->failure != nullptr) std::rethrow_exception(job->failure);
 }
 
 }  // namespace

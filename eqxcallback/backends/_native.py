@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from .. import _ext, xla
+from .. import xla
 from ..kernel import NativeKernel
 
 
@@ -21,28 +21,21 @@ def prepare(
     return xla.LaunchPlan(target, xla.attributes(options, who), aliases)
 
 
-@functools.cache
-def _own_handlers() -> Mapping[str, object]:
-    return _ext.cpu_ops()
-
-
 def _own_target(symbol: str, platform: str, who: str) -> str:
-    handlers = _own_handlers()
-    if platform != "cpu" or symbol not in handlers:
+    if platform != "cpu" or symbol not in xla.CPU_OPS:
         raise ValueError(
-            f"{who}: expected a symbol of this package for {platform}; got {symbol!r}. There are {', '.join(handlers)} for "
+            f"{who}: expected a symbol of this package for {platform}; got {symbol!r}. There are {', '.join(xla.CPU_OPS)} for "
             "cpu; pass library=PATH for one of yours."
         )
-    target = f"eqxcallback_{symbol}"
-    xla.register_handler(target, handlers[symbol], platform)
-    return target
+    return xla.CPU_OPS[symbol]
 
 
 def _library_target(kernel: NativeKernel, platform: str, who: str) -> str:
     path = os.fspath(kernel.library or "")
     try:
-        digest = _digest(path, os.stat(path).st_mtime_ns)
-        handler = xla.library_handler(path, kernel.symbol)
+        status = os.stat(path)
+        digest = _digest(path, (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino))
+        handler = xla.library_handler(path, digest, kernel.symbol)
     except OSError as error:
         raise ValueError(
             f"{who}: the library {path} cannot be loaded ({error}). Build it, or correct the path."
@@ -65,6 +58,6 @@ def _library_target(kernel: NativeKernel, platform: str, who: str) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _digest(path: str, modified: int) -> str:
-    del modified  # a rebuilt library is another one
+def _digest(path: str, version: tuple[int, ...]) -> str:
+    del version  # a rebuilt library is another one
     return hashlib.blake2b(pathlib.Path(path).read_bytes(), digest_size=8).hexdigest()

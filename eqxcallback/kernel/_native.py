@@ -46,8 +46,10 @@ class NativeKernel:
                 ) from None
             # Another working directory must not make it another kernel.
             object.__setattr__(self, "library", os.path.abspath(path))
+        if isinstance(self.aliases, Mapping):
+            object.__setattr__(self, "aliases", dict(self.aliases))  # the caller's own may change
         if self.out_type is not None and not callable(self.out_type):
             raise TypeError(f"NativeKernel({self.symbol}): expected out_type to be a function; got {self.out_type!r}.")
 
     def __hash__(self) -> int:  # mappings have none
-        return hash((self.symbol, self.library, self.out_type, tuple(self.aliases.items())))
+        return hash((self.symbol, self.library, self.out_type, frozenset(self.aliases.items())))

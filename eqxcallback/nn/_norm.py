@@ -83,6 +83,7 @@ class RMSNorm(eqx.Module):
         weight = None if self.weight is None else self.weight.reshape(-1)
         out = ops.rms_norm(x.reshape(math.prod(self.shape)), weight, eps=self.eps).reshape(self.shape)
         if self.bias is not None:
-            wide = jnp.promote_types(x.dtype, jnp.float32)
+            with jax.numpy_dtype_promotion("standard"):
+                wide = jnp.promote_types(x.dtype, jnp.float32)
             out = (out.astype(wide) + self.bias.astype(wide)).astype(x.dtype)
         return out if state is _no_state else (out, state)

@@ -35,9 +35,10 @@ def batch(
         )
 
     (size,) = {arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None}
+    mapped = {name for name, dim in zip(call.names, dims, strict=True) if dim is not None}
     batched_args, depths = [], []
-    for arg, dim, depth, mode in zip(args, dims, call.depths, modes, strict=True):
-        if dim is None and mode != "batched":
+    for arg, dim, depth, mode, name in zip(args, dims, call.depths, modes, call.names, strict=True):
+        if name not in mapped and mode != "batched":
             batched_args.append(arg)
             depths.append(depth)
             continue

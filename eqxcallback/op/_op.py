@@ -17,6 +17,9 @@ from ._call import Call
 from ._options import Options
 
 
+_config: Any = jax.config  # its options are made at run time: no type checker knows them
+
+
 @dataclasses.dataclass(frozen=True)
 class Op:
     """One mathematical operation: its kernels, and its definition in pure JAX.
@@ -51,8 +54,9 @@ class Op:
         - `"either"`: the kernel sees the mapped axis in front of an operand that is mapped, and nothing in front of others;
         - `"shared"`: the kernel takes no such axis; if this operand is mapped, the kernel is called for each example.
 
-        Axes of nested `vmap`s follow each other, the outermost first. An operand that only some of them map has them all,
-        or, if it is `"either"`, the innermost ones that map it. An operand that a result overwrites is always batched.
+        The arrays of one argument, a PyTree, go together: if one of them is mapped, all have the axis. Axes of nested
+        `vmap`s follow each other, the outermost first. An operand that only some of them map has them all, or, if it is
+        `"either"`, those from the outermost one that maps it inwards. An operand that a result overwrites is always batched.
 
     **Raises:** `TypeError` or `ValueError` for a wrong declaration, and when arguments do not fit it.
     """
@@ -64,6 +68,9 @@ class Op:
 
     def __post_init__(self) -> None:
         who = f"Op({self.name})"
+        if not isinstance(self.kernels, Mapping):
+            raise TypeError(f"{who}: expected kernels to be a mapping from platforms to kernels; got {self.kernels!r}.")
+        object.__setattr__(self, "kernels", dict(self.kernels))  # the caller's own may change
         for platform, kernel in self.kernels.items():
             if platform not in xla.PLATFORMS:
                 raise ValueError(f"{who}: expected the keys of kernels to be of {xla.PLATFORMS}; got {platform!r}.")
@@ -76,6 +83,13 @@ class Op:
                 raise ValueError(f"{who}: the kernel for {platform} needs an out_type, because there is no reference.")
         if self.reference is not None and not callable(self.reference):
             raise TypeError(f"{who}: expected reference to be a function; got {self.reference!r}.")
+        try:
+            hash(self)
+        except TypeError as error:
+            raise TypeError(
+                f"{who}: expected reference and out_type to be hashable, as functions are; got {self.reference!r} ({error}). "
+                "Wrap a Module in a function of its arrays."
+            ) from None
         if self.reference is None and not self.kernels:
             raise ValueError(f"{who}: expected a kernel or a reference; got neither.")
         self._check_batching(who)
@@ -98,11 +112,13 @@ class Op:
 
     # Two ops with the same fields are one, but mappings have no hash, and those of functions are enough.
     def __hash__(self) -> int:
-        return hash((self.name, self.reference, tuple(self.kernels.items())))
+        return hash((self.name, self.reference, frozenset(self.kernels.items())))
 
     def __call__(self, *args: PyTree, **options: Any) -> PyTree:
         leaves, in_tree = tree_flatten(args)
-        call, out_tree = self._call(in_tree, tuple(map(jax.typeof, leaves)), Options(options, f"Op({self.name})"))
+        leaves = [_strong(leaf) for leaf in leaves]
+        avals, x64 = tuple(map(jax.typeof, leaves)), _config.jax_enable_x64
+        call, out_tree = self._call(in_tree, avals, Options(options, f"Op({self.name})"), x64)
         return tree_unflatten(out_tree, xla.op_call(call, *leaves))
 
     @functools.cached_property
@@ -117,29 +133,18 @@ class Op:
         return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - ops live as long as their modules
-    def _call(self, in_tree: Any, avals: tuple[Any, ...], options: Options) -> tuple[Call, Any]:
+    def _call(self, in_tree: Any, avals: tuple[Any, ...], options: Options, x64: bool) -> tuple[Call, Any]:
         """What is checked and made once for each type of arguments."""
+        del x64  # the types of results may depend on it
         who = f"Op({self.name})"
         structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         args = tree_unflatten(in_tree, structs)
         inputs = self._inputs(args)
-        out_type, outputs = None, []
-        aliases = {}
-        for platform, kernel in self.kernels.items():
-            own_type = self._out_type(kernel, args, options)
-            own_outputs = _leaves("result", own_type)
-            if out_type is not None and [(o.shape, o.dtype) for o in own_outputs] != [
-                (o.shape, o.dtype) for o in outputs
-            ]:
-                raise ValueError(
-                    f"{who}: the kernels disagree on the results: {', '.join(map(str, outputs))} and, for {platform}, "
-                    f"{', '.join(map(str, own_outputs))}."
-                )
-            out_type, outputs = own_type, own_outputs
-            aliases[platform] = _aliases.resolve(_aliases.check(kernel.aliases, who), inputs, outputs, who)
-        if out_type is None:
-            out_type = self._out_type(None, args, options)
-            outputs = _leaves("result", out_type)
+        out_tree, outputs = self._results(args, options, who)
+        aliases = {
+            platform: _aliases.resolve(_aliases.check(kernel.aliases, who), inputs, outputs, who)
+            for platform, kernel in self.kernels.items()
+        }
         call = Call(
             op=self,
             options=options,
@@ -150,13 +155,24 @@ class Op:
             batch_shape=(),
             depths=(0,) * len(avals),
         )
-        return call, jax.tree.structure(out_type)
+        return call, out_tree
 
-    def _out_type(self, kernel: NativeKernel | None, args: Any, options: Options) -> PyTree:
-        if kernel is not None and kernel.out_type is not None:
-            return kernel.out_type(*args, **options.values)
-        assert self.reference is not None
-        return jax.eval_shape(functools.partial(self.reference, **options.values), *args)
+    def _results(self, args: Any, options: Options, who: str) -> tuple[Any, list[_aliases.Leaf]]:
+        """The tree and the leaves of the results, on which all who define them agree."""
+        types = {}
+        if self.reference is not None:
+            types["the reference"] = jax.eval_shape(functools.partial(self.reference, **options.values), *args)
+        for platform, kernel in self.kernels.items():
+            if kernel.out_type is not None:
+                types[f"the out_type for {platform}"] = kernel.out_type(*args, **options.values)
+        leaves = {name: _results(tree, f"{who}: {name}") for name, tree in types.items()}
+        (first, expected), *rest = leaves.items()
+        for name, got in rest:
+            if [(leaf.shape, leaf.dtype) for leaf in got] != [(leaf.shape, leaf.dtype) for leaf in expected]:
+                raise ValueError(
+                    f"{who}: expected one type of results from all; {first} has {_text(expected)}, and {name} has {_text(got)}."
+                )
+        return jax.tree.structure(types[first]), expected
 
     def _inputs(self, args: Sequence[Any]) -> list[_aliases.Leaf]:
         leaves = []
@@ -166,10 +182,29 @@ class Op:
         return leaves
 
 
-def _leaves(text: str, tree: PyTree, root: str | None = None) -> list[_aliases.Leaf]:
-    return [
-        _aliases.Leaf(
-            _aliases.path_text(text, path), _aliases.root_name(path) if root is None else root, leaf.shape, leaf.dtype
-        )
-        for path, leaf in tree_flatten_with_path(tree)[0]
-    ]
+def _strong(leaf: Any) -> Any:
+    """An array whose dtype is its own. A Python number's would give way to those of others, in the reference alone."""
+    aval = jax.typeof(leaf)
+    return jax.lax.convert_element_type(leaf, aval.dtype) if getattr(aval, "weak_type", False) else leaf
+
+
+def _leaves(text: str, tree: PyTree, root: str) -> list[_aliases.Leaf]:
+    flat, _ = tree_flatten_with_path(tree)
+    return [_aliases.Leaf(_aliases.path_text(text, path), root, leaf.shape, leaf.dtype) for path, leaf in flat]
+
+
+def _results(tree: PyTree, who: str) -> list[_aliases.Leaf]:
+    leaves = []
+    for path, leaf in tree_flatten_with_path(tree)[0]:
+        text = _aliases.path_text("result", path)
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise TypeError(
+                f"{who} has {text} = {leaf!r} of type {type(leaf).__name__}; expected `shape` and `dtype`, as of a "
+                "jax.ShapeDtypeStruct."
+            )
+        leaves.append(_aliases.Leaf(text, _aliases.root_name(path), tuple(leaf.shape), leaf.dtype))
+    return leaves
+
+
+def _text(leaves: Sequence[_aliases.Leaf]) -> str:
+    return ", ".join(map(str, leaves)) or "none"

@@ -8,20 +8,21 @@ from jaxtyping import Array, Float, Int
 from .. import reference
 from ..kernel import NativeKernel
 from ..op import Op
-from ._checks import check, check_floats, run
+from ._checks import as_int32, check, check_floats, run
 
 
+# Keys and values are one argument, which is mapped as a whole.
 _attention = Op(
     "attention",
     kernels={"cpu": NativeKernel("attention")},
-    reference=reference.attention,
-    batching={"q": "batched", "k": "either", "v": "either"},
+    reference=lambda q, kv, **options: reference.attention(q, kv[0], kv[1], **options),
+    batching={"q": "batched", "kv": "either"},
 )
 _decode_attention = Op(
     "decode_attention",
     kernels={"cpu": NativeKernel("decode_attention")},
-    reference=reference.decode_attention,
-    batching={"q": "batched", "k": "either", "v": "either", "length": "either"},
+    reference=lambda q, kv, length, **options: reference.decode_attention(q, kv[0], kv[1], length, **options),
+    batching={"q": "batched", "kv": "either", "length": "either"},
 )
 
 
@@ -53,7 +54,7 @@ def attention(
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     check(q.ndim >= 3, "attention", "q of shape (*batch, queries, heads, size)", q=q)
     _check_keys("attention", q, k, v, q.shape[:-3])
-    return run(_attention, q, k, v, causal=bool(causal), scale=_scale(scale, q))
+    return run(_attention, q, (k, v), causal=bool(causal), scale=_scale(scale, q))
 
 
 def decode_attention(
@@ -82,8 +83,8 @@ def decode_attention(
     _check_keys(name, q, k, v, batch)
     fits = length.shape in ((), batch) and jnp.issubdtype(length.dtype, jnp.integer)
     check(fits, name, f"length to be integers of shape () or {batch}", length=length)
-    length = jnp.broadcast_to(length.astype(jnp.int32), batch)
-    return run(_decode_attention, q, k, v, length, scale=_scale(scale, q))
+    length = jnp.broadcast_to(as_int32(length), batch)
+    return run(_decode_attention, q, (k, v), length, scale=_scale(scale, q))
 
 
 def _check_keys(name: str, q: Array, k: Array, v: Array, batch: tuple[int, ...]) -> None:

@@ -1,12 +1,15 @@
 """Rows written into a cache, in place."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from .. import reference
 from ..kernel import NativeKernel
 from ..op import Op
-from ._checks import check
+from ._checks import as_int32, check
 
 
 _cache_append = Op(
@@ -27,8 +30,7 @@ def cache_append(cache: Array, rows: Array, position: Int[Array, "*batch"], *, b
 
     - `cache`: of shape `(*batch, length, *row)`, of any dtype.
     - `rows`: of shape `(*batch, count, *row)`, of the same dtype, `count <= length`.
-    - `position`: where the first row goes, int32 of shape `batch` or `()`. Clamped so that all rows fit, as in
-        `jax.lax.dynamic_update_slice`.
+    - `position`: where the first row goes, int32 of shape `batch` or `()`. Clamped, a negative one to 0, so that all rows fit.
     - `batch_dims`: the number of batch axes.
 
     **Returns:** an array of the shape and dtype of `cache`.
@@ -47,5 +49,15 @@ def cache_append(cache: Array, rows: Array, position: Int[Array, "*batch"], *, b
     check(fits, name, "rows of the dtype and shape of cache, and not more of them than it has", rows=rows, cache=cache)
     fits = position.shape in ((), batch) and jnp.issubdtype(position.dtype, jnp.integer)
     check(fits, name, f"position to be integers of shape () or {batch}", position=position)
-    position = jnp.broadcast_to(position.astype(jnp.int32), batch)
-    return _cache_append(cache, rows, position, row_rank=cache.ndim - batch_dims - 1)
+    position = jnp.broadcast_to(as_int32(position), batch)
+    # The kernel copies bytes: elements of less than one, and typed PRNG keys, which hide an axis, are none.
+    append = _cache_append if _has_bytes(cache.dtype) else reference.cache_append
+    return append(cache, rows, position, row_rank=cache.ndim - batch_dims - 1)
+
+
+def _has_bytes(dtype: Any) -> bool:
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return False
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits >= 8
+    return not jnp.issubdtype(dtype, jnp.floating) or jnp.finfo(dtype).bits >= 8

@@ -14,7 +14,10 @@ KERNEL_DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
 
 def check(condition: bool, op: str, expected: str, **got: Any) -> None:
     if not condition:
-        types = ", ".join(f"{name}: {jax.typeof(value).str_short()}" for name, value in got.items())
+        types = ", ".join(
+            f"{name}: {value if isinstance(value, int) else jax.typeof(value).str_short()}"
+            for name, value in got.items()
+        )
         raise ValueError(f"{op}: expected {expected}; got {types}.")
 
 
@@ -22,6 +25,16 @@ def check_floats(op: str, **arrays: jax.Array) -> None:
     dtypes = {jnp.result_type(array) for array in arrays.values()}
     floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
     check(floats and len(dtypes) == 1, op, f"{', '.join(arrays)} of one floating dtype", **arrays)
+
+
+def as_int32(x: jax.Array) -> jax.Array:
+    """Integers of any dtype; those that int32 lacks become its nearest."""
+    own, int32 = jnp.iinfo(x.dtype), jnp.iinfo(jnp.int32)
+    if own.max > int32.max:
+        x = jnp.minimum(x, jnp.asarray(int32.max, x.dtype))
+    if own.min < int32.min:
+        x = jnp.maximum(x, jnp.asarray(int32.min, x.dtype))
+    return x.astype(jnp.int32)
 
 
 def run(op: Op, x: jax.Array, *args: Any, **options: Any) -> Any:

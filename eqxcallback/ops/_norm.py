@@ -41,4 +41,4 @@ def rms_norm(
         return run(_rms_norm, x, eps=float(eps))
     weight = jnp.asarray(weight)
     check(weight.shape == x.shape[-1:], "rms_norm", "weight of the shape of the last axis of x", weight=weight, x=x)
-    return run(_rms_norm, x, weight.astype(jnp.promote_types(x.dtype, jnp.float32)), eps=float(eps))
+    return run(_rms_norm, x, weight.astype(reference.wide(x.dtype)), eps=float(eps))

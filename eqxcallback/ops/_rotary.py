@@ -1,5 +1,8 @@
 """Rotary position embedding."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -12,8 +15,8 @@ from ._checks import check, check_floats, run
 _rotary_embedding = Op(
     "rotary_embedding",
     kernels={"cpu": NativeKernel("rotary_embedding")},
-    reference=reference.rotary_embedding,
-    batching={"x": "batched", "cos": "either", "sin": "either"},
+    reference=lambda x, table: reference.rotary_embedding(x, table[0], table[1]),
+    batching={"x": "batched", "table": "either"},
 )
 
 
@@ -71,5 +74,10 @@ def rotary_embedding(
         cos=cos,
         sin=sin,
     )
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    return run(_rotary_embedding, x, cos.astype(wide), sin.astype(wide))
+    wide = reference.wide(x.dtype)
+    function = functools.partial(run, _rotary_embedding)
+    # To the kernel an operand without axes has the innermost ones of the batch. Here they are those that the tables lack,
+    # which it is told if they are mapped.
+    for _ in range(x.ndim - 1 - cos.ndim):
+        function = jax.vmap(function, in_axes=(0, None))
+    return function(x, (cos.astype(wide), sin.astype(wide)))

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from ._precision import wide
+
 
 def attention(
     q: Float[Array, "*batch queries heads size"],
@@ -37,10 +39,10 @@ def decode_attention(
 def _attend(q: Array, k: Array, v: Array, seen: Bool[Array, "*batch queries keys"], scale: float) -> Array:
     heads, size = q.shape[-2:]
     kv_heads = k.shape[-2]
-    wide = jnp.promote_types(q.dtype, jnp.float32)
-    grouped = q.astype(wide).reshape(*q.shape[:-2], kv_heads, heads // kv_heads, size) * scale
+    dtype = wide(q.dtype)
+    grouped = q.astype(dtype).reshape(*q.shape[:-2], kv_heads, heads // kv_heads, size) * scale
     highest = jax.lax.Precision.HIGHEST
-    logits = jnp.einsum("...skgd,...tkd->...kgst", grouped, k.astype(wide), precision=highest)
+    logits = jnp.einsum("...skgd,...tkd->...kgst", grouped, k.astype(dtype), precision=highest)
     mask = jnp.broadcast_to(seen[..., None, None, :, :], logits.shape)
     highest_logit = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True, initial=-jnp.inf, where=mask))
     # A query that sees nothing gives zeros, not NaN.
@@ -48,5 +50,5 @@ def _attend(q: Array, k: Array, v: Array, seen: Bool[Array, "*batch queries keys
     weights = jnp.exp(jnp.where(mask, logits - highest_logit, -jnp.inf))
     total = weights.sum(axis=-1, keepdims=True)
     weights = weights / jnp.where(total == 0, 1.0, total)
-    out = jnp.einsum("...kgst,...tkd->...skgd", weights, v.astype(wide), precision=highest)
+    out = jnp.einsum("...kgst,...tkd->...skgd", weights, v.astype(dtype), precision=highest)
     return out.reshape(q.shape).astype(q.dtype)

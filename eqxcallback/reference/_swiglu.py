@@ -4,10 +4,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ._precision import wide
+
 
 def swiglu(gate: Float[Array, "*batch size"], up: Float[Array, "*batch size"] | None = None) -> Array:
     """Without `up`, `gate` has both halves on its last axis, the gate first."""
     if up is None:
         gate, up = jnp.split(gate, 2, axis=-1)
-    wide = jnp.promote_types(gate.dtype, jnp.float32)
-    return (jax.nn.silu(gate.astype(wide)) * up.astype(wide)).astype(gate.dtype)
+    dtype = wide(gate.dtype)
+    return (jax.nn.silu(gate.astype(dtype)) * up.astype(dtype)).astype(gate.dtype)

@@ -8,7 +8,7 @@ from ._handles import EagerState as EagerState, eager_state as eager_state
 from ._op_call import PLATFORMS as PLATFORMS, Bind as Bind, op_call as op_call
 from ._plan import LaunchPlan as LaunchPlan
 from ._python_call import python_call as python_call
-from ._targets import library_handler as library_handler, register_handler as register_handler
+from ._targets import CPU_OPS as CPU_OPS, library_handler as library_handler, register_handler as register_handler
 from . import _failures, _op_call, _python_call, _targets
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 
+# What an attribute of a call can be.
+_DTYPES = tuple(np.dtype(code) for code in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f4", "f8"))
 _SCALARS = {bool: np.bool_, int: np.int64, float: np.float64}
 
 
@@ -16,13 +18,22 @@ def attributes(options: Mapping[str, Any], who: str) -> dict[str, Any]:
 
 
 def _attribute(value: Any, what: str) -> Any:
-    if isinstance(value, str | np.generic):
+    if isinstance(value, str) or (isinstance(value, np.generic) and value.dtype in _DTYPES and _fits(value)):
         return value
-    if type(value) in _SCALARS:
-        return _SCALARS[type(value)](value)
-    if isinstance(value, tuple) and all(type(item) is int for item in value):
-        return np.array(value, np.int64)
+    try:
+        if not isinstance(value, np.generic) and type(value) in _SCALARS:
+            return _SCALARS[type(value)](value)
+        if isinstance(value, tuple) and all(type(item) is int for item in value):
+            return np.array(value, np.int64)
+    except OverflowError:
+        raise OverflowError(
+            f"{what} is {value!r}, which a native kernel cannot take. Expected integers of 64 bits."
+        ) from None
     raise TypeError(
         f"{what} is {value!r} of type {type(value).__name__}, which a native kernel cannot take. Expected a bool, int, float, "
-        "str, NumPy scalar, or a tuple of ints."
+        "str, tuple of ints, or a NumPy scalar of these of 8 to 64 bits."
     )
+
+
+def _fits(value: np.generic) -> bool:
+    return value.dtype != np.uint64 or int(value) < 2**63  # MLIR's Python bindings make signed integers only

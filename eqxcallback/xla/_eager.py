@@ -1,10 +1,10 @@
 """A call outside of any `jax.jit`: one compiled program for every callback, and the callback's own exception."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -12,6 +12,7 @@ from .. import _errors, _ext
 from . import _targets
 from ._avals import on_current_mesh
 from ._body import CallSpec, PythonBody
+from ._debug import run_eagerly
 from ._effects import kernel_effect
 from ._handles import EagerState, eager_state
 from ._ownership import own
@@ -58,11 +59,10 @@ def _new_program(spec: CallSpec) -> Callable[..., Sequence[jax.Array]]:
 
 def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> Sequence[jax.Array]:
     """Evaluate `primitive`, the python lane's, on concrete arrays."""
-    if _config.jax_disable_jit:  # that is about the user's functions: a kernel has no other form than a program
-        with jax.disable_jit(False):
-            return run(primitive, *args, body=body, spec=spec)
-    if _config.jax_debug_nans or _config.jax_debug_infs:
-        return _run_and_check(primitive, *args, body=body, spec=spec)
+    return run_eagerly(functools.partial(_run, primitive, body=body, spec=spec), body, *args)
+
+
+def _run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> Sequence[jax.Array]:
     state = eager_state(body)
     like = next((arg for arg in args if isinstance(arg, jax.Array)), None)
     if _platform(like) != "cpu":
@@ -84,19 +84,6 @@ def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> S
         finally:
             idle.append(program)
     del state  # not before the program has run: it holds the handle
-    return outs
-
-
-def _run_and_check(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> Sequence[jax.Array]:
-    """`jax_debug_nans`, which JAX does for jitted functions by running them again without jit: a kernel cannot do that."""
-    nans, infs = _config.jax_debug_nans, _config.jax_debug_infs
-    with jax.debug_nans(False), jax.debug_infs(False):
-        outs = run(primitive, *args, body=body, spec=spec)
-        for out in outs:
-            if jnp.issubdtype(out.dtype, jnp.inexact):
-                for wanted, test, name in ((nans, jnp.isnan, "nan"), (infs, jnp.isinf, "inf")):
-                    if wanted and test(out).any():
-                        raise FloatingPointError(f"invalid value ({name}) encountered in {body!r}")
     return outs
 
 

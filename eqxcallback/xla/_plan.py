@@ -12,7 +12,7 @@ class LaunchPlan:
     **Attributes:**
 
     - `target`: the name of a registered handler.
-    - `attributes`: typed values, see `attribute`.
+    - `attributes`: typed values, see `_attributes.py`.
     - `aliases`: pairs of flat operand and result indices.
     """
 

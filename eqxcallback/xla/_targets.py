@@ -1,6 +1,7 @@
-"""The handlers of the extension, registered with XLA once, at import."""
+"""The handlers of the extension, registered with XLA at import, and those of users' libraries, when they are needed."""
 
 import ctypes
+import os
 import threading
 
 import jax
@@ -22,6 +23,9 @@ PYTHON_EAGER = "eqxcallback_python_eager"
 PLATFORMS = ("cpu", "cuda")
 
 
+# The targets of this package's kernels, by symbol.
+CPU_OPS = {symbol: f"eqxcallback_{symbol}" for symbol in _ext.cpu_ops()}
+
 _JAX_HANDLER = "xla_buffer_python_cpu_callback"
 
 
@@ -36,9 +40,12 @@ def register() -> None:
     for name, handlers in _ext.python_call_targets().items():
         for platform, handler in handlers.items():
             jax.ffi.register_ffi_target(name, handler, platform=platform)
+    for symbol, handler in _ext.cpu_ops().items():
+        jax.ffi.register_ffi_target(CPU_OPS[symbol], handler, platform="cpu")
 
 
 _registered: set[tuple[str, str]] = set()
+_versions: dict[str, list[str]] = {}  # of each library, the contents seen, in order
 _lock = threading.Lock()
 
 
@@ -47,13 +54,21 @@ def register_handler(name: str, handler: object, platform: str) -> None:
     with _lock:
         if (name, platform) in _registered:
             return
-        # A backend that starts later would take the handler from a queue, and a handler that it refuses, built for a newer
-        # XLA, would keep it from starting at all. One that is there refuses it here.
-        jax.local_devices(backend=platform)
+        if platform == "cpu":
+            # A backend that starts later would take the handler from a queue, and a handler that it refuses, built for a
+            # newer XLA, would keep it from starting at all. One that is there refuses it here.
+            jax.local_devices(backend=platform)
         jax.ffi.register_ffi_target(name, handler, platform=platform)
         _registered.add((name, platform))
 
 
-def library_handler(path: str, symbol: str) -> object:
-    """The capsule of the function `symbol` in the shared library at `path`. The library stays loaded."""
-    return jax.ffi.pycapsule(getattr(ctypes.CDLL(path), symbol))
+def library_handler(path: str, digest: str, symbol: str) -> object:
+    """The capsule of the function `symbol` in the shared library at `path`, of this content. The library stays loaded."""
+    with _lock:
+        versions = _versions.setdefault(path, [])
+        if digest not in versions:
+            versions.append(digest)
+    # The loader takes a name that it has loaded before for the same library. One that was rebuilt needs another spelling.
+    folder, name = os.path.split(path)
+    spelled = os.path.join(folder, "./" * versions.index(digest) + name)
+    return jax.ffi.pycapsule(getattr(ctypes.CDLL(spelled), symbol))

@@ -91,3 +91,25 @@ def test_a_file_that_is_cut_off(tmp_path):
     result = generate("hi", "--weights", path)
     assert result.returncode == 2
     assert re.fullmatch(r"generate: error: .*cut.gguf: .*truncated.*\n", result.stderr), result.stderr
+
+
+def test_a_full_disk():
+    command = [sys.executable, "-m", "models.generate", "hi", "--max-tokens", "3"]
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""}, stdout=full, stderr=subprocess.PIPE
+        )
+    assert result.returncode == 2
+    assert result.stderr.endswith(
+        b"generate: error: the answer cannot be written: [Errno 28] No space left on device\n"
+    )
+    assert b"Traceback" not in result.stderr
+
+
+def test_a_terminal_without_the_characters_and_no_stderr():
+    command = f"{sys.executable} -m models.generate 'Write the German word for street.' --max-tokens 8 2>&-"
+    environment = {**os.environ, "XLA_FLAGS": "", "PYTHONIOENCODING": "ascii"}
+    result = subprocess.run(command, shell=True, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0
+    assert result.stdout.strip()
+    assert "tokens per second" not in result.stdout

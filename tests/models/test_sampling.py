@@ -41,3 +41,8 @@ def test_ties_are_in_together():
     keys = jax.random.split(jax.random.key(0), 500)
     drawn = jax.vmap(lambda key: sample(logits, key, temperature=1.0, top_p=0.3))(keys)
     assert set(np.asarray(drawn)) == set(range(5))
+
+
+@pytest.mark.parametrize("options", [{"temperature": 1e-50, "top_p": 1.0}, {"temperature": 1.0, "top_p": 1e-50}])
+def test_extremes_take_the_likeliest(options):
+    assert set(draw(50, **options)) == {0}

@@ -68,13 +68,15 @@ void take_keys(Partial partial, const float* q, const T* k, const T* v, int64_t 
   for_vectors(head_size, [&](int64_t i, auto count) {
     F acc[kTile] = {Simd::mul(load(partial.out() + i, count), Simd::broadcast(shrink))};
     for (int t = 1; t < kTile; ++t) acc[t] = Simd::zero();
-    for (int j = 0; j < keys; j += kTile) {
+    const auto add = [&](F& sum, int j) {
+      sum = Simd::fma(Simd::broadcast(weights[j]), load(v + j * stride + i, count), sum);
+    };
+    int j = 0;
+    for (; j + kTile <= keys; j += kTile) {
 #pragma GCC unroll 4
-      for (int t = 0; t < kTile; ++t) {
-        const T* row = v + smaller(j + t, keys - 1) * stride + i;  // past the last key, the weights are zero
-        acc[t] = Simd::fma(Simd::broadcast(weights[j + t]), load(row, count), acc[t]);
-      }
+      for (int t = 0; t < kTile; ++t) add(acc[t], j + t);
     }
+    for (; j < keys; ++j) add(acc[0], j);
     store(partial.out() + i, Simd::add(Simd::add(acc[0], acc[1]), Simd::add(acc[2], acc[3])), count);
   });
 }

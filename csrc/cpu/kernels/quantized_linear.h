@@ -1,119 +1,18 @@
 // Linear layers over GGUF blocks. Sums are f32, whatever the weights are stored in.
 //
-// One row of x: each block is decoded into registers and multiplied there; memory is read once. Since a Q4_1 weight is
-// d q + m, a block adds d (sum of q x) + m (sum of x), and the sums of x serve all rows of the weights. AVX-512 VNNI
-// multiplies bytes instead, see byte_dots.h.
-// Several rows: a few rows of the weights at a time are decoded into cache, and multiplied with all rows of x.
+// One row of x reads each weight once and has to be fast at decoding: float_dots.h, or byte_dots.h where the processor
+// multiplies bytes. Several rows: a few rows of weights at a time are decoded into cache, and multiplied with all of x.
 #pragma once
 
-#include "cpu/kernels/common.h"
+#include "cpu/kernels/block_decode.h"
 #ifdef __AVX512VNNI__
 #include "cpu/kernels/byte_dots.h"
+#else
+#include "cpu/kernels/float_dots.h"
 #endif
 
 namespace eqxcallback::cpu {
 namespace {
-
-// Decodes one block: kBlockSize floats, without the scale and minimum of Q4_1.
-template <Encoding encoding, class Body>
-void for_block_vectors(const uint8_t* block, const Body& body) {
-  if constexpr (encoding == Encoding::kQ4_1) {
-    for (int i = 0; i < kBlockSize / 2; i += kLanes) {
-      body(i, Simd::low_nibbles(block + 4 + i));
-      body(kBlockSize / 2 + i, Simd::high_nibbles(block + 4 + i));
-    }
-  } else {
-    for (int i = 0; i < kBlockSize; i += kLanes) body(i, Simd::int8s(block + 2 + i));
-  }
-}
-
-// The dot products of kRows rows of weights, `stride` bytes apart, with x. `sums` has {0, sum of x} for each block.
-template <Encoding encoding, int kRows>
-void dot_rows(float* out, const uint8_t* blocks, int64_t stride, const float* x, const float* sums,
-              int64_t num_blocks) {
-  F total[kRows];
-  Simd::Minimums minimums[kRows];
-  for (int r = 0; r < kRows; ++r) total[r] = Simd::zero(), minimums[r] = Simd::no_minimums();
-  for (int64_t b = 0; b < num_blocks; ++b) {
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const uint8_t* block = blocks + r * stride + b * block_bytes(encoding);
-      // Rows are short, and four are read at once: too many streams for the processor to see what comes next.
-      __builtin_prefetch(block + kRows * stride);
-      F dot = Simd::zero();
-      for_block_vectors<encoding>(
-          block, [&](int i, F weights) { dot = Simd::fma(weights, Simd::load(x + b * kBlockSize + i), dot); });
-      F scale;
-      if constexpr (encoding == Encoding::kQ4_1) {
-        scale = Simd::scale_and_minimum(block, sums + 2 * b, minimums[r]);
-      } else {
-        scale = Simd::broadcast(Simd::half(block));
-      }
-      total[r] = Simd::fma(dot, scale, total[r]);
-    }
-  }
-  for (int r = 0; r < kRows; ++r) out[r] = Simd::sum(total[r]) + Simd::total(minimums[r]);
-}
-
-template <Encoding encoding, class T>
-void multiply_vector(const QuantizedLinear& args, const float* x, const Executor& executor) {
-  const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(encoding);
-#ifdef __AVX512VNNI__
-  Scratch bytes(num_blocks * static_cast<int64_t>(sizeof(ByteBlock) / sizeof(float)));
-  auto* byte_blocks = reinterpret_cast<ByteBlock*>(bytes.data());
-  if (to_bytes(byte_blocks, x, num_blocks)) {
-    parallel_for(
-        executor, args.out_features, static_cast<double>(num_blocks) * (encoding == Encoding::kQ4_1 ? 1.3 : 1.5),
-        [&](int64_t begin, int64_t end) {
-          multiply_bytes<encoding>(static_cast<T*>(args.out), args.blocks, stride, byte_blocks, num_blocks, begin, end);
-        },
-        kByteRows * kByteGroups);
-    return;
-  }
-#endif
-  Scratch sums(2 * num_blocks);
-  for (int64_t b = 0; b < num_blocks; ++b) {
-    F sum = Simd::zero();
-    for (int i = 0; i < kBlockSize; i += kLanes) sum = Simd::add(sum, Simd::load(x + b * kBlockSize + i));
-    sums.data()[2 * b] = 0;
-    sums.data()[2 * b + 1] = Simd::sum(sum);
-  }
-  constexpr int kRows = 4;
-  const double nanoseconds = static_cast<double>(num_blocks) * (encoding == Encoding::kQ4_1 ? 1.8 : 2.0);
-  parallel_for(
-      executor, args.out_features, nanoseconds,
-      [&](int64_t begin, int64_t end) {
-        float result[kRows];
-        T* out = static_cast<T*>(args.out);
-        int64_t o = begin;
-        for (; o + kRows <= end; o += kRows) {
-          dot_rows<encoding, kRows>(result, args.blocks + o * stride, stride, x, sums.data(), num_blocks);
-          for (int r = 0; r < kRows; ++r) from_float(result[r], out[o + r]);
-        }
-        for (; o < end; ++o) {
-          dot_rows<encoding, 1>(result, args.blocks + o * stride, stride, x, sums.data(), num_blocks);
-          from_float(result[0], out[o]);
-        }
-      },
-      kRows);
-}
-
-template <Encoding encoding>
-void decode_row(float* out, const uint8_t* blocks, int64_t num_blocks) {
-  constexpr float kOne[2] = {0, 1};
-  for (int64_t b = 0; b < num_blocks; ++b, blocks += block_bytes(encoding), out += kBlockSize) {
-    F scale, minimum = Simd::zero();
-    if constexpr (encoding == Encoding::kQ4_1) {
-      Simd::Minimums minimums = Simd::no_minimums();
-      scale = Simd::scale_and_minimum(blocks, kOne, minimums);
-      minimum = Simd::broadcast(Simd::total(minimums));
-    } else {
-      scale = Simd::broadcast(Simd::half(blocks));
-    }
-    for_block_vectors<encoding>(blocks,
-                                [&](int i, F weights) { Simd::store(out + i, Simd::fma(weights, scale, minimum)); });
-  }
-}
 
 // A tile of the product: kDotRows rows of x with kDotColumns rows of decoded weights.
 template <class T>
@@ -175,11 +74,8 @@ void multiply_matrix(const QuantizedLinear& args, const float* x, const Executor
 
 template <Encoding encoding, class T>
 void quantized_linear_as(const QuantizedLinear& args, const float* x, const Executor& executor) {
-  if (args.rows == 1) {
-    multiply_vector<encoding, T>(args, x, executor);
-  } else {
-    multiply_matrix<encoding, T>(args, x, executor);
-  }
+  if (args.rows == 1 && multiply_vector<encoding, T>(args, x, executor)) return;
+  multiply_matrix<encoding, T>(args, x, executor);
 }
 
 void quantized_linear(Element element, const QuantizedLinear& args, const Executor& executor) {

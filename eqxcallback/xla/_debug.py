@@ -1,0 +1,32 @@
+"""JAX's switches for debugging, where what they do for jitted functions is nothing that a kernel can do."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+_config: Any = jax.config  # its options are made at run time: no type checker knows them
+
+
+def run_eagerly(run: Callable[..., Sequence[jax.Array]], what: object, *args: Any) -> Sequence[jax.Array]:
+    """`run(*args)`, which runs a compiled program.
+
+    `jax_disable_jit` is about the user's functions: a kernel has no other form than a program. `jax_debug_nans` runs a jitted
+    function again without jit: here, the results are checked instead.
+    """
+    if _config.jax_disable_jit:
+        with jax.disable_jit(False):
+            return run_eagerly(run, what, *args)
+    nans, infs = _config.jax_debug_nans, _config.jax_debug_infs
+    if not (nans or infs):
+        return run(*args)
+    with jax.debug_nans(False), jax.debug_infs(False):
+        outs = run(*args)
+        for out in outs:
+            if jnp.issubdtype(out.dtype, jnp.inexact):
+                for wanted, test, name in ((nans, jnp.isnan, "nan"), (infs, jnp.isinf, "inf")):
+                    if wanted and test(out).any():
+                        raise FloatingPointError(f"invalid value ({name}) encountered in {what!r}")
+    return outs

@@ -1,0 +1,115 @@
+"""Which instruction set the kernels run on."""
+
+import os
+import pathlib
+import platform
+import re
+import subprocess
+import sys
+
+import pytest
+
+from eqxcallback import _ext
+
+
+ROOT = pathlib.Path(__file__).parents[2]
+NAMES = ["avx512", "avx2", "portable"]
+
+PROGRAM = """
+import numpy as np
+from eqxcallback import _ext, ops
+
+try:
+    print(np.asarray(ops.rms_norm(np.ones(3, np.float32), eps=0.0)).tolist())
+except Exception as error:
+    print(type(error).__name__, error)
+try:
+    print(_ext.isa())
+except Exception as error:
+    print(type(error).__name__, error)
+print("alive")
+"""
+
+
+def run(name):
+    environment = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "EQXCALLBACK_ISA")}
+    if name is not None:
+        environment["EQXCALLBACK_ISA"] = name
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
+    )
+    return result.stdout.splitlines()
+
+
+def test_what_this_machine_runs():
+    available = _ext.available_isas()
+    assert available[-1] == "portable"
+    assert [name for name in NAMES if name in available] == available  # the best one first
+    if platform.machine() != "x86_64":
+        assert available == ["portable"]
+        return
+    words = set(pathlib.Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split())
+    needs = {
+        "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"},
+        "avx2": {"avx2", "fma", "f16c"},
+        "portable": set(),
+    }
+    assert available == [name for name in NAMES if needs[name] <= words]
+
+
+@pytest.mark.parametrize("name", _ext.available_isas())
+def test_the_variable_is_obeyed(name):
+    assert run(name) == ["[1.0, 1.0, 1.0]", name, "alive"]
+
+
+@pytest.mark.parametrize("name", [None, ""])
+def test_the_best_one_runs_without_it(name):
+    assert run(name) == ["[1.0, 1.0, 1.0]", _ext.available_isas()[0], "alive"]
+
+
+@pytest.mark.parametrize("name", ["neon", "AVX2", "avx2 "])
+def test_a_wrong_name_is_an_error_where_an_op_runs(name):
+    names = ", ".join(_ext.available_isas())
+    message = f"eqxcallback: expected EQXCALLBACK_ISA to be one of {names}, which this machine can run; got '{name}'."
+    op, query, alive = run(name)
+    assert op == f"JaxRuntimeError INVALID_ARGUMENT: {message}"
+    assert query == f"ValueError {message}"
+    assert alive == "alive"
+
+
+def test_a_wrong_name_for_set_isa():
+    before = _ext.isa()
+    with pytest.raises(ValueError, match=r"one of .*portable, which this machine can run; got 'neon'"):
+        _ext.set_isa("neon")
+    assert _ext.isa() == before
+
+
+def test_without_vnni_there_is_no_avx512():
+    """Its kernels use all of them: a machine that lacks one runs AVX2. The flags are those it is compiled with."""
+    text = (ROOT / "CMakeLists.txt").read_text()
+    flags = set(re.findall(r"-m(avx512\w+)", text))
+    asked = set(re.findall(r'"(avx512\w+)"', (ROOT / "csrc/cpu/isa.cc").read_text())) - {"avx512"}
+    assert flags == asked
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these files are for x86-64")
+@pytest.mark.parametrize("name", ["avx512", "avx2"])
+def test_files_of_an_instruction_set_share_no_functions(name, tmp_path):
+    """A weak symbol is an inline function of which the linker keeps one copy for all: the one with the newest instructions,
+    say, which a machine without them then meets in its portable kernels. See csrc/cpu/types.h. Without optimization every
+    function that is called is there."""
+    text = (ROOT / "CMakeLists.txt").read_text()
+    avx2 = re.search(r"set\(AVX2 ([^)]*)\)", text)
+    avx512 = re.search(r"set\(AVX512 \$\{AVX2\} ([^)]*)\)", text)
+    assert avx2 is not None
+    assert avx512 is not None
+    flags = [*avx2[1].split(), *(avx512[1].split() if name == "avx512" else [])]
+    target = tmp_path / "isa.o"
+    source = ROOT / f"csrc/cpu/isa_{name}.cc"
+    command = ["g++", "-std=c++17", "-O0", "-c", *flags, f"-I{ROOT / 'csrc'}", str(source), "-o", str(target)]
+    subprocess.run(command, check=True)
+    symbols = subprocess.run(["nm", "-C", str(target)], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line for line in symbols if re.search(r" [Wwu] ", line)] == []
+    # What is there and visible to others: the table.
+    table = {"avx512": "kAvx512Kernels", "avx2": "kAvx2Kernels"}[name]
+    assert [line.split(" ", 2)[2] for line in symbols if re.search(r" [TDRB] ", line)] == [f"eqxcallback::cpu::{table}"]

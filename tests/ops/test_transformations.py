@@ -1,0 +1,204 @@
+"""Every op under `vmap` of each operand, and every derivative, against the definition."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqxcallback import ops
+
+from . import cases
+from .cases import DTYPES, normal
+
+
+F32 = DTYPES[0]
+# Batches of two ranks: axes of the user's own, which an operand may lack, and those of vmap.
+CASES = {
+    "rms_norm": cases.rms_norm(F32, (2, 5)),
+    "rms_norm without weight": cases.rms_norm(F32, (2, 5), weight=False),
+    "rotary_embedding": cases.rotary_embedding(F32, (3, 2, 4)),
+    "rotary_embedding of a batch": cases.rotary_embedding(F32, (2, 3, 2, 4)),
+    "rotary_embedding of a batch with one table": cases.rotary_embedding(F32, (2, 3, 2, 4), shared=True),
+    "rotary_embedding of batches with one table": cases.rotary_embedding(F32, (2, 2, 3, 2, 4), shared=True),
+    "swiglu": cases.swiglu(F32, (2, 5)),
+    "swiglu packed": cases.swiglu(F32, (2, 6), packed=True),
+    "attention": cases.attention(F32, (), 3, 5, 4, 2, 6, True),
+    "attention of a batch": cases.attention(F32, (2,), 3, 5, 4, 2, 6),
+    "decode_attention": cases.decode_attention(F32, (), 5, 4, 2, 6, lengths=3),
+    "decode_attention of a batch": cases.decode_attention(F32, (2,), 5, 4, 2, 6, lengths=[3, 4]),
+    "cache_append": cases.cache_append(F32, (), 5, 2, (3,), 2),
+    "cache_append to a batch": cases.cache_append(F32, (2,), 5, 2, (3,), [1, 3]),
+    "quantized_linear Q4_1": cases.quantized_linear(F32, "Q4_1", (), 32, 3),
+    "quantized_linear Q8_0 of a batch": cases.quantized_linear(F32, "Q8_0", (2,), 32, 3),
+}
+by_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+one_of_each = [name for name in CASES if " of " not in name and " to " not in name]
+by_op = pytest.mark.parametrize("case", [CASES[name] for name in one_of_each], ids=one_of_each)
+
+
+def stacked(x, size, axis):
+    """`size` different examples like `x`, along `axis`."""
+    if x.dtype == np.uint8:  # blocks: rows in another order
+        examples = [np.roll(x, i, axis=0) for i in range(size)]
+    elif x.dtype == np.int32:
+        examples = [x + i - 1 for i in range(size)]
+    else:
+        examples = [x + normal(i, x.shape, x.dtype, 0.5) for i in range(size)]
+    return np.stack(examples, axis=axis)
+
+
+def choices(n, *options):
+    return [c for c in itertools.product(*[options] * n) if any(axis is not None for axis in c)]
+
+
+def some(items, count):
+    return [items[i] for i in np.random.default_rng(0).permutation(len(items))[:count]]
+
+
+@by_case
+def test_vmap_of_each_operand(case):
+    """Two examples, like the user's own batches: an axis that is taken for another one would fit."""
+    for mapped in some(choices(len(case.args), 0, None), 7):
+        args = [x if axis is None else stacked(x, 2, 0) for x, axis in zip(case.args, mapped, strict=True)]
+        got = cases.quickly_compiled(jax.vmap(case.op, mapped))(*args)
+        want = cases.quickly_compiled(jax.vmap(case.definition, mapped))(*args)
+        cases.tolerate(got, np.asarray(want), case.terms)
+
+
+@by_case
+def test_nested_vmap(case):
+    """The outer and the inner `vmap` map different operands, along other axes."""
+    count = len(case.args)
+    every = list(itertools.product(choices(count, 0, None), repeat=2))
+    for outer, inner in some(every, 4):
+        args = []
+        for x, o, i in zip(case.args, outer, inner, strict=True):
+            x = x if i is None else stacked(x, 2, 0)
+            args.append(x if o is None else stacked(x, 2, 0))
+        got = cases.quickly_compiled(jax.vmap(jax.vmap(case.op, inner), outer))(*args)
+        want = cases.quickly_compiled(jax.vmap(jax.vmap(case.definition, inner), outer))(*args)
+        cases.tolerate(got, np.asarray(want), case.terms)
+
+
+@by_op
+def test_other_axes(case):
+    axes = [x.ndim if i % 2 else -1 for i, x in enumerate(case.args)]
+    args = [stacked(x, 3, axis) for x, axis in zip(case.args, axes, strict=True)]
+    got = cases.quickly_compiled(jax.vmap(case.op, axes, out_axes=-1))(*args)
+    want = cases.quickly_compiled(jax.vmap(case.definition, axes, out_axes=-1))(*args)
+    cases.tolerate(got, np.asarray(want), case.terms)
+
+
+def floats(case):
+    return tuple(i for i, x in enumerate(case.args) if x.dtype == np.float32)
+
+
+@by_op
+def test_derivatives(case):
+    """Forward and reverse, first and second, alone and mapped."""
+    numbers = floats(case)
+    weights = normal(9, case.want().shape)
+
+    def loss(f):
+        return lambda *args: (jnp.asarray(weights) * jnp.sin(f(*args))).sum()
+
+    def of(f):
+        gradients = jax.value_and_grad(loss(f), numbers)
+        tangents = tuple(
+            normal(i, x.shape) if i in numbers else np.zeros(x.shape, jax.dtypes.float0)
+            for i, x in enumerate(case.args)
+        )
+        return lambda *args: (
+            gradients(*args),
+            jax.jvp(f, args, tangents),
+            jax.jvp(jax.grad(loss(f)), args, tangents),
+            jax.vmap(jax.grad(loss(f)))(*(jnp.stack([x, x]) for x in args)),
+        )
+
+    got = cases.quickly_compiled(of(case.op))(*case.args)
+    want = cases.quickly_compiled(of(case.definition))(*case.args)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-5, atol=2e-5), got, want)
+
+
+@by_op
+def test_definitions_against_finite_differences(case, x64):
+    """In f64, so that a wrong derivative is not taken for a rounding error."""
+    numbers = floats(case)
+    args = [np.asarray(x, np.float64) if i in numbers else x for i, x in enumerate(case.args)]
+    f = cases.quickly_compiled(lambda *args: case.definition(*args).astype(jnp.float64).sum())
+    gradients = cases.quickly_compiled(
+        jax.grad(lambda *args: case.definition(*args).astype(jnp.float64).sum(), numbers)
+    )
+    for index, gradient in zip(numbers, gradients(*args), strict=True):
+        direction = normal(index, args[index].shape, np.float64)
+        step = 1e-4 if case.args[-1].dtype != np.uint8 else 1.0  # linear, and computed in f32
+        ends = [f(*args[:index], args[index] + sign * step * direction, *args[index + 1 :]) for sign in (1, -1)]
+        np.testing.assert_allclose(np.sum(gradient * direction), (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-6)
+
+
+def test_bf16_has_the_derivatives_of_its_definition():
+    case = cases.attention(DTYPES[1], (), 3, 5, 4, 2, 6, True)
+
+    def grad(f):
+        return cases.quickly_compiled(jax.grad(lambda *args: f(*args).astype(jnp.float32).sum(), (0, 1, 2)))
+
+    for got, want in zip(grad(case.op)(*case.args), grad(case.definition)(*case.args), strict=True):
+        assert got.dtype == DTYPES[1]
+        np.testing.assert_array_equal(np.asarray(got, np.float32), np.asarray(want, np.float32))
+
+
+def calls(f, *args):
+    """The types of the operands of each of our custom calls in a program, and how many loops it has."""
+    text = jax.jit(f).lower(*args).as_text()
+    lines = [line for line in text.splitlines() if "custom_call @eqxcallback_" in line]
+    types = [line.split(" : (")[1].split(")")[0].replace("tensor<", "").replace(">", "").split(", ") for line in lines]
+    return types, text.count("stablehlo.while")
+
+
+@pytest.mark.parametrize(
+    ("f", "axes", "args", "operands", "loops"),
+    [
+        (ops.rms_norm, (0, None), (normal(1, (7, 5)), normal(2, (5,))), ["7x5xf32", "5xf32"], 0),
+        (ops.rms_norm, (0, 0), (normal(1, (7, 5)), normal(2, (7, 5))), ["5xf32", "5xf32"], 1),
+        (
+            lambda q, k: ops.attention(q, k, k),
+            (0, None),
+            (normal(1, (7, 3, 2, 4)), normal(2, (5, 1, 4))),
+            ["7x3x2x4xf32", "5x1x4xf32", "5x1x4xf32"],
+            0,
+        ),
+        (
+            lambda q, k, n: ops.decode_attention(q, k, k, n),
+            (0, None, 0),
+            (normal(1, (7, 2, 4)), normal(2, (5, 1, 4)), np.arange(7, dtype=np.int32)),
+            ["7x2x4xf32", "5x1x4xf32", "5x1x4xf32", "7xi32"],
+            0,
+        ),
+        (
+            ops.rotary_embedding,
+            (0, None, None),
+            (normal(1, (7, 3, 2, 4)), normal(2, (3, 2)), normal(3, (3, 2))),
+            ["7x3x2x4xf32", "3x2xf32", "3x2xf32"],
+            0,
+        ),
+        (
+            ops.cache_append,
+            (0, 0, None),
+            (normal(1, (7, 3, 2)), normal(2, (7, 1, 2)), np.int32(1)),
+            ["7x3x2xf32", "7x1x2xf32", "i32"],
+            0,
+        ),
+        (
+            lambda x, blocks: ops.quantized_linear(x, blocks, encoding="Q8_0"),
+            (0, None),
+            (normal(1, (7, 32)), cases.blocks(1, 3, 32, "Q8_0")),
+            ["7x32xf32", "3x34xui8"],
+            0,
+        ),
+    ],
+)
+def test_what_the_kernel_gets_under_vmap(f, axes, args, operands, loops):
+    """One call for all examples, and what they share stays one."""
+    assert calls(jax.vmap(f, axes), *args) == ([operands], loops)
