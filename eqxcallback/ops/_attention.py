@@ -3,7 +3,7 @@
 import math
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Int
 
 from .. import reference
 from ..kernel import NativeKernel
@@ -61,7 +61,7 @@ def decode_attention(
     q: Float[Array, "*batch heads size"],
     k: Float[Array, "*batch keys kv_heads size"],
     v: Float[Array, "*batch keys kv_heads size"],
-    length: Int[Array, "*batch"],
+    length: Int[ArrayLike, "*batch"],
     *,
     scale: float | None = None,
 ) -> Float[Array, "*batch heads size"]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, ArrayLike, Int
 
 from .. import reference
 from ..kernel import NativeKernel
@@ -20,7 +20,7 @@ _cache_append = Op(
 )
 
 
-def cache_append(cache: Array, rows: Array, position: Int[Array, "*batch"], *, batch_dims: int = 0) -> Array:
+def cache_append(cache: Array, rows: Array, position: Int[ArrayLike, "*batch"], *, batch_dims: int = 0) -> Array:
     """`cache` with `rows` from `position` on, written in place where XLA lets it.
 
     That is the case for a cache that is donated to the enclosing `jax.jit`, or carried by a loop in it, and that nobody uses
