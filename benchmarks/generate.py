@@ -6,6 +6,7 @@ extra `bench`.
 """
 
 import argparse
+import importlib
 import json
 import os
 import pathlib

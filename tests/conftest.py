@@ -9,6 +9,8 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 import jax
 import pytest
 
+from eqxcallback import _ext
+
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -23,3 +25,12 @@ def x64():
 @pytest.fixture
 def mesh():
     return jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+@pytest.fixture(params=_ext.available_isas())
+def isa(request):
+    """Each instruction set that this machine runs."""
+    before = _ext.isa()
+    _ext.set_isa(request.param)
+    yield request.param
+    _ext.set_isa(before)

@@ -10,7 +10,6 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 
 from benchmarks import plain_llama
-from eqxcallback import _ext
 from models import gguf, llama
 from models.generator import Generator
 from models.tokenizer import Tokenizer
@@ -43,14 +42,6 @@ def model(file):
 @pytest.fixture(scope="module")
 def plain():
     return plain_llama.load(gguf.default_path())
-
-
-@pytest.fixture(params=_ext.available_isas())
-def isa(request):
-    before = _ext.isa()
-    _ext.set_isa(request.param)
-    yield request.param
-    _ext.set_isa(before)
 
 
 def prompt(tokenizer, text="What is the capital of France?"):

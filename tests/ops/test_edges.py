@@ -8,12 +8,7 @@ import pytest
 from eqxcallback import _ext, ops, reference
 
 
-@pytest.fixture(params=_ext.available_isas(), autouse=True)
-def isa(request):
-    before = _ext.isa()
-    _ext.set_isa(request.param)
-    yield request.param
-    _ext.set_isa(before)
+pytestmark = pytest.mark.usefixtures("isa")
 
 
 def blocks(encoding, rows, features, seed=0):

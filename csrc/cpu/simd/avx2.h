@@ -3,12 +3,12 @@
 
 #include <immintrin.h>
 
-#include "cpu/types.h"
+#include "cpu/simd/x86.h"
 
 namespace eqxcallback::cpu {
 namespace {
 
-struct Simd {
+struct Simd : Halves {
   static constexpr int kLanes = 8;
   static constexpr int kDotRows = 4, kDotColumns = 2;
   static constexpr int kOuterRows = 6, kOuterVectors = 2;
@@ -63,12 +63,7 @@ struct Simd {
     x = _mm256_min_ps(broadcast(256.0f), max(broadcast(-160.0f), x));
     const F whole = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const F r = sub(x, whole);
-    F p = broadcast(1.33335581e-3f);
-    p = fma(p, r, broadcast(9.61812911e-3f));
-    p = fma(p, r, broadcast(5.55041087e-2f));
-    p = fma(p, r, broadcast(2.40226507e-1f));
-    p = fma(p, r, broadcast(6.93147181e-1f));
-    p = fma(p, r, broadcast(1.0f));
+    const F p = exp2_of_fraction<Simd>(r);
     // 2^whole in two factors, each of which is a normal number for all exponents that have a result.
     const __m256i exponent = _mm256_cvtps_epi32(whole);
     const __m256i low = _mm256_srai_epi32(exponent, 1), high = _mm256_sub_epi32(exponent, low);
@@ -88,22 +83,9 @@ struct Simd {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
   }
 
-  static float half(const uint8_t* p) {
-    uint16_t bits;
-    std::memcpy(&bits, p, sizeof(bits));
-    return _cvtsh_ss(bits);
-  }
-  using Minimums = __m128;
-  static Minimums no_minimums() { return _mm_setzero_ps(); }
   static F scale_and_minimum(const uint8_t* p, const float* factor, Minimums& minimums) {
-    int32_t bits;
-    std::memcpy(&bits, p, sizeof(bits));
-    const __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(bits));
-    minimums =
-        _mm_fmadd_ps(both, _mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(factor))), minimums);
-    return _mm256_broadcastss_ps(both);
+    return _mm256_broadcastss_ps(add_minimum(p, factor, minimums));
   }
-  static float total(Minimums minimums) { return minimums[1]; }
 
  private:
   static __m256i first(int n) {

@@ -3,12 +3,12 @@
 
 #include <immintrin.h>
 
-#include "cpu/types.h"
+#include "cpu/simd/x86.h"
 
 namespace eqxcallback::cpu {
 namespace {
 
-struct Simd {
+struct Simd : Halves {
   static constexpr int kLanes = 16;
   static constexpr int kDotRows = 4, kDotColumns = 4;
   static constexpr int kOuterRows = 6, kOuterVectors = 4;
@@ -48,17 +48,11 @@ struct Simd {
     return add(_mm512_shuffle_f32x4(left, right, 0x88), _mm512_shuffle_f32x4(left, right, 0xdd));
   }
 
-  // A polynomial on [-1/2, 1/2], relative error 2e-7.
   static F exp2(F x) {
     x = max(broadcast(-160.0f), x);
     const F whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const F r = sub(x, whole);
-    F p = broadcast(1.33335581e-3f);
-    p = fma(p, r, broadcast(9.61812911e-3f));
-    p = fma(p, r, broadcast(5.55041087e-2f));
-    p = fma(p, r, broadcast(2.40226507e-1f));
-    p = fma(p, r, broadcast(6.93147181e-1f));
-    p = fma(p, r, broadcast(1.0f));
+    const F p = exp2_of_fraction<Simd>(r);
     return _mm512_scalef_ps(p, whole);
   }
   static F mask_first(F x, int64_t n) {
@@ -73,22 +67,9 @@ struct Simd {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
 
-  static float half(const uint8_t* p) {
-    uint16_t bits;
-    std::memcpy(&bits, p, sizeof(bits));
-    return _cvtsh_ss(bits);
-  }
-  using Minimums = __m128;
-  static Minimums no_minimums() { return _mm_setzero_ps(); }
   static F scale_and_minimum(const uint8_t* p, const float* factor, Minimums& minimums) {
-    int32_t bits;
-    std::memcpy(&bits, p, sizeof(bits));
-    const __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(bits));
-    minimums =
-        _mm_fmadd_ps(both, _mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(factor))), minimums);
-    return _mm512_broadcastss_ps(both);
+    return _mm512_broadcastss_ps(add_minimum(p, factor, minimums));
   }
-  static float total(Minimums minimums) { return minimums[1]; }
 
  private:
   static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
