@@ -103,10 +103,9 @@ class PlainJax(Contestant):
 
 class LlamaCpp(Contestant):
     def __init__(self, threads: int):
-        import llama_cpp
-
         from models import gguf
 
+        llama_cpp: Any = importlib.import_module("llama_cpp")  # which type checkers need not find
         self._model = llama_cpp.Llama(
             str(gguf.default_path()),
             n_threads=threads,
