@@ -46,25 +46,38 @@ def run(package, libraries, options, *arguments):
     return output
 
 
-def test_address_and_undefined_behaviour(tmp_path):
-    package = build("address,undefined", tmp_path)
-    # Without its runtime the build cannot even be imported: it is sanitized. CPython itself leaks at exit.
+@pytest.fixture(scope="module")
+def address_package(tmp_path_factory):
+    return build("address,undefined", tmp_path_factory.mktemp("address"))
+
+
+def run_with_addresses(package, *arguments):
+    options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}  # CPython itself leaks at exit
+    return run(package, ["libasan.so", "libubsan.so"], options, *arguments)
+
+
+def test_the_build_is_sanitized(address_package):
     probe = subprocess.run(
         [
             sys.executable,
             "-c",
             "import ctypes, sys, glob; ctypes.CDLL(glob.glob(sys.argv[1])[0])",
-            f"{package}/eqxcallback/_ext*.so",
+            f"{address_package}/eqxcallback/_ext*.so",
         ],
         capture_output=True,
         text=True,
     )
     assert "ASan runtime does not come first" in probe.stderr
-    options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+
+
+def test_addresses_in_callbacks(address_package):
     # The quarantine of freed memory looks like a leak.
-    suites = ["tests/callback", "tests/op", "tests/ops"]
-    output = run(package, ["libasan.so", "libubsan.so"], options, *suites, "-k", "not leak")
-    assert "passed" in output
+    assert "passed" in run_with_addresses(address_package, "tests/callback", "-k", "not leak")
+
+
+def test_addresses_in_kernels(address_package):
+    files = [f"tests/ops/test_{part}.py" for part in ("edges", "handlers", "special_values")]
+    assert "passed" in run_with_addresses(address_package, *files)
 
 
 def test_threads(tmp_path):
