@@ -75,9 +75,9 @@ def test_addresses_in_callbacks(address_package):
     assert "passed" in run_with_addresses(address_package, "tests/callback", "-k", "not leak")
 
 
-def test_addresses_in_kernels(address_package):
-    files = [f"tests/ops/test_{part}.py" for part in ("edges", "handlers", "special_values")]
-    assert "passed" in run_with_addresses(address_package, *files)
+@pytest.mark.parametrize("parts", [("kernels",), ("edges", "handlers", "special_values")], ids="-".join)
+def test_addresses_in_kernels(parts, address_package):
+    assert "passed" in run_with_addresses(address_package, *(f"tests/ops/test_{part}.py" for part in parts))
 
 
 def test_threads(tmp_path):
