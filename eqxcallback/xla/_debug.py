@@ -10,19 +10,18 @@ import jax.numpy as jnp
 _config: Any = jax.config  # its options are made at run time: no type checker knows them
 
 
+def is_debugging() -> bool:
+    return _config.jax_disable_jit or _config.jax_debug_nans or _config.jax_debug_infs
+
+
 def run_eagerly(run: Callable[..., Sequence[jax.Array]], what: object, *args: Any) -> Sequence[jax.Array]:
-    """`run(*args)`, which runs a compiled program.
+    """`run(*args)`, which runs a compiled program, with the switches off, and what they are for.
 
     `jax_disable_jit` is about the user's functions: a kernel has no other form than a program. `jax_debug_nans` runs a jitted
     function again without jit: here, the results are checked instead.
     """
-    if _config.jax_disable_jit:
-        with jax.disable_jit(False):
-            return run_eagerly(run, what, *args)
     nans, infs = _config.jax_debug_nans, _config.jax_debug_infs
-    if not (nans or infs):
-        return run(*args)
-    with jax.debug_nans(False), jax.debug_infs(False):
+    with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
         outs = run(*args)
         for out in outs:
             if jnp.issubdtype(out.dtype, jnp.inexact):

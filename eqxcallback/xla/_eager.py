@@ -12,7 +12,7 @@ from .. import _errors, _ext
 from . import _targets
 from ._avals import on_current_mesh
 from ._body import CallSpec, PythonBody
-from ._debug import run_eagerly
+from ._debug import is_debugging, run_eagerly
 from ._effects import kernel_effect
 from ._handles import EagerState, eager_state
 from ._ownership import own
@@ -59,10 +59,8 @@ def _new_program(spec: CallSpec) -> Callable[..., Sequence[jax.Array]]:
 
 def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> Sequence[jax.Array]:
     """Evaluate `primitive`, the python lane's, on concrete arrays."""
-    return run_eagerly(functools.partial(_run, primitive, body=body, spec=spec), body, *args)
-
-
-def _run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> Sequence[jax.Array]:
+    if is_debugging():
+        return run_eagerly(functools.partial(run, primitive, body=body, spec=spec), body, *args)
     state = eager_state(body)
     like = next((arg for arg in args if isinstance(arg, jax.Array)), None)
     if _platform(like) != "cpu":

@@ -9,7 +9,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from ._avals import on_current_mesh, vary_alike
-from ._debug import run_eagerly
+from ._debug import is_debugging, run_eagerly
 from ._plan import LaunchPlan
 
 
@@ -62,7 +62,9 @@ def _program(call: OpCall) -> Callable[..., Sequence[jax.Array]]:
 
 @op_call_p.def_impl
 def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
-    return run_eagerly(_program(call), call, *args)
+    if is_debugging():
+        return run_eagerly(_program(call), call, *args)
+    return _program(call)(*args)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: OpCall) -> tuple[Sequence[Any], Sequence[Any]]:
