@@ -6,6 +6,7 @@ extra `bench`.
 """
 
 import argparse
+import collections
 import importlib
 import json
 import os
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,16 +28,14 @@ _STEPS = 16
 _ROOM = 1024
 
 
-class Contestant:
+class Contestant(Protocol):
     """One implementation. Both methods block until the work is done."""
 
     def prompt(self, tokens: np.ndarray) -> None:
         """Take a whole prompt; the cache holds nothing else afterwards."""
-        raise NotImplementedError
 
     def decode(self, count: int) -> None:
         """Generate so many tokens, one after the other, from an arbitrary one."""
-        raise NotImplementedError
 
 
 class Ours(Contestant):
@@ -143,24 +142,25 @@ def _tokens(count: int) -> np.ndarray:
 def measure(threads: int, rounds: int) -> dict[str, Any]:
     """Tokens per second of each contestant: the median over the rounds, and the quartiles."""
     contestants = {name: make(threads) for name, make in CONTESTANTS.items()}
-    speeds: dict[str, dict[str, list[float]]] = {name: {} for name in contestants}
+    speeds = collections.defaultdict(lambda: collections.defaultdict(list))
     memory = np.ones(64 << 20, np.uint64)
-    for warm in range(rounds + 1):
 
-        def record(name: str, what: str, count: float, run: Callable[[], object], keep: bool = warm > 0) -> None:
-            start = time.perf_counter()
-            run()
-            if keep:
-                speeds.setdefault(name, {}).setdefault(what, []).append(count / (time.perf_counter() - start))
+    def record(name: str, what: str, count: float, run: Callable[..., object], *args: Any) -> None:
+        start = time.perf_counter()
+        run(*args)
+        speeds[name][what].append(count / (time.perf_counter() - start))
 
+    for i in range(rounds + 1):
+        if i == 1:
+            speeds.clear()  # the first round warmed up
         for length, what in ((_SHORT, "decode at 64"), (_LONG, "decode at 512")):
             for name, contestant in contestants.items():
                 if length == _PROMPT:
-                    record(name, "prompt of 512", length, lambda c=contestant: c.prompt(_tokens(_PROMPT)))
+                    record(name, "prompt of 512", length, contestant.prompt, _tokens(length))
                 else:
                     contestant.prompt(_tokens(length))
-                record(name, what, _STEPS, lambda c=contestant: c.decode(_STEPS))
-        record("probe: memory read, GB/s", "probe", memory.nbytes / 1e9, lambda: np.bitwise_or.reduce(memory))
+                record(name, what, _STEPS, contestant.decode, _STEPS)
+        record("probe: memory read, GB/s", "probe", memory.nbytes / 1e9, np.bitwise_or.reduce, memory)
     return {
         name: {what: np.percentile(values, [25, 50, 75]).tolist() for what, values in columns.items()}
         for name, columns in speeds.items()

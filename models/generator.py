@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ._rounding import round_up
 from .llama import Llama
 from .sampling import sample
 
@@ -75,9 +76,7 @@ class Generator:
         self._model = model
         # Flat, and so faster to pass than a tree of Modules.
         self._weights, tree = jax.tree.flatten(model)
-        self._cache_length = min(
-            _round_up(len(tokens) + self._max_tokens, _CACHE_STEP), _round_up(context, _PROMPT_STEP)
-        )
+        self._cache_length = min(round_up(len(tokens) + self._max_tokens, _CACHE_STEP), round_up(context, _PROMPT_STEP))
         self._key = jax.random.key(seed)
 
         def next_token(model: Llama, x: jax.Array, position: jax.Array) -> jax.Array:
@@ -97,14 +96,14 @@ class Generator:
 
         cache = jax.eval_shape(lambda: model.init_cache(self._cache_length))
         scalar = jax.ShapeDtypeStruct((), jnp.int32)
-        padded = jax.ShapeDtypeStruct((_round_up(len(tokens), _PROMPT_STEP),), jnp.int32)
+        padded = jax.ShapeDtypeStruct((round_up(len(tokens), _PROMPT_STEP),), jnp.int32)
         self._prompt = jax.jit(prompt, donate_argnums=3).lower(self._weights, padded, scalar, cache).compile()
         self._step = jax.jit(step, donate_argnums=2).lower(self._weights, scalar, cache).compile()
 
     def __iter__(self) -> Iterator[int]:
         """The tokens, until there are `max_tokens` of them."""
         count = len(self._tokens)
-        padded = np.zeros(_round_up(count, _PROMPT_STEP), np.int32)
+        padded = np.zeros(round_up(count, _PROMPT_STEP), np.int32)
         padded[:count] = self._tokens
         cache = jax.block_until_ready(self._model.init_cache(self._cache_length))
         self.speed = Speed(prompt_tokens=count)
@@ -120,7 +119,3 @@ class Generator:
             self.speed.decode_seconds += time.perf_counter() - start
             self.speed.decoded_tokens += 1
             yield value
-
-
-def _round_up(value: int, step: int) -> int:
-    return -(-value // step) * step

@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
+from ._rounding import round_up
+
 
 Encoding = Literal["F32", "F16", "Q8_0", "Q4_1"]
 
@@ -318,10 +320,10 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str
             raise ModelFileError(f"expected tensor {name!r} once; got it again. {_CORRUPT}")
         shape = tuple(cursor.number(8) for _ in range(num_axes))[::-1]
         headers[name] = shape, cursor.number(4), cursor.number(8)
-    tensors, start = {}, _round_up(cursor.offset, alignment)
+    tensors, start = {}, round_up(cursor.offset, alignment)
     cursor.skip(start - cursor.offset)
     for name, (shape, kind, offset) in headers.items():
-        padded = _round_up(cursor.offset, alignment)
+        padded = round_up(cursor.offset, alignment)
         if start + offset != padded:
             raise ModelFileError(
                 f"expected tensor {name!r} right after the one before, at {padded}; got it at {start + offset}. {_CORRUPT}"
@@ -329,10 +331,6 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str
         cursor.skip(padded - cursor.offset)
         tensors[name] = _read_tensor(cursor, name, shape, kind)
     return tensors
-
-
-def _round_up(offset: int, alignment: int) -> int:
-    return -(-offset // alignment) * alignment
 
 
 def _read_tensor(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int) -> Tensor:

@@ -202,6 +202,7 @@ def _byte_level_bpe(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: S
     vocab = {token: i for i, token in enumerate(tokens)}
     merges = [tuple(merge.split(" ")) for merge in field(metadata, "tokenizer.ggml.merges", list)]
     try:
+        # Merges of another length than two are refused when they are taken.
         bpe = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))  # pyright: ignore[reportArgumentType]
     except Exception as error:  # of no class of its own
         raise ModelFileError(f"expected pairs of tokens in tokenizer.ggml.merges; got {error}. {_CORRUPT}") from None

@@ -1,6 +1,8 @@
 """Strict promotion everywhere: a kernel gets the dtypes and ranks that it was given, or an error."""
 
 import os
+import pathlib
+import re
 
 
 # Read by XLA when the first test imports JAX: several devices, so that sharded programs run on any machine.
@@ -14,6 +16,17 @@ from eqxcallback import _ext
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture(scope="session")
+def isa_flags():
+    """What the file of each instruction set is compiled with."""
+    text = (pathlib.Path(__file__).parents[1] / "CMakeLists.txt").read_text()
+    avx2 = re.search(r"set\(AVX2 ([^)]*)\)", text)
+    avx512 = re.search(r"set\(AVX512 \$\{AVX2\} ([^)]*)\)", text)
+    assert avx2 is not None
+    assert avx512 is not None
+    return {"portable": [], "avx2": avx2[1].split(), "avx512": [*avx2[1].split(), *avx512[1].split()]}
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ struct Shape {
     }
     return true;
   }
+  bool same_batch(const Shape& other) const { return batch_rank() == other.batch_rank() && shared_by(other); }
 };
 
 bool same_shape(const ffi::AnyBuffer& a, const ffi::AnyBuffer& b) {
@@ -153,8 +154,7 @@ ffi::Error swiglu(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingR
     const ffi::AnyBuffer gate = *args.get<ffi::AnyBuffer>(0), out = **rets.get<ffi::AnyBuffer>(0);
     const Shape in(op, "gate", gate, 1), result(op, "the result", out, 1);
     const bool packed = args.size() == 1;
-    REQUIRE(in[0] == (packed ? 2 : 1) * result[0] && in.batch_rank() == result.batch_rank() && in.shared_by(result) &&
-                gate.element_type() == out.element_type(),
+    REQUIRE(in[0] == (packed ? 2 : 1) * result[0] && in.same_batch(result) && gate.element_type() == out.element_type(),
             op,
             "a result that matches the operands; got " + text(out.dimensions()) + " for " + text(gate.dimensions()));
     const cpu::Element element = element_of(op, gate);
@@ -254,7 +254,7 @@ ffi::Error cache_append(ffi::AnyBuffer cache, ffi::AnyBuffer rows, ffi::AnyBuffe
     const Shape to(op, "cache", cache, core), from(op, "rows", rows, core), start(op, "position", position, 0);
     REQUIRE(same_shape(cache, *out) && cache.element_type() == out->element_type(), op,
             "a result of the type of cache");
-    REQUIRE(cache.element_type() == rows.element_type() && from.shared_by(to) && to.shared_by(from) &&
+    REQUIRE(cache.element_type() == rows.element_type() && from.same_batch(to) &&
                 std::equal(to.dims.end() - row_rank, to.dims.end(), from.dims.end() - row_rank) && from[0] <= to[0],
             op,
             "rows that fit into the cache of shape " + text(cache.dimensions()) + "; got " + text(rows.dimensions()));
@@ -292,9 +292,8 @@ ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuff
             op,
             "blocks of shape (out_features, bytes of " + std::to_string(in[0]) + " weights in blocks of 32); got " +
                 text(weights));
-    REQUIRE(result[0] == weights[0] && in.batch_rank() == result.batch_rank() && in.shared_by(result) &&
-                x.element_type() == out->element_type(),
-            op, "a result of shape (*batch, out_features); got " + text(out->dimensions()));
+    REQUIRE(result[0] == weights[0] && in.same_batch(result) && x.element_type() == out->element_type(), op,
+            "a result of shape (*batch, out_features); got " + text(out->dimensions()));
     const cpu::QuantizedLinear call{
         out->untyped_data(), x.untyped_data(), blocks.typed_data<uint8_t>(), in.batch(), weights[0], in[0], encoding};
     cpu::kernels().quantized_linear(element_of(op, x), call, executor_on(pool));

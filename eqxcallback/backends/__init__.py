@@ -1,3 +1,3 @@
 """How a kernel becomes runnable on a platform: one file for each technology."""
 
-from ._prepare import prepare as prepare
+from ._native import prepare as prepare

@@ -14,6 +14,7 @@ from ..kernel import NativeKernel
 def prepare(
     kernel: NativeKernel, platform: str, options: Mapping[str, Any], aliases: tuple[tuple[int, int], ...], who: str
 ) -> xla.LaunchPlan:
+    """Make `kernel` runnable on `platform`. Called when a program is lowered: nothing is compiled or loaded later."""
     who = f"{who}[native]"
     target = (
         _own_target(kernel.symbol, platform, who) if kernel.library is None else _library_target(kernel, platform, who)

@@ -116,9 +116,14 @@ class Op:
 
     def __call__(self, *args: PyTree, **options: Any) -> PyTree:
         leaves, in_tree = tree_flatten(args)
-        leaves = [_strong(leaf) for leaf in leaves]
-        avals, x64 = tuple(map(jax.typeof, leaves)), _config.jax_enable_x64
-        call, out_tree = self._call(in_tree, avals, Options(options, f"Op({self.name})"), x64)
+        avals = [jax.typeof(leaf) for leaf in leaves]
+        for i, aval in enumerate(avals):
+            if getattr(aval, "weak_type", False):
+                # A number's dtype gives way to those of others, but in the reference alone: here it is the array's own.
+                leaves[i] = jax.lax.convert_element_type(leaves[i], aval.dtype)
+                avals[i] = jax.typeof(leaves[i])
+        static = Options(options, f"Op({self.name})")
+        call, out_tree = self._call(in_tree, tuple(avals), static, _config.jax_enable_x64)
         return tree_unflatten(out_tree, xla.op_call(call, *leaves))
 
     @functools.cached_property
@@ -180,12 +185,6 @@ class Op:
             root = self._parameters[i] if i < len(self._parameters) else f"args[{i}]"
             leaves.extend(_leaves(root, arg, root=root))
         return leaves
-
-
-def _strong(leaf: Any) -> Any:
-    """An array whose dtype is its own. A Python number's would give way to those of others, in the reference alone."""
-    aval = jax.typeof(leaf)
-    return jax.lax.convert_element_type(leaf, aval.dtype) if getattr(aval, "weak_type", False) else leaf
 
 
 def _leaves(text: str, tree: PyTree, root: str) -> list[_aliases.Leaf]:

@@ -13,9 +13,7 @@ class Options:
         try:
             self._hash = hash(self._key)
         except TypeError:
-            wrong = next(
-                name for name, value in self.values.items() if type(value).__hash__ is None or _unhashable(value)
-            )
+            wrong = next(name for name, value in self.values.items() if _unhashable(value))
             raise TypeError(
                 f"{who}: expected the option {wrong} to be static and hashable; got {type(self.values[wrong]).__name__}. "
                 "Arrays are passed by position."

@@ -8,7 +8,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from .. import reference
 from ..kernel import NativeKernel
 from ..op import Op
-from ._checks import as_int32, check, check_floats, run
+from ._checks import check, check_floats, integers, run
 
 
 # Keys and values are one argument, which is mapped as a whole.
@@ -77,14 +77,11 @@ def decode_attention(
     **Returns:** an array of the shape and dtype of `q`.
     """
     name = "decode_attention"
-    q, k, v, length = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), jnp.asarray(length)
+    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     check(q.ndim >= 2, name, "q of shape (*batch, heads, size)", q=q)
     batch = q.shape[:-2]
     _check_keys(name, q, k, v, batch)
-    fits = length.shape in ((), batch) and jnp.issubdtype(length.dtype, jnp.integer)
-    check(fits, name, f"length to be integers of shape () or {batch}", length=length)
-    length = jnp.broadcast_to(as_int32(length), batch)
-    return run(_decode_attention, q, (k, v), length, scale=_scale(scale, q))
+    return run(_decode_attention, q, (k, v), integers(name, "length", length, batch), scale=_scale(scale, q))
 
 
 def _check_keys(name: str, q: Array, k: Array, v: Array, batch: tuple[int, ...]) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Array, ArrayLike, Int
 from .. import reference
 from ..kernel import NativeKernel
 from ..op import Op
-from ._checks import as_int32, check
+from ._checks import check, integers
 
 
 _cache_append = Op(
@@ -36,7 +36,7 @@ def cache_append(cache: Array, rows: Array, position: Int[ArrayLike, "*batch"], 
     **Returns:** an array of the shape and dtype of `cache`.
     """
     name = "cache_append"
-    cache, rows, position = jnp.asarray(cache), jnp.asarray(rows), jnp.asarray(position)
+    cache, rows = jnp.asarray(cache), jnp.asarray(rows)
     check(cache.ndim > batch_dims >= 0, name, f"cache to have a length after its {batch_dims} batch axes", cache=cache)
     batch = cache.shape[:batch_dims]
     fits = (
@@ -47,12 +47,10 @@ def cache_append(cache: Array, rows: Array, position: Int[ArrayLike, "*batch"], 
         and rows.shape[batch_dims] <= cache.shape[batch_dims]
     )
     check(fits, name, "rows of the dtype and shape of cache, and not more of them than it has", rows=rows, cache=cache)
-    fits = position.shape in ((), batch) and jnp.issubdtype(position.dtype, jnp.integer)
-    check(fits, name, f"position to be integers of shape () or {batch}", position=position)
-    position = jnp.broadcast_to(as_int32(position), batch)
+    start = integers(name, "position", position, batch)
     # The kernel copies bytes: elements of less than one, and typed PRNG keys, which hide an axis, are none.
     append = _cache_append if _has_bytes(cache.dtype) else reference.cache_append
-    return append(cache, rows, position, row_rank=cache.ndim - batch_dims - 1)
+    return append(cache, rows, start, row_rank=cache.ndim - batch_dims - 1)
 
 
 def _has_bytes(dtype: Any) -> bool:

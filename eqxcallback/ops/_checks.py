@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from ..op import Op
 
@@ -27,14 +28,17 @@ def check_floats(op: str, **arrays: jax.Array) -> None:
     check(floats and len(dtypes) == 1, op, f"{', '.join(arrays)} of one floating dtype", **arrays)
 
 
-def as_int32(x: jax.Array) -> jax.Array:
-    """Integers of any dtype; those that int32 lacks become its nearest."""
+def integers(op: str, name: str, x: ArrayLike, batch: tuple[int, ...]) -> jax.Array:
+    """`x`, of shape `batch` or `()`, as int32 of shape `batch`. What int32 lacks becomes its nearest."""
+    x = jnp.asarray(x)
+    fits = x.shape in ((), batch) and jnp.issubdtype(x.dtype, jnp.integer)
+    check(fits, op, f"{name} to be integers of shape () or {batch}", **{name: x})
     own, int32 = jnp.iinfo(x.dtype), jnp.iinfo(jnp.int32)
     if own.max > int32.max:
         x = jnp.minimum(x, jnp.asarray(int32.max, x.dtype))
     if own.min < int32.min:
         x = jnp.maximum(x, jnp.asarray(int32.min, x.dtype))
-    return x.astype(jnp.int32)
+    return jnp.broadcast_to(x.astype(jnp.int32), batch)
 
 
 def run(op: Op, x: jax.Array, *args: Any, **options: Any) -> Any:

@@ -21,7 +21,7 @@ def _attribute(value: Any, what: str) -> Any:
     if isinstance(value, str) or (isinstance(value, np.generic) and value.dtype in _DTYPES and _fits(value)):
         return value
     try:
-        if not isinstance(value, np.generic) and type(value) in _SCALARS:
+        if type(value) in _SCALARS:
             return _SCALARS[type(value)](value)
         if isinstance(value, tuple) and all(type(item) is int for item in value):
             return np.array(value, np.int64)

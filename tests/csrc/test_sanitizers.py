@@ -97,14 +97,12 @@ def test_threads(tmp_path):
 
 
 @pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
-def test_kernels_on_a_pool_of_late_threads(sanitizers, tmp_path):
+def test_kernels_on_a_pool_of_late_threads(sanitizers, tmp_path, isa_flags):
     """XLA's own pool is not built for a sanitizer: what passes between its threads cannot be judged. This one is."""
-    flags = {"portable": [], "avx2": ["-mavx2", "-mfma", "-mf16c"]}
-    flags["avx512"] = [*flags["avx2"], *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni"))]
     common = ["g++", "-std=c++17", "-O1", "-g", f"-fsanitize={sanitizers}"]
     includes = ["-I", str(ROOT / "csrc"), "-isystem", jax.ffi.include_dir()]
     objects = []
-    for isa, own in flags.items():
+    for isa, own in isa_flags.items():
         objects.append(str(tmp_path / f"{isa}.o"))
         source = str(ROOT / "csrc" / "cpu" / f"isa_{isa}.cc")
         subprocess.run([*common, *includes, *own, "-c", source, "-o", objects[-1]], check=True)
