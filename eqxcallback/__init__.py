@@ -10,7 +10,8 @@ from ._ext import (
     ExecutionContext as ExecutionContext,
     ExecutionStage as ExecutionStage,
 )
-from .kernel import NativeKernel as NativeKernel
+from .kernel import NativeKernel as NativeKernel, PythonKernel as PythonKernel
+from .layer import Layer as Layer
 from .op import Op as Op
 
 

@@ -44,6 +44,12 @@ def resolve(aliases: Aliases, inputs: Sequence[Leaf], outputs: Sequence[Leaf], w
         targets = _locate(target, outputs, f"{who}: input_output_aliases has the output", "outputs")
         first = targets[0]
         pairs.extend((index, first + offset) for offset, index in enumerate(sources))
+    check_pairs(pairs, inputs, outputs, who)
+    return tuple(sorted(pairs))
+
+
+def check_pairs(pairs: Sequence[tuple[int, int]], inputs: Sequence[Leaf], outputs: Sequence[Leaf], who: str) -> None:
+    """Each input and output once, and both of one type."""
     used_inputs: set[int] = set()
     used_outputs: set[int] = set()
     for i, o in pairs:
@@ -61,7 +67,6 @@ def resolve(aliases: Aliases, inputs: Sequence[Leaf], outputs: Sequence[Leaf], w
                 f"{who}: input_output_aliases lets an output overwrite an input of another type: input {inputs[i]}, "
                 f"output {outputs[o]}. Both need the same shape and dtype."
             )
-    return tuple(sorted(pairs))
 
 
 def check(aliases: object, who: str) -> Aliases:

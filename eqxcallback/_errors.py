@@ -131,6 +131,7 @@ def raising() -> Iterator[None]:
             raise
         except Exception as error:
             failures.reraise(error)
+    raise_poisoned()
 
 
 def type_text(dtype: object, shape: Sequence[int]) -> str:
@@ -149,6 +150,28 @@ def record_failure(error: BaseException, layer: str, name_stack: str, operands: 
     _logger.error("%s", text)
     Failures.add(number, KernelError(text, layer=layer, name_stack=name_stack, operands=operands, original=error))
     return text
+
+
+_poisoned: collections.deque[KernelError] = collections.deque(maxlen=64)
+
+
+def record_poison(error: Exception, layer: str) -> None:
+    """Log a kernel's exception, and keep it for `raise_poisoned`: XLA will not hear of it."""
+    text = (
+        f"{layer} failed, and poisoned its results; python lane\n{''.join(traceback.format_exception(error)).rstrip()}"
+    )
+    _logger.error("%s", text)
+    _poisoned.append(KernelError(text, layer=layer, name_stack="", operands="", original=error))
+
+
+def raise_poisoned() -> None:
+    """Raise the first error that was kept, and forget the others, which are logged."""
+    try:
+        first = _poisoned.popleft()
+    except IndexError:
+        return
+    _poisoned.clear()
+    raise first from first.original
 
 
 def callable_name(function: Callable[..., object]) -> str:

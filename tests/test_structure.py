@@ -11,11 +11,12 @@ PACKAGE = ROOT / "eqxcallback"
 
 # What each room may import of ours. A room is a folder of the package; "." is the package's own files.
 ARROWS = {
-    ".": {".", "xla", "debug", "_ext", "kernel", "op", "ops", "nn"},
+    ".": {".", "xla", "debug", "_ext", "kernel", "layer", "op", "ops", "nn"},
     "xla": {"xla", "_ext", "_errors", "_identity"},
     "kernel": {"kernel"},
     "backends": {"backends", "kernel", "xla", "_ext"},
-    "op": {"op", "backends", "kernel", "xla", "_aliases"},
+    "op": {"op", "backends", "kernel", "xla", "_aliases", "_errors", "_identity"},
+    "layer": {"layer", "op", "backends", "kernel", "xla", "_aliases", "_errors"},
     "reference": {"reference"},
     "ops": {"ops", "op", "reference", "kernel"},
     "nn": {"nn", "ops"},
@@ -102,8 +103,10 @@ def test_public_names():
         "ExecutionContext",
         "ExecutionStage",
         "KernelError",
+        "Layer",
         "NativeKernel",
         "Op",
+        "PythonKernel",
         "buffer_callback",
         "raising",
     }

@@ -1,3 +1,3 @@
-"""How a kernel becomes runnable on a platform: one file for each technology."""
+"""How a kernel becomes runnable on a platform. One file for each technology."""
 
-from ._native import prepare as prepare
+from ._implementation import Implementation as Implementation, prepare as prepare

@@ -4,22 +4,29 @@ import functools
 import hashlib
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .. import xla
 from ..kernel import NativeKernel
 
 
-def prepare(
-    kernel: NativeKernel, platform: str, options: Mapping[str, Any], aliases: tuple[tuple[int, int], ...], who: str
-) -> xla.LaunchPlan:
-    """Make `kernel` runnable on `platform`. Called when a program is lowered: nothing is compiled or loaded later."""
+if TYPE_CHECKING:
+    from ._implementation import Implementation
+
+
+def prepare(implementation: "Implementation", kernel: NativeKernel, platform: str, who: str) -> xla.LaunchPlan:
     who = f"{who}[native]"
     target = (
         _own_target(kernel.symbol, platform, who) if kernel.library is None else _library_target(kernel, platform, who)
     )
-    return xla.LaunchPlan(target, xla.attributes(options, who), aliases)
+    return xla.LaunchPlan(
+        target,
+        xla.attributes(implementation.options, who),
+        implementation.aliases,
+        implementation.has_side_effect,
+        implementation.input_layouts,
+        implementation.output_layouts,
+    )
 
 
 def _own_target(symbol: str, platform: str, who: str) -> str:

@@ -27,12 +27,15 @@ class NativeKernel:
         default, what the op's `reference` returns.
     - `aliases`: `{input: output}`: results that overwrite an operand, by parameter and result names or flat indices, as in
         [`eqxcallback.buffer_callback`][].
+    - `attributes`: the names of the options that the handler takes. By default all of the op's. In a layer they are static
+        arguments of the call, or static fields of the layer, and by default none.
     """
 
     symbol: str
     library: str | os.PathLike[str] | None = None
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
     aliases: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+    attributes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.symbol, str) or not self.symbol.isidentifier():
@@ -52,4 +55,4 @@ class NativeKernel:
             raise TypeError(f"NativeKernel({self.symbol}): expected out_type to be a function; got {self.out_type!r}.")
 
     def __hash__(self) -> int:  # mappings have none
-        return hash((self.symbol, self.library, self.out_type, frozenset(self.aliases.items())))
+        return hash((self.symbol, self.library, self.out_type, frozenset(self.aliases.items()), self.attributes))

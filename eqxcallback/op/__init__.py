@@ -1,3 +1,10 @@
 """What an op is under JAX's transformations. Knows no platform."""
 
+from ._axes import Axes as Axes
+from ._batching import METHODS as METHODS
+from ._bodies import Backward as Backward, Body as Body
+from ._call import Call as Call
+from ._definition import Definition as Definition
 from ._op import Op as Op
+from ._options import Options as Options
+from ._structure import Structure as Structure, is_array as is_array

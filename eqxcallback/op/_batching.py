@@ -1,63 +1,87 @@
-"""How `vmap` calls an op's kernel."""
+"""How `vmap` calls a kernel: the methods, and what they make of operands and results."""
 
-import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import jax.numpy as jnp
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from .. import xla
+from . import _axes
+from ._axes import Has
 
 
-if TYPE_CHECKING:
-    from ._call import Call
-
-
-METHODS = ("sequential", "sequential_unrolled", "broadcast_all")
+METHODS = ("fold", "sequential", "sequential_unrolled", "expand_dims", "broadcast_all")
 MODES = ("batched", "either", "shared")
 
+_FORMS = {"fold": _axes.folded, "expand_dims": _axes.expanded, "broadcast_all": _axes.batched}
 
-def batch(
-    call: "Call", bind: xla.Bind, args: Sequence[Any], dims: Sequence[int | None]
-) -> tuple[Sequence[Any], Sequence[int]]:
-    """Call `bind(call, *args)` with the operands mapped over `dims`. Returns the results, mapped over axis 0, and their axes."""
-    batching = call.op.batching
-    modes = _modes(call)
-    needs_examples = any(mode == "shared" and dim is not None for mode, dim in zip(modes, dims, strict=True))
-    if needs_examples or batching in ("sequential", "sequential_unrolled"):
-        return xla.batch(
-            lambda *args, result_avals: bind(call, *args),
-            args,
-            dims,
-            vmap_method="sequential_unrolled" if batching == "sequential_unrolled" else "sequential",
-            result_avals=call.result_avals,
-            aliased=frozenset(),
-        )
-
-    (size,) = {arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None}
-    mapped = {name for name, dim in zip(call.names, dims, strict=True) if dim is not None}
-    batched_args, depths = [], []
-    for arg, dim, depth, mode, name in zip(args, dims, call.depths, modes, call.names, strict=True):
-        if name not in mapped and mode != "batched":
-            batched_args.append(arg)
-            depths.append(depth)
-            continue
-        # In front: this axis, then those that other operands have and this one lacks.
-        missing = call.batch_shape[: len(call.batch_shape) - depth]
-        own = arg.shape if dim is None else jnp.moveaxis(arg, dim, 0).shape[1:]
-        arg = arg if dim is None else jnp.moveaxis(arg, dim, 0)
-        arg = arg.reshape(1 if dim is None else size, *(1 for _ in missing), *own)
-        batched_args.append(jnp.broadcast_to(arg, (size, *missing, *own)))
-        depths.append(len(call.batch_shape) + 1)
-    batched = dataclasses.replace(call, batch_shape=(size, *call.batch_shape), depths=tuple(depths))
-    outs = bind(batched, *batched_args)
-    return outs, [0] * len(outs)
+Batching = str | Mapping[str, str]
 
 
-def _modes(call: "Call") -> Sequence[str]:
-    """For each flat operand."""
-    batching = call.op.batching
-    aliased = {i for _, pairs in call.aliases for i, _ in pairs}
+def needs_examples(batching: Batching, names: Sequence[str], dims: Sequence[int | None]) -> bool:
+    """Whether the kernel is called for each example of an axis."""
     if isinstance(batching, str):
-        return ["batched"] * len(call.names)
-    return ["batched" if i in aliased else batching.get(name, "batched") for i, name in enumerate(call.names)]
+        return batching in ("sequential", "sequential_unrolled")
+    return any(batching.get(name) == "shared" and dim is not None for name, dim in zip(names, dims, strict=True))
+
+
+def each_example(
+    batching: Batching,
+    bind: Callable[..., Sequence[Any]],
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    result_avals: Sequence[Any],
+) -> tuple[Sequence[Any], Sequence[int]]:
+    return xla.batch(
+        lambda *args, result_avals: bind(*args),
+        args,
+        dims,
+        vmap_method="sequential_unrolled" if batching == "sequential_unrolled" else "sequential",
+        result_avals=result_avals,
+        aliased=frozenset(),
+    )
+
+
+def arrange(
+    batching: Batching,
+    names: Sequence[str],
+    args: Sequence[Any],
+    operands: Sequence[Has],
+    sizes: Sequence[int],
+    aliased: frozenset[int] = frozenset(),
+) -> Sequence[Any]:
+    """`args` as a kernel takes them.
+
+    - `names`: of the parameters. `""` for what is no parameter, such as a result in a backward kernel.
+    - `aliased`: those that a result overwrites, which must have the result's shape.
+    """
+    if not sizes:
+        return args
+    if isinstance(batching, str):
+        form = _FORMS[batching]
+        full = _axes.always_folded if batching == "fold" else _axes.batched
+        return [
+            (full if i in aliased else form)(arg, has, sizes)
+            for i, (arg, has) in enumerate(zip(args, operands, strict=True))
+        ]
+    # The arrays of one argument, a PyTree, go together.
+    together: dict[str, Has] = {}
+    for name, has in zip(names, operands, strict=True):
+        before = together.get(name, (False,) * len(sizes))
+        together[name] = tuple(a or b for a, b in zip(before, has, strict=True))
+    arranged = []
+    for i, (arg, has, name) in enumerate(zip(args, operands, names, strict=True)):
+        if i in aliased or batching.get(name, "batched") == "batched":
+            arranged.append(_axes.batched(arg, has, sizes))
+        elif True in together[name]:
+            first = together[name].index(True)
+            arranged.append(_axes.batched(arg, has[first:], sizes[first:]))
+        else:
+            arranged.append(arg)
+    return arranged
+
+
+def leading(batching: Batching, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The axes in front of a kernel's result that has them."""
+    if batching == "fold" and sizes:
+        return (math.prod(sizes),)
+    return tuple(sizes)

@@ -1,96 +1,104 @@
-"""One call of an op in a program, and its rules under transformations."""
+"""One call of an op in a program."""
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
-from jax.tree_util import tree_leaves, tree_unflatten
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
-from .. import backends, xla
+from .. import xla
 from . import _batching
-from ._options import Options
+from ._flat_call import FlatCall
+from ._tangent import Tangent
 
 
-if TYPE_CHECKING:
-    from ._op import Op
+@dataclasses.dataclass(frozen=True, repr=False)
+class Call(FlatCall):
+    """The kernel, or the reference where there is none. Its results are those of the op, then the residuals."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """What the primitive of an op calls.
-
-    **Attributes:**
-
-    - `names`: for each flat operand, the parameter that it belongs to.
-    - `aliases`: for each platform with a kernel, pairs of flat operand and result indices.
-    - `example_avals`: of the flat results of one example.
-    - `batch_shape`: the sizes of the axes that `vmap` has added, the outermost first.
-    - `depths`: how many of them each flat operand has: the innermost ones.
-    """
-
-    op: "Op"
-    options: Options
-    in_tree: Any
-    names: tuple[str, ...]
-    aliases: tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
-    example_avals: tuple[Any, ...]
-    batch_shape: tuple[int, ...]
-    depths: tuple[int, ...]
-
-    def __repr__(self) -> str:
-        options = f"({self.options!r})" if self.options.values else ""
-        return f"{self.op.name}{options}"
-
-    @functools.cached_property
-    def _hash(self) -> int:
-        return hash((self.op.name, self.options, self.in_tree, self.example_avals, self.batch_shape, self.depths))
-
-    def __hash__(self) -> int:  # computed once
-        return self._hash
+    __hash__ = FlatCall.__hash__
 
     @property
-    def result_avals(self) -> Sequence[Any]:
-        return [aval.update(shape=(*self.batch_shape, *aval.shape)) for aval in self.example_avals]
+    def example_avals(self) -> Sequence[Any]:
+        return self.definition.result_avals
 
-    def reference(self, *args: Any) -> Sequence[Any]:
-        function = self.op.reference
-        if function is None:
-            raise ValueError(
-                f"Op({self.op.name}): there is no reference, so it has no derivative, and no value on a platform without a "
-                f"kernel (there are kernels for {', '.join(self.op.kernels)}). Give the Op a reference, or a kernel."
-            )
+    @property
+    def names(self) -> Sequence[str]:
+        return self.definition.names
 
-        def flat(*args: Any) -> Sequence[Any]:
-            return tree_leaves(function(*tree_unflatten(self.in_tree, args), **self.options.values))
+    @property
+    def has_side_effect(self) -> bool:
+        return self.definition.has_side_effect
 
-        mapped = flat
-        for level, size in enumerate(reversed(self.batch_shape)):
-            in_axes = tuple(0 if depth > level else None for depth in self.depths)
-            mapped = jax.vmap(mapped, in_axes=in_axes, axis_size=size)
-        return mapped(*args)
+    @property
+    def has_kernel(self) -> bool:
+        return bool(self.definition.forward)
 
-    def plan(self, platform: str) -> xla.LaunchPlan | None:
-        kernels: Mapping[str, Any] = self.op.kernels
-        if platform not in kernels:
-            return None
-        aliases = dict(self.aliases)[platform]
-        return backends.prepare(kernels[platform], platform, self.options.values, aliases, self.op.name)
+    def example(self, *args: Any) -> Sequence[Any]:
+        definition = self.definition
+        if definition.reference is None:
+            raise ValueError(definition.no_reference)
+        # Residuals are for a kernel that will not run here either.
+        residuals = definition.result_avals[definition.num_results :]
+        return [*definition.reference(*args), *(jnp.zeros(aval.shape, aval.dtype) for aval in residuals)]
 
-    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-        active = [index for index, tangent in enumerate(tangents) if tangent is not None]
+    def plan(self, platform: str) -> xla.Plan | None:
+        return self.definition.forward_plan(platform)
 
-        def of_active(*values: Any) -> Sequence[Any]:
-            merged = list(primals)
-            for index, value in zip(active, values, strict=True):
-                merged[index] = value
-            return self.reference(*merged)
+    def launch(self, plan: xla.Plan, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
+        batching, axes = self.definition.batching, self.axes
+        if not axes.sizes:
+            return run(*args, result_avals=self.example_avals)
+        aliased = frozenset(i for i, _ in plan.aliases)
+        operands = _batching.arrange(batching, self.names, args, axes.operands, axes.sizes, aliased)
+        front = _batching.leading(batching, axes.sizes)
+        outs = run(*operands, result_avals=[aval.update(shape=(*front, *aval.shape)) for aval in self.example_avals])
+        return [out.reshape(aval.shape) for out, aval in zip(outs, self.result_avals, strict=True)]
 
-        _, out = jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])
-        return [None if tangent.dtype == jax.dtypes.float0 else tangent for tangent in out]
+    def jvp(self, primals: Sequence[Any], outs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        definition = self.definition
+        active = tuple(i for i, tangent in enumerate(tangents) if tangent is not None)
+        tangent = Tangent.of(self, active)
+        if not tangent.example_avals:
+            return [None] * len(outs)
+        if definition.reference is None and definition.jvp is None and definition.backward is None:
+            raise ValueError(definition.no_reference)
+        operands = [*primals, *outs, *(tangents[i] for i in active)]
+        # With a backward kernel the tangents are a call of their own, which becomes that kernel when it is transposed.
+        bind = tangent.reference if definition.backward is None else lambda *args: xla.op_call(tangent, *args)
+        found = iter(bind(*operands))
+        return [next(found) if i in tangent.results else None for i in range(len(outs))]
 
-    def batch(
-        self, bind: xla.Bind, args: Sequence[Any], dims: Sequence[int | None]
-    ) -> tuple[Sequence[Any], Sequence[int]]:
-        return _batching.batch(self, bind, args, dims)
+    def differentiable(self, results: Sequence[int]) -> Callable[..., Sequence[Any]]:
+        """`results` as a function in pure JAX that has the right derivatives, and, with a rule of its own, those alone."""
+        own_rule = self.definition.jvp
+        if own_rule is None:
+            return lambda *args: [self.reference(*args)[i] for i in results]
+
+        @jax.custom_jvp
+        def example(*args: Any) -> Sequence[Any]:
+            avals = [self.example_avals[i] for i in results]
+            return [jnp.zeros(aval.shape, aval.dtype) for aval in avals]
+
+        def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+            is_zero = [isinstance(tangent, SymbolicZero) for tangent in tangents]
+            found = own_rule(primals, [None if zero else t for t, zero in zip(tangents, is_zero, strict=True)])
+            return example(*primals), [found[i] for i in results]
+
+        example.defjvp(rule, symbolic_zeros=True)
+        return self.axes.mapped(example)
+
+    def batch(self, args: Sequence[Any], dims: Sequence[int | None]) -> tuple[Sequence[Any], Sequence[int]]:
+        if self.definition.batch is not None and not self.axes.sizes:
+            (size,) = {arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None}
+            found = self.definition.batch(size, xla.mapped_first(args, dims), [dim is not None for dim in dims])
+            if found is not None:
+                outs, is_mapped = found
+                missing = [not mapped for mapped in is_mapped]
+                return [
+                    jnp.broadcast_to(out, (size, *out.shape)) if lacks else out
+                    for out, lacks in zip(outs, missing, strict=True)
+                ], [0] * len(outs)
+        return super().batch(args, dims)

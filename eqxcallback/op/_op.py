@@ -7,14 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_unflatten
+from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 from jaxtyping import PyTree
 
-from .. import _aliases, xla
-from ..kernel import NativeKernel
+from .. import _aliases, backends, xla
+from ..kernel import Kernel, NativeKernel, PythonKernel
+from ._axes import Axes
 from ._batching import METHODS, MODES
+from ._bodies import Backward, Forward
 from ._call import Call
+from ._definition import Definition
 from ._options import Options
+from ._structure import Structure
 
 
 _config: Any = jax.config  # its options are made at run time: no type checker knows them
@@ -62,9 +66,11 @@ class Op:
     """
 
     name: str
-    kernels: Mapping[str, NativeKernel]
+    kernels: Mapping[str, Kernel]
     reference: Callable[..., PyTree] | None = None
     batching: str | Mapping[str, str] = "sequential"
+    backward: Kernel | Mapping[str, Kernel] | None = None
+    sharding: str | None = None
 
     def __post_init__(self) -> None:
         who = f"Op({self.name})"
@@ -74,13 +80,21 @@ class Op:
         for platform, kernel in self.kernels.items():
             if platform not in xla.PLATFORMS:
                 raise ValueError(f"{who}: expected the keys of kernels to be of {xla.PLATFORMS}; got {platform!r}.")
-            if not isinstance(kernel, NativeKernel):
+            if not isinstance(kernel, Kernel):
                 raise TypeError(
                     f"{who}: expected a kernel for {platform}; got {kernel!r} of type {type(kernel).__name__}."
                 )
             _aliases.check(kernel.aliases, who)
             if self.reference is None and kernel.out_type is None:
                 raise ValueError(f"{who}: the kernel for {platform} needs an out_type, because there is no reference.")
+        if isinstance(self.backward, Mapping):
+            object.__setattr__(self, "backward", dict(self.backward))
+        for platform, kernel in self._backward.items():
+            if not isinstance(kernel, Kernel) or platform not in self.kernels:
+                raise TypeError(
+                    f"{who}: expected backward to be a kernel, or kernels for platforms that have one forward; got "
+                    f"{kernel!r} for {platform}."
+                )
         if self.reference is not None and not callable(self.reference):
             raise TypeError(f"{who}: expected reference to be a function; got {self.reference!r}.")
         try:
@@ -112,7 +126,7 @@ class Op:
 
     # Two ops with the same fields are one, but mappings have no hash, and those of functions are enough.
     def __hash__(self) -> int:
-        return hash((self.name, self.reference, frozenset(self.kernels.items())))
+        return hash((self.name, self.reference, frozenset(self.kernels.items()), self.sharding))
 
     def __call__(self, *args: PyTree, **options: Any) -> PyTree:
         leaves, in_tree = tree_flatten(args)
@@ -140,27 +154,64 @@ class Op:
     @functools.lru_cache(maxsize=4096)  # noqa: B019 - ops live as long as their modules
     def _call(self, in_tree: Any, avals: tuple[Any, ...], options: Options, x64: bool) -> tuple[Call, Any]:
         """What is checked and made once for each type of arguments."""
-        del x64  # the types of results may depend on it
         who = f"Op({self.name})"
         structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         args = tree_unflatten(in_tree, structs)
         inputs = self._inputs(args)
         out_tree, outputs = self._results(args, options, who)
-        aliases = {
-            platform: _aliases.resolve(_aliases.check(kernel.aliases, who), inputs, outputs, who)
-            for platform, kernel in self.kernels.items()
-        }
-        call = Call(
-            op=self,
-            options=options,
-            in_tree=in_tree,
+        trees = Structure.of_arrays(in_tree), Structure.of_arrays(out_tree)
+
+        def implementation(kernel: Kernel, body: Callable[..., Any]) -> backends.Implementation:
+            aliases = _aliases.resolve(_aliases.check(kernel.aliases, who), inputs, outputs, who)
+            if isinstance(kernel, PythonKernel):
+                return backends.Implementation(kernel, aliases, body=body(kernel.body, *trees, options))
+            return backends.Implementation(kernel, aliases, self._attributes(kernel, options))
+
+        def backward(platform: str, asked: tuple[int, ...]) -> backends.Implementation | None:
+            kernel = self._backward.get(platform)
+            if kernel is None:
+                return None
+            if isinstance(kernel, PythonKernel):
+                body = Backward(kernel.body, *trees, options, trees[1], asked)
+                return backends.Implementation(kernel, body=body)
+            return backends.Implementation(kernel, options=self._attributes(kernel, options))
+
+        def reference(*args: Any) -> Sequence[Any]:
+            assert self.reference is not None
+            return tree_leaves(self.reference(*tree_unflatten(in_tree, args), **options.values))
+
+        definition = Definition(
+            key=(self, in_tree, avals, options, x64),
+            name=self.name,
+            who=who,
+            remedy="Give the Op a reference, or a kernel.",
+            label=f"({options!r})" if options.values else "",
             names=tuple(str(leaf.root) for leaf in inputs),
-            aliases=tuple(aliases.items()),
-            example_avals=tuple(xla.result_aval(leaf.shape, leaf.dtype) for leaf in outputs),
-            batch_shape=(),
-            depths=(0,) * len(avals),
+            input_avals=tuple(xla.result_aval(aval.shape, aval.dtype) for aval in avals),
+            result_avals=tuple(xla.result_aval(leaf.shape, leaf.dtype) for leaf in outputs),
+            forward={platform: implementation(kernel, Forward) for platform, kernel in self.kernels.items()},
+            backward=backward if self._backward else None,
+            asks_all=any(isinstance(kernel, NativeKernel) for kernel in self._backward.values()),
+            reference=None if self.reference is None else reference,
+            batching=self.batching,
         )
-        return call, out_tree
+        return Call(definition, Axes.none(len(avals))), out_tree
+
+    @property
+    def _backward(self) -> Mapping[str, Kernel]:
+        if self.backward is None or isinstance(self.backward, Mapping):
+            return self.backward or {}
+        return dict.fromkeys(self.kernels, self.backward)
+
+    def _attributes(self, kernel: NativeKernel, options: Options) -> Mapping[str, Any]:
+        if kernel.attributes is None:
+            return options.values
+        missing = [name for name in kernel.attributes if name not in options.values]
+        if missing:
+            raise TypeError(
+                f"Op({self.name}): the kernel {kernel.symbol} takes the option {missing[0]}; none was given."
+            )
+        return {name: options.values[name] for name in kernel.attributes}
 
     def _results(self, args: Any, options: Options, who: str) -> tuple[Any, list[_aliases.Leaf]]:
         """The tree and the leaves of the results, on which all who define them agree."""

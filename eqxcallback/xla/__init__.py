@@ -2,11 +2,11 @@
 
 from ._attributes import attributes as attributes
 from ._avals import result_aval as result_aval
-from ._batching import VMAP_METHODS as VMAP_METHODS, batch as batch
-from ._body import CallSpec as CallSpec, PythonBody as PythonBody
+from ._batching import VMAP_METHODS as VMAP_METHODS, batch as batch, mapped_first as mapped_first
+from ._body import CallSpec as CallSpec, FlatBody as FlatBody, PythonBody as PythonBody
 from ._handles import EagerState as EagerState, eager_state as eager_state
-from ._op_call import PLATFORMS as PLATFORMS, Bind as Bind, op_call as op_call
-from ._plan import LaunchPlan as LaunchPlan
+from ._op_call import PLATFORMS as PLATFORMS, op_call as op_call, transpose as transpose
+from ._plan import LaunchPlan as LaunchPlan, Plan as Plan, PythonPlan as PythonPlan, Run as Run
 from ._python_call import python_call as python_call
 from ._targets import CPU_OPS as CPU_OPS, library_handler as library_handler, register_handler as register_handler
 from . import _failures, _op_call, _python_call, _targets

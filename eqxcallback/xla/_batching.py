@@ -34,7 +34,7 @@ def batch(
     """
     (axis_size,) = {arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None}
     mapped = [dim is not None for dim in dims]
-    args = [arg if dim is None else jnp.moveaxis(arg, dim, 0) for arg, dim in zip(args, dims, strict=True)]
+    args = mapped_first(args, dims)
 
     if vmap_method in ("sequential", "sequential_unrolled"):
 
@@ -58,3 +58,7 @@ def batch(
         result_avals=tuple(aval.update(shape=(axis_size, *aval.shape)) for aval in result_avals),
     )
     return outs, [0] * len(outs)
+
+
+def mapped_first(args: Sequence[Any], dims: Sequence[int | None]) -> Sequence[Any]:
+    return [arg if dim is None else jnp.moveaxis(arg, dim, 0) for arg, dim in zip(args, dims, strict=True)]

@@ -65,8 +65,31 @@ class PythonBody:
         return self.callback(ctx, self.out_tree.unflatten(outputs), *args, **kwargs)
 
     @property
+    def description(self) -> str:
+        """The same text in each process."""
+        return f"{getattr(self.callback, '__module__', '')}:{self!r}:{self.in_tree}:{self.out_tree}"
+
+    @property
     def is_flat(self) -> bool:
         """Whether the callback takes its buffers one by one: `callback(ctx, out, *leaves)`."""
         leaf = jax.tree.structure(0)
         flat_args = jax.tree.structure(((0,) * self.in_tree.num_leaves, {}))
         return self.out_tree == leaf and self.in_tree == flat_args
+
+
+class FlatBody(PythonBody):
+    """A body that takes the flat buffers as they are: `body(ctx, outputs, inputs)`."""
+
+    def __init__(self, body: Callable[..., None]):
+        super().__init__(body, None, None)
+
+    def __call__(self, ctx: _ext.ExecutionContext, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+        return self.callback(ctx, outputs, inputs)
+
+    @property
+    def description(self) -> str:
+        return repr(self.callback)
+
+    @property
+    def is_flat(self) -> bool:
+        return False

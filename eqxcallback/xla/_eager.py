@@ -63,7 +63,7 @@ def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> S
         return run_eagerly(functools.partial(run, primitive, body=body, spec=spec), body, *args)
     state = eager_state(body)
     like = next((arg for arg in args if isinstance(arg, jax.Array)), None)
-    if _platform(like) != "cpu":
+    if platform_of(args) != "cpu":
         return _own_program(state, primitive, body, spec)(*args)
     key = state.key(like)
     idle = _idle_programs.setdefault(spec, [])
@@ -95,7 +95,9 @@ def _own_program(
     return program
 
 
-def _platform(like: jax.Array | None) -> str:
+def platform_of(args: Sequence[Any]) -> str:
+    """Where an eager call on `args` runs."""
+    like = next((arg for arg in args if isinstance(arg, jax.Array)), None)
     if like is not None:
         return next(iter(like.devices())).platform
     device = _config.jax_default_device

@@ -1,6 +1,7 @@
 """How programs find a Python callable: by a key in their text. And how long it lives."""
 
 import hashlib
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -18,6 +19,9 @@ _NUM_KEYS = 2**63
 
 # By the hash of the body. Nothing global may hold a body: its callback may hold what holds the handle.
 _handles: dict[int, list[weakref.ref[_ext.Handle]]] = {}
+# In the text of functions and objects: another one in each process.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
 _immortal: list[Callable[..., None]] = []
 _lock = threading.RLock()  # comparing callbacks may run code of theirs
 
@@ -101,6 +105,5 @@ def keep_for_ever(handle: Callable[..., None]) -> None:
 
 
 def _preferred_key(body: PythonBody) -> int:
-    module = getattr(body.callback, "__module__", "")
-    text = f"{module}:{body!r}:{body.in_tree}:{body.out_tree}"
+    text = _ADDRESS.sub("", body.description)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") % _NUM_KEYS

@@ -5,40 +5,57 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from . import _python_call
 from ._avals import on_current_mesh, vary_alike
+from ._body import CallSpec
 from ._debug import is_debugging, run_eagerly
-from ._plan import LaunchPlan
+from ._eager import platform_of
+from ._effects import kernel_effect
+from ._plan import LaunchPlan, Plan, PythonPlan, Run
 
 
 # In JAX's spelling: where an op may have a kernel. Everywhere else its reference is lowered.
 PLATFORMS = ("cpu", "cuda", "rocm")
 
-Bind = Callable[..., Sequence[Any]]
-
 
 class OpCall(Protocol):
-    """What the primitive calls. Hashable, and equal for calls that share a program."""
+    """What the primitive calls. Hashable, and equal for calls that share a program. `None` stands for zero tangents."""
 
     @property
     def result_avals(self) -> Sequence[Any]: ...
+
+    @property
+    def has_side_effect(self) -> bool: ...
+
+    @property
+    def has_kernel(self) -> bool: ...
 
     def reference(self, *args: Any) -> Sequence[Any]:
         """The op in pure JAX, flat."""
         ...
 
-    def plan(self, platform: str) -> LaunchPlan | None:
+    def plan(self, platform: str) -> Plan | None:
         """The kernel for a platform, made runnable, or `None` if there is none."""
         ...
 
-    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-        """The tangents of the results. A tangent is `None` where it is zero."""
+    def launch(self, plan: Plan, run: Run, args: Sequence[Any]) -> Sequence[Any]:
+        """Call the kernel, which `run` does, on operands in the form that it takes."""
         ...
 
-    def batch(self, bind: Bind, args: Sequence[Any], dims: Sequence[int | None]) -> tuple[Sequence[Any], Sequence[int]]:
-        """`bind(call, *args)` on mapped operands: the results and their mapped axes."""
+    def jvp(self, primals: Sequence[Any], outs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        """The tangents of the results `outs`."""
+        ...
+
+    def transpose(self, cotangents: Sequence[Any], args: Sequence[Any], linear: Sequence[int]) -> Sequence[Any]:
+        """The cotangents of the operands `linear`, which `args` lacks."""
+        ...
+
+    def batch(self, args: Sequence[Any], dims: Sequence[int | None]) -> tuple[Sequence[Any], Sequence[int]]:
+        """The call on mapped operands: the results and their mapped axes."""
         ...
 
 
@@ -50,9 +67,10 @@ def op_call(call: OpCall, *args: Any) -> Sequence[jax.Array]:
     return op_call_p.bind(*vary_alike(args), call=call)
 
 
-@op_call_p.def_abstract_eval
-def _abstract_eval(*avals: Any, call: OpCall) -> Sequence[Any]:
-    return on_current_mesh(call.result_avals, avals)
+@op_call_p.def_effectful_abstract_eval
+def _abstract_eval(*avals: Any, call: OpCall):
+    effects = {kernel_effect} if call.has_side_effect else set()
+    return on_current_mesh(call.result_avals, avals), effects
 
 
 @functools.lru_cache(maxsize=1024)
@@ -64,15 +82,23 @@ def _program(call: OpCall) -> Callable[..., Sequence[jax.Array]]:
 def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
     if is_debugging():
         return run_eagerly(_program(call), call, *args)
+    plan = call.plan(platform_of(args)) if call.has_kernel else None
+    if isinstance(plan, PythonPlan):
+        return call.launch(plan, functools.partial(_run_python, plan), args)
     return _program(call)(*args)
+
+
+def _run_python(plan: PythonPlan, *args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
+    spec = CallSpec(tuple(result_avals), None, plan.has_side_effect, plan.aliases, plan.command_buffer_compatible)
+    return _python_call.python_call_p.bind(*args, body=plan.body, spec=spec)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: OpCall) -> tuple[Sequence[Any], Sequence[Any]]:
     outs = op_call_p.bind(*primals, call=call)
-    known = [None if isinstance(tangent, ad.Zero) else tangent for tangent in tangents]
-    out_tangents = call.jvp(primals, known)
+    known = [None if _is_zero(tangent) else tangent for tangent in tangents]
+    out_tangents = call.jvp(primals, outs, known)
     return outs, [
-        ad.Zero(jax.typeof(out).to_tangent_aval()) if tangent is None else tangent
+        ad.Zero(jax.typeof(out).to_tangent_aval()) if tangent is None or _is_zero(tangent) else tangent
         for out, tangent in zip(outs, out_tangents, strict=True)
     ]
 
@@ -80,22 +106,135 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: OpCall) -> tu
 ad.primitive_jvps[op_call_p] = _jvp
 
 
+def _is_zero(tangent: Any) -> bool:
+    return isinstance(tangent, ad.Zero) or tangent.dtype == jax.dtypes.float0
+
+
+def _transpose(cotangents: Sequence[Any], *args: Any, call: OpCall) -> Sequence[Any]:
+    linear = [i for i, arg in enumerate(args) if ad.is_undefined_primal(arg)]
+    if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
+        return [ad.Zero(arg.aval) if ad.is_undefined_primal(arg) else None for arg in args]
+    known = [None if isinstance(cotangent, ad.Zero) else cotangent for cotangent in cotangents]
+    found = dict(zip(linear, call.transpose(known, args, linear), strict=True))
+    return [found.get(i) for i in range(len(args))]
+
+
+ad.primitive_transposes[op_call_p] = _transpose
+
+
+def transpose(
+    function: Callable[..., Sequence[Any]],
+    cotangents: Sequence[Any],
+    args: Sequence[Any],
+    linear: Sequence[int],
+    result_avals: Sequence[Any],
+) -> Sequence[Any]:
+    """The cotangents of the operands `linear` of a function in pure JAX. `cotangents` has `None` for zeros."""
+
+    def of_linear(*values: Any) -> Sequence[Any]:
+        merged = list(args)
+        for i, value in zip(linear, values, strict=True):
+            merged[i] = value
+        return list(function(*merged))
+
+    filled = [
+        jnp.zeros(aval.shape, aval.dtype) if cotangent is None else cotangent
+        for cotangent, aval in zip(cotangents, result_avals, strict=True)
+    ]
+    return jax.linear_transpose(of_linear, *(args[i].aval for i in linear))(filled)
+
+
 def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: OpCall) -> tuple[Sequence[Any], Sequence[int]]:
-    return call.batch(op_call, args, dims)
+    return call.batch(args, dims)
 
 
 batching.primitive_batchers[op_call_p] = _batch
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, call: OpCall, platform: str | None) -> Sequence[Any]:
+# What a call with a kernel is lowered to, once for each platform. The outer one has the name stack, see _python_call.py.
+_kernel_call_p = Primitive("op_call")
+_kernel_call_p.multiple_results = True
+
+
+@_kernel_call_p.def_abstract_eval
+def _kernel_abstract_eval(*avals: Any, call: OpCall, **_: object) -> Sequence[Any]:
+    return on_current_mesh(call.result_avals, avals)
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, call: OpCall) -> Sequence[Any]:
+    platforms = ctx.platforms or ctx.module_context.platforms
+    plans = [call.plan(platform) for platform in platforms if platform in PLATFORMS] if call.has_kernel else []
+    if not any(plans):
+        return mlir.lower_fun(call.reference, multiple_results=True)(ctx, *operands)
+    # Native calls do not know where they are: so equal ones stay one.
+    name_stack = str(ctx.name_stack) if any(isinstance(plan, PythonPlan) for plan in plans) else ""
+
+    def kernel_call(*operands: Any) -> Sequence[Any]:
+        return _kernel_call_p.bind(*operands, call=call, name_stack=name_stack)
+
+    return mlir.lower_fun(kernel_call, multiple_results=True)(ctx, *operands)
+
+
+def _lower_kernel(
+    ctx: mlir.LoweringRuleContext, *operands: Any, call: OpCall, name_stack: str, platform: str | None
+) -> Sequence[Any]:
     plan = None if platform is None else call.plan(platform)
     if plan is None:
         return mlir.lower_fun(call.reference, multiple_results=True)(ctx, *operands)
-    rule = jax.ffi.ffi_lowering(plan.target, operand_output_aliases=dict(plan.aliases))
+
+    def run(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
+        if isinstance(plan, PythonPlan):
+            spec = CallSpec(
+                tuple(result_avals), None, plan.has_side_effect, plan.aliases, plan.command_buffer_compatible
+            )
+            return _python_call.named_call_p.bind(*args, body=plan.body, spec=spec, name_stack=name_stack)
+        return _native_call_p.bind(*args, plan=plan, result_avals=tuple(result_avals))
+
+    def launch(*args: Any) -> Sequence[Any]:
+        return call.launch(plan, run, args)
+
+    return mlir.lower_fun(launch, multiple_results=True)(ctx, *operands)
+
+
+_native_call_p = Primitive("native_call")
+_native_call_p.multiple_results = True
+
+
+@_native_call_p.def_abstract_eval
+def _native_abstract_eval(*avals: Any, plan: LaunchPlan, result_avals: Sequence[Any]) -> Sequence[Any]:
+    del plan
+    return on_current_mesh(result_avals, avals)
+
+
+def _lower_native(
+    ctx: mlir.LoweringRuleContext, *operands: Any, plan: LaunchPlan, result_avals: Sequence[Any]
+) -> Sequence[Any]:
+    del result_avals
+
+    def layouts(given: Sequence[Any] | None, avals: Sequence[Any]) -> Sequence[Any] | None:
+        """Axes from minor to major, those that `vmap` has put in front being the most major ones."""
+        if given is None:
+            return None
+        fronts = [aval.ndim - len(layout or range(aval.ndim)) for layout, aval in zip(given, avals, strict=True)]
+        full = [
+            (*range(front), *(front + axis for axis in layout or range(aval.ndim)))
+            for layout, aval, front in zip(given, avals, fronts, strict=True)
+        ]
+        return [axes[::-1] for axes in full]
+
+    rule = jax.ffi.ffi_lowering(
+        plan.target,
+        has_side_effect=plan.has_side_effect,
+        operand_output_aliases=dict(plan.aliases),
+        operand_layouts=layouts(plan.input_layouts, ctx.avals_in),
+        result_layouts=layouts(plan.output_layouts, ctx.avals_out),
+    )
     return rule(ctx, *operands, **plan.attributes)
 
 
 def register() -> None:
-    mlir.register_lowering(op_call_p, functools.partial(_lower, platform=None))
+    mlir.register_lowering(op_call_p, _lower, cacheable=False)
+    mlir.register_lowering(_kernel_call_p, functools.partial(_lower_kernel, platform=None))
     for platform in PLATFORMS:
-        mlir.register_lowering(op_call_p, functools.partial(_lower, platform=platform), platform=platform)
+        mlir.register_lowering(_kernel_call_p, functools.partial(_lower_kernel, platform=platform), platform=platform)
+    mlir.register_lowering(_native_call_p, _lower_native)

@@ -1,21 +1,45 @@
 """What a kernel becomes when a program that calls it is lowered."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ._body import PythonBody
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class LaunchPlan:
-    """One custom call.
+    """The native lane: one custom call.
 
     **Attributes:**
 
     - `target`: the name of a registered handler.
     - `attributes`: typed values, see `_attributes.py`.
     - `aliases`: pairs of flat operand and result indices.
+    - `has_side_effect`: whether XLA must keep the call if its results are unused.
+    - `input_layouts`, `output_layouts`: for each, the axes from major to minor, or `None` where it is row-major; as in
+        `jax.ffi.ffi_call`.
     """
 
     target: str
     attributes: Mapping[str, Any]
     aliases: tuple[tuple[int, int], ...] = ()
+    has_side_effect: bool = False
+    input_layouts: tuple[Any, ...] | None = None
+    output_layouts: tuple[Any, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PythonPlan:
+    """The python lane: one call of `body`."""
+
+    body: PythonBody
+    aliases: tuple[tuple[int, int], ...] = ()
+    has_side_effect: bool = False
+    command_buffer_compatible: bool = False
+
+
+Plan = LaunchPlan | PythonPlan
+
+# `run(*operands, result_avals=...)` calls the kernel.
+Run = Callable[..., Sequence[Any]]

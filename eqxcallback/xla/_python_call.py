@@ -69,11 +69,11 @@ batching.primitive_batchers[python_call_p] = _batch
 
 # What a call is lowered to: the same call, with the name stack that its errors show. JAX lowers equal calls once, and their
 # name stacks are not known then; so the outer primitive is lowered each time, and this one wherever it is new.
-_named_call_p = Primitive("buffer_callback")
-_named_call_p.multiple_results = True
+named_call_p = Primitive("buffer_callback")
+named_call_p.multiple_results = True
 
 
-@_named_call_p.def_abstract_eval
+@named_call_p.def_abstract_eval
 def _named_abstract_eval(*avals: Any, spec: CallSpec, **_: object):
     return on_current_mesh(spec.result_avals, avals)
 
@@ -82,7 +82,7 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, body: PythonBody, spec
     name_stack = str(ctx.name_stack)
 
     def named_call(*operands: Any) -> Sequence[Any]:
-        return _named_call_p.bind(*operands, body=body, spec=spec, name_stack=name_stack)
+        return named_call_p.bind(*operands, body=body, spec=spec, name_stack=name_stack)
 
     return mlir.lower_fun(named_call, multiple_results=True)(ctx, *operands)
 
@@ -121,5 +121,5 @@ def register() -> None:
         ("cuda", _targets.PYTHON_CAPTURED),
     ):
         rule = functools.partial(_lower_named, target=_targets.PYTHON, captured_target=captured_target)
-        mlir.register_lowering(_named_call_p, rule, platform=platform)
-    mlir.register_lowering(_named_call_p, _lower_nowhere)
+        mlir.register_lowering(named_call_p, rule, platform=platform)
+    mlir.register_lowering(named_call_p, _lower_nowhere)

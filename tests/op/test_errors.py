@@ -45,9 +45,9 @@ def aliased(aliases: Any):
         (lambda: op(reference=3), TypeError, r"Op\(norm\): expected reference to be a function; got 3"),
         (lambda: op({}, None), ValueError, r"Op\(norm\): expected a kernel or a reference; got neither"),
         (
-            lambda: op(batching="expand_dims"),
+            lambda: op(batching="expand"),
             ValueError,
-            r"batching to be one of \('sequential', 'sequential_unrolled', 'broadcast_all'\), or a mapping; got 'expand_dims'",
+            r"batching to be one of \('fold', 'sequential', .*'broadcast_all'\), or a mapping; got 'expand'",
         ),
         (
             lambda: op(batching={"x": "sequential"}),

@@ -1,0 +1,52 @@
+"""A kernel in Python that works in place on XLA's buffers."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class PythonKernel:
+    """A function `body(ctx, out, *args, **options) -> None` that writes its results into `out`.
+
+    !!! example
+
+        ```python
+        def saxpy(ctx, out, x, y, *, a):
+            np.multiply(x, a, out=np.asarray(out))
+            np.asarray(out)[...] += y
+
+        op = eqxcallback.Op("saxpy", kernels={"cpu": eqxcallback.PythonKernel(saxpy)}, reference=lambda x, y, *, a: a * x + y)
+        ```
+
+    **Arguments:**
+
+    - `body`: called as the callback of [`eqxcallback.buffer_callback`][] is, with the op's arguments and options. As the
+        `backward` of an op it is `body(ctx, grads, args, out, cotangents, **options)`.
+    - `out_type`: a function of the op's arguments and options that returns a PyTree of `jax.ShapeDtypeStruct`s. By
+        default, what the op's `reference` returns.
+    - `aliases`: `{input: output}`: results that overwrite an operand, by parameter and result names or flat indices.
+    - `command_buffer_compatible`: whether, on a GPU, XLA may record what `body` launches and replay it without Python.
+    """
+
+    body: Callable[..., None]
+    out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
+    aliases: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+    command_buffer_compatible: bool = False
+
+    def __post_init__(self) -> None:
+        if not callable(self.body):
+            raise TypeError(
+                f"PythonKernel: expected a function body(ctx, out, *args) -> None; got {self.body!r} of type "
+                f"{type(self.body).__name__}."
+            )
+        if isinstance(self.aliases, Mapping):
+            object.__setattr__(self, "aliases", dict(self.aliases))  # the caller's own may change
+        if self.out_type is not None and not callable(self.out_type):
+            raise TypeError(f"PythonKernel: expected out_type to be a function; got {self.out_type!r}.")
+
+    def __hash__(self) -> int:  # mappings have none
+        return hash((self.body, self.out_type, frozenset(self.aliases.items()), self.command_buffer_compatible))

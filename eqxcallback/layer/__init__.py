@@ -1,0 +1,3 @@
+"""Your kernel as an Equinox layer."""
+
+from ._layer import Layer as Layer

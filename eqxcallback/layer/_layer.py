@@ -1,0 +1,136 @@
+"""The base class of a user's layer."""
+
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+from jax.tree_util import tree_flatten
+from jaxtyping import PyTree
+
+from .. import xla
+from ..op import Structure, is_array
+from . import _declarations as declarations
+from ._plan import bind, is_positional, plan
+from ._rules import unwrapped, wrapped
+
+
+_config: Any = jax.config  # its options are made at run time: no type checker knows them
+
+
+class Layer(eqx.Module):
+    """An `equinox.Module` whose forward pass is your kernel, writing in place into XLA's own buffers.
+
+    !!! example
+
+        ```python
+        class Scale(eqxcallback.Layer):
+            weight: jax.Array
+
+            def kernel(self, ctx, out, x):
+                np.multiply(x, self.weight, out=np.asarray(out))
+
+            def reference(self, x):
+                return x * self.weight
+        ```
+
+    A subclass defines `kernel`, and `reference` or `out_type`; the rest is optional. It is called as
+    `layer(*args, **kwargs)`, with the arguments that `kernel` takes after `out`. Arrays, in any PyTree of the layer or of its
+    arguments, are operands; all else is static and must be hashable. It works under every transformation of JAX. Instances
+    that differ in their arrays alone share programs.
+
+    **Methods:**
+
+    - `kernel(self, ctx, out, *args, **kwargs) -> None`: writes the results into `out`. `self` is the layer with a read-only
+        [`eqxcallback.Buffer`][] in place of each array, and so are the arguments; `out` has writeable ones, in the tree of the
+        results. As the callback of [`eqxcallback.buffer_callback`][] otherwise.
+    - `reference(self, *args, **kwargs)`: the same in pure JAX: the definition of the layer, its type, its derivatives, and
+        its value where it has no kernel.
+    - `out_type(self, *args, **kwargs)`: a PyTree of `jax.ShapeDtypeStruct`s, from arguments that have `shape` and `dtype`. By
+        default the type of `reference`.
+    - `backward(self, ctx, grads, args, out, cotangents) -> None`: the gradient as a kernel, for reverse mode. `args` are the
+        arguments in the order of the signature; `out` is what `kernel` wrote and `cotangents` are its cotangents, zeros
+        filled in. `grads` has the tree of `(self, *args)`, a Buffer to write at each leaf that is asked for and `None` at
+        others. Under `vmap`, a leaf with the shape of its primal is to be summed over the leading axes.
+    - `residual_type(self, *args, **kwargs)`: if defined, `out` is `(out, residuals)` in `kernel` and in `backward`.
+    - `jvp(self, args, tangents)`: JAX code that returns the tangents of the results. `tangents` has the tree of `args`;
+        `tangents.self` has that of the layer. By default the derivative of `reference`.
+    - `batch(self, axis_size, in_axes, args)`: a batching rule of the layer's own, as `jax.custom_batching.custom_vmap` has it:
+        JAX code that returns `(out, out_axes)`. Mapped axes are in front. It is about the arguments: where arrays of the
+        layer are mapped, `vmap_method` holds.
+
+    **Attributes of the class:**
+
+    - `vmap_method`: what kernels see under `vmap`. `"fold"`: operands that are mapped have one leading axis, for nested maps as
+        well, and those that are not have none. Or one of JAX's: `"sequential"`, `"sequential_unrolled"`, `"expand_dims"`,
+        `"broadcast_all"`.
+    - `input_output_aliases`: `{input: output}`: results that overwrite an argument. An input is the name of a parameter of
+        `kernel`, with all its arrays, or a flat index over the arrays of the call's arguments, or `"self.name"`; an output is
+        a name or an index.
+    - `command_buffer_compatible`: whether, on a GPU, XLA may record what the kernel launches and replay it without Python.
+    - `has_side_effect`: whether the kernel must run even if its results are unused.
+    - `on_error`: `"raise"`, or `"poison"`: a kernel that raises leaves NaN in its results (zero where there is none), and the
+        error is raised by `eqxcallback.debug.barrier_wait()` or at the end of [`eqxcallback.raising`][].
+    - `kernels`: in place of `kernel`, `{platform: kernel}`, of [`eqxcallback.NativeKernel`][]s, `PythonKernel`s or names of
+        methods. On a platform without one `reference` runs.
+    - `input_layouts`, `output_layouts`: for native kernels, the memory layouts of the arguments' and results' arrays: axes from
+        major to minor, or `None`, as in `jax.ffi.ffi_call`.
+
+    **Raises:** `TypeError` or `ValueError` for a wrong declaration, when the layer is built, and when arguments do not fit it.
+    [`eqxcallback.KernelError`][] from a call outside of `jit`, if the kernel raises.
+    """
+
+    vmap_method: ClassVar[str] = "fold"
+    input_output_aliases: ClassVar[Mapping[Any, Any]] = {}
+    command_buffer_compatible: ClassVar[bool] = False
+    has_side_effect: ClassVar[bool] = False
+    on_error: ClassVar[str] = "raise"
+    kernels: ClassVar[Mapping[str, Any] | None] = None
+    input_layouts: ClassVar[Sequence[Any] | None] = None
+    output_layouts: ClassVar[Sequence[Any] | None] = None
+
+    def __check_init__(self) -> None:
+        _check(type(self))
+
+    def out_type(self, *args: Any, **kwargs: Any) -> PyTree[jax.ShapeDtypeStruct]:
+        return eqx.filter_eval_shape(getattr(self, "reference"), *args, **kwargs)  # noqa: B009 - it is optional
+
+    @classmethod
+    def _has_own_out_type(cls) -> bool:
+        return declarations.method(cls, "out_type") is not declarations.method(Layer, "out_type")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> PyTree[jax.Array]:
+        cls = type(self)
+        signature, count = _signature(cls)
+        if kwargs or len(args) != count:
+            try:
+                args, kwargs = bind(signature, args, kwargs)
+            except TypeError as error:
+                raise TypeError(
+                    f"{cls.__qualname__}: a call takes {signature}; got {len(args)} positional arguments and the keywords "
+                    f"{sorted(kwargs)} ({error})."
+                ) from None
+        leaves, treedef = tree_flatten((self, args, kwargs))
+        inputs = Structure(treedef, leaves, cls.__qualname__)
+        arrays = [leaf for leaf in leaves if is_array(leaf)]
+        avals = [jax.typeof(array) for array in arrays]
+        for i, aval in enumerate(avals):
+            if getattr(aval, "weak_type", False):
+                arrays[i] = jax.lax.convert_element_type(arrays[i], aval.dtype)
+                avals[i] = jax.typeof(arrays[i])
+        found = plan(cls, inputs, tuple(avals), _config.jax_enable_x64)
+        outs = xla.op_call(found.call, *unwrapped(arrays, found.input_keys))
+        return found.outputs.build(wrapped(outs[: found.num_results], found.output_keys))
+
+
+@functools.lru_cache(maxsize=4096)
+def _check(cls: Any) -> None:
+    declarations.check(cls, cls._has_own_out_type())
+
+
+@functools.lru_cache(maxsize=4096)
+def _signature(cls: type) -> tuple[inspect.Signature, int | None]:
+    signature = declarations.signature_of(cls)
+    return signature, is_positional(signature)

@@ -1,0 +1,245 @@
+"""What a layer is for one type of arguments: checked and made once, and shared by all instances that differ in arrays alone."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten, tree_flatten_with_path
+
+from .. import _aliases, backends, xla
+from .._errors import type_text
+from ..kernel import Kernel, NativeKernel, PythonKernel
+from ..op import Axes, Call, Definition, Options, Structure
+from . import _declarations as declarations, _rules as rules
+from ._bodies import KernelForward, LayerBackward, LayerForward
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """**Attributes:**
+
+    - `call`: what the primitive calls.
+    - `outputs`: the tree of what callers get.
+    - `input_keys`, `output_keys`: flat indices of typed PRNG keys, which kernels take as the words that they are made of, and
+        their implementations.
+    """
+
+    call: Call
+    outputs: Structure
+    num_results: int
+    input_keys: dict[int, str]
+    output_keys: dict[int, str]
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan:
+    """**Arguments:** `inputs` is the structure of `(layer, args, kwargs)`, `avals` are the types of its arrays."""
+    del x64  # the types of results may depend on it
+    name = cls.__qualname__
+    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    layer, args, kwargs = inputs.build(types)
+    outputs, result_types = _result_types(cls, inputs, types)
+    residuals, residual_types = _structure_of(
+        None
+        if (residual_type := declarations.method(cls, "residual_type")) is None
+        else residual_type(layer, *args, **kwargs),
+        f"{name}.residual_type",
+    )
+    has_residuals = residual_type is not None
+    kernel_outputs = _pair(outputs, residuals) if has_residuals else outputs
+
+    input_keys, input_avals = _as_words(avals)
+    output_keys, result_avals = _as_words([*result_types, *residual_types])
+    leaves_in, leaves_out = _leaves(cls, layer, args, kwargs), _named("result", outputs.build(result_types))
+    pairs = _alias_pairs(cls, leaves_in, leaves_out, name)
+
+    def implementation(kernel: Kernel | Callable[..., None]) -> backends.Implementation:
+        common: dict[str, Any] = {"has_side_effect": layer.has_side_effect}
+        own = pairs
+        if isinstance(kernel, NativeKernel):
+            if kernel.aliases:
+                own = _alias_pairs(cls, leaves_in, leaves_out, name, kernel.aliases)
+            common["options"] = _attributes(kernel, cls, layer, args, kwargs)
+            common["input_layouts"] = _layouts(layer.input_layouts, len(avals), leaves_in)
+            common["output_layouts"] = _layouts(layer.output_layouts, len(result_avals), None)
+        elif isinstance(kernel, PythonKernel):
+            if kernel.aliases:
+                own = _alias_pairs(cls, leaves_in, leaves_out, name, kernel.aliases)
+            common["body"] = KernelForward(kernel.body, inputs, kernel_outputs, Options({}, name), layer.on_error)
+        else:
+            common["body"] = LayerForward(kernel, inputs, kernel_outputs, Options({}, name), layer.on_error)
+            kernel = PythonKernel(kernel, command_buffer_compatible=layer.command_buffer_compatible)
+        return backends.Implementation(kernel, own, **common)
+
+    def backward(platform: str, asked: tuple[int, ...]) -> backends.Implementation | None:
+        function = declarations.method(cls, "backward")
+        if function is None or platform not in declarations.PYTHON_PLATFORMS:
+            return None
+        body = LayerBackward(function, inputs, kernel_outputs, Options({}, name), outputs, asked, layer.on_error)
+        kernel = PythonKernel(function, command_buffer_compatible=layer.command_buffer_compatible)
+        return backends.Implementation(kernel, body=body)
+
+    functions = rules.Functions(cls, inputs, outputs, input_keys, output_keys, tuple(types), tuple(result_types))
+    definition = Definition(
+        key=(cls, inputs, avals, kernel_outputs, tuple((aval.shape, aval.dtype) for aval in result_avals)),
+        name=name,
+        who=f"Layer {name}",
+        remedy="Define `backward` (a kernel) or `reference` (pure JAX) in the layer.",
+        names=tuple(str(leaf.root) for leaf in leaves_in),
+        input_avals=input_avals,
+        result_avals=result_avals,
+        forward={platform: implementation(kernel) for platform, kernel in declarations.kernels_of(cls).items()},
+        backward=None if declarations.method(cls, "backward") is None else backward,
+        reference=None if declarations.method(cls, "reference") is None else functions.reference,
+        jvp=None if declarations.method(cls, "jvp") is None else functions.jvp,
+        batch=None if declarations.method(cls, "batch") is None else functions.batch,
+        batching=layer.vmap_method,
+        num_residuals=len(residual_types),
+        has_side_effect=layer.has_side_effect,
+    )
+    num_results = len(result_types)
+    visible_keys = {i: impl for i, impl in output_keys.items() if i < num_results}
+    return Plan(Call(definition, Axes.none(len(avals))), outputs, num_results, input_keys, visible_keys)
+
+
+def _result_types(cls: Any, inputs: Structure, types: Sequence[Any]) -> tuple[Structure, Sequence[Any]]:
+    """The tree of the results and the types of its arrays, on which `out_type` and `reference` agree."""
+    found: dict[str, tuple[Structure, Sequence[Any]]] = {}
+    layer, args, kwargs = inputs.build(types)
+    if declarations.method(cls, "out_type") is not None and cls._has_own_out_type():
+        out = declarations.method(cls, "out_type")(layer, *args, **kwargs)  # type: ignore[misc]
+        found["out_type"] = _structure_of(out, f"{cls.__qualname__}.out_type")
+    reference = declarations.method(cls, "reference")
+    if reference is not None:
+        found["reference"] = rules.eval_type(cls, reference, inputs, types)
+    (first, expected), *rest = found.items()
+    for other, got in rest:
+        if expected[0] != got[0] or _texts(expected[1]) != _texts(got[1]):
+            raise ValueError(
+                f"{cls.__qualname__}: expected out_type and reference to agree; {first} says {_texts(expected[1])} in "
+                f"{expected[0]!r}, and {other} gives {_texts(got[1])} in {got[0]!r}."
+            )
+    return expected
+
+
+def _texts(types: Sequence[Any]) -> list[str]:
+    return [type_text(leaf.dtype, leaf.shape) for leaf in types]
+
+
+def _structure_of(tree: Any, who: str) -> tuple[Structure, Sequence[Any]]:
+    leaves, treedef = tree_flatten(tree)
+    marked = [Structure.array if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf for leaf in leaves]
+    types = [
+        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        for leaf, mark in zip(leaves, marked, strict=True)
+        if mark is Structure.array
+    ]
+    return Structure(treedef, marked, who), types
+
+
+def _pair(outputs: Structure, residuals: Structure) -> Structure:
+    arrays = [Structure.array] * outputs.num_arrays, [Structure.array] * residuals.num_arrays
+    leaves, treedef = tree_flatten((outputs.build(arrays[0]), residuals.build(arrays[1])))
+    return Structure(treedef, leaves, "")
+
+
+def _as_words(avals: Sequence[Any]) -> tuple[dict[int, str], tuple[Any, ...]]:
+    """The typed PRNG keys among `avals`, and the types with the words in place of keys."""
+    keys, words = {}, []
+    for i, aval in enumerate(avals):
+        if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+
+            def words_of(key: jax.Array, i: int = i) -> jax.Array:
+                keys[i] = str(jax.random.key_impl(key))
+                return jax.random.key_data(key)
+
+            aval = jax.eval_shape(words_of, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        words.append(xla.result_aval(aval.shape, aval.dtype))
+    return keys, tuple(words)
+
+
+def _leaves(cls: type, layer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[_aliases.Leaf]:
+    """The flat operands with the names that `input_output_aliases` has for them."""
+    leaves = []
+    for path, leaf in tree_flatten_with_path(layer)[0]:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            root = f"self.{_aliases.root_name(path)}"
+            leaves.append(_aliases.Leaf(_aliases.path_text("self", path), root, leaf.shape, leaf.dtype))
+    parameters = declarations.signature_of(cls).parameters.values()
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    named = [(positional[i].name if i < len(positional) else f"args[{i}]", arg) for i, arg in enumerate(args)]
+    for name, arg in [*named, *sorted(kwargs.items())]:
+        leaves.extend(_named(name, arg, name))
+    return leaves
+
+
+def _named(text: str, tree: Any, root: str | None = None) -> list[_aliases.Leaf]:
+    return [
+        _aliases.Leaf(
+            _aliases.path_text(text, path), _aliases.root_name(path) if root is None else root, leaf.shape, leaf.dtype
+        )
+        for path, leaf in tree_flatten_with_path(tree)[0]
+        if isinstance(leaf, jax.ShapeDtypeStruct)
+    ]
+
+
+def _alias_pairs(
+    cls: Any, inputs: Sequence[_aliases.Leaf], outputs: Sequence[_aliases.Leaf], who: str, declared: Any = None
+) -> tuple[tuple[int, int], ...]:
+    declared = _aliases.check(cls.input_output_aliases if declared is None else declared, who)
+    if not declared:
+        return ()
+    num_own = sum(1 for leaf in inputs if str(leaf.root).startswith("self."))
+    # Flat indices count the call's arguments: the layer's own arrays are not overwritten by accident.
+    named = {key: value for key, value in declared.items() if isinstance(key, str)}
+    counted = {key: value for key, value in declared.items() if not isinstance(key, str)}
+    pairs = _aliases.resolve(counted, inputs[num_own:], outputs, who)
+    pairs = tuple((i + num_own, o) for i, o in pairs) + _aliases.resolve(named, inputs, outputs, who)
+    _aliases.check_pairs(pairs, inputs, outputs, who)
+    return tuple(sorted(pairs))
+
+
+def _attributes(
+    kernel: NativeKernel, cls: type, layer: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """What a native kernel takes beside buffers: static arguments of the call, and static fields of the layer."""
+    parameters = declarations.signature_of(cls).parameters
+    positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    given = {**dict(zip(positional, args, strict=False)), **kwargs}
+    found = {}
+    for name in kernel.attributes or ():
+        if name not in given and not hasattr(layer, name):
+            raise ValueError(
+                f"{cls.__qualname__}: the kernel {kernel.symbol} takes {name!r}, which is neither an argument of the call nor "
+                "a field of the layer."
+            )
+        found[name] = given[name] if name in given else getattr(layer, name)
+    return found
+
+
+def _layouts(layouts: Any, count: int, inputs: Sequence[_aliases.Leaf] | None) -> tuple[Any, ...] | None:
+    """For all operands; those declared are of the call's arguments."""
+    if layouts is None:
+        return None
+    num_own = 0 if inputs is None else sum(1 for leaf in inputs if str(leaf.root).startswith("self."))
+    full = (*(None,) * num_own, *(None if layout is None else tuple(layout) for layout in layouts))
+    return (*full, *(None,) * (count - len(full)))
+
+
+def bind(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments in the order of the signature, defaults filled in."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.args, bound.kwargs
+
+
+def is_positional(signature: inspect.Signature) -> int | None:
+    """How many arguments a call has, if all of them are always given by position."""
+    parameters = signature.parameters.values()
+    plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    return len(parameters) if plain else None

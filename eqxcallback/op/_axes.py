@@ -1,0 +1,73 @@
+"""The axes that `vmap` has added to a call, and the form in which a kernel sees them."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+Has = tuple[bool, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """**Attributes:**
+
+    - `sizes`: of the axes, the outermost first.
+    - `operands`: for each flat operand, which of them it has. It has them in front, in order.
+    """
+
+    sizes: tuple[int, ...]
+    operands: tuple[Has, ...]
+
+    @classmethod
+    def none(cls, num_operands: int) -> "Axes":
+        return cls((), ((),) * num_operands)
+
+    def within(self, size: int, dims: Sequence[int | None]) -> "Axes":
+        """With one more axis around these, which the operands with a dim have."""
+        operands = zip(dims, self.operands, strict=True)
+        return Axes((size, *self.sizes), tuple((dim is not None, *has) for dim, has in operands))
+
+    def mapped(self, function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        """`function` of one example, over these axes. All results have them all."""
+        for level, size in reversed(list(enumerate(self.sizes))):
+            in_axes = tuple(0 if has[level] else None for has in self.operands)
+            function = jax.vmap(function, in_axes=in_axes, axis_size=size)
+        return function
+
+
+# What a kernel takes of an operand that has the axes `has` of those of `sizes`.
+
+
+def batched(arg: Any, has: Has, sizes: Sequence[int]) -> Any:
+    """With all axes."""
+    own = arg.shape[sum(has) :]
+    return jnp.broadcast_to(expanded(arg, has, sizes), (*sizes, *own))
+
+
+def expanded(arg: Any, has: Has, sizes: Sequence[int]) -> Any:
+    """With all axes, of size 1 where it has none."""
+    del sizes
+    return jnp.expand_dims(arg, [i for i, has_it in enumerate(has) if not has_it])
+
+
+def folded(arg: Any, has: Has, sizes: Sequence[int]) -> Any:
+    """With all axes in one, if it has any."""
+    return always_folded(arg, has, sizes) if True in has else arg
+
+
+def always_folded(arg: Any, has: Has, sizes: Sequence[int]) -> Any:
+    if not sizes:
+        return arg
+    own = arg.shape[sum(has) :]
+    return batched(arg, has, sizes).reshape(math.prod(sizes), *own)
+
+
+def summed(arg: Any, has: Has) -> Any:
+    """What has all axes in front, without those that `has` lacks."""
+    missing = tuple(i for i, has_it in enumerate(has) if not has_it)
+    return jnp.sum(arg, missing, dtype=arg.dtype) if missing else arg

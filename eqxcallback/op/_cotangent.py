@@ -1,0 +1,91 @@
+"""The backward kernel of an op, and what it is in pure JAX."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from .. import xla
+from . import _axes, _batching
+from ._axes import Axes
+from ._flat_call import FlatCall, LinearCall, of_some
+
+
+if TYPE_CHECKING:
+    from ._call import Call
+    from ._tangent import Tangent
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Cotangent(LinearCall):
+    """Its operands are those of the op's call, the results of it, and the cotangents of the results that callers see. Its
+    results are the gradients of the operands `asked`, summed over the axes that these lack in the call. `results` are
+    those of floating type.
+    """
+
+    call: "Call"
+    asked: tuple[int, ...]
+    results: tuple[int, ...]
+
+    __hash__ = FlatCall.__hash__
+
+    @classmethod
+    def of(cls, tangent: "Tangent", asked: tuple[int, ...]) -> "Cotangent":
+        """With the axes of `tangent`."""
+        outer, num_results = tangent.axes, tangent.definition.num_results
+        primals = outer.operands[: len(outer.operands) - len(tangent.active)]
+        axes = Axes(outer.sizes, (*primals, *[(True,) * len(outer.sizes)] * num_results))
+        return cls(tangent.definition, axes, tangent.call, asked, tangent.results)
+
+    def __repr__(self) -> str:
+        return f"{self.call!r}.vjp"
+
+    @property
+    def example_avals(self) -> Sequence[Any]:
+        inner, avals = self.call.axes, self.definition.input_avals
+        return [avals[i].update(shape=(*_present(inner.sizes, inner.operands[i]), *avals[i].shape)) for i in self.asked]
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [*self.definition.names, *[""] * (len(self.axes.operands) - len(self.definition.names))]
+
+    @property
+    def has_kernel(self) -> bool:
+        return bool(self.definition.forward)
+
+    def example(self, *args: Any) -> Sequence[Any]:
+        primals, _, cotangents = self.split(args)
+        function = of_some(self.call.differentiable(self.results), primals, self.asked)
+        _, pullback = jax.vjp(function, *(primals[i] for i in self.asked))
+        return pullback([cotangents[i] for i in self.results])
+
+    def plan(self, platform: str) -> xla.Plan | None:
+        return self.definition.backward_plan(platform, self.asked)
+
+    def launch(self, plan: xla.Plan, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
+        inner, batching, avals = self.call.axes, self.definition.batching, self.definition.input_avals
+        sizes = (*self.axes.sizes, *inner.sizes)
+        num_inputs = len(avals)
+        inner_has = [*inner.operands, *[(True,) * len(inner.sizes)] * (len(args) - num_inputs)]
+        has = [(*outer, *own) for outer, own in zip(self.axes.operands, inner_has, strict=True)]
+        operands = _batching.arrange(batching, self.names, args, has, sizes)
+
+        # The axes that each gradient has. One that has none of them is summed by the kernel; one that has some, here.
+        kept = [(*(True,) * len(self.axes.sizes), *inner.operands[i]) for i in self.asked]
+        front = _batching.leading(batching, sizes)
+        outs = run(
+            *operands,
+            result_avals=[
+                avals[i].update(shape=(*(front if True in axes else ()), *avals[i].shape))
+                for i, axes in zip(self.asked, kept, strict=True)
+            ],
+        )
+        return [
+            _axes.summed(out.reshape(*sizes, *avals[i].shape), axes) if True in axes else out
+            for out, i, axes in zip(outs, self.asked, kept, strict=True)
+        ]
+
+
+def _present(sizes: Sequence[int], has: Sequence[bool]) -> tuple[int, ...]:
+    return tuple(size for size, has_it in zip(sizes, has, strict=True) if has_it)

@@ -1,0 +1,97 @@
+"""What an op is for one type of arguments: everything flat, and made once."""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from .. import backends, xla
+from ._batching import Batching
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Definition:
+    """Compares by `key`. All functions take and return flat arrays, of one example.
+
+    **Attributes:**
+
+    - `name`: of the op or layer; `who` with what it is, to begin an error.
+    - `remedy`: what gives it a derivative.
+    - `names`: for each operand, the parameter that it belongs to.
+    - `input_avals`, `result_avals`: the types of one example. The last `num_residuals` results are for `backward` only.
+    - `forward`: for each platform, the kernel.
+    - `backward`: the kernel of the gradients, for a platform and the indices of the operands that want one.
+    - `asks_all`: whether `backward` always computes the gradients of all operands of floating type.
+    - `reference`: the results in pure JAX, without residuals.
+    - `jvp`: the tangents of the results from the operands and their tangents, `None` where there is none.
+    - `batch`: a batching rule of its own: `(axis_size, args, is_mapped) -> (results, is_mapped)`, axes in front. It returns
+        `None` where it does not apply.
+    - `sharding`: for each operand and then each result, a factor for each dimension, or `None` where it is whole.
+    """
+
+    key: Hashable
+    name: str
+    who: str
+    remedy: str
+    names: tuple[str, ...]
+    input_avals: tuple[Any, ...]
+    result_avals: tuple[Any, ...]
+    forward: Mapping[str, backends.Implementation]
+    backward: Callable[[str, tuple[int, ...]], backends.Implementation | None] | None
+    reference: Callable[..., Sequence[Any]] | None
+    batching: Batching
+    asks_all: bool = False
+    num_residuals: int = 0
+    jvp: Callable[..., Sequence[Any]] | None = None
+    batch: Callable[..., Any] | None = None
+    sharding: tuple[tuple[str | None, ...], ...] | None = None
+    has_side_effect: bool = False
+    label: str = ""
+    _plans: dict[Any, xla.Plan | None] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.key))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Definition) and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined]
+
+    @property
+    def no_reference(self) -> str:
+        platforms = ", ".join(self.forward) or "no platform"
+        return (
+            f"{self.who}: there is no reference, so it has no derivative, and no value on a platform without a kernel (there "
+            f"are kernels for {platforms}). {self.remedy}"
+        )
+
+    @property
+    def differentiable(self) -> tuple[int, ...]:
+        """The operands of floating type."""
+        return tuple(i for i, aval in enumerate(self.input_avals) if jnp.issubdtype(aval.dtype, jnp.inexact))
+
+    @property
+    def num_results(self) -> int:
+        """Of those that callers see."""
+        return len(self.result_avals) - self.num_residuals
+
+    def forward_plan(self, platform: str) -> xla.Plan | None:
+        return self._plan(platform, None, lambda: self.forward.get(platform))
+
+    def backward_plan(self, platform: str, asked: tuple[int, ...]) -> xla.Plan | None:
+        # Where the reference ran, there are no residuals, and no results of the kernel's.
+        backward = self.backward if platform in self.forward else None
+        return self._plan(platform, asked, lambda: None if backward is None else backward(platform, asked))
+
+    def _plan(self, platform: str, asked: Any, implementation: Callable[[], backends.Implementation | None]) -> Any:
+        # Python's plans are the identity of the callable in programs; native ones look for a rebuilt library anew.
+        key = (platform, asked)
+        if key not in self._plans:
+            found = implementation()
+            plan = None if found is None else backends.prepare(found, platform, self.name)
+            if not isinstance(plan, xla.PythonPlan):
+                return plan
+            self._plans[key] = plan
+        return self._plans[key]

@@ -1,0 +1,126 @@
+"""A PyTree without its arrays: what of it is static, and how it is made again from arrays or buffers."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+from jax.tree_util import tree_flatten, tree_unflatten
+
+
+class _Array:
+    def __repr__(self) -> str:
+        return "*"
+
+
+_array: Any = _Array()
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an operand. Everything else is static, Python's numbers as well."""
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+
+
+class Structure:
+    """Hashable. Two are equal if what is static in them is the same: `1`, `1.0` and `True` are three, `0.0` and `-0.0` two."""
+
+    # In place of an array, where it is said which leaves are.
+    array: ClassVar[Any] = _array
+
+    def __init__(self, treedef: Any, leaves: Sequence[Any], who: str):
+        self.treedef = treedef
+        self._leaves = tuple(_array if leaf is _array or is_array(leaf) else leaf for leaf in leaves)
+        self._indices = tuple(i for i, leaf in enumerate(self._leaves) if leaf is _array)
+        self._is_whole = len(self._indices) == len(self._leaves)
+        statics = [leaf for leaf in self._leaves if leaf is not _array]
+        self._key = (treedef, self._indices, tuple(map(strict, statics)), strict_statics(treedef))
+        try:
+            self._hash = hash(self._key)
+        except TypeError as error:
+            raise TypeError(
+                f"{who}: expected everything that is not an array to be static and hashable; got {_unhashable(statics)} "
+                f"({error})."
+            ) from None
+
+    @classmethod
+    def of_arrays(cls, treedef: Any) -> "Structure":
+        """Where all leaves are arrays."""
+        return cls(treedef, [_array] * treedef.num_leaves, "")
+
+    @property
+    def num_arrays(self) -> int:
+        return len(self._indices)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Structure) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return repr(self.build([_array] * len(self._indices)))
+
+    def build(self, arrays: Sequence[Any]) -> Any:
+        if self._is_whole:
+            return tree_unflatten(self.treedef, arrays)
+        leaves = list(self._leaves)
+        for i, array in zip(self._indices, arrays, strict=True):
+            leaves[i] = array
+        return tree_unflatten(self.treedef, leaves)
+
+    def build_alone(self, arrays: Sequence[Any]) -> Any:
+        """With `None` in place of what is static."""
+        leaves: list[Any] = [None] * len(self._leaves)
+        for i, array in zip(self._indices, arrays, strict=True):
+            leaves[i] = array
+        return tree_unflatten(self.treedef, leaves)
+
+
+def structure(tree: Any, who: str) -> tuple[Structure, list[Any]]:
+    leaves, treedef = tree_flatten(tree)
+    return Structure(treedef, leaves, who), [leaf for leaf in leaves if is_array(leaf)]
+
+
+def strict(value: Any) -> Any:
+    """Of a static value: equal for those that are the same, and not only equal."""
+    if isinstance(value, float):
+        return type(value), value, math.copysign(1.0, value)
+    if isinstance(value, tuple | list):
+        return type(value), tuple(map(strict, value))
+    return type(value), value
+
+
+def strict_statics(treedef: Any) -> tuple[Any, ...]:
+    """The numbers in the static fields of a tree's nodes, strictly."""
+    if treedef.num_nodes == treedef.num_leaves:
+        return ()
+    found: list[Any] = []
+    _collect(treedef, found)
+    return tuple(found)
+
+
+def _collect(treedef: Any, found: list[Any]) -> None:
+    data = treedef.node_data()
+    if data is None:
+        return
+    _numbers(data[1], found)
+    for child in treedef.children():
+        _collect(child, found)
+
+
+def _numbers(value: Any, found: list[Any]) -> None:
+    if isinstance(value, bool | int | float | complex | np.generic):
+        found.append(strict(value))
+    elif isinstance(value, tuple | list):
+        for item in value:
+            _numbers(item, found)
+
+
+def _unhashable(values: Sequence[Any]) -> str:
+    for value in values:
+        try:
+            hash(value)
+        except TypeError:
+            return f"{value!r} of type {type(value).__name__}"
+    return "a static field that is not"

@@ -1,0 +1,75 @@
+"""The derivative of an op in a direction, which is linear in the direction: transposed, it is the backward kernel."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import xla
+from . import _axes
+from ._axes import Axes
+from ._cotangent import Cotangent
+from ._flat_call import FlatCall, LinearCall, of_some
+
+
+if TYPE_CHECKING:
+    from ._call import Call
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Tangent(LinearCall):
+    """Its operands are those of `call`, the results of it, and the tangents of the operands `active`. Its results are the
+    tangents of the results `results`, which are those of floating type.
+    """
+
+    call: "Call"
+    active: tuple[int, ...]
+    results: tuple[int, ...]
+
+    __hash__ = FlatCall.__hash__
+
+    @classmethod
+    def of(cls, call: "Call", active: tuple[int, ...]) -> "Tangent":
+        definition = call.definition
+        visible = definition.result_avals[: definition.num_results]
+        results = tuple(i for i, aval in enumerate(visible) if jnp.issubdtype(aval.dtype, jnp.inexact))
+        num_operands = len(definition.input_avals) + len(definition.result_avals) + len(active)
+        return cls(definition, Axes.none(num_operands), call, active, results)
+
+    def __repr__(self) -> str:
+        return f"{self.call!r}.jvp"
+
+    @property
+    def example_avals(self) -> Sequence[Any]:
+        avals = self.call.result_avals
+        return [avals[i] for i in self.results]
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [""] * len(self.axes.operands)
+
+    def example(self, *args: Any) -> Sequence[Any]:
+        primals, _, tangents = self.split(args)
+        function = of_some(self.call.differentiable(self.results), primals, self.active)
+        return jax.jvp(function, [primals[i] for i in self.active], list(tangents))[1]
+
+    def transpose(self, cotangents: Sequence[Any], args: Sequence[Any], linear: Sequence[int]) -> Sequence[Any]:
+        inputs, results, _ = self.split(args)
+        first = len(inputs) + len(results)
+        if self.definition.backward is None or min(linear) < first:
+            return super().transpose(cotangents, args, linear)
+        given = dict(zip(self.results, cotangents, strict=True))
+        avals = self.call.result_avals[: self.definition.num_results]
+        filled = [
+            jnp.zeros((*self.axes.sizes, *aval.shape), aval.dtype) if given.get(i) is None else given[i]
+            for i, aval in enumerate(avals)
+        ]
+        wanted = [self.active[i - first] for i in linear]
+        asked = self.definition.differentiable if self.definition.asks_all else tuple(wanted)
+        gradients = xla.op_call(Cotangent.of(self, asked), *inputs, *results, *filled)
+        return [
+            _axes.summed(gradients[asked.index(operand)], self.axes.operands[i])
+            for i, operand in zip(linear, wanted, strict=True)
+        ]
