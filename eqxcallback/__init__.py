@@ -10,6 +10,7 @@ from ._ext import (
     ExecutionContext as ExecutionContext,
     ExecutionStage as ExecutionStage,
 )
+from .inspection import inspect as inspect
 from .kernel import NativeKernel as NativeKernel, PythonKernel as PythonKernel
 from .layer import Layer as Layer
 from .op import Op as Op

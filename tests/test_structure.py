@@ -11,7 +11,7 @@ PACKAGE = ROOT / "eqxcallback"
 
 # What each room may import of ours. A room is a folder of the package; "." is the package's own files.
 ARROWS = {
-    ".": {".", "xla", "debug", "_ext", "kernel", "layer", "op", "ops", "nn"},
+    ".": {".", "xla", "debug", "_ext", "inspection", "kernel", "layer", "op", "ops", "nn"},
     "xla": {"xla", "_ext", "_errors", "_identity"},
     "kernel": {"kernel"},
     "backends": {"backends", "kernel", "xla", "_ext"},
@@ -21,6 +21,7 @@ ARROWS = {
     "ops": {"ops", "op", "reference", "kernel"},
     "nn": {"nn", "ops"},
     "compat": {"compat", "_ext", "_aliases", "_identity", "_buffer_callback"},
+    "inspection": {"inspection", "op", "xla", "layer", "backends", "_errors"},
     "debug": {"debug", "_ext", "_errors", "xla"},
 }
 JAX_INTERNALS = ("jax._src", "jax.interpreters", "jax.extend", "jax.ffi", "jaxlib")
@@ -108,6 +109,7 @@ def test_public_names():
         "Op",
         "PythonKernel",
         "buffer_callback",
+        "inspect",
         "raising",
     }
 

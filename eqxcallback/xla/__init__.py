@@ -9,6 +9,13 @@ from ._op_call import PLATFORMS as PLATFORMS, op_call as op_call, transpose as t
 from ._plan import LaunchPlan as LaunchPlan, Plan as Plan, PythonPlan as PythonPlan, Run as Run
 from ._python_call import python_call as python_call
 from ._targets import CPU_OPS as CPU_OPS, library_handler as library_handler, register_handler as register_handler
+from ._walk import (
+    CallSite as CallSite,
+    call_sites as call_sites,
+    only_jit as only_jit,
+    platform_in_use as platform_in_use,
+    python_target as python_target,
+)
 from . import _failures, _op_call, _python_call, _targets
 
 

@@ -1,0 +1,160 @@
+"""What is known of an external call before the program is compiled."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import xla
+from .._errors import callable_name, type_text
+from ..op import Call
+from ._report import Alias, ExternalCall
+
+
+def external_call(site: xla.CallSite, program: str, platform: str, donated: Sequence[bool]) -> ExternalCall:
+    """**Arguments:**
+
+    - `site`: in the jaxpr of `program`.
+    - `donated`: for each flat argument of the program.
+    """
+    if site.primitive == "op":
+        call = _of_op(site, platform)
+    elif site.primitive == "callback":
+        call = _of_callback(site, platform)
+    else:
+        call = _of_jax(site, platform)
+    # A call outside of all scopes of its own is told by its name.
+    path = "/".join(part for part in (f"jit({program})", site.path, call.op) if part)
+    aliases = tuple(dataclasses.replace(alias, reason=_donation(site, alias, donated)) for alias in call.in_place)
+    return dataclasses.replace(call, path=path, in_place=aliases)
+
+
+def _of_op(site: xla.CallSite, platform: str) -> ExternalCall:
+    call: Any = site.params["call"]
+    definition = call.definition
+    kind = "forward" if isinstance(call, Call) else repr(call).rpartition(".")[2]  # jvp, vjp
+    plan = call.plan(platform) if call.has_kernel else None
+    if plan is None:
+        return ExternalCall(
+            path="",
+            op=definition.name,
+            kind=kind,
+            lane="reference",
+            target=None,
+            operands=_types(site.operands),
+            results=_types(site.results),
+            in_place=(),
+            captured=None,
+            captured_reason="the reference is XLA's own code",
+            fallback=_why_reference(definition, kind, platform),
+            times=site.times,
+        )
+    operands, results = _kernel_types(call, plan, site)
+    is_python = isinstance(plan, xla.PythonPlan)
+    compatible = getattr(plan, "command_buffer_compatible", None)
+    captured, reason = _captured(platform, "python" if is_python else "native", compatible)
+    return ExternalCall(
+        path="",
+        op=definition.name,
+        kind=kind,
+        lane="python" if is_python else "native",
+        target=xla.python_target(platform, bool(compatible)) if is_python else plan.target,
+        operands=operands,
+        results=results,
+        in_place=tuple(Alias(i, o, None) for i, o in plan.aliases),
+        captured=captured,
+        captured_reason=reason,
+        fallback="",
+        times=site.times,
+    )
+
+
+def _of_callback(site: xla.CallSite, platform: str) -> ExternalCall:
+    spec = site.params["spec"]
+    captured, reason = _captured(platform, "python", spec.command_buffer_compatible)
+    return ExternalCall(
+        path="",
+        op=repr(site.params["body"]),
+        kind="callback",
+        lane="python",
+        target=xla.python_target(platform, spec.command_buffer_compatible),
+        operands=_types(site.operands),
+        results=_types(site.results),
+        in_place=tuple(Alias(i, o, None) for i, o in spec.input_output_aliases),
+        captured=captured,
+        captured_reason=reason,
+        fallback="",
+        times=site.times,
+    )
+
+
+def _of_jax(site: xla.CallSite, platform: str) -> ExternalCall:
+    params = site.params
+    target = params.get("target_name")
+    callback = params.get("callback")
+    function = getattr(callback, "callback_func", callback)
+    captured, reason = _captured(platform, "ffi" if target else "jax callback", None)
+    aliases = params.get("input_output_aliases") or ()
+    return ExternalCall(
+        path="",
+        op=target or (callable_name(function) if callable(function) else site.primitive),
+        kind="callback",
+        lane="ffi" if target else "jax callback",
+        target=target,
+        operands=_types(site.operands),
+        results=_types(site.results),
+        in_place=tuple(Alias(i, o, None) for i, o in (aliases.items() if isinstance(aliases, dict) else aliases)),
+        captured=captured,
+        captured_reason=reason,
+        fallback="",
+        times=site.times,
+    )
+
+
+def _captured(platform: str, lane: str, compatible: bool | None) -> tuple[bool | None, str]:
+    if platform not in ("cuda", "rocm"):
+        return False, f"a {platform.upper()} has no command buffers"
+    if lane == "jax callback":
+        return False, "JAX's callbacks return to the host"
+    if compatible is False:
+        return False, "not declared command_buffer_compatible"
+    if compatible is True:
+        return None, "declared compatible: XLA decides"
+    return None, "its handler says whether it is compatible, and XLA decides"
+
+
+def _why_reference(definition: Any, kind: str, platform: str) -> str:
+    if kind == "jvp":
+        return "forward mode is the derivative of the reference"
+    if platform in definition.forward:
+        return f"no backward kernel for {platform}"
+    platforms = ", ".join(definition.forward)
+    there_are = f"there are kernels for {platforms}" if platforms else "there is none at all"
+    return f"no kernel for {platform} ({there_are})"
+
+
+def _kernel_types(call: Any, plan: xla.Plan, site: xla.CallSite) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the kernel sees, which under `vmap` is not what the program has."""
+    seen: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+
+    def run(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
+        seen.append((_types(args), _types(result_avals)))
+        with jax.enable_x64(True):  # types are what they are, also where the rest of the program has no such
+            return [jnp.zeros(aval.shape, aval.dtype) for aval in result_avals]
+
+    structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in site.operands]
+    jax.eval_shape(lambda *args: call.launch(plan, run, args), *structs)
+    return seen[0] if seen else (_types(site.operands), _types(site.results))
+
+
+def _types(avals: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(type_text(aval.dtype, aval.shape) for aval in avals)
+
+
+def _donation(site: xla.CallSite, alias: Alias, donated: Sequence[bool]) -> str:
+    argument = site.arguments[alias.operand] if alias.operand < len(site.arguments) else None
+    if argument is None:
+        return ""
+    return "donated" if donated[argument] else "not donated"

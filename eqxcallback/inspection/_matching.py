@@ -1,0 +1,73 @@
+"""Which instruction of a compiled program is which call."""
+
+import collections
+import re
+from collections.abc import Hashable, Mapping, Sequence
+
+from ._hlo import Instruction, Module, dims
+from ._report import ExternalCall
+
+
+def match(calls: Sequence[ExternalCall], module: Module) -> Mapping[int, Sequence[Instruction]]:
+    """For the indices of `calls`, their instructions: one, unless XLA has unrolled a loop, and none if XLA has removed it.
+
+    Nothing in the text identifies a call. So those that agree in all that both sides tell, and are equally many, are paired
+    in order, then those that agree in less.
+    """
+    instructions = sorted((each for each in module if each.opcode == "custom-call"), key=_number)
+    left = {i: _keys_of_call(call) for i, call in enumerate(calls) if call.target is not None}
+    right = {each.name: (each, _keys_of_instruction(each, module)) for each in instructions}
+    found: dict[int, Sequence[Instruction]] = {}
+    for level in range(3):
+        ours, theirs = collections.defaultdict(list), collections.defaultdict(list)
+        for i, keys in left.items():
+            ours[keys[level]].append(i)
+        for name, (_, keys) in right.items():
+            theirs[keys[level]].append(name)
+        for key, indices in ours.items():
+            if len(indices) == len(theirs[key]):
+                found.update((i, (right.pop(name)[0],)) for i, name in zip(indices, theirs[key], strict=True))
+                for i in indices:
+                    del left[i]
+    for i, keys in left.items():
+        for level in range(3):
+            alike = [each for each, its in right.values() if its[level] == keys[level]]
+            if alike:
+                found[i] = alike
+                break
+    return found
+
+
+def _number(instruction: Instruction) -> int:
+    """XLA numbers instructions in the order of the program, and schedules them in another."""
+    digits = instruction.name.rpartition(".")[2]
+    return int(digits) if digits.isdigit() else -1
+
+
+def _keys_of_call(call: ExternalCall) -> Sequence[Hashable]:
+    aliases = tuple(sorted((alias.operand, alias.result) for alias in call.in_place))
+    shapes = tuple(text.partition("[")[2][:-1] for text in (*call.operands, *call.results))
+    path = _scopes(call.path)
+    return (call.target, aliases, shapes, path), (call.target, aliases, shapes), (call.target, aliases)
+
+
+def _keys_of_instruction(instruction: Instruction, module: Module) -> Sequence[Hashable]:
+    pairs = re.search(r"output_to_operand_aliasing=\{(.*?\))\}", instruction.rest)
+    found = re.findall(r"\{(\d*)\}: \((\d+)", pairs[1]) if pairs else []
+    aliases = tuple(sorted((int(operand), int(result or 0)) for result, operand in found))
+    inside = module.computations[instruction.computation]
+    types = [*(inside[name].shape for name in instruction.operands), instruction.shape]
+    shapes = tuple(shape for each in types for shape in dims(each))
+    target = instruction.attribute("custom_call_target")
+    path = _scopes(instruction.attribute("op_name"))
+    return (target, aliases, shapes, path), (target, aliases, shapes), (target, aliases)
+
+
+# Where JAX's versions differ from each other, and from what we show.
+_OURS = ("while", "body", "cond", "closed_call", "eval_jaxpr", "scan", "checkpoint", "rematted_computation")
+
+
+def _scopes(path: str) -> tuple[str, ...]:
+    """Of a path, without its end, the call itself."""
+    scopes = path.split("/")[:-1]
+    return tuple(scope for scope in scopes if scope and scope not in _OURS and not scope.startswith("branch_"))

@@ -1,0 +1,48 @@
+"""What is inspected, as a program of JAX's."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from .. import xla
+
+
+_FilterJit: Any = type(eqx.filter_jit(lambda: None))
+
+
+def trace(fn: Any, args: tuple[Any, ...]) -> Any:
+    """The `jax.stages.Traced` of `fn`, jitted if it is not. As in Equinox, what is not an array is static."""
+    if not callable(fn):
+        raise TypeError(
+            f"eqxcallback.inspect: expected a function, a layer, or what jax.jit or eqx.filter_jit makes of one; got {fn!r} of "
+            f"type {type(fn).__name__}."
+        )
+    if isinstance(fn, jax.stages.Wrapped):  # of jax.jit
+        return fn.trace(*args)
+    dynamic, static = eqx.partition((fn, args), _is_array)
+
+    def program(fn: Any, *args: Any) -> Any:
+        function, arguments = eqx.combine((fn, args), static)
+        return eqx.filter(function(*arguments), eqx.is_array)
+
+    program.__name__ = program.__qualname__ = _name_of(fn)
+    traced = jax.jit(program).trace(dynamic[0], *dynamic[1])
+    if not isinstance(fn.func if isinstance(fn, eqx.Partial) else fn, _FilterJit):
+        return traced
+    # The jitted function inside is the program: it knows what is donated.
+    jitted, values = xla.only_jit(traced.jaxpr, jax.tree.leaves(dynamic))
+    return jitted.trace(*values)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
+
+
+def _name_of(fn: Any) -> str:
+    while isinstance(fn, eqx.Partial):
+        fn = fn.func
+    if isinstance(fn, _FilterJit):
+        fn = fn.__wrapped__
+    return getattr(fn, "__name__", type(fn).__name__)

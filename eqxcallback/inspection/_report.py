@@ -1,0 +1,86 @@
+"""What an inspection says."""
+
+import dataclasses
+
+from ._table import table
+
+
+@dataclasses.dataclass(frozen=True)
+class Alias:
+    """A result that overwrites an operand.
+
+    **Attributes:**
+
+    - `operand`, `result`: flat indices over the operands and results of the kernel.
+    - `state`: `"in place"`, `"copied"` (XLA copies the operand first), or `None` where only a compiled program can tell.
+    - `reason`: why it is copied: `"not donated"`, an argument of the program that the caller keeps; `"live later"`, somebody
+        in the program still needs the operand; `"a constant"`.
+    """
+
+    operand: int
+    result: int
+    state: str | None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        state = "unknown until compiled" if self.state is None else self.state
+        return f"operand {self.operand} -> result {self.result}: {state}" + (f" ({self.reason})" if self.reason else "")
+
+
+@dataclasses.dataclass(frozen=True)
+class ExternalCall:
+    """A call in a program that leaves what XLA has compiled, or would do so on another platform.
+
+    **Attributes:**
+
+    - `path`: the path of transformations, named scopes and layers down to it.
+    - `op`: the name of the layer, of the op, or of the callback.
+    - `kind`: `"forward"`, `"jvp"`, `"vjp"`, or `"callback"` for what has no derivative of its own.
+    - `lane`: `"native"` (C++ alone), `"python"`, `"reference"` (no kernel: the definition, compiled by XLA), and for JAX's
+        own calls `"ffi"` or `"jax callback"`.
+    - `target`: the name of XLA's custom call, or `None`.
+    - `operands`, `results`: the types that the kernel sees, such as `"float32[3,4]"`. Under `vmap` with the mapped axes.
+    - `in_place`: for each result that overwrites an operand, whether XLA copies the operand first.
+    - `captured`, `captured_reason`: whether XLA records it into a command buffer: `False` if it does not, `None` where XLA
+        decides or nobody knows.
+    - `fallback`: why the reference runs, or `""`.
+    - `times`: how often it is called in one run of the program, or `None` if that depends on data. Branches of
+        `jax.lax.cond` count as if they were taken.
+    - `note`: what else there is to say, such as that XLA has removed it.
+    """
+
+    path: str
+    op: str
+    kind: str
+    lane: str
+    target: str | None
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    in_place: tuple[Alias, ...]
+    captured: bool | None
+    captured_reason: str
+    fallback: str
+    times: int | None
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+    """The external calls of a program. Its `str` is a table.
+
+    **Attributes:**
+
+    - `program`: the name of the function.
+    - `platform`: what it was lowered for.
+    - `stage`: `"compiled"`, on the platform in use, so that copies are known; `"lowered"`; or `"traced"`, for another platform
+        where callbacks of JAX's keep it from being lowered.
+    - `calls`: in the order of the program.
+    """
+
+    program: str
+    platform: str
+    stage: str
+    calls: tuple[ExternalCall, ...]
+
+    def __str__(self) -> str:
+        return table(self)
