@@ -2,7 +2,7 @@
 
 from importlib import metadata as _metadata
 
-from . import debug as debug, nn as nn, ops as ops
+from . import debug as debug, nn as nn, ops as ops, testing as testing
 from ._buffer_callback import buffer_callback as buffer_callback
 from ._errors import KernelError as KernelError, raising as raising
 from ._ext import (

@@ -11,7 +11,7 @@ PACKAGE = ROOT / "eqxcallback"
 
 # What each room may import of ours. A room is a folder of the package; "." is the package's own files.
 ARROWS = {
-    ".": {".", "xla", "debug", "_ext", "inspection", "kernel", "layer", "op", "ops", "nn"},
+    ".": {".", "xla", "debug", "_ext", "inspection", "kernel", "layer", "op", "ops", "nn", "testing"},
     "xla": {"xla", "_ext", "_errors", "_identity"},
     "kernel": {"kernel"},
     "backends": {"backends", "kernel", "xla", "_ext"},
@@ -23,6 +23,7 @@ ARROWS = {
     "compat": {"compat", "_ext", "_aliases", "_identity", "_buffer_callback"},
     "inspection": {"inspection", "op", "xla", "layer", "backends", "_errors"},
     "debug": {"debug", "_ext", "_errors", "xla"},
+    "testing": {"testing", "layer", "op", "kernel", "debug", "xla", "_errors"},
 }
 JAX_INTERNALS = ("jax._src", "jax.interpreters", "jax.extend", "jax.ffi", "jaxlib")
 

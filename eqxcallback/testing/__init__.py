@@ -1,0 +1,4 @@
+"""The conformance harness for authors of kernels."""
+
+from ._check import check as check
+from ._report import CheckFailed as CheckFailed, Report as Report

@@ -1,0 +1,130 @@
+"""`check`: every transformation of a layer or an op, against what defines it."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .._errors import raising
+from . import (
+    _rows_derivatives as derivatives,
+    _rows_devices as devices,
+    _rows_dtypes as dtypes,
+    _rows_memory as memory,
+    _rows_programs as programs,
+    _rows_values as values,
+    _rows_vmap as vmap,
+)
+from ._findings import Findings, NotApplicable, Tolerance, error_text
+from ._report import FAILED, NOT_APPLICABLE, OK, CheckFailed, Report, Row
+from ._subject import Subject, subject
+
+
+# The most telling ones first: what fails in one of them fails in later ones too.
+ROWS: Mapping[str, Callable[[Subject, Findings], None]] = {
+    "types": values.types,
+    "inputs untouched": memory.inputs_untouched,
+    "outputs written": memory.outputs_written,
+    "buffers released": memory.buffers_released,
+    "determinism": values.determinism,
+    "stateless": values.stateless,
+    "reference": values.reference,
+    "jit": values.jit,
+    "dtypes": dtypes.dtypes,
+    "aliasing": memory.aliasing,
+    "vmap": vmap.vmap,
+    "vmap of all": vmap.vmap_all,
+    "nested vmap": vmap.vmap_nested,
+    "zero size": vmap.zero_size,
+    "odd shapes": vmap.odd_shapes,
+    "grad": derivatives.grad,
+    "partial grads": derivatives.partial_grads,
+    "finite differences": derivatives.finite_differences,
+    "jvp": derivatives.jvp,
+    "hessian": derivatives.hessian,
+    "checkpoint": programs.checkpoint,
+    "scan": programs.scan,
+    "vmap of grad": programs.vmap_of_grad,
+    "grad of vmap": programs.grad_of_vmap,
+    "threads": values.threads,
+    "sharded jit": devices.sharded_jit,
+    "shard_map": devices.shard_map,
+    "export": devices.export,
+}
+
+
+def check(
+    layer_or_op: Callable[..., Any],
+    *args: Any,
+    reference: Callable[..., Any] | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    only: str | Sequence[str] | None = None,
+    skip: str | Sequence[str] = (),
+    seed: int = 0,
+    **options: Any,
+) -> Report:
+    r"""Try every transformation of a layer or an op, and compare with its reference, with finite differences, and with calls
+    one by one.
+
+    !!! example
+
+        ```python
+        print(eqxcallback.testing.check(Scale(jnp.ones(3)), jnp.arange(3.0)))
+        ```
+
+    **Arguments:**
+
+    - `layer_or_op`: an [`eqxcallback.Layer`][], an [`eqxcallback.Op`][], or another Module or function in JAX.
+    - `args`, `options`: of a call: one small example, such as a user passes. An op's options are static.
+    - `reference`: in place of the subject's own; as a function of `args` and `options`.
+    - `rtol`, `atol`: `|got - want| <= atol + rtol * |want|`, in all dtypes. By default `rtol` is 256 times the rounding error
+        of the dtype, 8 times in 16 bits, and `atol` is `rtol` times the largest value of the array. Derivatives may err by
+        four times that, and second ones by sixteen.
+    - `only`, `skip`: names of rows, as the table has them.
+    - `seed`: of cotangents and directions.
+
+    **Returns:** an [`eqxcallback.testing.Report`][], of which `str` is a table.
+
+    **Raises:** [`eqxcallback.testing.CheckFailed`][], with the table, if a row failed. Rows come in the order in which they
+    explain each other: mend the first one that failed, and check again. `TypeError` or `ValueError` for a wrong option.
+
+    **Limitations:** other examples than the given one are made of it: floating values vary by a quarter, others are moved
+    along their first axis. Other shapes come from `vmap` alone. Outputs of native kernels are found unwritten only where XLA
+    gives them memory that was in use before. What cannot be tried on this machine is not applicable, and the table says why.
+    """
+    names = _selected(only, skip)
+    it = subject(layer_or_op, args, options, reference, seed)
+    tolerance = Tolerance(rtol, atol)
+    report = Report(it.name, tuple(_row(name, it, tolerance) for name in names))
+    if report.failed:
+        raise CheckFailed(report)
+    return report
+
+
+def _selected(only: str | Sequence[str] | None, skip: str | Sequence[str]) -> list[str]:
+    wanted = list(ROWS) if only is None else _names(only)
+    left_out = _names(skip)
+    for name in (*wanted, *left_out):
+        if name not in ROWS:
+            raise ValueError(f"testing.check: there is no row {name!r}. The rows are {', '.join(ROWS)}.")
+    return [name for name in ROWS if name in wanted and name not in left_out]
+
+
+def _names(given: str | Sequence[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _row(name: str, it: Subject, tolerance: Tolerance) -> Row:
+    found = Findings(tolerance)
+    start = time.perf_counter()
+    try:
+        with raising():
+            ROWS[name](it, found)
+    except NotApplicable as reason:
+        return Row(name, NOT_APPLICABLE, found.worst, time.perf_counter() - start, str(reason))
+    except Exception as error:
+        found.fault(error_text(error))
+    seconds = time.perf_counter() - start
+    if found.faults:
+        return Row(name, FAILED, found.worst, seconds, "\n".join([*found.faults, *found.notes]))
+    return Row(name, OK, found.worst, seconds, "; ".join(found.notes))

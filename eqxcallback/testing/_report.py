@@ -1,0 +1,113 @@
+"""What `check` found, as data and as a table."""
+
+import dataclasses
+import textwrap
+
+
+OK, FAILED, NOT_APPLICABLE = "ok", "failed", "not applicable"
+
+_WIDTH = 110
+_MOST_LINES = 6  # of the details of one row
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One check.
+
+    **Attributes:**
+
+    - `name`: of the check.
+    - `result`: `"ok"`, `"failed"` or `"not applicable"`.
+    - `worst_error`: the largest difference that was seen, relative to the largest value of the array it is in; `None` if
+        nothing was compared.
+    - `seconds`: how long it took, compilation included.
+    - `detail`: what is wrong, why it does not apply, or what was left out. May be empty.
+    """
+
+    name: str
+    result: str
+    worst_error: float | None
+    seconds: float
+    detail: str
+
+    def _cells(self) -> tuple[str, str, str, str]:
+        error = "" if self.worst_error is None else f"{self.worst_error:.1e}"
+        return self.name, self.result, error, f"{self.seconds:.2f} s"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The rows of one [`eqxcallback.testing.check`][]; `str` of it is a table.
+
+    **Attributes:**
+
+    - `subject`: what was checked, as text.
+    - `rows`: one for each check, in order.
+    """
+
+    subject: str
+    rows: tuple[Row, ...]
+
+    @property
+    def failed(self) -> tuple[Row, ...]:
+        """The rows that failed, the most telling one first."""
+        return tuple(row for row in self.rows if row.result == FAILED)
+
+    @property
+    def passed(self) -> bool:
+        return not self.failed
+
+    def __getitem__(self, name: str) -> Row:
+        """The row of that name."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(f"there is no row {name!r}; there are {', '.join(row.name for row in self.rows)}.")
+
+    def __str__(self) -> str:
+        lines = [("check", "result", "worst error", "time"), *[row._cells() for row in self.rows]]
+        widths = [max(len(line[i]) for line in lines) for i in range(4)]
+        table = []
+        for line, row in zip(lines, [None, *self.rows], strict=True):
+            name, result, error, time = line
+            text = f"{name:<{widths[0]}}  {result:<{widths[1]}}  {error:>{widths[2]}}  {time:>{widths[3]}}"
+            if row is not None and row.detail and row.result != FAILED:
+                text = f"{text}  {row.detail}"
+            table.append(_cut(text))
+        table.insert(1, "-" * min(_WIDTH, sum(widths) + 6))
+        return "\n".join([_cut(self.subject), "", *table])
+
+    def details(self) -> str:
+        """What is wrong, for each row that failed."""
+        return "\n\n".join(f"{row.name}:\n{_indented(row.detail)}" for row in self.failed)
+
+
+class CheckFailed(AssertionError):
+    """What was checked is wrong. The message is the table, and what is wrong in each row.
+
+    **Attributes:**
+
+    - `report`: the `Report`.
+    """
+
+    report: Report
+
+    def __init__(self, report: Report):
+        super().__init__(report)
+        self.report = report
+
+    def __str__(self) -> str:
+        names = ", ".join(row.name for row in self.report.failed)
+        return f"failed: {names}\n\n{self.report}\n\n{self.report.details()}"
+
+
+def _cut(line: str) -> str:
+    line = " ".join(line.splitlines()).rstrip()
+    return line if len(line) <= _WIDTH else line[: _WIDTH - 3] + "..."
+
+
+def _indented(text: str) -> str:
+    lines = [part for line in text.splitlines() for part in textwrap.wrap(line, _WIDTH - 4) or [""]]
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[: _MOST_LINES - 1], f"... and {len(lines) - _MOST_LINES + 1} more lines"]
+    return textwrap.indent("\n".join(lines), "    ")

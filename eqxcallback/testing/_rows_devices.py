@@ -1,0 +1,75 @@
+"""Programs over several devices, and programs that leave the process."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from ._findings import Findings, NotApplicable
+from ._rows_programs import first_batched, over_batch
+from ._subject import Subject, is_native
+
+
+_AXIS = "examples"
+
+
+def sharded_jit(subject: Subject, found: Findings) -> None:
+    """A batch that is split over the devices, shared arrays on all of them."""
+    mesh, size = _mesh(subject)
+    for where, is_mapped in subject.batched[:1]:
+        in_axes = tuple(0 if it else None for it in is_mapped)
+        over_batch(subject, found, where, jax.vmap(subject.call, in_axes=in_axes), is_mapped, size, _placed_on(mesh))
+
+
+def shard_map(subject: Subject, found: Findings) -> None:
+    """Each device calls it for its own part of the batch."""
+    mesh, size = _mesh(subject)
+    for where, is_mapped in subject.batched[:1]:
+        in_axes = tuple(0 if it else None for it in is_mapped)
+        specs = tuple(_spec(it) for it in is_mapped)
+        mapped = jax.vmap(subject.call, in_axes=in_axes)
+        function = jax.shard_map(mapped, mesh=mesh, in_specs=specs, out_specs=_spec(True))
+        over_batch(subject, found, where, function, is_mapped, size, _placed_on(mesh))
+
+
+def export(subject: Subject, found: Findings) -> None:
+    """A program that was saved and loaded again."""
+    exporter: Any = getattr(sys.modules["eqxcallback"], "export", None)
+    if exporter is None:
+        raise NotApplicable("eqxcallback.export is not there")
+    if not is_native(subject.kernel):
+        for function in subject.functions:
+            name, module = getattr(function, "__qualname__", repr(function)), getattr(function, "__module__", "")
+            if "<" in name or module == "__main__":
+                raise NotApplicable(f"{module}.{name} cannot be imported by name")
+    exported = exporter(jax.jit(subject.call))(*subject.arrays())
+    try:
+        data = exported.serialize()
+    except ImportError as error:
+        raise NotApplicable(f"JAX cannot save programs here ({error})") from None
+    loaded: Any = jax.export.deserialize(bytearray(data))
+    found.close(loaded.call(*subject.arrays()), subject.jitted(*subject.arrays()), "a loaded program")
+
+
+def _mesh(subject: Subject) -> tuple[jax.sharding.Mesh, int]:
+    """And a size of batch that it divides."""
+    first_batched(subject)
+    count = jax.device_count()
+    if count == 1:
+        raise NotApplicable("one device")
+    return jax.make_mesh((count,), (_AXIS,), axis_types=(AxisType.Auto,)), 2 * count
+
+
+def _spec(is_mapped: bool) -> PartitionSpec:
+    return PartitionSpec(_AXIS) if is_mapped else PartitionSpec()
+
+
+def _placed_on(mesh: jax.sharding.Mesh) -> Any:
+    def place(arrays: Sequence[Any], is_mapped: Sequence[bool]) -> Sequence[Any]:
+        return [
+            jax.device_put(array, NamedSharding(mesh, _spec(it))) for array, it in zip(arrays, is_mapped, strict=True)
+        ]
+
+    return place

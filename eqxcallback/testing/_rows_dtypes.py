@@ -1,0 +1,91 @@
+"""The same in other dtypes: a kernel computes right, or says that it does not take one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.errors import JaxRuntimeError
+
+from .._errors import raising
+from ._findings import Findings, NotApplicable, error_text, host
+from ._operand import CASTS
+from ._rows_derivatives import GRADIENT_FACTOR
+from ._subject import Subject
+
+
+# What native kernels raise for a dtype that they do not take.
+_REFUSALS = ("INVALID_ARGUMENT", "UNIMPLEMENTED")
+
+
+def dtypes(subject: Subject, found: Findings) -> None:
+    """All floating arrays, those of the layer too, in f16, bf16, f32 and f64."""
+    own = {operand.value.dtype.name for operand in subject.operands if operand.value.dtype.name in CASTS}
+    if not own:
+        raise NotApplicable("no arrays of f16, bf16, f32 or f64")
+    if subject.reference is None:
+        raise NotApplicable("no reference")
+    refused = []
+    for name in CASTS:
+        with found.case(name), jax.enable_x64(name == "float64" or jax.config.read("jax_enable_x64")):
+            try:
+                wanted = _definition(subject, name)
+            except Exception as error:
+                found.notes.append(f"the reference does not take {name} ({error_text(error)})")
+                continue
+            it = subject.cast(_dtype(name))
+            values, gradients = wanted
+            try:
+                with raising():
+                    got = [host(out) for out in it.jitted(*it.arrays())]
+                    gradient = it.pullback(it.arrays(), it.cotangents()) if gradients else []
+            except Exception as error:
+                if name in own or not _is_refusal(error):
+                    raise
+                refused.append(name)
+                continue
+            found.close(got, values[0], name, slack=values[1])
+            if gradients:
+                found.close(gradient, gradients[0], f"{name}, the gradient", factor=GRADIENT_FACTOR, slack=gradients[1])
+    if refused:
+        found.notes.append(f"refused: {', '.join(refused)}")
+
+
+def _definition(subject: Subject, name: str) -> tuple[Any, Any]:
+    """What the reference says, of values and of gradients, and how far it is itself from what it says in 32 bits."""
+    it = subject.cast(_dtype(name))
+    values = it.jitted_reference(*it.arrays())
+    gradients = None
+    try:
+        it.need_reverse()
+        gradients = it.reference_pullback(it.arrays(), it.cotangents())
+    except NotApplicable:
+        pass
+    if _dtype(name).itemsize >= 4:
+        return (values, None), gradients and (gradients, None)
+    wide = it.cast(np.float32)
+    pairs = [(values, wide.jitted_reference(*wide.arrays()))]
+    if gradients is not None:
+        cotangents = [ct.astype(other.dtype) for ct, other in zip(it.cotangents(), wide.cotangents(), strict=True)]
+        pairs.append((gradients, wide.reference_pullback(wide.arrays(), cotangents)))
+    found = [(narrow, _distance(narrow, exact)) for narrow, exact in pairs]
+    return found[0], found[1] if len(found) > 1 else None
+
+
+def _distance(narrow: Sequence[Any], wide: Sequence[Any]) -> list[Any]:
+    with np.errstate(invalid="ignore"):
+        return [
+            np.nan_to_num(np.abs(host(a).astype(np.complex128) - host(b).astype(np.complex128)), posinf=0.0)
+            for a, b in zip(narrow, wide, strict=True)
+        ]
+
+
+def _dtype(name: str) -> np.dtype:
+    return np.dtype(getattr(jax.numpy, name))
+
+
+def _is_refusal(error: Exception) -> bool:
+    error = getattr(error, "original", error)
+    if isinstance(error, JaxRuntimeError):
+        return str(error).startswith(_REFUSALS)
+    return isinstance(error, TypeError | ValueError)

@@ -1,0 +1,144 @@
+"""Derivatives through programs that call it many times: `checkpoint`, `scan`, `vmap` of `grad` and `grad` of `vmap`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._findings import Findings, NotApplicable, host
+from ._rows_derivatives import GRADIENT_FACTOR
+from ._rows_vmap import expected
+from ._subject import Function, Subject, is_inexact, pullback
+
+
+SIZE = 3
+
+
+def checkpoint(subject: Subject, found: Findings) -> None:
+    """The gradient through `jax.checkpoint`, which calls it again."""
+    subject.need_reverse()
+    arrays, cotangents = subject.arrays(), subject.cotangents()
+    again = jax.checkpoint(subject.call)
+    got = jax.jit(lambda arrays: pullback(again, subject.differentiable, arrays, cotangents))(arrays)
+    for _, definition in subject.pullbacks:
+        found.close(got, definition(arrays, cotangents), "the gradient", factor=GRADIENT_FACTOR)
+
+
+def scan(subject: Subject, found: Findings) -> None:
+    """Calls in the body of a loop, and the gradient through it."""
+
+    def scanned(is_mapped: Sequence[bool]) -> Function:
+        def function(*arrays: Any) -> Sequence[Any]:
+            def body(carry: None, mapped: Sequence[Any]) -> tuple[None, Any]:
+                rest = iter(mapped)
+                given = [next(rest) if it else array for it, array in zip(is_mapped, arrays, strict=True)]
+                return carry, subject.call(*given)
+
+            return jax.lax.scan(body, None, [a for a, it in zip(arrays, is_mapped, strict=True) if it])[1]
+
+        return function
+
+    where, is_mapped = first_batched(subject)
+    over_batch(subject, found, where, scanned(is_mapped), is_mapped, SIZE)
+
+
+def grad_of_vmap(subject: Subject, found: Findings) -> None:
+    """Shared arrays have one gradient, the sum over the batch."""
+    subject.need_reverse()
+    first_batched(subject)
+    for where, is_mapped in subject.batched:
+        in_axes = tuple(0 if it else None for it in is_mapped)
+        over_batch(subject, found, where, jax.vmap(subject.call, in_axes=in_axes), is_mapped, SIZE)
+    empty = jax.vmap(subject.call, in_axes=tuple(0 if it else None for it in subject.batched[0][1]), axis_size=0)
+    over_batch(subject, found, "no examples", empty, subject.batched[0][1], 0)
+
+
+def vmap_of_grad(subject: Subject, found: Findings) -> None:
+    """Shared arrays have a gradient for each example."""
+    subject.need_reverse()
+    first_batched(subject)
+    for where, is_mapped in [*subject.batched, ("all mapped", [True] * len(subject.operands))]:
+        with found.case(where):
+            examples = examples_of(subject, is_mapped, SIZE)
+            cotangents = [subject.cotangents(number) for number in range(SIZE)]
+            arrays = stacked(subject, is_mapped, examples)
+            in_axes = [0 if it else None for it in is_mapped]
+            one = lambda arrays, cotangents: pullback(subject.call, subject.differentiable, arrays, cotangents)
+            got = jax.jit(jax.vmap(one, in_axes=(in_axes, 0)))(arrays, _stack(cotangents))
+            for name, definition in subject.pullbacks:
+                rows = [definition(*pair) for pair in zip(_arrays(subject, examples), cotangents, strict=True)]
+                want = [np.stack([host(row[i]) for row in rows]) for i in range(len(got))]
+                found.close(got, want, f"{where}, against {name}", factor=GRADIENT_FACTOR)
+
+
+def first_batched(subject: Subject) -> tuple[str, list[bool]]:
+    if not subject.operands:
+        raise NotApplicable("no arrays to map")
+    return subject.batched[0]
+
+
+def over_batch(
+    subject: Subject,
+    found: Findings,
+    where: str,
+    function: Function,
+    is_mapped: Sequence[bool],
+    size: int,
+    place: Callable[[Sequence[Any], Sequence[bool]], Sequence[Any]] = lambda arrays, _: arrays,
+) -> None:
+    """A program that takes operands with a batch in front, or shared, and returns results with a batch: its values and its
+    gradient, where shared operands have the sum. `place` puts arrays on devices.
+    """
+    with found.case(where):
+        examples = examples_of(subject, is_mapped, size)
+        arrays = place(stacked(subject, is_mapped, examples), is_mapped)
+        got = jax.jit(function)(*arrays)
+        for name, definition in subject.definitions:
+            found.close(got, expected(subject, definition, examples), f"{where}, against {name}")
+        if not (subject.has_reverse and subject.differentiable and any(map(is_inexact, subject.result_types))):
+            return
+        cotangents = [subject.cotangents(number) for number in range(size)]
+        batch = _stack(cotangents) if size else [jnp.zeros((0, *ct.shape), ct.dtype) for ct in subject.cotangents()]
+        batch = place(batch, [True] * len(batch))
+        gradients = jax.jit(lambda arrays, batch: pullback(function, subject.differentiable, arrays, batch))(
+            arrays, batch
+        )
+        for name, definition in subject.pullbacks:
+            rows = [definition(*pair) for pair in zip(_arrays(subject, examples), cotangents, strict=True)]
+            want = [
+                _gathered(subject, index, is_mapped[index], [host(row[i]) for row in rows])
+                for i, index in enumerate(subject.differentiable)
+            ]
+            found.close(gradients, want, f"{where}, the gradient against {name}", factor=GRADIENT_FACTOR)
+
+
+def _gathered(subject: Subject, index: int, is_mapped: bool, rows: Sequence[np.ndarray]) -> np.ndarray:
+    """The gradients of examples, stacked, or summed where the operand is shared."""
+    value = subject.operands[index].value
+    wide = np.complex128 if value.dtype.kind == "c" else np.float64
+    batch = np.stack(rows) if rows else np.zeros((0, *value.shape), value.dtype)
+    return batch if is_mapped else np.asarray(batch.astype(wide).sum(0)).astype(value.dtype)
+
+
+def examples_of(subject: Subject, is_mapped: Sequence[bool], size: int) -> list[list[np.ndarray]]:
+    operands = list(zip(subject.operands, is_mapped, strict=True))
+    return [[operand.example(number if it else 0) for operand, it in operands] for number in range(size)]
+
+
+def stacked(subject: Subject, is_mapped: Sequence[bool], examples: Sequence[Sequence[np.ndarray]]) -> list[jax.Array]:
+    return [
+        operand.stack([example[i] for example in examples]) if is_mapped[i] else operand.array()
+        for i, operand in enumerate(subject.operands)
+    ]
+
+
+def _stack(rows: Sequence[Sequence[Any]]) -> list[jax.Array]:
+    return [jnp.stack(column) for column in zip(*rows, strict=True)]
+
+
+def _arrays(subject: Subject, examples: Sequence[Sequence[np.ndarray]]) -> list[list[jax.Array]]:
+    return [
+        [operand.array(value) for operand, value in zip(subject.operands, example, strict=True)] for example in examples
+    ]

@@ -1,0 +1,111 @@
+"""The results of calls that are not transformed."""
+
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from .._errors import raising
+from ._findings import Findings, NotApplicable, host
+from ._subject import Subject, structure_text
+
+
+_THREADS = 8
+_CALLS = 4  # of each thread, eager and compiled
+
+
+def types(subject: Subject, found: Findings) -> None:
+    """The reference, `out_type` and what a call returns have one type."""
+    arrays = subject.arrays()
+    says = jax.eval_shape(subject.call_tree, *arrays)
+    if subject.reference_tree is not None:
+        means = jax.eval_shape(subject.reference_tree, *arrays)
+        if structure_text(says) != structure_text(means):
+            found.fault(f"the tree of results is {structure_text(says)}; of the reference's {structure_text(means)}")
+        _same_types(found, jax.tree.leaves(says), jax.tree.leaves(means), "the reference has")
+    _same_types(found, subject.call(*arrays), subject.result_types, "its type is")
+
+
+def _same_types(found: Findings, got: Sequence[Any], want: Sequence[Any], what: str) -> None:
+    a, b = ([f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")] for leaves in (got, want))
+    if a != b:
+        found.fault(f"a call returns {', '.join(a)}; {what} {', '.join(b)}")
+
+
+def reference(subject: Subject, found: Findings) -> None:
+    """An eager call is what the reference is, of two examples."""
+    if subject.reference is None:
+        raise NotApplicable("no reference")
+    for number in range(2):
+        found.close(
+            subject.call(*subject.arrays(number)), subject.jitted_reference(*subject.arrays(number)), _text(number)
+        )
+
+
+def jit(subject: Subject, found: Findings) -> None:
+    """A compiled call is what an eager one is."""
+    for number in range(2):
+        found.close(subject.jitted(*subject.arrays(number)), subject.call(*subject.arrays(number)), _text(number))
+
+
+def determinism(subject: Subject, found: Findings) -> None:
+    """The same call has the same bits."""
+    for how, call in (("eager calls", subject.call), ("compiled calls", subject.jitted)):
+        first = _hosts(call(*subject.arrays()))
+        for _ in range(3):
+            found.same_bits(_hosts(call(*subject.arrays())), first, f"{how} of the same arrays")
+
+
+def stateless(subject: Subject, found: Findings) -> None:
+    """A call leaves nothing behind that another one sees."""
+    first = _hosts(subject.call(*subject.arrays()))
+    for call in (subject.call, subject.jitted):
+        other = _hosts(call(*subject.arrays(1)))
+        if subject.reference is not None:
+            found.close(other, subject.jitted_reference(*subject.arrays(1)), "a call with other arrays")
+        found.same_bits(_hosts(subject.call(*subject.arrays())), first, "the same call, after one with other arrays")
+
+
+def threads(subject: Subject, found: Findings) -> None:
+    """Calls from several threads at once do not disturb each other."""
+    examples = [subject.arrays(number) for number in range(_THREADS)]
+    want = [_hosts(subject.jitted(*example)) for example in examples]
+    got: list[list[Any]] = [[] for _ in range(_THREADS)]
+    barrier = threading.Barrier(_THREADS)
+
+    def run(number: int) -> None:
+        barrier.wait()
+        for _ in range(_CALLS):
+            for call in (subject.call, subject.jitted):
+                try:
+                    with raising():
+                        got[number].append(_hosts(call(*examples[number])))
+                except Exception as error:
+                    got[number].append(error)
+
+    workers = [threading.Thread(target=run, args=(number,)) for number in range(_THREADS)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)  # kernels are short: with Python's own 5 ms, threads would hardly meet in one
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        sys.setswitchinterval(interval)
+    for number, results in enumerate(got):
+        for result in results:
+            with found.case(f"thread {number}"):
+                if isinstance(result, Exception):
+                    raise result
+                found.close(result, want[number], f"thread {number}")
+
+
+def _text(number: int) -> str:
+    return "other values" if number else "the example"
+
+
+def _hosts(arrays: Sequence[Any]) -> list[Any]:
+    return [host(array) for array in arrays]
