@@ -152,26 +152,40 @@ def record_failure(error: BaseException, layer: str, name_stack: str, operands: 
     return text
 
 
-_poisoned: collections.deque[KernelError] = collections.deque(maxlen=64)
+def from_the_user(error: BaseException) -> BaseException:
+    """`error`, its traceback without the frames of this package that stand before the user's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and _is_ours(trace.tb_frame.f_globals.get("__name__", "")):
+        trace = trace.tb_next
+    return error.with_traceback(trace)
 
 
-def record_poison(error: Exception, layer: str) -> None:
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == __name__.partition(".")[0]
+
+
+_poisoned: list[KernelError] = []
+
+
+def record_poison(error: BaseException, layer: str) -> None:
     """Log a kernel's exception, and keep it for `raise_poisoned`: XLA will not hear of it."""
-    text = (
-        f"{layer} failed, and poisoned its results; python lane\n{''.join(traceback.format_exception(error)).rstrip()}"
-    )
+    error = from_the_user(error)
+    text = "".join(traceback.format_exception(error)).rstrip()
+    text = f"{layer} failed, and poisoned its results; python lane\n{text}"
     _logger.error("%s", text)
-    _poisoned.append(KernelError(text, layer=layer, name_stack="", operands="", original=error))
+    kept = KernelError(text, layer=layer, name_stack="", operands="", original=error)
+    with _lock:
+        if len(_poisoned) < Failures._most:
+            _poisoned.append(kept)
 
 
 def raise_poisoned() -> None:
     """Raise the first error that was kept, and forget the others, which are logged."""
-    try:
-        first = _poisoned.popleft()
-    except IndexError:
-        return
-    _poisoned.clear()
-    raise first from first.original
+    with _lock:
+        found = _poisoned[:]
+        _poisoned.clear()
+    if found:
+        raise found[0] from found[0].original
 
 
 def callable_name(function: Callable[..., object]) -> str:

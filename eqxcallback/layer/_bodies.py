@@ -66,13 +66,15 @@ class LayerBackward(Backward):
     """
 
     on_error: str
+    keywords: tuple[str, ...]
 
     def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         (d_layer, d_args, d_kwargs), (layer, args, kwargs), out, cotangents = self.trees(outputs, inputs)
-        grads = (d_layer, *d_args, *d_kwargs.values())
+        grads = (d_layer, *d_args, *(d_kwargs[name] for name in self.keywords))
+        args = (*args, *(kwargs[name] for name in self.keywords))
         return _call_or_poison(
             self,
             self.on_error,
             outputs,
-            lambda: self.function(layer, ctx, grads, (*args, *kwargs.values()), out, cotangents),
+            lambda: self.function(layer, ctx, grads, args, out, cotangents),
         )

@@ -1,7 +1,8 @@
 """What the class of a layer declares, and whether it makes sense."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from inspect import Parameter
 from typing import Any
 
 from .. import _aliases
@@ -51,9 +52,31 @@ def signature_of(cls: type) -> inspect.Signature:
 
 
 def _without(function: Callable[..., Any], count: int) -> inspect.Signature:
+    """The signature without the first parameters, of which `*args` may stand for all."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
-    return signature.replace(parameters=parameters[count:], return_annotation=inspect.Signature.empty)
+    while count and parameters and parameters[0].kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+        del parameters[0]
+        count -= 1
+    return signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+
+
+def in_order(cls: type, keywords: Iterable[str]) -> tuple[str, ...]:
+    """Keyword arguments in the order of the signature. In PyTrees they are sorted."""
+    keywords = list(keywords)
+    named = [name for name in signature_of(cls).parameters if name in keywords]
+    return (*named, *sorted(set(keywords) - set(named)))
+
+
+def names_of(cls: type, num_positional: int) -> list[str]:
+    """The parameter that each positional argument belongs to."""
+    names = []
+    for parameter in signature_of(cls).parameters.values():
+        if parameter.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+        elif parameter.kind is Parameter.VAR_POSITIONAL:
+            names.extend([parameter.name] * (num_positional - len(names)))
+    return names[:num_positional]
 
 
 def check(cls: type, has_own_out_type: bool) -> None:

@@ -56,10 +56,10 @@ class Layer(eqx.Module):
         others. Under `vmap`, a leaf with the shape of its primal is to be summed over the leading axes.
     - `residual_type(self, *args, **kwargs)`: if defined, `out` is `(out, residuals)` in `kernel` and in `backward`.
     - `jvp(self, args, tangents)`: JAX code that returns the tangents of the results. `tangents` has the tree of `args`;
-        `tangents.self` has that of the layer. By default the derivative of `reference`.
+        `tangents.self` has that of the layer, which is `args.self`. By default the derivative of `reference`.
     - `batch(self, axis_size, in_axes, args)`: a batching rule of the layer's own, as `jax.custom_batching.custom_vmap` has it:
         JAX code that returns `(out, out_axes)`. Mapped axes are in front. It is about the arguments: where arrays of the
-        layer are mapped, `vmap_method` holds.
+        layer are mapped, and for residuals, `vmap_method` holds.
 
     **Attributes of the class:**
 
@@ -75,6 +75,8 @@ class Layer(eqx.Module):
         error is raised by `eqxcallback.debug.barrier_wait()` or at the end of [`eqxcallback.raising`][].
     - `kernels`: in place of `kernel`, `{platform: kernel}`, of [`eqxcallback.NativeKernel`][]s, `PythonKernel`s or names of
         methods. On a platform without one `reference` runs.
+    - `sharding`: what may be split between devices beside the axes of `vmap`, as in [`eqxcallback.Op`][]: a rule over the
+        arrays of the layer, of the arguments, then of the results and residuals.
     - `input_layouts`, `output_layouts`: for native kernels, the memory layouts of the arguments' and results' arrays: axes from
         major to minor, or `None`, as in `jax.ffi.ffi_call`.
 
@@ -88,6 +90,7 @@ class Layer(eqx.Module):
     has_side_effect: ClassVar[bool] = False
     on_error: ClassVar[str] = "raise"
     kernels: ClassVar[Mapping[str, Any] | None] = None
+    sharding: ClassVar[str | None] = None
     input_layouts: ClassVar[Sequence[Any] | None] = None
     output_layouts: ClassVar[Sequence[Any] | None] = None
 

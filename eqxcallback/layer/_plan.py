@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path
 from .. import _aliases, backends, xla
 from .._errors import type_text
 from ..kernel import Kernel, NativeKernel, PythonKernel
-from ..op import Axes, Call, Definition, Options, Structure
+from ..op import Axes, Call, Definition, Options, Structure, parse_sharding
 from . import _declarations as declarations, _rules as rules
 from ._bodies import KernelForward, LayerBackward, LayerForward
 
@@ -53,7 +53,10 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan
 
     input_keys, input_avals = _as_words(avals)
     output_keys, result_avals = _as_words([*result_types, *residual_types])
-    leaves_in, leaves_out = _leaves(cls, layer, args, kwargs), _named("result", outputs.build(result_types))
+    leaves_in, leaves_out = (
+        _leaves(cls, layer, args, kwargs, types),
+        _named("result", outputs.build(result_types), set(map(id, result_types))),
+    )
     pairs = _alias_pairs(cls, leaves_in, leaves_out, name)
 
     def implementation(kernel: Kernel | Callable[..., None]) -> backends.Implementation:
@@ -74,15 +77,17 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan
             kernel = PythonKernel(kernel, command_buffer_compatible=layer.command_buffer_compatible)
         return backends.Implementation(kernel, own, **common)
 
+    order = declarations.in_order(cls, kwargs)
+
     def backward(platform: str, asked: tuple[int, ...]) -> backends.Implementation | None:
         function = declarations.method(cls, "backward")
         if function is None or platform not in declarations.PYTHON_PLATFORMS:
             return None
-        body = LayerBackward(function, inputs, kernel_outputs, Options({}, name), outputs, asked, layer.on_error)
+        body = LayerBackward(function, inputs, kernel_outputs, Options({}, name), outputs, asked, layer.on_error, order)
         kernel = PythonKernel(function, command_buffer_compatible=layer.command_buffer_compatible)
         return backends.Implementation(kernel, body=body)
 
-    functions = rules.Functions(cls, inputs, outputs, input_keys, output_keys, tuple(types), tuple(result_types))
+    functions = rules.Functions(cls, inputs, outputs, input_keys, output_keys, tuple(result_types), order)
     definition = Definition(
         key=(cls, inputs, avals, kernel_outputs, tuple((aval.shape, aval.dtype) for aval in result_avals)),
         name=name,
@@ -97,6 +102,11 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan
         jvp=None if declarations.method(cls, "jvp") is None else functions.jvp,
         batch=None if declarations.method(cls, "batch") is None else functions.batch,
         batching=layer.vmap_method,
+        sharding=None
+        if layer.sharding is None
+        else parse_sharding(
+            layer.sharding, [len(a.shape) for a in input_avals], [len(a.shape) for a in result_avals], f"Layer {name}"
+        ),
         num_residuals=len(residual_types),
         has_side_effect=layer.has_side_effect,
     )
@@ -161,28 +171,29 @@ def _as_words(avals: Sequence[Any]) -> tuple[dict[int, str], tuple[Any, ...]]:
     return keys, tuple(words)
 
 
-def _leaves(cls: type, layer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[_aliases.Leaf]:
-    """The flat operands with the names that `input_output_aliases` has for them."""
+def _leaves(
+    cls: type, layer: Any, args: Sequence[Any], kwargs: dict[str, Any], types: Sequence[Any]
+) -> list[_aliases.Leaf]:
+    """The flat operands, which are the leaves `types`, with the names that `input_output_aliases` has for them."""
+    arrays = set(map(id, types))
     leaves = []
     for path, leaf in tree_flatten_with_path(layer)[0]:
-        if isinstance(leaf, jax.ShapeDtypeStruct):
+        if id(leaf) in arrays:
             root = f"self.{_aliases.root_name(path)}"
             leaves.append(_aliases.Leaf(_aliases.path_text("self", path), root, leaf.shape, leaf.dtype))
-    parameters = declarations.signature_of(cls).parameters.values()
-    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    named = [(positional[i].name if i < len(positional) else f"args[{i}]", arg) for i, arg in enumerate(args)]
+    named = zip(declarations.names_of(cls, len(args)), args, strict=True)
     for name, arg in [*named, *sorted(kwargs.items())]:
-        leaves.extend(_named(name, arg, name))
+        leaves.extend(_named(name, arg, arrays, name))
     return leaves
 
 
-def _named(text: str, tree: Any, root: str | None = None) -> list[_aliases.Leaf]:
+def _named(text: str, tree: Any, arrays: set[int], root: str | None = None) -> list[_aliases.Leaf]:
     return [
         _aliases.Leaf(
             _aliases.path_text(text, path), _aliases.root_name(path) if root is None else root, leaf.shape, leaf.dtype
         )
         for path, leaf in tree_flatten_with_path(tree)[0]
-        if isinstance(leaf, jax.ShapeDtypeStruct)
+        if id(leaf) in arrays
     ]
 
 
@@ -206,9 +217,7 @@ def _attributes(
     kernel: NativeKernel, cls: type, layer: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """What a native kernel takes beside buffers: static arguments of the call, and static fields of the layer."""
-    parameters = declarations.signature_of(cls).parameters
-    positional = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    given = {**dict(zip(positional, args, strict=False)), **kwargs}
+    given = {**dict(zip(declarations.names_of(cls, len(args)), args, strict=True)), **kwargs}
     found = {}
     for name in kernel.attributes or ():
         if name not in given and not hasattr(layer, name):

@@ -6,24 +6,39 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_structure
+from jax.tree_util import register_pytree_node_class, tree_flatten, tree_leaves, tree_map, tree_structure
 
+from .._errors import type_text
 from ..op import Structure, is_array
 from . import _declarations as declarations
 
 
-class Tangents(tuple[Any, ...]):
-    """The tangents of a call's arguments, in their tree: zeros filled in, `None` where there is none. Those of the layer's own
-    arrays are the attribute `self`.
+@register_pytree_node_class
+class Arguments(tuple[Any, ...]):
+    """The arguments of a call, or what belongs to them: a tuple, and a PyTree. What belongs to the layer is its attribute
+    `self`.
     """
 
     _own: Any
-    was_asked: bool
+    was_asked = False
+
+    @classmethod
+    def of(cls, own: Any, arguments: Sequence[Any]) -> "Arguments":
+        made = cls(arguments)
+        made._own = own
+        return made
 
     @property
     def self(self) -> Any:
         self.was_asked = True
         return self._own
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+        return tuple(self), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Sequence[Any]) -> "Arguments":
+        return cls(children)
 
 
 def eval_type(cls: Any, function: Any, inputs: Structure, types: Sequence[Any]) -> tuple[Structure, Sequence[Any]]:
@@ -47,11 +62,15 @@ class Functions:
     outputs: Structure
     input_keys: dict[int, str]
     output_keys: dict[int, str]
-    input_types: tuple[Any, ...]
     result_types: tuple[Any, ...]
+    keywords: tuple[str, ...]
 
     def _build(self, arrays: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         return self.inputs.build(wrapped(arrays, self.input_keys))
+
+    def _arguments(self, tree: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> Arguments:
+        own, args, kwargs = tree
+        return Arguments.of(own, (*args, *(kwargs[name] for name in self.keywords)))
 
     def _flat(self, out: Any) -> Sequence[Any]:
         leaves = [leaf for leaf in tree_leaves(out) if is_array(leaf)]
@@ -64,16 +83,15 @@ class Functions:
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
         """Of the results of floating type; zeros for others."""
-        layer, args, kwargs = self._build(primals)
+        args = self._arguments(self._build(primals))
+        layer = args.self
         filled = [
             jnp.zeros_like(primal) if tangent is None and jnp.issubdtype(primal.dtype, jnp.inexact) else tangent
             for primal, tangent in zip(primals, tangents, strict=True)
         ]
-        own, given, named = self.inputs.build_alone(filled)
-        directions = Tangents((*given, *named.values()))
-        directions._own, directions.was_asked = own, False
+        directions = self._arguments(self.inputs.build_alone(filled))
         function: Any = declarations.method(self.cls, "jvp")
-        result = function(layer, (*args, *kwargs.values()), directions)
+        result = function(layer, args, directions)
         num_own = len([leaf for leaf in tree_leaves(layer) if is_array(leaf)])
         if not directions.was_asked and any(tangent is not None for tangent in tangents[:num_own]):
             raise ValueError(
@@ -84,52 +102,83 @@ class Functions:
 
     def _out_tangents(self, result: Any) -> Sequence[Any]:
         """A rule returns the tangents, or `(out, tangents)` as those of `jax.custom_jvp` do: their trees differ."""
-        expected = tree_structure(self.outputs.build_alone([0] * self.outputs.num_arrays), is_leaf=_is_none)
-        if isinstance(result, tuple) and len(result) == 2:
-            alone = tree_map(lambda leaf: leaf if is_array(leaf) else None, result[1])
-            if tree_structure(alone, is_leaf=_is_none) == expected:
-                result = result[1]
-        result = tree_map(lambda leaf: leaf if is_array(leaf) else None, result)
-        leaves, tree = tree_flatten(result, is_leaf=_is_none)
-        if tree != expected:
-            raise ValueError(
-                f"{self.cls.__qualname__}: expected jvp to return tangents in the tree of the results, {expected}; got {tree}."
-            )
-        marks = tree_leaves(self.outputs.build_alone(range(self.outputs.num_arrays)), is_leaf=_is_none)
-        by_result = {mark: leaf for mark, leaf in zip(marks, leaves, strict=True) if mark is not None}
-        return [
-            jnp.zeros(aval.shape, aval.dtype)
-            if (leaf := by_result[i]) is None or not jnp.issubdtype(aval.dtype, jnp.inexact)
-            else jnp.asarray(leaf, aval.dtype)
-            for i, aval in enumerate(self.result_types)
-        ]
+        marks = [_Result(i) for i in range(self.outputs.num_arrays)]
+        expected, tree = tree_flatten(self.outputs.build(marks), is_leaf=_is_none)
+        if isinstance(result, tuple) and len(result) == 2 and tree_structure(result[1], is_leaf=_is_none) == tree:
+            result = result[1]
+        leaves, got = tree_flatten(result, is_leaf=_is_none)
+        who = f"{self.cls.__qualname__}.jvp"
+        if got != tree:
+            raise ValueError(f"{who}: expected tangents in the tree of the results, {tree}; got {got}.")
+        by_result = {mark.index: leaf for mark, leaf in zip(expected, leaves, strict=True) if isinstance(mark, _Result)}
+        tangents = []
+        for i, aval in enumerate(self.result_types):
+            leaf = by_result[i]
+            if leaf is None or not jnp.issubdtype(aval.dtype, jnp.inexact):
+                leaf = jnp.zeros(aval.shape, aval.dtype)
+            elif not is_array(leaf):
+                leaf = jnp.asarray(leaf, aval.dtype)
+            if (leaf.shape, leaf.dtype) != (aval.shape, aval.dtype):
+                raise ValueError(
+                    f"{who}: expected a tangent of type {type_text(aval.dtype, aval.shape)}; got "
+                    f"{type_text(leaf.dtype, leaf.shape)}."
+                )
+            tangents.append(leaf)
+        return tangents
 
     def batch(self, axis_size: int, arrays: Sequence[Any], is_mapped: Sequence[bool]) -> Any:
         """`None` if arrays of the layer itself are mapped: the rule is about the arguments."""
-        layer, args, kwargs = self._build(arrays)
+        args = self._arguments(self._build(arrays))
+        layer = args.self
         num_own = len([leaf for leaf in tree_leaves(layer) if is_array(leaf)])
         if any(is_mapped[:num_own]):
             return None
-        _, in_axes, named = self.inputs.build_alone([0 if mapped else None for mapped in is_mapped])
+        in_axes = self._arguments(self.inputs.build_alone([0 if mapped else None for mapped in is_mapped]))
         function: Any = declarations.method(self.cls, "batch")
-        out, out_axes = function(layer, axis_size, (*in_axes, *named.values()), (*args, *kwargs.values()))
-        leaves = self._flat(out)
-        axes = self._axes(out_axes)
-        moved = [
-            leaf if axis in (None, 0) else jnp.moveaxis(leaf, axis, 0) for leaf, axis in zip(leaves, axes, strict=True)
+        out, out_axes = function(layer, axis_size, tuple(in_axes), args)
+        return self._mapped_results(out, out_axes, axis_size)
+
+    def _mapped_results(self, out: Any, out_axes: Any, axis_size: int) -> tuple[Sequence[Any], Sequence[bool]]:
+        """`out_axes` is as of `jax.vmap`, or has booleans as `jax.custom_batching.custom_vmap` has them."""
+        who = f"{self.cls.__qualname__}.batch"
+        try:
+            axes_tree = tree_map(
+                lambda axis, part: tree_map(lambda _: _Axis(axis), part), out_axes, out, is_leaf=_is_none
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"{who}: expected out_axes to be a prefix of the results; got {out_axes!r} ({error})."
+            ) from None
+        pairs = [
+            (leaf, mark.axis)
+            for leaf, mark in zip(tree_leaves(out), tree_leaves(axes_tree), strict=True)
+            if is_array(leaf)
         ]
-        return moved, [axis is not None for axis in axes]
+        leaves = [leaf if axis in (None, 0) else jnp.moveaxis(leaf, axis, 0) for leaf, axis in pairs]
+        expected = [
+            ((*([axis_size] if axis is not None else []), *aval.shape), aval.dtype)
+            for aval, (_, axis) in zip(self.result_types, pairs, strict=False)
+        ]
+        if len(leaves) != len(self.result_types) or [(leaf.shape, leaf.dtype) for leaf in leaves] != expected:
+            raise ValueError(
+                f"{who}: expected {', '.join(type_text(dtype, shape) for shape, dtype in expected)}; got "
+                f"{', '.join(type_text(leaf.dtype, leaf.shape) for leaf in leaves)} of {len(self.result_types)} results."
+            )
+        return unwrapped(leaves, self.output_keys), [axis is not None for _, axis in pairs]
 
-    def _axes(self, out_axes: Any) -> Sequence[int | None]:
-        """Of the flat results. As `out_axes` of `jax.vmap`, or booleans as `jax.custom_batching.custom_vmap` has them."""
 
-        def axis(mark: Any) -> Any:
-            return None if mark is None or mark is False else 0 if mark is True else int(mark)
+class _Result:
+    """A leaf that stands for a result."""
 
-        if out_axes is None or isinstance(out_axes, int):
-            return [axis(out_axes)] * self.outputs.num_arrays
-        marks = tree_leaves(out_axes, is_leaf=_is_none)
-        return [axis(mark) for mark in marks]
+    def __init__(self, index: int):
+        self.index = index
+
+
+class _Axis:
+    """A leaf. `None` and `False` are no axis, `True` is the first one."""
+
+    def __init__(self, mark: Any):
+        self.axis = None if mark is None or mark is False else 0 if mark is True else int(mark)
 
 
 def _is_none(leaf: Any) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .. import xla
+
 
 Has = tuple[bool, ...]
 
@@ -31,6 +33,10 @@ class Axes:
         """With one more axis around these, which the operands with a dim have."""
         operands = zip(dims, self.operands, strict=True)
         return Axes((size, *self.sizes), tuple((dim is not None, *has) for dim, has in operands))
+
+    def dims(self, has: Has) -> xla.Dims:
+        """The factors of the axes that an array has: they may always be split."""
+        return tuple(f"vmap{i}" for i, has_it in enumerate(has) if has_it)
 
     def mapped(self, function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
         """`function` of one example, over these axes. All results have them all."""

@@ -10,6 +10,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from .. import xla
 from . import _batching
+from ._axes import Axes
 from ._flat_call import FlatCall
 from ._tangent import Tangent
 
@@ -35,6 +36,19 @@ class Call(FlatCall):
     @property
     def has_kernel(self) -> bool:
         return bool(self.definition.forward)
+
+    @property
+    def factors(self) -> xla.Factors:
+        own, axes = self.definition.factors, self.axes
+        all_axes = axes.dims((True,) * len(axes.sizes))
+        operands = tuple((*axes.dims(has), *dims) for has, dims in zip(axes.operands, own.operands, strict=True))
+        return xla.Factors(operands, tuple((*all_axes, *dims) for dims in own.results))
+
+    def part(self, shapes: Sequence[Sequence[int]]) -> "Call":
+        sizes = self.factors.sizes(shapes)
+        own = [shape[sum(has) :] for shape, has in zip(shapes, self.axes.operands, strict=True)]
+        local = tuple(sizes[f"vmap{i}"] for i in range(len(self.axes.sizes)))
+        return Call(self.definition.part(own), Axes(local, self.axes.operands))
 
     def example(self, *args: Any) -> Sequence[Any]:
         definition = self.definition
@@ -91,7 +105,7 @@ class Call(FlatCall):
         return self.axes.mapped(example)
 
     def batch(self, args: Sequence[Any], dims: Sequence[int | None]) -> tuple[Sequence[Any], Sequence[int]]:
-        if self.definition.batch is not None and not self.axes.sizes:
+        if self.definition.batch is not None and not self.axes.sizes and not self.definition.num_residuals:
             (size,) = {arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None}
             found = self.definition.batch(size, xla.mapped_first(args, dims), [dim is not None for dim in dims])
             if found is not None:

@@ -9,7 +9,7 @@ import jax
 from .. import xla
 from . import _axes, _batching
 from ._axes import Axes
-from ._flat_call import FlatCall, LinearCall, of_some
+from ._flat_call import FlatCall, LinearCall, around, of_some
 
 
 if TYPE_CHECKING:
@@ -53,6 +53,24 @@ class Cotangent(LinearCall):
     @property
     def has_kernel(self) -> bool:
         return bool(self.definition.forward)
+
+    @property
+    def factors(self) -> xla.Factors:
+        inner, num_results = self.call.factors, self.definition.num_results
+        own = [*inner.operands, *inner.results, *inner.results[:num_results]]
+        factors = around(self.axes, own, [inner.operands[i] for i in self.asked])
+        return dataclasses.replace(factors, sums=True)
+
+    def part(self, shapes: Sequence[Sequence[int]]) -> "Cotangent":
+        sizes = self.factors.sizes(shapes)
+        count = len(self.definition.input_avals)
+        own = [shape[sum(has) :] for shape, has in zip(shapes, self.axes.operands, strict=True)][:count]
+        axes = Axes(tuple(sizes[f"outer{i}"] for i in range(len(self.axes.sizes))), self.axes.operands)
+        inner_sizes = tuple(sizes[f"vmap{i}"] for i in range(len(self.call.axes.sizes)))
+        examples = [shape[sum(has) :] for shape, has in zip(own, self.call.axes.operands, strict=True)]
+        definition = self.definition.part(examples)
+        call = dataclasses.replace(self.call, definition=definition, axes=Axes(inner_sizes, self.call.axes.operands))
+        return dataclasses.replace(self, definition=definition, axes=axes, call=call)
 
     def example(self, *args: Any) -> Sequence[Any]:
         primals, _, cotangents = self.split(args)

@@ -27,7 +27,7 @@ class Definition:
     - `jvp`: the tangents of the results from the operands and their tangents, `None` where there is none.
     - `batch`: a batching rule of its own: `(axis_size, args, is_mapped) -> (results, is_mapped)`, axes in front. It returns
         `None` where it does not apply.
-    - `sharding`: for each operand and then each result, a factor for each dimension, or `None` where it is whole.
+    - `sharding`: how one example may be split between devices. By default not at all.
     """
 
     key: Hashable
@@ -45,7 +45,7 @@ class Definition:
     num_residuals: int = 0
     jvp: Callable[..., Sequence[Any]] | None = None
     batch: Callable[..., Any] | None = None
-    sharding: tuple[tuple[str | None, ...], ...] | None = None
+    sharding: xla.Factors | None = None
     has_side_effect: bool = False
     label: str = ""
     _plans: dict[Any, xla.Plan | None] = dataclasses.field(default_factory=dict)
@@ -61,6 +61,11 @@ class Definition:
 
     @property
     def no_reference(self) -> str:
+        if self.backward is not None:
+            return (
+                f"{self.who}: there is no reference, and `backward` is for the first derivative in reverse mode only: forward "
+                f"mode and higher derivatives are those of a reference. {self.remedy}"
+            )
         platforms = ", ".join(self.forward) or "no platform"
         return (
             f"{self.who}: there is no reference, so it has no derivative, and no value on a platform without a kernel (there "
@@ -76,6 +81,26 @@ class Definition:
     def num_results(self) -> int:
         """Of those that callers see."""
         return len(self.result_avals) - self.num_residuals
+
+    @property
+    def factors(self) -> xla.Factors:
+        if self.sharding is not None:
+            return self.sharding
+        operands = tuple((None,) * aval.ndim for aval in self.input_avals)
+        return xla.Factors(operands, tuple((None,) * aval.ndim for aval in self.result_avals))
+
+    def part(self, shapes: Sequence[Sequence[int]]) -> "Definition":
+        """Of operands of these shapes, which are parts of the own ones."""
+        if [tuple(aval.shape) for aval in self.input_avals] == list(map(tuple, shapes)):
+            return self
+        sizes = self.factors.sizes(shapes)
+        results = tuple(
+            aval.update(shape=tuple(sizes.get(name or "", size) for name, size in zip(dims, aval.shape, strict=True)))
+            for aval, dims in zip(self.result_avals, self.factors.results, strict=True)
+        )
+        inputs = tuple(aval.update(shape=tuple(shape)) for aval, shape in zip(self.input_avals, shapes, strict=True))
+        key = (self.key, tuple(map(tuple, shapes)))
+        return dataclasses.replace(self, key=key, input_avals=inputs, result_avals=results)
 
     def forward_plan(self, platform: str) -> xla.Plan | None:
         return self._plan(platform, None, lambda: self.forward.get(platform))

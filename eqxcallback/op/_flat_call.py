@@ -52,6 +52,16 @@ class FlatCall(abc.ABC):
     def example(self, *args: Any) -> Sequence[Any]:
         """In pure JAX."""
 
+    @property
+    @abc.abstractmethod
+    def factors(self) -> xla.Factors:
+        """How it may be split between devices."""
+
+    def part(self, shapes: Sequence[Sequence[int]]) -> "FlatCall":
+        """The call on a part of its operands, of these shapes. For those with a kernel."""
+        del shapes
+        return self
+
     @abc.abstractmethod
     def jvp(self, primals: Sequence[Any], outs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
         """The tangents of `outs`. `None` stands for zero, there and in `tangents`."""
@@ -122,3 +132,14 @@ class LinearCall(FlatCall):
             function = of_some(self.reference, primals, active)
             parts.append(jax.jvp(function, [inputs[i] for i in active], [d_inputs[i] for i in active])[1])
         return [sum(terms[1:], terms[0]) for terms in zip(*parts, strict=True)] if parts else [None] * len(outs)
+
+
+def around(axes: Axes, operands: Sequence[xla.Dims], results: Sequence[xla.Dims]) -> xla.Factors:
+    """With those of outer axes, which all results have, in front."""
+    outer = [f"outer{i}" for i in range(len(axes.sizes))]
+
+    def front(has: Sequence[bool]) -> xla.Dims:
+        return tuple(name for name, has_it in zip(outer, has, strict=True) if has_it)
+
+    with_axes = tuple((*front(has), *dims) for has, dims in zip(axes.operands, operands, strict=True))
+    return xla.Factors(with_axes, tuple((*outer, *dims) for dims in results))

@@ -18,6 +18,7 @@ from ._bodies import Backward, Forward
 from ._call import Call
 from ._definition import Definition
 from ._options import Options
+from ._sharding import parse_sharding
 from ._structure import Structure
 
 
@@ -51,8 +52,8 @@ class Op:
     - `reference`: a function of the same arguments and options in pure JAX. It defines the result's type, the operation's
         derivatives, and its value where there is no kernel. Without one there are no derivatives, and each kernel needs
         an `out_type`.
-    - `batching`: how `vmap` calls the kernel. `"sequential"`, `"sequential_unrolled"`: once for each example.
-        `"broadcast_all"`: once, all operands having the mapped axis in front. Or for each parameter, `{name: mode}`:
+    - `batching`: how `vmap` calls the kernel: `"fold"` or another `vmap_method` of [`eqxcallback.Layer`][]; `"sequential"` is
+        once for each example. Or for each parameter, `{name: mode}`:
 
         - `"batched"`: the kernel sees the mapped axis in front, also of an operand that is not mapped;
         - `"either"`: the kernel sees the mapped axis in front of an operand that is mapped, and nothing in front of others;
@@ -61,6 +62,14 @@ class Op:
         The arrays of one argument, a PyTree, go together: if one of them is mapped, all have the axis. Axes of nested
         `vmap`s follow each other, the outermost first. An operand that only some of them map has them all, or, if it is
         `"either"`, those from the outermost one that maps it inwards. An operand that a result overwrites is always batched.
+
+    - `backward`: the kernel of the gradients, for all platforms that have one forward or for each. A `PythonKernel` is
+        `body(ctx, grads, args, out, cotangents, **options)`, as `backward` of [`eqxcallback.Layer`][] is. A `NativeKernel` takes
+        the flat arguments, results and cotangents, and computes the gradients of all arguments of floating type.
+        Without one, gradients are those of `reference`.
+    - `sharding`: what may be split between devices under plain `jit`, a name for each dimension of each flat operand and
+        result: `"... d, d -> ... d"`. A name that all results have may be split, so that each device calls the kernel on its
+        own part; `_` is whole. Axes of `vmap` may always be split. By default nothing else is.
 
     **Raises:** `TypeError` or `ValueError` for a wrong declaration, and when arguments do not fit it.
     """
@@ -95,6 +104,10 @@ class Op:
                     f"{who}: expected backward to be a kernel, or kernels for platforms that have one forward; got "
                     f"{kernel!r} for {platform}."
                 )
+        if self.sharding is not None and not isinstance(self.sharding, str):
+            raise TypeError(
+                f"{who}: expected sharding to be a rule such as '... d, d -> ... d'; got {self.sharding!r}."
+            )
         if self.reference is not None and not callable(self.reference):
             raise TypeError(f"{who}: expected reference to be a function; got {self.reference!r}.")
         try:
@@ -191,6 +204,11 @@ class Op:
             result_avals=tuple(xla.result_aval(leaf.shape, leaf.dtype) for leaf in outputs),
             forward={platform: implementation(kernel, Forward) for platform, kernel in self.kernels.items()},
             backward=backward if self._backward else None,
+            sharding=None
+            if self.sharding is None
+            else parse_sharding(
+                self.sharding, [len(aval.shape) for aval in avals], [len(leaf.shape) for leaf in outputs], who
+            ),
             asks_all=any(isinstance(kernel, NativeKernel) for kernel in self._backward.values()),
             reference=None if self.reference is None else reference,
             batching=self.batching,

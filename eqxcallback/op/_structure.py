@@ -1,6 +1,6 @@
 """A PyTree without its arrays: what of it is static, and how it is made again from arrays or buffers."""
 
-import math
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -84,15 +84,19 @@ def structure(tree: Any, who: str) -> tuple[Structure, list[Any]]:
 
 def strict(value: Any) -> Any:
     """Of a static value: equal for those that are the same, and not only equal."""
-    if isinstance(value, float):
-        return type(value), value, math.copysign(1.0, value)
+    if isinstance(value, float | complex | np.generic):
+        return type(value), value, repr(value)
     if isinstance(value, tuple | list):
         return type(value), tuple(map(strict, value))
+    if isinstance(value, frozenset):
+        return type(value), frozenset(map(strict, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value), value, tuple(strict(getattr(value, field.name)) for field in dataclasses.fields(value))
     return type(value), value
 
 
 def strict_statics(treedef: Any) -> tuple[Any, ...]:
-    """The numbers in the static fields of a tree's nodes, strictly."""
+    """What may be equal and not the same in the static fields of a tree's nodes."""
     if treedef.num_nodes == treedef.num_leaves:
         return ()
     found: list[Any] = []
@@ -110,11 +114,11 @@ def _collect(treedef: Any, found: list[Any]) -> None:
 
 
 def _numbers(value: Any, found: list[Any]) -> None:
-    if isinstance(value, bool | int | float | complex | np.generic):
-        found.append(strict(value))
-    elif isinstance(value, tuple | list):
+    if isinstance(value, tuple | list):
         for item in value:
             _numbers(item, found)
+    elif isinstance(value, bool | int | float | complex | np.generic | frozenset) or dataclasses.is_dataclass(value):
+        found.append(strict(value))
 
 
 def _unhashable(values: Sequence[Any]) -> str:

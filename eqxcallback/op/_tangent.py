@@ -11,7 +11,7 @@ from .. import xla
 from . import _axes
 from ._axes import Axes
 from ._cotangent import Cotangent
-from ._flat_call import FlatCall, LinearCall, of_some
+from ._flat_call import FlatCall, LinearCall, around, of_some
 
 
 if TYPE_CHECKING:
@@ -49,6 +49,12 @@ class Tangent(LinearCall):
     @property
     def names(self) -> Sequence[str]:
         return [""] * len(self.axes.operands)
+
+    @property
+    def factors(self) -> xla.Factors:
+        inner = self.call.factors
+        own = [*inner.operands, *inner.results, *(inner.operands[i] for i in self.active)]
+        return around(self.axes, own, [inner.results[i] for i in self.results])
 
     def example(self, *args: Any) -> Sequence[Any]:
         primals, _, tangents = self.split(args)

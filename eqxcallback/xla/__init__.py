@@ -8,6 +8,7 @@ from ._handles import EagerState as EagerState, eager_state as eager_state
 from ._op_call import PLATFORMS as PLATFORMS, op_call as op_call, transpose as transpose
 from ._plan import LaunchPlan as LaunchPlan, Plan as Plan, PythonPlan as PythonPlan, Run as Run
 from ._python_call import python_call as python_call
+from ._sharding import Dims as Dims, Factors as Factors
 from ._targets import CPU_OPS as CPU_OPS, library_handler as library_handler, register_handler as register_handler
 from ._walk import (
     CallSite as CallSite,

@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import ShapedArray
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
+
+from ._sharding import Dims, Factors, spec_of, split
 
 
 def result_aval(shape: Sequence[int], dtype: Any) -> Any:
@@ -18,20 +20,26 @@ def result_aval(shape: Sequence[int], dtype: Any) -> Any:
     return ShapedArray(tuple(shape), dtype if is_extended else np.dtype(dtype))
 
 
-def on_current_mesh(results: Sequence[Any], operands: Sequence[Any]) -> Sequence[Any]:
+def on_current_mesh(results: Sequence[Any], operands: Sequence[Any], factors: Factors | None = None) -> Sequence[Any]:
     """`results` on the mesh in use, varying over the manual axes that the operands, all alike, vary over.
 
-    Without this `shard_map` would believe that results are the same on all devices.
+    Without this `shard_map` would believe that results are the same on all devices. Where shardings are part of types,
+    results are split as the operands are, as far as `factors` says that they can be.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return results
+    dims = [(None,) * len(aval.shape) for aval in results] if factors is None else factors.results
+    splits: dict[str, Any] = {}
+    if factors is not None:
+        specs = [operand.sharding.spec for operand in operands]
+        splits = split(factors, specs, factors.sizes([operand.shape for operand in operands]), mesh)
 
-    def typed(aval: Any) -> Any:
-        sharding = NamedSharding(mesh, PartitionSpec(*[None] * len(aval.shape)))
+    def typed(aval: Any, dims: Dims) -> Any:
+        sharding = NamedSharding(mesh, spec_of(dims, splits))
         return aval.update(sharding=sharding, manual_axis_type=operands[0].mat if operands else aval.mat)
 
-    return [typed(aval) for aval in results]
+    return [typed(aval, names) for aval, names in zip(results, dims, strict=True)]
 
 
 def vary_alike(args: Sequence[Any]) -> Sequence[Any]:

@@ -19,9 +19,7 @@ def _on_failure(
 ) -> str:
     if isinstance(body, PythonBody):
         body = body.callback
-        # Its own frame, PythonBody.__call__, is the first one: the user's start after it.
-        if error.__traceback__ is not None:
-            error = error.with_traceback(error.__traceback__.tb_next or error.__traceback__)
+        error = _errors.from_the_user(error)
     return _errors.record_failure(error, _errors.callable_name(body), name_stack, _describe(outputs, inputs))
 
 

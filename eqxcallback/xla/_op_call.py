@@ -9,13 +9,16 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from . import _python_call
+from . import _partition, _python_call
 from ._avals import on_current_mesh, vary_alike
 from ._body import CallSpec
 from ._debug import is_debugging, run_eagerly
 from ._eager import platform_of
 from ._effects import kernel_effect
+from ._handles import handle_for
+from ._ownership import own
 from ._plan import LaunchPlan, Plan, PythonPlan, Run
+from ._sharding import Factors
 
 
 # In JAX's spelling: where an op may have a kernel. Everywhere else its reference is lowered.
@@ -33,6 +36,15 @@ class OpCall(Protocol):
 
     @property
     def has_kernel(self) -> bool: ...
+
+    @property
+    def factors(self) -> Factors:
+        """How it may be split between devices."""
+        ...
+
+    def part(self, shapes: Sequence[Sequence[int]]) -> "OpCall":
+        """The call on a part of its operands, of these shapes."""
+        ...
 
     def reference(self, *args: Any) -> Sequence[Any]:
         """The op in pure JAX, flat."""
@@ -70,7 +82,7 @@ def op_call(call: OpCall, *args: Any) -> Sequence[jax.Array]:
 @op_call_p.def_effectful_abstract_eval
 def _abstract_eval(*avals: Any, call: OpCall):
     effects = {kernel_effect} if call.has_side_effect else set()
-    return on_current_mesh(call.result_avals, avals), effects
+    return on_current_mesh(call.result_avals, avals, call.factors), effects
 
 
 @functools.lru_cache(maxsize=1024)
@@ -90,7 +102,7 @@ def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
 
 def _run_python(plan: PythonPlan, *args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
     spec = CallSpec(tuple(result_avals), None, plan.has_side_effect, plan.aliases, plan.command_buffer_compatible)
-    return _python_call.python_call_p.bind(*args, body=plan.body, spec=spec)
+    return _python_call.python_call(plan.body, spec, args)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: OpCall) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -158,7 +170,7 @@ _kernel_call_p.multiple_results = True
 
 @_kernel_call_p.def_abstract_eval
 def _kernel_abstract_eval(*avals: Any, call: OpCall, **_: object) -> Sequence[Any]:
-    return on_current_mesh(call.result_avals, avals)
+    return on_current_mesh(call.result_avals, avals, call.factors)
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, call: OpCall) -> Sequence[Any]:
@@ -166,17 +178,32 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, call: OpCall) -> Seque
     plans = [call.plan(platform) for platform in platforms if platform in PLATFORMS] if call.has_kernel else []
     if not any(plans):
         return mlir.lower_fun(call.reference, multiple_results=True)(ctx, *operands)
+    python = [plan for plan in plans if isinstance(plan, PythonPlan)]
     # Native calls do not know where they are: so equal ones stay one.
-    name_stack = str(ctx.name_stack) if any(isinstance(plan, PythonPlan) for plan in plans) else ""
+    name_stack = str(ctx.name_stack) if python else ""
+    if not _partition.is_partitioned(ctx):
 
-    def kernel_call(*operands: Any) -> Sequence[Any]:
-        return _kernel_call_p.bind(*operands, call=call, name_stack=name_stack)
+        def kernel_call(*operands: Any) -> Sequence[Any]:
+            return _kernel_call_p.bind(*operands, call=call, name_stack=name_stack, owned=None)
 
-    return mlir.lower_fun(kernel_call, multiple_results=True)(ctx, *operands)
+        return mlir.lower_fun(kernel_call, multiple_results=True)(ctx, *operands)
+
+    # The parts are lowered into another program, without its callbacks: this one owns them.
+    owned = tuple(own(ctx, handle_for(plan.body)).get("host_callback") for plan in python)
+
+    def part(*operands: Any) -> Sequence[Any]:
+        local = call.part([operand.shape for operand in operands])
+        return _kernel_call_p.bind(*operands, call=local, name_stack=name_stack, owned=owned or None)
+
+    def whole(*operands: Any) -> Sequence[Any]:
+        return _kernel_call_p.bind(*operands, call=call, name_stack=name_stack, owned=owned or None)
+
+    identity = f"{call!r} {[plan.description for plan in plans if plan is not None]} {name_stack} {owned}"
+    return _partition.lower(ctx, operands, call.factors, whole, part, identity, call.has_side_effect)
 
 
 def _lower_kernel(
-    ctx: mlir.LoweringRuleContext, *operands: Any, call: OpCall, name_stack: str, platform: str | None
+    ctx: mlir.LoweringRuleContext, *operands: Any, call: OpCall, name_stack: str, owned: Any, platform: str | None
 ) -> Sequence[Any]:
     plan = None if platform is None else call.plan(platform)
     if plan is None:
@@ -187,7 +214,7 @@ def _lower_kernel(
             spec = CallSpec(
                 tuple(result_avals), None, plan.has_side_effect, plan.aliases, plan.command_buffer_compatible
             )
-            return _python_call.named_call_p.bind(*args, body=plan.body, spec=spec, name_stack=name_stack)
+            return _python_call.named_call_p.bind(*args, body=plan.body, spec=spec, name_stack=name_stack, owned=owned)
         return _native_call_p.bind(*args, plan=plan, result_avals=tuple(result_avals))
 
     def launch(*args: Any) -> Sequence[Any]:
@@ -233,6 +260,7 @@ def _lower_native(
 
 
 def register() -> None:
+    _partition.requires_devices(op_call_p)
     mlir.register_lowering(op_call_p, _lower, cacheable=False)
     mlir.register_lowering(_kernel_call_p, functools.partial(_lower_kernel, platform=None))
     for platform in PLATFORMS:

@@ -28,6 +28,11 @@ class LaunchPlan:
     input_layouts: tuple[Any, ...] | None = None
     output_layouts: tuple[Any, ...] | None = None
 
+    @property
+    def description(self) -> str:
+        """The same text in each process, for plans that call the same."""
+        return repr((self.target, dict(self.attributes), self.aliases, self.has_side_effect))
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PythonPlan:
@@ -37,6 +42,10 @@ class PythonPlan:
     aliases: tuple[tuple[int, int], ...] = ()
     has_side_effect: bool = False
     command_buffer_compatible: bool = False
+
+    @property
+    def description(self) -> str:
+        return f"{self.body.description} {self.aliases} {self.has_side_effect} {self.command_buffer_compatible}"
 
 
 Plan = LaunchPlan | PythonPlan

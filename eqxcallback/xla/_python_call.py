@@ -10,24 +10,29 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from . import _batching, _eager, _targets
+from . import _batching, _eager, _partition, _targets
 from ._avals import on_current_mesh, vary_alike
 from ._body import CallSpec, PythonBody
 from ._effects import kernel_effect
 from ._handles import handle_for
 from ._ownership import own
+from ._sharding import Dims, Factors
 
 
 python_call_p = Primitive("buffer_callback")
 python_call_p.multiple_results = True
 
+# The same with an effect. On several devices XLA must be told where it happens, for which lowering needs to know them.
+effectful_call_p = Primitive("buffer_callback")
+effectful_call_p.multiple_results = True
+
 
 def python_call(body: PythonBody, spec: CallSpec, args: Sequence[Any]) -> Sequence[jax.Array]:
     """Call `body` on flat operands, as `spec` says. Returns one array for each of `spec.result_avals`."""
-    return python_call_p.bind(*vary_alike(args), body=body, spec=spec)
+    primitive = effectful_call_p if spec.has_side_effect else python_call_p
+    return primitive.bind(*vary_alike(args), body=body, spec=spec)
 
 
-@python_call_p.def_effectful_abstract_eval
 def _abstract_eval(*avals: Any, spec: CallSpec, **_: object):
     effects = {kernel_effect} if spec.has_side_effect else set()
     return on_current_mesh(spec.result_avals, avals), effects
@@ -43,10 +48,6 @@ def _no_derivative(what: str) -> Callable[..., NoReturn]:
     return rule
 
 
-ad.primitive_jvps[python_call_p] = _no_derivative("JVP")
-ad.primitive_transposes[python_call_p] = _no_derivative("transpose")
-
-
 def _batch(args: Sequence[Any], dims: Sequence[int | None], *, body: PythonBody, spec: CallSpec):
     if spec.vmap_method is None:
         raise NotImplementedError(
@@ -56,15 +57,12 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, body: PythonBody,
 
     def bind(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
         batched_spec = dataclasses.replace(spec, result_avals=tuple(result_avals))
-        return python_call_p.bind(*args, body=body, spec=batched_spec)
+        return python_call(body, batched_spec, args)
 
     aliased = frozenset(i for i, _ in spec.input_output_aliases)
     return _batching.batch(
         bind, args, dims, vmap_method=spec.vmap_method, result_avals=spec.result_avals, aliased=aliased
     )
-
-
-batching.primitive_batchers[python_call_p] = _batch
 
 
 # What a call is lowered to: the same call, with the name stack that its errors show. JAX lowers equal calls once, and their
@@ -80,11 +78,22 @@ def _named_abstract_eval(*avals: Any, spec: CallSpec, **_: object):
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, body: PythonBody, spec: CallSpec) -> Sequence[Any]:
     name_stack = str(ctx.name_stack)
+    owned = None
 
     def named_call(*operands: Any) -> Sequence[Any]:
-        return named_call_p.bind(*operands, body=body, spec=spec, name_stack=name_stack)
+        return named_call_p.bind(*operands, body=body, spec=spec, name_stack=name_stack, owned=owned)
 
-    return mlir.lower_fun(named_call, multiple_results=True)(ctx, *operands)
+    if not spec.has_side_effect or not _partition.is_partitioned(ctx):
+        return mlir.lower_fun(named_call, multiple_results=True)(ctx, *operands)
+    owned = (own(ctx, handle_for(body))["host_callback"],)
+    avals: Sequence[Any] = ctx.avals_in
+    whole = Factors(_whole(avals), _whole(spec.result_avals))
+    identity = f"{body.description} {spec} {name_stack} {owned}"
+    return _partition.lower(ctx, operands, whole, named_call, named_call, identity, has_side_effect=True)
+
+
+def _whole(avals: Sequence[Any]) -> tuple[Dims, ...]:
+    return tuple((None,) * len(aval.shape) for aval in avals)
 
 
 def _lower_named(
@@ -93,6 +102,7 @@ def _lower_named(
     body: PythonBody,
     spec: CallSpec,
     name_stack: str,
+    owned: tuple[np.uint64, ...] | None,
     target: str,
     captured_target: str,
 ) -> Sequence[Any]:
@@ -102,7 +112,9 @@ def _lower_named(
         has_side_effect=spec.has_side_effect,
         operand_output_aliases=dict(spec.input_output_aliases),
     )
-    return rule(ctx, *operands, key=np.uint64(handle.key), name_stack=name_stack, **own(ctx, handle))
+    attributes = own(ctx, handle) if owned is None else {"host_callback": owned[0]}
+    outs = rule(ctx, *operands, key=np.uint64(handle.key), name_stack=name_stack, **attributes)
+    return outs
 
 
 def _lower_nowhere(ctx: mlir.LoweringRuleContext, *_: Any, body: PythonBody, **__: object) -> NoReturn:
@@ -114,8 +126,14 @@ def _lower_nowhere(ctx: mlir.LoweringRuleContext, *_: Any, body: PythonBody, **_
 
 
 def register() -> None:
-    python_call_p.def_impl(functools.partial(_eager.run, python_call_p))
-    mlir.register_lowering(python_call_p, _lower, cacheable=False)
+    _partition.requires_devices(effectful_call_p)
+    for primitive in (python_call_p, effectful_call_p):
+        primitive.def_impl(functools.partial(_eager.run, primitive))
+        primitive.def_effectful_abstract_eval(_abstract_eval)
+        ad.primitive_jvps[primitive] = _no_derivative("JVP")
+        ad.primitive_transposes[primitive] = _no_derivative("transpose")
+        batching.primitive_batchers[primitive] = _batch
+        mlir.register_lowering(primitive, _lower, cacheable=False)
     for platform, captured_target in (
         ("cpu", _targets.PYTHON),  # a CPU has no command buffers: there the trait is ignored
         ("cuda", _targets.PYTHON_CAPTURED),

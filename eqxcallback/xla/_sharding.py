@@ -1,0 +1,75 @@
+"""Where an array of a call may be split, and where it is: factors of dimensions, and the mesh axes that split them."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+
+# One name for each dimension of an array. `None` where it must be whole.
+Dims = tuple[str | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Factors:
+    """Dimensions of operands and results with one name are split together, and each part of a call is a call.
+
+    **Attributes:**
+
+    - `sums`: whether a result that lacks a factor is a sum over it.
+    """
+
+    operands: tuple[Dims, ...]
+    results: tuple[Dims, ...]
+    sums: bool = False
+
+    def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+        """From the shapes of operands."""
+        found: dict[str, int] = {}
+        for dims, shape in zip(self.operands, shapes, strict=True):
+            for name, size in zip(dims, shape, strict=True):
+                if name is not None:
+                    found.setdefault(name, size)
+        return found
+
+
+def split(factors: Factors, specs: Sequence[Any], sizes: Mapping[str, int], mesh: Any) -> dict[str, Any]:
+    """The mesh axes of each factor: those of the first array that has any. A mesh axis splits one factor, evenly.
+
+    **Arguments:** `specs` are of the operands, or of those and the results.
+    """
+    found: dict[str, Any] = {}
+    used: set[str] = set()
+    arrays = [*factors.operands, *factors.results][: len(specs)]
+    for dims, spec in zip(arrays, specs, strict=True):
+        for name, entry in zip(dims, [*spec, *[None] * (len(dims) - len(spec))], strict=True):
+            axes = _axes(entry)
+            if name is None or name in found or not axes or used & set(axes):
+                continue
+            parts = 1
+            for axis in axes:
+                parts *= mesh.shape[axis]
+            if sizes.get(name, 0) % parts == 0 and sizes.get(name, 0) > 0:
+                found[name] = entry
+                used |= set(axes)
+    return found
+
+
+def spec_of(dims: Dims, splits: Mapping[str, Any]) -> PartitionSpec:
+    return PartitionSpec(*(None if name is None else splits.get(name) for name in dims))
+
+
+def summed_axes(dims: Dims, splits: Mapping[str, Any]) -> tuple[str, ...]:
+    """The mesh axes of factors that an array lacks."""
+    return tuple(axis for name, entry in splits.items() if name not in dims for axis in _axes(entry))
+
+
+def named(mesh: Mesh, dims: Dims, splits: Mapping[str, Any]) -> NamedSharding:
+    return NamedSharding(mesh, spec_of(dims, splits))
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return tuple(entry) if isinstance(entry, tuple) else (entry,)
