@@ -47,7 +47,7 @@ def _of_op(site: xla.CallSite, platform: str) -> ExternalCall:
             results=_types(site.results),
             in_place=(),
             captured=None,
-            captured_reason="the reference is XLA's own code",
+            captured_reason="XLA treats the reference as it does all code of its own",
             fallback=_why_reference(definition, kind, platform),
             times=site.times,
         )

@@ -1,15 +1,12 @@
 """Which operands XLA copies before a kernel overwrites them, and why, read from the text of the compiled program."""
 
+import collections
 import dataclasses
-import re
 from collections.abc import Sequence
 
 from ._hlo import Instruction, Module
 from ._matching import match
 from ._report import Alias, ExternalCall
-
-
-_NOT_FOUND = "XLA has removed this call, or merged it with an equal one"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +25,45 @@ def resolved(calls: Sequence[ExternalCall], text: str) -> list[ExternalCall]:
     """`calls` with what the compiled program says of them."""
     module = Module(text)
     found = match(calls, module)
-    return [call if call.target is None else _resolved(call, found.get(i, ()), module) for i, call in enumerate(calls)]
+    sharing = collections.Counter(instruction.name for those in found.values() for instruction in those[:1])
+
+    def with_program(call: ExternalCall, instructions: Sequence[Instruction]) -> ExternalCall:
+        if call.target is None:
+            return call
+        aliases = tuple(_resolved_alias(alias, instructions, module) for alias in call.in_place)
+        equal = sharing[instructions[0].name] if instructions else 0
+        return dataclasses.replace(call, in_place=aliases, note=_note(call, instructions, equal, module))
+
+    return [with_program(call, found.get(i, ())) for i, call in enumerate(calls)]
 
 
-def _resolved(call: ExternalCall, instructions: Sequence[Instruction], module: Module) -> ExternalCall:
-    aliases = tuple(_resolved_alias(alias, instructions, module) for alias in call.in_place)
-    return dataclasses.replace(call, in_place=aliases, note="" if instructions else _NOT_FOUND)
+def _note(call: ExternalCall, instructions: Sequence[Instruction], equal: int, module: Module) -> str:
+    """What of the compiled call is not as the program says."""
+    if not instructions:
+        return "XLA has removed this call"
+    if equal > len(instructions):
+        return f"XLA has merged {equal} equal calls into {len(instructions)}"
+    if call.times not in (0, 1) and len(instructions) == 1 and not _is_in_loop(instructions[0], module):
+        return "XLA has moved this call out of its loop: it runs once"
+    return _types_on_each_device(call, instructions[0], module)
+
+
+def _types_on_each_device(call: ExternalCall, instruction: Instruction, module: Module) -> str:
+    """Of a call that is partitioned, its own types being those of the whole; or `""`."""
+    whole, local = [*call.operands, *call.results], module.dims(instruction)
+    if len(whole) != len(local):
+        return ""
+    texts = [f"{text.partition('[')[0]}[{dims}]" for text, dims in zip(whole, local, strict=True)]
+    count = len(call.operands)
+    return "" if texts == whole else f"on each device ({', '.join(texts[:count])}) -> ({', '.join(texts[count:])})"
+
+
+def _is_in_loop(instruction: Instruction | None, module: Module) -> bool:
+    while instruction is not None:
+        instruction = module.callers.get(instruction.computation)
+        if instruction is not None and instruction.opcode == "while":
+            return True
+    return False
 
 
 def _resolved_alias(alias: Alias, instructions: Sequence[Instruction], module: Module) -> Alias:
@@ -55,8 +85,9 @@ def _state(value: _Value, module: Module) -> tuple[str, str]:
     loop = module.callers.get(made.instruction.computation)
     if made.instruction.opcode == "parameter" and loop is not None and loop.opcode == "while" and made.path:
         index = made.path[:1]
-        if _producer(_Value(module.root(loop.body), index), module).is_copy:
-            return "copied", "live later"
+        following = _producer(_Value(module.root(loop.body), index), module)
+        if following.is_copy:
+            return "copied", _why(following, module)
         first = _producer(_operand(loop, 0, module, index), module)
         if first.is_copy:
             return "in place", f"copied once, before the loop: {_why(first, module)}"
@@ -65,15 +96,31 @@ def _state(value: _Value, module: Module) -> tuple[str, str]:
 
 def _why(copy: _Value, module: Module) -> str:
     """Of a copy."""
-    source = copy
+    source, is_shared = copy, False
     while source.is_copy:
-        source = _producer(_operand(source.instruction, 0, module), module)
+        value = _operand(source.instruction, 0, module)
+        while True:
+            is_shared |= _is_shared(value, module)
+            if (step := _step(value, module)) is None:
+                break
+            value = step
+        source = value
     if source.instruction.opcode == "constant":
         return "a constant"
     is_argument = source.instruction.opcode == "parameter" and source.instruction.computation == module.entry
     if is_argument and int(source.instruction.operands[0]) not in module.donated:
         return "not donated"
-    return "live later"
+    return "live later" if is_shared else "XLA's choice"
+
+
+def _is_shared(value: _Value, module: Module) -> bool:
+    """Whether more than one instruction uses a value."""
+    instruction = value.instruction
+    inside = module.computations[instruction.computation].values()
+    users = [each for each in inside if instruction.name in each.operands and each.opcode != "parameter"]
+    if value.path:  # of a tuple: whether anybody else takes the same element, or all of it
+        users = [each for each in users if each.opcode != "get-tuple-element" or each.index == value.path[0]]
+    return len(users) > 1
 
 
 def _producer(value: _Value, module: Module) -> _Value:
@@ -90,9 +137,7 @@ def _step(value: _Value, module: Module) -> _Value | None:
         case "bitcast" | "copy-done" | "opt-barrier":
             return _operand(instruction, 0, module, path)
         case "get-tuple-element":
-            index = re.search(r"index=(\d+)", instruction.rest)
-            assert index is not None
-            return _operand(instruction, 0, module, (int(index[1]), *path))
+            return _operand(instruction, 0, module, (instruction.index, *path))
         case "tuple" if path:
             return _operand(instruction, path[0], module, path[1:])
         case "fusion" | "call":

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +34,11 @@ class Instruction:
     def body(self) -> str:
         """Of a loop."""
         return re.findall(r"body=%?([\w.\-]+)", self.rest)[0]
+
+    @property
+    def index(self) -> int:
+        """Of a tuple's element."""
+        return int(re.findall(r"index=(\d+)", self.rest)[0])
 
     def attribute(self, name: str) -> str:
         match = re.search(rf'\b{name}="([^"]*)"', self.rest)
@@ -74,6 +79,12 @@ class Module:
     def root(self, computation: str) -> Instruction:
         return next(instruction for instruction in self.computations[computation].values() if instruction.is_root)
 
+    def dims(self, instruction: Instruction) -> tuple[str, ...]:
+        """Of its operands and results, as text: `"3,4"`."""
+        inside = self.computations[instruction.computation]
+        types = [*(inside[name].shape for name in instruction.operands), instruction.shape]
+        return tuple(dims for each in types for dims in re.findall(r"\w+\[([\d,]*)\]", each))
+
     @functools.cached_property
     def callers(self) -> Mapping[str, Instruction]:
         """Of each computation; XLA has made each the callee of one instruction."""
@@ -106,8 +117,3 @@ def _closing(text: str) -> int:
         if depth == 0:
             return i
     return len(text)
-
-
-def dims(shape: str) -> Sequence[str]:
-    """Those of the arrays in a type, as text: `"3,4"`."""
-    return re.findall(r"\w+\[([\d,]*)\]", shape)

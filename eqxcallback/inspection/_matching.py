@@ -4,7 +4,7 @@ import collections
 import re
 from collections.abc import Hashable, Mapping, Sequence
 
-from ._hlo import Instruction, Module, dims
+from ._hlo import Instruction, Module
 from ._report import ExternalCall
 
 
@@ -55,9 +55,7 @@ def _keys_of_instruction(instruction: Instruction, module: Module) -> Sequence[H
     pairs = re.search(r"output_to_operand_aliasing=\{(.*?\))\}", instruction.rest)
     found = re.findall(r"\{(\d*)\}: \((\d+)", pairs[1]) if pairs else []
     aliases = tuple(sorted((int(operand), int(result or 0)) for result, operand in found))
-    inside = module.computations[instruction.computation]
-    types = [*(inside[name].shape for name in instruction.operands), instruction.shape]
-    shapes = tuple(shape for each in types for shape in dims(each))
+    shapes = module.dims(instruction)
     target = instruction.attribute("custom_call_target")
     path = _scopes(instruction.attribute("op_name"))
     return (target, aliases, shapes, path), (target, aliases, shapes), (target, aliases)

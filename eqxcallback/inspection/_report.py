@@ -14,7 +14,8 @@ class Alias:
     - `operand`, `result`: flat indices over the operands and results of the kernel.
     - `state`: `"in place"`, `"copied"` (XLA copies the operand first), or `None` where only a compiled program can tell.
     - `reason`: why it is copied: `"not donated"`, an argument of the program that the caller keeps; `"live later"`, somebody
-        in the program still needs the operand; `"a constant"`.
+        in the program still needs the operand; `"a constant"`; `"XLA's choice"`, nothing of these, as where the memory of a
+        donated argument was given to another result.
     """
 
     operand: int
