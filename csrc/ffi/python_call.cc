@@ -84,7 +84,16 @@ ffi::Error call_python(uint64_t key, const Place& place, const ffi::RemainingArg
   nb::gil_scoped_acquire gil;
   try {
     Handle* handle = Handle::find(key);
-    if (handle == nullptr) return unknown_key(key);
+    if (handle == nullptr) {
+      // An exported program says what its callable is, so that another process can import it.
+      auto portable = attrs.get<std::string_view>("portable");
+      if (portable.has_error()) return unknown_key(key);
+      if (std::string problem = import_portable(key, std::string(*portable)); !problem.empty()) {
+        return ffi::Error(ffi::ErrorCode::kNotFound, problem);
+      }
+      handle = Handle::find(key);
+      if (handle == nullptr) return unknown_key(key);
+    }
     nb::object alive = nb::find(*handle);  // the callable may drop the last other reference to itself
 
     const size_t num_outputs = rets.size(), num_inputs = args.size() - first_arg;

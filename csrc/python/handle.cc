@@ -20,6 +20,11 @@ nb::object& failure_hook() {
   return *hook;
 }
 
+nb::object& unknown_key_hook() {
+  static auto* hook = new nb::object();
+  return *hook;
+}
+
 // `checked_call(body, direct, ctx, outputs, inputs)` in place of the body, while it is set.
 nb::object& checked_call() {
   static auto* hook = new nb::object();
@@ -139,6 +144,16 @@ std::string report_failure(Handle& handle, nb::python_error& error, const Frame&
   }
 }
 
+std::string import_portable(uint64_t key, const std::string& text) {
+  if (!unknown_key_hook().is_valid()) return "eqxcallback: Python is exiting";
+  try {
+    unknown_key_hook()(key, text);
+    return "";
+  } catch (nb::python_error& error) {
+    return error.what();
+  }
+}
+
 void bind_handle(nb::module_& m) {
   nb::class_<Handle>(m, "Handle", nb::is_weak_referenceable(), nb::type_slots(kSlots))
       .def(nb::init<uint64_t, nb::object, nb::object, bool>(), nb::arg("key"), nb::arg("body"),
@@ -146,6 +161,8 @@ void bind_handle(nb::module_& m) {
       .def_prop_ro("owner", [](Handle& handle) { return handle.owner(); })
       .def_prop_ro("key", &Handle::key)
       .def_static("exists", [](uint64_t key) { return Handle::find(key) != nullptr; }, nb::arg("key"));
+
+  m.def("on_unknown_key", [](nb::object hook) { unknown_key_hook() = std::move(hook); }, nb::arg("hook"));
 
   m.def("on_failure", [](nb::object hook) { failure_hook() = std::move(hook); }, nb::arg("hook"));
 
@@ -156,6 +173,7 @@ void bind_handle(nb::module_& m) {
   // Python functions must not be touched after the interpreter has gone.
   nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
     failure_hook().reset();
+    unknown_key_hook().reset();
     checked_call().reset();
   }));
 }

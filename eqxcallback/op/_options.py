@@ -19,6 +19,9 @@ class Options:
                 "Arrays are passed by position."
             ) from None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Options, (self.values, "")
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Options) and self._key == other._key
 

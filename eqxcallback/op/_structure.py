@@ -1,6 +1,7 @@
 """A PyTree without its arrays: what of it is static, and how it is made again from arrays or buffers."""
 
 import dataclasses
+import enum
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -9,12 +10,14 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 
-class _Array:
+class _Array(enum.Enum):
+    ARRAY = 0
+
     def __repr__(self) -> str:
         return "*"
 
 
-_array: Any = _Array()
+_array: Any = _Array.ARRAY
 
 
 def is_array(leaf: Any) -> bool:
@@ -48,6 +51,9 @@ class Structure:
         """Where all leaves are arrays."""
         return cls(treedef, [_array] * treedef.num_leaves, "")
 
+    def __reduce__(self) -> tuple[Any, ...]:  # trees cannot be pickled, but what they are of can
+        return _of_tree, (self.build([_array] * len(self._indices)),)
+
     @property
     def num_arrays(self) -> int:
         return len(self._indices)
@@ -75,6 +81,11 @@ class Structure:
         for i, array in zip(self._indices, arrays, strict=True):
             leaves[i] = array
         return tree_unflatten(self.treedef, leaves)
+
+
+def _of_tree(tree: Any) -> Structure:
+    leaves, treedef = tree_flatten(tree)
+    return Structure(treedef, leaves, "")
 
 
 def structure(tree: Any, who: str) -> tuple[Structure, list[Any]]:

@@ -9,7 +9,12 @@ from ._op_call import PLATFORMS as PLATFORMS, op_call as op_call, transpose as t
 from ._plan import LaunchPlan as LaunchPlan, Plan as Plan, PythonPlan as PythonPlan, Run as Run
 from ._python_call import python_call as python_call
 from ._sharding import Dims as Dims, Factors as Factors
-from ._targets import CPU_OPS as CPU_OPS, library_handler as library_handler, register_handler as register_handler
+from ._targets import (
+    CPU_OPS as CPU_OPS,
+    library_handler as library_handler,
+    register_handler as register_handler,
+    target_names as target_names,
+)
 from ._walk import (
     CallSite as CallSite,
     call_sites as call_sites,
@@ -17,10 +22,11 @@ from ._walk import (
     platform_in_use as platform_in_use,
     python_target as python_target,
 )
-from . import _failures, _op_call, _python_call, _targets
+from . import _failures, _op_call, _portable, _python_call, _targets
 
 
 _failures.register()
+_portable.register()
 _targets.register()
 _python_call.register()
 _op_call.register()

@@ -1,6 +1,7 @@
 """What a call site of a program calls: a Python callable, its identity, and what the call declares."""
 
 import dataclasses
+import enum
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,6 +37,12 @@ class CallSpec:
         return self._hash
 
 
+class _Leaf(enum.Enum):
+    """In place of an array."""
+
+    LEAF = 0
+
+
 class PythonBody:
     """A callback with the trees of its arguments and results: what one call site of a program calls.
 
@@ -69,6 +76,16 @@ class PythonBody:
         """The same text in each process."""
         return f"{getattr(self.callback, '__module__', '')}:{self!r}:{self.in_tree}:{self.out_tree}"
 
+    def portable(self) -> tuple[Any, ...]:
+        """Of what `of_portable` makes it again, in another process. Trees cannot be pickled, but what they are of can."""
+        trees = [jax.tree.unflatten(tree, [_Leaf.LEAF] * tree.num_leaves) for tree in (self.in_tree, self.out_tree)]
+        return type(self), self.callback, *trees
+
+    @staticmethod
+    def of_portable(parts: tuple[Any, ...]) -> "PythonBody":
+        kind, callback, *trees = parts
+        return kind(callback, *map(jax.tree.structure, trees))
+
     @property
     def is_flat(self) -> bool:
         """Whether the callback takes its buffers one by one: `callback(ctx, out, *leaves)`."""
@@ -89,6 +106,9 @@ class FlatBody(PythonBody):
     @property
     def description(self) -> str:
         return repr(self.callback)
+
+    def portable(self) -> tuple[Any, ...]:
+        return type(self), self.callback
 
     @property
     def is_flat(self) -> bool:

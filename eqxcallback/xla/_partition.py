@@ -18,6 +18,7 @@ from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
 from ._avals import result_aval
+from ._portable import is_exported
 from ._sharding import Factors, named, split, summed_axes
 
 
@@ -54,17 +55,13 @@ def requires_devices(primitive: Primitive) -> None:
 def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
     """Whether a program runs on several devices, and XLA says what each of them has."""
     axis_context: Any = ctx.module_context.axis_context
-    if not _config.jax_use_shardy_partitioner or _is_exported(ctx):
+    if not _config.jax_use_shardy_partitioner or is_exported(ctx):
         return False
     manual = getattr(axis_context, "manual_axes", None)
     if manual is not None:  # inside shard_map
         return set(manual) != set(axis_context.mesh.axis_names)
     devices = getattr(axis_context, "device_assignment", None)
     return devices is not None and len(devices) > 1
-
-
-def _is_exported(ctx: mlir.LoweringRuleContext) -> bool:
-    return bool(getattr(ctx.module_context.lowering_parameters, "for_export", False))
 
 
 def lower(

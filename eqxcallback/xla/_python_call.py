@@ -16,6 +16,7 @@ from ._body import CallSpec, PythonBody
 from ._effects import kernel_effect
 from ._handles import handle_for
 from ._ownership import own
+from ._portable import is_exported, portable_attributes
 from ._sharding import Dims, Factors
 
 
@@ -112,9 +113,13 @@ def _lower_named(
         has_side_effect=spec.has_side_effect,
         operand_output_aliases=dict(spec.input_output_aliases),
     )
-    attributes = own(ctx, handle) if owned is None else {"host_callback": owned[0]}
-    outs = rule(ctx, *operands, key=np.uint64(handle.key), name_stack=name_stack, **attributes)
-    return outs
+    if is_exported(ctx):
+        attributes = portable_attributes(body)
+    elif owned is None:
+        attributes = {"key": np.uint64(handle.key), **own(ctx, handle)}
+    else:
+        attributes = {"key": np.uint64(handle.key), "host_callback": owned[0]}
+    return rule(ctx, *operands, name_stack=name_stack, **attributes)
 
 
 def _lower_nowhere(ctx: mlir.LoweringRuleContext, *_: Any, body: PythonBody, **__: object) -> NoReturn:

@@ -44,6 +44,11 @@ def register() -> None:
         jax.ffi.register_ffi_target(CPU_OPS[symbol], handler, platform="cpu")
 
 
+def target_names() -> list[str]:
+    """Of all handlers that programs may call by now."""
+    return [*_ext.python_call_targets(), *CPU_OPS.values(), *sorted({name for name, _ in _registered})]
+
+
 _registered: set[tuple[str, str]] = set()
 _versions: dict[str, list[str]] = {}  # of each library, the contents seen, in order
 _lock = threading.Lock()
