@@ -42,10 +42,10 @@ class LayerForward(Body):
     on_error: str
 
     def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
-        layer, args, kwargs = self.inputs.build(inputs)
-        if self.on_error == "raise":
-            return self.function(layer, ctx, self.outputs.build(outputs), *args, **kwargs)
-        out = self.outputs.build(outputs)
+        layer, args, kwargs = self.inputs.fast_build(inputs)
+        out = self.outputs.fast_build(outputs)
+        if self.on_error == "raise":  # spares a function: this is called often
+            return self.function(layer, ctx, out, *args, **kwargs)
         return _call_or_poison(self, self.on_error, outputs, lambda: self.function(layer, ctx, out, *args, **kwargs))
 
 
@@ -54,8 +54,8 @@ class KernelForward(LayerForward):
     """Of a `PythonKernel`: calls `function(ctx, out, self, *args, **kwargs)`."""
 
     def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
-        layer, args, kwargs = self.inputs.build(inputs)
-        out = self.outputs.build(outputs)
+        layer, args, kwargs = self.inputs.fast_build(inputs)
+        out = self.outputs.fast_build(outputs)
         return _call_or_poison(self, self.on_error, outputs, lambda: self.function(ctx, out, layer, *args, **kwargs))
 
 

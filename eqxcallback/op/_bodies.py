@@ -36,7 +36,8 @@ class Forward(Body):
     """Calls `function(ctx, out, *args, **options)`."""
 
     def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
-        return self.function(ctx, self.outputs.build(outputs), *self.inputs.build(inputs), **self.options.values)
+        args = self.inputs.fast_build(inputs)
+        return self.function(ctx, self.outputs.fast_build(outputs), *args, **self.options.values)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

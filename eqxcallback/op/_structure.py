@@ -2,12 +2,15 @@
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
+
+from ._builder import Build, Slot, builder
 
 
 class _Array(enum.Enum):
@@ -67,6 +70,11 @@ class Structure:
     def __repr__(self) -> str:
         return repr(self.build([_array] * len(self._indices)))
 
+    @functools.cached_property
+    def fast_build(self) -> Build:
+        """`build` for kernels, which call it each time."""
+        return builder(self.build([Slot(i) for i in range(len(self._indices))]))
+
     def build(self, arrays: Sequence[Any]) -> Any:
         if self._is_whole:
             return tree_unflatten(self.treedef, arrays)
@@ -108,8 +116,16 @@ def strict(value: Any) -> Any:
 
 def strict_statics(treedef: Any) -> tuple[Any, ...]:
     """What may be equal and not the same in the static fields of a tree's nodes."""
-    if treedef.num_nodes == treedef.num_leaves:
-        return ()
+    # Equal trees have such values, or none, at the same places: most have none.
+    return _all_strict(treedef) if _has_strict(treedef) else ()
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_strict(treedef: Any) -> bool:
+    return bool(_all_strict(treedef))
+
+
+def _all_strict(treedef: Any) -> tuple[Any, ...]:
     found: list[Any] = []
     _collect(treedef, found)
     return tuple(found)

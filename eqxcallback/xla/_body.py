@@ -95,7 +95,7 @@ class PythonBody:
 
 
 class FlatBody(PythonBody):
-    """A body that takes the flat buffers as they are: `body(ctx, outputs, inputs)`."""
+    """A body that takes the flat buffers as they are: `body(ctx, outputs, inputs)`. XLA calls it directly."""
 
     def __init__(self, body: Callable[..., None]):
         super().__init__(body, None, None)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from .. import _ext
-from ._body import CallSpec, PythonBody
+from ._body import CallSpec, FlatBody, PythonBody
 
 
 # MLIR's Python bindings make attributes of signed integers only.
@@ -41,8 +41,8 @@ def handle_for(body: PythonBody) -> _ext.Handle:
         key = _preferred_key(body)
         while _ext.Handle.exists(key):  # another callback of that name and those trees is alive
             key = (key + 1) % _NUM_KEYS
-        direct = body.is_flat
-        handle = _ext.Handle(key, body.callback if direct else body, body, direct=direct)
+        called = body.callback if body.is_flat or isinstance(body, FlatBody) else body
+        handle = _ext.Handle(key, called, body, direct=body.is_flat)
         _handles[hash(body)] = [*(ref for ref, _ in alive), weakref.ref(handle, _forget(hash(body)))]
         return handle
 

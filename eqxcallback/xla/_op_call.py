@@ -96,6 +96,7 @@ def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
         return run_eagerly(_program(call), call, *args)
     plan = call.plan(platform_of(args)) if call.has_kernel else None
     if isinstance(plan, PythonPlan):
+        _ = plan.eager_state
         return call.launch(plan, functools.partial(_run_python, plan), args)
     return _program(call)(*args)
 

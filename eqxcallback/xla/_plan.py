@@ -1,10 +1,12 @@
 """What a kernel becomes when a program that calls it is lowered."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ._body import PythonBody
+from ._handles import EagerState, eager_state
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,6 +44,11 @@ class PythonPlan:
     aliases: tuple[tuple[int, int], ...] = ()
     has_side_effect: bool = False
     command_buffer_compatible: bool = False
+
+    @functools.cached_property
+    def eager_state(self) -> EagerState:
+        """Kept for eager calls. It has no programs of its own on the platforms where a plan makes them: no cycle of owners."""
+        return eager_state(self.body)
 
     @property
     def description(self) -> str:
