@@ -112,7 +112,7 @@ X = np.array([0.3, -0.7, 1.2], np.float32)
 W = np.array([0.5, 1.1, -0.4], np.float32)
 
 
-def values(*sizes, dtype=np.float32):
+def values(*sizes, dtype: Any = np.float32):
     """No two alike, of both signs, none of them large."""
     return (np.sin(1 + np.arange(np.prod(sizes, dtype=int))).reshape(sizes) * 1.5).astype(dtype)
 
