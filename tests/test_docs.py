@@ -19,7 +19,7 @@ def examples(page):
 
 @pytest.mark.parametrize("page", [p for p in PAGES if any(examples(p))], ids=lambda page: page.name)
 def test_examples(page):
-    namespace = {}
+    namespace = {"__name__": "__main__"}  # as in a script
     for example in examples(page):
         exec(compile(example, str(page), "exec"), namespace)
 
