@@ -11,6 +11,7 @@ from . import (
     _rows_dtypes as dtypes,
     _rows_memory as memory,
     _rows_programs as programs,
+    _rows_sizes as sizes,
     _rows_values as values,
     _rows_vmap as vmap,
 )
@@ -29,22 +30,22 @@ ROWS: Mapping[str, Callable[[Subject, Findings], None]] = {
     "stateless": values.stateless,
     "reference": values.reference,
     "jit": values.jit,
-    "dtypes": dtypes.dtypes,
     "aliasing": memory.aliasing,
     "vmap": vmap.vmap,
     "vmap of all": vmap.vmap_all,
     "nested vmap": vmap.vmap_nested,
-    "zero size": vmap.zero_size,
-    "odd shapes": vmap.odd_shapes,
     "grad": derivatives.grad,
     "partial grads": derivatives.partial_grads,
     "finite differences": derivatives.finite_differences,
     "jvp": derivatives.jvp,
     "hessian": derivatives.hessian,
+    "dtypes": dtypes.dtypes,
     "checkpoint": programs.checkpoint,
     "scan": programs.scan,
     "vmap of grad": programs.vmap_of_grad,
     "grad of vmap": programs.grad_of_vmap,
+    "zero size": sizes.zero_size,
+    "odd shapes": sizes.odd_shapes,
     "threads": values.threads,
     "sharded jit": devices.sharded_jit,
     "shard_map": devices.shard_map,
@@ -89,8 +90,8 @@ def check(
     explain each other: mend the first one that failed, and check again. `TypeError` or `ValueError` for a wrong option.
 
     **Limitations:** other examples than the given one are made of it: floating values vary by a quarter, others are moved
-    along their first axis. Other shapes come from `vmap` alone. Outputs of native kernels are found unwritten only where XLA
-    gives them memory that was in use before. What cannot be tried on this machine is not applicable, and the table says why.
+    along their first axis. Other shapes come from `vmap` alone. Outputs of native kernels are looked at in compiled calls
+    alone. What cannot be tried on this machine is not applicable, and the table says why.
     """
     names = _selected(only, skip)
     it = subject(layer_or_op, args, options, reference, seed)

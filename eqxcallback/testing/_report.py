@@ -78,8 +78,11 @@ class Report:
         return "\n".join([_cut(self.subject), "", *table])
 
     def details(self) -> str:
-        """What is wrong, for each row that failed."""
-        return "\n\n".join(f"{row.name}:\n{_indented(row.detail)}" for row in self.failed)
+        """What is wrong, for each row that failed, and once for those that say the same."""
+        names: dict[str, list[str]] = {}
+        for row in self.failed:
+            names.setdefault(row.detail, []).append(row.name)
+        return "\n\n".join(_wrapped(f"{', '.join(same)}:", "") + "\n" + _indented(d) for d, same in names.items())
 
 
 class CheckFailed(AssertionError):
@@ -97,13 +100,17 @@ class CheckFailed(AssertionError):
         self.report = report
 
     def __str__(self) -> str:
-        names = ", ".join(row.name for row in self.report.failed)
-        return f"failed: {names}\n\n{self.report}\n\n{self.report.details()}"
+        failed = _wrapped(f"failed: {', '.join(row.name for row in self.report.failed)}", "    ")
+        return f"{failed}\n\n{self.report}\n\n{self.report.details()}"
 
 
 def _cut(line: str) -> str:
     line = " ".join(line.splitlines()).rstrip()
     return line if len(line) <= _WIDTH else line[: _WIDTH - 3] + "..."
+
+
+def _wrapped(text: str, indent: str) -> str:
+    return "\n".join(textwrap.wrap(text, _WIDTH, subsequent_indent=indent))
 
 
 def _indented(text: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ._differences import differences
 from ._findings import Findings, NotApplicable, host
-from ._subject import Subject, pullback, pushforward
+from ._subject import Subject, pullback, pushforward, quickly_compiled
 
 
 GRADIENT_FACTOR = 4.0  # a gradient has about as many roundings again forward and back
@@ -102,7 +102,7 @@ def jvp(subject: Subject, found: Findings) -> None:
     compiled = jax.jit(functools.partial(pushforward, subject.call, subject.differentiable))
     tangents = subject.directions()
     if subject.reference is not None:
-        reference = jax.jit(functools.partial(pushforward, subject.reference, subject.differentiable))
+        reference = quickly_compiled(functools.partial(pushforward, subject.reference, subject.differentiable))
         _, want = reference(subject.arrays(), tangents)
         _, eager = pushforward(subject.call, subject.differentiable, subject.arrays(), tangents)
         found.close(compiled(subject.arrays(), tangents)[1], want, "compiled", factor=GRADIENT_FACTOR)
@@ -140,7 +140,7 @@ def hessian(subject: Subject, found: Findings) -> None:
 
     forward, reverse = jax.jit(functools.partial(second, subject.call))(subject.arrays())
     if subject.reference is not None:
-        want = jax.jit(functools.partial(second, subject.reference))(subject.arrays())
+        want = quickly_compiled(functools.partial(second, subject.reference))(subject.arrays())
         for got, expected, mode in ((forward, want[0], "forward"), (reverse, want[1], "reverse")):
             _each(subject, found, got, expected, f"{mode} over reverse", SECOND_FACTOR)
     if any(subject.operands[i].value.dtype.itemsize < 4 for i in indices):

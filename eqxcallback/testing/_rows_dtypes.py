@@ -11,7 +11,7 @@ from .._errors import raising
 from ._findings import Findings, NotApplicable, error_text, host
 from ._operand import CASTS
 from ._rows_derivatives import GRADIENT_FACTOR
-from ._subject import Subject
+from ._subject import Subject, is_x64
 
 
 # What native kernels raise for a dtype that they do not take.
@@ -27,10 +27,12 @@ def dtypes(subject: Subject, found: Findings) -> None:
         raise NotApplicable("no reference")
     refused = []
     for name in CASTS:
-        with found.case(name), jax.enable_x64(name == "float64" or jax.config.read("jax_enable_x64")):
+        with found.case(name), jax.enable_x64(name == "float64" or is_x64()):
             try:
                 wanted = _definition(subject, name)
             except Exception as error:
+                if name in own:
+                    raise
                 found.notes.append(f"the reference does not take {name} ({error_text(error)})")
                 continue
             it = subject.cast(_dtype(name))

@@ -1,7 +1,7 @@
 """What kernels do to memory: outputs, inputs, and what they keep."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,26 +15,28 @@ from ._subject import Subject, is_native
 
 
 _PATTERNS = (0xA5, 0x5A)
-_TRIES = 6
+_SIZE = 3
 # What checked mode says, by the row that it belongs to.
 _WRITTEN, _CHANGED, _KEPT = ("never written", "bytes other than"), ("was changed",), ("was kept past the call",)
 
 
 def inputs_untouched(subject: Subject, found: Findings) -> None:
     """No kernel writes to an input that it has not declared to overwrite."""
-    for where, function, arrays in _programs(subject):
+    for where, function, make in _programs(subject):
+        arrays = make()
         before = [host(array) for array in arrays]
+        names = [*(operand.name for operand in subject.operands), *["a cotangent"] * len(arrays)]
         with found.case(where):
             jax.block_until_ready(function(*arrays))
-            for operand, array, want in zip(subject.operands, arrays, before, strict=False):
-                found.same_bits([array], [want], f"{where}: {operand.name} after the call")
+            for name, array, want in zip(names, arrays, before, strict=False):
+                found.same_bits([array], [want], f"{where}: {name} after the call")
     _in_checked_mode(subject, found, _CHANGED)
 
 
 def outputs_written(subject: Subject, found: Findings) -> None:
     """Kernels write every element of every output, and do not read what is there before."""
     if is_native(subject.kernel) or jax.default_backend() != "cpu":
-        return _in_reused_memory(subject, found)
+        return _in_donated_memory(subject, found)
     for where, got, want in _in_checked_mode(subject, found, _WRITTEN):
         found.close(got, want, f"{where}: outputs that held other values before")
 
@@ -64,21 +66,25 @@ def aliasing(subject: Subject, found: Findings) -> None:
                 found.same_bits(arrays, before, f"{where}: inputs after the call")
 
 
-def _programs(subject: Subject) -> Iterator[tuple[str, Any, list[Any]]]:
-    """Every kernel there is: forward and backward, and as `vmap` calls them. The operands come first."""
-    yield "eager", subject.call, subject.arrays()
-    yield "compiled", subject.jitted, subject.arrays()
-    mapped = [operand.stack([operand.example(number) for number in range(3)]) for operand in subject.operands]
-    if mapped:
+def _programs(subject: Subject) -> Iterator[tuple[str, Any, Callable[[], list[Any]]]]:
+    """Every kernel there is, forward and backward, and as `vmap` calls them; and what makes their arrays, the operands
+    first: new ones for each call.
+    """
+
+    def mapped() -> list[Any]:
+        return [operand.stack([operand.example(number) for number in range(_SIZE)]) for operand in subject.operands]
+
+    yield "eager", subject.call, subject.arrays
+    yield "compiled", subject.jitted, subject.arrays
+    if subject.operands:
         yield "vmap", jax.vmap(subject.call), mapped
     with contextlib.suppress(NotApplicable):
         subject.need_reverse()
-        arrays = [*subject.arrays(), *subject.cotangents()]
-        yield "gradient", _of_flat(subject, subject.pullback), arrays
+        yield "gradient", _of_flat(subject, subject.pullback), lambda: [*subject.arrays(), *subject.cotangents()]
         yield (
             "vmap of the gradient",
             _of_flat(subject, subject.mapped_pullback),
-            [*mapped, *[jnp.stack([ct] * 3) for ct in subject.cotangents()]],
+            lambda: [*mapped(), *(jnp.stack([ct] * _SIZE) for ct in subject.cotangents())],
         )
 
 
@@ -92,12 +98,12 @@ def _in_checked_mode(subject: Subject, found: Findings, texts: Sequence[str]) ->
     if jax.default_backend() != "cpu":
         raise NotApplicable("checked mode is of CPUs")
     results = []
-    for where, function, arrays in _programs(subject):
+    for where, function, make in _programs(subject):
         try:
             with raising():
-                want = [host(array) for array in function(*arrays)]
+                want = [host(array) for array in function(*make())]
                 with debug.checked():
-                    got = [host(array) for array in function(*arrays)]
+                    got = [host(array) for array in function(*make())]
             results.append((where, got, want))
         except Exception as error:
             original = getattr(error, "original", error)
@@ -112,43 +118,46 @@ def _in_checked_mode(subject: Subject, found: Findings, texts: Sequence[str]) ->
     return results
 
 
-def _in_reused_memory(subject: Subject, found: Findings) -> None:
-    """Where outputs cannot be filled before a call: memory is, and given back, in the hope that the call gets it."""
-    types = subject.result_types
+def _in_donated_memory(subject: Subject, found: Findings) -> None:
+    """Where outputs cannot be filled before a call: arrays are, and donated, so that the results take their memory."""
+    is_used = False
+    for where, function, make in _programs(subject):
+        if where in ("compiled", "vmap"):
+            with found.case(where):
+                is_used |= _into_donated(found, where, function, make)
+    if not is_used and not found.faults:
+        raise NotApplicable("a native kernel, and no result is where an array was donated")
+    found.notes.append("compiled calls alone, into donated memory")
+
+
+def _into_donated(found: Findings, where: str, function: Any, make: Callable[[], list[Any]]) -> bool:
+    """Whether any result took the memory of a donated array."""
+    types = jax.eval_shape(function, *make())
+    if any(jax.dtypes.issubdtype(type.dtype, jax.dtypes.prng_key) for type in types):
+        return False
+    jitted = jax.jit(lambda donated, *arrays: function(*arrays), donate_argnums=0, keep_unused=True)
     untouched = [np.ones(type.shape, bool) for type in types]
-    met: list[set[int]] = [set() for _ in types]
-    for pattern in _PATTERNS * _TRIES:
-        for i, out in enumerate(_call_after(subject, pattern, types)):
-            if out is not None:
-                untouched[i] &= (out == pattern).all(axis=1).reshape(types[i].shape)
-                met[i].add(pattern)
-    sizes = [mask.size for mask in untouched]
-    if not any(patterns == set(_PATTERNS) for patterns in met):
-        raise NotApplicable("a native kernel, and XLA gave its outputs no memory that was filled before")
-    for i, (mask, patterns) in enumerate(zip(untouched, met, strict=True)):
-        if patterns == set(_PATTERNS) and mask.any():
+    used = [bool(type.size) for type in types]
+    for pattern in _PATTERNS:
+        donated = [_filled(type, pattern) for type in types]
+        places = [array.unsafe_buffer_pointer() for array in donated]
+        with _unused_donations():
+            outs = jax.block_until_ready(jitted(donated, *make()))
+        for i, out in enumerate(outs):
+            used[i] &= out.unsafe_buffer_pointer() in places
+            bits = host(out).reshape(-1).view(np.uint8).reshape(out.size, out.dtype.itemsize)
+            untouched[i] &= (bits == pattern).all(axis=1).reshape(out.shape)
+    for i, mask in enumerate(untouched):
+        if used[i] and mask.any():
             first = tuple(int(j) for j in np.argwhere(mask)[0])
-            found.fault(
-                f"result {i}: {int(mask.sum())} of {sizes[i]} elements were never written, the first at {first}"
-            )
-    found.notes.append("in memory that was filled before")
+            count = f"{int(mask.sum())} of {mask.size}"
+            found.fault(f"{where}: result {i}: {count} elements were never written, the first at {first}")
+    return any(used)
 
 
-def _call_after(subject: Subject, pattern: int, types: Sequence[Any]) -> list[np.ndarray | None]:
-    """The bytes of each result, a row for each element, if it is where memory was filled with `pattern` before."""
-    arrays = jax.block_until_ready(subject.arrays())
-    counts = [int(np.prod(type.shape)) * np.dtype(type.dtype).itemsize for type in types]
-    filled = jax.block_until_ready([jnp.full((count,), pattern, jnp.uint8) for count in (*counts, *counts)])
-    places = {array.unsafe_buffer_pointer() for array in filled if array.size}
-    for array in filled:
-        array.delete()
-    outs = jax.block_until_ready(subject.jitted(*arrays))
-    return [
-        host(out).reshape(-1).view(np.uint8).reshape(out.size, -1)
-        if count and out.unsafe_buffer_pointer() in places
-        else None
-        for out, count in zip(outs, counts, strict=True)
-    ]
+def _filled(type: Any, pattern: int) -> jax.Array:
+    bits = np.full((int(np.prod(type.shape)), type.dtype.itemsize), pattern, np.uint8)
+    return jnp.array(bits.reshape(-1).view(type.dtype).reshape(type.shape), copy=True)
 
 
 @contextlib.contextmanager

@@ -51,8 +51,6 @@ def grad_of_vmap(subject: Subject, found: Findings) -> None:
     for where, is_mapped in subject.batched:
         in_axes = tuple(0 if it else None for it in is_mapped)
         over_batch(subject, found, where, jax.vmap(subject.call, in_axes=in_axes), is_mapped, SIZE)
-    empty = jax.vmap(subject.call, in_axes=tuple(0 if it else None for it in subject.batched[0][1]), axis_size=0)
-    over_batch(subject, found, "no examples", empty, subject.batched[0][1], 0)
 
 
 def vmap_of_grad(subject: Subject, found: Findings) -> None:

@@ -12,7 +12,6 @@ from ._subject import Subject
 
 
 _SIZE = 3
-_ODD_SIZES = (1, 7, 17)
 _MOST_ALONE = 8  # operands that are mapped one at a time: each costs a compilation
 
 
@@ -57,23 +56,6 @@ def vmap_nested(subject: Subject, found: Findings) -> None:
     for where, outer, inner in cases:
         with found.case(where):
             _nested(subject, found, where, outer, inner, (2, _SIZE))
-
-
-def zero_size(subject: Subject, found: Findings) -> None:
-    """A batch of no examples."""
-    _need_arrays(subject)
-    mapped(subject, found, "no examples", [0] * len(subject.operands), 0)
-    for where, is_mapped in subject.batched:
-        if not all(is_mapped):
-            mapped(subject, found, f"no examples, {where}", [0 if it else None for it in is_mapped], 0)
-
-
-def odd_shapes(subject: Subject, found: Findings) -> None:
-    """Batches of odd sizes."""
-    _need_arrays(subject)
-    _, is_mapped = subject.batched[0]
-    for size in _ODD_SIZES:
-        mapped(subject, found, f"{size} examples", [0 if it else None for it in is_mapped], size)
 
 
 def mapped(

@@ -19,6 +19,8 @@ from ._operand import Operand, normal
 
 Function = Callable[..., Sequence[Any]]
 
+_config: Any = jax.config  # its options are made at run time: no type checker knows them
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Subject:
@@ -57,7 +59,7 @@ class Subject:
     @functools.cached_property
     def jitted_reference(self) -> Function:
         assert self.reference is not None
-        return jax.jit(self.reference)
+        return quickly_compiled(self.reference)
 
     @property
     def definitions(self) -> list[tuple[str, Function]]:
@@ -82,7 +84,7 @@ class Subject:
     @functools.cached_property
     def reference_pullback(self) -> Function:
         assert self.reference is not None
-        return jax.jit(functools.partial(pullback, self.reference, self.differentiable))
+        return quickly_compiled(functools.partial(pullback, self.reference, self.differentiable))
 
     def arrays(self, number: int = 0) -> list[jax.Array]:
         """New arrays of the example, or of another one. New ones for each call: a wrong kernel may write to them."""
@@ -139,6 +141,11 @@ class Subject:
     def _need_floats(self) -> None:
         if not self.differentiable or not any(map(is_inexact, self.result_types)):
             raise NotApplicable("integers only")
+
+
+def quickly_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Of references: each runs a few times, on small arrays. What is checked is compiled as users do."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def is_inexact(leaf: Any) -> bool:
@@ -268,6 +275,11 @@ def _functions(target: Any, kernels: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def is_native(kernel: Any) -> bool:
     return isinstance(kernel, NativeKernel)
+
+
+def is_x64() -> bool:
+    """In this thread."""
+    return _config.jax_enable_x64
 
 
 def structure_text(tree: Any) -> str:

@@ -1,0 +1,482 @@
+"""Layers that are wrong in one thing, and the row that says so."""
+
+import ctypes
+import itertools
+import subprocess
+import time
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxcallback as eqxc
+from eqxcallback.testing import CheckFailed, check
+from eqxcallback.testing._check import ROWS
+
+from .layers import Dense, NoReference, Scale, dense, normal, scale
+
+
+def failures(layer, *args, **options):
+    with pytest.raises(CheckFailed) as caught:
+        check(layer, *args, **options)
+    return caught.value.report.failed
+
+
+def caught_by(name, layer, *args, **options):
+    """The row `name`, which is the first one that fails; later ones are not run."""
+    names = list(ROWS)
+    row = failures(layer, *args, only=names[: names.index(name) + 1], **options)[0]
+    assert row.name == name
+    return row
+
+
+# Types.
+
+
+class ShapeLie(Scale):
+    def out_type(self, x):
+        return jax.ShapeDtypeStruct((*x.shape, 2), x.dtype)
+
+
+class DtypeLie(Scale):
+    def out_type(self, x):
+        return jax.ShapeDtypeStruct(x.shape, jnp.int32)
+
+
+@pytest.mark.parametrize("layer", [ShapeLie, DtypeLie])
+def test_a_lie_about_types(layer):
+    row = caught_by("types", *scale(layer))
+    assert "expected out_type and reference to agree" in row.detail
+
+
+class Raises(Scale):
+    def kernel(self, ctx, out, x):
+        out.write(np.float64(2) * np.asarray(x, np.float64))  # of another dtype than the output's
+
+
+class RaisesQuietly(Raises):
+    on_error = "poison"
+
+
+@pytest.mark.parametrize("layer", [Raises, RaisesQuietly])
+def test_a_kernel_that_raises(layer):
+    row = caught_by("types", *scale(layer))
+    assert "float64" in row.detail
+
+
+# Memory.
+
+
+def address(array):
+    return array.ctypes.data_as(ctypes.c_void_p)
+
+
+class Overwrites(Scale):
+    def kernel(self, ctx, out, x):
+        super().kernel(ctx, out, x)
+        zeros = np.zeros(x.shape, x.dtype)
+        if x.size:
+            ctypes.memmove(x._address, address(zeros), x.dtype.itemsize)
+
+
+class OverwritesBackward(Dense):
+    def backward(self, ctx, grads, args, out, cotangents):
+        super().backward(ctx, grads, args, out, cotangents)
+        ctypes.memset(cotangents[0]._address, 0, min(4, cotangents[0].nbytes))
+
+
+@pytest.mark.parametrize("planted", [scale(Overwrites), dense(OverwritesBackward)], ids=["forward", "backward"])
+def test_an_input_is_overwritten(planted):
+    row = caught_by("inputs untouched", *planted)
+    assert "was changed" in row.detail
+    assert "never written" not in row.detail
+
+
+class Unwritten(Scale):
+    def kernel(self, ctx, out, x):
+        y = np.asarray(x) * np.asarray(self.weight)
+        np.asarray(out)[..., :-1] = y[..., :-1]
+
+
+class UnwrittenBackward(Dense):
+    def backward(self, ctx, grads, args, out, cotangents):
+        without_bias = eqx.tree_at(lambda it: it.bias, grads[0], None)
+        super().backward(ctx, (without_bias, *grads[1:]), args, out, cotangents)
+
+
+class UnwrittenUnderVmap(Scale):
+    def kernel(self, ctx, out, x):
+        y = np.asarray(x) * np.asarray(self.weight)
+        np.asarray(out).reshape(-1)[: 2 * y.shape[-1]] = y.reshape(-1)[: 2 * y.shape[-1]]
+
+
+class ReadsOutput(Scale):
+    """Right if the memory is all zeros, as new memory often is."""
+
+    def kernel(self, ctx, out, x):
+        garbage = np.asarray(out).view(np.uint8).reshape(*out.shape, -1).sum(-1) / 256
+        np.asarray(out)[...] = np.asarray(x) * np.asarray(self.weight) * (1 + garbage).astype(out.dtype)
+
+
+@pytest.mark.parametrize(
+    ("planted", "message"),
+    [
+        (scale(Unwritten), "1 of 3 elements were never written, the first at (2,)"),
+        (dense(UnwrittenBackward), "4 of 4 elements were never written"),
+        (scale(UnwrittenUnderVmap), "3 of 9 elements were never written, the first at (2, 0)"),
+        (scale(ReadsOutput), "outputs that held other values before"),
+    ],
+    ids=["forward", "backward", "vmap", "read"],
+)
+def test_an_element_is_unwritten(planted, message):
+    assert message in caught_by("outputs written", *planted).detail
+
+
+SKIPS = """
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+static ffi::Error Impl(int64_t missing, ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::F32> y) {
+  for (int64_t i = 0; i + missing < int64_t(x.element_count()); ++i) y->typed_data()[i] = 2 * x.typed_data()[i];
+  return ffi::Error::Success();
+}
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    Skips, Impl, ffi::Ffi::Bind().Attr<int64_t>("missing").Arg<ffi::Buffer<ffi::F32>>().Ret<ffi::Buffer<ffi::F32>>());
+"""
+
+
+def test_a_native_kernel_leaves_an_element_unwritten(tmp_path):
+    library = tmp_path / "libskips.so"
+    command = ["g++", "-std=c++17", "-O0", "-fPIC", "-shared", "-isystem", jax.ffi.include_dir(), "-x", "c++", "-"]
+    subprocess.run([*command, "-o", str(library)], input=SKIPS, text=True, check=True)
+    op = eqxc.Op(
+        "skips",
+        {"cpu": eqxc.NativeKernel("Skips", library)},
+        reference=lambda x, *, missing: 2 * x,
+        batching={"x": "batched"},
+    )
+    rows = ("types", "inputs untouched", "outputs written", "determinism")
+    for size in (3, 5000):
+        report = check(op, normal(1, size), only=rows, missing=0)
+        assert report["outputs written"].detail == "compiled calls alone, into donated memory"
+        row = caught_by("outputs written", op, normal(1, size), missing=1)
+        assert f"compiled: result 0: 1 of {size} elements were never written, the first at ({size - 1},)" in row.detail
+
+
+class Keeps(Scale):
+    def kernel(self, ctx, out, x):
+        super().kernel(ctx, out, x)
+        kept.append(out)
+
+
+kept = []
+
+
+def test_a_buffer_is_kept():
+    (row,) = failures(*scale(Keeps), only=list(ROWS)[:10])
+    assert row.name == "buffers released"
+    assert "was kept past the call" in row.detail
+    kept.clear()
+
+
+# Values.
+
+
+class Counts(Scale):
+    def kernel(self, ctx, out, x):
+        np.multiply(x, np.asarray(self.weight) + next(counter) * np.float32(1e-3), out=np.asarray(out))
+
+
+class RemembersLast(Scale):
+    """Adds the last call's arrays: the same call twice is the same."""
+
+    def kernel(self, ctx, out, x):
+        super().kernel(ctx, out, x)
+        now = np.array(out)
+        before = last.get(now.shape, now)
+        last[now.shape] = now
+        np.asarray(out)[...] += before - now
+
+
+class RemembersFirst(Scale):
+    """As a cache with a key that has too little."""
+
+    def kernel(self, ctx, out, x):
+        weight = last.setdefault(("weight", np.shape(self.weight)), np.array(self.weight))
+        np.multiply(x, weight, out=np.asarray(out))
+
+
+counter = itertools.count()
+last = {}
+
+
+@pytest.mark.parametrize("layer", [Counts, RemembersLast, RemembersFirst])
+def test_state_is_kept(layer):
+    last.clear()
+    assert "stateless" in [row.name for row in failures(*scale(layer))]
+
+
+def test_state_of_the_last_call_is_no_lack_of_determinism():
+    last.clear()
+    names = [row.name for row in failures(*scale(RemembersLast), only=("determinism", "stateless", "reference", "jit"))]
+    assert names[0] == "stateless"
+
+
+class Noisy(Scale):
+    def kernel(self, ctx, out, x):
+        super().kernel(ctx, out, x)
+        np.asarray(out)[...] += np.random.default_rng().random(out.shape).astype(out.dtype) * out.dtype.type(1e-6)
+
+
+def test_noise_below_the_tolerance():
+    """Only bits tell."""
+    names = [row.name for row in failures(*scale(Noisy), only=("determinism", "reference", "jit", "vmap"))]
+    assert names == ["determinism"]
+
+
+class WrongValue(Scale):
+    def kernel(self, ctx, out, x):
+        np.multiply(x, np.asarray(self.weight), out=np.asarray(out))
+        if out.size:
+            np.asarray(out)[..., 0] *= np.asarray(1.01, out.dtype)
+
+
+def test_a_wrong_value():
+    row = caught_by("reference", *scale(WrongValue))
+    assert row.worst_error == pytest.approx(0.005, abs=0.005)
+    assert "1 of 3 elements differ, most at (0,): got" in row.detail
+
+
+class Unsafe(Scale):
+    """Its scratch space is everybody's."""
+
+    def kernel(self, ctx, out, x):
+        scratch = last.setdefault(out.shape, np.empty(out.shape, out.dtype)).astype(out.dtype, copy=False)
+        np.multiply(x, self.weight, out=scratch)
+        time.sleep(1e-3)
+        np.asarray(out)[...] = scratch
+
+
+def test_threads_share_scratch_space():
+    last.clear()
+    assert "thread " in caught_by("threads", *scale(Unsafe), skip="dtypes").detail
+
+
+class Single(Scale):
+    """Computes in f32 what is f64."""
+
+    def kernel(self, ctx, out, x):
+        np.asarray(out)[...] = (np.asarray(x).astype(np.float32) * np.asarray(self.weight).astype(np.float32)).astype(
+            out.dtype
+        )
+
+
+class Truncates(Scale):
+    """Rounds to zero in 16 bits."""
+
+    def kernel(self, ctx, out, x):
+        super().kernel(ctx, out, x)
+        if out.dtype.itemsize == 2:
+            np.asarray(out).view(np.uint16)[...] &= 0xFFC0
+
+
+class Refuses(Scale):
+    def kernel(self, ctx, out, x):
+        if out.dtype != np.float32:
+            raise TypeError(f"Refuses: expected float32; got {out.dtype}.")
+        super().kernel(ctx, out, x)
+
+
+@pytest.mark.parametrize(("layer", "dtype"), [(Single, "float64"), (Truncates, "bfloat16")])
+def test_another_dtype_is_wrong(layer, dtype):
+    row = caught_by("dtypes", *scale(layer))
+    assert row.detail.splitlines()[0 if dtype == "float64" else -1].startswith(dtype)
+
+
+def test_another_dtype_may_be_refused():
+    assert check(*scale(Refuses))["dtypes"].detail == "refused: float16, bfloat16, float64"
+
+
+# vmap.
+
+
+class WrongAxis(eqxc.Layer):
+    """Counts axes from the front."""
+
+    def kernel(self, ctx, out, x):
+        np.asarray(out)[...] = np.asarray(x).sum(0)
+
+    def reference(self, x):
+        return x.sum(0)
+
+
+def test_an_axis_counted_from_the_front():
+    row = next(row for row in failures(WrongAxis(), normal(1, 3, 3)) if row.name != "outputs written")
+    assert row.name == "vmap"
+    assert "args[0] mapped along axis 0" in row.detail
+
+
+class WrongOrder(Scale):
+    """Right under one `vmap`."""
+
+    vmap_method = "broadcast_all"
+
+    def kernel(self, ctx, out, x):
+        y = np.asarray(x) * np.asarray(self.weight)
+        if y.ndim > 2:
+            y = y.swapaxes(0, 1).reshape(y.shape)
+        np.asarray(out)[...] = y
+
+
+def test_axes_of_nested_maps_in_the_wrong_order():
+    caught_by("nested vmap", *scale(WrongOrder))
+
+
+class WrongTiles(Scale):
+    """Takes it that what is mapped is the argument."""
+
+    def kernel(self, ctx, out, x):
+        weight = np.asarray(self.weight)
+        np.multiply(x, weight if weight.ndim == 1 else weight[0], out=np.asarray(out))
+
+
+def test_an_array_of_the_layer_is_mapped():
+    row = caught_by("vmap", *scale(WrongTiles))
+    assert row.detail.splitlines()[0].startswith("self.weight mapped along axis 0")
+
+
+class NotEmpty(Dense):
+    """XLA calls no kernel that has nothing to write. A sum over nothing is to be written."""
+
+    @staticmethod
+    def add(grad, value):
+        if grad is not None:
+            grad = np.asarray(grad)
+            grad[...] = value[0] + value[1:].sum(0) if value.ndim > grad.ndim else value
+
+
+class NotOdd(Scale):
+    """In blocks of eight examples; the rest of more than one block is forgotten."""
+
+    def kernel(self, ctx, out, x):
+        super().kernel(ctx, out, x)
+        if len(np.asarray(out)) > 16:
+            np.asarray(out)[16:] = 0
+
+
+def test_sizes():
+    assert "0 examples" in caught_by("zero size", *dense(NotEmpty)).detail
+    assert "17 examples" in caught_by("odd shapes", *scale(NotOdd)).detail
+
+
+# Derivatives.
+
+
+class WrongGradient(Dense):
+    def backward(self, ctx, grads, args, out, cotangents):
+        super().backward(ctx, grads, args, out, cotangents)
+        if grads[0].bias is not None:
+            np.asarray(grads[0].bias)[...] *= np.float32(1.01)
+
+
+class ForgetsCotangent(Dense):
+    def backward(self, ctx, grads, args, out, cotangents):
+        first, _ = cotangents
+        super().backward(ctx, grads, args, out, (first, np.zeros((*first.shape[:-1], 1), first.dtype)))
+
+
+class NeedsAll(Dense):
+    def backward(self, ctx, grads, args, out, cotangents):
+        super().backward(ctx, grads, args, out, cotangents)
+        np.asarray(grads[0].weight)[...] += np.asarray(grads[0].weight) * 0
+        grads[1].shape  # noqa: B018 - there is no such thing if it is not asked for
+
+
+class NeverSums(Dense):
+    @staticmethod
+    def add(grad, value):
+        if grad is not None:
+            grad = np.asarray(grad)
+            grad[...] = value[:1].sum(0) if value.ndim > grad.ndim else value
+
+
+class AlwaysSums(Dense):
+    @staticmethod
+    def add(grad, value):
+        if grad is not None:
+            grad = np.asarray(grad)
+            grad[...] = value.sum(0) if value.ndim > (1 if value.shape[-1] == 4 else 2) else value
+
+
+class WrongReferenceDerivative(Scale):
+    def reference(self, x):
+        return wrong_square(x) * self.weight
+
+    def kernel(self, ctx, out, x):
+        np.asarray(out)[...] = np.asarray(x) * np.asarray(x) * np.asarray(self.weight)
+
+
+@jax.custom_jvp
+def wrong_square(x):
+    return x * x
+
+
+@wrong_square.defjvp
+def _(primals, tangents):
+    return primals[0] * primals[0], primals[0] * tangents[0]
+
+
+class WrongWithoutReference(NoReference):
+    def backward(self, ctx, grads, args, out, cotangents):
+        super().backward(ctx, grads, args, out, cotangents)
+        if grads[1] is not None:
+            np.asarray(grads[1])[...] *= np.float32(1.1)
+
+
+class WrongTangent(Scale):
+    def jvp(self, args, tangents):
+        return args[0] * tangents.self.weight + self.weight * tangents[0] * 1.01
+
+
+class WrongSecond(Scale):
+    """The first derivative of the rule is right."""
+
+    def kernel(self, ctx, out, x):
+        np.asarray(out)[...] = np.asarray(x) * np.asarray(x) * np.asarray(self.weight)
+
+    def reference(self, x):
+        return x * x * self.weight
+
+    def jvp(self, args, tangents):
+        slope = 2 * jax.lax.stop_gradient(args[0] * self.weight)
+        return args[0] * args[0] * tangents.self.weight + slope * tangents[0]
+
+
+@pytest.mark.parametrize(
+    ("planted", "name", "message"),
+    [
+        (dense(WrongGradient), "grad", "the gradient of self.bias"),
+        (dense(ForgetsCotangent), "grad", "the gradient of args[0]"),
+        (dense(NeedsAll), "partial grads", "NoneType"),
+        (dense(NeverSums), "grad of vmap", "arguments mapped, the gradient"),
+        (scale(WrongReferenceDerivative), "finite differences", "the slope along args[0]"),
+        (
+            (WrongWithoutReference(normal(1, 3)), normal(2, 3)),
+            "finite differences",
+            "the slope along args[0]",
+        ),
+        (scale(WrongSecond), "hessian", "over reverse"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value[0]).__name__,
+)
+def test_a_wrong_derivative(planted, name, message):
+    row = caught_by(name, *planted)
+    assert message in row.detail
+
+
+def test_a_wrong_tangent():
+    assert {"grad", "jvp"} <= {row.name for row in failures(*scale(WrongTangent))}
