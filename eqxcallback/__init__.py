@@ -5,6 +5,7 @@ from importlib import metadata as _metadata
 from . import debug as debug, nn as nn, ops as ops, testing as testing
 from ._buffer_callback import buffer_callback as buffer_callback
 from ._errors import KernelError as KernelError, raising as raising
+from ._export import export as export
 from ._ext import (
     Buffer as Buffer,
     ExecutionContext as ExecutionContext,

@@ -197,4 +197,5 @@ def callable_name(function: Callable[..., object]) -> str:
     if isinstance(function, functools.partial):
         return callable_name(function.func)
     inner = getattr(type(function), "_named_like", None)  # of our own wrappers
-    return type(function).__qualname__ if inner is None else callable_name(inner(function))
+    named = type(function).__qualname__ if inner is None else inner(function)
+    return named if isinstance(named, str) else callable_name(named)

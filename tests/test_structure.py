@@ -110,6 +110,7 @@ def test_public_names():
         "Op",
         "PythonKernel",
         "buffer_callback",
+        "export",
         "inspect",
         "raising",
     }

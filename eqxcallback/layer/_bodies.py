@@ -4,14 +4,15 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from .. import _errors
 from ..op import Backward, Body
 
 
-def _call_or_poison(body: Body, on_error: str, outputs: Sequence[Any], call: Any) -> None:
-    if on_error == "raise":
+def _call_or_poison(body: "LayerForward | LayerBackward", outputs: Sequence[Any], call: Any) -> None:
+    if body.on_error == "raise":
         return call()
     try:
         result = call()
@@ -21,32 +22,32 @@ def _call_or_poison(body: Body, on_error: str, outputs: Sequence[Any], call: Any
         # The peers of this device may be waiting for it, in a collective that an error would never reach.
         for out in outputs:
             poison(out)
-        _errors.record_poison(error, _errors.callable_name(body.function))
+        _errors.record_poison(error, body.layer)
 
 
 def poison(out: Any) -> None:
     """NaN, or zero where there is none."""
-    array = out.numpy()
-    kind = array.dtype.kind
-    has_nan = kind in "fc" or (kind == "V" and "int" not in array.dtype.name)
-    try:
-        array[...] = np.asarray(np.nan if has_nan else 0).astype(array.dtype)
-    except (TypeError, ValueError):
-        array[...] = np.zeros((), array.dtype)
+    nan = np.asarray(np.nan if jnp.issubdtype(out.dtype, jnp.inexact) else 0).astype(out.dtype)
+    value = nan if nan != nan else np.zeros((), out.dtype)
+    (out.cupy() if hasattr(out, "__cuda_array_interface__") else out.numpy())[...] = value
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class LayerForward(Body):
     """Calls `function(self, ctx, out, *args, **kwargs)`."""
 
+    layer: str
     on_error: str
+
+    def _named_like(self) -> str:
+        return self.layer
 
     def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         layer, args, kwargs = self.inputs.fast_build(inputs)
         out = self.outputs.fast_build(outputs)
         if self.on_error == "raise":  # spares a function: this is called often
             return self.function(layer, ctx, out, *args, **kwargs)
-        return _call_or_poison(self, self.on_error, outputs, lambda: self.function(layer, ctx, out, *args, **kwargs))
+        return _call_or_poison(self, outputs, lambda: self.function(layer, ctx, out, *args, **kwargs))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -56,7 +57,7 @@ class KernelForward(LayerForward):
     def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         layer, args, kwargs = self.inputs.fast_build(inputs)
         out = self.outputs.fast_build(outputs)
-        return _call_or_poison(self, self.on_error, outputs, lambda: self.function(ctx, out, layer, *args, **kwargs))
+        return _call_or_poison(self, outputs, lambda: self.function(ctx, out, layer, *args, **kwargs))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -65,16 +66,15 @@ class LayerBackward(Backward):
     arguments come last.
     """
 
+    layer: str
     on_error: str
     keywords: tuple[str, ...]
+
+    def _named_like(self) -> str:
+        return self.layer
 
     def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         (d_layer, d_args, d_kwargs), (layer, args, kwargs), out, cotangents = self.trees(outputs, inputs)
         grads = (d_layer, *d_args, *(d_kwargs[name] for name in self.keywords))
         args = (*args, *(kwargs[name] for name in self.keywords))
-        return _call_or_poison(
-            self,
-            self.on_error,
-            outputs,
-            lambda: self.function(layer, ctx, grads, args, out, cotangents),
-        )
+        return _call_or_poison(self, outputs, lambda: self.function(layer, ctx, grads, args, out, cotangents))

@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from .. import xla
 from ..op import Structure, is_array
 from . import _declarations as declarations
+from ._check import check
 from ._plan import bind, is_positional, plan
 from ._rules import unwrapped, wrapped
 
@@ -130,7 +131,7 @@ class Layer(eqx.Module):
 
 @functools.lru_cache(maxsize=4096)
 def _check(cls: Any) -> None:
-    declarations.check(cls, cls._has_own_out_type())
+    check(cls)
 
 
 @functools.lru_cache(maxsize=4096)

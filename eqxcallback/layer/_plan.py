@@ -39,6 +39,10 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan
     """**Arguments:** `inputs` is the structure of `(layer, args, kwargs)`, `avals` are the types of its arrays."""
     del x64  # the types of results may depend on it
     name = cls.__qualname__
+    if any(aval.dtype == jax.dtypes.float0 for aval in avals):
+        raise TypeError(
+            f"{name}: expected arrays; got one of float0, which is the tangent of integers and has no memory."
+        )
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     layer, args, kwargs = inputs.build(types)
     outputs, result_types = _result_types(cls, inputs, types)
@@ -71,9 +75,9 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan
         elif isinstance(kernel, PythonKernel):
             if kernel.aliases:
                 own = _alias_pairs(cls, leaves_in, leaves_out, name, kernel.aliases)
-            common["body"] = KernelForward(kernel.body, inputs, kernel_outputs, Options({}, name), layer.on_error)
+            common["body"] = KernelForward(kernel.body, inputs, kernel_outputs, Options({}, name), name, layer.on_error)
         else:
-            common["body"] = LayerForward(kernel, inputs, kernel_outputs, Options({}, name), layer.on_error)
+            common["body"] = LayerForward(kernel, inputs, kernel_outputs, Options({}, name), name, layer.on_error)
             kernel = PythonKernel(kernel, command_buffer_compatible=layer.command_buffer_compatible)
         return backends.Implementation(kernel, own, **common)
 
@@ -83,7 +87,9 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan
         function = declarations.method(cls, "backward")
         if function is None or platform not in declarations.PYTHON_PLATFORMS:
             return None
-        body = LayerBackward(function, inputs, kernel_outputs, Options({}, name), outputs, asked, layer.on_error, order)
+        body = LayerBackward(
+            function, inputs, kernel_outputs, Options({}, name), outputs, asked, name, layer.on_error, order
+        )
         kernel = PythonKernel(function, command_buffer_compatible=layer.command_buffer_compatible)
         return backends.Implementation(kernel, body=body)
 
@@ -104,9 +110,7 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan
         batching=layer.vmap_method,
         sharding=None
         if layer.sharding is None
-        else parse_sharding(
-            layer.sharding, [len(a.shape) for a in input_avals], [len(a.shape) for a in result_avals], f"Layer {name}"
-        ),
+        else parse_sharding(layer.sharding, input_avals, result_avals, f"Layer {name}"),
         num_residuals=len(residual_types),
         has_side_effect=layer.has_side_effect,
     )
@@ -142,12 +146,13 @@ def _texts(types: Sequence[Any]) -> list[str]:
 def _structure_of(tree: Any, who: str) -> tuple[Structure, Sequence[Any]]:
     leaves, treedef = tree_flatten(tree)
     marked = [Structure.array if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf for leaf in leaves]
-    types = [
-        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-        for leaf, mark in zip(leaves, marked, strict=True)
-        if mark is Structure.array
-    ]
-    return Structure(treedef, marked, who), types
+    found = [leaf for leaf, mark in zip(leaves, marked, strict=True) if mark is Structure.array]
+    for leaf in found:
+        try:
+            xla.result_aval(leaf.shape, leaf.dtype)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{who}: expected the types of arrays; got {leaf!r} ({error}).") from None
+    return Structure(treedef, marked, who), [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in found]
 
 
 def _pair(outputs: Structure, residuals: Structure) -> Structure:

@@ -141,6 +141,8 @@ class Functions:
     def _mapped_results(self, out: Any, out_axes: Any, axis_size: int) -> tuple[Sequence[Any], Sequence[bool]]:
         """`out_axes` is as of `jax.vmap`, or has booleans as `jax.custom_batching.custom_vmap` has them."""
         who = f"{self.cls.__qualname__}.batch"
+        if tree_structure(out) != self.outputs.treedef:
+            raise ValueError(f"{who}: expected results in the tree {self.outputs.treedef}; got {tree_structure(out)}.")
         try:
             axes_tree = tree_map(
                 lambda axis, part: tree_map(lambda _: _Axis(axis), part), out_axes, out, is_leaf=_is_none

@@ -73,6 +73,14 @@ def always_folded(arg: Any, has: Has, sizes: Sequence[int]) -> Any:
     return batched(arg, has, sizes).reshape(math.prod(sizes), *own)
 
 
+def extended(arg: Any, has: Has, wanted: Has, sizes: Sequence[int]) -> Any:
+    """With the axes `wanted`, of which it `has` some."""
+    if has == wanted:
+        return arg
+    among = [i for i, wants in enumerate(wanted) if wants]
+    return batched(arg, tuple(has[i] for i in among), [sizes[i] for i in among])
+
+
 def summed(arg: Any, has: Has) -> Any:
     """What has all axes in front, without those that `has` lacks."""
     missing = tuple(i for i, has_it in enumerate(has) if not has_it)

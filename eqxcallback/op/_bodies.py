@@ -28,7 +28,7 @@ class Body:
         others = [f"{getattr(self, field.name)!r}" for field in dataclasses.fields(self) if field.name != "function"]
         return f"{type(self).__name__}({module}.{name}, {', '.join(others)})"
 
-    def _named_like(self) -> Callable[..., None]:
+    def _named_like(self) -> Callable[..., None] | str:
         return self.function
 
 

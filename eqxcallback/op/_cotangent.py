@@ -85,8 +85,16 @@ class Cotangent(LinearCall):
         inner, batching, avals = self.call.axes, self.definition.batching, self.definition.input_avals
         sizes = (*self.axes.sizes, *inner.sizes)
         num_inputs = len(avals)
+        # A cotangent has the axes of its result: that of a sum is a constant, which no map touches.
+        first = num_inputs + len(self.definition.result_avals)
+        outer, args = list(self.axes.operands), list(args)
+        for i in range(self.definition.num_results):
+            both = zip(outer[first + i], outer[num_inputs + i], strict=True)
+            has = tuple(own or of_result for own, of_result in both)
+            args[first + i] = _axes.extended(args[first + i], outer[first + i], has, self.axes.sizes)
+            outer[first + i] = has
         inner_has = [*inner.operands, *[(True,) * len(inner.sizes)] * (len(args) - num_inputs)]
-        has = [(*outer, *own) for outer, own in zip(self.axes.operands, inner_has, strict=True)]
+        has = [(*around, *own) for around, own in zip(outer, inner_has, strict=True)]
         operands = _batching.arrange(batching, self.names, args, has, sizes)
 
         # The axes that each gradient has. One that has none of them is summed by the kernel; one that has some, here.

@@ -57,6 +57,11 @@ class FlatCall(abc.ABC):
     def factors(self) -> xla.Factors:
         """How it may be split between devices."""
 
+    @property
+    def description(self) -> str:
+        """The same text in each process, and another one for a call that does something else with its kernel."""
+        return f"{self!r} {self.factors} {self.definition.batching}"
+
     def part(self, shapes: Sequence[Sequence[int]]) -> "FlatCall":
         """The call on a part of its operands, of these shapes. For those with a kernel."""
         del shapes

@@ -204,11 +204,7 @@ class Op:
             result_avals=tuple(xla.result_aval(leaf.shape, leaf.dtype) for leaf in outputs),
             forward={platform: implementation(kernel, Forward) for platform, kernel in self.kernels.items()},
             backward=backward if self._backward else None,
-            sharding=None
-            if self.sharding is None
-            else parse_sharding(
-                self.sharding, [len(aval.shape) for aval in avals], [len(leaf.shape) for leaf in outputs], who
-            ),
+            sharding=None if self.sharding is None else parse_sharding(self.sharding, avals, outputs, who),
             asks_all=any(isinstance(kernel, NativeKernel) for kernel in self._backward.values()),
             reference=None if self.reference is None else reference,
             batching=self.batching,

@@ -2,17 +2,18 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from .. import xla
 
 
-def parse_sharding(rule: str, operands: Sequence[int], results: Sequence[int], who: str) -> xla.Factors:
+def parse_sharding(rule: str, operands: Sequence[Any], results: Sequence[Any], who: str) -> xla.Factors:
     """The factors of `"... d, d -> ... d"`: for each flat operand and result, the names of its dimensions.
 
     A name may be split between devices if all results have it: then each device calls the kernel on its own part. `_` is a
     dimension that is whole, and `...` stands for leading dimensions, aligned at their right end.
 
-    **Arguments:** `operands` and `results` are numbers of dimensions.
+    **Arguments:** `operands` and `results` are types.
 
     **Raises:** `ValueError` if the rule does not fit.
     """
@@ -25,9 +26,17 @@ def parse_sharding(rule: str, operands: Sequence[int], results: Sequence[int], w
             f"'... d, d -> ... d'; got {rule!r}."
         )
     found = [
-        [_dims(text.split(), ndim, rule, who) for text, ndim in zip(side, ndims, strict=True)]
-        for side, ndims in zip(lists, (operands, results), strict=True)
+        [_dims(text.split(), len(aval.shape), rule, who) for text, aval in zip(side, avals, strict=True)]
+        for side, avals in zip(lists, (operands, results), strict=True)
     ]
+    sizes: dict[str, int] = {}
+    for dims, aval in zip([*found[0], *found[1]], [*operands, *results], strict=True):
+        for name, size in zip(dims, aval.shape, strict=True):
+            if name is not None and sizes.setdefault(name, size) != size:
+                raise ValueError(
+                    f"{who}: expected one size of {name.removeprefix('own_')} in sharding; got {sizes[name]} and {size} in "
+                    f"{rule!r}."
+                )
     shared = set.intersection(*(set(dims) for dims in found[1])) if found[1] else set()
     shared -= {None}
 

@@ -42,6 +42,21 @@ def on_current_mesh(results: Sequence[Any], operands: Sequence[Any], factors: Fa
     return [typed(aval, names) for aval, names in zip(results, dims, strict=True)]
 
 
+def split_alike(args: Sequence[Any], factors: Factors) -> Sequence[Any]:
+    """On a mesh of explicit axes: `args`, each split as `factors` and the others say. So results, which are split like that,
+    and their gradients have types that fit those of operands."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or not mesh.explicit_axes:
+        return args
+    avals = [jax.typeof(arg) for arg in args]
+    splits = split(factors, [aval.sharding.spec for aval in avals], factors.sizes([a.shape for a in avals]), mesh)
+    wanted = [spec_of(dims, splits) for dims in factors.operands]
+    return [
+        arg if aval.sharding.spec == spec else jax.sharding.reshard(arg, NamedSharding(mesh, spec))
+        for arg, aval, spec in zip(args, avals, wanted, strict=True)
+    ]
+
+
 def vary_alike(args: Sequence[Any]) -> Sequence[Any]:
     """Inside `shard_map`: `args`, all varying over each manual axis that one of them varies over."""
     if jax.sharding.get_abstract_mesh().empty:

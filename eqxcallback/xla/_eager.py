@@ -65,6 +65,8 @@ def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> S
     like = next((arg for arg in args if isinstance(arg, jax.Array)), None)
     if platform_of(args) != "cpu":
         return _own_program(state, primitive, body, spec)(*args)
+    if is_spread(args):
+        return run_and_wait(_own_program(state, primitive, body, spec), args)
     key = state.key(like)
     idle = _idle_programs.setdefault(spec, [])
     program = idle.pop() if idle else _new_program(spec)
@@ -93,6 +95,23 @@ def _own_program(
     if program is None:
         program = state.programs[spec] = jax.jit(lambda *args: primitive.bind(*args, body=body, spec=spec))
     return program
+
+
+def is_spread(args: Sequence[Any]) -> bool:
+    """Whether an eager call runs on several devices. Then it is split as it is under `jit`."""
+    return any(isinstance(arg, jax.Array) and len(arg.devices()) > 1 for arg in args)
+
+
+def run_and_wait(program: Callable[..., Sequence[jax.Array]], args: Sequence[Any]) -> Sequence[jax.Array]:
+    """Run a program, and raise the exception of its kernel."""
+    with _errors.Failures() as failures:
+        try:
+            outs = program(*args)
+            for out in outs:
+                out.block_until_ready()
+        except Exception as error:
+            failures.reraise(error)
+    return outs
 
 
 def platform_of(args: Sequence[Any]) -> str:

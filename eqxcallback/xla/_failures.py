@@ -19,7 +19,7 @@ def _on_failure(
 ) -> str:
     if isinstance(body, PythonBody):
         body = body.callback
-        error = _errors.from_the_user(error)
+    error = _errors.from_the_user(error)
     return _errors.record_failure(error, _errors.callable_name(body), name_stack, _describe(outputs, inputs))
 
 

@@ -10,10 +10,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from . import _partition, _python_call
-from ._avals import on_current_mesh, vary_alike
+from ._avals import on_current_mesh, split_alike, vary_alike
 from ._body import CallSpec
 from ._debug import is_debugging, run_eagerly
-from ._eager import platform_of
+from ._eager import is_spread, platform_of, run_and_wait
 from ._effects import kernel_effect
 from ._handles import handle_for
 from ._ownership import own
@@ -40,6 +40,11 @@ class OpCall(Protocol):
     @property
     def factors(self) -> Factors:
         """How it may be split between devices."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """The same text in each process, and another one for a call that does something else with its kernel."""
         ...
 
     def part(self, shapes: Sequence[Sequence[int]]) -> "OpCall":
@@ -76,7 +81,7 @@ op_call_p.multiple_results = True
 
 
 def op_call(call: OpCall, *args: Any) -> Sequence[jax.Array]:
-    return op_call_p.bind(*vary_alike(args), call=call)
+    return op_call_p.bind(*split_alike(vary_alike(args), call.factors), call=call)
 
 
 @op_call_p.def_effectful_abstract_eval
@@ -95,10 +100,12 @@ def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
     if is_debugging():
         return run_eagerly(_program(call), call, *args)
     plan = call.plan(platform_of(args)) if call.has_kernel else None
-    if isinstance(plan, PythonPlan):
-        _ = plan.eager_state
-        return call.launch(plan, functools.partial(_run_python, plan), args)
-    return _program(call)(*args)
+    if not isinstance(plan, PythonPlan):
+        return _program(call)(*args)
+    if is_spread(args):
+        return run_and_wait(_program(call), args)
+    _ = plan.eager_state
+    return call.launch(plan, functools.partial(_run_python, plan), args)
 
 
 def _run_python(plan: PythonPlan, *args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
@@ -199,7 +206,10 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, call: OpCall) -> Seque
     def whole(*operands: Any) -> Sequence[Any]:
         return _kernel_call_p.bind(*operands, call=call, name_stack=name_stack, owned=owned or None)
 
-    identity = f"{call!r} {[plan.description for plan in plans if plan is not None]} {name_stack} {owned}"
+    # Callables of one name that are alive together have different keys, the same ones in each process.
+    keys = [handle_for(plan.body).key for plan in python]
+    described = [plan.description for plan in plans if plan is not None]
+    identity = f"{call.description} {described} {keys} {ctx.avals_in} {ctx.avals_out} {name_stack} {owned}"
     return _partition.lower(ctx, operands, call.factors, whole, part, identity, call.has_side_effect)
 
 

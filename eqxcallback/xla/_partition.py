@@ -1,5 +1,6 @@
 """A call on several devices: each one calls the kernel on its own part."""
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -81,16 +82,16 @@ def lower(
     - `identity`: the same text in each process, and another one for what calls something else.
     """
 
-    num_results = len(factors.results)
-    if not num_results:  # XLA partitions nothing that has no result
-        factors = Factors(factors.operands, ((),))
+    # XLA partitions nothing that has no operand, or no result.
+    num_operands, num_results = len(factors.operands), len(factors.results)
+    factors = dataclasses.replace(factors, operands=factors.operands or ((),), results=factors.results or ((),))
 
     def with_result(outs: Sequence[Any]) -> Sequence[Any]:
         return outs if num_results else [jnp.zeros((), jnp.uint8)]
 
     @custom_partitioning
     def call(*args: Any) -> Sequence[Any]:
-        return with_result(whole(*args))
+        return with_result(whole(*args[:num_operands]))
 
     def partition(mesh: Any, args: Any, results: Any) -> Any:
         shardings = [array.sharding for array in (*args, *results)]
@@ -100,7 +101,7 @@ def lower(
         splits = split(factors, specs, factors.sizes(shapes), mesh) if known else {}
 
         def summed(*args: Any) -> Sequence[Any]:
-            outs = with_result(part(*args))
+            outs = with_result(part(*args[:num_operands]))
             sums = [summed_axes(dims, splits) for dims in factors.results]
             return [
                 jax.lax.psum(out, axes) if axes and factors.sums else out for out, axes in zip(outs, sums, strict=True)
@@ -109,7 +110,7 @@ def lower(
         def local(*args: Any) -> Sequence[Any]:
             with jax.sharding.use_abstract_mesh(_NO_MESH):
                 types = [jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args]
-                avals = jax.eval_shape(lambda *args: with_result(part(*args)), *types)
+                avals = jax.eval_shape(lambda *args: with_result(part(*args[:num_operands])), *types)
             return _local_p.bind(
                 *args, function=summed, avals=tuple(result_aval(aval.shape, aval.dtype) for aval in avals)
             )
@@ -118,7 +119,11 @@ def lower(
         return mesh, local, results, tuple(named(mesh, dims, splits) for dims in factors.operands)
 
     call.def_partition(partition=partition, sharding_rule=_rule(factors))
-    outs = mlir.lower_fun(lambda *args: list(call(*args)), multiple_results=True)(ctx, *operands)
+
+    def with_operand(*args: Any) -> Sequence[Any]:
+        return list(call(*args) if num_operands else call(jnp.zeros((), jnp.uint8)))
+
+    outs = mlir.lower_fun(with_operand, multiple_results=True)(ctx, *operands)
     _rename(ctx, identity, has_side_effect)
     return outs if num_results else []
 

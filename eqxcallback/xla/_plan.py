@@ -33,7 +33,8 @@ class LaunchPlan:
     @property
     def description(self) -> str:
         """The same text in each process, for plans that call the same."""
-        return repr((self.target, dict(self.attributes), self.aliases, self.has_side_effect))
+        layouts = self.input_layouts, self.output_layouts
+        return repr((self.target, dict(self.attributes), self.aliases, self.has_side_effect, layouts))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

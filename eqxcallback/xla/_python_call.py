@@ -86,10 +86,11 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, body: PythonBody, spec
 
     if not spec.has_side_effect or not _partition.is_partitioned(ctx):
         return mlir.lower_fun(named_call, multiple_results=True)(ctx, *operands)
-    owned = (own(ctx, handle_for(body))["host_callback"],)
+    handle = handle_for(body)
+    owned = (own(ctx, handle)["host_callback"],)
     avals: Sequence[Any] = ctx.avals_in
     whole = Factors(_whole(avals), _whole(spec.result_avals))
-    identity = f"{body.description} {spec} {name_stack} {owned}"
+    identity = f"{body.description} {handle.key} {spec} {ctx.avals_in} {name_stack} {owned}"
     return _partition.lower(ctx, operands, whole, named_call, named_call, identity, has_side_effect=True)
 
 
