@@ -86,6 +86,20 @@ def check(
 
     **Returns:** an [`eqxcallback.testing.Report`][], of which `str` is a table.
 
+    **Rows:**
+
+    - `types`: `out_type`, the reference and a call agree; `reference`: so do the values; `jit`: and a compiled call.
+    - `inputs untouched`, `outputs written`, `buffers released`: what kernels do to memory, in checked mode; `aliasing`: what
+        results overwrite is donated or copied.
+    - `determinism`: the same call has the same bits; `stateless`: and after another call; `threads`: and beside others.
+    - `vmap`: each array alone, along each kind of axis; `vmap of all`: together, and an ensemble of layers; `nested vmap`:
+        around the same and around different arrays; `zero size`, `odd shapes`: batches of 0, 1, 7 and 17.
+    - `grad`, `partial grads`, `jvp`, `hessian`: against the reference; `finite differences`: against values alone.
+    - `checkpoint`, `scan`, `vmap of grad`, `grad of vmap`: values and gradients of programs.
+    - `dtypes`: all floating arrays, parameters too, in f16, bf16, f32 and f64. A kernel may refuse one by a `TypeError` or a
+        `ValueError`.
+    - `sharded jit`, `shard_map`: a batch over all devices; `export`: a program saved and loaded.
+
     **Raises:** [`eqxcallback.testing.CheckFailed`][], with the table, if a row failed. Rows come in the order in which they
     explain each other: mend the first one that failed, and check again. `TypeError` or `ValueError` for a wrong option.
 

@@ -1,6 +1,7 @@
 """What kernels do to memory: outputs, inputs, and what they keep."""
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -35,10 +36,14 @@ def inputs_untouched(subject: Subject, found: Findings) -> None:
 
 def outputs_written(subject: Subject, found: Findings) -> None:
     """Kernels write every element of every output, and do not read what is there before."""
-    if is_native(subject.kernel) or jax.default_backend() != "cpu":
-        return _in_donated_memory(subject, found)
-    for where, got, want in _in_checked_mode(subject, found, _WRITTEN):
-        found.close(got, want, f"{where}: outputs that held other values before")
+    if subject.is_known and subject.kernel is None:
+        raise NotApplicable(f"no kernel for {jax.default_backend()}: XLA writes them")
+    has_python = not is_native(subject.kernel) and jax.default_backend() == "cpu"
+    if has_python:
+        for where, got, want in _in_checked_mode(subject, found, _WRITTEN):
+            found.close(got, want, f"{where}: outputs that held other values before")
+    if not has_python or not subject.is_known:  # a function may call kernels of either kind
+        _in_donated_memory(subject, found)
 
 
 def buffers_released(subject: Subject, found: Findings) -> None:
@@ -50,7 +55,7 @@ def buffers_released(subject: Subject, found: Findings) -> None:
 
 def aliasing(subject: Subject, found: Findings) -> None:
     """Inputs that results overwrite are unchanged unless they are donated, and the results are right in any case."""
-    if subject.aliases is None:
+    if not subject.is_known:
         raise NotApplicable("a function does not say what it overwrites")
     if not subject.aliases:
         raise NotApplicable("nothing is overwritten")
@@ -126,7 +131,7 @@ def _in_donated_memory(subject: Subject, found: Findings) -> None:
             with found.case(where):
                 is_used |= _into_donated(found, where, function, make)
     if not is_used and not found.faults:
-        raise NotApplicable("a native kernel, and no result is where an array was donated")
+        raise NotApplicable("XLA put no result where an array was donated")
     found.notes.append("compiled calls alone, into donated memory")
 
 
@@ -163,8 +168,6 @@ def _filled(type: Any, pattern: int) -> jax.Array:
 @contextlib.contextmanager
 def _unused_donations() -> Iterator[None]:
     """JAX warns of donated arrays that no result can overwrite: all of them are donated here."""
-    import warnings
-
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         yield

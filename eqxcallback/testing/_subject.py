@@ -29,7 +29,9 @@ class Subject:
     - `operands`: the arrays of the subject itself, then those of the arguments.
     - `call`, `reference`: from flat arrays to flat arrays.
     - `call_tree`, `reference_tree`: from flat arrays to what the user's function returns.
-    - `kernel`: on this platform, or `None` where it is not known or there is none.
+    - `is_known`: whether it is a layer or an op, and tells its kernels.
+    - `kernel`: on this platform, if there is one.
+    - `aliases`: whether results overwrite operands.
     - `functions`: Python functions by which its programs find it, and that another process has to import.
     """
 
@@ -37,8 +39,9 @@ class Subject:
     operands: tuple[Operand, ...]
     call_tree: Callable[..., Any]
     reference_tree: Callable[..., Any] | None
+    is_known: bool
     kernel: Any
-    aliases: bool | None
+    aliases: bool
     has_reverse: bool
     has_forward: bool
     functions: tuple[Any, ...]
@@ -227,8 +230,9 @@ def subject(
         operands=operands,
         call_tree=over(lambda layer: layer),
         reference_tree=reference_tree,
+        is_known=is_known,
         kernel=kernel,
-        aliases=_aliases(target, kernel) if is_known else None,
+        aliases=_aliases(target, kernel),
         has_reverse=not is_known or found or backward or own_jvp,
         has_forward=not is_known or found or own_jvp,
         functions=_functions(target, kernels),
