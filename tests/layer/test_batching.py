@@ -161,6 +161,30 @@ def test_shared_parameters_are_summed_and_those_of_examples_are_not():
     assert backward_shapes(of_parameters, w, x, y) == {"dw": FOLDED, "dx": None, "dy": None, **common}
 
 
+def test_cotangents_have_the_axes_of_their_result():
+    """That of a sum is a constant, which no map touches: `write` does not broadcast."""
+
+    class Doubled(eqxc.Layer):
+        def kernel(self, ctx, out, x):
+            out.write(2 * np.asarray(x))
+
+        def reference(self, x):
+            return 2 * x
+
+        def backward(self, ctx, grads, args, out, cotangents):
+            shapes.append({"out": out.shape, "cotangents": cotangents.shape})
+            grads[1].write(2 * np.asarray(cotangents))
+
+    x = values(2, 5, 3)
+    gradient = jax.grad(lambda x: Doubled()(x).sum())
+    for f in (gradient, jax.vmap(gradient), jax.vmap(jax.vmap(gradient)), jax.jit(jax.vmap(gradient, 1, 1))):
+        np.testing.assert_array_equal(f(x), np.full_like(x, 2))
+    assert all(seen["out"] == seen["cotangents"] for seen in shapes)
+    shapes.clear()
+    np.testing.assert_array_equal(jax.jacrev(Doubled())(x[0, 0]), 2 * np.eye(3))
+    assert shapes == [{"out": (3,), "cotangents": (3, 3)}]  # what is not mapped is not tiled
+
+
 def test_per_example_outside_and_summed_inside():
     """The kernel cannot sum over the inner axis alone: it gives each gradient, and the library sums."""
     w, x, y = values(3), values(2, 5, 3), values(3)
@@ -456,11 +480,17 @@ def test_unmapped_and_transposed_results_of_a_rule():
         ),
         (lambda x, y: ({"a": x, "b": (), "static": 3}, 0), r"OwnRule\.batch: expected"),
         (lambda x, y: ({"a": x, "b": (x, None), "static": 3}, None), r"expected float32\[3\]"),
+        (
+            lambda x, y: ({"a": x, "c": (x, None), "static": 3}, 0),
+            r"OwnRule\.batch: expected results in the tree .*'b'.*'c'",
+        ),
+        (lambda x, y: ({"b": (x, None), "static": 3}, 0), r"OwnRule\.batch: expected results in the tree"),
+        (lambda x, y: 3, r"OwnRule\.batch: expected \(out, out_axes\) to be returned; got 3"),
     ],
 )
 def test_a_wrong_result_of_a_rule(result, message):
     layer = OwnRule(jnp.asarray(W), result)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         jax.vmap(lambda x: arrays_of(layer(x, X)))(values(2, 3))
 
 
