@@ -38,7 +38,7 @@ def export(fn: Callable[..., Any], *, platforms: Sequence[str] | None = None) ->
     """
     if not callable(fn):
         raise TypeError(f"eqxcallback.export: expected a function; got {fn!r} of type {type(fn).__name__}.")
-    jitted = fn if hasattr(fn, "trace") else jax.jit(lambda *args, **kwargs: fn(*args, **kwargs))
+    jitted: Any = fn if hasattr(fn, "trace") else jax.jit(lambda *args, **kwargs: fn(*args, **kwargs))
 
     def exported(*args: Any, **kwargs: Any) -> jax.export.Exported:
         # Lowering registers the handlers of users' libraries, whose names the safety checks must know.

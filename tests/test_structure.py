@@ -16,14 +16,14 @@ ARROWS = {
     "kernel": {"kernel"},
     "backends": {"backends", "kernel", "xla", "_ext"},
     "op": {"op", "backends", "kernel", "xla", "_aliases", "_errors", "_identity"},
-    "layer": {"layer", "op", "backends", "kernel", "xla", "_aliases", "_errors"},
+    "layer": {"layer", "op", "backends", "kernel", "xla", "_aliases", "_errors", "_identity"},
     "reference": {"reference"},
     "ops": {"ops", "op", "reference", "kernel"},
     "nn": {"nn", "ops"},
     "compat": {"compat", "_ext", "_aliases", "_identity", "_buffer_callback"},
     "inspection": {"inspection", "op", "xla", "layer", "backends", "_errors"},
     "debug": {"debug", "_ext", "_errors", "xla"},
-    "testing": {"testing", "layer", "op", "kernel", "debug", "xla", "_errors"},
+    "testing": {"testing", "layer", "op", "kernel", "debug", "xla", "_errors", "_export"},
 }
 JAX_INTERNALS = ("jax._src", "jax.interpreters", "jax.extend", "jax.ffi", "jaxlib")
 

@@ -141,6 +141,8 @@ def _takes(function: Any, names: tuple[str, ...], what: str, exactly: bool = Fal
 def _agrees(cls: type, function: Any, skipped: int, what: str) -> Iterator[Fault]:
     """It is called with all arguments of a call, by position where they have one."""
     parameters = list(signature_of(cls).parameters.values())
+    if any(p.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for p in parameters):
+        return
     positional = [p.name for p in parameters if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
     keywords = [p.name for p in parameters if p.kind is Parameter.KEYWORD_ONLY]
     signature = inspect.signature(function)

@@ -15,6 +15,7 @@ from ..op import Structure, is_array
 from . import _declarations as declarations
 from ._check import check
 from ._plan import bind, is_positional, plan
+from ._refs import indices
 from ._rules import unwrapped, wrapped
 
 
@@ -39,8 +40,8 @@ class Layer(eqx.Module):
 
     A subclass defines `kernel`, and `reference` or `out_type`; the rest is optional. It is called as
     `layer(*args, **kwargs)`, with the arguments that `kernel` takes after `out`. Arrays, in any PyTree of the layer or of its
-    arguments, are operands; all else is static and must be hashable. It works under every transformation of JAX. Instances
-    that differ in their arrays alone share programs.
+    arguments, are operands; a `jax.Ref` is one that the kernel changes in place. All else is static and must be hashable. It
+    works under every transformation of JAX. Instances that differ in their arrays alone share programs.
 
     **Methods:**
 
@@ -119,13 +120,19 @@ class Layer(eqx.Module):
         leaves, treedef = tree_flatten((self, args, kwargs))
         inputs = Structure(treedef, leaves, cls.__qualname__)
         arrays = [leaf for leaf in leaves if is_array(leaf)]
+        refs = indices(arrays, cls.__qualname__)
+        mutable = [arrays[i] for i in refs]
+        for i, ref in zip(refs, mutable, strict=True):
+            arrays[i] = ref[...]
         avals = [jax.typeof(array) for array in arrays]
         for i, aval in enumerate(avals):
             if getattr(aval, "weak_type", False):
                 arrays[i] = jax.lax.convert_element_type(arrays[i], aval.dtype)
                 avals[i] = jax.typeof(arrays[i])
-        found = plan(cls, inputs, tuple(avals), _config.jax_enable_x64)
+        found = plan(cls, inputs, tuple(avals), refs, _config.jax_enable_x64)
         outs = xla.op_call(found.call, *unwrapped(arrays, found.input_keys))
+        for ref, value in zip(mutable, outs[found.num_results :], strict=False):
+            ref[...] = value
         return found.outputs.build(wrapped(outs[: found.num_results], found.output_keys))
 
 

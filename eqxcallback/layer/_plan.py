@@ -15,6 +15,7 @@ from ..kernel import Kernel, NativeKernel, PythonKernel
 from ..op import Axes, Call, Definition, Options, Structure, parse_sharding
 from . import _declarations as declarations, _rules as rules
 from ._bodies import KernelForward, LayerBackward, LayerForward
+from ._refs import WithRefs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,8 +36,9 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan:
-    """**Arguments:** `inputs` is the structure of `(layer, args, kwargs)`, `avals` are the types of its arrays."""
+def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, ...], x64: bool) -> Plan:
+    """**Arguments:** `inputs` is the structure of `(layer, args, kwargs)`, `avals` are the types of its arrays, of which
+    `refs` are changed in place: what becomes of them are results after those of the layer."""
     del x64  # the types of results may depend on it
     name = cls.__qualname__
     if any(aval.dtype == jax.dtypes.float0 for aval in avals):
@@ -45,7 +47,8 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan
         )
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     layer, args, kwargs = inputs.build(types)
-    outputs, result_types = _result_types(cls, inputs, types)
+    outputs, result_types = _result_types(cls, inputs, types, refs)
+    num_results = len(result_types)
     residuals, residual_types = _structure_of(
         None
         if (residual_type := declarations.method(cls, "residual_type")) is None
@@ -56,12 +59,13 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan
     kernel_outputs = _pair(outputs, residuals) if has_residuals else outputs
 
     input_keys, input_avals = _as_words(avals)
-    output_keys, result_avals = _as_words([*result_types, *residual_types])
+    output_keys, result_avals = _as_words([*result_types, *(types[i] for i in refs), *residual_types])
     leaves_in, leaves_out = (
         _leaves(cls, layer, args, kwargs, types),
         _named("result", outputs.build(result_types), set(map(id, result_types))),
     )
     pairs = _alias_pairs(cls, leaves_in, leaves_out, name)
+    ref_pairs = tuple((i, num_results + k) for k, i in enumerate(refs))
 
     def implementation(kernel: Kernel | Callable[..., None]) -> backends.Implementation:
         common: dict[str, Any] = {"has_side_effect": layer.has_side_effect}
@@ -79,7 +83,9 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan
         else:
             common["body"] = LayerForward(kernel, inputs, kernel_outputs, Options({}, name), name, layer.on_error)
             kernel = PythonKernel(kernel, command_buffer_compatible=layer.command_buffer_compatible)
-        return backends.Implementation(kernel, own, **common)
+        if refs and "body" in common:
+            common["body"] = WithRefs(common["body"], refs, num_results)
+        return backends.Implementation(kernel, tuple(sorted(own + ref_pairs)), **common)
 
     order = declarations.in_order(cls, kwargs)
 
@@ -93,9 +99,9 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan
         kernel = PythonKernel(function, command_buffer_compatible=layer.command_buffer_compatible)
         return backends.Implementation(kernel, body=body)
 
-    functions = rules.Functions(cls, inputs, outputs, input_keys, output_keys, tuple(result_types), order)
+    functions = rules.Functions(cls, inputs, outputs, input_keys, output_keys, tuple(result_types), order, refs)
     definition = Definition(
-        key=(cls, inputs, avals, kernel_outputs, tuple((aval.shape, aval.dtype) for aval in result_avals)),
+        key=(cls, inputs, avals, refs, kernel_outputs, tuple((aval.shape, aval.dtype) for aval in result_avals)),
         name=name,
         who=f"Layer {name}",
         remedy="Define `backward` (a kernel) or `reference` (pure JAX) in the layer.",
@@ -103,10 +109,10 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan
         input_avals=input_avals,
         result_avals=result_avals,
         forward={platform: implementation(kernel) for platform, kernel in declarations.kernels_of(cls).items()},
-        backward=None if declarations.method(cls, "backward") is None else backward,
+        backward=None if refs or declarations.method(cls, "backward") is None else backward,
         reference=None if declarations.method(cls, "reference") is None else functions.reference,
-        jvp=None if declarations.method(cls, "jvp") is None else functions.jvp,
-        batch=None if declarations.method(cls, "batch") is None else functions.batch,
+        jvp=None if refs or declarations.method(cls, "jvp") is None else functions.jvp,
+        batch=None if refs or declarations.method(cls, "batch") is None else functions.batch,
         batching=layer.vmap_method,
         sharding=None
         if layer.sharding is None
@@ -114,12 +120,13 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], x64: bool) -> Plan
         num_residuals=len(residual_types),
         has_side_effect=layer.has_side_effect,
     )
-    num_results = len(result_types)
     visible_keys = {i: impl for i, impl in output_keys.items() if i < num_results}
     return Plan(Call(definition, Axes.none(len(avals))), outputs, num_results, input_keys, visible_keys)
 
 
-def _result_types(cls: Any, inputs: Structure, types: Sequence[Any]) -> tuple[Structure, Sequence[Any]]:
+def _result_types(
+    cls: Any, inputs: Structure, types: Sequence[Any], refs: Sequence[int]
+) -> tuple[Structure, Sequence[Any]]:
     """The tree of the results and the types of its arrays, on which `out_type` and `reference` agree."""
     found: dict[str, tuple[Structure, Sequence[Any]]] = {}
     layer, args, kwargs = inputs.build(types)
@@ -128,7 +135,7 @@ def _result_types(cls: Any, inputs: Structure, types: Sequence[Any]) -> tuple[St
         found["out_type"] = _structure_of(out, f"{cls.__qualname__}.out_type")
     reference = declarations.method(cls, "reference")
     if reference is not None:
-        found["reference"] = rules.eval_type(cls, reference, inputs, types)
+        found["reference"] = rules.eval_type(cls, reference, inputs, types, refs)
     (first, expected), *rest = found.items()
     for other, got in rest:
         if expected[0] != got[0] or _texts(expected[1]) != _texts(got[1]):

@@ -11,6 +11,7 @@ from jax.tree_util import register_pytree_node_class, tree_flatten, tree_leaves,
 from .._errors import type_text
 from ..op import Structure, is_array
 from . import _declarations as declarations
+from ._refs import new
 
 
 @register_pytree_node_class
@@ -41,12 +42,14 @@ class Arguments(tuple[Any, ...]):
         return cls(children)
 
 
-def eval_type(cls: Any, function: Any, inputs: Structure, types: Sequence[Any]) -> tuple[Structure, Sequence[Any]]:
+def eval_type(
+    cls: Any, function: Any, inputs: Structure, types: Sequence[Any], refs: Sequence[int]
+) -> tuple[Structure, Sequence[Any]]:
     """The tree of what a method in JAX returns, and the types of its arrays."""
     found: list[Structure] = []
 
     def flat(*arrays: Any) -> Sequence[Any]:
-        layer, args, kwargs = inputs.build(arrays)
+        layer, args, kwargs = inputs.build(new(arrays, refs))
         leaves, treedef = tree_flatten(function(layer, *args, **kwargs))
         found.append(Structure(treedef, leaves, f"{cls.__qualname__}.{function.__name__}"))
         return [leaf for leaf in leaves if is_array(leaf)]
@@ -64,6 +67,7 @@ class Functions:
     output_keys: dict[int, str]
     result_types: tuple[Any, ...]
     keywords: tuple[str, ...]
+    refs: tuple[int, ...]
 
     def _build(self, arrays: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         return self.inputs.build(wrapped(arrays, self.input_keys))
@@ -77,9 +81,11 @@ class Functions:
         return unwrapped(leaves, self.output_keys)
 
     def reference(self, *arrays: Any) -> Sequence[Any]:
-        layer, args, kwargs = self._build(arrays)
+        mutable = new(arrays, self.refs)
+        layer, args, kwargs = self._build(mutable)
         function: Any = declarations.method(self.cls, "reference")
-        return self._flat(function(layer, *args, **kwargs))
+        out = self._flat(function(layer, *args, **kwargs))
+        return [*out, *(mutable[i][...] for i in self.refs)]
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
         """Of the results of floating type; zeros for others."""
@@ -135,8 +141,10 @@ class Functions:
             return None
         in_axes = self._arguments(self.inputs.build_alone([0 if mapped else None for mapped in is_mapped]))
         function: Any = declarations.method(self.cls, "batch")
-        out, out_axes = function(layer, axis_size, tuple(in_axes), args)
-        return self._mapped_results(out, out_axes, axis_size)
+        found = function(layer, axis_size, tuple(in_axes), args)
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise TypeError(f"{self.cls.__qualname__}.batch: expected (out, out_axes) to be returned; got {found!r}.")
+        return self._mapped_results(*found, axis_size)
 
     def _mapped_results(self, out: Any, out_axes: Any, axis_size: int) -> tuple[Sequence[Any], Sequence[bool]]:
         """`out_axes` is as of `jax.vmap`, or has booleans as `jax.custom_batching.custom_vmap` has them."""

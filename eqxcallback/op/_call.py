@@ -94,12 +94,12 @@ class Call(FlatCall):
         @jax.custom_jvp
         def example(*args: Any) -> Sequence[Any]:
             avals = [self.example_avals[i] for i in results]
-            return [jnp.zeros(aval.shape, aval.dtype) for aval in avals]
+            return xla.vary_like([jnp.zeros(aval.shape, aval.dtype) for aval in avals], args)
 
         def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
             is_zero = [isinstance(tangent, SymbolicZero) for tangent in tangents]
             found = own_rule(primals, [None if zero else t for t, zero in zip(tangents, is_zero, strict=True)])
-            return example(*primals), [found[i] for i in results]
+            return example(*primals), xla.vary_like([found[i] for i in results], primals)
 
         example.defjvp(rule, symbolic_zeros=True)
         return self.axes.mapped(example)

@@ -25,7 +25,7 @@ _array: Any = _Array.ARRAY
 
 def is_array(leaf: Any) -> bool:
     """Whether a leaf is an operand. Everything else is static, Python's numbers as well."""
-    return isinstance(leaf, jax.Array | np.ndarray | np.generic)
+    return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.Ref)
 
 
 class Structure:

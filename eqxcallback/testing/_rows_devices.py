@@ -1,12 +1,13 @@
 """Programs over several devices, and programs that leave the process."""
 
-import sys
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from .._export import export as export_program
 from ._findings import Findings, NotApplicable
 from ._rows_programs import first_batched, over_batch
 from ._subject import Subject, is_native
@@ -36,15 +37,15 @@ def shard_map(subject: Subject, found: Findings) -> None:
 
 def export(subject: Subject, found: Findings) -> None:
     """A program that was saved and loaded again."""
-    exporter: Any = getattr(sys.modules["eqxcallback"], "export", None)
-    if exporter is None:
-        raise NotApplicable("eqxcallback.export is not there")
     if not is_native(subject.kernel):
         for function in subject.functions:
-            name, module = getattr(function, "__qualname__", repr(function)), getattr(function, "__module__", "")
-            if "<" in name or module == "__main__":
-                raise NotApplicable(f"{module}.{name} cannot be imported by name")
-    exported = exporter(jax.jit(subject.call))(*subject.arrays())
+            if getattr(function, "__module__", "") == "__main__":
+                raise NotApplicable(f"{function.__qualname__} is of the main program, which others cannot import")
+            try:
+                pickle.dumps(function)
+            except Exception as error:
+                raise NotApplicable(f"a kernel cannot be imported by name ({error})") from None
+    exported = export_program(jax.jit(subject.call))(*subject.arrays())
     try:
         data = exported.serialize()
     except ImportError as error:

@@ -1,7 +1,7 @@
 """The only room that touches JAX's extension points: primitives, lowering, registration, version differences."""
 
 from ._attributes import attributes as attributes
-from ._avals import result_aval as result_aval
+from ._avals import result_aval as result_aval, vary_like as vary_like
 from ._batching import VMAP_METHODS as VMAP_METHODS, batch as batch, mapped_first as mapped_first
 from ._body import CallSpec as CallSpec, FlatBody as FlatBody, PythonBody as PythonBody
 from ._handles import EagerState as EagerState, eager_state as eager_state

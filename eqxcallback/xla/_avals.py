@@ -57,6 +57,11 @@ def split_alike(args: Sequence[Any], factors: Factors) -> Sequence[Any]:
     ]
 
 
+def vary_like(arrays: Sequence[Any], others: Sequence[Any]) -> Sequence[Any]:
+    """Inside `shard_map`: `arrays`, varying over each manual axis that one of them or of `others` varies over."""
+    return vary_alike([*arrays, *others])[: len(arrays)]
+
+
 def vary_alike(args: Sequence[Any]) -> Sequence[Any]:
     """Inside `shard_map`: `args`, all varying over each manual axis that one of them varies over."""
     if jax.sharding.get_abstract_mesh().empty:

@@ -10,7 +10,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from . import _partition, _python_call
-from ._avals import on_current_mesh, split_alike, vary_alike
+from ._avals import on_current_mesh, split_alike, vary_alike, vary_like
 from ._body import CallSpec
 from ._debug import is_debugging, run_eagerly
 from ._eager import is_spread, platform_of, run_and_wait
@@ -161,6 +161,7 @@ def transpose(
         jnp.zeros(aval.shape, aval.dtype) if cotangent is None else cotangent
         for cotangent, aval in zip(cotangents, result_avals, strict=True)
     ]
+    filled = vary_like(filled, [arg for arg in args if not ad.is_undefined_primal(arg)])
     return jax.linear_transpose(of_linear, *(args[i].aval for i in linear))(filled)
 
 

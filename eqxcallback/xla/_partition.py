@@ -19,6 +19,7 @@ from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
 from ._avals import result_aval
+from ._decode import decode_all
 from ._portable import is_exported
 from ._sharding import Factors, named, split, summed_axes
 
@@ -156,6 +157,7 @@ def _rename(ctx: mlir.LoweringRuleContext, identity: str, has_side_effect: bool)
     attributes = operation.attributes
     address = attributes["backend_config"].value.encode()
     info = _custom_partitioning._sharding_callbacks[address]
+    decode_all(info, ctx)
     name = hashlib.blake2b(
         f"{identity} {info.mesh} {ctx.module_context.platforms}".encode(), digest_size=16
     ).hexdigest()

@@ -114,7 +114,7 @@ def test_no_derivative():
 
 
 def test_a_tangent_without_reference():
-    report = check(WithTangent(), normal(1, 3), skip="shard_map")
+    report = check(WithTangent(), normal(1, 3))
     assert {report[name].result for name in ("finite differences", "jvp", "hessian", "scan")} == {"ok"}
 
 

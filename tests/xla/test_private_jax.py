@@ -1,7 +1,10 @@
 """What we use of JAX that is not public. If one of these fails, a new JAX has moved it: mend eqxcallback/xla/."""
 
+import re
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import eqxcallback as eqxc
@@ -70,3 +73,28 @@ def test_a_program_owns_its_host_callbacks():
     text = jax.jit(lambda x: g(f(f(x)))).lower(jnp.zeros(3)).as_text()
     indices = [line.split("host_callback = ")[1].split(" ")[0] for line in text.splitlines() if "host_callback" in line]
     assert indices == ["0", "0", "1"]
+
+
+def test_partitioned_calls_have_a_name(mesh):
+    """`_custom_partitioning._sharding_callbacks`, in which JAX finds them by what stands in the program; what `decode_all` sets
+    of its entries; and the devices, which lowering knows of the primitives that ask for them."""
+    from jax._src import custom_partitioning, sharding_impls
+
+    class Double(eqxc.Layer):
+        def kernel(self, ctx, out, x):
+            out.write(np.asarray(x) * np.float32(2))
+
+        def out_type(self, x):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    x = jax.device_put(jnp.ones((8, 5)), jax.NamedSharding(mesh, jax.P("d")))
+    lowered = jax.jit(jax.vmap(Double())).lower(x)
+    (name,) = set(re.findall(r'backend_config = "(\w+)"', lowered.as_text()))
+    info = custom_partitioning._sharding_callbacks[name.encode()]
+    assert info.to_mesh_pspec_sharding.__module__ == info.partition.__module__.replace("_partition", "_decode")
+    assert isinstance(info.mesh, jax.sharding.Mesh)
+    assert info.module_context.platforms
+    sharding = x.sharding._to_xla_hlo_sharding(2)
+    assert sharding_impls.parse_flatten_op_sharding(sharding, mesh)[0] == jax.P("d")
+    assert sharding_impls.GSPMDSharding(mesh._flat_devices_tuple, sharding).is_equivalent_to(x.sharding, 2)
+    np.testing.assert_array_equal(lowered.compile()(x), np.full((8, 5), 2))
