@@ -217,7 +217,7 @@ def test_names(aliases, want):
     ("aliases", "message"),
     [
         ({"self.k": "k"}, r"self\.k\['d'\].*output past the last one"),
-        ({"self.nope": "a"}, r"the input 'self\.nope', which is not the name of an array .*self\.k, self\.w, tree, x"),
+        ({"self.nope": "a"}, r"the input 'self\.nope', which is not a field of the layer \(self\.w, self\.k\)"),
         ({3: 0}, r"the input 3, but there are 3 flat inputs \(0: x, 1: tree\['p'\], 2: tree\['q'\]\)"),
         ({0: 3}, r"input x of type float32\[3\], output result\['k'\] of type float32\[4\]"),
         ({"x": "zz"}, r"the output 'zz', .*names: a, b, k"),
