@@ -39,10 +39,10 @@ def test_sizes_that_the_mesh_does_not_divide(lane, size):
     mesh = mesh_of(4)
     split = lambda x: jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, jax.P("a")))
 
-    # JAX itself has no name for the shards of uneven results.
-    whole = jax.NamedSharding(mesh, jax.P())
+    # JAX itself has no name for uneven shards of arguments and results.
+    everywhere = {"in_shardings": jax.NamedSharding(mesh, jax.P()), "out_shardings": jax.NamedSharding(mesh, jax.P())}
     padded = lambda f: lambda weight, x: both(f)(weight, split(x))
-    run_and_compare(padded, lane, put(normal(SIZE), mesh), normal(size, 3, SIZE), out_shardings=whole)
+    run_and_compare(padded, lane, put(normal(SIZE), mesh), normal(size, 3, SIZE), **everywhere)
 
 
 @lanes
