@@ -165,6 +165,13 @@ def test_poison(jit):
         pass
 
 
+def test_the_end_of_a_barrier():
+    assert np.isnan(Poisoned()(X)).all()
+    with pytest.raises(eqxc.KernelError, match="poisoned its results"):
+        eqxc.debug.barrier_wait()
+    eqxc.debug.barrier_wait()  # once
+
+
 @pytest.mark.parametrize("jit", [False, True])
 def test_poison_of_gradients(jit):
     f = jax.grad(loss(PoisonedBackward()))
