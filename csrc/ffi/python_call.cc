@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/dtype.h"
 #include "ffi/host_callback_scope.h"
@@ -53,6 +54,34 @@ ffi::Error lend(Frame& frame, size_t slot, const ffi::AnyBuffer& buffer, bool wr
   const auto dims = buffer.dimensions();
   frame.buffer(slot).lend(buffer.untyped_data(), dims.begin(), dims.size(), *dtype, writeable, place);
   return ffi::Error::Success();
+}
+
+// Says of all buffers how their axes lie in memory: `layouts` has those of each, from major to minor.
+ffi::Error lay_out(Frame& frame, const ffi::Dictionary& attrs) {
+  if (!attrs.contains("layouts")) return ffi::Error::Success();
+  auto layouts = attrs.get<ffi::Span<const int64_t>>("layouts");
+  const auto invalid = [] {
+    return ffi::Error::InvalidArgument("eqxcallback: expected `layouts` to have the axes of each buffer");
+  };
+  if (layouts.has_error()) return invalid();
+  size_t begin = 0;
+  for (size_t slot = 0; slot < frame.size(); ++slot) {
+    Buffer& buffer = frame.buffer(slot);
+    const size_t rank = buffer.ndim();
+    if (begin + rank > layouts->size()) return invalid();
+    std::vector<bool> seen(rank, false);
+    for (size_t i = 0; i < rank; ++i) {
+      const int64_t axis = (*layouts)[begin + i];
+      if (axis < 0 || static_cast<size_t>(axis) >= rank || seen[static_cast<size_t>(axis)]) return invalid();
+      seen[static_cast<size_t>(axis)] = true;
+    }
+    buffer.set_order(layouts->begin() + begin);
+    if (!buffer.row_major() && buffer.dtype().packed()) {
+      return ffi::Error(ffi::ErrorCode::kUnimplemented, "eqxcallback: packed types are row-major only");
+    }
+    begin += rank;
+  }
+  return begin == layouts->size() ? ffi::Error::Success() : invalid();
 }
 
 // Ends the loans when the call is over, however it ends.
@@ -110,6 +139,7 @@ ffi::Error call_python(uint64_t key, const Place& place, const ffi::RemainingArg
       if (buffer.has_error()) return buffer.error();
       if (ffi::Error error = lend(frame, num_outputs + i, buffer.value(), false, place); error.failure()) return error;
     }
+    if (ffi::Error error = lay_out(frame, attrs); error.failure()) return error;
     try {
       handle->call(frame);
     } catch (nb::python_error& error) {

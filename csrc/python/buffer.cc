@@ -91,9 +91,16 @@ void Buffer::lend(void* data, const int64_t* dims, size_t rank, const DType& dty
     dims_.assign(dims, dims + rank);
     shape_ = nb::object();
   }
+  order_.clear();
   dtype_ = &dtype;
   writeable_ = writeable;
   place_ = place;
+}
+
+void Buffer::set_order(const int64_t* order) {
+  if (order == nullptr) return;
+  order_.assign(order, order + dims_.size());
+  if (std::is_sorted(order_.begin(), order_.end())) order_.clear();
 }
 
 void Buffer::revoke(bool commit) noexcept {
@@ -144,14 +151,21 @@ nb::tuple Buffer::shape() {
 }
 
 nb::tuple Buffer::strides() const {
-  const size_t itemsize = dtype().packed() ? 1 : dtype().bits / 8u;
+  const auto itemsize = static_cast<int64_t>(dtype().packed() ? 1 : dtype().bits / 8u);
   nb::list strides;
-  int64_t stride = static_cast<int64_t>(itemsize);
-  for (size_t axis = dims_.size(); axis-- > 0;) {
-    strides.insert(0, stride);
+  for (const int64_t stride : element_strides()) strides.append(stride * itemsize);
+  return nb::tuple(strides);
+}
+
+std::vector<int64_t> Buffer::element_strides() const {
+  std::vector<int64_t> strides(dims_.size());
+  int64_t stride = 1;
+  for (size_t i = dims_.size(); i-- > 0;) {
+    const size_t axis = row_major() ? i : static_cast<size_t>(order_[i]);
+    strides[axis] = stride;
     stride *= dims_[axis];
   }
-  return nb::tuple(strides);
+  return strides;
 }
 
 nb::object Buffer::numpy_dtype() const { return descr_object(dtype()); }
@@ -179,7 +193,8 @@ nb::object Buffer::numpy(nb::handle self) {
     base = nb::make_tuple(base, unpacked_);
   }
   static char nothing;  // NumPy would allocate for a null pointer, which is what XLA passes for an empty array
-  const int flags = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED | (writeable_ ? NPY_ARRAY_WRITEABLE : 0);
+  const int flags =
+      (row_major() ? NPY_ARRAY_C_CONTIGUOUS : 0) | NPY_ARRAY_ALIGNED | (writeable_ ? NPY_ARRAY_WRITEABLE : 0);
   nb::object array = new_array(data != nullptr ? data : &nothing, flags);
   if (PyArray_SetBaseObject(as_array(array), base.release().ptr()) < 0) throw nb::python_error();
   return array;
@@ -189,8 +204,12 @@ nb::object Buffer::new_array(void* data, int flags) const {
   std::vector<npy_intp> dims(dims_.begin(), dims_.end());  // NumPy's own name for int64_t
   PyArray_Descr* descr = descr_of(*dtype_);
   Py_INCREF(descr);  // NewFromDescr takes it
-  PyObject* array = PyArray_NewFromDescr(&PyArray_Type, descr, static_cast<int>(dims.size()), dims.data(), nullptr,
-                                         data, flags, nullptr);
+  std::vector<npy_intp> strides;
+  if (!row_major()) {
+    for (const int64_t stride : element_strides()) strides.push_back(stride * PyDataType_ELSIZE(descr));
+  }
+  PyObject* array = PyArray_NewFromDescr(&PyArray_Type, descr, static_cast<int>(dims.size()), dims.data(),
+                                         row_major() ? nullptr : strides.data(), data, flags, nullptr);
   if (array == nullptr) throw nb::python_error();
   return nb::steal(array);
 }

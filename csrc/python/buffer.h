@@ -34,6 +34,8 @@ class Buffer {
   Buffer(nb::object array, nb::object writeable);
 
   void lend(void* data, const int64_t* dims, size_t rank, const DType& dtype, bool writeable, const Place& place);
+  // How the axes lie in memory, from major to minor: `rank` of them, or null for row-major. To be said after lend().
+  void set_order(const int64_t* order);
   // Ends the loan. With `commit`, what was written to a sub-byte output is packed into XLA's memory.
   void revoke(bool commit) noexcept;
 
@@ -45,6 +47,9 @@ class Buffer {
   bool writeable() const;
   nb::tuple shape();
   nb::tuple strides() const;
+  // In elements; of an unpacked array for sub-byte types.
+  std::vector<int64_t> element_strides() const;
+  bool row_major() const { return order_.empty(); }
   nb::object numpy_dtype() const;
   std::string repr() const;
 
@@ -72,6 +77,7 @@ class Buffer {
 
   void* data_ = nullptr;
   std::vector<int64_t> dims_;
+  std::vector<int64_t> order_;    // empty for row-major
   const DType* dtype_ = nullptr;  // null once revoked
   Place place_;
   bool writeable_ = false;

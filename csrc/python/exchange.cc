@@ -22,7 +22,7 @@ nb::dict Buffer::cuda_array_interface() {
   interface["shape"] = shape();
   interface["typestr"] = numpy_dtype().attr("str");
   interface["data"] = nb::make_tuple(reinterpret_cast<uintptr_t>(data_), !writeable_);
-  interface["strides"] = nb::none();
+  interface["strides"] = row_major() ? nb::object(nb::none()) : nb::object(strides());
   interface["version"] = 3;
   // 0 is not allowed: the interface calls the legacy default stream 1.
   interface["stream"] = place_.stream == 0 ? uintptr_t{1} : place_.stream;
@@ -94,6 +94,7 @@ nb::object Buffer::dlpack(nb::handle self, nb::kwargs kwargs) {
 
 nb::object Buffer::capsule(void* data, nb::handle owner, bool read_only, nb::handle max_version) const {
   std::vector<size_t> dims(dims_.begin(), dims_.end());
+  const std::vector<int64_t> strides = element_strides();
   nb::dlpack::dtype type;
   type.code = static_cast<uint8_t>(dtype_->dlpack);
   type.bits = dtype_->bits;
@@ -103,10 +104,10 @@ nb::object Buffer::capsule(void* data, nb::handle owner, bool read_only, nb::han
   nb::object exporter;
   if (read_only) {
     exporter = nb::cast(
-        nb::ndarray<nb::array_api, nb::ro>(data, dims.size(), dims.data(), owner, nullptr, type, kind, ordinal));
+        nb::ndarray<nb::array_api, nb::ro>(data, dims.size(), dims.data(), owner, strides.data(), type, kind, ordinal));
   } else {
-    exporter =
-        nb::cast(nb::ndarray<nb::array_api>(data, dims.size(), dims.data(), owner, nullptr, type, kind, ordinal));
+    exporter = nb::cast(
+        nb::ndarray<nb::array_api>(data, dims.size(), dims.data(), owner, strides.data(), type, kind, ordinal));
   }
   return exporter.attr("__dlpack__")(nb::arg("max_version") = max_version);
 }
@@ -120,7 +121,7 @@ nb::object Buffer::cupy(nb::handle self) {
   nb::object cuda = cupy.attr("cuda");
   nb::object memory = cuda.attr("UnownedMemory")(reinterpret_cast<uintptr_t>(data_), nbytes(), self, place_.ordinal);
   nb::object pointer = cuda.attr("MemoryPointer")(memory, 0);
-  return cupy.attr("ndarray")(shape(), numpy_dtype(), pointer);
+  return cupy.attr("ndarray")(shape(), numpy_dtype(), pointer, strides());
 }
 
 nb::object Buffer::torch(nb::handle self) {

@@ -76,11 +76,12 @@ class Handle {
 // Calls the Python function that was set with `_ext.on_failure`: it records the exception and gives the text for XLA.
 std::string report_failure(Handle& handle, nb::python_error& error, const Frame& frame, const std::string& name_stack);
 
-// Calls the Python function that was set with `_ext.on_unknown_key`, which makes a Handle with that key of the text of an
-// exported program. Returns what went wrong, or nothing.
+// Calls the Python function that was set with `_ext.on_unknown_key`, which makes a Handle with that key of the text of
+// an exported program. Returns what went wrong, or nothing.
 std::string import_portable(uint64_t key, const std::string& text);
 
-// Hooks set from Python: `_ext.on_failure`, `_ext.on_unknown_key`, and `_ext.set_checked_call`, through which calls go in checked mode.
+// Hooks set from Python: `_ext.on_failure`, `_ext.on_unknown_key`, and `_ext.set_checked_call`, through which calls go
+// in checked mode.
 void bind_handle(nb::module_& m);
 
 }  // namespace eqxcallback

@@ -13,5 +13,10 @@ if TYPE_CHECKING:
 def prepare(implementation: "Implementation", kernel: PythonKernel) -> xla.PythonPlan:
     body = xla.FlatBody(implementation.body or kernel.body)
     return xla.PythonPlan(
-        body, implementation.aliases, implementation.has_side_effect, kernel.command_buffer_compatible
+        body,
+        implementation.aliases,
+        implementation.has_side_effect,
+        kernel.command_buffer_compatible,
+        implementation.input_layouts,
+        implementation.output_layouts,
     )

@@ -79,8 +79,9 @@ class Layer(eqx.Module):
         methods. On a platform without one `reference` runs.
     - `sharding`: what may be split between devices beside the axes of `vmap`, as in [`eqxcallback.Op`][]: a rule over the
         arrays of the layer, of the arguments, then of the results and residuals.
-    - `input_layouts`, `output_layouts`: for native kernels, the memory layouts of the arguments' and results' arrays: axes from
-        major to minor, or `None`, as in `jax.ffi.ffi_call`.
+    - `input_layouts`, `output_layouts`: the memory layouts that the kernel wants of the arrays of the arguments and results:
+        for each, its axes from major to minor, as in `jax.ffi.ffi_call`, or `None` for row-major. `(1, 0)` is column-major, as
+        BLAS has it. Axes of `vmap` are the most major ones. `backward` sees row-major arrays.
 
     **Raises:** `TypeError` or `ValueError` for a wrong declaration, when the layer is built, and when arguments do not fit it.
     [`eqxcallback.KernelError`][] from a call outside of `jit`, if the kernel raises.

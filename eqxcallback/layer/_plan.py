@@ -35,7 +35,7 @@ class Plan:
     output_keys: dict[int, str]
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=512)  # it holds static arguments, such as a lambda with all that it captures
 def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, ...], x64: bool) -> Plan:
     """**Arguments:** `inputs` is the structure of `(layer, args, kwargs)`, `avals` are the types of its arrays, of which
     `refs` are changed in place: what becomes of them are results after those of the layer."""
@@ -64,18 +64,21 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, .
         _leaves(cls, layer, args, kwargs, types),
         _named("result", outputs.build(result_types), set(map(id, result_types))),
     )
+    num_own = sum(1 for leaf in leaves_in if str(leaf.root).startswith("self."))
     pairs = _alias_pairs(cls, leaves_in, leaves_out, name)
     ref_pairs = tuple((i, num_results + k) for k, i in enumerate(refs))
 
     def implementation(kernel: Kernel | Callable[..., None]) -> backends.Implementation:
-        common: dict[str, Any] = {"has_side_effect": layer.has_side_effect}
+        common: dict[str, Any] = {
+            "has_side_effect": layer.has_side_effect,
+            "input_layouts": _layouts(layer.input_layouts, input_avals, num_own, f"{name}.input_layouts"),
+            "output_layouts": _layouts(layer.output_layouts, result_avals, 0, f"{name}.output_layouts"),
+        }
         own = pairs
         if isinstance(kernel, NativeKernel):
             if kernel.aliases:
                 own = _alias_pairs(cls, leaves_in, leaves_out, name, kernel.aliases)
             common["options"] = _attributes(kernel, cls, layer, args, kwargs)
-            common["input_layouts"] = _layouts(layer.input_layouts, len(avals), leaves_in)
-            common["output_layouts"] = _layouts(layer.output_layouts, len(result_avals), None)
         elif isinstance(kernel, PythonKernel):
             if kernel.aliases:
                 own = _alias_pairs(cls, leaves_in, leaves_out, name, kernel.aliases)
@@ -241,13 +244,20 @@ def _attributes(
     return found
 
 
-def _layouts(layouts: Any, count: int, inputs: Sequence[_aliases.Leaf] | None) -> tuple[Any, ...] | None:
-    """For all operands; those declared are of the call's arguments."""
+def _layouts(layouts: Any, avals: Sequence[Any], num_own: int, who: str) -> tuple[Any, ...] | None:
+    """For all arrays; those declared come after the layer's `num_own`."""
     if layouts is None:
         return None
-    num_own = 0 if inputs is None else sum(1 for leaf in inputs if str(leaf.root).startswith("self."))
-    full = (*(None,) * num_own, *(None if layout is None else tuple(layout) for layout in layouts))
-    return (*full, *(None,) * (count - len(full)))
+    declared = [None if layout is None else tuple(layout) for layout in layouts]
+    full = (*(None,) * num_own, *declared, *(None,) * (len(avals) - num_own - len(declared)))
+    if len(full) > len(avals):
+        raise ValueError(f"{who}: expected a layout for each of {len(avals) - num_own} arrays; got {len(declared)}.")
+    for layout, aval in zip(full, avals, strict=True):
+        if layout is not None and sorted(layout) != list(range(aval.ndim)):
+            raise ValueError(
+                f"{who}: expected the axes of {type_text(aval.dtype, aval.shape)} from major to minor, each once; got {layout}."
+            )
+    return full
 
 
 def bind(

@@ -21,6 +21,7 @@ class CallSpec:
     - `result_avals`: of `result_aval`, one for each flat result.
     - `vmap_method`: one of `VMAP_METHODS`, or `None`.
     - `input_output_aliases`: sorted pairs of flat input and output indices.
+    - `input_layouts`, `output_layouts`: see `_layouts.py`.
     """
 
     result_avals: tuple[Any, ...]
@@ -28,6 +29,8 @@ class CallSpec:
     has_side_effect: bool
     input_output_aliases: tuple[tuple[int, int], ...]
     command_buffer_compatible: bool
+    input_layouts: tuple[Any, ...] | None = None
+    output_layouts: tuple[Any, ...] | None = None
 
     @functools.cached_property
     def _hash(self) -> int:

@@ -15,6 +15,7 @@ from ._body import CallSpec, PythonBody
 from ._debug import is_debugging, run_eagerly
 from ._effects import kernel_effect
 from ._handles import EagerState, eager_state
+from ._layouts import full_layouts, layouts_attribute, minor_to_major
 from ._ownership import own
 
 
@@ -32,12 +33,17 @@ def _abstract_eval(*avals: Any, spec: CallSpec):
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, spec: CallSpec) -> Sequence[Any]:
+    avals: Any = ctx.avals_in
+    inputs, outputs = full_layouts(spec.input_layouts, avals[1:]), full_layouts(spec.output_layouts, ctx.avals_out)
     rule = jax.ffi.ffi_lowering(
         _targets.PYTHON_EAGER,
         has_side_effect=spec.has_side_effect,
         operand_output_aliases={i + 1: o for i, o in spec.input_output_aliases},
+        operand_layouts=None if inputs is None else [(0,), *(minor_to_major(inputs) or [])],
+        result_layouts=minor_to_major(outputs),
     )
-    return rule(ctx, *operands, **own(ctx, _ext.resume))
+    attributes: dict[str, Any] = layouts_attribute(inputs, outputs, (avals[1:], ctx.avals_out))
+    return rule(ctx, *operands, **own(ctx, _ext.resume), **attributes)
 
 
 mlir.register_lowering(_eager_call_p, _lower, platform="cpu")

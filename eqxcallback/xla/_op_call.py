@@ -11,11 +11,11 @@ from jax.interpreters import ad, batching, mlir
 
 from . import _partition, _python_call
 from ._avals import on_current_mesh, split_alike, vary_alike, vary_like
-from ._body import CallSpec
 from ._debug import is_debugging, run_eagerly
 from ._eager import is_spread, platform_of, run_and_wait
 from ._effects import kernel_effect
 from ._handles import handle_for
+from ._layouts import full_layouts, minor_to_major
 from ._ownership import own
 from ._plan import LaunchPlan, Plan, PythonPlan, Run
 from ._sharding import Factors
@@ -109,7 +109,7 @@ def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
 
 
 def _run_python(plan: PythonPlan, *args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
-    spec = CallSpec(tuple(result_avals), None, plan.has_side_effect, plan.aliases, plan.command_buffer_compatible)
+    spec = plan.spec(result_avals)
     return _python_call.python_call(plan.body, spec, args)
 
 
@@ -223,9 +223,7 @@ def _lower_kernel(
 
     def run(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
         if isinstance(plan, PythonPlan):
-            spec = CallSpec(
-                tuple(result_avals), None, plan.has_side_effect, plan.aliases, plan.command_buffer_compatible
-            )
+            spec = plan.spec(result_avals)
             return _python_call.named_call_p.bind(*args, body=plan.body, spec=spec, name_stack=name_stack, owned=owned)
         return _native_call_p.bind(*args, plan=plan, result_avals=tuple(result_avals))
 
@@ -249,24 +247,12 @@ def _lower_native(
     ctx: mlir.LoweringRuleContext, *operands: Any, plan: LaunchPlan, result_avals: Sequence[Any]
 ) -> Sequence[Any]:
     del result_avals
-
-    def layouts(given: Sequence[Any] | None, avals: Sequence[Any]) -> Sequence[Any] | None:
-        """Axes from minor to major, those that `vmap` has put in front being the most major ones."""
-        if given is None:
-            return None
-        fronts = [aval.ndim - len(layout or range(aval.ndim)) for layout, aval in zip(given, avals, strict=True)]
-        full = [
-            (*range(front), *(front + axis for axis in layout or range(aval.ndim)))
-            for layout, aval, front in zip(given, avals, fronts, strict=True)
-        ]
-        return [axes[::-1] for axes in full]
-
     rule = jax.ffi.ffi_lowering(
         plan.target,
         has_side_effect=plan.has_side_effect,
         operand_output_aliases=dict(plan.aliases),
-        operand_layouts=layouts(plan.input_layouts, ctx.avals_in),
-        result_layouts=layouts(plan.output_layouts, ctx.avals_out),
+        operand_layouts=minor_to_major(full_layouts(plan.input_layouts, ctx.avals_in)),
+        result_layouts=minor_to_major(full_layouts(plan.output_layouts, ctx.avals_out)),
     )
     return rule(ctx, *operands, **plan.attributes)
 

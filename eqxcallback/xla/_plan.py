@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ._body import PythonBody
+from ._body import CallSpec, PythonBody
 from ._handles import EagerState, eager_state
 
 
@@ -45,6 +45,19 @@ class PythonPlan:
     aliases: tuple[tuple[int, int], ...] = ()
     has_side_effect: bool = False
     command_buffer_compatible: bool = False
+    input_layouts: tuple[Any, ...] | None = None
+    output_layouts: tuple[Any, ...] | None = None
+
+    def spec(self, result_avals: Sequence[Any]) -> CallSpec:
+        return CallSpec(
+            tuple(result_avals),
+            None,
+            self.has_side_effect,
+            self.aliases,
+            self.command_buffer_compatible,
+            self.input_layouts,
+            self.output_layouts,
+        )
 
     @functools.cached_property
     def eager_state(self) -> EagerState:
@@ -53,7 +66,7 @@ class PythonPlan:
 
     @property
     def description(self) -> str:
-        return f"{self.body.description} {self.aliases} {self.has_side_effect} {self.command_buffer_compatible}"
+        return f"{self.body.description} {self.spec(())}"
 
 
 Plan = LaunchPlan | PythonPlan

@@ -15,6 +15,7 @@ from ._avals import on_current_mesh, vary_alike
 from ._body import CallSpec, PythonBody
 from ._effects import kernel_effect
 from ._handles import handle_for
+from ._layouts import full_layouts, layouts_attribute, minor_to_major
 from ._ownership import own
 from ._portable import is_exported, portable_attributes
 from ._sharding import Dims, Factors
@@ -109,10 +110,14 @@ def _lower_named(
     captured_target: str,
 ) -> Sequence[Any]:
     handle = handle_for(body)
+    inputs = full_layouts(spec.input_layouts, ctx.avals_in)
+    outputs = full_layouts(spec.output_layouts, ctx.avals_out)
     rule = jax.ffi.ffi_lowering(
         captured_target if spec.command_buffer_compatible else target,
         has_side_effect=spec.has_side_effect,
         operand_output_aliases=dict(spec.input_output_aliases),
+        operand_layouts=minor_to_major(inputs),
+        result_layouts=minor_to_major(outputs),
     )
     if is_exported(ctx):
         attributes = portable_attributes(body)
@@ -120,6 +125,7 @@ def _lower_named(
         attributes = {"key": np.uint64(handle.key), **own(ctx, handle)}
     else:
         attributes = {"key": np.uint64(handle.key), "host_callback": owned[0]}
+    attributes.update(layouts_attribute(inputs, outputs, (ctx.avals_in, ctx.avals_out)))
     return rule(ctx, *operands, name_stack=name_stack, **attributes)
 
 
