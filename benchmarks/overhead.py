@@ -58,6 +58,42 @@ def native_op() -> eqxc.Op:
     return eqxc.Op("add_one", kernels={"cpu": kernel}, reference=lambda x: x + 1)
 
 
+class Empty(eqxc.Layer):
+    """Does nothing, with some arrays of its own."""
+
+    fields: tuple[jax.Array, ...]
+
+    def kernel(self, ctx, out, x):
+        pass
+
+    def out_type(self, x):
+        return F32
+
+
+class OneField(eqxc.Layer):
+    weight: jax.Array
+
+    def kernel(self, ctx, out, x):
+        pass
+
+    def out_type(self, x):
+        return F32
+
+
+def native_layer() -> eqxc.Layer:
+    class AddOne(eqxc.Layer):
+        kernels = {"cpu": eqxc.NativeKernel("NativeAddOne", library=native_library())}  # noqa: RUF012 - a declaration
+
+        def reference(self, x):
+            return x + 1
+
+    return AddOne()
+
+
+def with_operand(ctx, out, w, x):
+    pass
+
+
 def chain(call: Callable[[jax.Array], jax.Array]) -> Callable[[], object]:
     def program(x):
         for _ in range(CALLS):
@@ -70,10 +106,14 @@ def chain(call: Callable[[jax.Array], jax.Array]) -> Callable[[], object]:
 
 def measure_calls(rounds: int) -> dict[str, Timing]:
     """Seconds for one call in a chain of 100."""
-    x, y = np.zeros(128, np.float32), np.zeros(128, np.float32)
+    x, y, w = np.zeros(128, np.float32), np.zeros(128, np.float32), jnp.zeros(128)
     contestants = {
         "eqxcallback, empty": chain(eqxc.buffer_callback(empty, F32)),
         "jax buffer_callback, empty": chain(jax_buffer_callback(empty, F32)),
+        "eqxcallback, empty, 2 operands": chain(functools.partial(eqxc.buffer_callback(with_operand, F32), w)),
+        "eqxcallback Layer, empty, 1 field": chain(OneField(w)),
+        "eqxcallback Layer, empty, 8 fields": chain(Empty((w,) * 8)),
+        "eqxcallback Layer, native add": chain(native_layer()),
         "eqxcallback, np.add": chain(eqxc.buffer_callback(np_add, F32)),
         "jax buffer_callback, np.add": chain(jax_buffer_callback(np_add, F32)),
         "jax pure_callback, np.add": chain(lambda x: jax.pure_callback(lambda a: np.add(a, np.float32(1)), F32, x)),
@@ -91,8 +131,11 @@ def measure_eager(rounds: int) -> dict[str, Timing]:
     x = jnp.zeros(F32.shape)
     ours, theirs = eqxc.buffer_callback(empty, F32), jax_buffer_callback(empty, F32)
     native, op = bare_call(), native_op()
+    layer, empty_layer = native_layer(), OneField(jnp.zeros(128))
     return interleaved(
         {
+            "eqxcallback Layer, python lane": lambda: empty_layer(x).block_until_ready(),
+            "eqxcallback Layer, native add": lambda: layer(x).block_until_ready(),
             "eqxcallback, empty": lambda: ours(x).block_until_ready(),
             "jax buffer_callback, empty": lambda: theirs(x).block_until_ready(),
             "eqxcallback Op, native add": lambda: op(x).block_until_ready(),
@@ -178,7 +221,7 @@ def report_calls(calls: dict[str, Timing], eager: dict[str, Timing]) -> str:
         return f"{times[name].median / times[peer].median:.2f}" if peer in times else ""
 
     def peer_of(name: str) -> str:
-        if "native" in name or "ops." in name:
+        if "native" in name or "ops." in name or "python lane" in name:
             return "ffi_call, native add"
         return "jax buffer_callback, " + ("empty" if "empty" in name else "np.add")
 

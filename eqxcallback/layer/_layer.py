@@ -57,8 +57,9 @@ class Layer(eqx.Module):
         filled in. `grads` has the tree of `(self, *args)`, a Buffer to write at each leaf that is asked for and `None` at
         others. Under `vmap`, a leaf with the shape of its primal is to be summed over the leading axes.
     - `residual_type(self, *args, **kwargs)`: if defined, `out` is `(out, residuals)` in `kernel` and in `backward`.
-    - `jvp(self, args, tangents)`: JAX code that returns the tangents of the results. `tangents` has the tree of `args`;
-        `tangents.self` has that of the layer, which is `args.self`. By default the derivative of `reference`.
+    - `jvp(self, args, tangents)`: JAX code that returns the tangents of the results. `tangents` has the tree of `args`, as
+        `jax.jvp` takes it; `tangents.self` has that of the layer, which is `args.self`. By default the derivative of
+        `reference`.
     - `batch(self, axis_size, in_axes, args)`: a batching rule of the layer's own, as `jax.custom_batching.custom_vmap` has it:
         JAX code that returns `(out, out_axes)`. Mapped axes are in front. It is about the arguments: where arrays of the
         layer are mapped, and for residuals, `vmap_method` holds.

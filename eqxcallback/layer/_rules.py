@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import register_pytree_node_class, tree_flatten, tree_leaves, tree_map, tree_structure
 
 from .._errors import type_text
@@ -92,8 +93,8 @@ class Functions:
         args = self._arguments(self._build(primals))
         layer = args.self
         filled = [
-            jnp.zeros_like(primal) if tangent is None and jnp.issubdtype(primal.dtype, jnp.inexact) else tangent
-            for primal, tangent in zip(primals, tangents, strict=True)
+            _zero(primal) if tangent is None else tangent
+            for primal, tangent in zip(wrapped(primals, self.input_keys), tangents, strict=True)
         ]
         directions = self._arguments(self.inputs.build_alone(filled))
         function: Any = declarations.method(self.cls, "jvp")
@@ -189,6 +190,13 @@ class _Axis:
 
     def __init__(self, mark: Any):
         self.axis = None if mark is None or mark is False else 0 if mark is True else int(mark)
+
+
+def _zero(primal: Any) -> Any:
+    """The tangent of nothing, as JAX has it: of integers and keys, it is of `float0`."""
+    if jnp.issubdtype(primal.dtype, jnp.inexact):
+        return jnp.zeros_like(primal)
+    return np.zeros(primal.shape, jax.dtypes.float0)
 
 
 def _is_none(leaf: Any) -> bool:

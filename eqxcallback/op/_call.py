@@ -61,6 +61,9 @@ class Call(FlatCall):
     def plan(self, platform: str) -> xla.Plan | None:
         return self.definition.forward_plan(platform)
 
+    def is_python(self, platform: str) -> bool:
+        return self.definition.is_python(platform, None)
+
     def launch(self, plan: xla.Plan, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
         batching, axes = self.definition.batching, self.axes
         if not axes.sizes:

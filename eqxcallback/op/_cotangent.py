@@ -81,6 +81,9 @@ class Cotangent(LinearCall):
     def plan(self, platform: str) -> xla.Plan | None:
         return self.definition.backward_plan(platform, self.asked)
 
+    def is_python(self, platform: str) -> bool:
+        return self.definition.is_python(platform, self.asked)
+
     def launch(self, plan: xla.Plan, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
         inner, batching, avals = self.call.axes, self.definition.batching, self.definition.input_avals
         sizes = (*self.axes.sizes, *inner.sizes)

@@ -49,6 +49,7 @@ class Definition:
     has_side_effect: bool = False
     label: str = ""
     _plans: dict[Any, xla.Plan | None] = dataclasses.field(default_factory=dict)
+    _is_python: dict[Any, bool] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash(self.key))
@@ -100,7 +101,7 @@ class Definition:
         )
         inputs = tuple(aval.update(shape=tuple(shape)) for aval, shape in zip(self.input_avals, shapes, strict=True))
         key = (self.key, tuple(map(tuple, shapes)))
-        return dataclasses.replace(self, key=key, input_avals=inputs, result_avals=results)
+        return dataclasses.replace(self, key=key, input_avals=inputs, result_avals=results, _plans=self._plans)
 
     def forward_plan(self, platform: str) -> xla.Plan | None:
         return self._plan(platform, None, lambda: self.forward.get(platform))
@@ -109,6 +110,16 @@ class Definition:
         # Where the reference ran, there are no residuals, and no results of the kernel's.
         backward = self.backward if platform in self.forward else None
         return self._plan(platform, asked, lambda: None if backward is None else backward(platform, asked))
+
+    def is_python(self, platform: str, asked: tuple[int, ...] | None) -> bool:
+        """Whether the kernel is one in Python. Asked in each eager call: nothing is prepared for it."""
+        key = (platform, asked)
+        if key not in self._is_python:
+            found = self.forward.get(platform)
+            if asked is not None and found is not None:
+                found = None if self.backward is None else self.backward(platform, asked)
+            self._is_python[key] = found is not None and found.body is not None
+        return self._is_python[key]
 
     def _plan(self, platform: str, asked: Any, implementation: Callable[[], backends.Implementation | None]) -> Any:
         # Python's plans are the identity of the callable in programs; native ones look for a rebuilt library anew.

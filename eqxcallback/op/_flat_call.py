@@ -85,6 +85,10 @@ class FlatCall(abc.ABC):
         del platform
         return None
 
+    def is_python(self, platform: str) -> bool:
+        del platform
+        return False
+
     def launch(self, plan: xla.Plan, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
         raise NotImplementedError
 

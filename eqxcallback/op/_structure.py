@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -101,13 +101,19 @@ def structure(tree: Any, who: str) -> tuple[Structure, list[Any]]:
     return Structure(treedef, leaves, who), [leaf for leaf in leaves if is_array(leaf)]
 
 
+# What may be equal and not the same, or hold what may.
+_STRICT = (bool, int, float, complex, np.generic, frozenset, set, Mapping)
+
+
 def strict(value: Any) -> Any:
     """Of a static value: equal for those that are the same, and not only equal."""
     if isinstance(value, float | complex | np.generic):
         return type(value), value, repr(value)
     if isinstance(value, tuple | list):
         return type(value), tuple(map(strict, value))
-    if isinstance(value, frozenset):
+    if isinstance(value, Mapping):
+        return type(value), frozenset((strict(key), strict(item)) for key, item in value.items())
+    if isinstance(value, frozenset | set):
         return type(value), frozenset(map(strict, value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return type(value), value, tuple(strict(getattr(value, field.name)) for field in dataclasses.fields(value))
@@ -144,7 +150,7 @@ def _numbers(value: Any, found: list[Any]) -> None:
     if isinstance(value, tuple | list):
         for item in value:
             _numbers(item, found)
-    elif isinstance(value, bool | int | float | complex | np.generic | frozenset) or dataclasses.is_dataclass(value):
+    elif isinstance(value, _STRICT) or dataclasses.is_dataclass(value):
         found.append(strict(value))
 
 

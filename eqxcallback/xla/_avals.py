@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -20,15 +20,23 @@ def result_aval(shape: Sequence[int], dtype: Any) -> Any:
     return ShapedArray(tuple(shape), dtype if is_extended else np.dtype(dtype))
 
 
-def on_current_mesh(results: Sequence[Any], operands: Sequence[Any], factors: Factors | None = None) -> Sequence[Any]:
+class Splittable(Protocol):
+    @property
+    def factors(self) -> Factors:
+        """How a call may be split between devices."""
+        ...
+
+
+def on_current_mesh(results: Sequence[Any], operands: Sequence[Any], call: Splittable | None = None) -> Sequence[Any]:
     """`results` on the mesh in use, varying over the manual axes that the operands, all alike, vary over.
 
     Without this `shard_map` would believe that results are the same on all devices. Where shardings are part of types,
-    results are split as the operands are, as far as `factors` says that they can be.
+    results are split as the operands are, as far as `call` says that they can be.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return results
+    factors = None if call is None else call.factors
     dims = [(None,) * len(aval.shape) for aval in results] if factors is None else factors.results
     splits: dict[str, Any] = {}
     if factors is not None:
@@ -46,7 +54,7 @@ def split_alike(args: Sequence[Any], factors: Factors) -> Sequence[Any]:
     """On a mesh of explicit axes: `args`, each split as `factors` and the others say. So results, which are split like that,
     and their gradients have types that fit those of operands."""
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or not mesh.explicit_axes:
+    if not mesh.explicit_axes:
         return args
     avals = [jax.typeof(arg) for arg in args]
     splits = split(factors, [aval.sharding.spec for aval in avals], factors.sizes([a.shape for a in avals]), mesh)

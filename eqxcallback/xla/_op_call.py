@@ -59,6 +59,10 @@ class OpCall(Protocol):
         """The kernel for a platform, made runnable, or `None` if there is none."""
         ...
 
+    def is_python(self, platform: str) -> bool:
+        """Whether that kernel is one in Python."""
+        ...
+
     def launch(self, plan: Plan, run: Run, args: Sequence[Any]) -> Sequence[Any]:
         """Call the kernel, which `run` does, on operands in the form that it takes."""
         ...
@@ -81,13 +85,20 @@ op_call_p.multiple_results = True
 
 
 def op_call(call: OpCall, *args: Any) -> Sequence[jax.Array]:
-    return op_call_p.bind(*split_alike(vary_alike(args), call.factors), call=call)
+    return op_call_p.bind(*fit_mesh(args, call), call=call)
+
+
+def fit_mesh(args: Sequence[Any], call: OpCall) -> Sequence[Any]:
+    """Operands of types that go together, where types say something of devices."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return args
+    return split_alike(vary_alike(args), call.factors)
 
 
 @op_call_p.def_effectful_abstract_eval
 def _abstract_eval(*avals: Any, call: OpCall):
     effects = {kernel_effect} if call.has_side_effect else set()
-    return on_current_mesh(call.result_avals, avals, call.factors), effects
+    return on_current_mesh(call.result_avals, avals, call), effects
 
 
 @functools.lru_cache(maxsize=1024)
@@ -99,7 +110,8 @@ def _program(call: OpCall) -> Callable[..., Sequence[jax.Array]]:
 def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
     if is_debugging():
         return run_eagerly(_program(call), call, *args)
-    plan = call.plan(platform_of(args)) if call.has_kernel else None
+    platform = platform_of(args)
+    plan = call.plan(platform) if call.is_python(platform) else None
     if not isinstance(plan, PythonPlan):
         return _program(call)(*args)
     if is_spread(args):
@@ -179,7 +191,7 @@ _kernel_call_p.multiple_results = True
 
 @_kernel_call_p.def_abstract_eval
 def _kernel_abstract_eval(*avals: Any, call: OpCall, **_: object) -> Sequence[Any]:
-    return on_current_mesh(call.result_avals, avals, call.factors)
+    return on_current_mesh(call.result_avals, avals, call)
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, call: OpCall) -> Sequence[Any]:

@@ -119,6 +119,7 @@ def _lower_named(
         operand_layouts=minor_to_major(inputs),
         result_layouts=minor_to_major(outputs),
     )
+    attributes: dict[str, Any]
     if is_exported(ctx):
         attributes = portable_attributes(body)
     elif owned is None:

@@ -394,3 +394,16 @@ def test_a_leaf_that_is_static_or_traced():
     for factor in (2.0, np.float32(2), jnp.float32(2), 2, np.float64(2)):
         assert_close(Scale(factor)(X), 2 * X)
     assert_close(jax.grad(lambda layer: layer(X).sum())(Scale(2.0)).factor, X.sum())
+
+
+def test_static_dictionaries():
+    class Kind(eqxc.Layer):
+        options: dict[str, Any] = eqx.field(static=True)
+
+        def kernel(self, ctx, out, x):
+            np.asarray(out)[...] = ["int", "bool", "float"].index(type(self.options["a"]).__name__)
+
+        def out_type(self, x):
+            return struct(x)
+
+    assert [int(Kind({"a": value})(X)[0]) for value in (1, True, 1.0)] == [0, 1, 2]

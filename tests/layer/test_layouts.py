@@ -63,7 +63,7 @@ def test_an_operand_that_is_column_major_already_is_not_copied():
     assert text is not None
     (call,) = re.findall(r"custom-call\((.*?)\)", text)
     own, matrix, _ = call.split(", ")
-    assert re.search(rf"{re.escape(matrix)} = f32\[2,3\]{{0,1}} bitcast\(", text), (own, text)
+    assert re.search(rf"{re.escape(matrix)} = f32\[2,3\]\{{0,1\}} bitcast\(", text), (own, text)
     np.testing.assert_array_equal(compiled(A.T, B), A @ (B * 2))
 
 
