@@ -68,12 +68,16 @@ def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> S
     if is_debugging():
         return run_eagerly(functools.partial(run, primitive, body=body, spec=spec), body, *args)
     state = eager_state(body)
-    like = next((arg for arg in args if isinstance(arg, jax.Array)), None)
     if platform_of(args) != "cpu":
         return _own_program(state, primitive, body, spec)(*args)
     if is_spread(args):
         return run_and_wait(_own_program(state, primitive, body, spec), args)
-    key = state.key(like)
+    return run_on_cpu(state, spec, args)
+
+
+def run_on_cpu(state: EagerState, spec: CallSpec, args: Sequence[Any]) -> Sequence[jax.Array]:
+    """Call the body of `state` on one device. It lives until then: its program does not hold it."""
+    key = state.key(next((arg for arg in args if isinstance(arg, jax.Array)), None))
     idle = _idle_programs.setdefault(spec, [])
     program = idle.pop() if idle else _new_program(spec)
     with _errors.Failures() as failures:
@@ -89,7 +93,6 @@ def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> S
             failures.reraise(error)
         finally:
             idle.append(program)
-    del state  # not before the program has run: it holds the handle
     return outs
 
 

@@ -12,7 +12,7 @@ from jax.interpreters import ad, batching, mlir
 from . import _partition, _python_call
 from ._avals import on_current_mesh, split_alike, vary_alike, vary_like
 from ._debug import is_debugging, run_eagerly
-from ._eager import is_spread, platform_of, run_and_wait
+from ._eager import is_spread, platform_of, run_and_wait, run_on_cpu
 from ._effects import kernel_effect
 from ._handles import handle_for
 from ._layouts import full_layouts, minor_to_major
@@ -110,19 +110,17 @@ def _program(call: OpCall) -> Callable[..., Sequence[jax.Array]]:
 def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
     if is_debugging():
         return run_eagerly(_program(call), call, *args)
-    platform = platform_of(args)
-    plan = call.plan(platform) if call.is_python(platform) else None
+    # A call of a Python kernel outside of any program is one of the callback: no program is made for it.
+    plan = call.plan("cpu") if platform_of(args) == "cpu" and call.is_python("cpu") else None
     if not isinstance(plan, PythonPlan):
         return _program(call)(*args)
     if is_spread(args):
         return run_and_wait(_program(call), args)
-    _ = plan.eager_state
-    return call.launch(plan, functools.partial(_run_python, plan), args)
 
+    def run(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
+        return run_on_cpu(plan.eager_state, plan.spec(result_avals), args)
 
-def _run_python(plan: PythonPlan, *args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
-    spec = plan.spec(result_avals)
-    return _python_call.python_call(plan.body, spec, args)
+    return call.launch(plan, run, args)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: OpCall) -> tuple[Sequence[Any], Sequence[Any]]:

@@ -47,8 +47,16 @@ class PythonPlan:
     command_buffer_compatible: bool = False
     input_layouts: tuple[Any, ...] | None = None
     output_layouts: tuple[Any, ...] | None = None
+    _last: dict[str, tuple[Any, CallSpec]] = dataclasses.field(default_factory=dict)
 
     def spec(self, result_avals: Sequence[Any]) -> CallSpec:
+        avals, spec = self._last.get("spec", (None, None))
+        if spec is None or avals is not result_avals:  # eager calls mostly repeat themselves
+            spec = self._spec(result_avals)
+            self._last["spec"] = (result_avals, spec)
+        return spec
+
+    def _spec(self, result_avals: Sequence[Any]) -> CallSpec:
         return CallSpec(
             tuple(result_avals),
             None,
