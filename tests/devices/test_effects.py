@@ -42,15 +42,14 @@ class NoResult(eqxc.Layer):
         return None
 
 
-class NoOperand(NoResult):
+class OneResult(eqxc.Layer):
+    has_side_effect = True
+
     def kernel(self, ctx, out):
         ran_on.append(ctx.device_ordinal)
-        if out is not None:
-            out.write(np.float32(1))
+        out.write(np.float32(1))
 
-
-class OneResult(NoOperand):
-    def out_type(self, *args):
+    def out_type(self):
         return jax.ShapeDtypeStruct((), jnp.float32)
 
 
@@ -78,7 +77,7 @@ def x(grid):
 
 def times(count, function, *args) -> Any:
     """The program calls the kernel so often on each device, cold and warm."""
-    program = jax.jit(function)
+    program, result = jax.jit(function), None
     for _ in range(2):
         ran_on.clear()
         result = jax.block_until_ready(program(*args))
@@ -138,11 +137,11 @@ def test_a_callback(x):
 
 def test_without_results_or_operands(x):
     times(1, lambda x: (jax.vmap(NoResult())(x), x)[1], x)
-    times(1, lambda x: (NoOperand()(), x)[1], x)
+    times(1, lambda x: (NoResult()(), x)[1], x)
     times(1, lambda x: (OneResult()(), x)[1], x)
     np.testing.assert_allclose(times(1, lambda x: OneResult()() + x, x), 1 + normal(4, 2, SIZE))
     times(1, lambda x: (callback()(), x)[1], x)
-    times(3, lambda x: jax.lax.scan(lambda c, _: ((NoOperand()(), c)[1], None), x, None, length=3)[0], x)
+    times(3, lambda x: jax.lax.scan(lambda c, _: ((NoResult()(), c)[1], None), x, None, length=3)[0], x)
 
 
 def test_without_jit(x):

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
+import eqxcallback as eqxc
+
 from .layers import LANES, Scale, mesh_of, normal, put, run, run_and_compare, spec_of, squares, twice
 
 
@@ -160,7 +162,7 @@ def test_double_precision(grid, x64):
 def test_keys(grid):
     """A typed key is two words for a kernel; its axes are split like others."""
 
-    class Words(Scale):
+    class Words(eqxc.Layer):
         def kernel(self, ctx, out, key, x):
             words = np.asarray(key)
             out.write(np.asarray(x) + (words[..., 1:] >> 8).astype(np.float32))
@@ -168,7 +170,7 @@ def test_keys(grid):
         def reference(self, key, x):
             return x + (jax.random.key_data(key)[1:] >> 8).astype(jnp.float32)
 
-    layer, keys = Words(normal(1)), jax.random.split(jax.random.key(0), 4)
+    layer, keys = Words(), jax.random.split(jax.random.key(0), 4)
     x = put(normal(4, SIZE), grid, "a")
     want = jax.vmap(layer.reference)(keys, normal(4, SIZE))
     for place in (keys, jax.device_put(keys, jax.NamedSharding(grid, jax.P("a")))):

@@ -1,5 +1,7 @@
 """Inside of `shard_map` each device calls kernels itself: values, gradients, and what JAX knows of who has what."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ def operands(grid):
     return normal(SIZE), put(normal(4, 4, SIZE), grid, "a")
 
 
-def mapped(f, mesh, spec="a", out=None, **options):
+def mapped(f, mesh, spec: Any = "a", out: Any = None, **options):
     """Over weight, which all devices have, and x, which is split."""
     spec = jax.P(spec) if isinstance(spec, str) else jax.P(*spec)
     return jax.shard_map(f, mesh=mesh, in_specs=(jax.P(), spec), out_specs=spec if out is None else out, **options)
@@ -133,7 +135,7 @@ def test_some_axes_of_the_mesh(lane, grid, check_vma):
 
 
 @lanes
-@pytest.mark.filterwarnings("ignore:`with mesh:`:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.with mesh.*:DeprecationWarning")
 def test_some_axes_of_a_mesh_that_is_in_use(lane, grid):
     """`with mesh:` is an older way to say so, by which JAX finds a mesh whose axes are not all XLA's."""
     weight, x = normal(SIZE), put(normal(4, 4, SIZE), grid, "a", "b")
