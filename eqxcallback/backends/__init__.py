@@ -1,3 +1,4 @@
 """How a kernel becomes runnable on a platform. One file for each technology."""
 
-from ._implementation import Implementation as Implementation, prepare as prepare
+from ._implementation import Implementation as Implementation
+from ._prepare import prepare as prepare

@@ -4,17 +4,13 @@ import functools
 import hashlib
 import os
 import pathlib
-from typing import TYPE_CHECKING
 
 from .. import xla
 from ..kernel import NativeKernel
+from ._implementation import Implementation
 
 
-if TYPE_CHECKING:
-    from ._implementation import Implementation
-
-
-def prepare(implementation: "Implementation", kernel: NativeKernel, platform: str, who: str) -> xla.LaunchPlan:
+def prepare(implementation: Implementation, kernel: NativeKernel, platform: str, who: str) -> xla.LaunchPlan:
     who = f"{who}[native]"
     target = (
         _own_target(kernel.symbol, platform, who) if kernel.library is None else _library_target(kernel, platform, who)

@@ -1,16 +1,11 @@
 """The python lane: bodies that XLA calls on its own buffers."""
 
-from typing import TYPE_CHECKING
-
 from .. import xla
 from ..kernel import PythonKernel
+from ._implementation import Implementation
 
 
-if TYPE_CHECKING:
-    from ._implementation import Implementation
-
-
-def prepare(implementation: "Implementation", kernel: PythonKernel) -> xla.PythonPlan:
+def prepare(implementation: Implementation, kernel: PythonKernel) -> xla.PythonPlan:
     body = xla.FlatBody(implementation.body or kernel.body)
     return xla.PythonPlan(
         body,
