@@ -42,6 +42,7 @@ class Structure:
         statics = [leaf for leaf in self._leaves if leaf is not _array]
         self._key = (treedef, self._indices, tuple(map(strict, statics)), strict_statics(treedef))
         try:
+            hash(tuple(statics))  # `strict` makes a set hashable, which may change
             self._hash = hash(self._key)
         except TypeError as error:
             raise TypeError(
