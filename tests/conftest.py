@@ -6,7 +6,7 @@ import re
 
 
 # Read by XLA when the first test imports JAX: several devices, so that sharded programs run on any machine.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 import jax
 import pytest

@@ -78,7 +78,7 @@ def test_one_device_of_many(lane):
 @lanes
 def test_some_devices_of_many(lane):
     """Two programs of one text, on disjoint devices, and in another order of them."""
-    devices = np.array(jax.devices())
+    devices = np.array(jax.devices()[:4])
     for chosen in (devices[:2], devices[2:], devices[[3, 1]], devices[[2, 0, 3, 1]]):
         mesh = Mesh(chosen, ("a",), axis_types=(AxisType.Auto,))
         ran = run_and_compare(both, lane, normal(SIZE), put(normal(4, 2, SIZE), mesh, "a"))
