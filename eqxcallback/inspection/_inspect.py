@@ -14,7 +14,7 @@ from ._report import Inspection
 
 
 # What programs are lowered for, in JAX's spelling.
-_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+_PLATFORMS = (*xla.PLATFORMS, "tpu")
 
 
 def inspect(fn: Callable[..., Any], *args: Any, platform: str | None = None) -> Inspection:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from inspect import Parameter
 from typing import Any
 
-from .. import _aliases
+from .. import _aliases, xla
 from ..kernel import Kernel, NativeKernel, PythonKernel
 from ..op import METHODS
-from ._declarations import PLATFORMS, PYTHON_PLATFORMS, kernels_of, method, overrides_kernels, signature_of
+from ._declarations import kernels_of, method, overrides_kernels, signature_of
 
 
 ON_ERROR = ("raise", "poison")
@@ -73,8 +73,8 @@ def _faults_of_mapping(cls: Any, declared: Mapping[Any, Any]) -> Iterator[Fault]
         )
     for platform, kernel in declared.items():
         entry = f"kernels[{platform!r}]"
-        if platform not in PLATFORMS:
-            yield ValueError, f"expected the keys of kernels to be of {PLATFORMS}; got {platform!r}."
+        if platform not in xla.PLATFORMS:
+            yield ValueError, f"expected the keys of kernels to be of {xla.PLATFORMS}; got {platform!r}."
         if isinstance(kernel, str) and method(cls, kernel) is None:
             yield ValueError, f"{entry} is {kernel!r}, which is not a method of the layer."
         if not isinstance(kernel, str | Kernel) and not callable(kernel):
@@ -84,8 +84,8 @@ def _faults_of_mapping(cls: Any, declared: Mapping[Any, Any]) -> Iterator[Fault]
         if isinstance(kernel, NativeKernel):
             if cls.on_error == "poison":
                 yield ValueError, f"on_error='poison' is for Python kernels; {entry} is {kernel.symbol}, in C++."
-        elif platform not in PYTHON_PLATFORMS:
-            yield ValueError, f"{entry} is a Python kernel; expected it for one of {PYTHON_PLATFORMS}."
+        elif platform not in xla.PYTHON_PLATFORMS:
+            yield ValueError, f"{entry} is a Python kernel; expected it for one of {xla.PYTHON_PLATFORMS}."
         if isinstance(kernel, PythonKernel):
             yield from _takes(kernel.body, ("ctx", "out", "self"), f"the body of {entry}")
 

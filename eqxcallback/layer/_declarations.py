@@ -5,12 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
 from typing import Any
 
+from .. import xla
 from ..kernel import Kernel
-
-
-# Where the Python lane runs.
-PYTHON_PLATFORMS = ("cpu", "cuda")
-PLATFORMS = ("cpu", "cuda", "rocm")
 
 
 def method(cls: type, name: str) -> Callable[..., Any] | None:
@@ -33,7 +29,7 @@ def kernels_of(cls: type) -> Mapping[str, Any]:
             for platform, kernel in declared.items()
         }
     kernel = method(cls, "kernel")
-    return {} if kernel is None else dict.fromkeys(PYTHON_PLATFORMS, kernel)
+    return {} if kernel is None else dict.fromkeys(xla.PYTHON_PLATFORMS, kernel)
 
 
 def overrides_kernels(cls: type) -> bool:

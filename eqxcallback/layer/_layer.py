@@ -11,7 +11,7 @@ from jax.tree_util import tree_flatten
 from jaxtyping import PyTree
 
 from .. import xla
-from ..op import Structure, is_array
+from ..op import Structure, is_array, typed
 from . import _declarations as declarations
 from ._check import check
 from ._plan import bind, is_positional, plan
@@ -126,12 +126,8 @@ class Layer(eqx.Module):
         mutable = [arrays[i] for i in refs]
         for i, ref in zip(refs, mutable, strict=True):
             arrays[i] = ref[...]
-        avals = [jax.typeof(array) for array in arrays]
-        for i, aval in enumerate(avals):
-            if getattr(aval, "weak_type", False):
-                arrays[i] = jax.lax.convert_element_type(arrays[i], aval.dtype)
-                avals[i] = jax.typeof(arrays[i])
-        found = plan(cls, inputs, tuple(avals), refs, _config.jax_enable_x64)
+        arrays, avals = typed(arrays)
+        found = plan(cls, inputs, avals, refs, _config.jax_enable_x64)
         outs = xla.op_call(found.call, *unwrapped(arrays, found.input_keys))
         for ref, value in zip(mutable, outs[found.num_results :], strict=False):
             ref[...] = value

@@ -55,8 +55,7 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, .
         else residual_type(layer, *args, **kwargs),
         f"{name}.residual_type",
     )
-    has_residuals = residual_type is not None
-    kernel_outputs = _pair(outputs, residuals) if has_residuals else outputs
+    kernel_outputs = outputs if residual_type is None else _pair(outputs, residuals)
 
     input_keys, input_avals = _as_words(avals)
     output_keys, result_avals = _as_words([*result_types, *(types[i] for i in refs), *residual_types])
@@ -65,7 +64,7 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, .
         _named("result", outputs.build(result_types), set(map(id, result_types))),
     )
     num_own = sum(1 for leaf in leaves_in if str(leaf.root).startswith("self."))
-    pairs = _alias_pairs(cls, leaves_in, leaves_out, name)
+    pairs = _alias_pairs(cls.input_output_aliases, leaves_in, num_own, leaves_out, name)
     ref_pairs = tuple((i, num_results + k) for k, i in enumerate(refs))
 
     def implementation(kernel: Kernel | Callable[..., None]) -> backends.Implementation:
@@ -75,13 +74,11 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, .
             "output_layouts": _layouts(layer.output_layouts, result_avals, 0, f"{name}.output_layouts"),
         }
         own = pairs
+        if isinstance(kernel, Kernel) and kernel.aliases:
+            own = _alias_pairs(kernel.aliases, leaves_in, num_own, leaves_out, name)
         if isinstance(kernel, NativeKernel):
-            if kernel.aliases:
-                own = _alias_pairs(cls, leaves_in, leaves_out, name, kernel.aliases)
             common["options"] = _attributes(kernel, cls, layer, args, kwargs)
         elif isinstance(kernel, PythonKernel):
-            if kernel.aliases:
-                own = _alias_pairs(cls, leaves_in, leaves_out, name, kernel.aliases)
             common["body"] = KernelForward(kernel.body, inputs, kernel_outputs, Options({}, name), name, layer.on_error)
         else:
             common["body"] = LayerForward(kernel, inputs, kernel_outputs, Options({}, name), name, layer.on_error)
@@ -94,7 +91,7 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, .
 
     def backward(platform: str, asked: tuple[int, ...]) -> backends.Implementation | None:
         function = declarations.method(cls, "backward")
-        if function is None or platform not in declarations.PYTHON_PLATFORMS:
+        if function is None or platform not in xla.PYTHON_PLATFORMS:
             return None
         body = LayerBackward(
             function, inputs, kernel_outputs, Options({}, name), outputs, asked, name, layer.on_error, order
@@ -133,8 +130,8 @@ def _result_types(
     """The tree of the results and the types of its arrays, on which `out_type` and `reference` agree."""
     found: dict[str, tuple[Structure, Sequence[Any]]] = {}
     layer, args, kwargs = inputs.build(types)
-    if declarations.method(cls, "out_type") is not None and cls._has_own_out_type():
-        out = declarations.method(cls, "out_type")(layer, *args, **kwargs)  # type: ignore[misc]
+    if cls._has_own_out_type():
+        out = layer.out_type(*args, **kwargs)
         found["out_type"] = _structure_of(out, f"{cls.__qualname__}.out_type")
     reference = declarations.method(cls, "reference")
     if reference is not None:
@@ -213,12 +210,13 @@ def _named(text: str, tree: Any, arrays: set[int], root: str | None = None) -> l
 
 
 def _alias_pairs(
-    cls: Any, inputs: Sequence[_aliases.Leaf], outputs: Sequence[_aliases.Leaf], who: str, declared: Any = None
+    declared: Any,
+    inputs: Sequence[_aliases.Leaf],
+    num_own: int,
+    outputs: Sequence[_aliases.Leaf],
+    who: str,
 ) -> tuple[tuple[int, int], ...]:
-    declared = _aliases.check(cls.input_output_aliases if declared is None else declared, who)
-    if not declared:
-        return ()
-    num_own = sum(1 for leaf in inputs if str(leaf.root).startswith("self."))
+    declared = _aliases.check(declared, who)
     # Flat indices count the call's arguments: the layer's own arrays are not overwritten by accident.
     named = {key: value for key, value in declared.items() if isinstance(key, str)}
     counted = {key: value for key, value in declared.items() if not isinstance(key, str)}

@@ -99,8 +99,7 @@ class Functions:
         directions = self._arguments(self.inputs.build_alone(filled))
         function: Any = declarations.method(self.cls, "jvp")
         result = function(layer, args, directions)
-        num_own = len([leaf for leaf in tree_leaves(layer) if is_array(leaf)])
-        if not directions.was_asked and any(tangent is not None for tangent in tangents[:num_own]):
+        if not directions.was_asked and any(tangent is not None for tangent in tangents[: _num_arrays(layer)]):
             raise ValueError(
                 f"{self.cls.__qualname__}: the layer's own arrays are differentiated, but jvp does not use their tangents. They "
                 "are `tangents.self`, with the tree of the layer."
@@ -137,8 +136,7 @@ class Functions:
         """`None` if arrays of the layer itself are mapped: the rule is about the arguments."""
         args = self._arguments(self._build(arrays))
         layer = args.self
-        num_own = len([leaf for leaf in tree_leaves(layer) if is_array(leaf)])
-        if any(is_mapped[:num_own]):
+        if any(is_mapped[: _num_arrays(layer)]):
             return None
         in_axes = self._arguments(self.inputs.build_alone([0 if mapped else None for mapped in is_mapped]))
         function: Any = declarations.method(self.cls, "batch")
@@ -197,6 +195,10 @@ def _zero(primal: Any) -> Any:
     if jnp.issubdtype(primal.dtype, jnp.inexact):
         return jnp.zeros_like(primal)
     return np.zeros(primal.shape, jax.dtypes.float0)
+
+
+def _num_arrays(tree: Any) -> int:
+    return sum(map(is_array, tree_leaves(tree)))
 
 
 def _is_none(leaf: Any) -> bool:

@@ -8,4 +8,4 @@ from ._definition import Definition as Definition
 from ._op import Op as Op
 from ._options import Options as Options
 from ._sharding import parse_sharding as parse_sharding
-from ._structure import Structure as Structure, is_array as is_array
+from ._structure import Structure as Structure, is_array as is_array, typed as typed

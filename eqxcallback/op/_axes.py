@@ -67,8 +67,6 @@ def folded(arg: Any, has: Has, sizes: Sequence[int]) -> Any:
 
 
 def always_folded(arg: Any, has: Has, sizes: Sequence[int]) -> Any:
-    if not sizes:
-        return arg
     own = arg.shape[sum(has) :]
     return batched(arg, has, sizes).reshape(math.prod(sizes), *own)
 

@@ -20,13 +20,14 @@ class Body:
     options: Options
 
     def _identity(self) -> object:
-        others = [getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "function"]
-        return type(self), identity(self.function), *others
+        return type(self), identity(self.function), *self._others()
 
     def __repr__(self) -> str:
         module, name = getattr(self.function, "__module__", ""), callable_name(self.function)
-        others = [f"{getattr(self, field.name)!r}" for field in dataclasses.fields(self) if field.name != "function"]
-        return f"{type(self).__name__}({module}.{name}, {', '.join(others)})"
+        return f"{type(self).__name__}({module}.{name}, {', '.join(map(repr, self._others()))})"
+
+    def _others(self) -> list[Any]:
+        return [getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "function"]
 
     def _named_like(self) -> Callable[..., None] | str:
         return self.function

@@ -59,10 +59,10 @@ class Call(FlatCall):
         return [*definition.reference(*args), *(jnp.zeros(aval.shape, aval.dtype) for aval in residuals)]
 
     def plan(self, platform: str) -> xla.Plan | None:
-        return self.definition.forward_plan(platform)
+        return self.definition.plan(platform)
 
     def is_python(self, platform: str) -> bool:
-        return self.definition.is_python(platform, None)
+        return self.definition.is_python(platform)
 
     def launch(self, plan: xla.Plan, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
         batching, axes = self.definition.batching, self.axes

@@ -79,7 +79,7 @@ class Cotangent(LinearCall):
         return pullback([cotangents[i] for i in self.results])
 
     def plan(self, platform: str) -> xla.Plan | None:
-        return self.definition.backward_plan(platform, self.asked)
+        return self.definition.plan(platform, self.asked)
 
     def is_python(self, platform: str) -> bool:
         return self.definition.is_python(platform, self.asked)

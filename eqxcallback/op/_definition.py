@@ -48,7 +48,7 @@ class Definition:
     sharding: xla.Factors | None = None
     has_side_effect: bool = False
     label: str = ""
-    _plans: dict[Any, xla.Plan | None] = dataclasses.field(default_factory=dict)
+    _plans: dict[Any, xla.PythonPlan] = dataclasses.field(default_factory=dict)
     _is_python: dict[Any, bool] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -87,8 +87,7 @@ class Definition:
     def factors(self) -> xla.Factors:
         if self.sharding is not None:
             return self.sharding
-        operands = tuple((None,) * aval.ndim for aval in self.input_avals)
-        return xla.Factors(operands, tuple((None,) * aval.ndim for aval in self.result_avals))
+        return xla.Factors.whole(self.input_avals, self.result_avals)
 
     def part(self, shapes: Sequence[Sequence[int]]) -> "Definition":
         """Of operands of these shapes, which are parts of the own ones."""
@@ -103,31 +102,30 @@ class Definition:
         key = (self.key, tuple(map(tuple, shapes)))
         return dataclasses.replace(self, key=key, input_avals=inputs, result_avals=results, _plans=self._plans)
 
-    def forward_plan(self, platform: str) -> xla.Plan | None:
-        return self._plan(platform, None, lambda: self.forward.get(platform))
+    def plan(self, platform: str, asked: tuple[int, ...] | None = None) -> xla.Plan | None:
+        """The kernel, or that of the gradients `asked`, made runnable."""
+        # Python's plans are the identity of the callable in programs; native ones look for a rebuilt library anew.
+        key = (platform, asked)
+        if key in self._plans:
+            return self._plans[key]
+        found = self._implementation(platform, asked)
+        plan = None if found is None else backends.prepare(found, platform, self.name)
+        if isinstance(plan, xla.PythonPlan):
+            self._plans[key] = plan
+        return plan
 
-    def backward_plan(self, platform: str, asked: tuple[int, ...]) -> xla.Plan | None:
-        # Where the reference ran, there are no residuals, and no results of the kernel's.
-        backward = self.backward if platform in self.forward else None
-        return self._plan(platform, asked, lambda: None if backward is None else backward(platform, asked))
-
-    def is_python(self, platform: str, asked: tuple[int, ...] | None) -> bool:
-        """Whether the kernel is one in Python. Asked in each eager call: nothing is prepared for it."""
+    def is_python(self, platform: str, asked: tuple[int, ...] | None = None) -> bool:
+        """Whether that kernel is one in Python. Asked in each eager call: nothing is prepared for it."""
         key = (platform, asked)
         if key not in self._is_python:
-            found = self.forward.get(platform)
-            if asked is not None and found is not None:
-                found = None if self.backward is None else self.backward(platform, asked)
+            found = self._implementation(platform, asked)
             self._is_python[key] = found is not None and found.body is not None
         return self._is_python[key]
 
-    def _plan(self, platform: str, asked: Any, implementation: Callable[[], backends.Implementation | None]) -> Any:
-        # Python's plans are the identity of the callable in programs; native ones look for a rebuilt library anew.
-        key = (platform, asked)
-        if key not in self._plans:
-            found = implementation()
-            plan = None if found is None else backends.prepare(found, platform, self.name)
-            if not isinstance(plan, xla.PythonPlan):
-                return plan
-            self._plans[key] = plan
-        return self._plans[key]
+    def _implementation(self, platform: str, asked: tuple[int, ...] | None) -> backends.Implementation | None:
+        forward = self.forward.get(platform)
+        if (
+            asked is None or forward is None
+        ):  # where the reference ran, there are no residuals, and no results of the kernel's
+            return forward
+        return None if self.backward is None else self.backward(platform, asked)

@@ -104,7 +104,8 @@ class FlatCall(abc.ABC):
 
     def transpose(self, cotangents: Sequence[Any], args: Sequence[Any], linear: Sequence[int]) -> Sequence[Any]:
         """The cotangents of the operands `linear`, in which this is linear. `cotangents` has `None` for zeros."""
-        return xla.transpose(self.reference, cotangents, args, linear, self.result_avals)
+        function = of_some(self.reference, args, linear)
+        return xla.transpose(function, cotangents, args, linear, self.result_avals)
 
 
 def of_some(function: Callable[..., Sequence[Any]], args: Sequence[Any], indices: Sequence[int]) -> Callable[..., Any]:

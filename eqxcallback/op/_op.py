@@ -19,7 +19,7 @@ from ._call import Call
 from ._definition import Definition
 from ._options import Options
 from ._sharding import parse_sharding
-from ._structure import Structure
+from ._structure import Structure, typed
 
 
 _config: Any = jax.config  # its options are made at run time: no type checker knows them
@@ -143,15 +143,10 @@ class Op:
 
     def __call__(self, *args: PyTree, **options: Any) -> PyTree:
         leaves, in_tree = tree_flatten(args)
-        avals = [jax.typeof(leaf) for leaf in leaves]
-        for i, aval in enumerate(avals):
-            if getattr(aval, "weak_type", False):
-                # A number's dtype gives way to those of others, but in the reference alone: here it is the array's own.
-                leaves[i] = jax.lax.convert_element_type(leaves[i], aval.dtype)
-                avals[i] = jax.typeof(leaves[i])
+        arrays, avals = typed(leaves)
         static = Options(options, f"Op({self.name})")
-        call, out_tree = self._call(in_tree, tuple(avals), static, _config.jax_enable_x64)
-        return tree_unflatten(out_tree, xla.op_call(call, *leaves))
+        call, out_tree = self._call(in_tree, avals, static, _config.jax_enable_x64)
+        return tree_unflatten(out_tree, xla.op_call(call, *arrays))
 
     @functools.cached_property
     def _parameters(self) -> tuple[str, ...]:

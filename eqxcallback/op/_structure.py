@@ -97,9 +97,14 @@ def _of_tree(tree: Any) -> Structure:
     return Structure(treedef, leaves, "")
 
 
-def structure(tree: Any, who: str) -> tuple[Structure, list[Any]]:
-    leaves, treedef = tree_flatten(tree)
-    return Structure(treedef, leaves, who), [leaf for leaf in leaves if is_array(leaf)]
+def typed(arrays: Sequence[Any]) -> tuple[list[Any], tuple[Any, ...]]:
+    """Operands and their types. A number's dtype gives way to those of others, but in JAX's code alone: here it is its own."""
+    arrays, avals = list(arrays), [jax.typeof(array) for array in arrays]
+    for i, aval in enumerate(avals):
+        if getattr(aval, "weak_type", False):
+            arrays[i] = jax.lax.convert_element_type(arrays[i], aval.dtype)
+            avals[i] = jax.typeof(arrays[i])
+    return arrays, tuple(avals)
 
 
 # What may be equal and not the same, or hold what may.

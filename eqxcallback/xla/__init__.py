@@ -11,6 +11,7 @@ from ._python_call import python_call as python_call
 from ._sharding import Dims as Dims, Factors as Factors
 from ._targets import (
     CPU_OPS as CPU_OPS,
+    PYTHON_PLATFORMS as PYTHON_PLATFORMS,
     library_handler as library_handler,
     register_handler as register_handler,
     target_names as target_names,

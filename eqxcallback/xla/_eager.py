@@ -80,20 +80,13 @@ def run_on_cpu(state: EagerState, spec: CallSpec, args: Sequence[Any]) -> Sequen
     key = state.key(next((arg for arg in args if isinstance(arg, jax.Array)), None))
     idle = _idle_programs.setdefault(spec, [])
     program = idle.pop() if idle else _new_program(spec)
-    with _errors.Failures() as failures:
-        try:
-            if isinstance(key, jax.Array):
-                outs = program(key, *args)
-            else:
-                with jax.transfer_guard("allow"):  # the key is our own affair
-                    outs = program(key, *args)
-            for out in outs:
-                out.block_until_ready()
-        except Exception as error:
-            failures.reraise(error)
-        finally:
-            idle.append(program)
-    return outs
+    try:
+        if isinstance(key, jax.Array):
+            return run_and_wait(program, (key, *args))
+        with jax.transfer_guard("allow"):  # the key is our own affair
+            return run_and_wait(program, (key, *args))
+    finally:
+        idle.append(program)
 
 
 def _own_program(

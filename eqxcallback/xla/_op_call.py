@@ -159,20 +159,13 @@ def transpose(
     linear: Sequence[int],
     result_avals: Sequence[Any],
 ) -> Sequence[Any]:
-    """The cotangents of the operands `linear` of a function in pure JAX. `cotangents` has `None` for zeros."""
-
-    def of_linear(*values: Any) -> Sequence[Any]:
-        merged = list(args)
-        for i, value in zip(linear, values, strict=True):
-            merged[i] = value
-        return list(function(*merged))
-
+    """The cotangents of the operands `linear`, of which `function` is one in pure JAX. `cotangents` has `None` for zeros."""
     filled = [
         jnp.zeros(aval.shape, aval.dtype) if cotangent is None else cotangent
         for cotangent, aval in zip(cotangents, result_avals, strict=True)
     ]
     filled = vary_like(filled, [arg for arg in args if not ad.is_undefined_primal(arg)])
-    return jax.linear_transpose(of_linear, *(args[i].aval for i in linear))(filled)
+    return jax.linear_transpose(lambda *values: list(function(*values)), *(args[i].aval for i in linear))(filled)
 
 
 def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: OpCall) -> tuple[Sequence[Any], Sequence[int]]:

@@ -87,12 +87,13 @@ def lower(
     num_operands, num_results = len(factors.operands), len(factors.results)
     factors = dataclasses.replace(factors, operands=factors.operands or ((),), results=factors.results or ((),))
 
-    def with_result(outs: Sequence[Any]) -> Sequence[Any]:
+    def with_both(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Sequence[Any]:
+        outs = function(*args[:num_operands])
         return outs if num_results else [jnp.zeros((), jnp.uint8)]
 
     @custom_partitioning
     def call(*args: Any) -> Sequence[Any]:
-        return with_result(whole(*args[:num_operands]))
+        return with_both(whole, args)
 
     def partition(mesh: Any, args: Any, results: Any) -> Any:
         shardings = [array.sharding for array in (*args, *results)]
@@ -102,7 +103,7 @@ def lower(
         splits = split(factors, specs, factors.sizes(shapes), mesh) if known else {}
 
         def summed(*args: Any) -> Sequence[Any]:
-            outs = with_result(part(*args[:num_operands]))
+            outs = with_both(part, args)
             sums = [summed_axes(dims, splits) for dims in factors.results]
             return [
                 jax.lax.psum(out, axes) if axes and factors.sums else out for out, axes in zip(outs, sums, strict=True)
@@ -111,7 +112,7 @@ def lower(
         def local(*args: Any) -> Sequence[Any]:
             with jax.sharding.use_abstract_mesh(_NO_MESH):
                 types = [jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args]
-                avals = jax.eval_shape(lambda *args: with_result(part(*args[:num_operands])), *types)
+                avals = jax.eval_shape(lambda *args: with_both(part, args), *types)
             return _local_p.bind(
                 *args, function=summed, avals=tuple(result_aval(aval.shape, aval.dtype) for aval in avals)
             )

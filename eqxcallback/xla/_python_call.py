@@ -18,7 +18,7 @@ from ._handles import handle_for
 from ._layouts import full_layouts, layouts_attribute, minor_to_major
 from ._ownership import own
 from ._portable import is_exported, portable_attributes
-from ._sharding import Dims, Factors
+from ._sharding import Factors
 
 
 python_call_p = Primitive("buffer_callback")
@@ -89,14 +89,9 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, body: PythonBody, spec
         return mlir.lower_fun(named_call, multiple_results=True)(ctx, *operands)
     handle = handle_for(body)
     owned = (own(ctx, handle)["host_callback"],)
-    avals: Sequence[Any] = ctx.avals_in
-    whole = Factors(_whole(avals), _whole(spec.result_avals))
+    whole = Factors.whole(ctx.avals_in, spec.result_avals)
     identity = f"{body.description} {handle.key} {spec} {ctx.avals_in} {name_stack} {owned}"
     return _partition.lower(ctx, operands, whole, named_call, named_call, identity, has_side_effect=True)
-
-
-def _whole(avals: Sequence[Any]) -> tuple[Dims, ...]:
-    return tuple((None,) * len(aval.shape) for aval in avals)
 
 
 def _lower_named(
@@ -134,7 +129,7 @@ def _lower_nowhere(ctx: mlir.LoweringRuleContext, *_: Any, body: PythonBody, **_
     platforms = ", ".join(ctx.platforms or ctx.module_context.platforms)
     raise ValueError(
         f"eqxcallback.buffer_callback: {body!r} cannot be lowered for {platforms}: the python lane has handlers for "
-        f"{', '.join(_targets.PLATFORMS)}. Choose another function there with `jax.lax.platform_dependent`."
+        f"{', '.join(_targets.PYTHON_PLATFORMS)}. Choose another function there with `jax.lax.platform_dependent`."
     )
 
 

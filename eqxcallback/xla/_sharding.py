@@ -24,6 +24,12 @@ class Factors:
     results: tuple[Dims, ...]
     sums: bool = False
 
+    @classmethod
+    def whole(cls, operands: Sequence[Any], results: Sequence[Any]) -> "Factors":
+        """Of arrays of these types, of which none may be split."""
+        sides = [tuple((None,) * len(aval.shape) for aval in side) for side in (operands, results)]
+        return cls(sides[0], sides[1])
+
     def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
         """From the shapes of operands."""
         found: dict[str, int] = {}

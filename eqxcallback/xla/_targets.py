@@ -20,7 +20,7 @@ PYTHON_CAPTURED = "eqxcallback_python_captured"
 PYTHON_EAGER = "eqxcallback_python_eager"
 
 # The platforms, in JAX's spelling, that the python lane has handlers for.
-PLATFORMS = ("cpu", "cuda")
+PYTHON_PLATFORMS = ("cpu", "cuda")
 
 
 # The targets of this package's kernels, by symbol.

@@ -9,19 +9,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from ..persistent_cache import COUNT_HITS
 from .kernels import add_one, callback_like
 
 
 # Two callbacks of one name, and one whose body is given from outside. Prints the results and the number of cache hits.
-PROGRAM = """
+PROGRAM = (
+    COUNT_HITS
+    + """
 import json, sys
 import jax, jax.numpy as jnp, numpy as np, eqxcallback as eqxc
 
-jax.config.update("jax_compilation_cache_dir", sys.argv[1])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-hits = []
-jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if "cache_hits" in event else None)
 F32 = jax.ShapeDtypeStruct((2,), jnp.float32)
 
 
@@ -43,6 +41,7 @@ programs = [compiled(make(float(amount))) for amount in sys.argv[3:]] + [compile
 found = len(hits)
 print(json.dumps({"results": [float(program(x)[0]) for program in programs], "hits": found}))
 """
+)
 
 
 def run(folder, *arguments):

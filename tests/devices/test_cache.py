@@ -9,18 +9,16 @@ import jax
 import pytest
 
 from ..op.library import SAXPY
+from ..persistent_cache import COUNT_HITS
 
 
 # Compiles programs and prints their results, and how many of them were in the cache.
-PROGRAM = """
+PROGRAM = (
+    COUNT_HITS
+    + """
 import json, os, sys
 import jax, jax.numpy as jnp, numpy as np, eqxcallback as eqxc
 
-jax.config.update("jax_compilation_cache_dir", sys.argv[1])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-hits = []
-jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if "cache_hits" in event else None)
 
 mesh = jax.make_mesh((4,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
 split = jax.NamedSharding(mesh, jax.P("a"))
@@ -82,6 +80,7 @@ results = [np.asarray(program(w, x)).ravel()[0].item() for program in programs]
 assert set(shapes) <= {(2, 3)}, shapes
 print(json.dumps({"results": results, "hits": found}))
 """
+)
 
 
 def run(folder, *arguments):

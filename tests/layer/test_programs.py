@@ -13,6 +13,7 @@ import pytest
 
 import eqxcallback as eqxc
 
+from ..persistent_cache import COUNT_HITS
 from . import exported
 
 
@@ -28,14 +29,11 @@ x = jnp.arange(6.0).reshape(2, 3)
 print(np.asarray(jax.jit(call)(x)).tolist(), np.asarray(call(x)).tolist(), sep="\\n")
 """
 
-CACHED = """
+CACHED = (
+    COUNT_HITS
+    + """
 import json, sys
 import jax, jax.numpy as jnp, numpy as np, eqxcallback as eqxc
-jax.config.update("jax_compilation_cache_dir", sys.argv[1])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-hits = []
-jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if "cache_hits" in event else None)
 from tests.layer import exported
 x = jnp.arange(6.0).reshape(2, 3)
 found = {}
@@ -46,6 +44,7 @@ for name, f in {"python": jax.vmap(exported.LAYER), "native": lambda x: eqxc.ops
     found[name] = {"hits": len(hits), "result": np.asarray(compiled(x)).tolist()}
 print(json.dumps(found))
 """
+)
 
 
 def run(code, *arguments, folder=ROOT, **environment):

@@ -14,6 +14,7 @@ import pytest
 
 import eqxcallback as eqxc
 
+from ..persistent_cache import COUNT_HITS
 from .library import SAXPY, build
 
 
@@ -300,21 +301,19 @@ def test_relative_paths_are_of_the_folder_where_the_kernel_was_made(amounts, tmp
     np.testing.assert_array_equal(eqxc.Op("add_amount", {"cpu": kernel}, lambda x: x)(X), X + 1)
 
 
-PROGRAM = """
+PROGRAM = (
+    COUNT_HITS
+    + """
 import json, sys
 import jax, numpy as np, eqxcallback as eqxc
 
-jax.config.update("jax_compilation_cache_dir", sys.argv[1])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-hits = []
-jax.monitoring.register_event_listener(lambda event, **_: hits.append(event) if "cache_hits" in event else None)
 op = eqxc.Op("add_amount", {"cpu": eqxc.NativeKernel("AddAmount", sys.argv[2])}, lambda x: x)
 x = np.ones(2, np.float32)
 program = jax.jit(lambda x: op(x) * 10).lower(x).compile()
 found = len(hits)
 print(json.dumps([float(np.asarray(program(x))[0]), found]))
 """
+)
 
 
 def test_the_persistent_cache(amounts, tmp_path):
