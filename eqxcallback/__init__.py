@@ -11,8 +11,16 @@ from ._ext import (
     ExecutionContext as ExecutionContext,
     ExecutionStage as ExecutionStage,
 )
+from ._jit_captured import jit_captured as jit_captured
+from .backends import available_backends as available_backends
 from .inspection import inspect as inspect
-from .kernel import NativeKernel as NativeKernel, PythonKernel as PythonKernel
+from .kernel import (
+    CudaKernel as CudaKernel,
+    Launch as Launch,
+    NativeKernel as NativeKernel,
+    PythonKernel as PythonKernel,
+    TritonKernel as TritonKernel,
+)
 from .layer import Layer as Layer
 from .op import Op as Op
 

@@ -11,7 +11,7 @@ PACKAGE = ROOT / "eqxcallback"
 
 # What each room may import of ours. A room is a folder of the package; "." is the package's own files.
 ARROWS = {
-    ".": {".", "xla", "debug", "_ext", "inspection", "kernel", "layer", "op", "ops", "nn", "testing"},
+    ".": {".", "xla", "backends", "debug", "_ext", "inspection", "kernel", "layer", "op", "ops", "nn", "testing"},
     "xla": {"xla", "_ext", "_errors", "_identity"},
     "kernel": {"kernel"},
     "backends": {"backends", "kernel", "xla", "_ext"},
@@ -21,7 +21,7 @@ ARROWS = {
     "ops": {"ops", "op", "reference", "kernel"},
     "nn": {"nn", "ops"},
     "compat": {"compat", "_ext", "_aliases", "_identity", "_buffer_callback"},
-    "inspection": {"inspection", "op", "xla", "layer", "backends", "_errors"},
+    "inspection": {"inspection", "op", "xla", "layer", "backends", "_errors", "_jit_captured"},
     "debug": {"debug", "_ext", "_errors", "xla"},
     "testing": {"testing", "layer", "op", "kernel", "debug", "xla", "_errors", "_export"},
 }
@@ -102,16 +102,21 @@ def test_public_names():
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
     assert public - rooms == {
         "Buffer",
+        "CudaKernel",
         "ExecutionContext",
         "ExecutionStage",
         "KernelError",
+        "Launch",
         "Layer",
         "NativeKernel",
         "Op",
         "PythonKernel",
+        "TritonKernel",
+        "available_backends",
         "buffer_callback",
         "export",
         "inspect",
+        "jit_captured",
         "raising",
     }
 

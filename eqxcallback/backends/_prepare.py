@@ -1,8 +1,8 @@
 """The choice of a technology for a kernel."""
 
 from .. import xla
-from ..kernel import PythonKernel
-from . import _native, _python
+from ..kernel import DeviceKernel, PythonKernel
+from . import _device, _native, _python
 from ._implementation import Implementation
 
 
@@ -11,4 +11,6 @@ def prepare(implementation: Implementation, platform: str, who: str) -> xla.Plan
     kernel = implementation.kernel
     if isinstance(kernel, PythonKernel):
         return _python.prepare(implementation, kernel)
+    if isinstance(kernel, DeviceKernel):
+        return _device.prepare(implementation, kernel, platform, who)
     return _native.prepare(implementation, kernel, platform, who)

@@ -1,20 +1,22 @@
 """Which external calls a program has, and what becomes of them."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.errors import JaxRuntimeError
 
 from .. import xla
-from . import _copies
+from . import _captured, _copies
 from ._calls import external_call
 from ._program import trace
-from ._report import Inspection
+from ._report import ExternalCall, Inspection
 
 
 # What programs are lowered for, in JAX's spelling.
 _PLATFORMS = (*xla.PLATFORMS, "tpu")
+_GPUS = ("cuda", "rocm")
 
 
 def inspect(fn: Callable[..., Any], *args: Any, platform: str | None = None) -> Inspection:
@@ -37,30 +39,68 @@ def inspect(fn: Callable[..., Any], *args: Any, platform: str | None = None) -> 
     - `args`: of a call: PyTrees of arrays or of `jax.ShapeDtypeStruct`s, Modules among them. What is not an array is static,
         unless `fn` is of `jax.jit`.
     - `platform`: `"cpu"`, `"cuda"`, `"rocm"` or `"tpu"`; by default the one in use. For that one the program is compiled, which
-        shows what is copied. For others it is only lowered, which needs no device.
+        shows what is copied and what is captured. So it is for `"cuda"` without a GPU where JAX's CUDA plugin is installed
+        (`pip install --no-deps jax-cuda13-plugin jax-cuda13-pjrt` of JAX's version) with `ptxas` and `libdevice` of CUDA, and
+        `JAX_PLATFORMS=cpu` is set: for an H200 that is described, not there. Otherwise it is only lowered, and `not_compiled`
+        of the result says why.
 
     **Returns:** an `Inspection`: `str` makes a table of it, and its `calls` are the rows.
 
     **Raises:** `TypeError` or `ValueError` for wrong arguments; what tracing, lowering and compiling raise.
 
     **Limitations:** copies are read from XLA's text, in which calls that are equal in everything cannot be told apart: they are
-    matched in order. Whether a call is captured on a GPU is XLA's decision, and is not promised here.
+    matched in order. What is captured is read from XLA's plan. Whether the driver then accepts the capture, and how often the
+    host runs a call again while a command buffer is replayed, only a run on a GPU shows. Where calls are not captured, the
+    program is compiled a second time to find out why.
     """
     if platform is not None and platform not in _PLATFORMS:
         raise ValueError(f"eqxcallback.inspect: expected platform to be one of {_PLATFORMS} or None; got {platform!r}.")
-    traced = trace(fn, args)
+    traced, options = trace(fn, args)
     in_use = xla.platform_in_use(jax.tree.leaves((fn, args)))
     platform = in_use if platform is None else platform
     donated = [info.donated for info in jax.tree.leaves(traced.args_info)]
     sites = xla.call_sites(traced.jaxpr, platform)
     calls = [external_call(site, traced.fun_name, platform, donated) for site in sites]
-    stage = "compiled" if platform == in_use else "lowered"
     with warnings.catch_warnings():  # the table says what is not donated
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        if stage == "compiled":
-            calls = _copies.resolved(calls, str(traced.lower().compile().as_text()))
-        elif any(call.lane == "jax callback" for call in calls):
-            stage = "traced"  # JAX lowers its own callbacks for devices that are there only
-        else:
-            traced.lower(lowering_platforms=(platform,))  # so that what cannot be lowered is an error here too
-    return Inspection(traced.fun_name, platform, stage, tuple(calls))
+        if platform == in_use:
+            return _compiled(traced, options, platform, calls)
+        if any(call.lane == "jax callback" for call in calls):
+            why = "JAX lowers its own callbacks for devices that are there only"
+            return Inspection(traced.fun_name, platform, "traced", tuple(calls), not_compiled=why)
+        lowered = traced.lower(lowering_platforms=(platform,))  # so that what cannot be lowered is an error here too
+        return _elsewhere(traced, lowered, options, platform, calls)
+
+
+def _compiled(traced: Any, options: Mapping[str, Any], platform: str, calls: list[ExternalCall]) -> Inspection:
+    """For the platform in use."""
+    lowered = traced.lower()
+    if platform in _GPUS:
+
+        def compile(further: Mapping[str, Any]) -> xla.Compiled:
+            return xla.compile_with_plan(lowered, {**options, **further})
+
+        compiled = compile({})
+        calls = _captured.resolved(_copies.resolved(calls, compiled.hlo_text), compiled, compile)
+    else:
+        calls = _copies.resolved(calls, str(lowered.compile(compiler_options=dict(options) or None).as_text()))
+    return Inspection(traced.fun_name, platform, "compiled", tuple(calls))
+
+
+def _elsewhere(
+    traced: Any, lowered: Any, options: Mapping[str, Any], platform: str, calls: list[ExternalCall]
+) -> Inspection:
+    """For another platform: with its compiler, if that is here."""
+
+    def compile(further: Mapping[str, Any]) -> xla.Compiled:
+        return xla.compile_deviceless(lowered, compiler_options={**options, **further})
+
+    why = xla.deviceless_unavailable() if platform == "cuda" else f"there is no compiler for {platform} here"
+    if why is None:
+        try:
+            compiled = compile({})
+            calls = _captured.resolved(_copies.resolved(calls, compiled.hlo_text), compiled, compile)
+            return Inspection(traced.fun_name, platform, "compiled", tuple(calls), device=compiled.device)
+        except (JaxRuntimeError, xla.DevicelessError) as error:
+            why = str(error).partition("\n")[0]
+    return Inspection(traced.fun_name, platform, "lowered", tuple(calls), not_compiled=why)

@@ -18,7 +18,7 @@ def match(calls: Sequence[ExternalCall], module: Module) -> Mapping[int, Sequenc
     left = {i: _keys_of_call(call) for i, call in enumerate(calls) if call.target is not None}
     right = {each.name: (each, _keys_of_instruction(each, module)) for each in instructions}
     found: dict[int, Sequence[Instruction]] = {}
-    for level in range(3):
+    for level in range(_LEVELS):
         ours, theirs = collections.defaultdict(list), collections.defaultdict(list)
         for i, keys in left.items():
             ours[keys[level]].append(i)
@@ -30,7 +30,7 @@ def match(calls: Sequence[ExternalCall], module: Module) -> Mapping[int, Sequenc
                 for i in indices:
                     del left[i]
     for i, keys in left.items():
-        for level in range(3):
+        for level in range(_LEVELS):
             alike = [each for each, its in right.values() if its[level] == keys[level]]
             if alike:
                 found[i] = alike
@@ -48,7 +48,7 @@ def _keys_of_call(call: ExternalCall) -> Sequence[Hashable]:
     aliases = tuple(sorted((alias.operand, alias.result) for alias in call.in_place))
     shapes = tuple(text.partition("[")[2][:-1] for text in (*call.operands, *call.results))
     path = _scopes(call.path)
-    return (call.target, aliases, shapes, path), (call.target, aliases, shapes), (call.target, aliases)
+    return _levels(call.target, aliases, shapes, path)
 
 
 def _keys_of_instruction(instruction: Instruction, module: Module) -> Sequence[Hashable]:
@@ -58,7 +58,15 @@ def _keys_of_instruction(instruction: Instruction, module: Module) -> Sequence[H
     shapes = module.dims(instruction)
     target = instruction.attribute("custom_call_target")
     path = _scopes(instruction.attribute("op_name"))
-    return (target, aliases, shapes, path), (target, aliases, shapes), (target, aliases)
+    return _levels(target, aliases, shapes, path)
+
+
+# Shapes differ where kernels have workspaces, paths where XLA or JAX moves calls.
+_LEVELS = 4
+
+
+def _levels(target: Hashable, aliases: Hashable, shapes: Hashable, path: Hashable) -> Sequence[Hashable]:
+    return (target, aliases, shapes, path), (target, aliases, shapes), (target, aliases, path), (target, aliases)
 
 
 # Where JAX's versions differ from each other, and from what we show.
@@ -67,5 +75,6 @@ _OURS = ("while", "body", "cond", "closed_call", "eval_jaxpr", "scan", "checkpoi
 
 def _scopes(path: str) -> tuple[str, ...]:
     """Of a path, without its end, the call itself."""
-    scopes = path.split("/")[:-1]
-    return tuple(scope for scope in scopes if scope and scope not in _OURS and not scope.startswith("branch_"))
+    scopes = path.replace("while/cond/", "while_cond/").split("/")[:-1]
+    scopes = [re.sub(r"^(branch_\d+)_fun$", r"\1", scope) for scope in scopes]
+    return tuple(scope for scope in scopes if scope and scope not in _OURS)

@@ -1,5 +1,6 @@
 """What is inspected, as a program of JAX's."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -7,13 +8,25 @@ import jax
 import numpy as np
 
 from .. import xla
+from .._jit_captured import JitCaptured
 
 
 _FilterJit: Any = type(eqx.filter_jit(lambda: None))
 
 
-def trace(fn: Any, args: tuple[Any, ...]) -> Any:
-    """The `jax.stages.Traced` of `fn`, jitted if it is not. As in Equinox, what is not an array is static."""
+def trace(fn: Any, args: tuple[Any, ...]) -> tuple[Any, Mapping[str, Any]]:
+    """The `jax.stages.Traced` of `fn`, jitted if it is not, and compiler options that it does not have yet.
+
+    As in Equinox, what is not an array is static.
+    """
+    if isinstance(fn, JitCaptured):
+        return _trace(fn.plain, args), fn.compiler_options
+    if isinstance(fn, eqx.Partial) and isinstance(fn.func, JitCaptured):  # a method
+        return _trace(eqx.Partial(fn.func.plain, *fn.args, **fn.keywords), args), fn.func.compiler_options
+    return _trace(fn, args), {}
+
+
+def _trace(fn: Any, args: tuple[Any, ...]) -> Any:
     if not callable(fn):
         raise TypeError(
             f"eqxcallback.inspect: expected a function, a layer, or what jax.jit or eqx.filter_jit makes of one; got {fn!r} of "

@@ -42,8 +42,8 @@ class ExternalCall:
     - `target`: the name of XLA's custom call, or `None`.
     - `operands`, `results`: the types that the kernel sees, such as `"float32[3,4]"`. Under `vmap` with the mapped axes.
     - `in_place`: for each result that overwrites an operand, whether XLA copies the operand first.
-    - `captured`, `captured_reason`: whether XLA records it into a command buffer: `False` if it does not, `None` where XLA
-        decides or nobody knows.
+    - `captured`, `captured_reason`: whether XLA has planned to record it into a command buffer, and how or why not. `None` where
+        the program was not compiled for a GPU, and XLA would decide.
     - `fallback`: why the reference runs, or `""`.
     - `times`: how often it is called in one run of the program, or `None` if that depends on data. Branches of
         `jax.lax.cond` count as if they were taken.
@@ -73,15 +73,19 @@ class Inspection:
 
     - `program`: the name of the function.
     - `platform`: what it was lowered for.
-    - `stage`: `"compiled"`, on the platform in use, so that copies are known; `"lowered"`; or `"traced"`, for another platform
-        where callbacks of JAX's keep it from being lowered.
+    - `stage`: `"compiled"`, so that copies are known; `"lowered"`; or `"traced"`, for another platform where callbacks of JAX's
+        keep it from being lowered.
     - `calls`: in the order of the program.
+    - `device`: the GPU that it was compiled for, if that is only described, or `""`.
+    - `not_compiled`: why not, or `""`.
     """
 
     program: str
     platform: str
     stage: str
     calls: tuple[ExternalCall, ...]
+    device: str = ""
+    not_compiled: str = ""
 
     def __str__(self) -> str:
         return table(self)

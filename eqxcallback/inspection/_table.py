@@ -17,6 +17,11 @@ def table(inspection: "Inspection") -> str:
     calls = inspection.calls
     count = "1 external call" if len(calls) == 1 else f"{len(calls) or 'no'} external calls"
     head = f"{inspection.program}: {count}, {inspection.stage} for {inspection.platform}"
+    if inspection.device:
+        head += f" ({inspection.device}, described)"
+    if inspection.not_compiled:
+        why = f"not compiled: {inspection.not_compiled}"
+        head = "\n".join([head, *_wrapped(why)])
     if not calls:
         return head
     rows = [("op", "kind", "lane", "target", "times", "path"), *map(_row, calls)]
@@ -27,10 +32,15 @@ def table(inspection: "Inspection") -> str:
     for call, line in zip(calls, lines[1:], strict=True):
         text.append(line)
         for detail in _details(call, with_captured=len(reasons) > 1):
-            text += textwrap.wrap(detail, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT * 2)
+            text += _wrapped(detail)
     if len(reasons) == 1:
-        text += ["", f"captured: {reasons.pop()}"]
+        text += ["", *textwrap.wrap(f"captured: {reasons.pop()}", _WIDTH, subsequent_indent=_INDENT)]
     return "\n".join(text)
+
+
+def _wrapped(text: str) -> list[str]:
+    # Names of packages have hyphens.
+    return textwrap.wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT * 2, break_on_hyphens=False)
 
 
 def _row(call: "ExternalCall") -> tuple[str, ...]:

@@ -1,7 +1,13 @@
 """What a kernel is: pure data. Nothing here traces, compiles or runs."""
 
+from ._cuda import CudaKernel as CudaKernel
+from ._launch import Launch as Launch, dims as dims
 from ._native import NativeKernel as NativeKernel
 from ._python import PythonKernel as PythonKernel
+from ._triton import TritonKernel as TritonKernel
 
 
-Kernel = NativeKernel | PythonKernel
+DeviceKernel = CudaKernel | TritonKernel
+"""Those that our launcher launches on a GPU."""
+
+Kernel = NativeKernel | PythonKernel | DeviceKernel

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
+from ._checks import check_function, frozen_mapping, hash_of
+
 
 @dataclasses.dataclass(frozen=True)
 class NativeKernel:
@@ -49,10 +51,12 @@ class NativeKernel:
                 ) from None
             # Another working directory must not make it another kernel.
             object.__setattr__(self, "library", os.path.abspath(path))
-        if isinstance(self.aliases, Mapping):
-            object.__setattr__(self, "aliases", dict(self.aliases))  # the caller's own may change
-        if self.out_type is not None and not callable(self.out_type):
-            raise TypeError(f"NativeKernel({self.symbol}): expected out_type to be a function; got {self.out_type!r}.")
+        frozen_mapping(self, "aliases")
+        check_function(self.out_type, "out_type", f"NativeKernel({self.symbol})")
 
-    def __hash__(self) -> int:  # mappings have none
-        return hash((self.symbol, self.library, self.out_type, frozenset(self.aliases.items()), self.attributes))
+    @property
+    def name(self) -> str:
+        return self.symbol
+
+    def __hash__(self) -> int:
+        return hash_of(self)

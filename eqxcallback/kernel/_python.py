@@ -7,6 +7,8 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
+from ._checks import check_function, frozen_mapping, hash_of
+
 
 @dataclasses.dataclass(frozen=True)
 class PythonKernel:
@@ -43,10 +45,8 @@ class PythonKernel:
                 f"PythonKernel: expected a function body(ctx, out, *args) -> None; got {self.body!r} of type "
                 f"{type(self.body).__name__}."
             )
-        if isinstance(self.aliases, Mapping):
-            object.__setattr__(self, "aliases", dict(self.aliases))  # the caller's own may change
-        if self.out_type is not None and not callable(self.out_type):
-            raise TypeError(f"PythonKernel: expected out_type to be a function; got {self.out_type!r}.")
+        frozen_mapping(self, "aliases")
+        check_function(self.out_type, "out_type", "PythonKernel")
 
-    def __hash__(self) -> int:  # mappings have none
-        return hash((self.body, self.out_type, frozenset(self.aliases.items()), self.command_buffer_compatible))
+    def __hash__(self) -> int:
+        return hash_of(self)

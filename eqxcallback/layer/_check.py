@@ -7,7 +7,7 @@ from inspect import Parameter
 from typing import Any
 
 from .. import _aliases, xla
-from ..kernel import Kernel, NativeKernel, PythonKernel
+from ..kernel import Kernel, PythonKernel
 from ..op import METHODS
 from ._declarations import kernels_of, method, overrides_kernels, signature_of
 
@@ -81,9 +81,9 @@ def _faults_of_mapping(cls: Any, declared: Mapping[Any, Any]) -> Iterator[Fault]
             yield TypeError, f"expected {entry} to be a kernel or the name of a method; got {kernel!r}."
         if isinstance(kernel, Kernel) and kernel.out_type is not None:
             yield TypeError, f"{entry} has an out_type; expected it to be defined by the layer."
-        if isinstance(kernel, NativeKernel):
+        if isinstance(kernel, Kernel) and not isinstance(kernel, PythonKernel):
             if cls.on_error == "poison":
-                yield ValueError, f"on_error='poison' is for Python kernels; {entry} is {kernel.symbol}, in C++."
+                yield ValueError, f"on_error='poison' is for Python kernels; {entry} is {kernel.name}, which is none."
         elif platform not in xla.PYTHON_PLATFORMS:
             yield ValueError, f"{entry} is a Python kernel; expected it for one of {xla.PYTHON_PLATFORMS}."
         if isinstance(kernel, PythonKernel):

@@ -11,7 +11,7 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path
 
 from .. import _aliases, backends, xla
 from .._errors import type_text
-from ..kernel import Kernel, NativeKernel, PythonKernel
+from ..kernel import DeviceKernel, Kernel, NativeKernel, PythonKernel
 from ..op import Axes, Call, Definition, Options, Structure, parse_sharding
 from . import _declarations as declarations, _rules as rules
 from ._bodies import KernelForward, LayerBackward, LayerForward
@@ -77,7 +77,13 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, .
         if isinstance(kernel, Kernel) and kernel.aliases:
             own = _alias_pairs(kernel.aliases, leaves_in, num_own, leaves_out, name)
         if isinstance(kernel, NativeKernel):
-            common["options"] = _attributes(kernel, cls, layer, args, kwargs)
+            common["options"] = _attributes(kernel.attributes or (), kernel.name, cls, layer, args, kwargs)
+        elif isinstance(kernel, DeviceKernel):
+            scalars = [scalar for scalar, (_, function) in kernel.scalars.items() if function is None]
+            common["options"] = _attributes(scalars, kernel.name, cls, layer, args, kwargs)
+            common["arguments"] = functools.partial(_arguments, inputs)
+            hidden = len(refs) + len(residual_types)
+            common["names"] = (*(leaf.path for leaf in (*leaves_in, *leaves_out)), *("a further result",) * hidden)
         elif isinstance(kernel, PythonKernel):
             common["body"] = KernelForward(kernel.body, inputs, kernel_outputs, Options({}, name), name, layer.on_error)
         else:
@@ -227,19 +233,28 @@ def _alias_pairs(
 
 
 def _attributes(
-    kernel: NativeKernel, cls: type, layer: Any, args: Sequence[Any], kwargs: dict[str, Any]
+    names: Sequence[str], kernel: str, cls: type, layer: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """What a native kernel takes beside buffers: static arguments of the call, and static fields of the layer."""
     given = {**dict(zip(declarations.names_of(cls, len(args)), args, strict=True)), **kwargs}
     found = {}
-    for name in kernel.attributes or ():
+    for name in names:
         if name not in given and not hasattr(layer, name):
             raise ValueError(
-                f"{cls.__qualname__}: the kernel {kernel.symbol} takes {name!r}, which is neither an argument of the call nor "
+                f"{cls.__qualname__}: the kernel {kernel} takes {name!r}, which is neither an argument of the call nor "
                 "a field of the layer."
             )
         found[name] = given[name] if name in given else getattr(layer, name)
     return found
+
+
+def _arguments(
+    inputs: Structure, operands: Sequence[Any], results: Sequence[Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the functions of a kernel are called with, of types."""
+    del results
+    layer, args, kwargs = inputs.build(operands)
+    return (layer, *args), kwargs
 
 
 def _layouts(layouts: Any, avals: Sequence[Any], num_own: int, who: str) -> tuple[Any, ...] | None:

@@ -79,7 +79,8 @@ def extended(arg: Any, has: Has, wanted: Has, sizes: Sequence[int]) -> Any:
     return batched(arg, tuple(has[i] for i in among), [sizes[i] for i in among])
 
 
-def summed(arg: Any, has: Has) -> Any:
-    """What has all axes in front, without those that `has` lacks."""
-    missing = tuple(i for i, has_it in enumerate(has) if not has_it)
+def reduced(arg: Any, has: Has, wanted: Has) -> Any:
+    """Summed over the axes in front that it `has` but shall not have."""
+    present = [wants for wants, has_it in zip(wanted, has, strict=True) if has_it]
+    missing = tuple(i for i, wants in enumerate(present) if not wants)
     return jnp.sum(arg, missing, dtype=arg.dtype) if missing else arg

@@ -63,21 +63,31 @@ def arrange(
             (full if i in aliased else form)(arg, has, sizes)
             for i, (arg, has) in enumerate(zip(args, operands, strict=True))
         ]
+    wanted = seen(batching, names, operands, sizes, aliased)
+    return [_axes.extended(*each, sizes) for each in zip(args, operands, wanted, strict=True)]
+
+
+def seen(
+    batching: Mapping[str, str],
+    names: Sequence[str],
+    operands: Sequence[Has],
+    sizes: Sequence[int],
+    aliased: frozenset[int] = frozenset(),
+) -> list[Has]:
+    """The axes with which a kernel sees each operand, where each parameter has its mode."""
     # The arrays of one argument, a PyTree, go together.
     together: dict[str, Has] = {}
     for name, has in zip(names, operands, strict=True):
         before = together.get(name, (False,) * len(sizes))
         together[name] = tuple(a or b for a, b in zip(before, has, strict=True))
-    arranged = []
-    for i, (arg, has, name) in enumerate(zip(args, operands, names, strict=True)):
+    found = []
+    for i, name in enumerate(names):
         if i in aliased or batching.get(name, "batched") == "batched":
-            arranged.append(_axes.batched(arg, has, sizes))
-        elif True in together[name]:
-            first = together[name].index(True)
-            arranged.append(_axes.batched(arg, has[first:], sizes[first:]))
+            first = 0
         else:
-            arranged.append(arg)
-    return arranged
+            first = together[name].index(True) if True in together[name] else len(sizes)
+        found.append(tuple(axis >= first for axis in range(len(sizes))))
+    return found
 
 
 def leading(batching: Batching, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -79,10 +79,18 @@ class Cotangent(LinearCall):
         return pullback([cotangents[i] for i in self.results])
 
     def plan(self, platform: str) -> xla.Plan | None:
-        return self.definition.plan(platform, self.asked)
+        return None if self._has_one_for_each_example else self.definition.plan(platform, self.asked)
 
     def is_python(self, platform: str) -> bool:
-        return self.definition.is_python(platform, self.asked)
+        return not self._has_one_for_each_example and self.definition.is_python(platform, self.asked)
+
+    @property
+    def _has_one_for_each_example(self) -> bool:
+        """Whether a parameter that a kernel sees once shall have a gradient for each example. Those are the reference's."""
+        batching, names = self.definition.batching, self.definition.names
+        if not self.axes.sizes or self.definition.reference is None or isinstance(batching, str):
+            return False
+        return "shared" in (batching.get(names[i]) for i in self.asked)
 
     def launch(self, plan: xla.Plan, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
         inner, batching, avals = self.call.axes, self.definition.batching, self.definition.input_avals
@@ -98,22 +106,32 @@ class Cotangent(LinearCall):
             outer[first + i] = has
         inner_has = [*inner.operands, *[(True,) * len(inner.sizes)] * (len(args) - num_inputs)]
         has = [(*around, *own) for around, own in zip(outer, inner_has, strict=True)]
-        operands = _batching.arrange(batching, self.names, args, has, sizes)
 
-        # The axes that each gradient has. One that has none of them is summed by the kernel; one that has some, here.
-        kept = [(*(True,) * len(self.axes.sizes), *inner.operands[i]) for i in self.asked]
-        front = _batching.leading(batching, sizes)
+        # The axes that each gradient shall have, and those that the kernel gives it.
+        wanted = [(*(True,) * len(self.axes.sizes), *inner.operands[i]) for i in self.asked]
+        if isinstance(batching, str):
+            # One that shall have none is summed by the kernel; one that shall have some, here.
+            given = [(True in axes,) * len(sizes) for axes in wanted]
+        else:
+            # A gradient has the form of its operand, of which there is one for each that is wanted.
+            for i, axes in zip(self.asked, wanted, strict=True):
+                if batching.get(self.names[i]) == "either":
+                    args[i], has[i] = _axes.extended(args[i], has[i], axes, sizes), axes
+            seen = _batching.seen(batching, self.names, has, sizes)
+            given = [tuple(map(max, seen[i], axes)) for i, axes in zip(self.asked, wanted, strict=True)]
+        operands = _batching.arrange(batching, self.names, args, has, sizes)
         outs = run(
             *operands,
             result_avals=[
-                avals[i].update(shape=(*(front if True in axes else ()), *avals[i].shape))
-                for i, axes in zip(self.asked, kept, strict=True)
+                avals[i].update(shape=(*_batching.leading(batching, _present(sizes, axes)), *avals[i].shape))
+                for i, axes in zip(self.asked, given, strict=True)
             ],
         )
-        return [
-            _axes.summed(out.reshape(*sizes, *avals[i].shape), axes) if True in axes else out
-            for out, i, axes in zip(outs, self.asked, kept, strict=True)
+        outs = [
+            out.reshape(*_present(sizes, axes), *avals[i].shape)
+            for out, i, axes in zip(outs, self.asked, given, strict=True)
         ]
+        return [_axes.reduced(*each) for each in zip(outs, given, wanted, strict=True)]
 
 
 def _present(sizes: Sequence[int], has: Sequence[bool]) -> tuple[int, ...]:

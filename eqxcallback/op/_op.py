@@ -64,8 +64,8 @@ class Op:
         `"either"`, those from the outermost one that maps it inwards. An operand that a result overwrites is always batched.
 
     - `backward`: the kernel of the gradients, for all platforms that have one forward or for each. A `PythonKernel` is
-        `body(ctx, grads, args, out, cotangents, **options)`, as `backward` of [`eqxcallback.Layer`][] is. A `NativeKernel` takes
-        the flat arguments, results and cotangents, and computes the gradients of all arguments of floating type.
+        `body(ctx, grads, args, out, cotangents, **options)`, as `backward` of [`eqxcallback.Layer`][] is. Others take
+        the flat arguments, results and cotangents, and compute the gradients of all arguments of floating type.
         Without one, gradients are those of `reference`.
     - `sharding`: what may be split between devices under plain `jit`, a name for each dimension of each flat operand and
         result: `"... d, d -> ... d"`. A name that all results have may be split, so that each device calls the kernel on its
@@ -173,7 +173,14 @@ class Op:
             aliases = _aliases.resolve(_aliases.check(kernel.aliases, who), inputs, outputs, who)
             if isinstance(kernel, PythonKernel):
                 return backends.Implementation(kernel, aliases, body=body(kernel.body, *trees, options))
-            return backends.Implementation(kernel, aliases, self._attributes(kernel, options))
+            if isinstance(kernel, NativeKernel):
+                return backends.Implementation(kernel, aliases, self._attributes(kernel, options))
+
+            def arguments(types: Sequence[Any], _: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+                return tree_unflatten(in_tree, types), options.values
+
+            names = tuple(leaf.path for leaf in (*inputs, *outputs))
+            return backends.Implementation(kernel, aliases, options.values, arguments=arguments, names=names)
 
         def backward(platform: str, asked: tuple[int, ...]) -> backends.Implementation | None:
             kernel = self._backward.get(platform)
@@ -182,7 +189,18 @@ class Op:
             if isinstance(kernel, PythonKernel):
                 body = Backward(kernel.body, *trees, options, trees[1], asked)
                 return backends.Implementation(kernel, body=body)
-            return backends.Implementation(kernel, options=self._attributes(kernel, options))
+            if isinstance(kernel, NativeKernel):
+                return backends.Implementation(kernel, options=self._attributes(kernel, options))
+
+            body = Backward(_nothing, *trees, options, trees[1], asked)
+
+            def arguments(types: Sequence[Any], results: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+                return body.trees(results, types), options.values
+
+            names = tuple(leaf.path for leaf in (*inputs, *outputs))
+            names += tuple(f"the cotangent of {leaf.path}" for leaf in outputs)
+            names += tuple(f"the gradient of {inputs[i].path}" for i in asked)
+            return backends.Implementation(kernel, options=options.values, arguments=arguments, names=names)
 
         def reference(*args: Any) -> Sequence[Any]:
             assert self.reference is not None
@@ -200,7 +218,7 @@ class Op:
             forward={platform: implementation(kernel, Forward) for platform, kernel in self.kernels.items()},
             backward=backward if self._backward else None,
             sharding=None if self.sharding is None else parse_sharding(self.sharding, avals, outputs, who),
-            asks_all=any(isinstance(kernel, NativeKernel) for kernel in self._backward.values()),
+            asks_all=any(not isinstance(kernel, PythonKernel) for kernel in self._backward.values()),
             reference=None if self.reference is None else reference,
             batching=self.batching,
         )
@@ -245,6 +263,10 @@ class Op:
             root = self._parameters[i] if i < len(self._parameters) else f"args[{i}]"
             leaves.extend(_leaves(root, arg, root=root))
         return leaves
+
+
+def _nothing(*_: Any) -> None:
+    """In place of a body in Python."""
 
 
 def _leaves(text: str, tree: PyTree, root: str) -> list[_aliases.Leaf]:

@@ -76,6 +76,6 @@ class Tangent(LinearCall):
         asked = self.definition.differentiable if self.definition.asks_all else tuple(wanted)
         gradients = xla.op_call(Cotangent.of(self, asked), *inputs, *results, *filled)
         return [
-            _axes.summed(gradients[asked.index(operand)], self.axes.operands[i])
+            _axes.reduced(gradients[asked.index(operand)], (True,) * len(self.axes.sizes), self.axes.operands[i])
             for i, operand in zip(linear, wanted, strict=True)
         ]

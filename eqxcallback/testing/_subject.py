@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_map, tree_structure, tree_unflatten
 
-from ..kernel import NativeKernel
+from ..kernel import Kernel, PythonKernel
 from ..layer import Layer
 from ..op import Op, is_array
 from ._findings import NotApplicable
@@ -273,12 +273,12 @@ def _aliases(target: Any, kernel: Any) -> bool:
 
 
 def _functions(target: Any, kernels: Mapping[str, Any]) -> tuple[Any, ...]:
-    found = [getattr(kernel, "body", kernel) for kernel in kernels.values() if not isinstance(kernel, NativeKernel)]
+    found = [getattr(kernel, "body", kernel) for kernel in kernels.values() if not is_native(kernel)]
     return (type(target), *found) if isinstance(target, Layer) and found else tuple(found)
 
 
 def is_native(kernel: Any) -> bool:
-    return isinstance(kernel, NativeKernel)
+    return isinstance(kernel, Kernel) and not isinstance(kernel, PythonKernel)
 
 
 def is_x64() -> bool:

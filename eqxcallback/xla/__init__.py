@@ -4,14 +4,34 @@ from ._attributes import attributes as attributes
 from ._avals import result_aval as result_aval, vary_like as vary_like
 from ._batching import VMAP_METHODS as VMAP_METHODS, batch as batch, mapped_first as mapped_first
 from ._body import CallSpec as CallSpec, FlatBody as FlatBody, PythonBody as PythonBody
+from ._deviceless import (
+    Compiled as Compiled,
+    DevicelessError as DevicelessError,
+    compile_deviceless as compile_deviceless,
+    compile_with_plan as compile_with_plan,
+    deviceless_unavailable as deviceless_unavailable,
+)
 from ._handles import EagerState as EagerState, eager_state as eager_state
 from ._op_call import PLATFORMS as PLATFORMS, op_call as op_call, transpose as transpose
-from ._plan import LaunchPlan as LaunchPlan, Plan as Plan, PythonPlan as PythonPlan, Run as Run
+from ._plan import (
+    LaunchPlan as LaunchPlan,
+    NativePlan as NativePlan,
+    Plan as Plan,
+    PythonPlan as PythonPlan,
+    Run as Run,
+    TypedPlan as TypedPlan,
+)
 from ._python_call import python_call as python_call
 from ._sharding import Dims as Dims, Factors as Factors
+from ._staging import is_outermost as is_outermost
 from ._targets import (
     CPU_OPS as CPU_OPS,
+    LAUNCH as LAUNCH,
+    LAUNCH_CAPTURED as LAUNCH_CAPTURED,
     PYTHON_PLATFORMS as PYTHON_PLATFORMS,
+    compute_capabilities as compute_capabilities,
+    launch_platforms as launch_platforms,
+    launch_with as launch_with,
     library_handler as library_handler,
     register_handler as register_handler,
     target_names as target_names,

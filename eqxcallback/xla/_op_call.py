@@ -228,7 +228,9 @@ def _lower_kernel(
         if isinstance(plan, PythonPlan):
             spec = plan.spec(result_avals)
             return _python_call.named_call_p.bind(*args, body=plan.body, spec=spec, name_stack=name_stack, owned=owned)
-        return _native_call_p.bind(*args, plan=plan, result_avals=tuple(result_avals))
+        launch = plan.for_types([jax.typeof(arg) for arg in args], result_avals)
+        outs = _native_call_p.bind(*args, plan=launch, result_avals=(*result_avals, *launch.workspaces))
+        return outs[: len(result_avals)]
 
     def launch(*args: Any) -> Sequence[Any]:
         return call.launch(plan, run, args)

@@ -21,6 +21,7 @@ class LaunchPlan:
     - `has_side_effect`: whether XLA must keep the call if its results are unused.
     - `input_layouts`, `output_layouts`: for each, the axes from major to minor, or `None` where it is row-major; as in
         `jax.ffi.ffi_call`.
+    - `workspaces`: types of results after the kernel's own, which nobody reads.
     """
 
     target: str
@@ -29,12 +30,30 @@ class LaunchPlan:
     has_side_effect: bool = False
     input_layouts: tuple[Any, ...] | None = None
     output_layouts: tuple[Any, ...] | None = None
+    workspaces: tuple[Any, ...] = ()
+
+    def for_types(self, operands: Sequence[Any], results: Sequence[Any]) -> "LaunchPlan":
+        """What is called with operands and results of these types."""
+        del operands, results
+        return self
 
     @property
     def description(self) -> str:
         """The same text in each process, for plans that call the same."""
         layouts = self.input_layouts, self.output_layouts
         return repr((self.target, dict(self.attributes), self.aliases, self.has_side_effect, layouts))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TypedPlan:
+    """The native lane, where what is called depends on the types: `for_types(operands, results)` says it."""
+
+    for_types: Callable[[Sequence[Any], Sequence[Any]], LaunchPlan]
+    target: str
+    description: str
+    aliases: tuple[tuple[int, int], ...] = ()
+    has_side_effect: bool = False
+    command_buffer_compatible: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,7 +96,8 @@ class PythonPlan:
         return f"{self.body.description} {self.spec(())}"
 
 
-Plan = LaunchPlan | PythonPlan
+NativePlan = LaunchPlan | TypedPlan
+Plan = NativePlan | PythonPlan
 
 # `run(*operands, result_avals=...)` calls the kernel.
 Run = Callable[..., Sequence[Any]]

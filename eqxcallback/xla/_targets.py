@@ -3,6 +3,8 @@
 import ctypes
 import os
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 
@@ -18,6 +20,9 @@ from .. import _ext
 PYTHON = "eqxcallback_python"
 PYTHON_CAPTURED = "eqxcallback_python_captured"
 PYTHON_EAGER = "eqxcallback_python_eager"
+
+LAUNCH = "eqxcallback_launch"
+LAUNCH_CAPTURED = "eqxcallback_launch_captured"
 
 # The platforms, in JAX's spelling, that the python lane has handlers for.
 PYTHON_PLATFORMS = ("cpu", "cuda")
@@ -40,13 +45,55 @@ def register() -> None:
     for name, handlers in _ext.python_call_targets().items():
         for platform, handler in handlers.items():
             jax.ffi.register_ffi_target(name, handler, platform=platform)
+    _register_launch("CUDA")
     for symbol, handler in _ext.cpu_ops().items():
         jax.ffi.register_ffi_target(CPU_OPS[symbol], handler, platform="cpu")
 
 
+def _register_launch(platform: str) -> None:
+    # The type of a handler's state goes first. JAX's CPU backend takes what was registered before it started in the wrong
+    # order, and does not start: there it has to be running.
+    state: Any = _ext.gpu_launch_type()
+    jax.ffi.register_ffi_type("eqxcallback_launch", state, platform=platform)
+    for name, handlers in _ext.gpu_launch_targets().items():
+        jax.ffi.register_ffi_target(name, handlers[platform], platform=platform)
+
+
+_launch_platforms = ["cuda"]
+
+
+def launch_platforms() -> Sequence[str]:
+    """Where our launcher launches kernels."""
+    return _launch_platforms
+
+
+def launch_with(driver: str) -> None:
+    """Launch with the library at `driver` in place of CUDA's own, on the platform `cpu` as well: for tests."""
+    _ext.set_gpu_driver(driver)
+    if "cpu" not in _launch_platforms:
+        jax.local_devices(backend="cpu")
+        _register_launch("cpu")
+        _launch_platforms.append("cpu")
+
+
+def compute_capabilities() -> Sequence[int]:
+    """Of the CUDA devices that this process has: 90 is 9.0."""
+    try:
+        devices = jax.local_devices(backend="cuda")
+    except RuntimeError:  # there are none
+        return []
+    return [int(str(device.compute_capability).replace(".", "")) for device in devices]
+
+
 def target_names() -> list[str]:
     """Of all handlers that programs may call by now."""
-    return [*_ext.python_call_targets(), *CPU_OPS.values(), *sorted({name for name, _ in _registered})]
+    return [
+        *_ext.python_call_targets(),
+        LAUNCH,
+        LAUNCH_CAPTURED,
+        *CPU_OPS.values(),
+        *sorted({name for name, _ in _registered}),
+    ]
 
 
 _registered: set[tuple[str, str]] = set()
@@ -63,7 +110,9 @@ def register_handler(name: str, handler: object, platform: str) -> None:
             # A backend that starts later would take the handler from a queue, and a handler that it refuses, built for a
             # newer XLA, would keep it from starting at all. One that is there refuses it here.
             jax.local_devices(backend=platform)
-        jax.ffi.register_ffi_target(name, handler, platform=platform)
+        # XLA's spelling: of another one, nobody would ask for the handler.
+        in_xla = {"cuda": "CUDA", "rocm": "ROCM"}.get(platform, platform)
+        jax.ffi.register_ffi_target(name, handler, platform=in_xla)
         _registered.add((name, platform))
 
 

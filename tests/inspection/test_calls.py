@@ -164,11 +164,13 @@ def test_ops_on_platforms(platform, lane, fallback):
     assert (call.lane, call.fallback) == (lane, fallback)
 
 
-def test_layers_on_platforms():
+def test_layers_on_platforms(without_plugin):
     cuda = eqxc.inspect(add_one, X, platform="cuda")
     assert (cuda.platform, cuda.stage) == ("cuda", "lowered")
+    assert cuda.not_compiled == "JAX's CUDA plugin is not installed"
     assert (only(cuda).lane, only(cuda).captured) == ("python", False)
     assert only(cuda).captured_reason == "not declared command_buffer_compatible"
+    assert eqxc.inspect(add_one, X, platform="tpu").not_compiled == "there is no compiler for tpu here"
     tpu = only(eqxc.inspect(add_one, X, platform="tpu"))
     assert tpu.fallback == "no kernel for tpu (there are kernels for cpu, cuda)"
     assert tpu.target is None
@@ -188,7 +190,7 @@ def test_the_backward_kernel_on_a_platform_without():
     assert backward.fallback == "no backward kernel for cuda"
 
 
-def test_capture_is_declared_and_not_promised():
+def test_capture_is_declared_and_not_promised(without_plugin):
     class Captured(Scale):
         command_buffer_compatible = True
 
@@ -227,6 +229,7 @@ def test_calls_of_jax_itself():
     report = eqxc.inspect(step, X, platform="cuda")
     callback, ffi = report.calls
     assert report.stage == "traced"
+    assert report.not_compiled == "JAX lowers its own callbacks for devices that are there only"
     assert (callback.op, callback.lane, callback.captured) == ("sin", "jax callback", False)
     assert (ffi.op, ffi.lane, ffi.target) == ("elsewhere", "ffi", "elsewhere")
     assert [(alias.operand, alias.result) for alias in ffi.in_place] == [(0, 0)]

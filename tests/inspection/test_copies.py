@@ -172,7 +172,7 @@ def test_sharded(mesh):
     assert aliases(jax.jit(per_device, donate_argnums=0), x) == [("in place", "")]
 
 
-def test_without_a_device_donation_is_known():
+def test_without_a_device_donation_is_known(without_plugin):
     def step(x, y):
         return add_one(x), add_one(y), add_one(x * 2)
 
@@ -184,7 +184,7 @@ def test_without_a_device_donation_is_known():
     ]
 
 
-def test_without_a_device_static_arguments_do_not_count():
+def test_without_a_device_static_arguments_do_not_count(without_plugin):
     program = jax.jit(lambda n, x, y: (add_one(x), add_one(y)), static_argnums=0, donate_argnums=2)
     assert aliases(program, "static", fresh(), fresh(), platform="cuda") == [(None, "not donated"), (None, "donated")]
 

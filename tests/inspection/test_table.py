@@ -32,6 +32,7 @@ captured: no, a CPU has no command buffers"""
 
 LOWERED = """\
 step: 3 external calls, lowered for cuda
+    not compiled: JAX's CUDA plugin is not installed
 
 op            kind     lane       target              times  path
 Scale         forward  python     eqxcallback_python  1      jit(step)/Scale
@@ -48,7 +49,7 @@ AddOne        forward  python     eqxcallback_python  3      jit(step)/scan/AddO
 
 
 @pytest.mark.parametrize(("platform", "text"), [(None, COMPILED), ("cuda", LOWERED)])
-def test_table(platform, text):
+def test_table(platform, text, without_plugin):
     assert str(eqxc.inspect(step, jnp.ones((8, 2)), jnp.ones(2), platform=platform)) == text
 
 

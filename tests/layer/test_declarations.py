@@ -143,7 +143,7 @@ DECLARATIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"kernel": ..., "kernels": {"cpu": eqxc.NativeKernel("f")}, "on_error": "poison"},
         ValueError,
-        r"on_error='poison' is for Python kernels; kernels\['cpu'\] is f, in C\+\+",
+        r"on_error='poison' is for Python kernels; kernels\['cpu'\] is f, which is none",
     ),
     # Aliases.
     ({"input_output_aliases": [0]}, TypeError, r"Wrong: expected input_output_aliases to be a mapping; got list"),

@@ -1,0 +1,105 @@
+#include "gpu/driver.h"
+
+#include <dlfcn.h>
+
+#include <mutex>
+
+namespace eqxcallback::gpu {
+namespace {
+
+std::mutex mutex;
+std::string path;                      // "": the system's
+std::shared_ptr<const Driver> loaded;  // of `path`, or null
+
+template <class Symbol>
+void find(void* library, const char* name, Symbol& symbol) {
+  symbol = reinterpret_cast<Symbol>(dlsym(library, name));
+  if (symbol == nullptr) throw std::runtime_error(std::string("the CUDA driver has no ") + name + "; it is too old");
+}
+
+std::shared_ptr<const Driver> open(const std::string& where) {
+  auto opened = std::make_shared<Driver>();
+  // Never closed: modules and contexts live as long as the process.
+  opened->library = dlopen(where.empty() ? "libcuda.so.1" : where.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (opened->library == nullptr) throw std::runtime_error(std::string("there is no CUDA driver: ") + dlerror());
+  Driver& d = *opened;
+  find(d.library, "cuInit", d.Init);
+  find(d.library, "cuGetErrorName", d.GetErrorName);
+  find(d.library, "cuGetErrorString", d.GetErrorString);
+  find(d.library, "cuDriverGetVersion", d.DriverGetVersion);
+  find(d.library, "cuDeviceGetCount", d.DeviceGetCount);
+  find(d.library, "cuCtxGetCurrent", d.CtxGetCurrent);
+  find(d.library, "cuCtxSetCurrent", d.CtxSetCurrent);
+  find(d.library, "cuDevicePrimaryCtxRetain", d.DevicePrimaryCtxRetain);
+  find(d.library, "cuModuleLoadData", d.ModuleLoadData);
+  find(d.library, "cuModuleUnload", d.ModuleUnload);
+  find(d.library, "cuModuleGetFunction", d.ModuleGetFunction);
+  find(d.library, "cuFuncSetAttribute", d.FuncSetAttribute);
+  find(d.library, "cuLaunchKernel", d.LaunchKernel);
+  check(d, d.Init(0), "cuInit");
+  return opened;
+}
+
+std::string describe(const Driver& driver, int code, const std::string& call) {
+  const char *name = nullptr, *text = nullptr;
+  driver.GetErrorName(code, &name);
+  driver.GetErrorString(code, &text);
+  std::string message = call + " failed: " + (text != nullptr ? text : "unknown error") + " (" +
+                        (name != nullptr ? name : std::to_string(code).c_str()) + ")";
+  switch (code) {
+    case 200:  // CUDA_ERROR_INVALID_IMAGE
+    case 218:  // CUDA_ERROR_INVALID_PTX
+    case 222:  // CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+      return message + ". The compiler is newer than the driver: update the driver, or install an older compiler.";
+    case 209:  // CUDA_ERROR_NO_BINARY_FOR_GPU
+      return message + ". The kernel was compiled for another architecture: pass the device's as `arch`.";
+    case 900:  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+    case 901:  // CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+      return message + ". This is not allowed while XLA records a command buffer.";
+    default:
+      return message + ".";
+  }
+}
+
+}  // namespace
+
+DriverError::DriverError(const Driver& driver, int code, const std::string& call)
+    : std::runtime_error(describe(driver, code, call)), code(code) {}
+
+std::shared_ptr<const Driver> driver() {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (loaded == nullptr) loaded = open(path);
+  return loaded;
+}
+
+void set_driver(const std::string& where) {
+  std::lock_guard<std::mutex> lock(mutex);
+  path = where;
+  loaded = nullptr;
+}
+
+int driver_version() {
+  const std::shared_ptr<const Driver> found = driver();
+  int count = 0, version = 0;
+  check(*found, found->DeviceGetCount(&count), "cuDeviceGetCount");
+  if (count == 0) throw std::runtime_error("the CUDA driver finds no GPU");
+  check(*found, found->DriverGetVersion(&version), "cuDriverGetVersion");
+  return version;
+}
+
+void check(const Driver& driver, int code, const std::string& call) {
+  if (code != 0) throw DriverError(driver, code, call);
+}
+
+Context activate(const Driver& driver, int device) {
+  Context context = nullptr;
+  check(driver, driver.CtxGetCurrent(&context), "cuCtxGetCurrent");
+  if (context != nullptr) return context;
+  check(driver, driver.DevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
+  check(driver, driver.CtxSetCurrent(context), "cuCtxSetCurrent");
+  return context;
+}
+
+void deactivate(const Driver& driver) { check(driver, driver.CtxSetCurrent(nullptr), "cuCtxSetCurrent"); }
+
+}  // namespace eqxcallback::gpu

@@ -1,0 +1,64 @@
+// The CUDA driver, opened when it is first needed: nothing here needs a CUDA toolkit, or a GPU, to build.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+namespace eqxcallback::gpu {
+
+// Opaque, as in cuda.h.
+using Context = struct ContextTag*;
+using Module = struct ModuleTag*;
+using Function = struct FunctionTag*;
+using Stream = struct StreamTag*;
+
+// The functions of the driver that we call. The numbers are those of its stable ABI.
+struct Driver {
+  static constexpr int kMaxDynamicSharedBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+  void* library = nullptr;
+  int (*Init)(unsigned flags) = nullptr;
+  int (*GetErrorName)(int code, const char** name) = nullptr;
+  int (*GetErrorString)(int code, const char** text) = nullptr;
+  int (*DriverGetVersion)(int* version) = nullptr;
+  int (*DeviceGetCount)(int* count) = nullptr;
+  int (*CtxGetCurrent)(Context* context) = nullptr;
+  int (*CtxSetCurrent)(Context context) = nullptr;
+  int (*DevicePrimaryCtxRetain)(Context* context, int device) = nullptr;
+  int (*ModuleLoadData)(Module* module, const void* image) = nullptr;
+  int (*ModuleUnload)(Module module) = nullptr;
+  int (*ModuleGetFunction)(Function* function, Module module, const char* name) = nullptr;
+  int (*FuncSetAttribute)(Function function, int attribute, int value) = nullptr;
+  int (*LaunchKernel)(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                      unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream, void** parameters,
+                      void** extra) = nullptr;
+};
+
+// A call of the driver that failed.
+class DriverError : public std::runtime_error {
+ public:
+  DriverError(const Driver& driver, int code, const std::string& call);
+  int code;
+};
+
+// The driver. Throws std::runtime_error, with what is missing, where there is none.
+std::shared_ptr<const Driver> driver();
+
+// Opens the library at `path` in place of the system's driver from now on: a fake one, in tests. "" is the system's.
+void set_driver(const std::string& path);
+
+// Of CUDA that the driver supports: 13000 is 13.0. Throws as `driver` does, also where there is no device.
+int driver_version();
+
+void check(const Driver& driver, int code, const std::string& call);
+
+// Makes the context of a device current in this thread, if none is. XLA has made it so where it calls a handler, and
+// for its devices that is the primary one.
+Context activate(const Driver& driver, int device);
+
+// Makes no context current. For threads that serve several devices in turn and do not say which, as XLA's on a CPU.
+void deactivate(const Driver& driver);
+
+}  // namespace eqxcallback::gpu

@@ -1,0 +1,42 @@
+#include "gpu/image.h"
+
+#include <unordered_map>
+
+namespace eqxcallback::gpu {
+
+std::shared_ptr<Image> Image::of(std::string_view bytes) {
+  static std::mutex mutex;
+  static auto& images = *new std::unordered_map<std::string, std::weak_ptr<Image>>();  // programs outlive statics
+  std::lock_guard<std::mutex> lock(mutex);
+  for (auto it = images.begin(); it != images.end();) it = it->second.expired() ? images.erase(it) : std::next(it);
+  std::weak_ptr<Image>& known = images[std::string(bytes)];
+  std::shared_ptr<Image> image = known.lock();
+  if (image == nullptr) known = image = std::make_shared<Image>(bytes);
+  return image;
+}
+
+Image::~Image() {
+  for (auto& [context, loaded] : loaded_) {
+    // When the process ends, the driver may have unloaded it before us, and says so: there is nobody to tell.
+    Context current = nullptr;
+    if (loaded.driver->CtxGetCurrent(&current) != 0 || loaded.driver->CtxSetCurrent(context) != 0) continue;
+    loaded.driver->ModuleUnload(loaded.module);
+    loaded.driver->CtxSetCurrent(current);
+  }
+}
+
+Function Image::function(const std::shared_ptr<const Driver>& driver, Context context, const std::string& name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto found = loaded_.find(context);
+  if (found == loaded_.end()) {
+    Module module = nullptr;
+    check(*driver, driver->ModuleLoadData(&module, bytes_.c_str()), "cuModuleLoadData");
+    found = loaded_.emplace(context, Loaded{driver, module}).first;
+  }
+  Function function = nullptr;
+  check(*driver, driver->ModuleGetFunction(&function, found->second.module, name.c_str()),
+        "cuModuleGetFunction(" + name + ")");
+  return function;
+}
+
+}  // namespace eqxcallback::gpu

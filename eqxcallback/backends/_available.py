@@ -1,0 +1,52 @@
+"""Which kinds of kernels can run here."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from .. import _ext
+from . import _nvrtc
+
+
+def available_backends() -> Mapping[str, bool | str]:
+    """Which kinds of kernels can run in this process: `{name: True}`, or `{name: why not}`.
+
+    - `"python"`: a [`eqxcallback.PythonKernel`][] or the kernel of a layer.
+    - `"native"`: a [`eqxcallback.NativeKernel`][].
+    - `"cuda"`: a [`eqxcallback.CudaKernel`][].
+    - `"triton"`: a [`eqxcallback.TritonKernel`][].
+    - `"cupy"`: CuPy's arrays over our buffers in a Python kernel, on a GPU.
+
+    What cannot run may still be lowered: kernels are compiled without a GPU.
+    """
+    return {
+        "python": True,
+        "native": True,
+        "cuda": _first_problem(_nvrtc.find, _ext.gpu_driver_version),
+        "triton": _first_problem(_triton, _ext.gpu_driver_version),
+        "cupy": _first_problem(_cupy, _ext.gpu_driver_version),
+    }
+
+
+def _first_problem(*needed: Callable[[], Any]) -> bool | str:
+    for need in needed:
+        try:
+            need()
+        except Exception as error:  # libraries that do not fit raise anything
+            return str(error)
+    return True
+
+
+def _triton() -> None:
+    _imported("triton", "triton")
+
+
+def _cupy() -> None:
+    _imported("cupy", "cuda13")
+
+
+def _imported(module: str, extra: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{module} cannot be imported ({error}). Install eqxcallback[{extra}].") from None

@@ -1,0 +1,50 @@
+"""Compiled images on disk, by their content: of whatever is named by the same key, there is one."""
+
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def key_of(parts: Sequence[Any]) -> str:
+    """A name for what these parts make, the same in each process."""
+    return hashlib.blake2b(repr(tuple(parts)).encode(), digest_size=20).hexdigest()
+
+
+def folder() -> pathlib.Path:
+    """`EQXCALLBACK_CACHE_DIR`, or `eqxcallback` where the user's caches are."""
+    chosen = os.environ.get("EQXCALLBACK_CACHE_DIR")
+    if chosen:
+        return pathlib.Path(chosen)
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "eqxcallback"
+
+
+def load(key: str) -> tuple[Mapping[str, Any], bytes] | None:
+    """What was stored under `key`: what is said of an image, and the image. `None` where there is nothing whole."""
+    try:
+        header, _, image = (folder() / key).read_bytes().partition(b"\n")
+        about = json.loads(header)
+        if about.pop("digest") == _digest(image):
+            return about, image
+    except (OSError, ValueError, AttributeError, KeyError):
+        pass
+    return None
+
+
+def store(key: str, about: Mapping[str, Any], image: bytes) -> None:
+    """Keep them for other processes. A cache that cannot be written is none, which is no error."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        # Others see it whole or not at all.
+        with tempfile.NamedTemporaryFile(dir=folder(), prefix=".new-", delete=False) as file:
+            file.write(json.dumps({**about, "digest": _digest(image)}).encode() + b"\n" + image)
+        os.replace(file.name, folder() / key)
+    except OSError:
+        pass
+
+
+def _digest(image: bytes) -> str:
+    return hashlib.blake2b(image, digest_size=16).hexdigest()

@@ -1,0 +1,122 @@
+"""CUDA C++: compiled by NVRTC when a program is lowered, and kept on disk."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..kernel import CudaKernel, dims
+from . import _cache, _nvrtc
+from ._architecture import architecture
+from ._device_call import DeviceCall, Program, Step
+from ._image import kernels_of
+from ._signature import checks, mismatch
+from ._source import read_source
+
+
+# PTX for the oldest GPUs that JAX supports: the driver makes of it what the device is.
+_WITHOUT_DEVICE = "compute_80"
+
+
+def compiled(kernel: CudaKernel, call: DeviceCall) -> Program:
+    launches = kernel.launch
+    assert isinstance(launches, tuple)
+    entries = [_entry(call.value(launch.entry or kernel.entry), call) for launch in launches]
+    text, file = read_source(kernel.source, call.who)
+    pointers = tuple((name, aval.dtype) for name, aval in call.pointers)
+    scalars = tuple((name, dtype) for name, dtype, _ in call.scalars)
+    image, names = compiled_source(
+        text, file, architecture(kernel.arch), tuple(kernel.options), tuple(entries), pointers, scalars, call.who
+    )
+    steps = []
+    for launch, entry in zip(launches, entries, strict=True):
+        what = f"{call.who}: expected {{}} of {entry}"
+        shared = call.value(launch.shared_bytes)
+        if not isinstance(shared, int) or shared < 0:
+            raise TypeError(f"{what.format('shared_bytes')} to be a number of bytes; got {shared!r}.")
+        grid, block = (dims(call.value(getattr(launch, name)), what.format(name)) for name in ("grid", "block"))
+        if not 0 < block[0] * block[1] * block[2] <= 1024:
+            raise ValueError(f"{what.format('block')} to have 1 to 1024 threads; got {block}.")
+        steps.append(Step(0, names[entry], grid, block, shared))
+    return Program((image,), tuple(steps))
+
+
+def _entry(entry: Any, call: DeviceCall) -> str:
+    if not isinstance(entry, str):
+        raise TypeError(f"{call.who}: expected entry to be the name of a function; got {entry!r}.")
+    return entry
+
+
+@functools.lru_cache(maxsize=512)
+def compiled_source(
+    text: str,
+    file: str,
+    arch: str | None,
+    options: tuple[str, ...],
+    entries: tuple[str, ...],
+    pointers: tuple[tuple[str, Any], ...],
+    scalars: tuple[tuple[str, Any], ...],
+    who: str,
+) -> tuple[bytes, Mapping[str, str]]:
+    """The image, and for each of `entries` its name in it."""
+    try:
+        nvrtc = _nvrtc.find()
+    except ImportError as error:
+        raise ValueError(f"{who}: the kernel cannot be compiled: {error}") from None
+    arch = _supported(arch or _WITHOUT_DEVICE, nvrtc.archs)
+    flags = (f"--gpu-architecture={arch}", "--std=c++17", *options)
+    entries = tuple(dict.fromkeys(entries))
+    whole = text + checks(entries, pointers, scalars)
+    key = _cache.key_of(("cuda", whole, file, flags, entries, nvrtc.version))
+    if (known := _cache.load(key)) is not None:
+        about, image = known
+        return image, about["names"]
+    flags = (*flags, *_nvrtc.include_options(nvrtc.version[0]))
+    try:
+        image, lowered, _ = nvrtc.compile(whole, file, flags, entries, arch.startswith("sm_"))
+    except _nvrtc.CompileError as error:
+        raise ValueError(_explained(str(error), text, file, flags, entries, nvrtc, who)) from None
+    names = dict(zip(entries, lowered, strict=True))
+    _check_sizes(image, names, len(pointers), scalars, who)
+    _cache.store(key, {"names": names}, image)
+    return image, names
+
+
+def _supported(arch: str, known: Sequence[int]) -> str:
+    """`arch`, or PTX for the newest one that the compiler knows, if the device is newer."""
+    version = int(arch.partition("_")[2].rstrip("af"))
+    return arch if version <= max(known) else f"compute_{max(known)}"
+
+
+def _explained(
+    log: str, text: str, file: str, flags: Sequence[str], entries: Sequence[str], nvrtc: _nvrtc.Nvrtc, who: str
+) -> str:
+    expected = mismatch(log)
+    if expected is None:
+        log = log.strip()
+        if "could not open source file" in log:
+            log += "\nCUDA's own headers are in the wheels nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl."
+        return f"{who}: the source does not compile for {flags[0].partition('=')[2]}:\n{log}"
+    got = "another"
+    try:  # without the assertions, to say what it has
+        image, lowered, _ = nvrtc.compile(text, file, ["--gpu-architecture=sm_90", *flags[1:]], entries, True)
+        sizes = (kernels_of(image) or {})[lowered[0]].parameters
+        got = f"{len(sizes)} parameters of {', '.join(map(str, sizes))} bytes"
+    except (_nvrtc.CompileError, KeyError):
+        pass
+    return f"{who}: expected {entries[0]} to have {expected}; got {got}. The order is operands, results, workspaces, scalars."
+
+
+def _check_sizes(
+    image: bytes, names: Mapping[str, str], num_pointers: int, scalars: Sequence[tuple[str, Any]], who: str
+) -> None:
+    """What the driver will read of each parameter is what the launcher passes."""
+    kernels = kernels_of(image)
+    if kernels is None:  # PTX: the compiler's assertions have to do
+        return
+    expected = (*(8,) * num_pointers, *(dtype.itemsize for _, dtype in scalars))
+    for entry, name in names.items():
+        if kernels[name].parameters != expected:
+            raise ValueError(
+                f"{who}: expected {entry} to have parameters of {expected} bytes; got {kernels[name].parameters}. Pass pointers "
+                "and scalars, no structures."
+            )

@@ -1,0 +1,94 @@
+"""Kernels that our launcher launches on a GPU: how a program calls them, once it is known with which types."""
+
+import dataclasses
+import functools
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from .. import xla
+from ..kernel import CudaKernel, DeviceKernel
+from . import _cuda, _triton
+from ._device_call import DeviceCall
+from ._implementation import Implementation
+from ._source import read_source
+
+
+def prepare(implementation: Implementation, kernel: DeviceKernel, platform: str, who: str) -> xla.TypedPlan:
+    is_cuda = isinstance(kernel, CudaKernel)
+    who = f"{who}[{'cuda' if is_cuda else 'triton'}]"
+    if platform not in xla.launch_platforms():
+        raise ValueError(
+            f"{who}: expected the platform cuda; got {platform}. Give {platform} a kernel of another kind."
+        )
+
+    def launch(operands: Sequence[Any], results: Sequence[Any]) -> xla.LaunchPlan:
+        call = DeviceCall.of(kernel, implementation, _typed(operands), _typed(results), who)
+        program = _cuda.compiled(kernel, call) if isinstance(kernel, CudaKernel) else _triton.compiled(kernel, call)
+        words = np.concatenate([call.words, np.zeros(program.hidden, np.int64)])
+        attributes: dict[str, Any] = {
+            "who": who,
+            "images": np.frombuffer(b"".join(program.images), np.uint8),
+            "sizes": np.array([len(image) for image in program.images], np.int64),
+            "entries": "\n".join(step.entry for step in program.steps),
+            "geometry": np.array(
+                [(*s.grid, *s.block, s.shared_bytes, s.image) for s in program.steps], np.int64
+            ).ravel(),
+        }
+        if len(words):  # an attribute that is an empty array has no type
+            attributes["scalars"] = words
+        return xla.LaunchPlan(
+            target,
+            attributes,
+            implementation.aliases,
+            implementation.has_side_effect,
+            implementation.input_layouts,
+            implementation.output_layouts,
+            tuple(xla.result_aval(workspace.shape, workspace.dtype) for workspace in call.workspaces),
+        )
+
+    target = xla.LAUNCH_CAPTURED if kernel.command_buffer_compatible else xla.LAUNCH
+    return xla.TypedPlan(
+        launch,
+        target,
+        _description(kernel, who),
+        implementation.aliases,
+        implementation.has_side_effect,
+        kernel.command_buffer_compatible,
+    )
+
+
+def _typed(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+
+
+def _description(kernel: DeviceKernel, who: str) -> str:
+    """The same text in each process, and another one for a kernel that does something else."""
+    fields = [getattr(kernel, field.name) for field in dataclasses.fields(kernel)]
+    text = repr([_text(value, who) for value in fields])
+    return f"{who} {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
+
+
+def _text(value: Any, who: str) -> Any:
+    code = getattr(value, "__code__", None)
+    if code is not None:
+        cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
+        constants = [const for const in code.co_consts if not hasattr(const, "co_code")]
+        return value.__qualname__, code.co_code.hex(), code.co_names, repr(constants), _text(cells, who)
+    if hasattr(value, "cache_key"):  # a Triton function: its source, and that of all it calls
+        return value.cache_key
+    if isinstance(value, os.PathLike):
+        return read_source(value, who)
+    if isinstance(value, dict):
+        return [(name, _text(item, who)) for name, item in value.items()]
+    if isinstance(value, tuple):
+        return [_text(item, who) for item in value]
+    if isinstance(value, functools.partial):
+        return _text((value.func, value.args, value.keywords), who)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [_text(getattr(value, field.name), who) for field in dataclasses.fields(value)]
+    return repr(value)

@@ -1,0 +1,92 @@
+"""What a compiled image says of its kernels: the sections of a cubin, which is an ELF file, that the driver reads as well."""
+
+import dataclasses
+import struct
+from collections.abc import Iterator, Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """**Attributes:**
+
+    - `parameters`: the size of each in bytes, in order.
+    - `registers`: of a thread.
+    - `stack_bytes`: local memory of a thread: what does not fit its registers, and arrays that are indexed.
+    - `shared_bytes`: static shared memory of a block.
+    """
+
+    parameters: tuple[int, ...]
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+# Of the entries of a `.nv.info` section: how their value is stored, and which attributes we read. As `cuobjdump -elf` names
+# them: EIATTR_KPARAM_INFO, EIATTR_REGCOUNT, EIATTR_FRAME_SIZE.
+_EM_CUDA = 190
+_SIZED = 4
+_KPARAM_INFO, _REGCOUNT, _FRAME_SIZE = 0x17, 0x2F, 0x11
+
+
+def kernels_of(image: bytes) -> Mapping[str, Compiled] | None:
+    """The kernels of a cubin by name, or `None` if it is none, but PTX."""
+    if not image.startswith(b"\x7fELF") or struct.unpack_from("<H", image, 0x12)[0] != _EM_CUDA:
+        return None
+    sections = dict(_sections(image))
+    names = dict(enumerate(_symbol_names(sections)))
+    registers, frames = {}, {}
+    for attribute, value in _entries(sections.get(".nv.info", b"")):
+        if attribute in (_REGCOUNT, _FRAME_SIZE) and len(value) == 8:
+            symbol, number = struct.unpack("<II", value)
+            (registers if attribute == _REGCOUNT else frames)[names.get(symbol)] = number
+    found = {}
+    for section, data in sections.items():
+        if not section.startswith(".nv.info."):
+            continue
+        name = section.removeprefix(".nv.info.")
+        parameters = {}
+        for attribute, value in _entries(data):
+            if attribute == _KPARAM_INFO and len(value) == 12:
+                _, ordinal, _, packed = struct.unpack("<IHHI", value)
+                parameters[ordinal] = packed >> 18
+        shared = len(sections.get(f".nv.shared.{name}", b""))
+        sizes = tuple(parameters[i] for i in sorted(parameters))
+        found[name] = Compiled(sizes, registers.get(name, 0), frames.get(name, 0), shared)
+    return found
+
+
+def _entries(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + 4 <= len(data):
+        form, attribute, size = struct.unpack_from("<BBH", data, at)
+        at += 4
+        if form == _SIZED:
+            yield attribute, data[at : at + size]
+            at += size
+
+
+def _header(image: bytes) -> tuple[int, int, int, int]:
+    """Where the sections are, how large each entry is, how many there are, and which one has their names."""
+    (offset,) = struct.unpack_from("<Q", image, 0x28)
+    size, count, names = struct.unpack_from("<HHH", image, 0x3A)
+    return offset, size, count, names
+
+
+_NOBITS = 8
+
+
+def _sections(image: bytes) -> Iterator[tuple[str, bytes]]:
+    offset, size, count, names_at = _header(image)
+    raw = [struct.unpack_from("<IIQQQQ", image, offset + i * size) for i in range(count)]
+    names = image[raw[names_at][4] :]
+    for name, kind, _, _, start, length in raw:
+        # What has no content in the file, such as shared memory, has only a size.
+        data = bytes(length) if kind == _NOBITS and length < 1 << 20 else image[start : start + length]
+        yield names[name : names.index(b"\0", name)].decode(), data
+
+
+def _symbol_names(sections: Mapping[str, bytes]) -> Iterator[str]:
+    strings, symbols = sections.get(".strtab", b""), sections.get(".symtab", b"")
+    for at in range(0, len(symbols), 24):
+        (name,) = struct.unpack_from("<I", symbols, at)
+        yield strings[name : strings.index(b"\0", name)].decode()

@@ -1,0 +1,169 @@
+"""NVIDIA's run-time compiler: CuPy's if it is there, else that of the wheel or of the system. None of them needs a GPU."""
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import os
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+
+class CompileError(Exception):
+    """The source does not compile. Its text is the compiler's log."""
+
+
+class Nvrtc(Protocol):
+    version: tuple[int, ...]
+    archs: tuple[int, ...]
+
+    def compile(
+        self, source: str, name: str, options: Sequence[str], entries: Sequence[str], is_cubin: bool
+    ) -> tuple[bytes, list[str], str]:
+        """The image, the names that the entries have in it, and the log."""
+        ...
+
+
+@functools.cache
+def find() -> Nvrtc:
+    """Raises `ImportError`, with what to install, where there is none."""
+    problems = []
+    for technology in (_CuPy, _Library):
+        try:
+            return technology()
+        except Exception as error:  # CuPy raises anything when its libraries do not fit
+            problems.append(f"{technology.__name__.strip('_')}: {error}")
+    raise ImportError(
+        f"there is no NVRTC, NVIDIA's run-time compiler ({'; '.join(problems)}). Install eqxcallback[cuda13], or "
+        "nvidia-cuda-nvrtc and nvidia-cuda-runtime."
+    )
+
+
+class _CuPy:
+    """By way of `cupy.cuda.nvrtc`."""
+
+    def __init__(self) -> None:
+        nvrtc: Any = importlib.import_module("cupy").cuda.nvrtc
+        self._nvrtc = nvrtc
+        self.version: tuple[int, ...] = tuple(nvrtc.getVersion())
+        self.archs: tuple[int, ...] = tuple(nvrtc.getSupportedArchs())
+
+    def compile(
+        self, source: str, name: str, options: Sequence[str], entries: Sequence[str], is_cubin: bool
+    ) -> tuple[bytes, list[str], str]:
+        nvrtc = self._nvrtc
+        program = nvrtc.createProgram(source, name, (), ())
+        try:
+            for entry in entries:
+                nvrtc.addNameExpression(program, entry)
+            try:
+                nvrtc.compileProgram(program, tuple(options))
+            except nvrtc.NVRTCError:
+                raise CompileError(nvrtc.getProgramLog(program)) from None
+            image = nvrtc.getCUBIN(program) if is_cubin else nvrtc.getPTX(program)
+            names = [nvrtc.getLoweredName(program, entry) for entry in entries]
+            return bytes(image), [_text(name) for name in names], nvrtc.getProgramLog(program)
+        finally:
+            nvrtc.destroyProgram(program)
+
+
+def _text(name: str | bytes) -> str:
+    return name if isinstance(name, str) else name.decode()
+
+
+class _Library:
+    """By its C functions."""
+
+    def __init__(self) -> None:
+        self._library = _open()
+        self._library.nvrtcGetErrorString.restype = ctypes.c_char_p
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._call("Version", ctypes.byref(major), ctypes.byref(minor))
+        self.version: tuple[int, ...] = (major.value, minor.value)
+        count = ctypes.c_int()
+        self._call("GetNumSupportedArchs", ctypes.byref(count))
+        archs = (ctypes.c_int * count.value)()
+        self._call("GetSupportedArchs", archs)
+        self.archs: tuple[int, ...] = tuple(archs)
+
+    def compile(
+        self, source: str, name: str, options: Sequence[str], entries: Sequence[str], is_cubin: bool
+    ) -> tuple[bytes, list[str], str]:
+        program = ctypes.c_void_p()
+        self._call("CreateProgram", ctypes.byref(program), source.encode(), name.encode(), 0, None, None)
+        try:
+            for entry in entries:
+                self._call("AddNameExpression", program, entry.encode())
+            flags = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+            code = self._library.nvrtcCompileProgram(program, len(options), flags)
+            log = self._bytes(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
+            if code != 0:
+                raise CompileError(log or self._library.nvrtcGetErrorString(code).decode())
+            names = []
+            for entry in entries:
+                lowered = ctypes.c_char_p()
+                self._call("GetLoweredName", program, entry.encode(), ctypes.byref(lowered))
+                names.append((lowered.value or b"").decode())
+            return self._bytes(program, "CUBIN" if is_cubin else "PTX"), names, log
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _bytes(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(f"Get{what}Size", program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(size.value)
+        self._call(f"Get{what}", program, buffer)
+        return buffer.raw
+
+    def _call(self, function: str, *args: Any) -> None:
+        code = getattr(self._library, f"nvrtc{function}")(*args)
+        if code != 0:
+            raise RuntimeError(f"nvrtc{function}: {self._library.nvrtcGetErrorString(code).decode()}")
+
+
+def _open() -> ctypes.CDLL:
+    for folder in _folders("lib"):
+        for path in sorted(folder.glob("libnvrtc.so.*"), reverse=True):
+            # It looks for this one by name when it compiles, and the wheel does not say where it is.
+            for builtins in folder.glob("libnvrtc-builtins.so.*"):
+                ctypes.CDLL(str(builtins))
+            return ctypes.CDLL(str(path))
+    for name in ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise ImportError("no libnvrtc.so, neither of a wheel nor of the system")
+
+
+def include_options(major: int) -> list[str]:
+    """Where the compiler finds CUDA's headers, such as `cuda_bf16.h`: those that fit its version first."""
+    found = []
+    wheels = [
+        folder for folder in _folders("include") if f"cu{major}" in folder.parts or "cuda_runtime" in folder.parts
+    ]
+    for folder in [*wheels, *_system_folders()]:
+        if not (folder / "cuda_fp16.h").is_file():
+            continue
+        found.append(folder)
+        found += [path for path in (folder / "cccl", folder.parent / "cccl") if path.is_dir()]
+        break
+    return [f"--include-path={path}" for path in found]
+
+
+def _folders(kind: str) -> Iterator[pathlib.Path]:
+    """Of that kind in NVIDIA's wheels, newest major version first."""
+    spec = importlib.util.find_spec("nvidia") if "nvidia" not in sys.modules else sys.modules["nvidia"].__spec__
+    for root in map(pathlib.Path, (spec and spec.submodule_search_locations) or ()):
+        for folder in sorted((*root.glob("cu[0-9]*"), root / "cuda_nvrtc", root / "cuda_runtime"), reverse=True):
+            if (folder / kind).is_dir():
+                yield folder / kind
+
+
+def _system_folders() -> Iterator[pathlib.Path]:
+    for variable in ("CUDA_PATH", "CUDA_HOME"):
+        if os.environ.get(variable):
+            yield pathlib.Path(os.environ[variable]) / "include"
+    yield pathlib.Path("/usr/local/cuda/include")

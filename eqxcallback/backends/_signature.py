@@ -1,0 +1,116 @@
+"""A check, by the compiler itself, that a kernel has the parameters that it is called with.
+
+Compiled code knows the sizes of parameters, but not what pointers point to. So a few assertions are added to the source.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..kernel import CudaKernel
+
+
+# What a type is: 1 floating, 2 integer, 3 to 6 one of the types with a header of their own, 7 raw bytes, 0 anything else.
+_KINDS = """
+#line 1 "parameters"
+namespace eqxcallback_parameters {
+template <class... P> struct list {};
+template <class... P> __device__ list<P...> of(void (*)(P...));
+template <class T> struct plain { using type = T; };
+template <class T> struct plain<const T> { using type = T; };
+template <class T> struct plain<volatile T> { using type = T; };
+template <class T> struct kind { static constexpr int value = 0, size = sizeof(T); };
+template <> struct kind<void> { static constexpr int value = 7, size = 1; };
+template <> struct kind<char> { static constexpr int value = 7, size = 1; };
+template <> struct kind<unsigned char> { static constexpr int value = 7, size = 1; };
+%s
+#ifdef __CUDA_FP16_TYPES_EXIST__
+template <> struct kind<__half> { static constexpr int value = 3, size = 2; };
+#endif
+#ifdef __CUDA_BF16_TYPES_EXIST__
+template <> struct kind<__nv_bfloat16> { static constexpr int value = 4, size = 2; };
+#endif
+#ifdef __CUDA_FP8_TYPES_EXIST__
+template <> struct kind<__nv_fp8_e4m3> { static constexpr int value = 5, size = 1; };
+template <> struct kind<__nv_fp8_e5m2> { static constexpr int value = 6, size = 1; };
+#endif
+// A pointer to what an array has: the same, vectors or structures of it, raw bytes, or raw words of a type that C++ lacks.
+template <class T> struct pointee { __device__ static constexpr bool fits(int, int) { return false; } };
+template <class T> struct pointee<T*> {
+  using K = kind<typename plain<T>::type>;
+  __device__ static constexpr bool fits(int want, int size) {
+    return (K::value == want && K::size == size) || (K::value == 0 && K::size %% size == 0) || K::value == 7 ||
+           (want > 2 && K::value == 2 && K::size == size);
+  }
+};
+template <class T> struct scalar {
+  using K = kind<T>;
+  __device__ static constexpr bool fits(int want, int size) {
+    return K::size == size && (K::value == want || (want == 2 && K::value == 7));
+  }
+};
+template <class T> struct scalar<T*> { __device__ static constexpr bool fits(int, int) { return false; } };
+template <class T> struct scalar<T&> { __device__ static constexpr bool fits(int, int) { return false; } };
+template <unsigned N, class L> struct nth;
+template <unsigned N, class P, class... Q> struct nth<N, list<P, Q...>> : nth<N - 1, list<Q...>> {};
+template <class P, class... Q> struct nth<0, list<P, Q...>> { using type = typename plain<P>::type; };
+template <unsigned N> struct nth<N, list<>> { using type = int&; };  // there is none
+template <class L> struct count;
+template <class... P> struct count<list<P...>> { static constexpr int value = sizeof...(P); };
+}
+"""
+_ARITHMETIC = {
+    1: ("float", "double"),
+    2: (
+        *("bool", "signed char", "short", "int", "long", "long long"),
+        *("unsigned short", "unsigned int", "unsigned long", "unsigned long long"),
+    ),
+}
+_OWN_HEADER = {"float16": 3, "bfloat16": 4, "float8_e4m3fn": 5, "float8_e5m2": 6}
+_MARK = "eqxcallback: "
+
+
+def checks(entries: Sequence[str], pointers: Sequence[tuple[str, Any]], scalars: Sequence[tuple[str, Any]]) -> str:
+    """C++ that compiles if the kernels have these parameters, each a name and a dtype."""
+    kinds = "\n".join(
+        f"template <> struct kind<{name}> {{ static constexpr int value = {kind}, size = sizeof({name}); }};"
+        for kind, names in _ARITHMETIC.items()
+        for name in names
+    )
+    total = len(pointers) + len(scalars)
+    expected = ", ".join([*(f"a pointer for {name}" for name, _ in pointers), *(name for name, _ in scalars)])
+    lines = [_KINDS % kinds]
+    for entry in entries:
+        parameters = f"decltype(eqxcallback_parameters::of(&{entry}))"
+        count = f"eqxcallback_parameters::count<{parameters}>::value == {total}"
+        lines.append(f'static_assert({count}, "{_MARK}{total} parameters ({expected})");')
+        for i, (name, dtype) in enumerate([*pointers, *scalars]):
+            what, text = ("pointee", "a pointer to ") if i < len(pointers) else ("scalar", "")
+            fits = f"eqxcallback_parameters::{what}<eqxcallback_parameters::nth<{i}, {parameters}>::type>::fits"
+            message = f"{_MARK}parameter {i + 1} to be {text}{_ctype(dtype)}, for {name}"
+            lines.append(f'static_assert({fits}({", ".join(map(str, _kind(dtype)))}), "{message}");')
+    return "\n".join(lines) + "\n"
+
+
+def mismatch(log: str) -> str | None:
+    """What a compiler's log says was expected of the parameters, if that is all that went wrong."""
+    found = re.search(rf'assertion failed[^\n]*"{_MARK}([^"\n]+)"', log)
+    if any("assertion failed" not in error for error in re.findall(r"error: ([^\n]*)", log)):
+        return None
+    return None if found is None else found[1].strip()
+
+
+def _kind(dtype: Any) -> tuple[int, int]:
+    dtype = np.dtype(dtype)
+    if dtype.name in _OWN_HEADER:
+        return _OWN_HEADER[dtype.name], dtype.itemsize
+    return {"f": 1, "i": 2, "u": 2, "b": 2}.get(dtype.kind, 0), dtype.itemsize
+
+
+def _ctype(dtype: Any) -> str:
+    try:
+        return CudaKernel.ctype(dtype)
+    except ValueError:
+        return np.dtype(dtype).name

@@ -1,0 +1,122 @@
+"""Triton: functions compiled ahead, to the same kind of image."""
+
+import functools
+import importlib
+from typing import Any
+
+from ..kernel import TritonKernel, dims
+from ._architecture import architecture
+from ._device_call import DeviceCall, Program, Step
+from ._image import kernels_of
+
+
+_WITHOUT_DEVICE = "sm_80"
+
+# What Triton calls the types of arrays and scalars.
+_TYPES = {
+    "bool": "i1",
+    **{f"int{bits}": f"i{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"u{bits}" for bits in (8, 16, 32, 64)},
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float32": "fp32",
+    "float64": "fp64",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2": "fp8e5",
+}
+
+_Settings = dict[str, Any]
+
+
+def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
+    arch = architecture(kernel.arch) or _WITHOUT_DEVICE
+    version = int(arch.partition("_")[2].rstrip("af"))
+    types = tuple(f"*{_type(aval.dtype, name, call)}" for name, aval in call.pointers)
+    # A value that is a multiple of 16 lets the compiler load more at once.
+    scalars = tuple((name, _type(dtype, name, call), _is_multiple(value)) for name, dtype, value in call.scalars)
+    images, steps, hidden = [], [], 0
+    for each in (kernel, *kernel.then):
+        settings = _settings(each, version, call)
+        options = {name: settings.pop(name) for name in ("num_warps", "num_stages")}
+        fn = _function(each, call.who)
+        image, entry, shared, hidden = _compiled_function(
+            fn, version, types, scalars, tuple(sorted(settings.items())), tuple(options.items()), call.who
+        )
+        images.append(image)
+        grid = dims(call.value(each.grid, **settings), f"{call.who}: expected grid of {each.name}")
+        steps.append(Step(len(steps), entry, grid, (32 * options["num_warps"], 1, 1), shared))
+    return Program(tuple(images), tuple(steps), hidden)
+
+
+def _settings(kernel: TritonKernel, version: int, call: DeviceCall) -> _Settings:
+    found = {name: call.value(value) for name, value in kernel.constexprs.items()}
+    found |= {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    if kernel.choose is not None:
+        found |= kernel.choose(version, *call.args, **call.options)
+    return found
+
+
+def _function(kernel: TritonKernel, who: str) -> Any:
+    if not isinstance(kernel.fn, str):
+        return kernel.fn
+    module, _, name = kernel.fn.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise ValueError(
+            f"{who}: the kernel {kernel.fn} cannot be imported ({error}). Install eqxcallback[triton]."
+        ) from None
+
+
+def _type(dtype: Any, name: str, call: DeviceCall) -> str:
+    if dtype.name not in _TYPES:
+        raise ValueError(f"{call.who}: Triton has no type for {name}, {dtype.name}; it has {', '.join(_TYPES)}.")
+    return _TYPES[dtype.name]
+
+
+def _is_multiple(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value % 16 == 0
+
+
+@functools.lru_cache(maxsize=512)
+def _compiled_function(
+    fn: Any,
+    version: int,
+    pointers: tuple[str, ...],
+    scalars: tuple[tuple[str, str, bool], ...],
+    constexprs: tuple[tuple[str, Any], ...],
+    options: tuple[tuple[str, Any], ...],
+    who: str,
+) -> tuple[bytes, str, int, int]:
+    """The image, the kernel's name in it, its bytes of shared memory, and the number of hidden parameters."""
+    from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
+    from triton.compiler import ASTSource, compile as compile_source  # pyright: ignore[reportMissingImports]
+
+    constants = dict(constexprs)
+    names = [name for name in fn.arg_names if name not in constants]
+    expected = [*pointers, *(name for name, _, _ in scalars)]
+    if len(names) != len(expected) or names[len(pointers) :] != expected[len(pointers) :]:
+        raise ValueError(
+            f"{who}: expected {fn.__name__} to have {len(pointers)} pointers, then the scalars "
+            f"{', '.join(expected[len(pointers) :]) or '(none)'}, beside its constexprs {', '.join(constants) or '(none)'}; got "
+            f"{', '.join(fn.arg_names)}."
+        )
+    kinds = dict(zip(names, [*pointers, *(kind for _, kind, _ in scalars)], strict=True))
+    signature = {name: kinds.get(name, "constexpr") for name in fn.arg_names}
+    aligned = {*names[: len(pointers)], *(name for name, _, is_multiple in scalars if is_multiple)}
+    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(fn.arg_names) if name in aligned}
+    source = ASTSource(fn, signature, constants, attributes)
+    try:
+        # What Triton does by default, said so that a version that would change its mind does not warn of it.
+        settings = {"enable_fp_fusion": True, **dict(options)}
+        found = compile_source(source, target=GPUTarget("cuda", version, 32), options=settings)
+    except Exception as error:
+        raise ValueError(f"{who}: {fn.__name__} does not compile for sm_{version}: {error}") from error
+    about, image = found.metadata, found.asm["cubin"]
+    if about.global_scratch_size or getattr(about, "profile_scratch_size", 0) or about.num_ctas != 1:
+        raise ValueError(
+            f"{who}: {fn.__name__} needs memory of Triton's own, or clusters of blocks, which are not supported. Pass a "
+            "workspace, and num_ctas=1."
+        )
+    (parameters,) = (kernel.parameters for name, kernel in (kernels_of(image) or {}).items() if name == about.name)
+    return image, about.name, about.shared, len(parameters) - len(expected)

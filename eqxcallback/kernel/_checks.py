@@ -1,0 +1,70 @@
+"""What the declarations of kernels have in common."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+
+def frozen_mapping(kernel: Any, field: str) -> None:
+    """A copy of a mapping: the caller's own may change."""
+    value = getattr(kernel, field)
+    if isinstance(value, Mapping):
+        object.__setattr__(kernel, field, dict(value))
+
+
+def check_function(value: Any, field: str, who: str) -> None:
+    if value is not None and not callable(value):
+        raise TypeError(f"{who}: expected {field} to be a function; got {value!r}.")
+
+
+def hash_of(kernel: Any) -> int:
+    """Of all fields. Mappings have no hash of their own."""
+    values = (getattr(kernel, field.name) for field in dataclasses.fields(kernel))
+    return hash(tuple(frozenset(value.items()) if isinstance(value, dict) else value for value in values))
+
+
+_SCALAR_DTYPES = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64")
+
+
+class Strict(dict[str, Any]):
+    """A mapping that compares by order, as parameters have one, and by type: `1` and `True` are two."""
+
+    def _items(self) -> list[Any]:
+        return [(name, type(value), value) for name, value in self.items()]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Strict) and self._items() == other._items()
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def scalars(declared: Any, who: str) -> Strict:
+    """`{name: (dtype, function or None)}`."""
+    if not isinstance(declared, Mapping):
+        raise TypeError(f"{who}: expected scalars to be {{name: dtype}}; got {declared!r}.")
+    return Strict({name: _scalar(name, value, who) for name, value in declared.items()})
+
+
+def _scalar(name: Any, declared: Any, who: str) -> tuple[Any, Any]:
+    dtype, value = declared if isinstance(declared, tuple) and len(declared) == 2 else (declared, None)
+    try:
+        known = np.dtype(dtype).name in _SCALAR_DTYPES
+    except TypeError:
+        known = False
+    if not isinstance(name, str) or not known or not (value is None or callable(value)):
+        raise TypeError(
+            f"{who}: expected scalars to be {{name: dtype}} or {{name: (dtype, function)}}, of {', '.join(_SCALAR_DTYPES)}; got "
+            f"{name!r}: {declared!r}."
+        )
+    return np.dtype(dtype), value
+
+
+def check_arch(arch: str | None, who: str) -> None:
+    kind, _, version = arch.partition("_") if isinstance(arch, str) else ("", "", "")
+    if arch is not None and not (kind in ("sm", "compute") and version.rstrip("af").isdigit()):
+        raise ValueError(f"{who}: expected arch to be such as 'sm_90', or 'compute_80' for PTX; got {arch!r}.")

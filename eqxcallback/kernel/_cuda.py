@@ -1,0 +1,160 @@
+"""A kernel in CUDA C++."""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+from ._checks import check_arch, check_function, frozen_mapping, hash_of, scalars
+from ._launch import Launch
+
+
+# What CUDA C++ calls the types of arrays.
+_CTYPES = {
+    "bool": "bool",
+    "int8": "signed char",
+    "int16": "short",
+    "int32": "int",
+    "int64": "long long",
+    "uint8": "unsigned char",
+    "uint16": "unsigned short",
+    "uint32": "unsigned int",
+    "uint64": "unsigned long long",
+    "float16": "__half",
+    "bfloat16": "__nv_bfloat16",
+    "float32": "float",
+    "float64": "double",
+    "complex64": "float2",
+    "complex128": "double2",
+    "float8_e4m3fn": "__nv_fp8_e4m3",
+    "float8_e5m2": "__nv_fp8_e5m2",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class CudaKernel:
+    """A kernel in CUDA C++, compiled when a program that calls it is lowered, and launched without Python.
+
+    The kernel is a `__global__` function whose parameters are pointers to the flat operands of the op, then to its flat
+    results, then to its workspaces, and then its scalars. Where a result overwrites an operand, both pointers are passed.
+
+    !!! example
+
+        ```python
+        source = '''
+        extern "C" __global__ void saxpy(const float* x, const float* y, float* out, int n, float a) {
+          int i = blockIdx.x * blockDim.x + threadIdx.x;
+          if (i < n) out[i] = a * x[i] + y[i];
+        }
+        '''
+        kernel = eqxcallback.CudaKernel(
+            source,
+            entry="saxpy",
+            launch=eqxcallback.Launch(grid=lambda x, y, *, a: -(-x.size // 256), block=256),
+            scalars={"n": ("int32", lambda x, y, *, a: x.size), "a": "float32"},
+        )
+        op = eqxcallback.Op("saxpy", kernels={"cuda": kernel}, reference=lambda x, y, *, a: a * x + y)
+        ```
+
+    **Arguments:**
+
+    - `source`: the text, or the path of a file. `#include "..."` is looked for beside the file. It is compiled by NVRTC, CuPy's
+        or the wheel's, and cached on disk by its content.
+    - `entry`: the name of the function, with its template arguments: `"rms_norm<float>"`. Like everything below that is
+        a function, a function of it is called with the op's arguments, as types that have the shapes that the kernel sees,
+        and with its options. In a layer, the first argument is the layer; in a backward kernel they are
+        `grads, args, out, cotangents`, as a `PythonKernel` has them.
+    - `launch`: the geometry; or several, which run one after the other with the same parameters.
+    - `out_type`: a function of the op's arguments and options that returns a PyTree of `jax.ShapeDtypeStruct`s. By
+        default, what the op's `reference` returns.
+    - `scalars`: `{name: dtype}`, in the order of the parameters: options of the op, or in a layer static arguments or fields.
+        Or `{name: (dtype, function)}`, for what a function says, such as a size.
+    - `workspaces`: memory for the time of the call: `jax.ShapeDtypeStruct`s, or a function that returns them. XLA has it:
+        a kernel that is captured must not allocate.
+    - `aliases`: `{input: output}`: results that overwrite an operand, by parameter and result names or flat indices.
+    - `options`: of the compiler, such as `"--use_fast_math"`.
+    - `arch`: the architecture to compile for, such as `"sm_90"`, or `"compute_80"` for PTX. By default the device's; without
+        a device, what the environment variable `EQXCALLBACK_CUDA_ARCH` says, or `"compute_80"`.
+    - `command_buffer_compatible`: whether XLA may record the launch in a command buffer, a CUDA graph. A kernel that is
+        only launches may always be.
+
+    **Raises:** `TypeError` or `ValueError` for a wrong declaration. When a program is lowered, `ValueError` for source that does
+    not compile, and if the parameters of the compiled kernel are not those that it is called with.
+    """
+
+    source: str | os.PathLike[str]
+    entry: str | Callable[..., str]
+    launch: Launch | Sequence[Launch]
+    out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
+    scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    workspaces: Sequence[jax.ShapeDtypeStruct] | Callable[..., Sequence[jax.ShapeDtypeStruct]] = ()
+    aliases: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+    options: Sequence[str] = ()
+    arch: str | None = None
+    command_buffer_compatible: bool = True
+
+    def __post_init__(self) -> None:
+        who = f"CudaKernel({self.entry})" if isinstance(self.entry, str) else "CudaKernel"
+        if not isinstance(self.entry, str) and not callable(self.entry):
+            raise TypeError(f"CudaKernel: expected entry to be the name of a function; got {self.entry!r}.")
+        if not isinstance(self.source, str):
+            try:
+                # Another working directory must not make it another kernel.
+                path = os.path.abspath(os.fspath(self.source))
+            except TypeError:
+                raise TypeError(f"{who}: expected source to be a text or a path; got {self.source!r}.") from None
+            object.__setattr__(self, "source", _Path(path))
+        launches = tuple(self.launch) if isinstance(self.launch, Sequence) else (self.launch,)
+        if not launches or not all(isinstance(launch, Launch) for launch in launches):
+            raise TypeError(f"{who}: expected launch to be a Launch, or several; got {self.launch!r}.")
+        object.__setattr__(self, "launch", launches)
+        object.__setattr__(self, "scalars", scalars(self.scalars, who))
+        frozen_mapping(self, "aliases")
+        options = (self.options,) if isinstance(self.options, str) else tuple(self.options)
+        object.__setattr__(self, "options", options)
+        if not all(isinstance(option, str) for option in options):
+            raise TypeError(f"{who}: expected options to be strings; got {self.options!r}.")
+        if not callable(self.workspaces):
+            object.__setattr__(self, "workspaces", tuple(self.workspaces))
+        check_arch(self.arch, who)
+        check_function(self.out_type, "out_type", who)
+
+    @property
+    def name(self) -> str:
+        return self.entry if isinstance(self.entry, str) else "CudaKernel"
+
+    def __hash__(self) -> int:
+        return hash_of(self)
+
+    @staticmethod
+    def ctype(dtype: Any) -> str:
+        """What CUDA C++ calls a dtype, for templates: `"__nv_bfloat16"`, which `<cuda_bf16.h>` declares, for `jnp.bfloat16`."""
+        name = np.dtype(dtype).name
+        if name not in _CTYPES:
+            raise ValueError(
+                f"CudaKernel: there is no type of CUDA C++ for {name}; there is one for {', '.join(_CTYPES)}."
+            )
+        return _CTYPES[name]
+
+
+class _Path(os.PathLike[str]):
+    """Told from a text, and compared by what it names."""
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return self._path
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Path) and self._path == other._path
+
+    def __hash__(self) -> int:
+        return hash(self._path)
+
+    def __repr__(self) -> str:
+        return repr(self._path)

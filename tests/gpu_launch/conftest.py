@@ -1,0 +1,67 @@
+"""The launcher on a driver without a GPU, and kernels of which nothing is compiled."""
+
+import gc
+import re
+
+import jax
+import pytest
+
+from eqxcallback.backends import _cuda, _nvrtc
+
+from ..software_gpu.compiler import SoftwareCompiler
+from ..software_gpu.driver import Driver
+
+
+class NoCompiler:
+    """An image that only says what it was made of."""
+
+    version = (13, 0)
+    archs = (80, 90, 100)
+
+    def __init__(self):
+        self.compiled = []
+
+    def compile(self, source, name, options, entries, is_cubin):
+        self.compiled.append((source, options, entries, is_cubin))
+        count = re.search(r"count<.*>::value == (\d+)", source)
+        assert count is not None
+        return f"image {count[1]} {hash(source)} {options[0]}".encode(), [f"{entry}_lowered" for entry in entries], ""
+
+
+@pytest.fixture(scope="session")
+def fake_driver():
+    return Driver()
+
+
+@pytest.fixture
+def driver(fake_driver):
+    fake_driver.reset()
+    yield fake_driver
+    fake_driver.reset()
+
+
+@pytest.fixture
+def compiler(monkeypatch, tmp_path):
+    found = NoCompiler()
+    monkeypatch.setattr(_nvrtc, "find", lambda: found)
+    monkeypatch.setenv("EQXCALLBACK_CACHE_DIR", str(tmp_path))
+    forget()
+    yield found
+    forget()
+
+
+@pytest.fixture
+def software_gpu(driver, monkeypatch, tmp_path):
+    """A GPU in software: kernels in CUDA C++ run on the CPU, launched as on a GPU."""
+    found = SoftwareCompiler()
+    monkeypatch.setattr(_nvrtc, "find", lambda: found)
+    monkeypatch.setenv("EQXCALLBACK_CACHE_DIR", str(tmp_path))
+    forget()
+    yield driver
+    forget()
+
+
+def forget():
+    _cuda.compiled_source.cache_clear()
+    jax.clear_caches()
+    gc.collect()

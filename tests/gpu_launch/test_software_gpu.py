@@ -1,0 +1,148 @@
+"""Kernels in CUDA C++ through the whole lane, on a GPU in software: compiled, checked, launched, and right."""
+
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxcallback as eqxc
+
+
+SAXPY = """
+extern "C" __global__ void saxpy(const float* x, const float* y, float* out, int n, float a) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = a * x[i] + y[i];
+}
+extern "C" __global__ void gradients(const float* x, const float* y, const float* out, const float* ct, float* dx,
+                                     float* dy, int n, float a) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) {
+    dx[i] = a * ct[i];
+    dy[i] = ct[i];
+  }
+}
+"""
+
+
+def size(x, y, *, a):
+    return x.size
+
+
+def size_backward(grads, args, out, cotangents, *, a):
+    return args[0].size
+
+
+def op(**changed):
+    forward = eqxc.CudaKernel(
+        SAXPY,
+        "saxpy",
+        eqxc.Launch(grid=lambda x, y, *, a: -(-x.size // 64), block=64),
+        scalars={"n": ("int32", size), "a": "float32"},
+        **changed,
+    )
+    backward = eqxc.CudaKernel(
+        SAXPY,
+        "gradients",
+        eqxc.Launch(grid=lambda grads, args, out, cotangents, *, a: -(-args[0].size // 64), block=64),
+        scalars={"n": ("int32", size_backward), "a": "float32"},
+    )
+    return eqxc.Op(
+        "saxpy",
+        kernels={"cpu": forward},
+        backward={"cpu": backward},
+        reference=lambda x, y, *, a: a * x + y,
+        batching={"x": "batched", "y": "batched"},
+    )
+
+
+@pytest.fixture
+def f(software_gpu):
+    return functools.partial(op(), a=3.0)
+
+
+@pytest.fixture
+def xy():
+    x = jnp.arange(130.0)
+    return x, jnp.sin(x)
+
+
+def test_values(f, xy, software_gpu):
+    np.testing.assert_allclose(jax.jit(f)(*xy), 3 * xy[0] + xy[1])
+    np.testing.assert_allclose(f(*xy), 3 * xy[0] + xy[1])
+    assert len(software_gpu.launches) == 2
+
+
+def test_the_whole_of_check(f, xy, software_gpu):
+    report = eqxc.testing.check(op(), *xy, a=3.0)
+    assert "ok" in str(report)
+    assert len(software_gpu.launches) > 20
+
+
+def test_gradients_are_the_kernels(f, xy, software_gpu):
+    grads = jax.jit(jax.grad(lambda x, y: (f(x, y) ** 2).sum(), (0, 1)))(*xy)
+    want = jax.grad(lambda x, y: ((3 * x + y) ** 2).sum(), (0, 1))(*xy)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), grads, want)
+    assert any("soft_launch_0" in line and "grid=(3,1,1)" in line for line in software_gpu.launches)
+    assert len(software_gpu.launches) == 2
+
+
+def test_sharded_over_devices(f, xy, mesh, software_gpu):
+    spec = jax.sharding.PartitionSpec("d")
+    x = jax.device_put(jnp.ones((8, 130)), jax.sharding.NamedSharding(mesh, spec))
+    out = jax.jit(jax.vmap(f))(x, x)
+    np.testing.assert_allclose(out, 4)
+    devices = {line.split("device=")[1].split()[0] for line in software_gpu.launches}
+    assert devices == {"0", "1", "2", "3"}
+    assert all("grid=(5,1,1)" in line for line in software_gpu.launches)  # 2 of 8 rows each
+
+
+def test_donated_and_aliased(software_gpu, xy):
+    aliased = functools.partial(op(aliases={"y": 0}), a=3.0)
+    y = jnp.array(xy[1])
+    pointer = y.unsafe_buffer_pointer()
+    out = jax.jit(aliased, donate_argnums=1)(xy[0], y)
+    assert out.unsafe_buffer_pointer() == pointer
+    np.testing.assert_allclose(out, 3 * xy[0] + xy[1])
+
+
+def test_a_kernel_that_fails_is_a_clear_error(software_gpu, xy):
+    source = 'extern "C" __global__ void entry(const float* x, float* out) { out[0] = __shfl_sync(1u, x[0], 0); }'
+    wrong = eqxc.Op(
+        "wrong",
+        kernels={"cpu": eqxc.CudaKernel(source, "entry", eqxc.Launch(1, 32), out_type=lambda x: x)},
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"wrong\[cuda\]: cuLaunchKernel"):
+        jax.block_until_ready(jax.jit(lambda x: wrong(x))(xy[0]))
+
+
+def test_in_a_layer_and_a_training_step(software_gpu):
+    import equinox as eqx
+
+    class Saxpy(eqxc.Layer):
+        y: jax.Array
+        a: float = eqx.field(static=True)
+        kernels: ClassVar = {
+            "cpu": eqxc.CudaKernel(
+                SAXPY.replace("const float* x, const float* y", "const float* y, const float* x"),
+                "saxpy",
+                eqxc.Launch(grid=lambda self, x: -(-x.size // 64), block=64),
+                scalars={"n": ("int32", lambda self, x: x.size), "a": "float32"},
+            )
+        }
+
+        def reference(self, x):
+            return self.a * x + self.y
+
+    layer = Saxpy(jnp.ones(100), 0.5)
+
+    @eqx.filter_jit
+    def step(layer, x):
+        grads = eqx.filter_grad(lambda layer: (layer(x) ** 2).sum())(layer)
+        return eqx.apply_updates(layer, jax.tree.map(lambda g: -0.1 * g, grads))
+
+    x = jnp.zeros(100)
+    np.testing.assert_allclose(step(layer, x).y, 0.8)
+    assert software_gpu.launches

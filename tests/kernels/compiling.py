@@ -1,0 +1,49 @@
+"""Kernels compiled for GPUs that need not be there, and what the compiler says about them."""
+
+import dataclasses
+import functools
+import pathlib
+import re
+from collections.abc import Sequence
+
+from eqxcallback.backends import _nvrtc, _source
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """Of one kernel."""
+
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Why nothing can be compiled here."""
+    try:
+        _nvrtc.find()
+    except ImportError as error:
+        return str(error)
+    return None
+
+
+def compiled(source: pathlib.Path, entries: Sequence[str], arch: str) -> dict[str, Usage]:
+    """What each of `entries` uses, compiled for `arch`, such as `"sm_90"`. Raises an error with the compiler's log."""
+    nvrtc = _nvrtc.find()
+    text, name = _source.read_source(source, "compiling")
+    options = [
+        f"--gpu-architecture={arch}",
+        "--std=c++17",
+        "--ptxas-options=-v",
+        *_nvrtc.include_options(nvrtc.version[0]),
+    ]
+    _, symbols, log = nvrtc.compile(text, name, options, list(entries), True)
+    usages = {}
+    for part in log.split("Compiling entry function '")[1:]:
+        registers, spilled = re.search(r"Used (\d+) registers", part), re.search(r"(\d+) bytes spill stores", part)
+        assert registers, part
+        assert spilled, part
+        shared = re.search(r"(\d+) bytes smem", part)
+        usages[part.split("'", 1)[0]] = Usage(int(registers[1]), int(spilled[1]), int(shared[1]) if shared else 0)
+    return {entry: usages[symbol] for entry, symbol in zip(entries, symbols, strict=True)}

@@ -1,0 +1,115 @@
+"""The attention of one token, on a CPU."""
+
+import functools
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqxcallback import reference
+
+from . import kernels
+from .checking import SEEDS, check, normal, want
+from .kernels import BF16, DTYPES, F32, results
+
+
+# Batch, keys, heads, key/value heads, size: packs and no packs, one and several heads and lanes, several parts, wide heads.
+SHAPES = [
+    (1, 17, 4, 2, 16),
+    (2, 70, 3, 1, 17),
+    (2, 130, 6, 1, 64),
+    (1, 300, 2, 2, 128),
+    (1, 5, 2, 2, 1),
+    (1, 70, 2, 1, 520),
+    (1, 9, 3, 1, 601),
+]
+
+
+@functools.cache
+def definition(scale):
+    def one(q, k, v, length):
+        batch = len(q)
+        k, v = (jnp.concatenate([x] * (batch // len(x))) for x in (k, v))
+        return reference.decode_attention(q, k, v, jnp.concatenate([length] * (batch // len(length))), scale=scale)
+
+    return one
+
+
+def example(shape, dtype, lengths=None, kv_batch=None, scale=1.0) -> Any:
+    batch, keys, heads, kv_heads, size = shape
+    of_cache = (kv_batch or batch, keys, kv_heads, size)
+    lengths = np.random.default_rng(4).integers(-1, keys + 2, batch) if lengths is None else lengths
+    q, k, v = normal(1, (batch, heads, size), dtype, scale), normal(2, of_cache, dtype), normal(3, of_cache, dtype)
+    return q, k, v, np.asarray(lengths, np.int32), 1 / math.sqrt(max(size, 1))
+
+
+def expected(q, k, v, length, scale):
+    return want(definition(scale), q, k, v, length)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values(shape):
+    for dtype in DTYPES:
+        case = example(shape, dtype, lengths=[shape[1], 1][: shape[0]])
+        check(results(kernels.decode_attention(*case))[0], expected(*case), shape[1] + shape[4])
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 40])
+def test_any_number_of_parts(parts):
+    case = example((3, 200, 4, 2, 16), F32, lengths=[200, 0, 65])
+    check(results(kernels.decode_attention(*case, parts=parts))[0], expected(*case), 200)
+
+
+@pytest.mark.parametrize("length", [-1, 0, 1, 15, 16, 17, 63, 64, 65, 149, 150, 151])
+def test_lengths(length):
+    """What lies beyond it is not read."""
+    q, k, v, lengths, scale = example((1, 150, 3, 1, 8), F32, lengths=[length])
+    k[:, max(length, 0) :], v[:, max(length, 0) :] = np.nan, np.nan
+    (got,) = results(kernels.decode_attention(q, k, v, lengths, scale))
+    check(got, expected(q, np.nan_to_num(k), np.nan_to_num(v), lengths, scale), 150)
+    assert length > 0 or (got == 0).all()
+
+
+def test_cache_and_length_of_a_part_of_the_batch():
+    q, k, v, lengths, scale = example((6, 70, 4, 2, 16), BF16, lengths=[70, 3, 40], kv_batch=2)
+    check(results(kernels.decode_attention(q, k, v, lengths, scale))[0], expected(q, k, v, lengths, scale), 86)
+
+
+def test_the_order_of_threads_does_not_matter():
+    call = kernels.decode_attention(*example((2, 150, 6, 1, 64), BF16, lengths=[150, 70]))
+    assert len({results(call, seed)[0].tobytes() for seed in SEEDS}) == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 2, 2, 8), (1, 5, 0, 2, 8), (3, 5, 2, 2, 0), (2, 0, 2, 1, 8)], ids=str)
+def test_nothing_to_attend_to(shape):
+    case = example(shape, F32)
+    (got,) = results(kernels.decode_attention(*case))
+    np.testing.assert_array_equal(got, np.zeros_like(case[0]))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("operand", [0, 1, 2])
+def test_not_finite(operand, value):
+    case = example((2, 17, 2, 1, 9), F32, lengths=[17, 17])
+    case[operand][(1, 0, 0) if operand == 0 else (1, 5, 0, 0)] = value
+    got, reference_got = results(kernels.decode_attention(*case))[0], expected(*case)
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(reference_got))
+    np.testing.assert_allclose(got[0], reference_got[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1e4, -1e4, 1e15])
+def test_large_logits_choose(size):
+    q, k, v, lengths, scale = example((2, 140, 2, 1, 8), F32, lengths=[140, 140])
+    q[...], k[...] = size, 1
+    k[:, 77] = 2 if size > 0 else 0.5
+    (got,) = results(kernels.decode_attention(q, k, v, lengths, scale))
+    np.testing.assert_array_equal(got, np.broadcast_to(v[:, 77], got.shape))
+
+
+def test_all_logits_are_very_low():
+    q, k, v, lengths, scale = example((1, 20, 2, 1, 8), F32, lengths=[20])
+    q[...], k[...] = 1e17, -1e17
+    (got,) = results(kernels.decode_attention(q, k, v, lengths, scale))
+    np.testing.assert_allclose(got, np.broadcast_to(v.mean(axis=1), got.shape), atol=1e-6)

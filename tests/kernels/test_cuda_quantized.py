@@ -1,0 +1,114 @@
+"""Products with weights in blocks, on a CPU."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eqxcallback import ops, reference
+
+from . import kernels
+from .checking import SEEDS, check, normal, want
+from .kernels import BF16, DTYPES, F32, results
+
+
+by_encoding = pytest.mark.parametrize("encoding", ops.ENCODINGS)
+
+
+@functools.cache
+def definition(encoding):
+    return functools.partial(reference.quantized_linear, encoding=encoding)
+
+
+def blocks(out_features, in_features, encoding) -> Any:
+    rng = np.random.default_rng((7, out_features, in_features))
+    parts = rng.integers(0, 256, (out_features, in_features // 32, ops.ENCODINGS[encoding]), np.uint8)
+    halves = 2 if encoding == "Q4_1" else 1
+    scales = rng.choice([-1, 1], (*parts.shape[:2], halves)) * rng.uniform(0.5, 1, (*parts.shape[:2], halves))
+    parts[..., : 2 * halves] = (scales / (8 if halves == 2 else 128)).astype(np.float16).view(np.uint8)
+    return parts.reshape(out_features, parts.shape[1] * parts.shape[2])
+
+
+def example(shape, encoding, dtype: Any = F32) -> Any:
+    rows, in_features, out_features = shape
+    return normal(1, (rows, in_features), dtype), blocks(out_features, in_features, encoding)
+
+
+def exact_enough(got, x, weights, encoding):
+    """By the sizes of what is added up: a Q4_1 weight is d * q + m, and its digits are multiplied as 16 + q."""
+    exact = np.asarray(reference.dequantize(weights, encoding=encoding), np.float64)
+    largest = np.abs(exact)
+    if encoding == "Q4_1":
+        scales = weights.reshape(len(weights), -1, 20)[..., :4].copy().view(np.float16).astype(np.float64)
+        largest = np.repeat(32 * abs(scales[..., 0]) + abs(scales[..., 1]), 32, axis=-1)
+    error = np.abs(np.asarray(got, np.float64) - np.asarray(x, np.float64) @ exact.T)
+    assert (error <= 3e-7 * (np.abs(np.asarray(x, np.float64)) @ largest.T)).all()
+
+
+@by_encoding
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 64, 17), (2, 96, 3), (3, 32, 4), (5, 1056, 9), (8, 64, 1), (65, 64, 70)],
+    ids=str,
+)
+def test_values(shape, encoding):
+    for dtype in DTYPES:
+        x, weights = example(shape, encoding, dtype)
+        expected = want(definition(encoding), x, weights)
+        for tiled in (False, True) if shape[1] < 1000 and shape[0] < 60 else (shape[0] > 8,):
+            (got,) = results(kernels.quantized_linear(x, weights, encoding=encoding, tiled=tiled))
+            check(got, expected, shape[1], scale=4.0)
+            if dtype == F32:
+                exact_enough(got, x, weights, encoding)
+
+
+@by_encoding
+@pytest.mark.parametrize("shape", [(0, 64, 3), (2, 0, 3), (20, 0, 3), (2, 64, 0), (20, 64, 0)], ids=str)
+def test_nothing_to_multiply(shape, encoding):
+    (got,) = results(kernels.quantized_linear(*example(shape, encoding), encoding=encoding))
+    np.testing.assert_array_equal(got, np.zeros((shape[0], shape[2])))
+
+
+@by_encoding
+def test_the_order_of_threads_does_not_matter(encoding):
+    for rows in (3, 20):
+        call = kernels.quantized_linear(*example((rows, 1056, 9), encoding, BF16), encoding=encoding)
+        assert len({results(call, seed)[0].tobytes() for seed in SEEDS}) == 1
+
+
+@by_encoding
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("rows", [1, 12])
+def test_not_finite(rows, value, encoding):
+    x, weights = example((rows, 64, 11), encoding)
+    x[0, 40] = value
+    parts = weights.reshape(11, 2, -1)
+    parts[4, 1, :2] = np.array([value], np.float16).view(np.uint8)
+    got, expected = (
+        results(kernels.quantized_linear(x, weights, encoding=encoding))[0],
+        want(definition(encoding), x, weights),
+    )
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(expected))
+    finite = np.isfinite(expected)
+    np.testing.assert_allclose(got[finite], expected[finite], atol=1e-5)
+
+
+@by_encoding
+@pytest.mark.parametrize("exponent", [-80, 0, 100])
+@pytest.mark.parametrize("rows", [2, 9])
+def test_as_exact_for_small_and_large_numbers(rows, exponent, encoding):
+    x, weights = example((rows, 96, 13), encoding)
+    x = np.ldexp(x, exponent)
+    exact_enough(results(kernels.quantized_linear(x, weights, encoding=encoding))[0], x, weights, encoding)
+
+
+@by_encoding
+def test_extreme_digits_and_subnormal_scales(encoding):
+    halves = 4 if encoding == "Q4_1" else 2
+    for fill in (0x00, 0xFF, 0x80, 0x7F):
+        weights = np.full((5, 2, ops.ENCODINGS[encoding]), fill, np.uint8)
+        for bits in (0x3C00, 0x0001, 0x83FF):
+            weights[..., :halves] = np.full(halves // 2, bits, np.uint16).view(np.uint8)
+            flat, x = weights.reshape(5, -1), np.ones((3, 64), np.float32)
+            exact_enough(results(kernels.quantized_linear(x, flat, encoding=encoding))[0], x, flat, encoding)

@@ -1,0 +1,112 @@
+"""Every kernel under AddressSanitizer: no access beyond an array, or beyond shared memory."""
+
+import dataclasses
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from . import kernels, test_cuda_decode_attention, test_cuda_quantized
+from .checking import normal
+from .kernels import BF16, F32
+
+
+def sanitized(library: pathlib.Path, index_of: Any, calls: Any, folder: pathlib.Path) -> tuple[int, str]:
+    """The exit status of a process that runs the calls, and what it says."""
+    name = subprocess.run(
+        ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if not pathlib.Path(name).is_absolute():
+        pytest.skip("this g++ has no libasan.so")
+    described = []
+    for call in calls:  # by plain values: there these modules have other names
+        fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
+        launches = [dataclasses.astuple(launch) for launch in fields.pop("launches")]
+        described.append((launches, fields))
+    (folder / "calls").write_bytes(pickle.dumps((index_of, described)))
+    script = str(pathlib.Path(__file__).with_name("run_sanitized.py"))
+    result = subprocess.run(
+        [sys.executable, script, str(library), str(folder / "calls")],
+        env={**os.environ, "LD_PRELOAD": name, "ASAN_OPTIONS": "detect_leaks=0"},  # CPython itself leaks at exit
+        capture_output=True,
+        text=True,
+    )
+    return result.returncode, result.stdout + result.stderr
+
+
+def _norm_calls(dtype):
+    for shape in ((3, 7), (5, 264), (2, 1001)):
+        x, w, b = normal(1, shape, dtype), normal(2, shape[1:]), normal(3, shape[1:])
+        for name, parameters in (("rms_norm", [w]), ("layer_norm", [w, b])):
+            yield kernels.norm(name, x, *parameters)
+            yield kernels.norm_backward(name, x, *parameters, out=x, dout=x)
+
+
+def _rotary_calls(dtype):
+    for heads, size in ((5, 32), (2, 18)):
+        x, angles = normal(1, (6, heads, size), dtype), normal(2, (3, size // 2))
+        yield kernels.rotary(x, angles, angles)
+        yield kernels.rotary_backward(x, angles, angles, x, x)
+
+
+def _swiglu_calls(dtype):
+    for shape in ((3, 7), (5, 64)):
+        x, both = normal(1, shape, dtype), normal(1, (shape[0], 2 * shape[1]), dtype)
+        yield kernels.swiglu(x, x)
+        yield kernels.swiglu_packed(both)
+        yield kernels.swiglu_backward(x, x, x, x)
+        yield kernels.swiglu_packed_backward(both, x, x)
+
+
+def _cross_entropy_calls(dtype):
+    for shape in ((5, 7), (3, 1001)):
+        x, loss = normal(1, shape, dtype), np.full(shape[0], 3, np.float32)
+        for labels in ([0], [-1], [shape[1] - 1], [shape[1]], [-shape[1] - 1]):
+            of_rows = np.array(labels * shape[0], np.int32)
+            yield kernels.cross_entropy(x, of_rows)
+            yield kernels.cross_entropy_backward(x, of_rows, loss, loss)
+
+
+def _cache_calls(dtype):
+    for row in ((8,), (3,)):
+        cache, rows = normal(1, (2, 9, *row), dtype), normal(2, (2, 4, *row), dtype)
+        for position in (-3, 0, 5, 2**31 - 1):
+            yield kernels.cache_append(cache, rows, np.array([position], np.int32))
+
+
+def _decode_attention_calls(dtype):
+    example = test_cuda_decode_attention.example
+    for shape in ((2, 70, 3, 1, 17), (2, 130, 6, 1, 64), (1, 9, 3, 1, 601)):
+        for lengths in ([0], [shape[1]], [-5], [2**31 - 1]):
+            yield kernels.decode_attention(*example(shape, dtype, lengths=lengths))
+
+
+def _quantized_calls(dtype):
+    for encoding in ("Q4_1", "Q8_0"):
+        for shape in ((1, 96, 5), (3, 64, 7), (9, 32, 3), (65, 64, 70)):
+            yield kernels.quantized_linear(*test_cuda_quantized.example(shape, encoding, dtype), encoding=encoding)
+
+
+CALLS = {
+    "norm.cu": _norm_calls,
+    "rotary.cu": _rotary_calls,
+    "swiglu.cu": _swiglu_calls,
+    "cross_entropy.cu": _cross_entropy_calls,
+    "cache.cu": _cache_calls,
+    "decode_attention.cu": _decode_attention_calls,
+    "quantized.cu": _quantized_calls,
+}
+
+
+@pytest.mark.parametrize("file", CALLS)
+def test_addresses(file, tmp_path):
+    calls = [*CALLS[file](BF16), *(CALLS[file](F32) if file == "quantized.cu" else [])]
+    names = sorted({launch.entry for call in calls for launch in call.launches})
+    path = kernels.library(file, names, sanitize="address")
+    code, output = sanitized(path, {name: i for i, name in enumerate(names)}, calls, tmp_path)
+    assert (code, output) == (0, "clean\n")

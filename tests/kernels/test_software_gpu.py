@@ -1,0 +1,210 @@
+"""CUDA on a CPU: what the language means, and that mistakes are found."""
+
+import ctypes
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ..software_gpu.build import build
+from .running import Call, Launch, run
+from .test_sanitized import sanitized
+
+
+SOURCE = """
+// Two warps: each lane's neighbours, a vote, and a sum of the block by shared memory.
+__global__ void language(const float* x, float* out, int* votes, long long n) {
+  __shared__ float sums[2];
+  const int i = threadIdx.x, lane = i % 32;
+  float value = x[i];
+  out[i] = __shfl_down_sync(~0u, value, 1) - __shfl_up_sync(~0u, value, 1);
+  out[n + i] = __shfl_sync(~0u, value, 5, 16) + __shfl_xor_sync(~0u, value, 3);
+  for (int other = 16; other > 0; other /= 2) value += __shfl_xor_sync(~0u, value, other);
+  if (lane == 0) sums[i / 32] = value;
+  __syncthreads();
+  out[2 * n + i] = sums[0] + sums[1];
+  const unsigned odd = __ballot_sync(~0u, i & 1);
+  if (i & 1) {
+    __syncwarp(odd);  // half a warp on its own
+    atomicAdd(votes, 1);
+  }
+  votes[1 + i] = __syncthreads_count(i < 40) + 1000 * __any_sync(~0u, i == 40) + 100 * __all_sync(~0u, i < 32);
+}
+
+// A block of 4 x 2 x 2 threads says where they are, the last dynamic shared element what it was before.
+__global__ void places(float* out) {
+  DYN_SHARED(float, shared);
+  const int i = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
+  const int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
+  if (i == 0) out[block * 17 + 16] = shared[16];
+  shared[i] = 100 * block + i;
+  __syncthreads();
+  out[block * 17 + i] = shared[15 - i];
+  if (i == 0) shared[16] = 7;
+}
+
+__global__ void static_memory(float* out) {
+  __shared__ float kept[2];
+  if (threadIdx.x == 0) out[blockIdx.x] = kept[1];
+  kept[1] = 7;
+}
+
+__global__ void no_barrier(const float* x, float* out) {
+  __shared__ float shared[64];
+  shared[threadIdx.x] = x[threadIdx.x];
+  MAYBE_BARRIER;
+  out[threadIdx.x] = shared[63 - threadIdx.x];
+}
+
+__global__ void no_barrier_in_a_loop(const float* x, float* out) {
+  __shared__ float total;
+  for (int i = 0; i < 2; ++i) {
+    if (threadIdx.x == 0) total = x[i];
+    __syncthreads();
+    out[64 * i + threadIdx.x] = total;
+    MAYBE_BARRIER;
+  }
+}
+
+__global__ void divergent_barrier(float* out) {
+  if (threadIdx.x < 16) __syncthreads();
+  out[threadIdx.x] = 0;
+  __syncthreads();
+}
+
+__global__ void barrier_against_shuffle(float* out) {
+  if (threadIdx.x < 16) __syncthreads();
+  else out[threadIdx.x] = __shfl_xor_sync(~0u, 1.0f, 1);
+}
+
+__global__ void wrong_mask(float* out) {
+  if (threadIdx.x & 1) out[threadIdx.x] = __shfl_xor_sync(0x55555555u, 1.0f, 2);
+}
+
+__global__ void different_operations(float* out) {
+  if (threadIdx.x & 1) out[threadIdx.x] = __shfl_xor_sync(~0u, 1.0f, 2);
+  else out[threadIdx.x] = __shfl_xor_sync(~0u, 1.0f, 4);
+}
+
+__global__ void silent_lane(float* out) {
+  if (threadIdx.x == 3) return;
+  out[threadIdx.x] = __shfl_sync(~0u, 1.0f, 3);
+}
+
+__global__ void beyond_the_end(const float* x, float* out, long long n) { out[threadIdx.x + n] = x[threadIdx.x]; }
+
+__global__ void beyond_shared_memory(float* out) {
+  DYN_SHARED(float, shared);
+  shared[threadIdx.x + 1] = 1;
+  out[threadIdx.x] = shared[threadIdx.x];
+}
+"""
+ENTRIES = [line.split("(")[0].split()[-1] for line in SOURCE.splitlines() if line.startswith("__global__")]
+INDEX = {name: i for i, name in enumerate(ENTRIES)}
+
+
+def library(barrier="__syncthreads()"):
+    return ctypes.CDLL(str(path(barrier)))
+
+
+def path(barrier="__syncthreads()", **options):
+    return build(SOURCE, ENTRIES, flags=[f"-DMAYBE_BARRIER={barrier}"], **options)
+
+
+def call(name, *operands, out=(64,), threads=64, blocks=1, shared_bytes=0, scalars=()):
+    results = [(shape, np.float32) for shape in ([out] if isinstance(out, tuple) else out)]
+    return Call("", [Launch(name, (blocks,), (threads,), shared_bytes)], operands, results, scalars)
+
+
+X = np.arange(64, dtype=np.float32) ** 2
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_language(seed):
+    votes = np.zeros(65, np.int32)
+    launch = Launch("language", (1,), (64,))
+    how = Call("", [launch], [X], [((3, 64), np.float32), (votes.shape, np.int32)], [64])
+    out, votes = run(library(), INDEX, how, seed)
+    warps = X.reshape(2, 32)
+    lanes = np.arange(32)
+    np.testing.assert_array_equal(out[0], (warps[:, [*lanes[1:], 31]] - warps[:, [0, *lanes[:-1]]]).ravel())
+    np.testing.assert_array_equal(out[1], (warps[:, lanes // 16 * 16 + 5] + warps[:, lanes ^ 3]).ravel())
+    np.testing.assert_array_equal(out[2], np.full(64, X.sum()))
+    assert votes[0] == -1 + 32  # of -1, which it was poisoned with
+    np.testing.assert_array_equal(votes[1:33], np.full(32, 40 + 100))
+    np.testing.assert_array_equal(votes[33:], np.full(32, 40 + 1000))
+
+
+def test_places_and_poison():
+    how = Call("", [Launch("places", (3, 2, 2), (4, 2, 2), 68)], [], [((12, 17), np.float32)], [])
+    (out,) = run(library(), INDEX, how, 1)
+    np.testing.assert_array_equal(out[:, :16], 100 * np.arange(12)[:, None] + np.arange(15, -1, -1))
+    assert np.isnan(out[:, 16]).all()
+    assert np.isnan(run(library(), INDEX, call("static_memory", out=(3,), blocks=3), 0)[0]).all()
+
+
+@pytest.mark.parametrize("name", ["no_barrier", "no_barrier_in_a_loop"])
+def test_a_missing_barrier(name):
+    how = call(name, X, out=(64 if name == "no_barrier" else 128,))
+    right = run(library(), INDEX, how, 0)[0]
+    for seed in (1, 2, 3):
+        np.testing.assert_array_equal(run(library(), INDEX, how, seed)[0], right)
+        assert not np.array_equal(run(library("0"), INDEX, how, seed)[0], right, equal_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("divergent_barrier", "met at different barriers: __syncthreads in line"),
+        ("barrier_against_shuffle", "never come: 16 at __shfl_xor_sync in line .*, 16 at __syncthreads in line"),
+        ("wrong_mask", "the calling lane is not in its own mask"),
+        ("different_operations", "lanes of a warp met in different operations"),
+        ("silent_lane", "reads from lane 3, which takes no part"),
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_divergence(name, message, seed):
+    with pytest.raises(RuntimeError, match=message):
+        run(library(), INDEX, call(name, threads=32), seed)
+
+
+def test_writes_beyond_the_end():
+    with pytest.raises(AssertionError, match="written beyond the end"):
+        run(library(), INDEX, call("beyond_the_end", X, scalars=[1]), 0)
+    with pytest.raises(AssertionError, match="written before the beginning"):
+        run(library(), INDEX, call("beyond_the_end", X, scalars=[-1]), 0)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [call("beyond_the_end", X[:63].copy(), scalars=[0]), call("beyond_shared_memory", shared_bytes=256)],
+    ids=["a read", "shared memory"],
+)
+def test_address_sanitizer(how, tmp_path):
+    code, output = sanitized(path(sanitize="address"), INDEX, [how], tmp_path)
+    assert code != 0
+    assert "AddressSanitizer: heap-buffer-overflow" in output
+
+
+@pytest.mark.parametrize(("threads", "blocks"), [(1025, 1), (0, 1), (1, 2**31)])
+def test_launches_that_no_gpu_accepts(threads, blocks):
+    with pytest.raises(RuntimeError, match=r"1 to 1024 threads|1 to 2\^31 - 1 blocks"):
+        run(library(), INDEX, call("static_memory", threads=threads, blocks=blocks), 0)
+
+
+def test_what_does_not_compile():
+    with pytest.raises(RuntimeError, match="g\\+\\+ refused"):
+        build("__global__ void broken() { nothing(); }", ["broken"])
+
+
+def test_builds_are_kept():
+    script = "import sys, time; sys.path.insert(0, sys.argv[1]); import build; print(build.build(sys.argv[2], ['k']))"
+    source = "__global__ void k(float* x) { x[threadIdx.x] = 1; }"
+    first = build(source, ["k"])
+    made = first.stat().st_mtime_ns
+    folder = str(pathlib.Path(__file__).parents[1] / "software_gpu")
+    again = subprocess.run([sys.executable, "-c", script, folder, source], capture_output=True, text=True, check=True)
+    assert again.stdout.strip() == str(first)
+    assert first.stat().st_mtime_ns == made

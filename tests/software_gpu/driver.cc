@@ -1,0 +1,257 @@
+// A CUDA driver without a GPU: it checks and records what it is called with, can be told to fail, and runs kernels that
+// were built for the CPU (see cuda_cpu.h), whose image is a shared library.
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+
+#define API extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+constexpr int kInvalidValue = 1, kInvalidContext = 201, kNotFound = 500, kLaunchFailed = 719, kCaptureUnsupported = 900;
+constexpr int kDevices = 8;
+
+struct Context {
+  int device;
+};
+struct Module {
+  Context* context;
+  std::string magic;
+  void* library = nullptr;
+  int parameters = 0;  // of a kernel, as an image without code says it
+};
+using Run = int (*)(void**, const unsigned*, const unsigned*, unsigned, unsigned, char*, size_t);
+struct Function {
+  Module* module;
+  std::string name;
+  Run run = nullptr;
+  int max_shared_bytes = 48 << 10;
+};
+
+std::recursive_mutex mutex;
+std::string log_text, failing, last_error;
+int failing_code = 0;
+bool capturing = false;
+unsigned seed = 1;
+Context contexts[kDevices] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
+std::set<Module*> modules;
+std::atomic<int> generation{0};
+thread_local int seen_generation = 0;
+thread_local Context* current_context = nullptr;
+
+// The context of this thread. Tests make all threads forget theirs.
+Context*& current_of_thread() {
+  if (seen_generation != generation) {
+    seen_generation = generation;
+    current_context = nullptr;
+  }
+  return current_context;
+}
+#define current current_of_thread()
+
+template <class... Args>
+void record(const char* format, Args... args) {
+  char line[4096];
+  std::snprintf(line, sizeof(line), format, args...);
+  log_text += std::string(line) + "\n";
+}
+
+// The code that the test wants this call to return, once.
+int told(const char* call) {
+  if (failing != call) return 0;
+  failing.clear();
+  return failing_code;
+}
+
+}  // namespace
+
+#define CALLED(name)                                 \
+  std::lock_guard<std::recursive_mutex> lock(mutex); \
+  if (const int code = told(name); code != 0) return code
+
+API int cuInit(unsigned) {
+  CALLED("cuInit");
+  return 0;
+}
+
+API int cuDriverGetVersion(int* version) {
+  *version = 13000;
+  return 0;
+}
+
+API int cuDeviceGetCount(int* count) {
+  CALLED("cuDeviceGetCount");
+  *count = kDevices;
+  return 0;
+}
+
+API int cuGetErrorName(int code, const char** name) {
+  static const std::map<int, const char*> names = {
+      {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},     {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+      {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},     {kNotFound, "CUDA_ERROR_NOT_FOUND"},
+      {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"},     {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}};
+  const auto found = names.find(code);
+  *name = found == names.end() ? nullptr : found->second;
+  return found == names.end() ? kInvalidValue : 0;
+}
+
+API int cuGetErrorString(int code, const char** text) {
+  if (code == kLaunchFailed)
+    *text = last_error.c_str();
+  else if (code == kInvalidValue)
+    *text = "invalid argument";
+  else if (code == 2)
+    *text = "out of memory";
+  else
+    *text = nullptr;
+  return 0;
+}
+
+API int cuCtxGetCurrent(Context** context) {
+  *context = current;
+  return 0;
+}
+
+API int cuCtxSetCurrent(Context* context) {
+  current = context;
+  return 0;
+}
+
+API int cuDevicePrimaryCtxRetain(Context** context, int device) {
+  CALLED("cuDevicePrimaryCtxRetain");
+  if (device < 0 || device >= kDevices) return 101;
+  record("cuDevicePrimaryCtxRetain %d", device);
+  *context = &contexts[device];
+  return 0;
+}
+
+API int cuModuleLoadData(Module** module, const void* image) {
+  CALLED("cuModuleLoadData");
+  if (current == nullptr) return kInvalidContext;
+  if (capturing) return kCaptureUnsupported;
+  auto* loaded = new Module{current, std::string(static_cast<const char*>(image), 4)};
+  // The image of a shared library for this processor: its size is not told, so its builder has put it before the end of
+  // the ELF header, into bytes that nobody reads.
+  if (loaded->magic ==
+          "\x7f"
+          "ELF" &&
+      static_cast<const unsigned char*>(image)[18] == 62) {
+    uint64_t size;
+    std::memcpy(&size, static_cast<const char*>(image) + 8, sizeof(size));
+    std::string bytes(static_cast<const char*>(image), size);
+    bytes.replace(8, sizeof(size), sizeof(size), '\0');
+    // A name of its own each time: the loader takes a name that it knows for the same library.
+    char path[] = "/tmp/eqxcallback-kernel-XXXXXX";
+    const int file = mkstemp(path);
+    if (file < 0 || write(file, bytes.data(), size) != static_cast<ssize_t>(size)) return kInvalidValue;
+    loaded->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    close(file);
+    unlink(path);
+    if (loaded->library == nullptr) {
+      last_error = dlerror();
+      return kLaunchFailed;
+    }
+  }
+  if (loaded->magic == "imag") loaded->parameters = std::atoi(static_cast<const char*>(image) + 6);
+  modules.insert(loaded);
+  record("cuModuleLoadData device %d %s", current->device, loaded->library != nullptr ? "library" : "image");
+  *module = loaded;
+  return 0;
+}
+
+API int cuModuleUnload(Module* module) {
+  CALLED("cuModuleUnload");
+  if (modules.erase(module) == 0 || module->context != current) return kInvalidValue;
+  record("cuModuleUnload device %d", module->context->device);
+  delete module;  // its code stays: functions may hold on to it
+  return 0;
+}
+
+API int cuModuleGetFunction(Function** function, Module* module, const char* name) {
+  CALLED("cuModuleGetFunction");
+  if (modules.count(module) == 0) return kInvalidValue;
+  auto* found = new Function{module, name};
+  if (module->library != nullptr) {
+    found->run = reinterpret_cast<Run>(dlsym(module->library, name));
+    if (found->run == nullptr) return kNotFound;
+  }
+  *function = found;
+  return 0;
+}
+
+API int cuFuncSetAttribute(Function* function, int attribute, int value) {
+  CALLED("cuFuncSetAttribute");
+  if (attribute != 8 || value > 232448) return kInvalidValue;
+  record("cuFuncSetAttribute %s %d", function->name.c_str(), value);
+  if (value > function->max_shared_bytes) function->max_shared_bytes = value;
+  return 0;
+}
+
+API int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                       unsigned shared_bytes, void* stream, void** parameters, void**) {
+  CALLED("cuLaunchKernel");
+  if (modules.count(function->module) == 0 || function->module->context != current) return kInvalidContext;
+  if (gx == 0 || gy == 0 || gz == 0 || gy > 65535 || gz > 65535) return kInvalidValue;
+  if (bx == 0 || by == 0 || bz == 0 || bx * by * bz > 1024 || bz > 64) return kInvalidValue;
+  if (shared_bytes > static_cast<unsigned>(function->max_shared_bytes)) return kInvalidValue;
+  record("cuLaunchKernel %s grid=(%u,%u,%u) block=(%u,%u,%u) shared=%u device=%d stream=%p", function->name.c_str(), gx,
+         gy, gz, bx, by, bz, shared_bytes, current->device, stream);
+  if (function->run == nullptr) {
+    std::string words;
+    for (int i = 0; i < function->module->parameters; ++i) {
+      uint64_t word;
+      std::memcpy(&word, parameters[i], sizeof(word));
+      words += " " + std::to_string(word);
+    }
+    record("parameters%s", words.c_str());
+    return 0;
+  }
+  const unsigned grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
+  char error[512] = "";
+  if (function->run(parameters, grid, block, shared_bytes, seed, error, sizeof(error)) != 0) {
+    last_error = error;
+    return kLaunchFailed;
+  }
+  return 0;
+}
+
+// -- for tests
+
+API const char* software_log() {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  return log_text.c_str();
+}
+
+API void software_reset() {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  log_text.clear();
+  failing.clear();
+  capturing = false;
+}
+
+API void software_fail(const char* call, int code) {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  failing = call;
+  failing_code = code;
+}
+
+API void software_forget_contexts() { ++generation; }
+
+API void software_capture(int on) { capturing = on != 0; }
+
+API void software_seed(unsigned value) { seed = value; }
+
+API int software_modules() {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  return static_cast<int>(modules.size());
+}

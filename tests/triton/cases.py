@@ -1,0 +1,165 @@
+"""Attention of some shape: operands, what the definition says of them, and what the interpreted kernels do."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+
+from eqxcallback import reference
+from eqxcallback.kernels.triton import attention_tiles as tiles
+
+
+F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
+MODULES = "eqxcallback.kernels.triton"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    queries: int
+    keys: int
+    size: int = 20
+    causal: bool = False
+    heads: int = 1
+    kv_heads: int = 1
+    batch: int = 1
+    kv_batch: int = 1
+    scale: float | None = None
+    dtype: np.dtype = F32
+    # The first columns of q and k are such that all logits are larger by this.
+    offset: float = 0.0
+    # Of queries and keys. None: what the library takes.
+    tile: tuple[int, int] | None = (16, 16)
+
+    def __str__(self):
+        changed = [
+            f"{field.name}={getattr(self, field.name)}".replace(" ", "")
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return "-".join(changed)
+
+    @property
+    def used_scale(self):
+        return 1 / math.sqrt(self.size) if self.scale is None else self.scale
+
+    @functools.cached_property
+    def operands(self):
+        """`q, k, v, dout`."""
+        rng = np.random.default_rng(1)
+        shapes = [(self.batch, self.queries, self.heads)] * 2 + [(self.kv_batch, self.keys, self.kv_heads)] * 2
+        q, dout, k, v = (rng.standard_normal((*shape, self.size)) for shape in shapes)
+        if self.offset:
+            q[..., 0], k[..., 0] = self.offset / self.used_scale, 1
+        return tuple(x.astype(self.dtype) for x in (q, k, v, dout))
+
+    @functools.cached_property
+    def wanted(self):
+        """`out` and the gradients, of the same values in f64."""
+        with jax.enable_x64(True):
+            wide = [jnp.asarray(x.astype(np.float64)) for x in self.operands]
+            return [np.asarray(x) for x in _definition(self.causal, self.used_scale)(*wide)]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"causal": self.causal, "queries": self.queries, "keys": self.keys, "scale": self.used_scale}
+
+    @property
+    def scalars(self):
+        return (self.batch, self.queries, self.keys, self.heads, self.kv_heads, self.kv_batch, self.used_scale)
+
+    def forward(self, interpreter):
+        """`q, k, v, out`, as the kernel leaves them."""
+        q, k, v, _ = self.operands
+        choice = self._tiled(tiles.choose_forward(90, self.size, self.dtype.name, **self.options))
+        grid = tiles.queries_grid(choice, self.batch, self.queries, self.heads)
+        args = (q, k, v, _poison(q), *self.scalars)
+        return interpreter(f"{MODULES}.attention", "attention_forward", grid, args, choice.constants)[:4]
+
+    def backward(self, interpreter):
+        """`q, k, v, out, dout, dq, dk, dv, lse, delta`, as the kernels leave them."""
+        q, k, v, dout = self.operands
+        statistics = np.empty((self.batch, self.heads, self.queries), np.float32)
+        # The result of the forward kernel was rounded as well.
+        arrays = [q, k, v, self.wanted[0].astype(self.dtype), dout, *map(_poison, (q, k, v, statistics, statistics))]
+        choices = tiles.choose_backward(90, self.size, self.dtype.name, **self.options)
+        rows, of_keys, of_queries = map(self._tiled, choices)
+        launches = [
+            ("rows", rows, tiles.queries_grid(rows, self.batch, self.queries, self.heads)),
+            ("keys", of_keys, tiles.keys_grid(of_keys, self.kv_batch, self.keys, self.kv_heads)),
+            ("queries", of_queries, tiles.queries_grid(of_queries, self.batch, self.queries, self.heads)),
+        ]
+        for name, choice, grid in launches:
+            if grid:
+                kernel = f"{MODULES}.attention_backward", f"attention_backward_{name}"
+                arrays = interpreter(*kernel, grid, (*arrays, *self.scalars), choice.constants)[: len(arrays)]
+        return arrays
+
+    def check(self, got, want, rtol=0.0):
+        """`rtol` is for what the definition loses in the kernels' precision."""
+        # Weights and dlogits are rounded to 16 bits before they are multiplied, out and the gradients after it. In f32
+        # it is the order of the sums.
+        eps = float(ml_dtypes.finfo(self.dtype).eps) * (16 if self.dtype == F32 else 1.5)
+        assert got.dtype == self.dtype
+        scale = max(1.0, float(np.abs(want).max(initial=0)))
+        np.testing.assert_allclose(got.astype(np.float64), want, rtol=0, atol=(eps + rtol) * scale)
+
+    def _tiled(self, choice: tiles.Choice) -> tiles.Choice:
+        if self.tile is None:
+            return choice
+        blocks = dict(zip(("BLOCK_QUERIES", "BLOCK_KEYS"), self.tile, strict=True))
+        return dataclasses.replace(choice, constants=choice.constants | blocks)
+
+
+@functools.cache
+def _definition(causal, scale):
+    def attention(q, k, v):
+        times = q.shape[0] // k.shape[0]
+        k, v = jnp.tile(k, (times, 1, 1, 1)), jnp.tile(v, (times, 1, 1, 1))
+        return reference.attention(q, k, v, causal=causal, scale=scale)
+
+    def both(q, k, v, dout):
+        out, vjp = jax.vjp(attention, q, k, v)
+        return out, *vjp(dout)
+
+    return jax.jit(both, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def _poison(array):
+    return np.full_like(array, np.nan)
+
+
+SIZES = [Case(17, 33, size, causal=True, heads=2) for size in (1, 40, 64, 80, 96, 128, 256)]
+GROUPS = [
+    Case(17, 20, heads=4, kv_heads=2),
+    Case(17, 20, heads=4, kv_heads=1, causal=True, tile=(16, 32)),
+    Case(5, 20, heads=6, kv_heads=3, batch=2, kv_batch=2),
+]
+LENGTHS = [
+    *[Case(queries, keys, causal=True) for queries in (1, 17, 50) for keys in (0, 1, 17, 50)],
+    *[Case(queries, keys) for queries in (1, 17) for keys in (0, 1, 17, 33)],
+    Case(130, 130, causal=True, tile=(32, 64)),
+    Case(130, 1, causal=True, tile=(32, 16)),
+    Case(1, 130, tile=(16, 32)),
+    Case(70, 130, causal=True, tile=(64, 16)),
+    Case(100, 37, causal=True, tile=(16, 64)),
+]
+SHARED = [
+    Case(17, 20, batch=4, heads=2, kv_batch=kv_batch, causal=causal, tile=(32, 16))
+    for kv_batch, causal in ((1, True), (2, False))
+]
+SCALES = [Case(20, 20, causal=causal, scale=scale) for scale in (-0.7, 0.0) for causal in (True, False)]
+DTYPES = [
+    Case(40, 50, size, causal=True, dtype=dtype, tile=(32, 16)) for dtype in (F16, BF16) for size in (40, 64, 80, 256)
+]
+LIBRARY_TILES = [
+    *[Case(150, 170, size, causal=True, dtype=BF16, tile=None) for size in (64, 80, 128, 256)],
+    Case(1, 100, 128, causal=True, heads=4, kv_heads=2, dtype=BF16, tile=None),
+    Case(40, 130, 96, dtype=F16, tile=None),
+    Case(50, 60, 128, causal=True, tile=None),
+]
+ALL = [*SIZES, *GROUPS, *LENGTHS, *SHARED, *SCALES, *DTYPES, *LIBRARY_TILES]
