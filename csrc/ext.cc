@@ -12,6 +12,7 @@
 #include "python/buffer.h"
 #include "python/context.h"
 #include "python/handle.h"
+#include "python/recording.h"
 
 namespace nb = nanobind;
 
@@ -22,6 +23,7 @@ NB_MODULE(_ext, m) {
   eqxcallback::bind_buffer(m);
   eqxcallback::bind_context(m);
   eqxcallback::bind_handle(m);
+  eqxcallback::bind_recording(m);
   m.def("python_call_targets", &eqxcallback::python_call_targets);
   m.def("cpu_ops", &eqxcallback::cpu_ops);
   m.def("gpu_launch_targets", &eqxcallback::gpu_launch_targets);

@@ -11,31 +11,25 @@ std::mutex mutex;
 std::string path;                      // "": the system's
 std::shared_ptr<const Driver> loaded;  // of `path`, or null
 
-template <class Symbol>
-void find(void* library, const char* name, Symbol& symbol) {
-  symbol = reinterpret_cast<Symbol>(dlsym(library, name));
-  if (symbol == nullptr) throw std::runtime_error(std::string("the CUDA driver has no ") + name + "; it is too old");
-}
-
 std::shared_ptr<const Driver> open(const std::string& where) {
   auto opened = std::make_shared<Driver>();
   // Never closed: modules and contexts live as long as the process.
   opened->library = dlopen(where.empty() ? "libcuda.so.1" : where.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (opened->library == nullptr) throw std::runtime_error(std::string("there is no CUDA driver: ") + dlerror());
   Driver& d = *opened;
-  find(d.library, "cuInit", d.Init);
-  find(d.library, "cuGetErrorName", d.GetErrorName);
-  find(d.library, "cuGetErrorString", d.GetErrorString);
-  find(d.library, "cuDriverGetVersion", d.DriverGetVersion);
-  find(d.library, "cuDeviceGetCount", d.DeviceGetCount);
-  find(d.library, "cuCtxGetCurrent", d.CtxGetCurrent);
-  find(d.library, "cuCtxSetCurrent", d.CtxSetCurrent);
-  find(d.library, "cuDevicePrimaryCtxRetain", d.DevicePrimaryCtxRetain);
-  find(d.library, "cuModuleLoadData", d.ModuleLoadData);
-  find(d.library, "cuModuleUnload", d.ModuleUnload);
-  find(d.library, "cuModuleGetFunction", d.ModuleGetFunction);
-  find(d.library, "cuFuncSetAttribute", d.FuncSetAttribute);
-  find(d.library, "cuLaunchKernel", d.LaunchKernel);
+  find(d, "cuInit", d.Init);
+  find(d, "cuGetErrorName", d.GetErrorName);
+  find(d, "cuGetErrorString", d.GetErrorString);
+  find(d, "cuDriverGetVersion", d.DriverGetVersion);
+  find(d, "cuDeviceGetCount", d.DeviceGetCount);
+  find(d, "cuCtxGetCurrent", d.CtxGetCurrent);
+  find(d, "cuCtxSetCurrent", d.CtxSetCurrent);
+  find(d, "cuDevicePrimaryCtxRetain", d.DevicePrimaryCtxRetain);
+  find(d, "cuModuleLoadData", d.ModuleLoadData);
+  find(d, "cuModuleUnload", d.ModuleUnload);
+  find(d, "cuModuleGetFunction", d.ModuleGetFunction);
+  find(d, "cuFuncSetAttribute", d.FuncSetAttribute);
+  find(d, "cuLaunchKernel", d.LaunchKernel);
   check(d, d.Init(0), "cuInit");
   return opened;
 }
@@ -65,6 +59,12 @@ std::string describe(const Driver& driver, int code, const std::string& call) {
 
 DriverError::DriverError(const Driver& driver, int code, const std::string& call)
     : std::runtime_error(describe(driver, code, call)), code(code) {}
+
+void* find_symbol(void* library, const char* name) {
+  void* symbol = dlsym(library, name);
+  if (symbol == nullptr) throw std::runtime_error(std::string("the CUDA driver has no ") + name + "; it is too old");
+  return symbol;
+}
 
 std::shared_ptr<const Driver> driver() {
   std::lock_guard<std::mutex> lock(mutex);

@@ -36,6 +36,13 @@ struct Driver {
                       void** extra) = nullptr;
 };
 
+// A function of the driver, by its name. Throws std::runtime_error if it has none: it is too old.
+void* find_symbol(void* library, const char* name);
+template <class Symbol>
+void find(const Driver& driver, const char* name, Symbol& symbol) {
+  symbol = reinterpret_cast<Symbol>(find_symbol(driver.library, name));
+}
+
 // A call of the driver that failed.
 class DriverError : public std::runtime_error {
  public:

@@ -3,6 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <vector>
+
 #include "python/buffer.h"
 
 namespace eqxcallback {
@@ -13,7 +15,11 @@ enum class Stage : uint8_t { kInstantiate, kPrepare, kInitialize, kExecute };
 struct ExecutionContext {
   Stage stage = Stage::kExecute;
   Place place;
+  std::vector<nb::object> entered = {};  // CuPy's contexts, of each `with` that is not left: a device, a stream
 };
+
+// CuPy, or an ImportError that says what to install. `who` begins it.
+nb::module_ import_cupy(const char* who);
 
 void bind_context(nb::module_& m);
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "python/buffer.h"
+#include "python/context.h"
 
 namespace eqxcallback {
 
@@ -117,8 +118,13 @@ nb::object Buffer::cupy(nb::handle self) {
   if (place_.platform == Platform::kCpu) {
     throw nb::type_error("Buffer.cupy: this Buffer is in the memory of a CPU. Use buffer.numpy().");
   }
-  nb::module_ cupy = nb::module_::import_("cupy");
+  if (dtype_->packed()) {
+    throw nb::buffer_error((std::string("Buffer.cupy: packed ") + dtype_->name + " has no form in CuPy.").c_str());
+  }
+  nb::module_ cupy = import_cupy("Buffer.cupy");
   nb::object cuda = cupy.attr("cuda");
+  // Not through __cuda_array_interface__: it has no name for bfloat16, and CuPy would make bytes of it. The memory owns
+  // this Buffer, so that an array which outlives the call is seen to hold it.
   nb::object memory = cuda.attr("UnownedMemory")(reinterpret_cast<uintptr_t>(data_), nbytes(), self, place_.ordinal);
   nb::object pointer = cuda.attr("MemoryPointer")(memory, 0);
   return cupy.attr("ndarray")(shape(), numpy_dtype(), pointer, strides());

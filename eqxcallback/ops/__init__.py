@@ -2,7 +2,8 @@
 
 from ._attention import attention as attention, decode_attention as decode_attention
 from ._cache import cache_append as cache_append
-from ._norm import rms_norm as rms_norm
+from ._cross_entropy import softmax_cross_entropy as softmax_cross_entropy
+from ._norm import layer_norm as layer_norm, rms_norm as rms_norm
 from ._quantized import (
     ENCODINGS as ENCODINGS,
     Encoding as Encoding,

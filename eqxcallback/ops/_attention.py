@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from .. import reference
+from .. import kernels, reference
 from ..kernel import NativeKernel
 from ..op import Op
 from ._checks import check, check_floats, integers, run
@@ -14,13 +14,14 @@ from ._checks import check, check_floats, integers, run
 # Keys and values are one argument, which is mapped as a whole.
 _attention = Op(
     "attention",
-    kernels={"cpu": NativeKernel("attention")},
+    kernels={"cpu": NativeKernel("attention"), "cuda": kernels.ATTENTION},
     reference=lambda q, kv, **options: reference.attention(q, kv[0], kv[1], **options),
     batching={"q": "batched", "kv": "either"},
+    backward={"cuda": kernels.ATTENTION_BACKWARD},
 )
 _decode_attention = Op(
     "decode_attention",
-    kernels={"cpu": NativeKernel("decode_attention")},
+    kernels={"cpu": NativeKernel("decode_attention"), "cuda": kernels.DECODE_ATTENTION},
     reference=lambda q, kv, length, **options: reference.decode_attention(q, kv[0], kv[1], length, **options),
     batching={"q": "batched", "kv": "either", "length": "either"},
 )

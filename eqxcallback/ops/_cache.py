@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Int
 
-from .. import reference
+from .. import kernels, reference
 from ..kernel import NativeKernel
 from ..op import Op
 from ._checks import check, integers
@@ -14,7 +14,7 @@ from ._checks import check, integers
 
 _cache_append = Op(
     "cache_append",
-    kernels={"cpu": NativeKernel("cache_append", aliases={"cache": 0})},
+    kernels={"cpu": NativeKernel("cache_append", aliases={"cache": 0}), "cuda": kernels.CACHE_APPEND},
     reference=reference.cache_append,
     batching={"rows": "batched", "position": "either"},
 )

@@ -1,5 +1,7 @@
 """What the functions of this room have in common when they check their arguments."""
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -9,8 +11,9 @@ from jax.typing import ArrayLike
 from ..op import Op
 
 
-# What the kernels of this package compute with.
+# What the kernels of this package compute with, and those for GPUs alone.
 KERNEL_DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
+_GPU_DTYPES = (jnp.dtype(jnp.float16),)
 
 
 def check(condition: bool, op: str, expected: str, **got: Any) -> None:
@@ -45,5 +48,13 @@ def run(op: Op, x: jax.Array, *args: Any, **options: Any) -> Any:
     """`op`, or its definition where the dtype of `x` is none that its kernels know."""
     if x.dtype in KERNEL_DTYPES:
         return op(x, *args, **options)
+    if x.dtype in _GPU_DTYPES:
+        return _on_gpus(op)(x, *args, **options)
     assert op.reference is not None
     return op.reference(x, *args, **options)
+
+
+@functools.cache
+def _on_gpus(op: Op) -> Op:
+    """`op` without its kernel for CPUs."""
+    return dataclasses.replace(op, kernels={"cuda": op.kernels["cuda"]})

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .. import reference
+from .. import kernels, reference
 from ..kernel import NativeKernel
 from ..op import Op
 from ._checks import check, check_floats, run
@@ -11,9 +11,17 @@ from ._checks import check, check_floats, run
 
 _rms_norm = Op(
     "rms_norm",
-    kernels={"cpu": NativeKernel("rms_norm")},
+    kernels={"cpu": NativeKernel("rms_norm"), "cuda": kernels.RMS_NORM},
     reference=reference.rms_norm,
     batching={"x": "batched", "weight": "shared"},
+    backward={"cuda": kernels.RMS_NORM_BACKWARD},
+)
+_layer_norm = Op(
+    "layer_norm",
+    kernels={"cuda": kernels.LAYER_NORM},
+    reference=reference.layer_norm,
+    batching={"x": "batched", "weight": "shared", "bias": "shared"},
+    backward={"cuda": kernels.LAYER_NORM_BACKWARD},
 )
 
 
@@ -42,3 +50,43 @@ def rms_norm(
     weight = jnp.asarray(weight)
     check(weight.shape == x.shape[-1:], "rms_norm", "weight of the shape of the last axis of x", weight=weight, x=x)
     return run(_rms_norm, x, weight.astype(reference.wide(x.dtype)), eps=float(eps))
+
+
+def layer_norm(
+    x: Float[Array, "*batch size"],
+    weight: Float[Array, " size"] | None = None,
+    bias: Float[Array, " size"] | None = None,
+    *,
+    eps: float = 1e-5,
+) -> Float[Array, "*batch size"]:
+    r"""$\frac{x - \mathbb{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over the last axis, computed in f32.
+
+    **Arguments:**
+
+    - `x`: an array of shape `(*batch, size)`. On a GPU f32, bf16 and f16 run the kernel; everything else the reference.
+    - `weight`, `bias`: $\gamma$ and $\beta$, of shape `(size,)`.
+    - `eps`: $\varepsilon$, added to the variance.
+
+    **Returns:** an array of the shape and dtype of `x`.
+
+    ??? cite
+
+        [Layer Normalization](https://arxiv.org/abs/1607.06450)
+    """
+    x = jnp.asarray(x)
+    check_floats("layer_norm", x=x)
+    check(x.ndim > 0, "layer_norm", "x with at least one axis", x=x)
+    wide = reference.wide(x.dtype)
+    parameters = {"weight": weight, "bias": bias}
+    for name, parameter in parameters.items():
+        if parameter is not None:
+            parameter = jnp.asarray(parameter)
+            check(
+                parameter.shape == x.shape[-1:],
+                "layer_norm",
+                f"{name} of the shape of the last axis of x",
+                **{name: parameter},
+                x=x,
+            )
+            parameters[name] = parameter.astype(wide)
+    return run(_layer_norm, x, parameters["weight"], parameters["bias"], eps=float(eps))

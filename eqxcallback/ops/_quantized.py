@@ -5,7 +5,7 @@ from typing import Literal
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
-from .. import reference
+from .. import kernels, reference
 from ..kernel import NativeKernel
 from ..op import Op
 from ._checks import KERNEL_DTYPES, check, check_floats
@@ -18,7 +18,7 @@ _BLOCK_SIZE = 32
 
 _quantized_linear = Op(
     "quantized_linear",
-    kernels={"cpu": NativeKernel("quantized_linear")},
+    kernels={"cpu": NativeKernel("quantized_linear"), "cuda": kernels.QUANTIZED_LINEAR},
     reference=reference.quantized_linear,
     batching={"x": "batched", "blocks": "shared"},
 )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from .. import reference
+from .. import kernels, reference
 from ..kernel import NativeKernel
 from ..op import Op
 from ._checks import check, check_floats, run
@@ -14,9 +14,10 @@ from ._checks import check, check_floats, run
 
 _rotary_embedding = Op(
     "rotary_embedding",
-    kernels={"cpu": NativeKernel("rotary_embedding")},
+    kernels={"cpu": NativeKernel("rotary_embedding"), "cuda": kernels.ROTARY_EMBEDDING},
     reference=lambda x, table: reference.rotary_embedding(x, table[0], table[1]),
     batching={"x": "batched", "table": "either"},
+    backward={"cuda": kernels.ROTARY_EMBEDDING_BACKWARD},
 )
 
 

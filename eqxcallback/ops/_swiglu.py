@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .. import reference
+from .. import kernels, reference
 from ..kernel import NativeKernel
 from ..op import Op
 from ._checks import check, check_floats, run
@@ -11,9 +11,10 @@ from ._checks import check, check_floats, run
 
 _swiglu = Op(
     "swiglu",
-    kernels={"cpu": NativeKernel("swiglu")},
+    kernels={"cpu": NativeKernel("swiglu"), "cuda": kernels.SWIGLU},
     reference=reference.swiglu,
     batching={"gate": "batched", "up": "batched"},
+    backward={"cuda": kernels.SWIGLU_BACKWARD},
 )
 
 

@@ -27,6 +27,7 @@ class Case:
     definition: Callable[..., Any]
     args: tuple[Any, ...]
     terms: int
+    dtype: Any = None  # of the result, if it is not that of the first operand
 
     def want(self):
         """Of the same values, in f32."""
@@ -35,7 +36,7 @@ class Case:
 
     def check(self, got, want=None):
         want = self.want() if want is None else want
-        assert got.dtype == self.args[0].dtype
+        assert got.dtype == (self.args[0].dtype if self.dtype is None else self.dtype)
         tolerate(got, want, self.terms)
 
 
@@ -73,6 +74,26 @@ def blocks(seed, out_features, in_features, encoding) -> Any:
 def rms_norm(dtype, shape, weight=True, eps=1e-5, x=None):
     args = (normal(1, shape, dtype) if x is None else x, *([normal(2, shape[-1:])] if weight else []))
     return Case(_op(ops.rms_norm, eps=eps), _op(reference.rms_norm, eps=eps), args, shape[-1])
+
+
+def layer_norm(dtype, shape, weight=True, bias=True, eps=1e-5):
+    parameters = [normal(2, shape[-1:]) if weight else None, normal(3, shape[-1:]) if bias else None]
+    args = (normal(1, shape, dtype), *(parameter for parameter in parameters if parameter is not None))
+
+    def of(function):
+        def f(x, *rest):
+            given = iter(rest)
+            return function(x, *(None if parameter is None else next(given) for parameter in parameters), eps=eps)
+
+        return f
+
+    return Case(_of(of, ops.layer_norm, weight, bias), _of(of, reference.layer_norm, weight, bias), args, shape[-1])
+
+
+def softmax_cross_entropy(dtype, shape):
+    labels = np.random.default_rng(4).integers(-shape[-1], shape[-1], shape[:-1]) if shape[-1] else np.zeros(shape[:-1])
+    args = (normal(1, shape, dtype, 3.0), labels.astype(np.int32))
+    return Case(ops.softmax_cross_entropy, reference.softmax_cross_entropy, args, shape[-1], np.dtype(np.float32))
 
 
 def rotary_embedding(dtype, shape, shared=False):
@@ -137,7 +158,26 @@ def _op(function, **options):
     return functools.partial(function, **options)
 
 
+_made_functions: dict[Any, Any] = {}
+
+
+def _of(make, function, *key):
+    """`make(function)`, one for each key."""
+    return _made_functions.setdefault((function, *key), make(function))
+
+
 SHAPES = {
+    layer_norm: [
+        *[((*batch, size), *has) for batch in BATCHES for size, *has in ((1, True, True), (17, True, False))],
+        *[((3, size), False, True) for size in (3, 16, 63)],
+        ((3, 100), False, False),
+        ((0, 5),),
+    ],
+    softmax_cross_entropy: [
+        *[((*batch, size),) for batch in BATCHES for size in (1, 17)],
+        *[((3, size),) for size in (3, 16, 63, 300)],
+        ((0, 5),),
+    ],
     rms_norm: [
         *[((*batch, size), weight) for batch in BATCHES for size, weight in ((1, True), (17, False))],
         *[((3, size),) for size in (0, 3, 16, 63, 100)],
@@ -232,6 +272,8 @@ def one_of_each(dtype):
     """One case for each op and form, of odd sizes, and with more bytes of results than a C library keeps at hand."""
     return [
         rms_norm(dtype, (35, 17)),
+        layer_norm(dtype, (35, 17)),
+        softmax_cross_entropy(dtype, (35, 170)),
         rotary_embedding(dtype, (2, 5, 2, 34)),
         swiglu(dtype, (35, 17)),
         swiglu(dtype, (35, 34), packed=True),

@@ -18,6 +18,9 @@ F32 = DTYPES[0]
 CASES = {
     "rms_norm": cases.rms_norm(F32, (2, 5)),
     "rms_norm without weight": cases.rms_norm(F32, (2, 5), weight=False),
+    "layer_norm": cases.layer_norm(F32, (2, 5)),
+    "layer_norm without weight": cases.layer_norm(F32, (2, 5), weight=False),
+    "softmax_cross_entropy": cases.softmax_cross_entropy(F32, (2, 5)),
     "rotary_embedding": cases.rotary_embedding(F32, (3, 2, 4)),
     "rotary_embedding of a batch": cases.rotary_embedding(F32, (2, 3, 2, 4)),
     "rotary_embedding of a batch with one table": cases.rotary_embedding(F32, (2, 3, 2, 4), shared=True),

@@ -1,13 +1,14 @@
 // Runs CUDA kernels on a CPU, for tests: g++ builds a .cu file with this header in front of it.
 //
 // Blocks run one after another. Each CUDA thread of a block is a fiber, which runs until it waits at a barrier or in a
-// warp operation, or ends. A seed shuffles the order: without a barrier that it needs, a thread reads what another has
-// not written yet, and shared memory is NaN until somebody writes it. Reported as errors of the launch: threads that
-// wait for others that never come, or that meet at different places, and lanes that read from one that takes no part.
+// warp operation, or ends. A seed shuffles the order, and lets warps get ahead of each other: without a barrier that it
+// needs, a thread reads what another has not written yet, or has written again; shared memory is NaN until somebody
+// writes it. Reported as errors of the launch: threads that wait for others that never come, or that meet at different
+// places, and lanes that read from one that takes no part.
 //
 // Not here: inline PTX, mma, asynchronous copies, cooperative groups, several launches at a time on one OS thread,
 // waits between blocks. `extern __shared__` is DYN_SHARED. Memory is that of the CPU: there are no weak orders to get
-// wrong.
+// wrong: a missing __syncwarp is not found.
 #pragma once
 
 #include "cuda_cpu_launch.h"

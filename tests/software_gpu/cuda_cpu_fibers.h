@@ -270,6 +270,27 @@ inline std::string who_waits(const Block& block) {
   return text;
 }
 
+// Takes the threads that run next: all that can, in order; or, shuffled, those of one warp, which mostly goes on until
+// it waits for others. So warps get far ahead of each other, as they do where a barrier is missing.
+inline void take_ready(Block& block, std::mt19937* random, unsigned& warp, std::vector<unsigned>& round) {
+  std::vector<unsigned>& ready = block.ready;
+  if (random == nullptr) {
+    round.swap(ready);
+    ready.clear();
+    std::sort(round.begin(), round.end());
+    return;
+  }
+  const auto of_others = [&](unsigned i) { return i / 32 != warp; };
+  auto own = std::partition(ready.begin(), ready.end(), of_others);
+  if (own == ready.end() || (*random)() % 8 == 0) {
+    warp = ready[(*random)() % ready.size()] / 32;
+    own = std::partition(ready.begin(), ready.end(), of_others);
+  }
+  round.assign(own, ready.end());
+  ready.erase(own, ready.end());
+  std::shuffle(round.begin(), round.end(), *random);
+}
+
 inline void run(Block& block, std::mt19937* random) {
   const unsigned threads = block.size.x * block.size.y * block.size.z;
   block.warps.assign((threads + 31) / 32, Warp());
@@ -287,15 +308,12 @@ inline void run(Block& block, std::mt19937* random) {
   block.alive = threads;
   block.at_barrier = 0;
   std::vector<unsigned> round;
+  unsigned warp = 0;
   while (block.alive > 0) {
-    round.clear();
-    round.swap(block.ready);
-    if (round.empty()) throw std::runtime_error("threads wait for others that never come: " + who_waits(block));
-    if (random != nullptr) {
-      std::shuffle(round.begin(), round.end(), *random);
-    } else {
-      std::sort(round.begin(), round.end());
+    if (block.ready.empty()) {
+      throw std::runtime_error("threads wait for others that never come: " + who_waits(block));
     }
+    take_ready(block, random, warp, round);
     for (const unsigned i : round) {
       resume(block.fibers[i]);
       if (!block.error.empty()) throw std::runtime_error(block.error);

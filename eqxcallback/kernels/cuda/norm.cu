@@ -10,7 +10,7 @@
 //   backward  threads = clamp(32 * ceil(packs / 64), 32, 512), block (threads, max(1, 256 / threads)), grid
 //             parts = max(1, min(ceil(rows / block.y), 132 * max(1, floor(768 / (threads * block.y))))): what is
 //             resident at a time on 132 multiprocessors
-// Any other number of threads, a multiple of 32, gives the same results up to rounding.
+// Any other number of threads of a row, a multiple of 32, is right, and any number of parts.
 #include "common.cuh"
 
 namespace eqxcallback {
@@ -259,12 +259,12 @@ __global__ void __launch_bounds__(512, 1)
 }
 
 // -- backward: two launches with the same parameters, of X and of X_sum; one of those without weight and bias. `out` is
-// not read. Gradients of weight and bias are sums over all rows. parts: f32 [parts, sums, size], where sums is 1, or 2
-// for weight and bias; shared bytes of X: block.y * sums * size * 4 if that is at most 96 KiB, else 0. X_sum: block
-// (32, 8), grid ceil(size / 32), no shared bytes.
+// not read. Gradients of weight and bias are sums over all rows. The workspace `parts`: f32 [num_parts, sums, size],
+// where num_parts is the grid of X, and sums 1, or 2 for weight and bias. Shared bytes of X: block.y * sums * size * 4
+// if that is at most 96 KiB, else 0. X_sum: block (32, 8), grid ceil(size / 32), no shared bytes.
 
 template <typename T>
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(768, 1)
     rms_norm_backward(const T* x, const float* weight, const T* out, const T* dout, T* dx, float* dweight, float* parts,
                       long long rows, long long size, long long num_parts, float eps) {
   normalize_backward<T, false, true, false>(x, weight, dout, dx, parts, rows, size, eps);
@@ -278,13 +278,13 @@ __global__ void __launch_bounds__(256)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(768, 1)
     rms_norm_plain_backward(const T* x, const T* out, const T* dout, T* dx, long long rows, long long size, float eps) {
   normalize_backward<T, false, false, false>(x, nullptr, dout, dx, nullptr, rows, size, eps);
 }
 
 template <typename T>
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(768, 1)
     layer_norm_backward(const T* x, const float* weight, const float* bias, const T* out, const T* dout, T* dx,
                         float* dweight, float* dbias, float* parts, long long rows, long long size, long long num_parts,
                         float eps) {
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(256)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(768, 1)
     layer_norm_weight_backward(const T* x, const float* weight, const T* out, const T* dout, T* dx, float* dweight,
                                float* parts, long long rows, long long size, long long num_parts, float eps) {
   normalize_backward<T, true, true, false>(x, weight, dout, dx, parts, rows, size, eps);
@@ -315,7 +315,7 @@ __global__ void __launch_bounds__(256)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(512, 1)
+__global__ void __launch_bounds__(768, 1)
     layer_norm_bias_backward(const T* x, const float* bias, const T* out, const T* dout, T* dx, float* dbias,
                              float* parts, long long rows, long long size, long long num_parts, float eps) {
   normalize_backward<T, true, false, true>(x, nullptr, dout, dx, parts, rows, size, eps);
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(256)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(512, 1) layer_norm_plain_backward(const T* x, const T* out, const T* dout, T* dx,
+__global__ void __launch_bounds__(768, 1) layer_norm_plain_backward(const T* x, const T* out, const T* dout, T* dx,
                                                                     long long rows, long long size, float eps) {
   normalize_backward<T, true, false, false>(x, nullptr, dout, dx, nullptr, rows, size, eps);
 }

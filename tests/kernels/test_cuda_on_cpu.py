@@ -1,6 +1,7 @@
 """CUDA on a CPU: what the language means, and that mistakes are found."""
 
 import ctypes
+import functools
 import pathlib
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from ..software_gpu.build import build
 from .running import Call, Launch, run
-from .test_sanitized import sanitized
+from .test_cuda_sanitized import sanitized
 
 
 SOURCE = """
@@ -51,20 +52,22 @@ __global__ void static_memory(float* out) {
   kept[1] = 7;
 }
 
-__global__ void no_barrier(const float* x, float* out) {
+template <bool has_barrier>
+__global__ void reverse(const float* x, float* out) {
   __shared__ float shared[64];
   shared[threadIdx.x] = x[threadIdx.x];
-  MAYBE_BARRIER;
+  if (has_barrier) __syncthreads();
   out[threadIdx.x] = shared[63 - threadIdx.x];
 }
 
-__global__ void no_barrier_in_a_loop(const float* x, float* out) {
+template <bool has_barrier>
+__global__ void one_after_the_other(const float* x, float* out) {
   __shared__ float total;
   for (int i = 0; i < 2; ++i) {
     if (threadIdx.x == 0) total = x[i];
     __syncthreads();
     out[64 * i + threadIdx.x] = total;
-    MAYBE_BARRIER;
+    if (has_barrier) __syncthreads();
   }
 }
 
@@ -101,16 +104,18 @@ __global__ void beyond_shared_memory(float* out) {
   out[threadIdx.x] = shared[threadIdx.x];
 }
 """
-ENTRIES = [line.split("(")[0].split()[-1] for line in SOURCE.splitlines() if line.startswith("__global__")]
+NAMES = [line.split("(")[0].split()[-1] for line in SOURCE.splitlines() if line.startswith("__global__")]
+TEMPLATES = ["reverse", "one_after_the_other"]
+ENTRIES = [
+    *(name for name in NAMES if name not in TEMPLATES),
+    *(f"{name}<{barrier}>" for name in TEMPLATES for barrier in ("true", "false")),
+]
 INDEX = {name: i for i, name in enumerate(ENTRIES)}
 
 
-def library(barrier="__syncthreads()"):
-    return ctypes.CDLL(str(path(barrier)))
-
-
-def path(barrier="__syncthreads()", **options):
-    return build(SOURCE, ENTRIES, flags=[f"-DMAYBE_BARRIER={barrier}"], **options)
+@functools.cache
+def library():
+    return ctypes.CDLL(str(build(SOURCE, ENTRIES)))
 
 
 def call(name, *operands, out=(64,), threads=64, blocks=1, shared_bytes=0, scalars=()):
@@ -145,13 +150,13 @@ def test_places_and_poison():
     assert np.isnan(run(library(), INDEX, call("static_memory", out=(3,), blocks=3), 0)[0]).all()
 
 
-@pytest.mark.parametrize("name", ["no_barrier", "no_barrier_in_a_loop"])
-def test_a_missing_barrier(name):
-    how = call(name, X, out=(64 if name == "no_barrier" else 128,))
-    right = run(library(), INDEX, how, 0)[0]
+@pytest.mark.parametrize(("name", "count"), [("reverse", 64), ("one_after_the_other", 128)])
+def test_a_missing_barrier(name, count):
+    right = run(library(), INDEX, call(f"{name}<true>", X, out=(count,)), 0)[0]
     for seed in (1, 2, 3):
-        np.testing.assert_array_equal(run(library(), INDEX, how, seed)[0], right)
-        assert not np.array_equal(run(library("0"), INDEX, how, seed)[0], right, equal_nan=False)
+        np.testing.assert_array_equal(run(library(), INDEX, call(f"{name}<true>", X, out=(count,)), seed)[0], right)
+        wrong = run(library(), INDEX, call(f"{name}<false>", X, out=(count,)), seed)[0]
+        assert not np.array_equal(wrong, right)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +188,7 @@ def test_writes_beyond_the_end():
     ids=["a read", "shared memory"],
 )
 def test_address_sanitizer(how, tmp_path):
-    code, output = sanitized(path(sanitize="address"), INDEX, [how], tmp_path)
+    code, output = sanitized(build(SOURCE, ENTRIES, sanitize="address"), INDEX, [how], tmp_path)
     assert code != 0
     assert "AddressSanitizer: heap-buffer-overflow" in output
 
@@ -200,11 +205,12 @@ def test_what_does_not_compile():
 
 
 def test_builds_are_kept():
-    script = "import sys, time; sys.path.insert(0, sys.argv[1]); import build; print(build.build(sys.argv[2], ['k']))"
-    source = "__global__ void k(float* x) { x[threadIdx.x] = 1; }"
-    first = build(source, ["k"])
+    script = "import sys; sys.path.insert(0, sys.argv[1]); import build; print(build.build(sys.argv[2], sys.argv[3:]))"
+    first = build(SOURCE, ENTRIES)
     made = first.stat().st_mtime_ns
     folder = str(pathlib.Path(__file__).parents[1] / "software_gpu")
-    again = subprocess.run([sys.executable, "-c", script, folder, source], capture_output=True, text=True, check=True)
+    again = subprocess.run(
+        [sys.executable, "-c", script, folder, SOURCE, *ENTRIES], capture_output=True, text=True, check=True
+    )
     assert again.stdout.strip() == str(first)
     assert first.stat().st_mtime_ns == made

@@ -82,7 +82,7 @@ def _cache_calls(dtype):
 def _decode_attention_calls(dtype):
     example = test_cuda_decode_attention.example
     for shape in ((2, 70, 3, 1, 17), (2, 130, 6, 1, 64), (1, 9, 3, 1, 601)):
-        for lengths in ([0], [shape[1]], [-5], [2**31 - 1]):
+        for lengths in ([0], [2**31 - 1]):
             yield kernels.decode_attention(*example(shape, dtype, lengths=lengths))
 
 

@@ -1,0 +1,50 @@
+// A CUDA graph of what is enqueued on a stream of our own, made as XLA makes one for a command buffer.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+
+#include "gpu/driver.h"
+
+namespace eqxcallback::gpu {
+
+using Graph = struct GraphTag*;
+
+// From its construction to end(), in one thread, what is enqueued on stream() is recorded and does not run.
+class Capture {
+ public:
+  explicit Capture(int device);
+  ~Capture();
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+
+  Stream stream() const { return stream_; }
+
+  // Stops recording. Throws DriverError, with the code of the driver, if there is no graph: something was done that may
+  // not be done while a stream is captured.
+  void end();
+
+  // How many nodes of each kind the graph has. Kinds are numbered as in the driver's stable ABI (CUgraphNodeType).
+  const std::map<int, size_t>& nodes() const { return nodes_; }
+
+  // Waits for the device: for what was enqueued elsewhere meanwhile.
+  void wait() const;
+  // Enqueues bytes of one value.
+  void fill(uintptr_t address, size_t bytes, uint8_t value, Stream stream) const;
+  // Enqueues the graph.
+  void replay(Stream stream) const;
+
+ private:
+  struct Functions;
+
+  std::shared_ptr<const Driver> driver_;
+  std::unique_ptr<const Functions> functions_;
+  Stream stream_ = nullptr;
+  Graph graph_ = nullptr;
+  bool recording_ = false;
+  std::map<int, size_t> nodes_;
+};
+
+}  // namespace eqxcallback::gpu

@@ -1,0 +1,44 @@
+"""Linear layers over weights in blocks. See cuda/quantized.cu."""
+
+import math
+from typing import Any
+
+from ..kernel import CudaKernel, Launch
+from ._geometry import FOLDER, ceil, name
+
+
+# With more rows, a tile of weights is decoded once for all of them.
+_FEW_ROWS = 8
+
+
+def _rows(x: Any) -> int:
+    return math.prod(x.shape[:-1])
+
+
+def _rows_of_block(x: Any) -> int:
+    return next((count for count in (1, 2, 4) if count >= _rows(x)), _FEW_ROWS)
+
+
+def _entry(x: Any, blocks: Any, *, encoding: str) -> str:
+    code = f"eqxcallback::{encoding}"
+    if _rows(x) > _FEW_ROWS:
+        return name("quantized_linear_tiled", x, code)
+    return name("quantized_linear", x, code, _rows_of_block(x))
+
+
+def _grid(x: Any, blocks: Any, *, encoding: str) -> tuple[int, int]:
+    if _rows(x) > _FEW_ROWS:
+        return ceil(blocks.shape[0], 64), ceil(_rows(x), 64)
+    return ceil(blocks.shape[0], 4), ceil(_rows(x), _rows_of_block(x))
+
+
+QUANTIZED_LINEAR = CudaKernel(
+    FOLDER / "quantized.cu",
+    _entry,
+    Launch(grid=_grid, block=lambda x, blocks, *, encoding: 256 if _rows(x) > _FEW_ROWS else 128),
+    scalars={
+        "rows": ("int64", lambda x, blocks, *, encoding: _rows(x)),
+        "in_features": ("int64", lambda x, blocks, *, encoding: x.shape[-1]),
+        "out_features": ("int64", lambda x, blocks, *, encoding: blocks.shape[0]),
+    },
+)

@@ -1,0 +1,150 @@
+"""Our ops with their kernels in CUDA C++, launched as on a GPU, on the CPU: the same tests as the CPU's own kernels pass.
+
+Attention is Triton's: tests/triton.
+"""
+
+import importlib
+import types
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import eqxcallback as eqxc
+from eqxcallback import CudaKernel, Op, ops
+
+from ..ops import cases, test_transformations as transformations
+from ..ops.cases import normal
+from ..software_gpu.ops import on_software_gpu
+
+
+F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+MODULES = [
+    importlib.import_module(name)
+    for name in sorted(
+        f"eqxcallback.ops.{stem}"
+        for stem in ("_attention", "_cache", "_cross_entropy", "_norm", "_quantized", "_rotary", "_swiglu")
+    )
+]
+
+
+def is_ours(value):
+    return isinstance(value, Op) and isinstance(value.kernels.get("cuda"), CudaKernel)
+
+
+@pytest.fixture(autouse=True)
+def launches(software_gpu, monkeypatch):
+    """The driver's log of a test, all of whose ops run their kernels for GPUs."""
+    for module in MODULES:
+        for name, op in vars(module).items():
+            if is_ours(op):
+                monkeypatch.setattr(module, name, on_software_gpu(op))
+    checks = importlib.import_module("eqxcallback.ops._checks")
+    monkeypatch.setattr(checks, "_on_gpus", lambda op: op)
+    cases.quickly_compiled.cache_clear()
+    yield software_gpu
+    cases.quickly_compiled.cache_clear()
+
+
+def test_every_op_is_here():
+    found = {name for name, value in vars(ops).items() if isinstance(value, types.FunctionType)}
+    without = {"attention", "dequantize", "rotary_table"}  # in Triton; in JAX alone
+    assert {make.__name__ for make in cases.SHAPES} - {"attention"} == found - without
+
+
+CUDA = [make for make in cases.SHAPES if make is not cases.attention]
+# What is empty launches nothing; every kernel with its sizes is in tests/kernels.
+VALUES = [(make, *arguments) for make in CUDA for arguments in cases.SHAPES[make]]
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
+@pytest.mark.parametrize("make", CUDA, ids=lambda make: make.__name__)
+def test_values(make, dtype, launches):
+    if make is cases.quantized_linear and dtype == F16:
+        pytest.skip("quantized_linear takes f32 and bf16")
+    for arguments in cases.SHAPES[make][:: 1 if dtype == F32 else 5]:
+        launches.reset()
+        case = make(dtype, *arguments)
+        if dtype == F16:
+            want = np.asarray(case.definition(*map(jnp.asarray, case.args)))
+            got = np.asarray(jax.jit(case.op)(*case.args))
+            np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2**-9, atol=2**-9)
+        else:
+            case.check(np.asarray(jax.jit(case.op)(*case.args)))
+        if all(x.size for x in case.args):
+            assert launches.launches, f"no kernel ran for {arguments}"
+
+
+CASES = {name: case for name, case in transformations.CASES.items() if not name.startswith("attention")}
+by_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+
+
+@by_case
+def test_vmap_of_each_operand(case, launches):
+    transformations.test_vmap_of_each_operand(case)
+    assert launches.launches
+
+
+@by_case
+def test_nested_vmap(case, launches):
+    transformations.test_nested_vmap(case)
+    assert launches.launches
+
+
+@by_case
+def test_derivatives(case, launches):
+    transformations.test_derivatives(case)
+    assert launches.launches
+
+
+HAVE_BACKWARD = ["rms_norm", "rms_norm without weight", "layer_norm", "layer_norm without weight"]
+HAVE_BACKWARD += ["softmax_cross_entropy", "rotary_embedding", "swiglu", "swiglu packed"]
+
+
+@pytest.mark.parametrize("name", HAVE_BACKWARD)
+def test_gradients_are_those_of_the_kernel(name, launches):
+    case = CASES[name]
+    numbers = transformations.floats(case)
+    gradients = jax.jit(jax.grad(lambda *args: (case.op(*args) ** 2).sum(), numbers))
+    got = gradients(*case.args)
+    program = gradients.lower(*case.args).as_text()
+    assert program.count("custom_call @eqxcallback_launch_captured") == 2
+    want = jax.jit(jax.grad(lambda *args: (case.definition(*args) ** 2).sum(), numbers))(*case.args)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-5, atol=2e-5), got, want)
+
+
+def test_shared_weights_and_those_of_each_example(launches):
+    """`grad(vmap(f))` is one sum by the kernel; `vmap(grad(f))` has a gradient for each example."""
+    x, weight = normal(1, (3, 4, 5)), normal(2, (5,))
+
+    def loss(x, weight):
+        return (ops.rms_norm(x, weight) ** 2).sum()
+
+    def reference(x, weight):
+        return ((x / jnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-5) * weight) ** 2).sum()
+
+    with jax.numpy_rank_promotion("allow"):
+        one = jax.grad(lambda w: jax.vmap(loss, (0, None))(x, w).sum())
+        each = jax.vmap(jax.grad(loss, 1), (0, None))
+        np.testing.assert_allclose(
+            jax.jit(one)(weight), jax.grad(lambda w: reference(x, w))(weight), rtol=1e-5, atol=1e-5
+        )
+        want = jax.vmap(jax.grad(reference, 1), (0, None))(x, weight)
+        np.testing.assert_allclose(jax.jit(each)(x, weight), want, rtol=1e-5, atol=1e-5)
+    assert jax.jit(one).lower(weight).as_text().count("@eqxcallback_launch_captured") == 2
+
+
+def test_a_norm_of_a_large_row(launches):
+    case = cases.rms_norm(F32, (2, 50_257))
+    case.check(np.asarray(jax.jit(case.op)(*case.args)))
+    gradient = jax.jit(jax.grad(lambda x, w: case.op(x, w).sum(), (0, 1)))(*case.args)
+    want = jax.jit(jax.grad(lambda x, w: case.definition(x, w).sum(), (0, 1)))(*case.args)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4), gradient, want)
+
+
+def test_the_whole_of_check(launches):
+    x, weight = normal(1, (3, 40)), normal(2, (40,))
+    eqxc.testing.check(importlib.import_module("eqxcallback.ops._norm")._rms_norm, x, weight, eps=1e-5)
+    assert len(launches.launches) > 50
