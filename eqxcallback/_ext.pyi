@@ -23,6 +23,9 @@ class ExecutionContext:
     - `platform`: `"cpu"` or `"cuda"`.
     - `device_ordinal`: the number of the device among those of its platform in this process.
     - `stream`: the address of XLA's stream on a GPU, to launch on; `None` on a CPU.
+
+    `with ctx:` makes XLA's device and stream the current ones of CuPy, in this thread. On a CPU it does nothing. Libraries that
+    know the CUDA stream protocol, `__cuda_stream__`, take `ctx` for its stream.
     """
 
     def __init__(self) -> None: ...
@@ -34,6 +37,12 @@ class ExecutionContext:
     def device_ordinal(self) -> int: ...
     @property
     def stream(self) -> int | None: ...
+    def cupy_stream(self) -> Any:
+        """XLA's stream as a `cupy.cuda.Stream`, for calls that take one. `TypeError` on a CPU."""
+
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+    def __enter__(self) -> ExecutionContext: ...
+    def __exit__(self, *reason: object) -> None: ...
 
 class Buffer:
     """XLA's memory for one operand or result, lent to a kernel for the length of one call.
@@ -83,7 +92,9 @@ class Buffer:
         """A NumPy array over this memory (CPU). Read-only for an input."""
 
     def cupy(self) -> Any:
-        """A CuPy array over this memory (GPU). Launch on `ctx.stream`."""
+        """A CuPy array over this memory (GPU). Use it inside of `with ctx:`. CuPy has no read-only arrays: do not write to
+        those of inputs.
+        """
 
     def torch(self) -> Any:
         """A PyTorch tensor over this memory. PyTorch has no read-only tensors: do not write to those of inputs."""
@@ -97,6 +108,24 @@ class Handle:
     def __call__(self, *args: Any) -> None: ...
     @staticmethod
     def exists(key: int) -> bool: ...
+
+class Recording:
+    def __init__(
+        self,
+        body: Callable[..., None],
+        direct: bool,
+        ctx: ExecutionContext,
+        outputs: tuple[Buffer, ...],
+        inputs: tuple[Buffer, ...],
+    ) -> None: ...
+    def take_error(self) -> BaseException | None: ...
+    @property
+    def code(self) -> int: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def nodes(self) -> dict[int, int]: ...
+    def replay(self, unwritten: tuple[Buffer, ...]) -> None: ...
 
 def resume(*args: Any) -> None: ...
 def set_jax_handler(capsule: object) -> None: ...

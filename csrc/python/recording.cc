@@ -10,8 +10,8 @@
 namespace eqxcallback {
 namespace {
 
-// No element of any dtype is likely to be this by chance.
-constexpr uint8_t kNoise = 0xA5;
+// NaN in every floating dtype, so that no tolerance takes it for a result.
+constexpr uint8_t kNoise = 0xFF;
 
 // A Buffer over the same memory, elsewhere.
 nb::object lend_again(nb::handle object, const Place& place) {
@@ -104,7 +104,7 @@ void bind_recording(nb::module_& m) {
   nb::class_<Recording>(m, "Recording")
       .def(nb::init<nb::object, bool, const ExecutionContext&, nb::tuple, nb::tuple>(), nb::arg("body"),
            nb::arg("direct"), nb::arg("ctx"), nb::arg("outputs"), nb::arg("inputs"))
-      .def_prop_ro("error", &Recording::error)
+      .def("take_error", &Recording::take_error)
       .def_prop_ro("code", &Recording::code)
       .def_prop_ro("message", &Recording::message)
       .def_prop_ro("nodes", &Recording::nodes)

@@ -6,6 +6,9 @@
 
 #include <nanobind/nanobind.h>
 
+#include <string>
+#include <utility>
+
 #include "gpu/capture.h"
 #include "python/context.h"
 
@@ -16,8 +19,8 @@ class Recording {
   // `body` is called as a Handle calls it. See there for `direct`.
   Recording(nb::object body, bool direct, const ExecutionContext& ctx, nb::tuple outputs, nb::tuple inputs);
 
-  // What the kernel raised, or None.
-  nb::object error() const { return error_; }
+  // What the kernel raised, or None. Once: its traceback has frames that hold this object.
+  nb::object take_error() { return std::exchange(error_, nb::none()); }
   // The driver's code for the end of the capture, and its text. 0: there is a graph.
   int code() const { return code_; }
   const std::string& message() const { return message_; }

@@ -58,6 +58,12 @@ def _leave() -> None:
             _ext.set_checked_call(None)
 
 
+def resume() -> None:
+    """After something else had the place of checked mode."""
+    with _lock:
+        _ext.set_checked_call(_checked_call if _depth else None)
+
+
 def _checked_call(
     body: Callable[..., None],
     direct: bool,

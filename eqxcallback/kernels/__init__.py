@@ -1,9 +1,13 @@
 """Our kernels for GPUs: their sources (`cuda/`, `triton/`), and how each of them is launched."""
 
-from ._attention import ATTENTION as ATTENTION, ATTENTION_BACKWARD as ATTENTION_BACKWARD
+from ._attention import (
+    ATTENTION as ATTENTION,
+    ATTENTION_BACKWARD as ATTENTION_BACKWARD,
+    MAX_ATTENTION_SIZE as MAX_ATTENTION_SIZE,
+)
 from ._cache import CACHE_APPEND as CACHE_APPEND
 from ._cross_entropy import CROSS_ENTROPY as CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD as CROSS_ENTROPY_BACKWARD
-from ._decode_attention import DECODE_ATTENTION as DECODE_ATTENTION
+from ._decode_attention import DECODE_ATTENTION as DECODE_ATTENTION, MAX_DECODE_SIZE as MAX_DECODE_SIZE
 from ._norm import (
     LAYER_NORM as LAYER_NORM,
     LAYER_NORM_BACKWARD as LAYER_NORM_BACKWARD,

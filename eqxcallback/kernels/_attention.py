@@ -12,6 +12,9 @@ from ._geometry import ceil
 from .triton.attention_tiles import Choice, choose_backward, choose_forward
 
 
+# Of a head: what tiles of it have shared memory for.
+MAX_ATTENTION_SIZE = 256
+
 _MODULES = "eqxcallback.kernels.triton.attention", "eqxcallback.kernels.triton.attention_backward"
 
 

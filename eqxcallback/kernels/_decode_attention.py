@@ -10,6 +10,9 @@ from ..kernel import CudaKernel, Launch
 from ._geometry import FOLDER, MULTIPROCESSORS, ceil, name, pack
 
 
+# Of a head: what the lanes that share a row have registers for.
+MAX_DECODE_SIZE = 1024
+
 # A part has at least as many keys.
 _MIN_PART_KEYS = 64
 

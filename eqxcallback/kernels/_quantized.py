@@ -15,19 +15,23 @@ def _rows(x: Any) -> int:
     return math.prod(x.shape[:-1])
 
 
+def _is_tiled(x: Any) -> bool:
+    return _rows(x) > _FEW_ROWS
+
+
 def _rows_of_block(x: Any) -> int:
     return next((count for count in (1, 2, 4) if count >= _rows(x)), _FEW_ROWS)
 
 
 def _entry(x: Any, blocks: Any, *, encoding: str) -> str:
     code = f"eqxcallback::{encoding}"
-    if _rows(x) > _FEW_ROWS:
+    if _is_tiled(x):
         return name("quantized_linear_tiled", x, code)
     return name("quantized_linear", x, code, _rows_of_block(x))
 
 
 def _grid(x: Any, blocks: Any, *, encoding: str) -> tuple[int, int]:
-    if _rows(x) > _FEW_ROWS:
+    if _is_tiled(x):
         return ceil(blocks.shape[0], 64), ceil(_rows(x), 64)
     return ceil(blocks.shape[0], 4), ceil(_rows(x), _rows_of_block(x))
 
@@ -35,7 +39,7 @@ def _grid(x: Any, blocks: Any, *, encoding: str) -> tuple[int, int]:
 QUANTIZED_LINEAR = CudaKernel(
     FOLDER / "quantized.cu",
     _entry,
-    Launch(grid=_grid, block=lambda x, blocks, *, encoding: 256 if _rows(x) > _FEW_ROWS else 128),
+    Launch(grid=_grid, block=lambda x, blocks, *, encoding: 256 if _is_tiled(x) else 128),
     scalars={
         "rows": ("int64", lambda x, blocks, *, encoding: _rows(x)),
         "in_features": ("int64", lambda x, blocks, *, encoding: x.shape[-1]),

@@ -41,7 +41,7 @@ class QuantizedLinear(eqx.Module):
     ) -> Float[Array, " out_features"]:
         """**Arguments:**
 
-        - `x`: f32 or bf16, of shape `(in_features,)`. A batch goes through `jax.vmap`, which is one call of the kernel.
+        - `x`: f32, bf16 or f16, of shape `(in_features,)`. A batch goes through `jax.vmap`, which is one call of the kernel.
         - `key`: ignored, as in `equinox.nn.Linear`.
 
         **Returns:** an array of shape `(out_features,)` and the dtype of `x`.

@@ -8,7 +8,7 @@ from jaxtyping import Array, ArrayLike, Float, Int
 from .. import kernels, reference
 from ..kernel import NativeKernel
 from ..op import Op
-from ._checks import check, check_floats, integers, run
+from ._checks import check, check_floats, integers, on_cpus, run
 
 
 # Keys and values are one argument, which is mapped as a whole.
@@ -39,7 +39,8 @@ def attention(
 
     **Arguments:**
 
-    - `q`: queries, of shape `(*batch, queries, heads, size)`. f32 and bf16 run the kernel, other dtypes the reference.
+    - `q`: queries, of shape `(*batch, queries, heads, size)`. f32 and bf16 run the kernel, on a GPU f16 as well, other
+        dtypes the reference.
     - `k`, `v`: keys and values, of shape `(*batch, keys, kv_heads, size)`. `heads` is a multiple of `kv_heads`: query head `h`
         uses key/value head `h // (heads // kv_heads)`.
     - `causal`: whether query `i` sees only the keys up to `i + keys - queries`, so that the last query sees all. A query that
@@ -55,7 +56,8 @@ def attention(
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     check(q.ndim >= 3, "attention", "q of shape (*batch, queries, heads, size)", q=q)
     _check_keys("attention", q, k, v, q.shape[:-3])
-    return run(_attention, q, (k, v), causal=bool(causal), scale=_scale(scale, q))
+    op = _attention if q.shape[-1] <= kernels.MAX_ATTENTION_SIZE else on_cpus(_attention)
+    return run(op, q, (k, v), causal=bool(causal), scale=_scale(scale, q))
 
 
 def decode_attention(
@@ -70,7 +72,8 @@ def decode_attention(
 
     **Arguments:**
 
-    - `q`: the token's queries, of shape `(*batch, heads, size)`. f32 and bf16 run the kernel, other dtypes the reference.
+    - `q`: the token's queries, of shape `(*batch, heads, size)`. f32 and bf16 run the kernel, on a GPU f16 as well, other
+        dtypes the reference.
     - `k`, `v`: the cache, of shape `(*batch, keys, kv_heads, size)`, as in [`eqxcallback.ops.attention`][].
     - `length`: how many entries are filled, int32 of shape `batch` or `()`. Clamped to `0 .. keys`.
     - `scale`: by default $1 / \\sqrt{\\mathrm{size}}$.
@@ -82,7 +85,8 @@ def decode_attention(
     check(q.ndim >= 2, name, "q of shape (*batch, heads, size)", q=q)
     batch = q.shape[:-2]
     _check_keys(name, q, k, v, batch)
-    return run(_decode_attention, q, (k, v), integers(name, "length", length, batch), scale=_scale(scale, q))
+    op = _decode_attention if q.shape[-1] <= kernels.MAX_DECODE_SIZE else on_cpus(_decode_attention)
+    return run(op, q, (k, v), integers(name, "length", length, batch), scale=_scale(scale, q))
 
 
 def _check_keys(name: str, q: Array, k: Array, v: Array, batch: tuple[int, ...]) -> None:

@@ -13,7 +13,7 @@ from ..op import Op
 
 # What the kernels of this package compute with, and those for GPUs alone.
 KERNEL_DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
-_GPU_DTYPES = (jnp.dtype(jnp.float16),)
+GPU_DTYPES = (jnp.dtype(jnp.float16),)
 
 
 def check(condition: bool, op: str, expected: str, **got: Any) -> None:
@@ -48,13 +48,23 @@ def run(op: Op, x: jax.Array, *args: Any, **options: Any) -> Any:
     """`op`, or its definition where the dtype of `x` is none that its kernels know."""
     if x.dtype in KERNEL_DTYPES:
         return op(x, *args, **options)
-    if x.dtype in _GPU_DTYPES:
-        return _on_gpus(op)(x, *args, **options)
+    if x.dtype in GPU_DTYPES and "cuda" in op.kernels:
+        return _on(("cuda",), op)(x, *args, **options)
     assert op.reference is not None
     return op.reference(x, *args, **options)
 
 
+def on_cpus(op: Op) -> Op:
+    """`op` without its kernels for GPUs, which the arguments are too large for."""
+    return _on(("cpu",), op)
+
+
 @functools.cache
-def _on_gpus(op: Op) -> Op:
-    """`op` without its kernel for CPUs."""
-    return dataclasses.replace(op, kernels={"cuda": op.kernels["cuda"]})
+def _on(platforms: tuple[str, ...], op: Op) -> Op:
+    """`op` with its kernels for `platforms` alone."""
+    backward = op.backward if isinstance(op.backward, dict) else {}
+    kernels, backward = (
+        {platform: kernel for platform, kernel in each.items() if platform in platforms}
+        for each in (op.kernels, backward)
+    )
+    return dataclasses.replace(op, kernels=kernels, backward=backward or None)

@@ -32,7 +32,8 @@ def rms_norm(
 
     **Arguments:**
 
-    - `x`: an array of shape `(*batch, size)`. f32 and bf16 run the kernel, other dtypes the reference.
+    - `x`: an array of shape `(*batch, size)`. f32 and bf16 run the kernel, on a GPU f16 as well, other
+        dtypes the reference.
     - `weight`: $\gamma$, of shape `(size,)`.
     - `eps`: $\varepsilon$, added to the mean of the squares.
 

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, UInt8
 from .. import kernels, reference
 from ..kernel import NativeKernel
 from ..op import Op
-from ._checks import KERNEL_DTYPES, check, check_floats
+from ._checks import GPU_DTYPES, KERNEL_DTYPES, check, check_floats, run
 
 
 Encoding = Literal["Q4_1", "Q8_0"]
@@ -31,7 +31,7 @@ def quantized_linear(
 
     **Arguments:**
 
-    - `x`: an array of shape `(*batch, in_features)`, f32 or bf16, `in_features` a multiple of 32.
+    - `x`: an array of shape `(*batch, in_features)`, f32, bf16 or f16, `in_features` a multiple of 32.
     - `blocks`: one row for each output feature, in the layout of a GGUF file; see [`eqxcallback.ops.dequantize`][].
     - `encoding`: `"Q4_1"` or `"Q8_0"`.
 
@@ -43,7 +43,7 @@ def quantized_linear(
     x, blocks = jnp.asarray(x), jnp.asarray(blocks)
     _check_blocks(name, blocks, encoding)
     check_floats(name, x=x)
-    check(x.dtype in KERNEL_DTYPES, name, "x of float32 or bfloat16", x=x)
+    check(x.dtype in (*KERNEL_DTYPES, *GPU_DTYPES), name, "x of float32, bfloat16 or float16", x=x)
     features = blocks.shape[-1] // ENCODINGS[encoding] * _BLOCK_SIZE
     fits = x.ndim > 0 and x.shape[-1] == features and blocks.ndim == 2
     check(
@@ -53,7 +53,7 @@ def quantized_linear(
         x=x,
         blocks=blocks,
     )
-    return _quantized_linear(x, blocks, encoding=encoding)
+    return run(_quantized_linear, x, blocks, encoding=encoding)
 
 
 def dequantize(blocks: UInt8[Array, "*rows bytes"], *, encoding: Encoding) -> Float[Array, "*rows features"]:

@@ -51,7 +51,8 @@ def rotary_embedding(
 
     **Arguments:**
 
-    - `x`: queries or keys, of shape `(*batch, rows, heads, size)`. f32 and bf16 run the kernel, other dtypes the reference.
+    - `x`: queries or keys, of shape `(*batch, rows, heads, size)`. f32 and bf16 run the kernel, on a GPU f16 as well, other
+        dtypes the reference.
     - `cos`, `sin`: of [`eqxcallback.ops.rotary_table`][], of shape `(*batch, rows, size / 2)`, or `(rows, size / 2)` for all of
         the batch.
 

@@ -23,7 +23,8 @@ def swiglu(gate: Float[Array, "*batch size"], up: Float[Array, "*batch size"] | 
 
     **Arguments:**
 
-    - `gate`: an array of shape `(*batch, size)`. f32 and bf16 run the kernel, other dtypes the reference.
+    - `gate`: an array of shape `(*batch, size)`. f32 and bf16 run the kernel, on a GPU f16 as well, other
+        dtypes the reference.
     - `up`: the same. Without it, `gate` has shape `(*batch, 2 * size)`, with the gate first: the result of one linear layer
         for both.
 

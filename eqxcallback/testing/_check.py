@@ -6,6 +6,7 @@ from typing import Any
 
 from .._errors import raising
 from . import (
+    _rows_capture as capturing,
     _rows_derivatives as derivatives,
     _rows_devices as devices,
     _rows_dtypes as dtypes,
@@ -50,7 +51,10 @@ ROWS: Mapping[str, Callable[[Subject, Findings], None]] = {
     "sharded jit": devices.sharded_jit,
     "shard_map": devices.shard_map,
     "export": devices.export,
+    "capture": capturing.capture,
 }
+# Those that run when they are asked for.
+_ASKED = ("capture",)
 
 
 def check(
@@ -61,6 +65,7 @@ def check(
     atol: float | None = None,
     only: str | Sequence[str] | None = None,
     skip: str | Sequence[str] = (),
+    capture: bool = False,
     seed: int = 0,
     **options: Any,
 ) -> Report:
@@ -82,6 +87,7 @@ def check(
         of the dtype, 8 times in 16 bits, and `atol` is `rtol` times the largest value of the array. Derivatives may err by
         four times that, and second ones by sixteen.
     - `only`, `skip`: names of rows, as the table has them.
+    - `capture`: whether to have the row `capture` too, which needs a GPU.
     - `seed`: of cotangents and directions.
 
     **Returns:** an [`eqxcallback.testing.Report`][], of which `str` is a table.
@@ -99,15 +105,18 @@ def check(
     - `dtypes`: all floating arrays, parameters too, in f16, bf16, f32 and f64. A kernel may refuse one by a `TypeError` or a
         `ValueError`.
     - `sharded jit`, `shard_map`: a batch over all devices; `export`: a program saved and loaded.
+    - `capture`: each Python kernel that is declared `command_buffer_compatible` is recorded as XLA records it, and replayed:
+        what it launches elsewhere, allocates, waits for or reads on the host is named, with its line.
 
     **Raises:** [`eqxcallback.testing.CheckFailed`][], with the table, if a row failed. Rows come in the order in which they
     explain each other: mend the first one that failed, and check again. `TypeError` or `ValueError` for a wrong option.
 
     **Limitations:** other examples than the given one are made of it: floating values vary by a quarter, others are moved
     along their first axis. Other shapes come from `vmap` alone. Outputs of native kernels are looked at in compiled calls
-    alone. What cannot be tried on this machine is not applicable, and the table says why.
+    alone. What cannot be tried on this machine is not applicable, and the table says why. `capture` records all Python kernels
+    of a function if one is declared, after a first call: what a kernel does only once is not seen, nor is PyTorch's own pool.
     """
-    names = _selected(only, skip)
+    names = _selected(only, skip, capture)
     it = subject(layer_or_op, args, options, reference, seed)
     tolerance = Tolerance(rtol, atol)
     report = Report(it.name, tuple(_row(name, it, tolerance) for name in names))
@@ -116,8 +125,9 @@ def check(
     return report
 
 
-def _selected(only: str | Sequence[str] | None, skip: str | Sequence[str]) -> list[str]:
-    wanted = list(ROWS) if only is None else _names(only)
+def _selected(only: str | Sequence[str] | None, skip: str | Sequence[str], capture: bool) -> list[str]:
+    wanted = [name for name in ROWS if name not in _ASKED] if only is None else _names(only)
+    wanted += _ASKED if capture else ()
     left_out = _names(skip)
     for name in (*wanted, *left_out):
         if name not in ROWS:

@@ -23,7 +23,7 @@ _WRITTEN, _CHANGED, _KEPT = ("never written", "bytes other than"), ("was changed
 
 def inputs_untouched(subject: Subject, found: Findings) -> None:
     """No kernel writes to an input that it has not declared to overwrite."""
-    for where, function, make in _programs(subject):
+    for where, function, make in programs(subject):
         arrays = make()
         before = [host(array) for array in arrays]
         names = [*(operand.name for operand in subject.operands), *["a cotangent"] * len(arrays)]
@@ -71,7 +71,7 @@ def aliasing(subject: Subject, found: Findings) -> None:
                 found.same_bits(arrays, before, f"{where}: inputs after the call")
 
 
-def _programs(subject: Subject) -> Iterator[tuple[str, Any, Callable[[], list[Any]]]]:
+def programs(subject: Subject) -> Iterator[tuple[str, Any, Callable[[], list[Any]]]]:
     """Every kernel there is, forward and backward, and as `vmap` calls them; and what makes their arrays, the operands
     first: new ones for each call.
     """
@@ -103,7 +103,7 @@ def _in_checked_mode(subject: Subject, found: Findings, texts: Sequence[str]) ->
     if jax.default_backend() != "cpu":
         raise NotApplicable("checked mode is of CPUs")
     results = []
-    for where, function, make in _programs(subject):
+    for where, function, make in programs(subject):
         try:
             with raising():
                 want = [host(array) for array in function(*make())]
@@ -126,7 +126,7 @@ def _in_checked_mode(subject: Subject, found: Findings, texts: Sequence[str]) ->
 def _in_donated_memory(subject: Subject, found: Findings) -> None:
     """Where outputs cannot be filled before a call: arrays are, and donated, so that the results take their memory."""
     is_used = False
-    for where, function, make in _programs(subject):
+    for where, function, make in programs(subject):
         if where in ("compiled", "vmap"):
             with found.case(where):
                 is_used |= _into_donated(found, where, function, make)

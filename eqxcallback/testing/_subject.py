@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_map, tree_structure, tree_unflatten
 
+from .. import xla
 from ..kernel import Kernel, PythonKernel
 from ..layer import Layer
 from ..op import Op, is_array
@@ -222,7 +223,7 @@ def subject(
     elif found:
         reference_tree = over(lambda layer: layer.reference)
     kernels = _kernels(target)
-    kernel = kernels.get(jax.default_backend())
+    kernel = kernels.get(xla.platform_in_use(()))
     is_known = isinstance(target, Layer | Op)
     backward, own_jvp = (getattr(target, name, None) is not None for name in ("backward", "jvp"))
     return Subject(

@@ -102,3 +102,12 @@ def test_float16():
     x = struct(2, 64, 4, 64, dtype=jnp.float16)
     assert calls_of(lambda q: ops.attention(q, q, q), x, **ONE) == [True]
     assert calls_of(lambda x: ops.rms_norm(x), x, **ONE) == [True]
+
+
+@pytest.mark.parametrize(("op", "size"), [(ops.attention, 257), (ops.decode_attention, 1025)])
+def test_heads_that_are_too_large_are_the_references(op, size):
+    if op is ops.attention:
+        args = struct(2, 8, 4, size), struct(2, 8, 2, size), struct(2, 8, 2, size)
+    else:
+        args = struct(2, 4, size), struct(2, 8, 2, size), struct(2, 8, 2, size), struct(2, dtype=jnp.int32)
+    assert calls_of(op, *args, **ONE) == []

@@ -162,7 +162,7 @@ def test_a_dtype_that_cuda_has_no_name_for():
 
 def test_the_users_lines_are_in_an_error():
     source = 'extern "C" __global__ void entry(const float* x, float* out) {\n  out[0] = misspelled;\n}'
-    with pytest.raises(ValueError, match="(?s)op\\[cuda\\]: the source does not compile for compute_80:") as error:
+    with pytest.raises(ValueError, match=r"(?s)op\[cuda\]: the source does not compile for compute_80:") as error:
         lowered(simple(source), F32)
     assert 'source.cu(2): error: identifier "misspelled" is undefined' in str(error.value)
     assert "out[0] = misspelled;" in str(error.value)
@@ -250,7 +250,7 @@ def test_source_in_files(tmp_path):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(ValueError, match="the source .*none.cu cannot be read"):
+    with pytest.raises(ValueError, match=r"the source .*none\.cu cannot be read"):
         lowered(simple(tmp_path / "none.cu"), F32)
 
 

@@ -153,8 +153,8 @@ def u8(*shape) -> Any:
             r"quantized_linear: expected x of one floating",
         ),
         (
-            lambda: ops.quantized_linear(f16(32), u8(3, 34), encoding="Q8_0"),
-            r"quantized_linear: expected x of float32 or bfloat16; got x: float16\[32\]",
+            lambda: ops.quantized_linear(f32(32).astype(jnp.float8_e5m2), u8(3, 34), encoding="Q8_0"),
+            r"quantized_linear: expected x of float32, bfloat16 or float16; got x: float8_e5m2\[32\]",
         ),
         (
             lambda: ops.quantized_linear(f32(33), u8(3, 34), encoding="Q8_0"),

@@ -78,6 +78,8 @@ int told(const char* call) {
   std::lock_guard<std::recursive_mutex> lock(mutex); \
   if (const int code = told(name); code != 0) return code
 
+#include "driver_graphs.h"
+
 API int cuInit(unsigned) {
   CALLED("cuInit");
   return 0;
@@ -95,11 +97,16 @@ API int cuDeviceGetCount(int* count) {
 }
 
 API int cuGetErrorName(int code, const char** name) {
-  static const std::map<int, const char*> names = {
-      {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},     {2, "CUDA_ERROR_OUT_OF_MEMORY"},
-      {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"}, {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
-      {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},     {kNotFound, "CUDA_ERROR_NOT_FOUND"},
-      {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"},     {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}};
+  static const std::map<int, const char*> names = {{kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},
+                                                   {2, "CUDA_ERROR_OUT_OF_MEMORY"},
+                                                   {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
+                                                   {209, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+                                                   {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},
+                                                   {kNotFound, "CUDA_ERROR_NOT_FOUND"},
+                                                   {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"},
+                                                   {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+                                                   {kCaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+                                                   {kCaptureImplicit, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"}};
   const auto found = names.find(code);
   *name = found == names.end() ? nullptr : found->second;
   return found == names.end() ? kInvalidValue : 0;
@@ -138,7 +145,7 @@ API int cuDevicePrimaryCtxRetain(Context** context, int device) {
 API int cuModuleLoadData(Module** module, const void* image) {
   CALLED("cuModuleLoadData");
   if (current == nullptr) return kInvalidContext;
-  if (capturing) return kCaptureUnsupported;
+  if (const int code = unsafe(); code != 0) return code;
   auto* loaded = new Module{current, std::string(static_cast<const char*>(image), 4)};
   // The image of a shared library for this processor: its size is not told, so its builder has put it before the end of
   // the ELF header, into bytes that nobody reads.
@@ -206,6 +213,14 @@ API int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz
   if (shared_bytes > static_cast<unsigned>(function->max_shared_bytes)) return kInvalidValue;
   record("cuLaunchKernel %s grid=(%u,%u,%u) block=(%u,%u,%u) shared=%u device=%d stream=%p", function->name.c_str(), gx,
          gy, gz, bx, by, bz, shared_bytes, current->device, stream);
+  if (const int code = implicit(stream); code != 0) return code;
+  if (captured(stream) != nullptr) {
+    // Of a kernel that runs, the sizes of its parameters are not known, so that they cannot be kept.
+    return enqueue(stream, kKernelNode, [name = function->name, runs = function->run != nullptr] {
+      record("replayed %s", name.c_str());
+      return runs ? kNotFound : 0;
+    });
+  }
   if (function->run == nullptr) {
     std::string words;
     for (int i = 0; i < function->module->parameters; ++i) {

@@ -11,11 +11,12 @@ from eqxcallback import xla
 
 
 SOURCE = pathlib.Path(__file__).with_name("driver.cc")
+GRAPHS = SOURCE.with_name("driver_graphs.h")
 
 
 @functools.cache
 def build_driver() -> pathlib.Path:
-    digest = hashlib.blake2b(SOURCE.read_bytes(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(SOURCE.read_bytes() + GRAPHS.read_bytes(), digest_size=8).hexdigest()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="eqxcallback-driver-"))
     path = folder / f"libcuda-{digest}.so"
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
@@ -57,6 +58,16 @@ class Driver:
     def num_modules(self) -> int:
         """Those that are loaded."""
         return self._library.software_modules()
+
+    @property
+    def num_graphs(self) -> int:
+        """Streams and graphs that were made and not destroyed."""
+        return self._library.software_graphs()
+
+    @property
+    def library(self) -> ctypes.CDLL:
+        """For kernels that call the driver themselves."""
+        return self._library
 
     def fail(self, call: str, code: int) -> None:
         """The next call of that name returns this error."""

@@ -279,7 +279,8 @@ __global__ void __launch_bounds__(256)
 
 template <typename T>
 __global__ void __launch_bounds__(768, 1)
-    rms_norm_plain_backward(const T* x, const T* out, const T* dout, T* dx, long long rows, long long size, float eps) {
+    rms_norm_plain_backward(const T* x, const T* out, const T* dout, T* dx, long long rows, long long size,
+                            long long num_parts, float eps) {
   normalize_backward<T, false, false, false>(x, nullptr, dout, dx, nullptr, rows, size, eps);
 }
 
@@ -329,8 +330,9 @@ __global__ void __launch_bounds__(256)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(768, 1) layer_norm_plain_backward(const T* x, const T* out, const T* dout, T* dx,
-                                                                    long long rows, long long size, float eps) {
+__global__ void __launch_bounds__(768, 1)
+    layer_norm_plain_backward(const T* x, const T* out, const T* dout, T* dx, long long rows, long long size,
+                              long long num_parts, float eps) {
   normalize_backward<T, true, false, false>(x, nullptr, dout, dx, nullptr, rows, size, eps);
 }
 

@@ -1,12 +1,11 @@
 // SwiGLU (https://arxiv.org/abs/2002.05202), silu(gate) * up, forward and backward.
 //
-// gate, up, out [count] of T, computed in f32; or packed: gate [rows, 2 * size] with the gate first in each row, out
-// [rows, size]. For the types of 16 bits, exp and the division are the fast ones: their error is far below that of the
-// result, but for gates near -88, where it is below 1e-36.
+// gate, up, out [rows, size] of T, computed in f32; or packed: gate [rows, 2 * size] with the gate first in each row,
+// out [rows, size]. For the types of 16 bits, exp and the division are the fast ones: their error is far below that of
+// the result, but for gates near -88, where it is below 1e-36.
 //
 // The geometry of all kernels: block 256, no shared bytes; any grid is right, the best is one thread for each pack of
-// n = 16 / sizeof(T) elements: ceil(count / n / 256); packed ceil(rows * size / n / 256), or with n = 1 if n does not
-// divide size.
+// n = 16 / sizeof(T) elements: ceil(rows * size / n / 256), or packed with n = 1 if n does not divide size.
 #include "common.cuh"
 
 namespace eqxcallback {
@@ -60,8 +59,8 @@ __device__ inline void for_each_pack(long long count, bool has_packs, Body body)
 
 template <typename T>
 __global__ void __launch_bounds__(256, 4)
-    swiglu(const T* __restrict__ gate, const T* __restrict__ up, T* __restrict__ out, long long count) {
-  for_each_pack<T>(count, is_aligned(gate) && is_aligned(up) && is_aligned(out),
+    swiglu(const T* __restrict__ gate, const T* __restrict__ up, T* __restrict__ out, long long rows, long long size) {
+  for_each_pack<T>(rows * size, is_aligned(gate) && is_aligned(up) && is_aligned(out),
                    [&](long long i, auto pack) { gated<decltype(pack)::value>(gate + i, up + i, out + i); });
 }
 
@@ -79,9 +78,10 @@ __global__ void __launch_bounds__(256, 4)
 template <typename T>
 __global__ void __launch_bounds__(256, 4)
     swiglu_backward(const T* __restrict__ gate, const T* __restrict__ up, const T* __restrict__ out,
-                    const T* __restrict__ dout, T* __restrict__ dgate, T* __restrict__ dup, long long count) {
+                    const T* __restrict__ dout, T* __restrict__ dgate, T* __restrict__ dup, long long rows,
+                    long long size) {
   const bool has_packs = is_aligned(gate) && is_aligned(up) && is_aligned(dout) && is_aligned(dgate) && is_aligned(dup);
-  for_each_pack<T>(count, has_packs, [&](long long i, auto pack) {
+  for_each_pack<T>(rows * size, has_packs, [&](long long i, auto pack) {
     gated_backward<decltype(pack)::value>(gate + i, up + i, dout + i, dgate + i, dup + i);
   });
 }

@@ -1,0 +1,54 @@
+"""How close the results of a GPU have to be, and the definitions that they are compared with."""
+
+import math
+
+import jax
+import ml_dtypes
+import numpy as np
+
+
+F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+DTYPES = (F32, BF16, F16)
+
+# Of a GPU's approximations of exp, rsqrt and division, which a CPU's tests (`ops/cases.py`) do not have: some bits more.
+_F32 = 2.0**-18
+
+
+def tolerate(got, want, terms):
+    """In place of `cases.tolerate`: 16 bits are rounded once, and f32 is as close as sums in any order are on a GPU."""
+    close(got, want, rtol=_rounding(got), atol=_F32 * math.sqrt(terms + 1))
+
+
+def tolerate_products(got, want, terms):
+    """Of attention: in 16 bits its weights are rounded before they are multiplied, as tensor cores want them."""
+    got = np.asarray(got)
+    eps = _F32 * math.sqrt(terms + 1) if got.dtype == F32 else 1.5 * float(ml_dtypes.finfo(got.dtype).eps)
+    close(got, want, rtol=0, atol=eps)
+
+
+def close(got, want, *, rtol, atol):
+    """`atol` is of the largest wanted value, or of 1 if that is smaller."""
+    got, want = (np.asarray(x) for x in (got, want))
+    want = want.astype(np.float32)
+    scale = max(1.0, float(np.abs(want).max(initial=0, where=np.isfinite(want))))
+    np.testing.assert_allclose(got.astype(np.float32), want, rtol=rtol, atol=atol * scale)
+
+
+def _rounding(got):
+    return _F32 if np.asarray(got).dtype == F32 else float(ml_dtypes.finfo(np.asarray(got).dtype).eps)
+
+
+def wide(x):
+    """f32 in place of floats of 16 bits."""
+    return x.astype(np.float32) if x.dtype in DTYPES else x
+
+
+def on_device(function, *args):
+    """A definition, compiled for the GPU and in f32's full precision: XLA would take TF32 for its products."""
+    with jax.default_matmul_precision("highest"):
+        return jax.tree.map(np.asarray, jax.jit(function)(*args))
+
+
+def kernels_in(function, *args):
+    """How many calls of our launcher a program has."""
+    return jax.jit(function).lower(*args).as_text().count("stablehlo.custom_call @eqxcallback_launch")
