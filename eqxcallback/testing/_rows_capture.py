@@ -55,8 +55,8 @@ _GOES_ON = (_FORBIDDEN[0], f"The error went unseen: check what each call of CUDA
 
 # What it was, by the calls below the user's line and the text of the error. The first one that fits: a read waits as well.
 _BY_CALL: Sequence[tuple[str, tuple[str, str]]] = (
-    (r"CaptureImplicit|CAPTURE_IMPLICIT", _DEFAULT_STREAM),
-    (r"DtoH|ToHost|asnumpy|tolist|\bget\b|\bitem\b|__(float|int|bool|index|complex|array)__", _HOST_READ),
+    (r"DtoH|ToHost|asnumpy|tolist|array\w*\.(get|item)\b|__(float|int|bool|index|complex|array)__", _HOST_READ),
+    (r"CaptureImplicit|CAPTURE_IMPLICIT|\b906\b", _DEFAULT_STREAM),
     (r"[Aa]lloc", _ALLOCATES),
     (r"[Ss]ynchroni", _WAITS),
     (r"(module|Module|library|Library)Load|[Cc]ompile", _LOADS),
@@ -86,7 +86,8 @@ def capture(subject: Subject, found: Findings) -> None:
         raise NotApplicable("no GPU: nothing can be recorded")
     target = xla.python_target("cuda", True)
     counts: collections.Counter[str] = collections.Counter()
-    is_declared = False
+    faults: dict[str, list[str]] = {}  # and where
+    is_declared, is_different = False, False
     for where, function, make in programs(subject):
         if where == "eager":
             continue  # the same kernel as compiled
@@ -96,15 +97,23 @@ def capture(subject: Subject, found: Findings) -> None:
                 continue
             is_declared = True
             want = jax.block_until_ready(jitted(*make()))  # first: CuPy compiles in the first call
-            faults: dict[str, None] = {}
-            with intercepted(lambda call, faults=faults: _record(call, faults, counts)):
+            here: list[str] = []
+            with intercepted(lambda call, here=here: _record(call, here, counts)):
                 got = jax.block_until_ready(jitted(*make()))
-            for fault in faults:
-                found.fault(f"{where}: {fault}")
-            if not faults:
+            for fault in dict.fromkeys(here):
+                faults.setdefault(fault, []).append(where)
+            if not here:
+                before = len(found.faults)
                 found.close(got, want, f"{where}: a replay of what was recorded, against the call")
+                is_different |= len(found.faults) > before
     if not is_declared and not found.faults:
         raise NotApplicable("no kernel in Python is declared command_buffer_compatible")
+    for fault, places in faults.items():
+        found.fault(f"{', '.join(places)}: {fault}")
+    if is_different:
+        found.notes.append(
+            f"What is launched on another stream, or computed on the host, is not replayed. {_ELSEWHERE[1]}"
+        )
     if counts:
         found.notes.append("recorded " + ", ".join(_count(number, kind) for kind, number in counts.items()))
 
@@ -113,7 +122,7 @@ def on_gpu() -> bool:
     return xla.platform_in_use(()) == "cuda"
 
 
-def _record(call: KernelCall, faults: dict[str, None], counts: collections.Counter[str]) -> None:
+def _record(call: KernelCall, faults: list[str], counts: collections.Counter[str]) -> None:
     """In place of a kernel."""
     with _no_pool():
         recording = call.record()
@@ -123,7 +132,7 @@ def _record(call: KernelCall, faults: dict[str, None], counts: collections.Count
             counts[_NODES.get(kind, "other node")] += number
         call.replay(recording)
     else:
-        faults[f"{callable_name(call.body)} {fault}"] = None
+        faults.append(f"{callable_name(call.body)} {fault}")
         call.run()  # the program goes on
 
 
@@ -143,7 +152,11 @@ def _fault(recording: Any, has_work: bool) -> str | None:
     return None
 
 
-def _raised(error: Exception, *, is_refused: bool) -> str:
+def _raised(error: BaseException, *, is_refused: bool) -> str:
+    while (
+        error.__context__ is not None and not error.__suppress_context__
+    ):  # what came first; later ones follow from it
+        error = error.__context__
     place, calls = _where(error)
     text = error_text(error)
     sin, remedy = "raises while it is recorded, and not otherwise", ""
@@ -154,10 +167,10 @@ def _raised(error: Exception, *, is_refused: bool) -> str:
     elif is_refused:
         said = "\n".join([*calls, text])
         sin, remedy = next((named for pattern, named in _BY_CALL if re.search(pattern, said)), _FORBIDDEN)
-    return f"{sin}, {place}: {text}. {remedy}".rstrip()
+    return f"{sin}, {place}: {text.rstrip('.')}. {remedy}".rstrip()
 
 
-def _where(error: Exception) -> tuple[str, list[str]]:
+def _where(error: BaseException) -> tuple[str, list[str]]:
     """The user's line, and the names of the functions of libraries below it."""
     frames = list(traceback.walk_tb(error.__traceback__))
     is_own = [frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES for frame, _ in frames]

@@ -1,9 +1,6 @@
 """The GPU side of the python lane on a machine without one: the lowering, and the handler itself on a made-up frame."""
 
 import ctypes
-import importlib.util
-import pathlib
-import subprocess
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from eqxcallback import _ext
-
+from .fake_gpu import BF16, F32, F64, INTERNAL, OK, S4, UNIMPLEMENTED, handler, run_on_fake_gpu
 from .kernels import add_one, callback_like
 
 
@@ -64,51 +60,6 @@ def test_platform_dependent():
     assert "eqxcallback_python" in lower_for_cuda(f, X)
     assert "eqxcallback_python" not in jax.jit(f).lower(X).as_text()
     np.testing.assert_array_equal(jax.jit(f)(X), X + 1)
-
-
-@pytest.fixture(scope="module")
-def fake_xla(tmp_path_factory):
-    library = tmp_path_factory.mktemp("fake_xla") / "fake_xla.so"
-    source = pathlib.Path(__file__).parents[1] / "csrc" / "fake_xla.cc"
-    include = f"-I{jax.ffi.include_dir()}"
-    # The frame is laid out by the headers of the jaxlib that runs, as XLA would.
-    subprocess.run(
-        ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", include, str(source), "-o", str(library)], check=True
-    )
-    return ctypes.CDLL(str(library))
-
-
-def handler(target):
-    get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    return ctypes.c_void_p(get_pointer(_ext.python_call_targets()[target]["CUDA"], None))
-
-
-F32, F64, BF16, S4 = 11, 12, 16, 21
-OK, UNIMPLEMENTED, INTERNAL = 0, 12, 13
-
-
-def run_on_fake_gpu(fake_xla, callback, x, dtype, *, target="eqxcallback_python", stream=0xABC0, ordinal=3, shape=None):
-    """(error code, message, result) of a callback over `x`, called by the GPU handler."""
-    handle = _ext.Handle(7, callback, direct=True)
-    out = np.zeros_like(x)
-    shape = x.shape if shape is None else shape
-    dims = (ctypes.c_int64 * len(shape))(*shape)
-    message = ctypes.create_string_buffer(4096)
-    code = fake_xla.call(
-        handler(target),
-        ctypes.c_uint64(handle.key),
-        dtype,
-        ctypes.c_void_p(x.ctypes.data),
-        ctypes.c_void_p(out.ctypes.data),
-        ctypes.c_int64(len(shape)),
-        dims,
-        ctypes.c_size_t(stream),
-        ctypes.c_int32(ordinal),
-        message,
-        ctypes.c_size_t(len(message)),
-    )
-    return code, message.value.decode(), out
 
 
 class Memory:
@@ -210,31 +161,3 @@ def test_errors(fake_xla):
 def test_the_trait_belongs_to_the_captured_handler(fake_xla):
     assert fake_xla.is_captured(handler("eqxcallback_python")) == 0
     assert fake_xla.is_captured(handler("eqxcallback_python_captured")) == 1
-
-
-@pytest.mark.parametrize(("name", "dtype"), [("float32", F32), ("float64", F64), ("bfloat16", BF16)])
-def test_cupy(fake_xla, name, dtype):
-    """CuPy makes the array, with the right dtype, over the right memory. It cannot look into it here: that is the host's."""
-    pytest.importorskip("cupy", reason="CuPy is not installed: it comes with the extras cuda12 and cuda13")
-    x = np.zeros((2, 3), getattr(ml_dtypes, name, name))
-    seen = []
-
-    def callback(ctx, out, x):
-        array = x.cupy()
-        seen.append((array.data.ptr, array.shape, array.dtype, array.flags.c_contiguous))
-
-    code, message, _ = run_on_fake_gpu(fake_xla, callback, x, dtype, ordinal=0)
-    assert (code, message) == (OK, "")
-    assert seen == [(x.ctypes.data, (2, 3), x.dtype, True)]
-
-
-def test_cupy_is_named_where_it_is_missing(fake_xla):
-    if importlib.util.find_spec("cupy") is not None:
-        pytest.skip("CuPy is installed: nothing is missing")
-
-    def callback(ctx, out, x):
-        with pytest.raises(ImportError, match="cupy"):
-            x.cupy()
-
-    code, message, _ = run_on_fake_gpu(fake_xla, callback, np.zeros(1, np.float32), F32)
-    assert (code, message) == (OK, "")

@@ -273,7 +273,7 @@ def one_of_each(dtype):
     return [
         rms_norm(dtype, (35, 17)),
         layer_norm(dtype, (35, 17)),
-        softmax_cross_entropy(dtype, (35, 170)),
+        softmax_cross_entropy(dtype, (1200, 17)),
         rotary_embedding(dtype, (2, 5, 2, 34)),
         swiglu(dtype, (35, 17)),
         swiglu(dtype, (35, 34), packed=True),

@@ -40,7 +40,7 @@ def poisoned_memory():
 def test_every_element_is_written(index, dtype, isa):
     case = one_of_each(dtype)[index]
     want = case.want()
-    result = jax.ShapeDtypeStruct(want.shape, dtype)
+    result = jax.ShapeDtypeStruct(want.shape, case.dtype or dtype)
     build_saxpy()
     leave = eqxc.Op("leave", {"cpu": eqxc.NativeKernel("Leave", SAXPY, out_type=lambda x: result)})
     untouched = jax.jit(leave).lower(case.args[0]).compile()

@@ -82,6 +82,7 @@ API int cuStreamCreate(Stream** stream, unsigned flags) {
 API int cuStreamDestroy_v2(Stream* stream) {
   CALLED("cuStreamDestroy");
   if (streams.erase(stream) == 0) return kInvalidValue;
+  if (graphs.erase(stream->recorded) > 0) delete stream->recorded;
   delete stream;
   return 0;
 }

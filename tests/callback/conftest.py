@@ -1,0 +1,20 @@
+"""What calls a handler as XLA does on a GPU."""
+
+import ctypes
+import pathlib
+import subprocess
+
+import jax
+import pytest
+
+
+@pytest.fixture(scope="session")
+def fake_xla(tmp_path_factory):
+    library = tmp_path_factory.mktemp("fake_xla") / "fake_xla.so"
+    source = pathlib.Path(__file__).parents[1] / "csrc" / "fake_xla.cc"
+    include = f"-I{jax.ffi.include_dir()}"
+    # The frame is laid out by the headers of the jaxlib that runs, as XLA would.
+    subprocess.run(
+        ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", include, str(source), "-o", str(library)], check=True
+    )
+    return ctypes.CDLL(str(library))
