@@ -4,7 +4,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..kernel import CudaKernel, dims
+from ..kernel import CudaKernel
 from . import _cache, _nvrtc
 from ._architecture import architecture
 from ._device_call import DeviceCall, Program, Step
@@ -20,7 +20,7 @@ _WITHOUT_DEVICE = "compute_80"
 def compiled(kernel: CudaKernel, call: DeviceCall) -> Program:
     launches = kernel.launch
     assert isinstance(launches, tuple)
-    entries = [_entry(call.value(launch.entry or kernel.entry), call) for launch in launches]
+    entries = [_entry(call.value(launch.entry or kernel.entry, "entry"), call) for launch in launches]
     text, file = read_source(kernel.source, call.who)
     pointers = tuple((name, aval.dtype) for name, aval in call.pointers)
     scalars = tuple((name, dtype) for name, dtype, _ in call.scalars)
@@ -29,14 +29,9 @@ def compiled(kernel: CudaKernel, call: DeviceCall) -> Program:
     )
     steps = []
     for launch, entry in zip(launches, entries, strict=True):
-        what = f"{call.who}: expected {{}} of {entry}"
-        shared = call.value(launch.shared_bytes)
-        if not isinstance(shared, int) or shared < 0:
-            raise TypeError(f"{what.format('shared_bytes')} to be a number of bytes; got {shared!r}.")
-        grid, block = (dims(call.value(getattr(launch, name)), what.format(name)) for name in ("grid", "block"))
-        if not 0 < block[0] * block[1] * block[2] <= 1024:
-            raise ValueError(f"{what.format('block')} to have 1 to 1024 threads; got {block}.")
-        steps.append(Step(0, names[entry], grid, block, shared))
+        grid, block = call.value(launch.grid, "grid"), call.value(launch.block, "block")
+        shared = call.value(launch.shared_bytes, "shared_bytes")
+        steps.append(Step.checked(0, names[entry], grid, block, shared, f"{call.who}: {entry}"))
     return Program((image,), tuple(steps))
 
 
@@ -72,13 +67,17 @@ def compiled_source(
         return image, about["names"]
     flags = (*flags, *_nvrtc.include_options(nvrtc.version[0]))
     try:
-        image, lowered, _ = nvrtc.compile(whole, file, flags, entries, arch.startswith("sm_"))
+        image, lowered, _ = nvrtc.compile(whole, file, flags, entries, _makes_cubin(flags))
     except _nvrtc.CompileError as error:
         raise ValueError(_explained(str(error), text, file, flags, entries, nvrtc, who)) from None
     names = dict(zip(entries, lowered, strict=True))
     _check_sizes(image, names, len(pointers), scalars, who)
     _cache.store(key, {"names": names}, image)
     return image, names
+
+
+def _makes_cubin(flags: Sequence[str]) -> bool:
+    return "=sm_" in flags[0]
 
 
 def _supported(arch: str, known: Sequence[int]) -> str:
@@ -91,9 +90,19 @@ def _explained(
     log: str, text: str, file: str, flags: Sequence[str], entries: Sequence[str], nvrtc: _nvrtc.Nvrtc, who: str
 ) -> str:
     expected = mismatch(log)
+    if expected is None and "parameters(" in log:  # our own text does not compile: perhaps only that
+        try:
+            nvrtc.compile(text, file, flags, (), _makes_cubin(flags))
+        except _nvrtc.CompileError as error:
+            log = str(error)
+        else:
+            return (
+                f"{who}: the source has no kernel that can be called {' or '.join(entries)}. Name a `__global__` function that "
+                "returns void, with its namespace, and a template with its arguments: 'mine::scale<float>'."
+            )
     if expected is None:
         log = log.strip()
-        if "could not open source file" in log:
+        if "cannot open source file" in log:
             log += "\nCUDA's own headers are in the wheels nvidia-cuda-runtime, nvidia-cuda-crt and nvidia-cuda-cccl."
         return f"{who}: the source does not compile for {flags[0].partition('=')[2]}:\n{log}"
     got = "another"

@@ -1,9 +1,5 @@
 """Kernels that our launcher launches on a GPU: how a program calls them, once it is known with which types."""
 
-import dataclasses
-import functools
-import hashlib
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +9,9 @@ import numpy as np
 from .. import xla
 from ..kernel import CudaKernel, DeviceKernel
 from . import _cuda, _triton
+from ._description import description
 from ._device_call import DeviceCall
 from ._implementation import Implementation
-from ._source import read_source
 
 
 def prepare(implementation: Implementation, kernel: DeviceKernel, platform: str, who: str) -> xla.TypedPlan:
@@ -55,7 +51,7 @@ def prepare(implementation: Implementation, kernel: DeviceKernel, platform: str,
     return xla.TypedPlan(
         launch,
         target,
-        _description(kernel, who),
+        description(kernel, who),
         implementation.aliases,
         implementation.has_side_effect,
         kernel.command_buffer_compatible,
@@ -64,31 +60,3 @@ def prepare(implementation: Implementation, kernel: DeviceKernel, platform: str,
 
 def _typed(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-
-
-def _description(kernel: DeviceKernel, who: str) -> str:
-    """The same text in each process, and another one for a kernel that does something else."""
-    fields = [getattr(kernel, field.name) for field in dataclasses.fields(kernel)]
-    text = repr([_text(value, who) for value in fields])
-    return f"{who} {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
-
-
-def _text(value: Any, who: str) -> Any:
-    code = getattr(value, "__code__", None)
-    if code is not None:
-        cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
-        constants = [const for const in code.co_consts if not hasattr(const, "co_code")]
-        return value.__qualname__, code.co_code.hex(), code.co_names, repr(constants), _text(cells, who)
-    if hasattr(value, "cache_key"):  # a Triton function: its source, and that of all it calls
-        return value.cache_key
-    if isinstance(value, os.PathLike):
-        return read_source(value, who)
-    if isinstance(value, dict):
-        return [(name, _text(item, who)) for name, item in value.items()]
-    if isinstance(value, tuple):
-        return [_text(item, who) for item in value]
-    if isinstance(value, functools.partial):
-        return _text((value.func, value.args, value.keywords), who)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [_text(getattr(value, field.name), who) for field in dataclasses.fields(value)]
-    return repr(value)

@@ -1,13 +1,13 @@
 """One call of a kernel on a GPU: what the kernel is asked for, with the types that it sees."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from ..kernel import DeviceKernel
+from ..kernel import DeviceKernel, dims
 from ._implementation import Implementation
 
 
@@ -26,6 +26,22 @@ class Step:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int
+
+    @classmethod
+    def checked(cls, image: int, entry: str, grid: Any, block: Any, shared_bytes: Any, what: str) -> "Step":
+        """With the limits that all GPUs have. `what` begins an error, and ends with the kernel's name."""
+        grid, block = dims(grid, f"{what}: expected grid"), dims(block, f"{what}: expected block")
+        if grid[0] >= 2**31 or max(grid[1:]) > 65535:
+            raise ValueError(f"{what}: expected grid to be at most (2147483647, 65535, 65535); got {grid}.")
+        if not 0 < math.prod(block) <= 1024 or block[2] > 64:
+            raise ValueError(f"{what}: expected block to have 1 to 1024 threads, and 64 in z; got {block}.")
+        try:
+            shared = shared_bytes.__index__()
+        except AttributeError:
+            shared = -1
+        if not 0 <= shared < 2**31:
+            raise TypeError(f"{what}: expected shared_bytes to be a number of bytes; got {shared_bytes!r}.")
+        return cls(image, entry, grid, block, shared)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +86,9 @@ class DeviceCall:
     ) -> "DeviceCall":
         assert implementation.arguments is not None
         args, options = implementation.arguments(operands, results)
-        workspaces = kernel.workspaces
-        if callable(workspaces):
-            workspaces = workspaces(*args, **options)
+        workspaces = _called(kernel.workspaces, "workspaces", args, options, who)
+        if not isinstance(workspaces, list | tuple) or not all(map(_is_type, workspaces)):
+            raise TypeError(f"{who}: expected workspaces to be jax.ShapeDtypeStructs; got {workspaces!r}.")
         workspaces = tuple(workspaces)
         names = [*implementation.names, *(f"workspace {i}" for i in range(len(workspaces)))]
         pointers = tuple(zip(names, [*operands, *results, *workspaces], strict=True))
@@ -82,9 +98,9 @@ class DeviceCall:
         )
         return cls(who, pointers, workspaces, scalars, args, options)
 
-    def value(self, declared: Any, **more: Any) -> Any:
+    def value(self, declared: Any, field: str, **more: Any) -> Any:
         """What a field of the kernel is for this call."""
-        return declared(*self.args, **self.options, **more) if callable(declared) else declared
+        return _called(declared, field, self.args, {**self.options, **more}, self.who)
 
     @property
     def words(self) -> np.ndarray:
@@ -105,7 +121,7 @@ def _scalar(
     who: str,
 ) -> Any:
     if function is not None:
-        value = function(*args, **options)
+        value = _called(function, f"the scalar {name}", args, options, who)
     elif name in implementation.options:
         value = implementation.options[name]
     else:
@@ -117,11 +133,23 @@ def _scalar(
         exact = np.asarray(value)
         if exact.shape != () or exact.dtype.kind not in "biuf" or (exact.dtype.kind == "f" and dtype.kind != "f"):
             raise TypeError
-        dtype.type(exact.item())  # NumPy refuses integers that do not fit
+        with np.errstate(over="ignore"):
+            fitted = dtype.type(exact.item())  # NumPy refuses integers that do not fit
+        if exact.dtype.kind == "f" and np.isfinite(exact) and not np.isfinite(fitted):
+            raise OverflowError
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{who}: expected the scalar {name} to be a {dtype.name}; got {value!r}.") from None
+        raise ValueError(f"{who}: expected the scalar {name} to be {dtype.name}; got {value!r}.") from None
     return exact.item()
 
 
-def typed(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+def _called(declared: Any, field: str, args: Sequence[Any], options: Mapping[str, Any], who: str) -> Any:
+    if not callable(declared):
+        return declared
+    try:
+        return declared(*args, **options)
+    except Exception as error:
+        raise ValueError(f"{who}: {field} cannot be computed for this call ({error}).") from error
+
+
+def _is_type(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")

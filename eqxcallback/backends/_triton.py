@@ -2,15 +2,18 @@
 
 import functools
 import importlib
+import importlib.util
 from typing import Any
 
-from ..kernel import TritonKernel, dims
+from ..kernel import TritonKernel
 from ._architecture import architecture
 from ._device_call import DeviceCall, Program, Step
 from ._image import kernels_of
 
 
-_WITHOUT_DEVICE = "sm_80"
+_WITHOUT_DEVICE = "compute_80"
+# Those that all versions of Triton that we support know.
+_VERSIONS = (80, 86, 87, 89, 90, 100, 120)
 
 # What Triton calls the types of arrays and scalars.
 _TYPES = {
@@ -31,6 +34,11 @@ _Settings = dict[str, Any]
 def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
     arch = architecture(kernel.arch) or _WITHOUT_DEVICE
     version = int(arch.partition("_")[2].rstrip("af"))
+    # LLVM ends the process for one that it does not know. A newer device gets PTX.
+    known = max((each for each in _VERSIONS if each <= version), default=None)
+    if known is None:
+        raise ValueError(f"{call.who}: expected arch to be sm_{_VERSIONS[0]} or newer; got {arch}.")
+    is_cubin = arch.startswith("sm_") and known == version
     types = tuple(f"*{_type(aval.dtype, name, call)}" for name, aval in call.pointers)
     # A value that is a multiple of 16 lets the compiler load more at once.
     scalars = tuple((name, _type(dtype, name, call), _is_multiple(value)) for name, dtype, value in call.scalars)
@@ -40,32 +48,39 @@ def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
         options = {name: settings.pop(name) for name in ("num_warps", "num_stages")}
         fn = _function(each, call.who)
         image, entry, shared, hidden = _compiled_function(
-            fn, version, types, scalars, tuple(sorted(settings.items())), tuple(options.items()), call.who
+            fn, known, is_cubin, types, scalars, tuple(sorted(settings.items())), tuple(options.items()), call.who
         )
         images.append(image)
-        grid = dims(call.value(each.grid, **settings), f"{call.who}: expected grid of {each.name}")
-        steps.append(Step(len(steps), entry, grid, (32 * options["num_warps"], 1, 1), shared))
+        grid = call.value(each.grid, "grid", **settings)
+        steps.append(
+            Step.checked(len(steps), entry, grid, 32 * options["num_warps"], shared, f"{call.who}: {each.name}")
+        )
     return Program(tuple(images), tuple(steps), hidden)
 
 
 def _settings(kernel: TritonKernel, version: int, call: DeviceCall) -> _Settings:
-    found = {name: call.value(value) for name, value in kernel.constexprs.items()}
+    found = {name: call.value(value, f"the constexpr {name}") for name, value in kernel.constexprs.items()}
     found |= {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
     if kernel.choose is not None:
-        found |= kernel.choose(version, *call.args, **call.options)
+        found |= call.value(functools.partial(kernel.choose, version), "choose")
     return found
 
 
 def _function(kernel: TritonKernel, who: str) -> Any:
-    if not isinstance(kernel.fn, str):
-        return kernel.fn
-    module, _, name = kernel.fn.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ImportError as error:
+    fn = kernel.fn
+    if isinstance(fn, str):
+        module, _, name = fn.partition(":")
+        try:
+            fn = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            remedy = "" if importlib.util.find_spec("triton") else " Install eqxcallback[triton]."
+            raise ValueError(f"{who}: the kernel {kernel.fn} cannot be imported ({error}).{remedy}") from None
+    if not hasattr(fn, "cache_key"):
         raise ValueError(
-            f"{who}: the kernel {kernel.fn} cannot be imported ({error}). Install eqxcallback[triton]."
-        ) from None
+            f"{who}: expected fn to be a triton.jit function; got {fn!r}. Nothing is tuned when it runs: pass `choose` in place "
+            "of `triton.autotune`."
+        )
+    return fn
 
 
 def _type(dtype: Any, name: str, call: DeviceCall) -> str:
@@ -82,6 +97,7 @@ def _is_multiple(value: Any) -> bool:
 def _compiled_function(
     fn: Any,
     version: int,
+    is_cubin: bool,
     pointers: tuple[str, ...],
     scalars: tuple[tuple[str, str, bool], ...],
     constexprs: tuple[tuple[str, Any], ...],
@@ -93,6 +109,8 @@ def _compiled_function(
     from triton.compiler import ASTSource, compile as compile_source  # pyright: ignore[reportMissingImports]
 
     constants = dict(constexprs)
+    if unknown := sorted(set(constants) - set(fn.arg_names)):
+        raise ValueError(f"{who}: {fn.__name__} has no parameter {unknown[0]}; it has {', '.join(fn.arg_names)}.")
     names = [name for name in fn.arg_names if name not in constants]
     expected = [*pointers, *(name for name, _, _ in scalars)]
     if len(names) != len(expected) or names[len(pointers) :] != expected[len(pointers) :]:
@@ -119,4 +137,5 @@ def _compiled_function(
             "workspace, and num_ctas=1."
         )
     (parameters,) = (kernel.parameters for name, kernel in (kernels_of(image) or {}).items() if name == about.name)
-    return image, about.name, about.shared, len(parameters) - len(expected)
+    hidden = len(parameters) - len(expected)
+    return image if is_cubin else found.asm["ptx"].encode() + b"\0", about.name, about.shared, hidden

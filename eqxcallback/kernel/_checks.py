@@ -14,6 +14,16 @@ def frozen_mapping(kernel: Any, field: str) -> None:
         object.__setattr__(kernel, field, dict(value))
 
 
+def freeze_workspaces(kernel: Any, who: str) -> None:
+    if callable(kernel.workspaces):
+        return
+    if not isinstance(kernel.workspaces, list | tuple):
+        raise TypeError(
+            f"{who}: expected workspaces to be jax.ShapeDtypeStructs, or a function; got {kernel.workspaces!r}."
+        )
+    object.__setattr__(kernel, "workspaces", tuple(kernel.workspaces))
+
+
 def check_function(value: Any, field: str, who: str) -> None:
     if value is not None and not callable(value):
         raise TypeError(f"{who}: expected {field} to be a function; got {value!r}.")

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ._checks import check_arch, check_function, frozen_mapping, hash_of, scalars
+from ._checks import check_arch, check_function, freeze_workspaces, frozen_mapping, hash_of, scalars
 from ._launch import Launch
 
 
@@ -101,7 +101,12 @@ class CudaKernel:
         who = f"CudaKernel({self.entry})" if isinstance(self.entry, str) else "CudaKernel"
         if not isinstance(self.entry, str) and not callable(self.entry):
             raise TypeError(f"CudaKernel: expected entry to be the name of a function; got {self.entry!r}.")
-        if not isinstance(self.source, str):
+        if isinstance(self.source, str):
+            if "\n" not in self.source and "{" not in self.source:
+                raise ValueError(
+                    f"{who}: expected source to be CUDA C++; got {self.source!r}. Pass a pathlib.Path for a file."
+                )
+        else:
             try:
                 # Another working directory must not make it another kernel.
                 path = os.path.abspath(os.fspath(self.source))
@@ -118,8 +123,7 @@ class CudaKernel:
         object.__setattr__(self, "options", options)
         if not all(isinstance(option, str) for option in options):
             raise TypeError(f"{who}: expected options to be strings; got {self.options!r}.")
-        if not callable(self.workspaces):
-            object.__setattr__(self, "workspaces", tuple(self.workspaces))
+        freeze_workspaces(self, who)
         check_arch(self.arch, who)
         check_function(self.out_type, "out_type", who)
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from ._checks import Strict, check_arch, check_function, frozen_mapping, hash_of, scalars
+from ._checks import Strict, check_arch, check_function, freeze_workspaces, frozen_mapping, hash_of, scalars
 from ._launch import Dims, dims
 
 
@@ -46,7 +46,7 @@ class TritonKernel:
         `num_warps` and `num_stages`, in place of those above.
     - `then`: kernels that are launched after this one with the same parameters. What they have of their own is `fn`, `grid`,
         `constexprs`, `num_warps`, `num_stages` and `choose`.
-    - `arch`: as in [`eqxcallback.CudaKernel`][], but only `"sm_..."`; without a device, `"sm_80"`.
+    - `arch`: as in [`eqxcallback.CudaKernel`][].
     """
 
     fn: Any
@@ -76,8 +76,7 @@ class TritonKernel:
         object.__setattr__(self, "scalars", scalars(self.scalars, who))
         frozen_mapping(self, "aliases")
         object.__setattr__(self, "constexprs", Strict(self.constexprs))
-        if not callable(self.workspaces):
-            object.__setattr__(self, "workspaces", tuple(self.workspaces))
+        freeze_workspaces(self, who)
         object.__setattr__(self, "then", tuple(self.then))
         for other in self.then:
             if not isinstance(other, TritonKernel):

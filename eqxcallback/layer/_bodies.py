@@ -11,7 +11,7 @@ from .. import _errors
 from ..op import Backward, Body
 
 
-def _call_or_poison(body: "LayerForward | LayerBackward", outputs: Sequence[Any], call: Any) -> None:
+def _call_or_poison(body: "LayerForward | LayerBackward", ctx: Any, outputs: Sequence[Any], call: Any) -> None:
     if body.on_error == "raise":
         return call()
     try:
@@ -20,8 +20,9 @@ def _call_or_poison(body: "LayerForward | LayerBackward", outputs: Sequence[Any]
             raise ValueError(f"a kernel must return None; got {type(result).__name__}")
     except Exception as error:
         # The peers of this device may be waiting for it, in a collective that an error would never reach.
-        for out in outputs:
-            poison(out)
+        with ctx:
+            for out in outputs:
+                poison(out)
         _errors.record_poison(error, body.layer)
 
 
@@ -47,7 +48,7 @@ class LayerForward(Body):
         out = self.outputs.fast_build(outputs)
         if self.on_error == "raise":  # spares a function: this is called often
             return self.function(layer, ctx, out, *args, **kwargs)
-        return _call_or_poison(self, outputs, lambda: self.function(layer, ctx, out, *args, **kwargs))
+        return _call_or_poison(self, ctx, outputs, lambda: self.function(layer, ctx, out, *args, **kwargs))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -57,7 +58,7 @@ class KernelForward(LayerForward):
     def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         layer, args, kwargs = self.inputs.fast_build(inputs)
         out = self.outputs.fast_build(outputs)
-        return _call_or_poison(self, outputs, lambda: self.function(ctx, out, layer, *args, **kwargs))
+        return _call_or_poison(self, ctx, outputs, lambda: self.function(ctx, out, layer, *args, **kwargs))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -77,4 +78,4 @@ class LayerBackward(Backward):
         (d_layer, d_args, d_kwargs), (layer, args, kwargs), out, cotangents = self.trees(outputs, inputs)
         grads = (d_layer, *d_args, *(d_kwargs[name] for name in self.keywords))
         args = (*args, *(kwargs[name] for name in self.keywords))
-        return _call_or_poison(self, outputs, lambda: self.function(layer, ctx, grads, args, out, cotangents))
+        return _call_or_poison(self, ctx, outputs, lambda: self.function(layer, ctx, grads, args, out, cotangents))

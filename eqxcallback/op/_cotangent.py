@@ -51,6 +51,11 @@ class Cotangent(LinearCall):
         return [*self.definition.names, *[""] * (len(self.axes.operands) - len(self.definition.names))]
 
     @property
+    def computed(self) -> tuple[int, ...]:
+        """The operands of which the kernel computes the gradients: those asked for, and perhaps more."""
+        return self.definition.differentiable if self.definition.asks_all else self.asked
+
+    @property
     def has_kernel(self) -> bool:
         return bool(self.definition.forward)
 
@@ -79,10 +84,10 @@ class Cotangent(LinearCall):
         return pullback([cotangents[i] for i in self.results])
 
     def plan(self, platform: str) -> xla.Plan | None:
-        return None if self._has_one_for_each_example else self.definition.plan(platform, self.asked)
+        return None if self._has_one_for_each_example else self.definition.plan(platform, self.computed)
 
     def is_python(self, platform: str) -> bool:
-        return not self._has_one_for_each_example and self.definition.is_python(platform, self.asked)
+        return not self._has_one_for_each_example and self.definition.is_python(platform, self.computed)
 
     @property
     def _has_one_for_each_example(self) -> bool:
@@ -108,30 +113,30 @@ class Cotangent(LinearCall):
         has = [(*around, *own) for around, own in zip(outer, inner_has, strict=True)]
 
         # The axes that each gradient shall have, and those that the kernel gives it.
-        wanted = [(*(True,) * len(self.axes.sizes), *inner.operands[i]) for i in self.asked]
+        wanted = {i: (*(True,) * len(self.axes.sizes), *inner.operands[i]) for i in self.computed}
         if isinstance(batching, str):
             # One that shall have none is summed by the kernel; one that shall have some, here.
-            given = [(True in axes,) * len(sizes) for axes in wanted]
+            given = {i: (True in axes,) * len(sizes) for i, axes in wanted.items()}
         else:
             # A gradient has the form of its operand, of which there is one for each that is wanted.
-            for i, axes in zip(self.asked, wanted, strict=True):
+            for i in self.asked:
                 if batching.get(self.names[i]) == "either":
-                    args[i], has[i] = _axes.extended(args[i], has[i], axes, sizes), axes
-            seen = _batching.seen(batching, self.names, has, sizes)
-            given = [tuple(map(max, seen[i], axes)) for i, axes in zip(self.asked, wanted, strict=True)]
+                    args[i], has[i] = _axes.extended(args[i], has[i], wanted[i], sizes), wanted[i]
+            given = dict(enumerate(_batching.seen(batching, self.names, has, sizes)))
+            given |= {i: tuple(map(max, given[i], wanted[i])) for i in self.asked}
         operands = _batching.arrange(batching, self.names, args, has, sizes)
         outs = run(
             *operands,
             result_avals=[
-                avals[i].update(shape=(*_batching.leading(batching, _present(sizes, axes)), *avals[i].shape))
-                for i, axes in zip(self.asked, given, strict=True)
+                avals[i].update(shape=(*_batching.leading(batching, _present(sizes, given[i])), *avals[i].shape))
+                for i in self.computed
             ],
         )
-        outs = [
-            out.reshape(*_present(sizes, axes), *avals[i].shape)
-            for out, i, axes in zip(outs, self.asked, given, strict=True)
+        found = dict(zip(self.computed, outs, strict=True))
+        return [
+            _axes.reduced(found[i].reshape(*_present(sizes, given[i]), *avals[i].shape), given[i], wanted[i])
+            for i in self.asked
         ]
-        return [_axes.reduced(*each) for each in zip(outs, given, wanted, strict=True)]
 
 
 def _present(sizes: Sequence[int], has: Sequence[bool]) -> tuple[int, ...]:

@@ -72,10 +72,9 @@ class Tangent(LinearCall):
             jnp.zeros((*self.axes.sizes, *aval.shape), aval.dtype) if given.get(i) is None else given[i]
             for i, aval in enumerate(avals)
         ]
-        wanted = [self.active[i - first] for i in linear]
-        asked = self.definition.differentiable if self.definition.asks_all else tuple(wanted)
+        asked = tuple(self.active[i - first] for i in linear)
         gradients = xla.op_call(Cotangent.of(self, asked), *inputs, *results, *filled)
+        every = (True,) * len(self.axes.sizes)
         return [
-            _axes.reduced(gradients[asked.index(operand)], (True,) * len(self.axes.sizes), self.axes.operands[i])
-            for i, operand in zip(linear, wanted, strict=True)
+            _axes.reduced(gradient, every, self.axes.operands[i]) for i, gradient in zip(linear, gradients, strict=True)
         ]

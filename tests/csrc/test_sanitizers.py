@@ -111,3 +111,24 @@ def test_kernels_on_a_pool_of_late_threads(sanitizers, tmp_path, isa_flags):
     subprocess.run([*common, *includes, *map(str, sources), *objects, "-o", program, "-lpthread"], check=True)
     result = subprocess.run([program], capture_output=True, text=True)
     assert (result.returncode, result.stdout, result.stderr) == (0, "ok\n", "")
+
+
+@pytest.mark.parametrize("sanitizers", ["thread", "address,undefined"])
+def test_launches_from_many_threads(sanitizers, tmp_path):
+    common = ["g++", "-std=c++17", "-O1", "-g", f"-fsanitize={sanitizers}"]
+    driver, program = str(tmp_path / "libdriver.so"), str(tmp_path / "gpu_launch_test")
+    fake = str(ROOT / "tests/software_gpu/driver.cc")
+    subprocess.run([*common, "-shared", "-fPIC", fake, "-o", driver, "-ldl"], check=True)
+    sources = [ROOT / "tests/csrc/gpu_launch_test.cc", *(ROOT / "csrc/gpu").glob("*.cc")]
+    includes = ["-I", str(ROOT / "csrc")]
+    subprocess.run([*common, *includes, *map(str, sources), "-o", program, "-ldl", "-lpthread"], check=True)
+    # The fake driver lets go of what the real one would keep: its functions.
+    result = subprocess.run(
+        [program, driver], capture_output=True, text=True, env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "ok\n", "")
+
+
+def test_addresses_in_launches(address_package):
+    arguments = ["tests/gpu_launch/test_launcher.py", "-k", "not memory"]
+    assert "passed" in run_with_addresses(address_package, *arguments)

@@ -8,19 +8,12 @@ import pytest
 import eqxcallback as eqxc
 from eqxcallback.testing import CheckFailed, check
 
+from .conftest import require_gpu
+
 
 pytestmark = pytest.mark.gpu
 
-
-def has_gpu():
-    try:
-        return bool(jax.devices("gpu"))
-    except RuntimeError:
-        return False
-
-
-if not has_gpu():
-    pytest.skip("this machine has no GPU that JAX can see", allow_module_level=True)
+require_gpu()
 
 import cupy  # noqa: E402
 

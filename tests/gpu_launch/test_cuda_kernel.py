@@ -13,6 +13,7 @@ import pytest
 
 import eqxcallback as eqxc
 from eqxcallback.backends import _cuda, _nvrtc
+from eqxcallback.backends._description import description
 from eqxcallback.backends._image import kernels_of
 
 
@@ -169,7 +170,7 @@ def test_the_users_lines_are_in_an_error():
 
 
 def test_an_entry_that_is_not_there():
-    with pytest.raises(ValueError, match='"wrong" is undefined'):
+    with pytest.raises(ValueError, match=r"the source has no kernel that can be called wrong\. Name a `__global__`"):
         lowered(saxpy(entry="wrong"), F32, F32, a=2.0)
 
 
@@ -222,7 +223,7 @@ def test_a_structure_is_no_parameter():
 )
 def test_scalar_values_that_do_not_fit(dtype, value):
     source = 'extern "C" __global__ void entry(const float* x, float* out, int n) {}'
-    with pytest.raises(ValueError, match=f"expected the scalar n to be a {dtype}"):
+    with pytest.raises(ValueError, match=f"expected the scalar n to be {dtype}"):
         lowered(simple(source, scalars={"n": (dtype, lambda x: value)}), F32)
 
 
@@ -333,7 +334,7 @@ def test_wrong_geometry(grid):
     with pytest.raises(TypeError, match="expected grid to be an integer or up to three, none negative"):
         eqxc.Launch(grid=grid, block=32)
     kernel = saxpy(launch=eqxc.Launch(grid=lambda *_, **__: grid, block=32))
-    with pytest.raises(TypeError, match=r"op\[cuda\]: expected grid of saxpy to be an integer or up to three"):
+    with pytest.raises(TypeError, match=r"op\[cuda\]: saxpy: expected grid to be an integer or up to three"):
         lowered(kernel, F32, F32, a=2.0)
 
 
@@ -374,3 +375,72 @@ def test_in_a_layer():
     text = jax.jit(lambda y, x: Saxpy(y, 0.5)(x)).trace(F32, F32).lower(lowering_platforms=("cuda",))
     assert attributes(text)["scalars"].view("u4").tolist() == [1000, 0, np.float32(0.5).view("u4"), 0]
     np.testing.assert_allclose(layer(jnp.ones(1000)), 1.5)  # on a CPU, the reference
+
+
+def test_a_template_without_its_arguments():
+    source = "template <typename T> __global__ void entry(const T* x, T* out) {}"
+    with pytest.raises(ValueError, match="a template with its arguments: 'mine::scale<float>'"):
+        lowered(simple(source), F32)
+
+
+def test_a_header_that_is_not_there():
+    source = '#include <nowhere.h>\nextern "C" __global__ void entry(const float* x, float* out) {}'
+    with pytest.raises(ValueError, match=r"(?s)nowhere\.h.*CUDA's own headers are in the wheels"):
+        lowered(simple(source), F32)
+
+
+def test_a_path_as_a_text():
+    with pytest.raises(ValueError, match=r"expected source to be CUDA C\+\+; got 'kernel.cu'. Pass a pathlib.Path"):
+        simple("kernel.cu")
+
+
+@pytest.mark.parametrize(
+    ("grid", "block", "shared", "text"),
+    [
+        ((1, 65536), 32, 0, "expected grid to be at most"),
+        (2**31, 32, 0, "expected grid to be at most"),
+        (1, (1, 1, 65), 0, "expected block to have 1 to 1024 threads, and 64 in z"),
+        (1, 0, 0, "expected block to have 1 to 1024 threads"),
+        (1, 32, 2**31, "expected shared_bytes to be a number of bytes"),
+    ],
+)
+def test_geometry_that_no_gpu_has(grid, block, shared, text):
+    with pytest.raises(ValueError if "shared" not in text else TypeError, match=rf"op\[cuda\]: saxpy: {text}"):
+        lowered(saxpy(launch=eqxc.Launch(grid, block, shared)), F32, F32, a=2.0)
+
+
+@pytest.mark.parametrize("workspaces", [[3], 3, lambda *_, **__: None])
+def test_wrong_workspaces(workspaces):
+    if workspaces == 3:
+        with pytest.raises(TypeError, match="expected workspaces to be"):
+            saxpy(workspaces=workspaces)
+        return
+    with pytest.raises(TypeError, match=r"op\[cuda\]: expected workspaces to be jax.ShapeDtypeStructs"):
+        lowered(saxpy(workspaces=workspaces), F32, F32, a=2.0)
+
+
+def test_a_function_that_fails_is_named():
+    kernel = saxpy(launch=eqxc.Launch(grid=lambda x: 1, block=32))
+    with pytest.raises(ValueError, match=r"op\[cuda\]: grid cannot be computed for this call \(.*unexpected keyword argument 'a'"):
+        lowered(kernel, F32, F32, a=2.0)
+
+
+BLOCKS = 7
+
+
+def test_kernels_are_described_by_what_their_functions_do():
+    """Two that differ in a global, a default or an inner function are two in programs that are split between devices."""
+    globals()["BLOCKS"] = 7
+
+    def described(grid):
+        return description(saxpy(launch=eqxc.Launch(grid, 32)), "op")
+
+    def make(size=3):
+        return lambda x, y, *, a: max(size, *[(lambda: BLOCKS)() for _ in range(1)])
+
+    before = described(make())
+    assert described(make()) == before
+    assert described(make(size=4)) != before
+    globals()["BLOCKS"] = 8
+    assert described(make()) != before
+    assert description(saxpy(source=SAXPY + "\n"), "op") != description(saxpy(), "op")

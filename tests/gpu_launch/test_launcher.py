@@ -17,7 +17,7 @@ F32 = jax.ShapeDtypeStruct((4, 8), jnp.float32)
 
 def kernel(**changed):
     fields = {
-        "source": "the source",
+        "source": "the source {}",
         "entry": "entry",
         "launch": eqxc.Launch(grid=(3, 2), block=(32, 4)),
         "out_type": lambda x, y: F32,
@@ -81,7 +81,7 @@ def test_a_module_is_loaded_once(driver, xy):
 
 def test_a_module_is_unloaded_with_its_last_program(driver, xy):
     before = driver.num_modules
-    op = eqxc.Op("op", kernels={"cpu": kernel(source="of its own")})
+    op = eqxc.Op("op", kernels={"cpu": kernel(source="of its own {}")})
     f = jax.jit(lambda x, y: op(x, y))
     f(*xy)
     assert driver.num_modules == before + 1
@@ -92,7 +92,7 @@ def test_a_module_is_unloaded_with_its_last_program(driver, xy):
 
 
 def test_one_module_on_each_device(driver):
-    of = kernel(source="for devices")
+    of = kernel(source="for devices {}")
     op = eqxc.Op("op", kernels={"cpu": of})
     f = jax.jit(lambda x, y: op(x, y))
     for device in jax.devices()[:3]:
@@ -150,7 +150,7 @@ def test_an_empty_grid_launches_nothing(driver, xy):
     ],
 )
 def test_errors_of_the_driver(driver, xy, failing, code, text):
-    of = kernel(source=f"fails with {code} in {failing}")
+    of = kernel(source=f"fails with {code} in {failing} {{}}")
     driver.reopen()
     driver.fail(failing, code)
     with pytest.raises(jax.errors.JaxRuntimeError, match=rf"op\[cuda\]: .*{text}"):
@@ -162,24 +162,22 @@ def test_errors_of_the_driver(driver, xy, failing, code, text):
 def test_loading_while_a_stream_is_captured(driver, xy):
     driver.capture(True)
     with pytest.raises(jax.errors.JaxRuntimeError, match="not allowed while XLA records a command buffer"):
-        jax.block_until_ready(call(kernel(source="captured"), *xy))
+        jax.block_until_ready(call(kernel(source="captured {}"), *xy))
 
 
 def test_without_a_driver(driver, xy):
     driver.remove()
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"op\[cuda\]: there is no CUDA driver: .*nowhere.so"):
-        jax.block_until_ready(call(kernel(source="no driver"), *xy))
+        jax.block_until_ready(call(kernel(source="no driver {}"), *xy))
 
 
 def test_a_block_that_is_too_large_is_refused_when_the_program_is_lowered(xy):
-    with pytest.raises(
-        ValueError, match=r"op\[cuda\]: expected block of entry to have 1 to 1024 threads; got \(2048, 1, 1\)"
-    ):
+    with pytest.raises(ValueError, match=r"op\[cuda\]: entry.*: expected block to have 1 to 1024 threads"):
         call(kernel(launch=eqxc.Launch(grid=1, block=2048)), *xy)
 
 
 def test_from_8_threads_at_once(driver, xy):
-    of = kernel(source="threads")
+    of = kernel(source="threads {}")
     f = jax.jit(lambda x, y: eqxc.Op("op", kernels={"cpu": of})(x, y))
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for _ in pool.map(lambda _: jax.block_until_ready(f(*xy)), range(64)):

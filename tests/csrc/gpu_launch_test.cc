@@ -1,0 +1,70 @@
+// The launcher from many threads at once, on several devices of a fake driver, in plain C++.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gpu/launch.h"
+
+using namespace eqxcallback::gpu;
+
+namespace {
+
+void require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "failed: %s\n", what);
+  std::exit(1);
+}
+
+std::shared_ptr<Launch> make(const std::string& image, unsigned grid = 2) {
+  std::vector<Step> steps;
+  for (const char* entry : {"first", "second"}) {
+    steps.push_back({Image::of(image), entry, {grid, 1, 1}, {32, 1, 1}, 64 << 10});
+  }
+  return std::make_shared<Launch>(std::move(steps), std::vector<uint64_t>{7, 8});
+}
+
+void launch_on(int device, Launch& launch) {
+  deactivate(*driver());
+  void* pointers[40] = {};
+  launch.run(device, nullptr, pointers, 40);
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  set_driver(arguments[1]);
+  require(driver_version() == 13000, "the version of the fake driver");
+  {
+    const auto one = make("image 42 one"), other = make("image 42 one");
+    std::vector<std::thread> threads;
+    for (int i = 0; i < 8; ++i) {
+      threads.emplace_back([&, i] {
+        for (int k = 0; k < 50; ++k) {
+          launch_on((i + k) % 4, k % 2 == 0 ? *one : *other);
+          launch_on(i % 4, *make("image 42 of thread " + std::to_string(i)));  // loaded and unloaded each time
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  {
+    const auto empty = make("image 42 empty", 0);
+    launch_on(0, *empty);
+  }
+  try {
+    launch_on(99, *make("image 42 no device"));
+    require(false, "an error for a device that is not there");
+  } catch (const DriverError& error) {
+    require(std::string(error.what()).find("cuDevicePrimaryCtxRetain") != std::string::npos, "its text");
+  }
+  set_driver("/nowhere.so");
+  try {
+    driver();
+    require(false, "an error without a driver");
+  } catch (const std::runtime_error& error) {
+    require(std::string(error.what()).find("there is no CUDA driver") == 0, "its text");
+  }
+  std::puts("ok");
+}

@@ -1,0 +1,42 @@
+"""A user's op in CUDA C++, which programs in other processes import as well."""
+
+import eqxcallback as eqxc
+
+
+SOURCE = """
+extern "C" __global__ void saxpy(const float* x, const float* y, float* out, int n, float a) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = a * x[i] + y[i];
+}
+extern "C" __global__ void gradients(const float* x, const float* y, const float* out, const float* ct, float* dx,
+                                     float* dy, int n, float a) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) {
+    dx[i] = a * ct[i];
+    dy[i] = ct[i];
+  }
+}
+"""
+
+
+def op(**changed):
+    """`a * x + y`, with a backward kernel. `changed`: fields of the forward one."""
+    forward = {
+        "source": SOURCE,
+        "entry": "saxpy",
+        "launch": eqxc.Launch(grid=lambda x, y, *, a: -(-x.size // 256), block=256),
+        "scalars": {"n": ("int32", lambda x, y, *, a: x.size), "a": "float32"},
+    }
+    backward = eqxc.CudaKernel(
+        SOURCE,
+        "gradients",
+        eqxc.Launch(grid=lambda grads, args, out, cotangents, *, a: -(-args[0].size // 256), block=256),
+        scalars={"n": ("int32", lambda grads, args, out, cotangents, *, a: args[0].size), "a": "float32"},
+    )
+    return eqxc.Op(
+        "saxpy",
+        kernels={"cuda": eqxc.CudaKernel(**{**forward, **changed})},
+        backward={"cuda": backward},
+        reference=lambda x, y, *, a: a * x + y,
+        batching={"x": "batched", "y": "batched"},
+    )
