@@ -129,6 +129,8 @@ def _why_reference(definition: Any, kind: str, platform: str) -> str:
     if kind == "jvp":
         return "forward mode is the derivative of the reference"
     if platform in definition.forward:
+        if definition.backward is not None and definition.backward(platform, definition.differentiable) is not None:
+            return "a parameter that the kernel sees once has a gradient for each example"
         return f"no backward kernel for {platform}"
     platforms = ", ".join(definition.forward)
     there_are = f"there are kernels for {platforms}" if platforms else "there is none at all"

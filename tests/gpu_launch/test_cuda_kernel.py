@@ -421,7 +421,9 @@ def test_wrong_workspaces(workspaces):
 
 def test_a_function_that_fails_is_named():
     kernel = saxpy(launch=eqxc.Launch(grid=lambda x: 1, block=32))
-    with pytest.raises(ValueError, match=r"op\[cuda\]: grid cannot be computed for this call \(.*unexpected keyword argument 'a'"):
+    with pytest.raises(
+        ValueError, match=r"op\[cuda\]: grid cannot be computed for this call \(.*unexpected keyword argument 'a'"
+    ):
         lowered(kernel, F32, F32, a=2.0)
 
 

@@ -34,15 +34,15 @@ LOWERED = """\
 step: 3 external calls, lowered for cuda
     not compiled: JAX's CUDA plugin is not installed
 
-op            kind     lane       target              times  path
-Scale         forward  python     eqxcallback_python  1      jit(step)/Scale
+op            kind     lane    target                       times  path
+Scale         forward  python  eqxcallback_python           1      jit(step)/Scale
     (float32[2], float32[2]) -> (float32[2])
     captured: no, not declared command_buffer_compatible
-cache_append  forward  reference  -                   1      jit(step)/cache_append
+cache_append  forward  native  eqxcallback_launch_captured  1      jit(step)/cache_append
     (float32[8,2], float32[1,2], int32[]) -> (float32[8,2])
-    captured: unknown, XLA treats the reference as it does all code of its own
-    reference: no kernel for cuda (there are kernels for cpu)
-AddOne        forward  python     eqxcallback_python  3      jit(step)/scan/AddOne
+    operand 0 -> result 0: unknown until compiled
+    captured: unknown, declared compatible: XLA decides
+AddOne        forward  python  eqxcallback_python           3      jit(step)/scan/AddOne
     (float32[8,2]) -> (float32[8,2])
     operand 0 -> result 0: unknown until compiled
     captured: no, not declared command_buffer_compatible"""
