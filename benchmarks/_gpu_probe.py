@@ -1,0 +1,27 @@
+"""What the machine can do at the moment of a measurement: its copy bandwidth, and its bf16 products."""
+
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+
+from ._gpu_rows import Row, Setting
+from ._gpu_timing import Runner
+
+
+COPY = "copy"
+
+
+def copy_runner(setting: Setting) -> tuple[Callable[[], Runner], float]:
+    """A contestant that reads an array and writes one, of 256 MiB each, and how many bytes that is."""
+    x = jnp.ones(1 << (12 if setting.tiny else 27), jnp.bfloat16)
+    return lambda: setting.clock.runner(lambda x: x + 1, x), 2.0 * x.nbytes
+
+
+def measure(setting: Setting) -> Iterator[Row]:
+    copy, copied = copy_runner(setting)
+    yield Row("copy", "GB/s", copied, setting.race({COPY: copy}))
+    size = 64 if setting.tiny else 8192
+    a, b = (jax.random.normal(jax.random.key(i), (size, size), jnp.bfloat16) for i in range(2))
+    product = setting.race({"XLA": lambda: setting.clock.runner(jnp.matmul, a, b)})
+    yield Row("bf16 product of random numbers", "TFLOP/s", 2.0 * size**3, product)
