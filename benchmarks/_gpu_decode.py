@@ -117,15 +117,10 @@ def measure(setting: Setting) -> Iterator[Row]:
     _, cache = prompt(weights, tokens, llm.init_cache(2 * filled + steps))
 
     def decode(jit_options: dict[str, Any], in_one: bool, reads: bool) -> Runner:
-        if in_one:
-            function = functools.partial(scanned, tree=tree, steps=steps)
-        else:
-            function = functools.partial(step, tree=tree)
-        program: Callable[..., Any] = jax.jit(
-            lambda weights, token, cache: function(weights, token=token, cache=cache),
-            donate_argnums=2,
-            compiler_options=jit_options,
-        )
+        def function(weights: Any, token: jax.Array, cache: Any) -> Any:
+            return scanned(weights, tree, token, cache, steps) if in_one else step(weights, tree, token, cache)
+
+        program: Callable[..., Any] = jax.jit(function, donate_argnums=2, compiler_options=jit_options)
 
         def generate() -> jax.Array:
             token, own = jnp.int32(1), jax.tree.map(jnp.copy, cache)

@@ -11,10 +11,8 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from ._gpu_attention import TINY, Shape, jax_runner, peers
-from ._gpu_rows import OURS, Goal, Row, Setting
+from ._gpu_rows import OURS, Row, Setting
 from ._gpu_timing import Runner
 
 
@@ -53,12 +51,10 @@ def tile_of(step: int | None, tile: Tile | None) -> Iterator[None]:
         return tuple(_with(each, tile) if i == step else each for i, each in enumerate(found))
 
     setattr(module, name, choose)
-    jax.clear_caches()  # programs are compiled once for each function and type: the tile is not among them
     try:
         yield
     finally:
         setattr(module, name, before)
-        jax.clear_caches()
 
 
 def _with(choice: Any, tile: Tile) -> Any:
@@ -87,12 +83,13 @@ def measure(setting: Setting) -> Iterator[Row]:
                 contestants[text(tile)] = functools.partial(_runner, setting, shape, step, tile)
             work = shape.flops * (3.5 if backward else 1)
             case = f"tiles of {'the forward kernel' if step is None else f'the backward kernel {what}'}, {shape}"
-            yield Row(case, "TFLOP/s", work, setting.race(contestants), Goal(text(tiles[0])))
+            yield Row(case, "TFLOP/s", work, setting.race(contestants))
 
 
 def _runner(setting: Setting, shape: Shape, step: int | None, tile: Tile) -> Runner:
     f = peers(shape)[OURS]
     with tile_of(step, tile):
+        # A function of its own: programs are kept by function and type, and do not know of tiles.
         runner = jax_runner(setting, lambda *args: f(*args), shape, step is not None)
         runner.run(1)  # which compiles it
     return runner

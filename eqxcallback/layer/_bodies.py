@@ -74,8 +74,12 @@ class LayerBackward(Backward):
     def _named_like(self) -> str:
         return self.layer
 
-    def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def arguments(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The layer, and `grads, args, out, cotangents`."""
         (d_layer, d_args, d_kwargs), (layer, args, kwargs), out, cotangents = self.trees(outputs, inputs)
         grads = (d_layer, *d_args, *(d_kwargs[name] for name in self.keywords))
-        args = (*args, *(kwargs[name] for name in self.keywords))
+        return layer, grads, (*args, *(kwargs[name] for name in self.keywords)), out, cotangents
+
+    def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+        layer, grads, args, out, cotangents = self.arguments(outputs, inputs)
         return _call_or_poison(self, ctx, outputs, lambda: self.function(layer, ctx, grads, args, out, cotangents))

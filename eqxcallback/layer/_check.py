@@ -23,6 +23,7 @@ def check(cls: Any) -> None:
         _faults_of_options,
         _faults_of_methods,
         _faults_of_kernels,
+        _faults_of_backward_kernels,
         _faults_of_signatures,
         _faults_of_aliases,
     ):
@@ -48,7 +49,7 @@ def _faults_of_methods(cls: Any) -> Iterator[Fault]:
         found = method(cls, name)
         if found is not None and not callable(found):
             yield TypeError, f"expected {name} to be a method; got {found!r} of type {type(found).__name__}."
-    if method(cls, "residual_type") is not None and method(cls, "backward") is None:
+    if method(cls, "residual_type") is not None and method(cls, "backward") is None and not cls.backward_kernels:
         yield TypeError, "residual_type says what the kernel keeps for `backward`, but there is none. Define it."
 
 
@@ -62,6 +63,28 @@ def _faults_of_kernels(cls: Any) -> Iterator[Fault]:
         yield TypeError, "there is no kernel. Define `kernel(self, ctx, out, ...)`, or `kernels`."
     if method(cls, "reference") is None and not cls._has_own_out_type():
         yield TypeError, "nothing says what it returns. Define `out_type` or `reference`."
+
+
+def _faults_of_backward_kernels(cls: Any) -> Iterator[Fault]:
+    declared = cls.backward_kernels
+    if not isinstance(declared, Mapping):
+        yield TypeError, f"expected backward_kernels to be a mapping; got {type(declared).__name__}."
+    for platform, kernel in declared.items():
+        entry = f"backward_kernels[{platform!r}]"
+        if platform not in kernels_of(cls):
+            yield (
+                ValueError,
+                f"{entry} is for a platform without a kernel forward; there are {', '.join(kernels_of(cls))}.",
+            )
+        if not isinstance(kernel, Kernel) or isinstance(kernel, PythonKernel):
+            yield (
+                TypeError,
+                f"expected {entry} to be a kernel that is not Python's; got {kernel!r}. Define `backward` for that.",
+            )
+        elif kernel.out_type is not None or kernel.aliases:
+            yield TypeError, f"{entry} has an out_type or aliases; gradients have the types of their arrays, and none."
+        elif cls.on_error == "poison":
+            yield ValueError, f"on_error='poison' is for Python kernels; {entry} is {kernel.name}, which is none."
 
 
 def _faults_of_mapping(cls: Any, declared: Mapping[Any, Any]) -> Iterator[Fault]:

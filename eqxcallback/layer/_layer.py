@@ -76,8 +76,12 @@ class Layer(eqx.Module):
     - `has_side_effect`: whether the kernel must run even if its results are unused.
     - `on_error`: `"raise"`, or `"poison"`: a kernel that raises leaves NaN in its results (zero where there is none), and the
         error is raised by `eqxcallback.debug.barrier_wait()` or at the end of [`eqxcallback.raising`][].
-    - `kernels`: in place of `kernel`, `{platform: kernel}`, of [`eqxcallback.NativeKernel`][]s, `PythonKernel`s or names of
-        methods. On a platform without one `reference` runs.
+    - `kernels`: in place of `kernel`, `{platform: kernel}`, of [`eqxcallback.NativeKernel`][]s, [`eqxcallback.CudaKernel`][]s,
+        `TritonKernel`s, `PythonKernel`s or names of methods. On a platform without one `reference` runs.
+    - `backward_kernels`: in place of `backward`, on some platforms, `{platform: kernel}`, of kernels that are not Python's. They
+        take the arrays of the layer and the arguments, the results and residuals, and the cotangents of the results, and compute
+        the gradients of all arrays of floating type. Functions of them are called with the layer, then `grads, args, out,
+        cotangents`.
     - `sharding`: what may be split between devices beside the axes of `vmap`, as in [`eqxcallback.Op`][]: a rule over the
         arrays of the layer, of the arguments, then of the results and residuals.
     - `input_layouts`, `output_layouts`: the memory layouts that the kernel wants of the arrays of the arguments and results:
@@ -94,6 +98,7 @@ class Layer(eqx.Module):
     has_side_effect: ClassVar[bool] = False
     on_error: ClassVar[str] = "raise"
     kernels: ClassVar[Mapping[str, Any] | None] = None
+    backward_kernels: ClassVar[Mapping[str, Any]] = {}
     sharding: ClassVar[str | None] = None
     input_layouts: ClassVar[Sequence[Any] | None] = None
     output_layouts: ClassVar[Sequence[Any] | None] = None

@@ -67,6 +67,20 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, .
     pairs = _alias_pairs(cls.input_output_aliases, leaves_in, num_own, leaves_out, name)
     ref_pairs = tuple((i, num_results + k) for k, i in enumerate(refs))
 
+    names = (
+        *(leaf.path for leaf in (*leaves_in, *leaves_out)),
+        *("a ref",) * len(refs),
+        *("a residual",) * len(residual_types),
+    )
+
+    def static(kernel: Any) -> dict[str, Any]:
+        """What a kernel takes beside buffers."""
+        if isinstance(kernel, NativeKernel):
+            wanted = kernel.attributes or ()
+        else:
+            wanted = [scalar for scalar, (_, function) in kernel.scalars.items() if function is None]
+        return _attributes(wanted, kernel.name, cls, layer, args, kwargs)
+
     def implementation(kernel: Kernel | Callable[..., None]) -> backends.Implementation:
         common: dict[str, Any] = {
             "has_side_effect": layer.has_side_effect,
@@ -77,13 +91,11 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, .
         if isinstance(kernel, Kernel) and kernel.aliases:
             own = _alias_pairs(kernel.aliases, leaves_in, num_own, leaves_out, name)
         if isinstance(kernel, NativeKernel):
-            common["options"] = _attributes(kernel.attributes or (), kernel.name, cls, layer, args, kwargs)
+            common["options"] = static(kernel)
         elif isinstance(kernel, DeviceKernel):
-            scalars = [scalar for scalar, (_, function) in kernel.scalars.items() if function is None]
-            common["options"] = _attributes(scalars, kernel.name, cls, layer, args, kwargs)
+            common["options"] = static(kernel)
             common["arguments"] = functools.partial(_arguments, inputs)
-            hidden = len(refs) + len(residual_types)
-            common["names"] = (*(leaf.path for leaf in (*leaves_in, *leaves_out)), *("a further result",) * hidden)
+            common["names"] = names
         elif isinstance(kernel, PythonKernel):
             common["body"] = KernelForward(kernel.body, inputs, kernel_outputs, Options({}, name), name, layer.on_error)
         else:
@@ -96,12 +108,23 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, .
     order = declarations.in_order(cls, kwargs)
 
     def backward(platform: str, asked: tuple[int, ...]) -> backends.Implementation | None:
-        function = declarations.method(cls, "backward")
+        function, kernel = declarations.method(cls, "backward"), layer.backward_kernels.get(platform)
+        body = LayerBackward(
+            function or _nothing, inputs, kernel_outputs, Options({}, name), outputs, asked, name, layer.on_error, order
+        )
+        if isinstance(kernel, NativeKernel):
+            return backends.Implementation(kernel, options=static(kernel))
+        if kernel is not None:
+
+            def arguments(operands: Sequence[Any], results: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+                return body.arguments(results, operands), {}
+
+            results = [leaf.path for leaf in leaves_out]
+            every = (*names, *(f"the cotangent of {path}" for path in results))
+            every += tuple(f"the gradient of {leaves_in[i].path}" for i in asked)
+            return backends.Implementation(kernel, options=static(kernel), arguments=arguments, names=every)
         if function is None or platform not in xla.PYTHON_PLATFORMS:
             return None
-        body = LayerBackward(
-            function, inputs, kernel_outputs, Options({}, name), outputs, asked, name, layer.on_error, order
-        )
         kernel = PythonKernel(function, command_buffer_compatible=layer.command_buffer_compatible)
         return backends.Implementation(kernel, body=body)
 
@@ -115,7 +138,8 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, .
         input_avals=input_avals,
         result_avals=result_avals,
         forward={platform: implementation(kernel) for platform, kernel in declarations.kernels_of(cls).items()},
-        backward=None if refs or declarations.method(cls, "backward") is None else backward,
+        backward=backward if not refs and (declarations.method(cls, "backward") or cls.backward_kernels) else None,
+        asks_all=frozenset(cls.backward_kernels),
         reference=None if declarations.method(cls, "reference") is None else functions.reference,
         jvp=None if refs or declarations.method(cls, "jvp") is None else functions.jvp,
         batch=None if refs or declarations.method(cls, "batch") is None else functions.batch,
@@ -246,6 +270,10 @@ def _attributes(
             )
         found[name] = given[name] if name in given else getattr(layer, name)
     return found
+
+
+def _nothing(*_: Any) -> None:
+    """In place of a method, where a kernel takes it."""
 
 
 def _arguments(

@@ -51,11 +51,6 @@ class Cotangent(LinearCall):
         return [*self.definition.names, *[""] * (len(self.axes.operands) - len(self.definition.names))]
 
     @property
-    def computed(self) -> tuple[int, ...]:
-        """The operands of which the kernel computes the gradients: those asked for, and perhaps more."""
-        return self.definition.differentiable if self.definition.asks_all else self.asked
-
-    @property
     def has_kernel(self) -> bool:
         return bool(self.definition.forward)
 
@@ -84,10 +79,10 @@ class Cotangent(LinearCall):
         return pullback([cotangents[i] for i in self.results])
 
     def plan(self, platform: str) -> xla.Plan | None:
-        return None if self._has_one_for_each_example else self.definition.plan(platform, self.computed)
+        return None if self._has_one_for_each_example else self.definition.plan(platform, self.asked)
 
     def is_python(self, platform: str) -> bool:
-        return not self._has_one_for_each_example and self.definition.is_python(platform, self.computed)
+        return not self._has_one_for_each_example and self.definition.is_python(platform, self.asked)
 
     @property
     def _has_one_for_each_example(self) -> bool:
@@ -113,7 +108,8 @@ class Cotangent(LinearCall):
         has = [(*around, *own) for around, own in zip(outer, inner_has, strict=True)]
 
         # The axes that each gradient shall have, and those that the kernel gives it.
-        wanted = {i: (*(True,) * len(self.axes.sizes), *inner.operands[i]) for i in self.computed}
+        computed = self.asked if isinstance(plan, xla.PythonPlan) else self.definition.differentiable
+        wanted = {i: (*(True,) * len(self.axes.sizes), *inner.operands[i]) for i in computed}
         if isinstance(batching, str):
             # One that shall have none is summed by the kernel; one that shall have some, here.
             given = {i: (True in axes,) * len(sizes) for i, axes in wanted.items()}
@@ -129,10 +125,10 @@ class Cotangent(LinearCall):
             *operands,
             result_avals=[
                 avals[i].update(shape=(*_batching.leading(batching, _present(sizes, given[i])), *avals[i].shape))
-                for i in self.computed
+                for i in computed
             ],
         )
-        found = dict(zip(self.computed, outs, strict=True))
+        found = dict(zip(computed, outs, strict=True))
         return [
             _axes.reduced(found[i].reshape(*_present(sizes, given[i]), *avals[i].shape), given[i], wanted[i])
             for i in self.asked

@@ -22,7 +22,7 @@ class Definition:
     - `input_avals`, `result_avals`: the types of one example. The last `num_residuals` results are for `backward` only.
     - `forward`: for each platform, the kernel.
     - `backward`: the kernel of the gradients, for a platform and the indices of the operands that want one.
-    - `asks_all`: whether `backward` always computes the gradients of all operands of floating type.
+    - `asks_all`: the platforms where `backward` always computes the gradients of all operands of floating type.
     - `reference`: the results in pure JAX, without residuals.
     - `jvp`: the tangents of the results from the operands and their tangents, `None` where there is none.
     - `batch`: a batching rule of its own: `(axis_size, args, is_mapped) -> (results, is_mapped)`, axes in front. It returns
@@ -41,7 +41,7 @@ class Definition:
     backward: Callable[[str, tuple[int, ...]], backends.Implementation | None] | None
     reference: Callable[..., Sequence[Any]] | None
     batching: Batching
-    asks_all: bool = False
+    asks_all: frozenset[str] = frozenset()
     num_residuals: int = 0
     jvp: Callable[..., Sequence[Any]] | None = None
     batch: Callable[..., Any] | None = None
@@ -103,7 +103,7 @@ class Definition:
         return dataclasses.replace(self, key=key, input_avals=inputs, result_avals=results, _plans=self._plans)
 
     def plan(self, platform: str, asked: tuple[int, ...] | None = None) -> xla.Plan | None:
-        """The kernel, or that of the gradients `asked`, made runnable."""
+        """The kernel, or that of the gradients `asked`, and perhaps of others, made runnable."""
         # Python's plans are the identity of the callable in programs; native ones look for a rebuilt library anew.
         key = (platform, asked)
         if key in self._plans:
@@ -128,4 +128,6 @@ class Definition:
             asked is None or forward is None
         ):  # where the reference ran, there are no residuals, and no results of the kernel's
             return forward
+        if platform in self.asks_all:
+            asked = self.differentiable
         return None if self.backward is None else self.backward(platform, asked)

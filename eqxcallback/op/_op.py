@@ -218,7 +218,7 @@ class Op:
             forward={platform: implementation(kernel, Forward) for platform, kernel in self.kernels.items()},
             backward=backward if self._backward else None,
             sharding=None if self.sharding is None else parse_sharding(self.sharding, avals, outputs, who),
-            asks_all=any(not isinstance(kernel, PythonKernel) for kernel in self._backward.values()),
+            asks_all=frozenset(p for p, kernel in self._backward.items() if not isinstance(kernel, PythonKernel)),
             reference=None if self.reference is None else reference,
             batching=self.batching,
         )

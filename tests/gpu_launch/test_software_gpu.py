@@ -146,3 +146,40 @@ def test_in_a_layer_and_a_training_step(software_gpu):
     x = jnp.zeros(100)
     np.testing.assert_allclose(step(layer, x).y, 0.8)
     assert software_gpu.launches
+
+
+def test_a_backward_kernel_of_a_layer(software_gpu):
+    import equinox as eqx
+
+    def count(layer, *_):
+        return layer.y.size
+
+    source = SAXPY.replace("const float* x, const float* y", "const float* y, const float* x").replace(
+        "float* dx,\n                                     float* dy", "float* dy, float* dx"
+    )
+
+    class Saxpy(eqxc.Layer):
+        y: jax.Array
+        a: float = eqx.field(static=True)
+        vmap_method = "sequential"
+        kernels: ClassVar = {
+            "cpu": eqxc.CudaKernel(
+                source, "saxpy", eqxc.Launch(lambda layer, x: 3, 64), scalars={"n": ("int32", count), "a": "float32"}
+            )
+        }
+        backward_kernels: ClassVar = {
+            "cpu": eqxc.CudaKernel(
+                source, "gradients", eqxc.Launch(lambda *_: 3, 64), scalars={"n": ("int32", count), "a": "float32"}
+            )
+        }
+
+        def reference(self, x):
+            return self.a * x + self.y
+
+    layer, x = Saxpy(jnp.sin(jnp.arange(130.0)), 0.5), jnp.arange(130.0)
+    report = eqxc.testing.check(layer, x, skip=("dtypes", "odd shapes", "zero size"))
+    assert report.passed
+    software_gpu.reset()
+    gradient = eqx.filter_jit(eqx.filter_grad(lambda layer, x: (layer(x) ** 2).sum()))(layer, x)
+    np.testing.assert_allclose(gradient.y, 2 * (0.5 * x + layer.y), rtol=1e-6)
+    assert len(software_gpu.launches) == 2

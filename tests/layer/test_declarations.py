@@ -145,6 +145,28 @@ DECLARATIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
         ValueError,
         r"on_error='poison' is for Python kernels; kernels\['cpu'\] is f, which is none",
     ),
+    # Backward kernels.
+    ({"backward_kernels": [0]}, TypeError, r"Wrong: expected backward_kernels to be a mapping; got list"),
+    (
+        {"backward_kernels": {"rocm": eqxc.NativeKernel("f")}},
+        ValueError,
+        r"backward_kernels\['rocm'\] is for a platform without a kernel forward; there are cpu, cuda",
+    ),
+    (
+        {"backward_kernels": {"cpu": eqxc.PythonKernel(takes)}},
+        TypeError,
+        r"expected backward_kernels\['cpu'\] to be a kernel that is not Python's; got .*Define `backward` for that",
+    ),
+    (
+        {"backward_kernels": {"cpu": eqxc.NativeKernel("f", aliases={0: 0})}},
+        TypeError,
+        r"backward_kernels\['cpu'\] has an out_type or aliases",
+    ),
+    (
+        {"backward_kernels": {"cpu": eqxc.NativeKernel("f")}, "on_error": "poison"},
+        ValueError,
+        r"on_error='poison' is for Python kernels; backward_kernels\['cpu'\] is f, which is none",
+    ),
     # Aliases.
     ({"input_output_aliases": [0]}, TypeError, r"Wrong: expected input_output_aliases to be a mapping; got list"),
     ({"input_output_aliases": None}, TypeError, r"Wrong: expected input_output_aliases to be a mapping; got NoneType"),

@@ -1,0 +1,34 @@
+"""Other processes, for a time."""
+
+import os
+import pathlib
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+
+def run_for(
+    command: Sequence[str], seconds: float, environment: Mapping[str, str], folder: pathlib.Path
+) -> tuple[int | None, str]:
+    """Run a command and keep what it says. After `seconds` it is ended, with all that it has started.
+
+    **Returns:** its exit code, or `None` if it was ended; and what it has said.
+    """
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=dict(environment),
+        cwd=folder,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=seconds)
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        said, _ = process.communicate()
+        code = None
+    return code, said

@@ -1,0 +1,179 @@
+"""What the kernels do on a GPU, against peers in the same run: `python -m benchmarks.gpu [--quick] [--tiles]`.
+
+Each part runs in a process of its own, which a crash or a hang of another one does not hurt, and keeps what it has measured when
+its time is over. Peers take turns; medians and ratios count. Results go to benchmarks/results/gpu.*, from a GPU only. Without
+one, `--no-gpu` runs every part at tiny sizes on the CPU, where the definitions stand in for kernels.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from . import _report
+from ._process import run_for
+
+
+# Name, title, and the seconds that it may take; in order of value.
+PARTS: dict[str, tuple[str, float]] = {
+    "probe": ("Probes", 30),
+    "attention": ("Attention", 100),
+    "memory_bound": ("Memory-bound kernels", 60),
+    "decode": ("A language model", 90),
+    "decode_attention": ("One token over a cache", 30),
+    "launches": ("Launches", 40),
+    "tiles": ("Tiles of attention", 200),
+}
+
+
+def measurement(part: str) -> Callable[..., Iterator[Any]]:
+    """Imported only in the process that measures."""
+    module, function = {
+        "attention": ("_gpu_attention", "measure"),
+        "decode_attention": ("_gpu_attention", "measure_decode"),
+    }.get(part, (f"_gpu_{part}", "measure"))
+    return getattr(importlib.import_module(f"benchmarks.{module}"), function)
+
+
+def measure(part: str, options: argparse.Namespace, path: pathlib.Path) -> None:
+    """Write what is known after each row."""
+    import jax
+
+    from ._gpu_rows import Setting
+    from ._gpu_timing import find_clock
+
+    ends = time.monotonic() + options.seconds
+    if not options.no_gpu:
+        jax.devices("gpu")  # raises where there is none
+    clock, why = find_clock(not options.no_gpu)
+    torch = not (options.no_gpu or options.no_torch) and importlib.util.find_spec("torch") is not None
+    setting = Setting(clock, tiny=options.no_gpu, quick=options.quick, torch=torch, ends=ends)
+    data: dict[str, Any] = {"clock": clock.name, "clock_why": why, "rows": []}
+    for row in measurement(part)(setting):
+        data["rows"].append(row.as_data())
+        path.write_text(json.dumps(data))
+        print(_one_line(data["rows"][-1]), flush=True)
+    data["is_whole"] = setting.has_time()
+    path.write_text(json.dumps(data))
+
+
+def _one_line(row: Mapping[str, Any]) -> str:
+    figures = ", ".join(f"{name} {figure:.4g}" for name, figure in row["figures"].items())
+    failed = "".join(f"; {name} failed: {why}" for name, why in row["failed"].items())
+    wrong = "".join(f"; {name} differs by {d:.1e}" for name, d in row["differences"].items() if not d < 0.05)
+    return f"{row['case']}: {figures} {row['unit']}{failed}{wrong}"
+
+
+def measured(part: str, seconds: float, options: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
+    """The part in a process of its own."""
+    path = folder / f"{part}.json"
+    command = [sys.executable, "-m", "benchmarks.gpu", "--part", part, "--to", str(path), "--seconds", str(seconds)]
+    flags = {"--quick": options.quick, "--no-gpu": options.no_gpu, "--no-torch": options.no_torch}
+    command += [flag for flag, is_set in flags.items() if is_set]
+    environment = {
+        **os.environ,
+        # PyTorch is in the same process.
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5",
+        **({"JAX_PLATFORMS": "cpu"} if options.no_gpu else {}),
+    }
+    start = time.monotonic()
+    code, said = run_for(command, seconds + 10, environment, _report.ROOT)  # a row that has begun may end
+    print(said, end="" if said.endswith("\n") else "\n", flush=True)
+    data: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    data["seconds"] = round(time.monotonic() - start, 1)
+    if code != 0:
+        data["error"] = f"exit code {code}: {said[-1500:]}" if code is not None else "out of time"
+    return data
+
+
+def device() -> dict[str, str]:
+    """Of the GPU, asked without taking memory of it, and the versions of the peers."""
+    found = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
+    try:
+        found["gpu"] = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        found["gpu"] = f"unknown ({error})"
+    for name in ("jaxlib", "torch", "triton", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def markdown(results: Mapping[str, Any], about: Mapping[str, str]) -> str:
+    from ._gpu_rows import tables
+
+    sections = []
+    for part, data in results.items():
+        section = f"## {PARTS[part][0]}\n\n{tables(data['rows'])}" if data["rows"] else f"## {PARTS[part][0]}"
+        if "error" in data:
+            section += f"\n\nNot finished: {data['error'].strip().splitlines()[-1]}"
+        sections.append(section)
+    clocks = {data["clock"] for data in results.values() if "clock" in data}
+    versions = ", ".join(f"{name} {value}" for name, value in about.items() if name not in ("gpu", "date"))
+    sections.append(
+        f"Measured on {about['gpu']} at {about['date']}; {versions}. Time by {', '.join(sorted(clocks))}; launches and the "
+        "language model by the host's clock. A ratio is to the goal's base."
+    )
+    return "\n\n".join(sections)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the most important cases, fewer rounds")
+    parser.add_argument("--no-gpu", action="store_true", help="every path once, tiny, on the CPU; nothing is written")
+    parser.add_argument("--no-torch", action="store_true", help="without PyTorch as a peer")
+    parser.add_argument("--tiles", action="store_true", help="compare other tiles for attention too")
+    parser.add_argument("--only", choices=list(PARTS), action="append", help="this part, and others so named")
+    parser.add_argument("--seconds", type=float, default=600, help="for all parts (default: %(default)s)")
+    parser.add_argument("--out", type=pathlib.Path, help="a folder for the results, in place of benchmarks/results")
+    parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
+    parser.add_argument("--to", type=pathlib.Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.part is not None:
+        measure(options.part, options, options.to)
+        return 0
+    wanted = options.only or [part for part in PARTS if part != "tiles" or options.tiles or options.no_gpu]
+    ends = time.monotonic() + options.seconds
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for part in wanted:
+            left = ends - time.monotonic()
+            if left < 15:
+                results[part] = {"rows": [], "error": "out of time"}
+                continue
+            # The start of a process, and its end, are in what is left.
+            seconds = min(PARTS[part][1] / (2 if options.quick else 1), left - 10)
+            print(f"== {part}, {seconds:.0f} s", flush=True)
+            results[part] = measured(part, seconds, options, pathlib.Path(folder))
+            if "error" in results[part]:
+                print(f"{part} is not finished: {results[part]['error']}", flush=True)
+            _write(results, options)
+    _write(results, options)
+    return 1 if any("error" in data and data["error"] != "out of time" for data in results.values()) else 0
+
+
+def _write(results: Mapping[str, Any], options: argparse.Namespace) -> None:
+    about = {**_report.machine(), **device()}
+    text = markdown(results, about)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "gpu.json").write_text(json.dumps({"machine": about, "parts": results}, indent=1) + "\n")
+        (options.out / "gpu.md").write_text(text + "\n")
+    elif not options.no_gpu:
+        _report.write("gpu", text, {"gpu": about, "parts": results})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
