@@ -137,7 +137,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tiles", action="store_true", help="compare other tiles for attention too")
     parser.add_argument("--only", choices=list(PARTS), action="append", help="this part, and others so named")
     parser.add_argument("--seconds", type=float, default=600, help="for all parts (default: %(default)s)")
-    parser.add_argument("--out", type=pathlib.Path, help="a folder for the results, in place of benchmarks/results")
+    parser.add_argument("--out", type=pathlib.Path, help="a folder for the results, beside benchmarks/results")
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
     parser.add_argument("--to", type=pathlib.Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -171,7 +171,7 @@ def _write(results: Mapping[str, Any], options: argparse.Namespace) -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "gpu.json").write_text(json.dumps({"machine": about, "parts": results}, indent=1) + "\n")
         (options.out / "gpu.md").write_text(text + "\n")
-    elif not options.no_gpu:
+    if not options.no_gpu:
         _report.write("gpu", text, {"gpu": about, "parts": results})
 
 

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "core/host_calls.h"
 #include "cpu/isa.h"
 #include "ffi/cpu_ops.h"
 #include "ffi/gpu_launch.h"
@@ -26,6 +27,7 @@ NB_MODULE(_ext, m) {
   eqxcallback::bind_recording(m);
   m.def("python_call_targets", &eqxcallback::python_call_targets);
   m.def("cpu_ops", &eqxcallback::cpu_ops);
+  m.def("host_calls", [] { return eqxcallback::host_calls.load(); });
   m.def("gpu_launch_targets", &eqxcallback::gpu_launch_targets);
   m.def("gpu_launch_type", &eqxcallback::gpu_launch_type);
   m.def("set_gpu_driver", &eqxcallback::gpu::set_driver, nb::arg("path"));

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/host_calls.h"
 #include "gpu/launch.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -102,6 +103,7 @@ ffi::Error initialize(State* state, int32_t device) {
 ffi::Error launch(State* state, int32_t device, void* stream, const ffi::RemainingArgs& args,
                   const ffi::RemainingRets& rets) {
   return guarded(*state, [&] {
+    host_calls.fetch_add(1, std::memory_order_relaxed);
     constexpr size_t kUsual = 32;
     const size_t count = args.size() + rets.size();
     std::array<void*, kUsual> usual;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/host_calls.h"
 #include "ffi/host_callback_scope.h"
 #include "python/handle.h"
 #include "xla/ffi/api/ffi.h"
@@ -111,6 +112,7 @@ ffi::Error call_python(uint64_t key, const Place& place, const ffi::RemainingArg
     return ffi::Error(ffi::ErrorCode::kFailedPrecondition, "eqxcallback: a callback was due after Python had exited");
   }
   nb::gil_scoped_acquire gil;
+  host_calls.fetch_add(1, std::memory_order_relaxed);
   try {
     Handle* handle = Handle::find(key);
     if (handle == nullptr) {

@@ -1,5 +1,6 @@
 """Which external calls a program has, and what becomes of them."""
 
+import dataclasses
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from . import _captured, _copies
 from ._calls import external_call
 from ._program import trace
 from ._report import ExternalCall, Inspection
+from ._runs import host_calls
 
 
 # What programs are lowered for, in JAX's spelling.
@@ -19,8 +21,9 @@ _PLATFORMS = (*xla.PLATFORMS, "tpu")
 _GPUS = ("cuda", "rocm")
 
 
-def inspect(fn: Callable[..., Any], *args: Any, platform: str | None = None) -> Inspection:
-    """The external calls of a program: where they are, which kernel runs, and what XLA makes of them. Nothing is run.
+def inspect(fn: Callable[..., Any], *args: Any, platform: str | None = None, runs: int = 0) -> Inspection:
+    """The external calls of a program: where they are, which kernel runs, and what XLA makes of them. Nothing is run, unless
+    `runs` says so.
 
     !!! example
 
@@ -43,14 +46,16 @@ def inspect(fn: Callable[..., Any], *args: Any, platform: str | None = None) -> 
         (`pip install --no-deps jax-cuda13-plugin jax-cuda13-pjrt` of JAX's version) with `ptxas` and `libdevice` of CUDA, and
         `JAX_PLATFORMS=cpu` is set: for an H200 that is described, not there. Otherwise it is only lowered, and `not_compiled`
         of the result says why.
+    - `runs`: run it so many times, on copies of `args`, and count the kernels that the host calls each time: those that a GPU
+        replays from a command buffer are none. XLA may record again, as when arrays have moved.
 
     **Returns:** an `Inspection`: `str` makes a table of it, and its `calls` are the rows.
 
     **Raises:** `TypeError` or `ValueError` for wrong arguments; what tracing, lowering and compiling raise.
 
     **Limitations:** copies are read from XLA's text, in which calls that are equal in everything cannot be told apart: they are
-    matched in order. What is captured is read from XLA's plan. Whether the driver then accepts the capture, and how often the
-    host runs a call again while a command buffer is replayed, only a run on a GPU shows. Where calls are not captured, the
+    matched in order. What is captured is read from XLA's plan. Whether the driver then accepts the capture only a run on a GPU
+    shows, for which there is `runs`. Where calls are not captured, the
     program is compiled a second time to find out why.
     """
     if platform is not None and platform not in _PLATFORMS:
@@ -64,7 +69,10 @@ def inspect(fn: Callable[..., Any], *args: Any, platform: str | None = None) -> 
     with warnings.catch_warnings():  # the table says what is not donated
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         if platform == in_use:
-            return _compiled(traced, options, platform, calls)
+            found = _compiled(traced, options, platform, calls)
+            return dataclasses.replace(found, host_calls=host_calls(fn, args, runs))
+        if runs:
+            raise ValueError(f"eqxcallback.inspect: expected no runs for {platform}, which is not in use; got {runs}.")
         if any(call.lane == "jax callback" for call in calls):
             why = "JAX lowers its own callbacks for devices that are there only"
             return Inspection(traced.fun_name, platform, "traced", tuple(calls), not_compiled=why)

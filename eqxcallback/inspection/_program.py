@@ -53,6 +53,12 @@ def _is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
+def is_filter_jit(fn: Any) -> bool:
+    """Whether it is what `equinox.filter_jit` or `jit_captured` made, of a method as well."""
+    inner = fn.func if isinstance(fn, eqx.Partial) else fn
+    return isinstance(inner, _FilterJit | JitCaptured)
+
+
 def _name_of(fn: Any) -> str:
     while isinstance(fn, eqx.Partial):
         fn = fn.func

@@ -78,6 +78,8 @@ class Inspection:
     - `calls`: in the order of the program.
     - `device`: the GPU that it was compiled for, if that is only described, or `""`.
     - `not_compiled`: why not, or `""`.
+    - `host_calls`: for each time that it was run, how often the host called a kernel in Python or one of our launcher. What a
+        GPU replays from a command buffer it does not call.
     """
 
     program: str
@@ -86,6 +88,7 @@ class Inspection:
     calls: tuple[ExternalCall, ...]
     device: str = ""
     not_compiled: str = ""
+    host_calls: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return table(self)

@@ -22,6 +22,8 @@ def table(inspection: "Inspection") -> str:
     if inspection.not_compiled:
         why = f"not compiled: {inspection.not_compiled}"
         head = "\n".join([head, *_wrapped(why)])
+    if inspection.host_calls:
+        head += f"\n{_INDENT}calls from the host in each run: {', '.join(map(str, inspection.host_calls))}"
     if not calls:
         return head
     rows = [("op", "kind", "lane", "target", "times", "path"), *map(_row, calls)]

@@ -30,6 +30,7 @@ from ._targets import (
     LAUNCH_CAPTURED as LAUNCH_CAPTURED,
     PYTHON_PLATFORMS as PYTHON_PLATFORMS,
     compute_capabilities as compute_capabilities,
+    host_calls as host_calls,
     launch_platforms as launch_platforms,
     launch_with as launch_with,
     library_handler as library_handler,

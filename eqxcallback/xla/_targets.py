@@ -85,6 +85,11 @@ def compute_capabilities() -> Sequence[int]:
     return [int(str(device.compute_capability).replace(".", "")) for device in devices]
 
 
+def host_calls() -> int:
+    """How often kernels in Python, and those of our launcher, were called so far. What a GPU replays is not."""
+    return _ext.host_calls()
+
+
 def target_names() -> list[str]:
     """Of all handlers that programs may call by now."""
     return [

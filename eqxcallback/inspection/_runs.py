@@ -1,0 +1,24 @@
+"""What a program does when it runs."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .. import xla
+from ._program import is_filter_jit
+
+
+def host_calls(fn: Any, args: tuple[Any, ...], runs: int) -> tuple[int, ...]:
+    """How often the host calls kernels in each of so many runs, on copies of `args`: what is donated is the program's."""
+    jitted = isinstance(fn, jax.stages.Wrapped) or is_filter_jit(fn)
+    program = fn if jitted else eqx.filter_jit(fn)
+    counts = []
+    for _ in range(runs):
+        own = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, args)
+        jax.block_until_ready(own)
+        before = xla.host_calls()
+        jax.block_until_ready(eqx.filter(program(*own), eqx.is_array))
+        counts.append(xla.host_calls() - before)
+    return tuple(counts)
