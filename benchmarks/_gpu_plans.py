@@ -124,23 +124,6 @@ def target_config() -> str:
         return found[0].read_text() if found else ""
 
 
-def compare(real: Mapping[str, Any], described: Mapping[str, Any]) -> list[str]:
-    """In what they differ, as lines."""
-    lines = []
-    for name, plan in real.items():
-        other = described.get(name, {"error": "not compiled"})
-        for side, each in (("real", plan), ("described", other)):
-            if "error" in each:
-                lines.append(f"{name}: {side}: {each['error']}")
-        if "error" not in plan and "error" not in other:
-            lines += [
-                f"{name}: {what}: {plan[what]} on the GPU, {other[what]} on the described one"
-                for what in ("captured", "copies", "command_buffers")
-                if plan[what] != other[what]
-            ]
-    return lines
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", type=pathlib.Path, required=True)

@@ -23,16 +23,18 @@ from . import _report
 from ._process import run_for
 
 
-# Name, title, and the seconds that it may take; in order of value.
+# Name, title, and share of the time; in order of value. What one leaves is the others'.
 PARTS: dict[str, tuple[str, float]] = {
-    "probe": ("Probes", 30),
-    "attention": ("Attention", 100),
-    "memory_bound": ("Memory-bound kernels", 60),
-    "decode": ("A language model", 90),
-    "decode_attention": ("One token over a cache", 30),
+    "probe": ("Probes", 20),
+    "attention": ("Attention", 140),
+    "memory_bound": ("Memory-bound kernels", 70),
+    "decode": ("A language model", 100),
+    "decode_attention": ("One token over a cache", 35),
     "launches": ("Launches", 40),
     "tiles": ("Tiles of attention", 200),
 }
+# The start of a process, and the end of a row that has begun when the time is over.
+_START_AND_END = 12.0
 
 
 def measurement(part: str) -> Callable[..., Iterator[Any]]:
@@ -86,7 +88,7 @@ def measured(part: str, seconds: float, options: argparse.Namespace, folder: pat
         **({"JAX_PLATFORMS": "cpu"} if options.no_gpu else {}),
     }
     start = time.monotonic()
-    code, said = run_for(command, seconds + 10, environment, _report.ROOT)  # a row that has begun may end
+    code, said = run_for(command, seconds + _START_AND_END, environment, _report.ROOT)
     print(said, end="" if said.endswith("\n") else "\n", flush=True)
     data: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"rows": []}
     data["seconds"] = round(time.monotonic() - start, 1)
@@ -148,13 +150,12 @@ def main(arguments: list[str] | None = None) -> int:
     ends = time.monotonic() + options.seconds
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for part in wanted:
-            left = ends - time.monotonic()
-            if left < 15:
+        for i, part in enumerate(wanted):
+            left = ends - time.monotonic() - _START_AND_END * len(wanted[i:])
+            seconds = left * PARTS[part][1] / sum(PARTS[each][1] for each in wanted[i:])
+            if seconds < 2:
                 results[part] = {"rows": [], "error": "out of time"}
                 continue
-            # The start of a process, and its end, are in what is left.
-            seconds = min(PARTS[part][1] / (2 if options.quick else 1), left - 10)
             print(f"== {part}, {seconds:.0f} s", flush=True)
             results[part] = measured(part, seconds, options, pathlib.Path(folder))
             if "error" in results[part]:

@@ -1,4 +1,5 @@
-// Handlers for CUDA as a user would write them. Nothing runs them here: they are registered, and compiled into programs.
+// Handlers for CUDA as a user would write them. Nothing runs them here: they are registered, and compiled into
+// programs.
 #include <cstdint>
 
 #include "xla/ffi/api/ffi.h"
@@ -13,8 +14,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(Captured, launch,
                               ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>().Arg<F32>().Ret<F32>(),
                               {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(Plain, launch,
-                              ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>().Arg<F32>().Ret<F32>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(Plain, launch, ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void*>>().Arg<F32>().Ret<F32>());
 
 // Called when a program is compiled, without a device.
 static ffi::Error check(int64_t block) {

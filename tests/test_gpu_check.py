@@ -1,0 +1,160 @@
+"""What waits for a machine with a GPU has to work when there is one: its dry run, and how it judges and ends things."""
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmarks import _gpu_rows
+from benchmarks._gpu_compare import compare
+from benchmarks._gpu_rows import Goal, Row
+from benchmarks._gpu_timing import Race, Runner, race
+from benchmarks._process import run_for
+from benchmarks._timing import Timing
+
+
+ROOT = pathlib.Path(__file__).parents[1]
+SCRIPT = ROOT / "scripts" / "gpu_check"
+
+
+def test_the_dry_run(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command = [sys.executable, str(SCRIPT), "--no-gpu", "--out", str(tmp_path)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = json.loads((tmp_path / "gpu_check.json").read_text())
+    assert found["versions"]["jax"]
+    assert list(found["steps"]) == ["environment", "tests", "replay", "plans", "benchmarks"]
+    assert all(step["ok"] for step in found["steps"].values())
+    table = result.stdout.strip().splitlines()[-5:]
+    assert [line.split()[0] for line in table] == list(found["steps"])
+    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    assert not [part for part in parts.values() if "error" in part or not part["is_whole"]]
+    for row in (row for part in parts.values() for row in part["rows"]):
+        assert row["failed"] == {}
+        assert all(difference < 0.05 for difference in row["differences"].values()), row["case"]
+
+
+def test_the_results_of_a_machine_without_a_gpu_are_not_kept():
+    assert not (ROOT / "benchmarks" / "results" / "gpu.json").exists() or json.loads(
+        (ROOT / "benchmarks" / "results" / "gpu.json").read_text()
+    )["gpu"]["gpu"].startswith("NVIDIA")
+
+
+@pytest.fixture
+def gpu_check(tmp_path):
+    """The script as a module, and a run of it that has begun."""
+    loader = importlib.machinery.SourceFileLoader("gpu_check", str(SCRIPT))
+    spec = importlib.util.spec_from_loader("gpu_check", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    path = list(sys.path)
+    loader.exec_module(module)
+    sys.path[:] = path
+    options = module.argparse.Namespace(out=tmp_path / "out", seconds=120.0, no_gpu=False, quick=False)
+    return module, module.Check(options)
+
+
+TESTS = """
+import pytest, time
+pytestmark = pytest.mark.gpu
+def test_passes(): pass
+def test_fails(): assert False, "no"
+def test_is_skipped(): pytest.skip("why not")
+"""
+
+
+def test_a_skip_has_failed(gpu_check, tmp_path):
+    _, check = gpu_check
+    file = tmp_path / "test_some.py"
+    file.write_text(TESTS)
+    found = check._shard("some", (str(file),))
+    assert {name: found[name] for name in ("tests", "bad", "skipped")} == {"tests": 3, "bad": 1, "skipped": 1}
+    assert [name.rpartition("::")[2] for name in found["failed"]] == ["test_fails"]
+    assert check._shard("one", (str(file), "-k", "skipped"))["why"] == "exit code 0, 0 failed, 1 skipped"
+    assert check._shard("other", (str(file), "-k", "passes"))["why"] == ""
+
+
+def test_tests_that_take_too_long_are_counted(gpu_check, tmp_path, monkeypatch):
+    module, check = gpu_check
+    file = tmp_path / "test_slow.py"
+    file.write_text(TESTS + "def test_later(): time.sleep(60)\n")
+    monkeypatch.setitem(module.LIMITS, "tests", 6.0)
+    found = check._shard("slow", (str(file), "-k", "passes or later"))
+    assert found["why"] == "out of time after 1 that passed"
+
+
+def test_a_step_that_fails_is_written_down(gpu_check):
+    _, check = gpu_check
+    check.step("broken", lambda: 1 / 0)
+    check.step("whole", lambda: {"ok": True, "says": "fine"})
+    steps = json.loads((check.out / "gpu_check.json").read_text())["steps"]
+    assert steps["broken"]["says"] == "ZeroDivisionError: division by zero"
+    assert not steps["broken"]["ok"]
+    assert steps["whole"]["ok"]
+    assert "broken: FAILED" in (check.out / "gpu_check.log").read_text()
+
+
+def test_a_process_is_ended_with_what_it_has_started():
+    code = "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); print('begun', flush=True); time.sleep(60)"
+    start = time.monotonic()
+    assert run_for([sys.executable, "-c", code], 2, os.environ, ROOT) == (None, "begun\n")
+    assert time.monotonic() - start < 20
+    assert run_for([sys.executable, "-c", "raise SystemExit(3)"], 20, os.environ, ROOT) == (3, "")
+
+
+def plan(captured="yy", copies=0, command_buffers=1):
+    return {"captured": captured, "copies": copies, "command_buffers": command_buffers}
+
+
+def test_plans_are_compared():
+    assert compare({"a": plan()}, {"a": {**plan(), "kinds": {"kGemm": 1}}}) == []
+    assert compare({"a": plan("yn", 2)}, {"a": plan()}) == [
+        "a: captured: yn on the GPU, yy on the described one",
+        "a: copies: 2 on the GPU, 0 on the described one",
+    ]
+    assert compare({"a": {"error": "no"}}, {"a": plan(), "b": plan()}) == [
+        "a: on the GPU: no",
+        "b: on the GPU: not compiled",
+    ]
+
+
+def row(unit, figures, goal):
+    seconds = {name: Timing(value, value, value) for name, value in figures.items()}
+    return Row("case", unit, 1e12, Race(seconds, {"peer": "not there"}, {}), goal).as_data()
+
+
+def test_goals():
+    fast = row("TFLOP/s", {"eqxcallback": 0.01, "cuDNN": 0.009}, Goal("cuDNN", 0.8))
+    assert fast["figures"] == {"eqxcallback": 100.0, "cuDNN": pytest.approx(111.1111)}
+    assert (fast["ratio"], fast["met"]) == (pytest.approx(0.9), True)
+    assert row("TFLOP/s", {"eqxcallback": 0.02, "cuDNN": 0.01}, Goal("cuDNN", 0.8))["met"] is False
+    assert row("TFLOP/s", {"eqxcallback": 0.02}, Goal("cuDNN", 0.8))["met"] is None
+    each = Row("case", "us", 100, Race({"eqxcallback": Timing(2e-4, 2e-4, 2e-4)}, {}, {}), Goal(3.0)).as_data()
+    assert (each["figures"], each["met"]) == ({"eqxcallback": 2.0}, True)
+    assert _gpu_rows.tables([fast, each]).splitlines() == [
+        "| TFLOP/s | eqxcallback | cuDNN | peer | ratio | goal | met |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| case | 100 | 111 | failed | 0.90 | >= 0.8 x cuDNN | yes |",
+        "",
+        "| us | eqxcallback | ratio | goal | met |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| case | 2.00 | 0.67 | <= 3.0 | yes |",
+    ]
+
+
+def test_a_contestant_that_cannot_run_leaves_the_others():
+    def broken():
+        raise ImportError("no module")
+
+    runner = Runner(lambda count: 1e-3 * count, lambda: [1.0, 2.0])
+    other = Runner(lambda count: 2e-3 * count, lambda: [1.0, 2.5])
+    found = race({"a": lambda: runner, "b": broken, "c": lambda: other}, rounds=2, round_seconds=0.01)
+    assert (found.seconds["a"].median, found.seconds["c"].median) == (pytest.approx(1e-3), pytest.approx(2e-3))
+    assert found.failed == {"b": "ImportError: no module"}
