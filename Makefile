@@ -1,5 +1,6 @@
 # make demo: create .venv, install, ask a language model.   make test: the same, then checks and the whole test suite.
 # PYTHON chooses the interpreter, VENV where it goes, JAX a version: make test PYTHON=python3.12 VENV=.venv-3.12 JAX=0.11.2
+# TESTS are arguments of pytest: make test TESTS=tests/layer
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -19,7 +20,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m models.generate "What is the capital of France?"
 
 test: $(VENV)/.installed-test lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TESTS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@
 
 import argparse
 import collections
+import itertools
 import json
 import pathlib
 import sys
@@ -88,7 +89,10 @@ def summary(compiled: xla.Compiled) -> dict[str, Any]:
     every = [thunk for outer in _thunks.parse(compiled.thunks, compiled.thunk_names) for thunk in outer]
     calls = [thunk for thunk in every if thunk.kind == "kCustomCall"]
     return {
-        "captured": "".join("y" if thunk.buffer is not None else "n" for thunk in calls),
+        "captured": ", ".join(
+            f"{len(list(run))} {'yes' if inside else 'no'}"
+            for inside, run in itertools.groupby(calls, lambda thunk: thunk.buffer is not None)
+        ),
         "copies": sum("Copy" in thunk.kind or "Memcpy" in thunk.kind for thunk in every),
         "command_buffers": sum(thunk.kind == "kCommandBuffer" for thunk in every),
         "kinds": dict(collections.Counter(thunk.kind for thunk in every)),

@@ -212,7 +212,7 @@ def main() -> int:
     parser.add_argument("--to", type=pathlib.Path, required=True)
     options = parser.parse_args()
     _has_gpu = jax.default_backend() == "gpu"
-    found = EXPERIMENTS[options.experiment]()
+    found = {"platform": jax.default_backend(), **EXPERIMENTS[options.experiment]()}
     options.to.write_text(json.dumps(found))
     print(json.dumps(found, indent=1))
     return 0

@@ -133,11 +133,17 @@ def markdown(results: Mapping[str, Any], about: Mapping[str, str]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="the most important cases, fewer rounds")
-    parser.add_argument("--no-gpu", action="store_true", help="every path once, tiny, on the CPU; nothing is written")
+    parser.add_argument(
+        "--quick", action="store_true", help="the most important cases, fewer rounds; only --out is written"
+    )
+    parser.add_argument(
+        "--no-gpu", action="store_true", help="every path once, tiny, on the CPU; only --out is written"
+    )
     parser.add_argument("--no-torch", action="store_true", help="without PyTorch as a peer")
     parser.add_argument("--tiles", action="store_true", help="compare other tiles for attention too")
-    parser.add_argument("--only", choices=list(PARTS), action="append", help="this part, and others so named")
+    parser.add_argument(
+        "--only", choices=list(PARTS), action="append", help="this part, and others so named; only --out is written"
+    )
     parser.add_argument("--seconds", type=float, default=600, help="for all parts (default: %(default)s)")
     parser.add_argument("--out", type=pathlib.Path, help="a folder for the results, beside benchmarks/results")
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
@@ -172,7 +178,9 @@ def _write(results: Mapping[str, Any], options: argparse.Namespace) -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "gpu.json").write_text(json.dumps({"machine": about, "parts": results}, indent=1) + "\n")
         (options.out / "gpu.md").write_text(text + "\n")
-    if not options.no_gpu:
+    # Only a whole run on a GPU is worth keeping.
+    measured_some = any(data["rows"] for data in results.values())
+    if measured_some and not (options.no_gpu or options.quick or options.only):
         _report.write("gpu", text, {"gpu": about, "parts": results})
 
 

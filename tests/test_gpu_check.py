@@ -109,14 +109,14 @@ def test_a_process_is_ended_with_what_it_has_started():
     assert run_for([sys.executable, "-c", "raise SystemExit(3)"], 20, os.environ, ROOT) == (3, "")
 
 
-def plan(captured="yy", copies=0, command_buffers=1):
+def plan(captured="2 yes", copies=0, command_buffers=1):
     return {"captured": captured, "copies": copies, "command_buffers": command_buffers}
 
 
 def test_plans_are_compared():
     assert compare({"a": plan()}, {"a": {**plan(), "kinds": {"kGemm": 1}}}) == []
-    assert compare({"a": plan("yn", 2)}, {"a": plan()}) == [
-        "a: captured: yn on the GPU, yy on the described one",
+    assert compare({"a": plan("1 yes, 1 no", 2)}, {"a": plan()}) == [
+        "a: captured: 1 yes, 1 no on the GPU, 2 yes on the described one",
         "a: copies: 2 on the GPU, 0 on the described one",
     ]
     assert compare({"a": {"error": "no"}}, {"a": plan(), "b": plan()}) == [

@@ -62,11 +62,11 @@ VALUES = [(make, *arguments) for make in CUDA for arguments in cases.SHAPES[make
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
 @pytest.mark.parametrize("make", CUDA, ids=lambda make: make.__name__)
 def test_values(make, dtype, launches):
-    for arguments in cases.SHAPES[make][:: 1 if dtype == F32 else 5]:
+    for arguments in cases.SHAPES[make][:: 1 if dtype == F32 else 9]:
         launches.reset()
         case = make(dtype, *arguments)
         if dtype == F16:
-            want = np.asarray(case.definition(*map(jnp.asarray, case.args)))
+            want = np.asarray(cases.quickly_compiled(case.definition)(*case.args))
             got = np.asarray(jax.jit(case.op)(*case.args))
             np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2**-9, atol=2**-9)
         else:
@@ -144,5 +144,5 @@ def test_a_norm_of_a_large_row(launches):
 
 def test_the_whole_of_check(launches):
     x, weight = normal(1, (3, 40)), normal(2, (40,))
-    eqxc.testing.check(importlib.import_module("eqxcallback.ops._norm")._rms_norm, x, weight, eps=1e-5)
+    eqxc.testing.check(importlib.import_module("eqxcallback.ops._norm")._rms_norm, x, weight, eps=1e-5, skip="dtypes")
     assert len(launches.launches) > 50
