@@ -6,6 +6,7 @@ import re
 import jax
 import pytest
 
+from eqxcallback import xla
 from eqxcallback.backends import _cuda, _nvrtc
 
 from ..software_gpu.compiler import SoftwareCompiler
@@ -30,7 +31,8 @@ class NoCompiler:
 
 @pytest.fixture(scope="session")
 def fake_driver():
-    return Driver()
+    yield Driver()
+    xla.launch_with("")  # the system's
 
 
 @pytest.fixture
