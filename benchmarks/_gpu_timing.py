@@ -62,7 +62,7 @@ class EventClock:
 
         def record(ctx: Any, out: Any, x: Any) -> None:
             event = cuda.Event()
-            event.record(cuda.ExternalStream(ctx.stream))
+            event.record(ctx.cupy_stream())
             self._events.append(event)
 
         # The operand is what has to be done before.

@@ -22,7 +22,7 @@ F32 = jax.ShapeDtypeStruct((1000,), jnp.float32)
 
 
 def add_one(ctx, out, x):
-    with cupy.cuda.ExternalStream(ctx.stream):
+    with ctx:
         cupy.add(x.cupy(), 1, out=out.cupy())
 
 
@@ -57,7 +57,7 @@ def test_dtypes(dtype):
 
     def copy(ctx, out, x):
         assert x.cupy().dtype == x.dtype
-        with cupy.cuda.ExternalStream(ctx.stream):
+        with ctx:
             out.cupy()[...] = x.cupy()
 
     np.testing.assert_array_equal(eqxc.buffer_callback(copy, jax.ShapeDtypeStruct(x.shape, x.dtype))(x), x)
@@ -65,7 +65,7 @@ def test_dtypes(dtype):
 
 def test_aliased_and_donated(x):
     def double(ctx, out, x):
-        with cupy.cuda.ExternalStream(ctx.stream):
+        with ctx:
             out.cupy()[...] *= 2
 
     f = jax.jit(eqxc.buffer_callback(double, F32, input_output_aliases={0: 0}), donate_argnums=0)

@@ -44,7 +44,7 @@ class Counted:
 
         def add_one(ctx, out, x):
             self.runs += 1
-            with cupy.cuda.ExternalStream(ctx.stream):
+            with ctx:
                 cupy.add(x.cupy(), 1, out=out.cupy())
 
         self.call = eqxc.buffer_callback(add_one, F32, command_buffer_compatible=True, **options)
@@ -110,7 +110,7 @@ def test_a_callback_that_may_not_be_recorded_runs_each_time():
 
     def add_one(ctx, out, x):
         runs.append(None)
-        with cupy.cuda.ExternalStream(ctx.stream):
+        with ctx:
             cupy.add(x.cupy(), 1, out=out.cupy())
 
     plain = eqxc.buffer_callback(add_one, F32)

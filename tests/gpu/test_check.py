@@ -53,7 +53,7 @@ class Scale(eqxc.Layer):
 
     def kernel(self, ctx, out, x):
         weight: Any = self.weight  # here it is a Buffer
-        with cupy.cuda.ExternalStream(ctx.stream):
+        with ctx:
             cupy.multiply(x.cupy(), weight.cupy(), out=out.cupy())
 
     def reference(self, x):
