@@ -1,6 +1,6 @@
 # make demo: create .venv, install, ask a language model.   make test: the same, then checks and the whole test suite.
 # PYTHON chooses the interpreter, VENV where it goes, JAX a version: make test PYTHON=python3.12 VENV=.venv-3.12 JAX=0.11.2
-# TESTS are arguments of pytest: make test TESTS=tests/layer
+# TESTS are arguments of pytest: make test TESTS=tests/layer. Files of tests run side by side, one on each core.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -20,7 +20,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python -m models.generate "What is the capital of France?"
 
 test: $(VENV)/.installed-test lint
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n logical --dist loadfile $(TESTS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
