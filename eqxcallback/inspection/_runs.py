@@ -13,7 +13,8 @@ from ._program import is_filter_jit
 def host_calls(fn: Any, args: tuple[Any, ...], runs: int) -> tuple[int, ...]:
     """How often the host calls kernels in each of so many runs, on copies of `args`: what is donated is the program's."""
     jitted = isinstance(fn, jax.stages.Wrapped) or is_filter_jit(fn)
-    program = fn if jitted else eqx.filter_jit(fn)
+    # A function around it: Equinox warns of one that `jax.vmap` made.
+    program = fn if jitted else eqx.filter_jit(lambda *args: fn(*args))
     counts = []
     for _ in range(runs):
         own = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, args)
