@@ -5,7 +5,8 @@
 
 #include "core/host_calls.h"
 #include "cpu/isa.h"
-#include "ffi/cpu_ops.h"
+#include "ffi/checked_call.h"
+#include "ffi/cpu_targets.h"
 #include "ffi/gpu_launch.h"
 #include "ffi/host_callback_scope.h"
 #include "ffi/python_call.h"
@@ -25,8 +26,9 @@ NB_MODULE(_ext, m) {
   eqxcallback::bind_context(m);
   eqxcallback::bind_handle(m);
   eqxcallback::bind_recording(m);
+  eqxcallback::bind_checked_call(m);
   m.def("python_call_targets", &eqxcallback::python_call_targets);
-  m.def("cpu_ops", &eqxcallback::cpu_ops);
+  m.def("cpu_ops", &eqxcallback::cpu_targets);
   m.def("host_calls", [] { return eqxcallback::host_calls.load(); });
   m.def("gpu_launch_targets", &eqxcallback::gpu_launch_targets);
   m.def("gpu_launch_type", &eqxcallback::gpu_launch_type);

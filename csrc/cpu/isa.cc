@@ -5,6 +5,11 @@
 #include <new>
 #include <stdexcept>
 
+// A test builds the portable kernels alone.
+#if defined(__x86_64__) && !defined(EQXCALLBACK_PORTABLE)
+#define EQXCALLBACK_X86
+#endif
+
 namespace eqxcallback::cpu {
 namespace {
 
@@ -14,7 +19,7 @@ struct Isa {
   bool (*available)();
 };
 
-#if defined(__x86_64__)
+#if defined(EQXCALLBACK_X86)
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -27,7 +32,7 @@ bool has_avx2() {
 bool always() { return true; }
 
 constexpr Isa kIsas[] = {
-#if defined(__x86_64__)
+#if defined(EQXCALLBACK_X86)
     {"avx512", &kAvx512Kernels, has_avx512},
     {"avx2", &kAvx2Kernels, has_avx2},
 #endif

@@ -1,7 +1,7 @@
 // The CPU kernels: pointers and sizes in, nothing of XLA, nanobind or Python. Arrays are row-major and contiguous.
 //
 // Shape letters: B batch, S queries, T keys, H query heads, K key/value heads (H a multiple of K), D head size.
-// bf16 arrays are computed in f32 and rounded once, at the end.
+// bf16 and f16 arrays are computed in f32 and rounded once, at the end.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,40 @@
 
 namespace eqxcallback::cpu {
 
-// out[r, i] = x[r, i] / sqrt(mean_j x[r, j]^2 + eps) * weight[i]
-struct RmsNorm {
+// out[r, i] = (x[r, i] - mean) / sqrt(variance + eps) * weight[i] + bias[i] over the elements of row r. Not centred,
+// the mean is 0 and the variance that of the squares.
+struct Norm {
   void* out;
   const void* x;
+  const float *weight, *bias;  // [size]; null: 1, 0
+  int64_t rows, size;
+  float eps;
+  bool center;
+};
+struct NormBackward {
+  void* dx;
+  float *dweight, *dbias;  // [size], or null
+  const void* x;
+  const float* weight;  // null: 1
+  const void* dout;
+  int64_t rows, size;
+  float eps;
+  bool center;
+};
+
+// The same over groups of neighbouring channels, of `size` elements each.
+struct GroupNorm {
+  void* out;
+  const void* x;               // [batch, channels, size]
+  const float *weight, *bias;  // [channels]; null: 1, 0
+  int64_t batch, channels, size, groups;
+  float eps;
+};
+
+// sum = x + residual, perhaps in the memory of residual, and the RMS norm of what is rounded.
+struct AddRmsNorm {
+  void *out, *sum;
+  const void *x, *residual;
   const float* weight;  // null: 1
   int64_t rows, size;
   float eps;
@@ -29,12 +59,88 @@ struct RotaryEmbedding {
   int64_t rows, table_rows, heads, head_size;
 };
 
-// out[r, i] = gate[r, i] * sigmoid(gate[r, i]) * up[r, i]
-struct SwiGlu {
+struct RotaryEmbeddingBackward {
+  void* dx;
+  float *dcos, *dsin;  // of the shape of the table, whose rows are not none
+  const void* x;
+  const float *cos, *sin;
+  const void* dout;
+  int64_t rows, table_rows, heads, head_size;
+};
+
+// out[r, i] = activation(gate[r, i]) * up[r, i]
+enum class Activation : uint8_t { kSilu, kGelu, kGeluTanh };
+struct Glu {
   void* out;  // [rows, size]
   const void *gate, *up;
   int64_t rows, size;
   int64_t stride;  // between rows of gate, and of up
+  Activation activation;
+};
+struct GluBackward {
+  void *dgate, *dup;  // with the stride of gate and up
+  const void *gate, *up, *dout;
+  int64_t rows, size, stride;
+  Activation activation;
+};
+
+// loss[r] = (1 - s) (l - z[label]) + s (l - mean z) + z_loss l^2 of row z of the logits, where l = log(sum(exp(z))) and
+// s the smoothing. A negative label counts from the end, and one that is out of range gives NaN.
+struct CrossEntropy {
+  float* loss;  // [rows]
+  const void* logits;
+  const int32_t* labels;
+  int64_t rows, size;
+  float label_smoothing, z_loss;
+  bool has_ignore_index;  // the label of rows whose loss and gradient are 0
+  int64_t ignore_index;
+};
+struct CrossEntropyBackward {
+  void* dlogits;
+  CrossEntropy forward;  // whose loss is read
+  const float* dloss;
+};
+
+// new_cell = sigmoid(f) cell + sigmoid(i) tanh(g), hidden = sigmoid(o) tanh(new_cell) of the gates i, f, g, o.
+struct LstmGates {
+  void *hidden, *new_cell;  // [rows, size]
+  const void *gates, *cell;
+  int64_t rows, size;
+};
+
+// With the parts r, z, n of both gates and h = hidden: new = tanh(n_in + sigmoid(r_in + r_h) (n_h + bias)), and out =
+// new
+// + sigmoid(z_in + z_h) (h - new).
+struct GruGates {
+  void* out;  // [rows, size]
+  const void *input_gates, *hidden_gates, *hidden;
+  const float* bias;  // [size]; null: 0
+  int64_t rows, size;
+};
+
+// An operand that examples may share: that of example b begins `at[b]` elements after `data`, and of head h another
+// h * head after that. `data` is null where there is none.
+template <class T>
+struct Operand {
+  const T* data;
+  const int64_t* at;
+  int64_t head;
+};
+
+// Which keys attention sees, and what it adds to the logits. Query s is at position p = offset + s among the keys.
+struct AttentionOptions {
+  int64_t window;         // 0: none. Causal: keys above p - window are seen, else those nearer than window
+  float soft_cap;         // 0: none. The logits l become soft_cap * tanh(l / soft_cap)
+  Operand<void> bias;     // [S, T], added to them
+  Element bias_element;   // its type
+  Operand<uint8_t> mask;  // [S, T]: 0 is not seen
+  Operand<float> slopes;  // one for each head: slope * |p - key| is subtracted from the logits
+  Operand<int32_t> query_segments, key_segments;  // [S], [T]: seen where they are equal
+  Operand<int32_t> lengths;                       // the keys below it are seen
+  Operand<int32_t> offset;                        // by default T - S
+  float keep;                                     // the probability with which dropout lets a weight stay
+  Operand<uint32_t> dropout_keys;                 // two for each head: Threefry's keys, or else
+  Operand<uint8_t> kept;                          // [S, T]: 0 is dropped
 };
 
 // softmax(scale * q k^T) v, by the online softmax of FlashAttention (https://arxiv.org/abs/2205.14135): no S x T array.
@@ -47,6 +153,17 @@ struct Attention {
   int64_t batch, kv_batch, q_length, kv_length, heads, kv_heads, head_size;
   float scale;
   bool causal;
+  const AttentionOptions* options;  // null: none
+};
+
+// The gradients of the sum of cotangent * out.
+struct AttentionBackward {
+  Attention call;  // whose result is read
+  const void* cotangent;
+  void *dq, *dk, *dv;
+  void* dbias;                     // of all that the bias has; null: none is wanted
+  float* dslopes;                  // the same
+  int64_t bias_size, slopes_size;  // how many elements there are
 };
 
 // The attention of one query for each head over the first `length` keys.
@@ -58,6 +175,11 @@ struct DecodeAttention {
   const int32_t* length;  // [LB]; batch b has length b % LB. Clamped to 0..T
   int64_t batch, kv_batch, length_batch, kv_length, heads, kv_heads, head_size;
   float scale;
+  // The query is at the last of those keys: what it is there is as of AttentionOptions.
+  int64_t window;
+  float soft_cap;
+  Operand<float> slopes;
+  const float *k_scale, *v_scale;  // [KB, T, K]: of k and v in int8. Null: they are of the type of q
 };
 
 // out[r, o] = sum_i x[r, i] W[o, i], W in blocks that are decoded in registers, or a few rows at a time in cache.
@@ -69,14 +191,44 @@ struct QuantizedLinear {
   Encoding encoding;
 };
 
+// out[r, o] = sum_i x[r, i] W[o, i] + bias[o]. Each row of W is read once for all rows of x, which are few.
+struct Linear {
+  void* out;           // [rows, out_features]
+  const void* x;       // [rows, in_features]
+  const void* weight;  // [out_features, in_features], of the type of x
+  const float* bias;   // [out_features]; null: 0
+  int64_t rows, out_features, in_features;
+};
+
+// out[r, o] = scale[o] sum_i x[r, i] W[o, i]
+struct Int8Linear {
+  void* out;             // [rows, out_features]
+  const void* x;         // [rows, in_features]
+  const int8_t* weight;  // [out_features, in_features]
+  const float* scale;    // [out_features]
+  int64_t rows, out_features, in_features;
+};
+
 // The same kernels, compiled for one instruction set.
 struct Kernels {
-  void (*rms_norm)(Element, const RmsNorm&, const Executor&);
+  void (*norm)(Element, const Norm&, const Executor&);
+  void (*norm_backward)(Element, const NormBackward&, const Executor&);
+  void (*group_norm)(Element, const GroupNorm&, const Executor&);
+  void (*add_rms_norm)(Element, const AddRmsNorm&, const Executor&);
   void (*rotary_embedding)(Element, const RotaryEmbedding&, const Executor&);
-  void (*swiglu)(Element, const SwiGlu&, const Executor&);
+  void (*rotary_embedding_backward)(Element, const RotaryEmbeddingBackward&, const Executor&);
+  void (*glu)(Element, const Glu&, const Executor&);
+  void (*glu_backward)(Element, const GluBackward&, const Executor&);
+  void (*cross_entropy)(Element, const CrossEntropy&, const Executor&);
+  void (*cross_entropy_backward)(Element, const CrossEntropyBackward&, const Executor&);
+  void (*lstm_gates)(Element, const LstmGates&, const Executor&);
+  void (*gru_gates)(Element, const GruGates&, const Executor&);
   void (*attention)(Element, const Attention&, const Executor&);
+  void (*attention_backward)(Element, const AttentionBackward&, const Executor&);
   void (*decode_attention)(Element, const DecodeAttention&, const Executor&);
+  void (*linear)(Element, const Linear&, const Executor&);
   void (*quantized_linear)(Element, const QuantizedLinear&, const Executor&);
+  void (*int8_linear)(Element, const Int8Linear&, const Executor&);
 };
 
 extern const Kernels kAvx512Kernels, kAvx2Kernels, kPortableKernels;

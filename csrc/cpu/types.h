@@ -6,9 +6,12 @@
 
 namespace eqxcallback::cpu {
 
-enum class Element : uint8_t { kF32, kBf16 };
+enum class Element : uint8_t { kF32, kBf16, kF16 };
 
 struct Bf16 {
+  uint16_t bits;
+};
+struct F16 {
   uint16_t bits;
 };
 
@@ -35,6 +38,23 @@ inline float to_float(Bf16 value) {
   return result;
 }
 
+inline float to_float(F16 value) {
+  const uint32_t sign = (value.bits & 0x8000u) << 16, magnitude = value.bits & 0x7fffu;
+  uint32_t bits = magnitude << 13;
+  if (magnitude >= 0x7c00u) {
+    bits |= 0x7f800000u;  // infinite, or a NaN
+  } else if (magnitude >= 0x400u) {
+    bits += 112u << 23;
+  } else {  // by an integer: a subnormal f32 may count as zero on XLA's threads
+    const float small = static_cast<float>(magnitude) * 0x1p-24f;
+    std::memcpy(&bits, &small, sizeof(bits));
+  }
+  bits |= sign;
+  float result;
+  std::memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+
 inline void from_float(float value, float& out) { out = value; }
 
 // Rounds to nearest, ties to even.
@@ -44,6 +64,30 @@ inline void from_float(float value, Bf16& out) {
   const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
   out.bits = static_cast<uint16_t>(is_nan ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
+
+// The same.
+inline void from_float(float value, F16& out) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  const uint32_t sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
+  uint32_t result;
+  if (magnitude > 0x7f800000u) {
+    result = 0x7e00u | (magnitude >> 13 & 0x1ffu);
+  } else if (magnitude >= 0x477ff000u) {  // what is rounded to 65536 is infinite
+    result = 0x7c00u;
+  } else if (magnitude >= 0x38800000u) {
+    result = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
+  } else {  // subnormal: the sum has its last bit where the result has
+    float small;
+    std::memcpy(&small, &magnitude, sizeof(small));
+    small += 0.5f;
+    std::memcpy(&result, &small, sizeof(result));
+    result -= 0x3f000000u;
+  }
+  out.bits = static_cast<uint16_t>(sign | result);
+}
+
+constexpr int64_t bytes_of(Element element) { return element == Element::kF32 ? 4 : 2; }
 
 template <class T>
 constexpr T smaller(T a, T b) {

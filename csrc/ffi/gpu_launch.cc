@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "core/host_calls.h"
+#include "ffi/capsule.h"
 #include "gpu/launch.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -104,15 +105,9 @@ ffi::Error launch(State* state, int32_t device, void* stream, const ffi::Remaini
                   const ffi::RemainingRets& rets) {
   return guarded(*state, [&] {
     host_calls.fetch_add(1, std::memory_order_relaxed);
-    constexpr size_t kUsual = 32;
     const size_t count = args.size() + rets.size();
-    std::array<void*, kUsual> usual;
-    std::vector<void*> many;
-    void** pointers = usual.data();
-    if (count > kUsual) {
-      many.resize(count);
-      pointers = many.data();
-    }
+    gpu::Pointers buffers(count);
+    void** pointers = buffers.data();
     for (size_t i = 0; i < args.size(); ++i) pointers[i] = args.get<ffi::AnyBuffer>(i)->untyped_data();
     for (size_t i = 0; i < rets.size(); ++i) {
       pointers[args.size() + i] = (*rets.get<ffi::AnyBuffer>(i))->untyped_data();
@@ -129,7 +124,7 @@ ffi::Error execute(State* state, int32_t device, void* stream, ffi::RemainingArg
 // A CPU has no stream, and no stage before this one. What is launched is a fake driver's affair.
 ffi::Error execute_on_cpu(State* state, int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
                           ffi::Dictionary) {
-  if (ffi::Error error = guarded(*state, [] { gpu::deactivate(*gpu::driver()); }); error.failure()) return error;
+  if (ffi::Error error = guarded(*state, [] { gpu::deactivate(gpu::driver()); }); error.failure()) return error;
   return launch(state, device, nullptr, args, rets);
 }
 
@@ -152,12 +147,10 @@ XLA_FFI_DEFINE_HANDLER(
     kExecuteOnCpu, execute_on_cpu,
     ffi::Ffi::Bind().Ctx<ffi::State<State>>().Ctx<ffi::DeviceOrdinal>().RemainingArgs().RemainingRets().Attrs());
 
-nanobind::capsule capsule(XLA_FFI_Handler* handler) { return nanobind::capsule(reinterpret_cast<void*>(handler)); }
-
-nanobind::dict bundle(XLA_FFI_Handler* execute, bool initializes) {
+nanobind::dict bundle(XLA_FFI_Handler* execute) {
   nanobind::dict stages;
   stages["instantiate"] = capsule(kInstantiate);
-  if (initializes) stages["initialize"] = capsule(kInitialize);
+  stages["initialize"] = capsule(kInitialize);
   stages["execute"] = capsule(execute);
   return stages;
 }
@@ -166,9 +159,9 @@ nanobind::dict bundle(XLA_FFI_Handler* execute, bool initializes) {
 
 nanobind::dict gpu_launch_targets() {
   nanobind::dict plain, captured, targets;
-  plain["CUDA"] = bundle(kExecute, true);
-  captured["CUDA"] = bundle(kExecuteCaptured, true);
-  plain["cpu"] = captured["cpu"] = bundle(kExecuteOnCpu, false);
+  plain["CUDA"] = bundle(kExecute);
+  captured["CUDA"] = bundle(kExecuteCaptured);
+  plain["cpu"] = captured["cpu"] = bundle(kExecuteOnCpu);
   targets["eqxcallback_launch"] = plain;
   targets["eqxcallback_launch_captured"] = captured;
   return targets;

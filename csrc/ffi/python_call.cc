@@ -9,8 +9,10 @@
 
 #include "core/dtype.h"
 #include "core/host_calls.h"
+#include "ffi/capsule.h"
 #include "ffi/host_callback_scope.h"
 #include "python/handle.h"
+#include "python/interpreter.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace eqxcallback {
@@ -27,15 +29,6 @@ ffi::Error unknown_key(uint64_t key) {
       ffi::ErrorCode::kNotFound,
       "eqxcallback: no Python callable of this process has the key " + std::to_string(key) +
           ". The program was made in another process, or its callable was freed. Trace and compile it here.");
-}
-
-// Python is there and not on its way out. False in threads that outlive the interpreter.
-bool python_is_running() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsInitialized() && !Py_IsFinalizing();
-#else
-  return Py_IsInitialized() && !_Py_IsFinalizing();
-#endif
 }
 
 // Points slot `slot` at an operand or result.
@@ -106,6 +99,13 @@ class Loan {
   bool commit_ = false;
 };
 
+// The first operand and the first result of an ordered call are tokens, which no callable sees.
+bool is_ordered(const ffi::RemainingRets& rets) {
+  if (rets.size() == 0) return false;
+  auto first = rets.get<ffi::AnyBuffer>(0);
+  return first.has_value() && (*first)->element_type() == ffi::TOKEN;
+}
+
 ffi::Error call_python(uint64_t key, const Place& place, const ffi::RemainingArgs& args, size_t first_arg,
                        const ffi::RemainingRets& rets, const ffi::Dictionary& attrs) {
   if (!python_is_running()) {
@@ -114,25 +114,28 @@ ffi::Error call_python(uint64_t key, const Place& place, const ffi::RemainingArg
   nb::gil_scoped_acquire gil;
   host_calls.fetch_add(1, std::memory_order_relaxed);
   try {
-    Handle* handle = Handle::find(key);
-    if (handle == nullptr) {
+    nb::object alive = Handle::find(key);  // the callable may drop the last other reference to itself
+    if (!alive.is_valid()) {
       // An exported program says what its callable is, so that another process can import it.
       auto portable = attrs.get<std::string_view>("portable");
       if (portable.has_error()) return unknown_key(key);
       if (std::string problem = import_portable(key, std::string(*portable)); !problem.empty()) {
         return ffi::Error(ffi::ErrorCode::kNotFound, problem);
       }
-      handle = Handle::find(key);
-      if (handle == nullptr) return unknown_key(key);
+      alive = Handle::find(key);
+      if (!alive.is_valid()) return unknown_key(key);
     }
-    nb::object alive = nb::find(*handle);  // the callable may drop the last other reference to itself
+    Handle* handle = nb::inst_ptr<Handle>(alive);
 
-    const size_t num_outputs = rets.size(), num_inputs = args.size() - first_arg;
+    const size_t first_ret = is_ordered(rets) ? 1 : 0;
+    first_arg += first_ret;
+    if (args.size() < first_arg) return ffi::Error::InvalidArgument("eqxcallback: expected a token as a first operand");
+    const size_t num_outputs = rets.size() - first_ret, num_inputs = args.size() - first_arg;
     Loan loan(*handle, num_outputs, num_inputs);
     Frame& frame = loan.frame();
     frame.context() = ExecutionContext{Stage::kExecute, place};
     for (size_t i = 0; i < num_outputs; ++i) {
-      auto buffer = rets.get<ffi::AnyBuffer>(i);
+      auto buffer = rets.get<ffi::AnyBuffer>(first_ret + i);
       if (buffer.has_error()) return buffer.error();
       if (ffi::Error error = lend(frame, i, *buffer.value(), true, place); error.failure()) return error;
     }
@@ -146,8 +149,8 @@ ffi::Error call_python(uint64_t key, const Place& place, const ffi::RemainingArg
       handle->call(frame);
     } catch (nb::python_error& error) {
       auto name_stack = attrs.get<std::string_view>("name_stack");  // eager programs have none
-      return ffi::Error::Internal(
-          report_failure(*handle, error, frame, name_stack.has_value() ? std::string(*name_stack) : std::string()));
+      return ffi::Error::Internal(report_failure(handle->body(), error, frame,
+                                                 name_stack.has_value() ? std::string(*name_stack) : std::string()));
     }
     loan.commit();
   } catch (const std::exception& error) {
@@ -208,8 +211,6 @@ XLA_FFI_Error* python_cpu_eager(XLA_FFI_CallFrame* frame) {
 }
 XLA_FFI_DEFINE_HANDLER(kPythonCuda, on_cuda, cuda_binding());
 XLA_FFI_DEFINE_HANDLER(kPythonCudaCaptured, on_cuda, cuda_binding(), {ffi::Traits::kCmdBufferCompatible});
-
-nb::capsule capsule(XLA_FFI_Handler* handler) { return nb::capsule(reinterpret_cast<void*>(handler)); }
 
 }  // namespace
 

@@ -47,12 +47,12 @@ struct Capture::Functions {
   int (*MemsetD8Async)(uintptr_t address, unsigned char value, size_t count, Stream stream);
 };
 
-Capture::Capture(int device) : driver_(driver()), functions_(std::make_unique<Functions>(*driver_)) {
-  activate(*driver_, device);
-  check(*driver_, functions_->StreamCreate(&stream_, kBlocking), "cuStreamCreate");
+Capture::Capture(int device) : driver_(driver()), functions_(std::make_unique<Functions>(driver_)) {
+  activate(driver_, device);
+  check(driver_, functions_->StreamCreate(&stream_, kBlocking), "cuStreamCreate");
   const int code = functions_->StreamBeginCapture(stream_, kThreadLocal);
   if (code != 0) functions_->StreamDestroy(stream_);  // the destructor does not run
-  check(*driver_, code, "cuStreamBeginCapture");
+  check(driver_, code, "cuStreamBeginCapture");
   recording_ = true;
 }
 
@@ -65,31 +65,31 @@ Capture::~Capture() {
 
 void Capture::end() {
   recording_ = false;
-  check(*driver_, functions_->StreamEndCapture(stream_, &graph_), "cuStreamEndCapture");
+  check(driver_, functions_->StreamEndCapture(stream_, &graph_), "cuStreamEndCapture");
   size_t count = 0;
-  check(*driver_, functions_->GraphGetNodes(graph_, nullptr, &count), "cuGraphGetNodes");
+  check(driver_, functions_->GraphGetNodes(graph_, nullptr, &count), "cuGraphGetNodes");
   std::vector<Node> nodes(count);
-  if (count > 0) check(*driver_, functions_->GraphGetNodes(graph_, nodes.data(), &count), "cuGraphGetNodes");
+  if (count > 0) check(driver_, functions_->GraphGetNodes(graph_, nodes.data(), &count), "cuGraphGetNodes");
   for (Node node : nodes) {
     int kind = 0;
-    check(*driver_, functions_->GraphNodeGetType(node, &kind), "cuGraphNodeGetType");
+    check(driver_, functions_->GraphNodeGetType(node, &kind), "cuGraphNodeGetType");
     ++nodes_[kind];
   }
 }
 
-void Capture::wait() const { check(*driver_, functions_->CtxSynchronize(), "cuCtxSynchronize"); }
+void Capture::wait() const { check(driver_, functions_->CtxSynchronize(), "cuCtxSynchronize"); }
 
 void Capture::fill(uintptr_t address, size_t bytes, uint8_t value, Stream stream) const {
   if (bytes == 0) return;
-  check(*driver_, functions_->MemsetD8Async(address, value, bytes, stream), "cuMemsetD8Async");
+  check(driver_, functions_->MemsetD8Async(address, value, bytes, stream), "cuMemsetD8Async");
 }
 
 void Capture::replay(Stream stream) const {
   Executable executable = nullptr;
-  check(*driver_, functions_->GraphInstantiate(&executable, graph_, 0), "cuGraphInstantiateWithFlags");
+  check(driver_, functions_->GraphInstantiate(&executable, graph_, 0), "cuGraphInstantiateWithFlags");
   const int code = functions_->GraphLaunch(executable, stream);
   functions_->GraphExecDestroy(executable);  // one that runs is freed when it has run
-  check(*driver_, code, "cuGraphLaunch");
+  check(driver_, code, "cuGraphLaunch");
 }
 
 }  // namespace eqxcallback::gpu

@@ -39,7 +39,7 @@ class Capture {
  private:
   struct Functions;
 
-  std::shared_ptr<const Driver> driver_;
+  const Driver& driver_;
   std::unique_ptr<const Functions> functions_;
   Stream stream_ = nullptr;
   Graph graph_ = nullptr;

@@ -2,18 +2,20 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
+#include <memory>
 #include <mutex>
 
 namespace eqxcallback::gpu {
 namespace {
 
 std::mutex mutex;
-std::string path;                      // "": the system's
-std::shared_ptr<const Driver> loaded;  // of `path`, or null
+std::string path;                            // "": the system's
+std::atomic<const Driver*> loaded{nullptr};  // of `path`, or null. Read without the lock in each launch
 
-std::shared_ptr<const Driver> open(const std::string& where) {
-  auto opened = std::make_shared<Driver>();
-  // Never closed: modules and contexts live as long as the process.
+// Never closed: modules and contexts live as long as the process.
+const Driver* open(const std::string& where) {
+  auto opened = std::make_unique<Driver>();
   opened->library = dlopen(where.empty() ? "libcuda.so.1" : where.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (opened->library == nullptr) throw std::runtime_error(std::string("there is no CUDA driver: ") + dlerror());
   Driver& d = *opened;
@@ -31,7 +33,7 @@ std::shared_ptr<const Driver> open(const std::string& where) {
   find(d, "cuFuncSetAttribute", d.FuncSetAttribute);
   find(d, "cuLaunchKernel", d.LaunchKernel);
   check(d, d.Init(0), "cuInit");
-  return opened;
+  return opened.release();
 }
 
 std::string describe(const Driver& driver, int code, const std::string& call) {
@@ -66,10 +68,11 @@ void* find_symbol(void* library, const char* name) {
   return symbol;
 }
 
-std::shared_ptr<const Driver> driver() {
+const Driver& driver() {
+  if (const Driver* known = loaded.load(std::memory_order_acquire)) return *known;
   std::lock_guard<std::mutex> lock(mutex);
   if (loaded == nullptr) loaded = open(path);
-  return loaded;
+  return *loaded;
 }
 
 void set_driver(const std::string& where) {
@@ -79,16 +82,12 @@ void set_driver(const std::string& where) {
 }
 
 int driver_version() {
-  const std::shared_ptr<const Driver> found = driver();
+  const Driver& found = driver();
   int count = 0, version = 0;
-  check(*found, found->DeviceGetCount(&count), "cuDeviceGetCount");
+  check(found, found.DeviceGetCount(&count), "cuDeviceGetCount");
   if (count == 0) throw std::runtime_error("the CUDA driver finds no GPU");
-  check(*found, found->DriverGetVersion(&version), "cuDriverGetVersion");
+  check(found, found.DriverGetVersion(&version), "cuDriverGetVersion");
   return version;
-}
-
-void check(const Driver& driver, int code, const std::string& call) {
-  if (code != 0) throw DriverError(driver, code, call);
 }
 
 Context activate(const Driver& driver, int device) {

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace eqxcallback::gpu {
 
@@ -50,8 +50,8 @@ class DriverError : public std::runtime_error {
   int code;
 };
 
-// The driver. Throws std::runtime_error, with what is missing, where there is none.
-std::shared_ptr<const Driver> driver();
+// The driver, which lives as long as the process. Throws std::runtime_error, with what is missing, where there is none.
+const Driver& driver();
 
 // Opens the library at `path` in place of the system's driver from now on: a fake one, in tests. "" is the system's.
 void set_driver(const std::string& path);
@@ -59,7 +59,16 @@ void set_driver(const std::string& path);
 // Of CUDA that the driver supports: 13000 is 13.0. Throws as `driver` does, also where there is no device.
 int driver_version();
 
-void check(const Driver& driver, int code, const std::string& call);
+// `call` is a text, or a function that makes one: that is done only for an error.
+template <class Call>
+void check(const Driver& driver, int code, const Call& call) {
+  if (code == 0) return;
+  if constexpr (std::is_invocable_v<Call>) {
+    throw DriverError(driver, code, call());
+  } else {
+    throw DriverError(driver, code, call);
+  }
+}
 
 // Makes the context of a device current in this thread, if none is. XLA has made it so where it calls a handler, and
 // for its devices that is the primary one.

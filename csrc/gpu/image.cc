@@ -25,17 +25,17 @@ Image::~Image() {
   }
 }
 
-Function Image::function(const std::shared_ptr<const Driver>& driver, Context context, const std::string& name) {
+Function Image::function(const Driver& driver, Context context, const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = loaded_.find(context);
   if (found == loaded_.end()) {
     Module module = nullptr;
-    check(*driver, driver->ModuleLoadData(&module, bytes_.c_str()), "cuModuleLoadData");
-    found = loaded_.emplace(context, Loaded{driver, module}).first;
+    check(driver, driver.ModuleLoadData(&module, bytes_.c_str()), "cuModuleLoadData");
+    found = loaded_.emplace(context, Loaded{&driver, module}).first;
   }
   Function function = nullptr;
-  check(*driver, driver->ModuleGetFunction(&function, found->second.module, name.c_str()),
-        "cuModuleGetFunction(" + name + ")");
+  check(driver, driver.ModuleGetFunction(&function, found->second.module, name.c_str()),
+        [&] { return "cuModuleGetFunction(" + name + ")"; });
   return function;
 }
 

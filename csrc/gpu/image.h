@@ -23,11 +23,11 @@ class Image {
   Image& operator=(const Image&) = delete;
 
   // A kernel of it in the current context. Loads the image there if that was not done before.
-  Function function(const std::shared_ptr<const Driver>& driver, Context context, const std::string& name);
+  Function function(const Driver& driver, Context context, const std::string& name);
 
  private:
   struct Loaded {
-    std::shared_ptr<const Driver> driver;
+    const Driver* driver;
     Module module;
   };
   const std::string bytes_;

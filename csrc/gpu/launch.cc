@@ -23,23 +23,26 @@ Launch::~Launch() {
 void Launch::load(int device) { loaded(device); }
 
 const Launch::Loaded& Launch::loaded(int device) {
-  const std::shared_ptr<const Driver> driver = gpu::driver();
-  const Context context = activate(*driver, device);
+  const Driver& driver = gpu::driver();
+  const Context context = activate(driver, device);
   const auto find = [&]() -> const Loaded* {
     const Loaded* each = first_.load(std::memory_order_acquire);
-    while (each != nullptr && (each->context != context || each->driver != driver)) each = each->next;
+    while (each != nullptr && (each->context != context || each->driver != &driver)) each = each->next;
     return each;
   };
   if (const Loaded* known = find()) return *known;
   std::lock_guard<std::mutex> lock(mutex_);
   if (const Loaded* known = find()) return *known;
-  auto added = std::make_unique<Loaded>(Loaded{driver, context, {}, first_.load()});
+  auto added = std::make_unique<Loaded>(Loaded{&driver, context, {}, first_.load()});
   for (const Step& step : steps_) {
     const Function function = step.image->function(driver, context, step.entry);
     if (step.shared_bytes > 0) {  // more than 48 KiB must be asked for, those that the kernel itself declares included
-      check(*driver,
-            driver->FuncSetAttribute(function, Driver::kMaxDynamicSharedBytes, static_cast<int>(step.shared_bytes)),
-            "cuFuncSetAttribute(" + step.entry + ", " + std::to_string(step.shared_bytes) + " bytes of shared memory)");
+      check(driver,
+            driver.FuncSetAttribute(function, Driver::kMaxDynamicSharedBytes, static_cast<int>(step.shared_bytes)),
+            [&] {
+              return "cuFuncSetAttribute(" + step.entry + ", " + std::to_string(step.shared_bytes) +
+                     " bytes of shared memory)";
+            });
     }
     added->functions.push_back(function);
   }
@@ -50,14 +53,8 @@ const Launch::Loaded& Launch::loaded(int device) {
 void Launch::run(int device, Stream stream, void* const* pointers, size_t count) {
   const Loaded& on_device = loaded(device);
   // The driver takes the address of each parameter.
-  constexpr size_t kUsual = 48;
-  std::array<void*, kUsual> usual;
-  std::vector<void*> many;
-  void** parameters = usual.data();
-  if (count + scalars_.size() > kUsual) {
-    many.resize(count + scalars_.size());
-    parameters = many.data();
-  }
+  Pointers addresses(count + scalars_.size());
+  void** parameters = addresses.data();
   for (size_t i = 0; i < count; ++i) parameters[i] = const_cast<void**>(pointers + i);
   for (size_t i = 0; i < scalars_.size(); ++i) parameters[count + i] = &scalars_[i];
 
@@ -67,9 +64,10 @@ void Launch::run(int device, Stream stream, void* const* pointers, size_t count)
     if (step.is_empty()) continue;  // there is nothing to do, which the driver calls an error
     const auto& [gx, gy, gz] = step.grid;
     const auto& [bx, by, bz] = step.block;
-    const int code = driver.LaunchKernel(on_device.functions[i], gx, gy, gz, bx, by, bz, step.shared_bytes, stream,
-                                         parameters, nullptr);
-    if (code != 0) throw DriverError(driver, code, text(step));  // its text is made only then
+    check(driver,
+          driver.LaunchKernel(on_device.functions[i], gx, gy, gz, bx, by, bz, step.shared_bytes, stream, parameters,
+                              nullptr),
+          [&] { return text(step); });
   }
 }
 

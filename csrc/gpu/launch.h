@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "gpu/image.h"
+#include "gpu/pointers.h"
 
 namespace eqxcallback::gpu {
 
@@ -41,7 +42,7 @@ class Launch {
  private:
   // The kernels of the steps in one context. A list that only grows, so that it is read without a lock.
   struct Loaded {
-    std::shared_ptr<const Driver> driver;
+    const Driver* driver;
     Context context;
     std::vector<Function> functions;
     const Loaded* next;

@@ -8,6 +8,7 @@
 #include <numpy/arrayobject.h>
 
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 #include "core/packing.h"
@@ -60,7 +61,7 @@ void import_numpy() {
   if (_import_array() < 0) throw nb::python_error();
 }
 
-Buffer::Buffer(nb::object array, nb::object writeable) {
+Buffer::Buffer(nb::object array, nb::object writeable, nb::object order) {
   if (!PyArray_Check(array.ptr())) {
     throw nb::type_error("Buffer: expected a numpy.ndarray. Pass np.ascontiguousarray(value).");
   }
@@ -75,9 +76,20 @@ Buffer::Buffer(nb::object array, nb::object writeable) {
   }
   const DType& dtype = dtype_of(array.attr("dtype"));
   const npy_intp* dims = PyArray_DIMS(source);
-  const std::vector<int64_t> shape(dims, dims + PyArray_NDIM(source));
+  std::vector<int64_t> shape(dims, dims + PyArray_NDIM(source));
+  std::vector<int64_t> axes;
+  if (!order.is_none()) {
+    for (nb::handle axis : order) axes.push_back(nb::cast<int64_t>(axis));
+    std::vector<int64_t> all(shape.size());
+    std::iota(all.begin(), all.end(), 0);
+    if (!std::is_permutation(axes.begin(), axes.end(), all.begin(), all.end())) {
+      throw nb::value_error("Buffer: expected order to have each axis of the array once.");
+    }
+    for (size_t i = 0; i < axes.size(); ++i) shape[static_cast<size_t>(axes[i])] = dims[i];
+  }
   lend(PyArray_DATA(source), shape.data(), shape.size(), dtype, writeable.is_none() ? can_write : truthy(writeable),
        {});
+  if (!order.is_none()) set_order(axes.data());
   owner_ = array;
   if (dtype.packed()) {
     unpacked_ = array;
@@ -101,6 +113,11 @@ void Buffer::set_order(const int64_t* order) {
   if (order == nullptr) return;
   order_.assign(order, order + dims_.size());
   if (std::is_sorted(order_.begin(), order_.end())) order_.clear();
+}
+
+void Buffer::move_to(uintptr_t address) {
+  check_alive();
+  data_ = reinterpret_cast<void*>(address);
 }
 
 void Buffer::revoke(bool commit) noexcept {
@@ -259,7 +276,8 @@ void bind_buffer(nb::module_& m) {
   using Self = nb::handle_t<Buffer>;
   nb::class_<Buffer>(m, "Buffer",
                      "XLA's memory for one operand or result, lent to a kernel for the length of one call.")
-      .def(nb::init<nb::object, nb::object>(), nb::arg("array"), nb::kw_only(), nb::arg("writeable") = nb::none())
+      .def(nb::init<nb::object, nb::object, nb::object>(), nb::arg("array"), nb::kw_only(),
+           nb::arg("writeable") = nb::none(), nb::arg("order") = nb::none())
       .def_prop_ro("shape", &Buffer::shape)
       .def_prop_ro("dtype", &Buffer::numpy_dtype)
       .def_prop_ro("ndim", &Buffer::ndim)
@@ -267,7 +285,9 @@ void bind_buffer(nb::module_& m) {
       .def_prop_ro("nbytes", &Buffer::nbytes)
       .def_prop_ro("strides", &Buffer::strides)
       .def_prop_ro("writeable", &Buffer::writeable)
-      .def_prop_ro("_address", &Buffer::address)
+      .def_prop_rw("_address", &Buffer::address, &Buffer::move_to)
+      .def_prop_ro("_packed", [](const Buffer& buffer) { return buffer.dtype().packed(); })
+      .def("_revoke", [](Buffer& buffer) { buffer.revoke(false); })
       .def("__repr__", &Buffer::repr)
       .def(
           "write", [](Self self, nb::handle value) { get(self).write(self, value); }, nb::arg("value"))

@@ -30,12 +30,15 @@ const char* platform_name(Platform platform);
 class Buffer {
  public:
   Buffer() = default;
-  // Over a C-contiguous NumPy array, for calling a kernel from Python.
-  Buffer(nb::object array, nb::object writeable);
+  // Over a C-contiguous NumPy array, for calling a kernel from Python. With `order`, that array is the memory, and its
+  // axes are those of the Buffer from major to minor.
+  Buffer(nb::object array, nb::object writeable, nb::object order);
 
   void lend(void* data, const int64_t* dims, size_t rank, const DType& dtype, bool writeable, const Place& place);
   // How the axes lie in memory, from major to minor: `rank` of them, or null for row-major. To be said after lend().
   void set_order(const int64_t* order);
+  // The same Buffer over other memory of that size, for as long as it is lent.
+  void move_to(uintptr_t address);
   // Ends the loan. With `commit`, what was written to a sub-byte output is packed into XLA's memory.
   void revoke(bool commit) noexcept;
 

@@ -3,16 +3,17 @@
 #include <nanobind/stl/string.h>
 
 #include <stdexcept>
-#include <unordered_map>
 #include <utility>
+
+#include "core/registry.h"
 
 namespace eqxcallback {
 namespace {
 
 // Never destroyed: executables may outlive the module at exit.
-std::unordered_map<uint64_t, Handle*>& handles() {
-  static auto* table = new std::unordered_map<uint64_t, Handle*>();
-  return *table;
+Registry<Handle>& handles() {
+  static auto* registry = new Registry<Handle>();
+  return *registry;
 }
 
 nb::object& failure_hook() {
@@ -62,6 +63,13 @@ PyType_Slot kSlots[] = {
 
 Frame::Frame(size_t num_outputs, size_t num_inputs) : num_outputs_(num_outputs), buffers_(num_outputs + num_inputs) {}
 
+Frame::Frame(nb::object context, nb::tuple outputs, nb::tuple inputs)
+    : num_outputs_(outputs.size()), context_(std::move(context)) {
+  for (const nb::tuple& buffers : {outputs, inputs}) {
+    for (nb::handle buffer : buffers) buffers_.push_back(nb::borrow(buffer));
+  }
+}
+
 Buffer& Frame::buffer(size_t i) { return exclusive<Buffer>(buffers_[i]); }
 ExecutionContext& Frame::context() { return exclusive<ExecutionContext>(context_); }
 
@@ -81,17 +89,13 @@ void Frame::release(bool commit) noexcept {
 
 Handle::Handle(uint64_t key, nb::object body, nb::object owner, bool direct)
     : key_(key), body_(std::move(body)), owner_(std::move(owner)), direct_(direct) {
-  if (!handles().emplace(key, this).second) throw std::invalid_argument("the key belongs to another Handle");
+  if (!handles().add(key, *this)) throw std::invalid_argument("the key belongs to another Handle");
 }
 
-Handle::~Handle() {
-  auto found = handles().find(key_);
-  if (found != handles().end() && found->second == this) handles().erase(found);
-}
+Handle::~Handle() { handles().remove(key_, *this); }
 
-Handle* Handle::find(uint64_t key) {
-  auto found = handles().find(key);
-  return found == handles().end() ? nullptr : found->second;
+nb::object Handle::find(uint64_t key) {
+  return handles().find(key, [](Handle& handle) -> nb::object { return nb::find(handle); });
 }
 
 std::unique_ptr<Frame> Handle::take_frame(size_t num_outputs, size_t num_inputs) {
@@ -134,11 +138,11 @@ void Handle::call(const Frame& frame) {
   }
 }
 
-std::string report_failure(Handle& handle, nb::python_error& error, const Frame& frame, const std::string& name_stack) {
+std::string report_failure(nb::handle kernel, nb::python_error& error, const Frame& frame,
+                           const std::string& name_stack) {
   try {
     if (!failure_hook().is_valid()) return error.what();
-    return nb::cast<std::string>(
-        failure_hook()(error.value(), handle.body(), frame.outputs(), frame.inputs(), name_stack));
+    return nb::cast<std::string>(failure_hook()(error.value(), kernel, frame.outputs(), frame.inputs(), name_stack));
   } catch (nb::python_error& second) {
     return std::string("eqxcallback could not describe a failure: ") + second.what();
   }
@@ -160,7 +164,14 @@ void bind_handle(nb::module_& m) {
            nb::arg("owner") = nb::none(), nb::kw_only(), nb::arg("direct"))
       .def_prop_ro("owner", [](Handle& handle) { return handle.owner(); })
       .def_prop_ro("key", &Handle::key)
-      .def_static("exists", [](uint64_t key) { return Handle::find(key) != nullptr; }, nb::arg("key"));
+      .def(
+          "run",
+          [](Handle& handle, nb::object context, nb::tuple outputs, nb::tuple inputs) {
+            Frame frame(std::move(context), std::move(outputs), std::move(inputs));
+            handle.call(frame);
+          },
+          nb::arg("context"), nb::arg("outputs"), nb::arg("inputs"))
+      .def_static("exists", [](uint64_t key) { return handles().has(key); }, nb::arg("key"));
 
   m.def("on_unknown_key", [](nb::object hook) { unknown_key_hook() = std::move(hook); }, nb::arg("hook"));
 

@@ -20,6 +20,8 @@ namespace eqxcallback {
 class Frame {
  public:
   Frame(size_t num_outputs, size_t num_inputs);
+  // Of Buffers that a caller in Python has.
+  Frame(nb::object context, nb::tuple outputs, nb::tuple inputs);
 
   // Slot i: outputs first, inputs after. Valid until release().
   Buffer& buffer(size_t i);
@@ -51,8 +53,8 @@ class Handle {
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
-  // Null if no callable of this process has the key. The object is to be held while it runs.
-  static Handle* find(uint64_t key);
+  // The Python object that has the key, to be held while it runs; invalid if there is none.
+  static nb::object find(uint64_t key);
 
   uint64_t key() const { return key_; }
   nb::object& body() { return body_; }
@@ -74,7 +76,9 @@ class Handle {
 };
 
 // Calls the Python function that was set with `_ext.on_failure`: it records the exception and gives the text for XLA.
-std::string report_failure(Handle& handle, nb::python_error& error, const Frame& frame, const std::string& name_stack);
+// `kernel` is the body of a Handle, or the name of a native kernel.
+std::string report_failure(nb::handle kernel, nb::python_error& error, const Frame& frame,
+                           const std::string& name_stack);
 
 // Calls the Python function that was set with `_ext.on_unknown_key`, which makes a Handle with that key of the text of
 // an exported program. Returns what went wrong, or nothing.

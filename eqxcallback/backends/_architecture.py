@@ -5,12 +5,21 @@ import os
 from .. import xla
 
 
-def architecture(asked: str | None) -> str | None:
-    """What a kernel asks for, else what `EQXCALLBACK_CUDA_ARCH` says, else the device's; `None` where nobody says."""
+# PTX for the oldest GPUs that JAX supports: the driver makes of it what the device is.
+_WITHOUT_DEVICE = "compute_80"
+
+
+def architecture(asked: str | None) -> str:
+    """What a kernel asks for, else what `EQXCALLBACK_CUDA_ARCH` says, else the device's, else PTX."""
     if asked or (asked := os.environ.get("EQXCALLBACK_CUDA_ARCH")):
         return asked
     found = xla.compute_capabilities()
     # One program runs on all devices: what the oldest can run, the others can, from PTX.
     if len(set(found)) > 1:
         return f"compute_{min(found)}"
-    return f"sm_{found[0]}" if found else None
+    return f"sm_{found[0]}" if found else _WITHOUT_DEVICE
+
+
+def version_of(arch: str) -> int:
+    """90 of `sm_90a`."""
+    return int(arch.partition("_")[2].rstrip("af"))

@@ -23,8 +23,8 @@ def available_backends() -> Mapping[str, bool | str]:
         "python": True,
         "native": True,
         "cuda": _first_problem(_nvrtc.find, _ext.gpu_driver_version),
-        "triton": _first_problem(_triton, _ext.gpu_driver_version),
-        "cupy": _first_problem(_cupy, _ext.gpu_driver_version),
+        "triton": _first_problem(lambda: _imported("triton", "triton"), _ext.gpu_driver_version),
+        "cupy": _first_problem(lambda: _imported("cupy", "cuda13"), _ext.gpu_driver_version),
     }
 
 
@@ -35,14 +35,6 @@ def _first_problem(*needed: Callable[[], Any]) -> bool | str:
         except Exception as error:  # libraries that do not fit raise anything
             return str(error)
     return True
-
-
-def _triton() -> None:
-    _imported("triton", "triton")
-
-
-def _cupy() -> None:
-    _imported("cupy", "cuda13")
 
 
 def _imported(module: str, extra: str) -> None:

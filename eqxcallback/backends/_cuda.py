@@ -6,15 +6,11 @@ from typing import Any
 
 from ..kernel import CudaKernel
 from . import _cache, _nvrtc
-from ._architecture import architecture
+from ._architecture import architecture, version_of
 from ._device_call import DeviceCall, Program, Step
 from ._image import kernels_of
 from ._signature import checks, mismatch
 from ._source import read_source
-
-
-# PTX for the oldest GPUs that JAX supports: the driver makes of it what the device is.
-_WITHOUT_DEVICE = "compute_80"
 
 
 def compiled(kernel: CudaKernel, call: DeviceCall) -> Program:
@@ -45,7 +41,7 @@ def _entry(entry: Any, call: DeviceCall) -> str:
 def compiled_source(
     text: str,
     file: str,
-    arch: str | None,
+    arch: str,
     options: tuple[str, ...],
     entries: tuple[str, ...],
     pointers: tuple[tuple[str, Any], ...],
@@ -57,7 +53,7 @@ def compiled_source(
         nvrtc = _nvrtc.find()
     except ImportError as error:
         raise ValueError(f"{who}: the kernel cannot be compiled: {error}") from None
-    arch = _supported(arch or _WITHOUT_DEVICE, nvrtc.archs)
+    arch = _supported(arch, nvrtc.archs)
     flags = (f"--gpu-architecture={arch}", "--std=c++17", *options)
     entries = tuple(dict.fromkeys(entries))
     whole = text + checks(entries, pointers, scalars)
@@ -82,8 +78,7 @@ def _makes_cubin(flags: Sequence[str]) -> bool:
 
 def _supported(arch: str, known: Sequence[int]) -> str:
     """`arch`, or PTX for the newest one that the compiler knows, if the device is newer."""
-    version = int(arch.partition("_")[2].rstrip("af"))
-    return arch if version <= max(known) else f"compute_{max(known)}"
+    return arch if version_of(arch) <= max(known) else f"compute_{max(known)}"
 
 
 def _explained(

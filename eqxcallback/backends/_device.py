@@ -1,5 +1,6 @@
 """Kernels that our launcher launches on a GPU: how a program calls them, once it is known with which types."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,7 @@ from ._implementation import Implementation
 
 
 def prepare(implementation: Implementation, kernel: DeviceKernel, platform: str, who: str) -> xla.TypedPlan:
-    is_cuda = isinstance(kernel, CudaKernel)
-    who = f"{who}[{'cuda' if is_cuda else 'triton'}]"
+    who = f"{who}[{kernel.backend}]"
     if platform not in xla.launch_platforms():
         raise ValueError(
             f"{who}: expected the platform cuda; got {platform}. Give {platform} a kernel of another kind."
@@ -51,7 +51,7 @@ def prepare(implementation: Implementation, kernel: DeviceKernel, platform: str,
     return xla.TypedPlan(
         launch,
         target,
-        description(kernel, who),
+        functools.partial(description, kernel, who),
         implementation.aliases,
         implementation.has_side_effect,
         kernel.command_buffer_compatible,

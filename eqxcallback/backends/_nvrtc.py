@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import os
 import pathlib
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -155,7 +154,7 @@ def include_options(major: int) -> list[str]:
 
 def _folders(kind: str) -> Iterator[pathlib.Path]:
     """Of that kind in NVIDIA's wheels, newest major version first."""
-    spec = importlib.util.find_spec("nvidia") if "nvidia" not in sys.modules else sys.modules["nvidia"].__spec__
+    spec = importlib.util.find_spec("nvidia")
     for root in map(pathlib.Path, (spec and spec.submodule_search_locations) or ()):
         for folder in sorted((*root.glob("cu[0-9]*"), root / "cuda_nvrtc", root / "cuda_runtime"), reverse=True):
             if (folder / kind).is_dir():

@@ -6,12 +6,11 @@ import importlib.util
 from typing import Any
 
 from ..kernel import TritonKernel
-from ._architecture import architecture
+from ._architecture import architecture, version_of
 from ._device_call import DeviceCall, Program, Step
 from ._image import kernels_of
 
 
-_WITHOUT_DEVICE = "compute_80"
 # Those that all versions of Triton that we support know.
 _VERSIONS = (80, 86, 87, 89, 90, 100, 120)
 
@@ -32,8 +31,8 @@ _Settings = dict[str, Any]
 
 
 def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
-    arch = architecture(kernel.arch) or _WITHOUT_DEVICE
-    version = int(arch.partition("_")[2].rstrip("af"))
+    arch = architecture(kernel.arch)
+    version = version_of(arch)
     # LLVM ends the process for one that it does not know. A newer device gets PTX.
     known = max((each for each in _VERSIONS if each <= version), default=None)
     if known is None:
@@ -105,8 +104,8 @@ def _compiled_function(
     who: str,
 ) -> tuple[bytes, str, int, int]:
     """The image, the kernel's name in it, its bytes of shared memory, and the number of hidden parameters."""
-    from triton.backends.compiler import GPUTarget  # pyright: ignore[reportMissingImports]
-    from triton.compiler import ASTSource, compile as compile_source  # pyright: ignore[reportMissingImports]
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, compile as compile_source
 
     constants = dict(constexprs)
     if unknown := sorted(set(constants) - set(fn.arg_names)):

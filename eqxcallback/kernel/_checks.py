@@ -50,8 +50,6 @@ class Strict(dict[str, Any]):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 def scalars(declared: Any, who: str) -> Strict:
     """`{name: (dtype, function or None)}`."""

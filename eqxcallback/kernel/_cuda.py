@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -85,6 +85,8 @@ class CudaKernel:
     **Raises:** `TypeError` or `ValueError` for a wrong declaration. When a program is lowered, `ValueError` for source that does
     not compile, and if the parameters of the compiled kernel are not those that it is called with.
     """
+
+    backend: ClassVar[str] = "cuda"
 
     source: str | os.PathLike[str]
     entry: str | Callable[..., str]

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jaxtyping import PyTree
@@ -32,6 +32,8 @@ class NativeKernel:
     - `attributes`: the names of the options that the handler takes. By default all of the op's. In a layer they are static
         arguments of the call, or static fields of the layer, and by default none.
     """
+
+    backend: ClassVar[str] = "native"
 
     symbol: str
     library: str | os.PathLike[str] | None = None

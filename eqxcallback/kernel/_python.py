@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jaxtyping import PyTree
@@ -33,6 +33,8 @@ class PythonKernel:
     - `aliases`: `{input: output}`: results that overwrite an operand, by parameter and result names or flat indices.
     - `command_buffer_compatible`: whether, on a GPU, XLA may record what `body` launches and replay it without Python.
     """
+
+    backend: ClassVar[str] = "python"
 
     body: Callable[..., None]
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None

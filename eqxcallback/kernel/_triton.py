@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from jaxtyping import PyTree
@@ -48,6 +48,8 @@ class TritonKernel:
         `constexprs`, `num_warps`, `num_stages` and `choose`.
     - `arch`: as in [`eqxcallback.CudaKernel`][].
     """
+
+    backend: ClassVar[str] = "triton"
 
     fn: Any
     grid: Dims | Callable[..., Dims]

@@ -4,6 +4,7 @@ from ._axes import Axes as Axes
 from ._batching import METHODS as METHODS
 from ._bodies import Backward as Backward, Body as Body
 from ._call import Call as Call
+from ._choice import IMPLEMENTATIONS as IMPLEMENTATIONS, Implementation as Implementation
 from ._definition import Definition as Definition
 from ._op import Op as Op
 from ._options import Options as Options

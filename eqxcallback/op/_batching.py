@@ -68,13 +68,15 @@ def arrange(
 
 
 def seen(
-    batching: Mapping[str, str],
+    batching: Batching,
     names: Sequence[str],
     operands: Sequence[Has],
     sizes: Sequence[int],
     aliased: frozenset[int] = frozenset(),
 ) -> list[Has]:
-    """The axes with which a kernel sees each operand, where each parameter has its mode."""
+    """The axes with which a kernel sees each operand: where there is one method for all, those that are mapped."""
+    if isinstance(batching, str):
+        return list(operands)
     # The arrays of one argument, a PyTree, go together.
     together: dict[str, Has] = {}
     for name, has in zip(names, operands, strict=True):

@@ -1,6 +1,7 @@
 """One call of an op in a program."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,10 +60,20 @@ class Call(FlatCall):
         return [*definition.reference(*args), *(jnp.zeros(aval.shape, aval.dtype) for aval in residuals)]
 
     def plan(self, platform: str) -> xla.Plan | None:
-        return self.definition.plan(platform)
+        return self.definition.plan(platform) if self._runs_kernel else None
 
     def is_python(self, platform: str) -> bool:
-        return self.definition.is_python(platform)
+        return self._runs_kernel and self.definition.is_python(platform)
+
+    @functools.cached_property
+    def _runs_kernel(self) -> bool:
+        definition, sizes = self.definition, self.axes.sizes
+        if definition.when is None:
+            return True
+        has = _batching.seen(definition.batching, self.names, self.axes.operands, sizes)
+        front = [tuple(size for size, it_has in zip(sizes, each, strict=True) if it_has) for each in has]
+        avals = zip(front, definition.input_avals, strict=True)
+        return definition.when([jax.ShapeDtypeStruct((*axes, *aval.shape), aval.dtype) for axes, aval in avals])
 
     def launch(self, plan: xla.Plan, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
         batching, axes = self.definition.batching, self.axes

@@ -28,6 +28,8 @@ class Definition:
     - `batch`: a batching rule of its own: `(axis_size, args, is_mapped) -> (results, is_mapped)`, axes in front. It returns
         `None` where it does not apply.
     - `sharding`: how one example may be split between devices. By default not at all.
+    - `falls_back`: whether the reference runs where there is no kernel.
+    - `when`: whether the kernel runs, of the types with which it would see the operands. By default it does.
     """
 
     key: Hashable
@@ -47,6 +49,8 @@ class Definition:
     batch: Callable[..., Any] | None = None
     sharding: xla.Factors | None = None
     has_side_effect: bool = False
+    falls_back: bool = True
+    when: Callable[[Sequence[Any]], bool] | None = None
     label: str = ""
     _plans: dict[Any, xla.PythonPlan] = dataclasses.field(default_factory=dict)
     _is_python: dict[Any, bool] = dataclasses.field(default_factory=dict)
@@ -109,6 +113,11 @@ class Definition:
         if key in self._plans:
             return self._plans[key]
         found = self._implementation(platform, asked)
+        if found is None and asked is None and not self.falls_back:
+            raise ValueError(
+                f"{self.who}: there is no kernel of the chosen implementation for {platform}, only for "
+                f'{", ".join(self.forward)}. Choose another one, or "auto".'
+            )
         plan = None if found is None else backends.prepare(found, platform, self.name)
         if isinstance(plan, xla.PythonPlan):
             self._plans[key] = plan

@@ -16,6 +16,7 @@ from ._axes import Axes
 from ._batching import METHODS, MODES
 from ._bodies import Backward, Forward
 from ._call import Call
+from ._choice import Implementation, chosen
 from ._definition import Definition
 from ._options import Options
 from ._sharding import parse_sharding
@@ -70,6 +71,10 @@ class Op:
     - `sharding`: what may be split between devices under plain `jit`, a name for each dimension of each flat operand and
         result: `"... d, d -> ... d"`. A name that all results have may be split, so that each device calls the kernel on its
         own part; `_` is whole. Axes of `vmap` may always be split. By default nothing else is.
+    - `alternatives`: `{platform: kernels}`: more kernels, which run only where `using` chooses them.
+    - `falls_back`: whether the reference runs on a platform without a kernel. Else that is an error.
+    - `when`: a function of the op's arguments and options, the arrays as `jax.ShapeDtypeStruct`s with the axes of `vmap`s that
+        the kernel would see in front: whether it runs. Where it is false, the reference does. `using` asks nobody.
 
     **Raises:** `TypeError` or `ValueError` for a wrong declaration, and when arguments do not fit it.
     """
@@ -80,13 +85,22 @@ class Op:
     batching: str | Mapping[str, str] = "sequential"
     backward: Kernel | Mapping[str, Kernel] | None = None
     sharding: str | None = None
+    alternatives: Mapping[str, Sequence[Kernel]] = dataclasses.field(default_factory=dict)
+    falls_back: bool = True
+    when: Callable[..., bool] | None = None
 
     def __post_init__(self) -> None:
         who = f"Op({self.name})"
         if not isinstance(self.kernels, Mapping):
             raise TypeError(f"{who}: expected kernels to be a mapping from platforms to kernels; got {self.kernels!r}.")
         object.__setattr__(self, "kernels", dict(self.kernels))  # the caller's own may change
-        for platform, kernel in self.kernels.items():
+        if not isinstance(self.alternatives, Mapping):
+            raise TypeError(
+                f"{who}: expected alternatives to be a mapping from platforms to kernels; got {self.alternatives!r}."
+            )
+        object.__setattr__(self, "alternatives", {name: tuple(each) for name, each in self.alternatives.items()})
+        every = [(platform, kernel) for platform in self.alternatives for kernel in self.alternatives[platform]]
+        for platform, kernel in [*self.kernels.items(), *every]:
             if platform not in xla.PLATFORMS:
                 raise ValueError(f"{who}: expected the keys of kernels to be of {xla.PLATFORMS}; got {platform!r}.")
             if not isinstance(kernel, Kernel):
@@ -117,7 +131,9 @@ class Op:
                 f"{who}: expected reference and out_type to be hashable, as functions are; got {self.reference!r} ({error}). "
                 "Wrap a Module in a function of its arrays."
             ) from None
-        if self.reference is None and not self.kernels:
+        if self.when is not None and (not callable(self.when) or self.reference is None):
+            raise TypeError(f"{who}: expected when to be a function, and a reference beside it; got {self.when!r}.")
+        if self.reference is None and not self.kernels and not self.alternatives:
             raise ValueError(f"{who}: expected a kernel or a reference; got neither.")
         self._check_batching(who)
 
@@ -139,7 +155,8 @@ class Op:
 
     # Two ops with the same fields are one, but mappings have no hash, and those of functions are enough.
     def __hash__(self) -> int:
-        return hash((self.name, self.reference, frozenset(self.kernels.items()), self.sharding))
+        kernels = frozenset(self.kernels.items())
+        return hash((self.name, self.reference, kernels, self.sharding, self.falls_back))
 
     def __call__(self, *args: PyTree, **options: Any) -> PyTree:
         leaves, in_tree = tree_flatten(args)
@@ -147,6 +164,19 @@ class Op:
         static = Options(options, f"Op({self.name})")
         call, out_tree = self._call(in_tree, avals, static, _config.jax_enable_x64)
         return tree_unflatten(out_tree, xla.op_call(call, *arrays))
+
+    def using(self, implementation: Implementation) -> "Op":
+        """This op with one implementation alone.
+
+        **Arguments:**
+
+        - `implementation`: `"auto"` is the op itself; `"reference"` its definition; `"native"`, `"python"`, `"cuda"` or
+            `"triton"` its kernels of that kind. On a platform without one, a call of these is an error. Gradients are those
+            of `backward` where it has a kernel for the platform, of whatever kind, else those of `reference`.
+
+        **Raises:** `ValueError` for another name, or if there is no such kernel.
+        """
+        return chosen(self, implementation)
 
     @functools.cached_property
     def _parameters(self) -> tuple[str, ...]:
@@ -206,11 +236,16 @@ class Op:
             assert self.reference is not None
             return tree_leaves(self.reference(*tree_unflatten(in_tree, args), **options.values))
 
+        def when(types: Sequence[Any]) -> bool:
+            assert self.when is not None
+            return bool(self.when(*tree_unflatten(in_tree, types), **options.values))
+
         definition = Definition(
             key=(self, in_tree, avals, options, x64),
             name=self.name,
             who=who,
             remedy="Give the Op a reference, or a kernel.",
+            falls_back=self.falls_back,
             label=f"({options!r})" if options.values else "",
             names=tuple(str(leaf.root) for leaf in inputs),
             input_avals=tuple(xla.result_aval(aval.shape, aval.dtype) for aval in avals),
@@ -221,6 +256,7 @@ class Op:
             asks_all=frozenset(p for p, kernel in self._backward.items() if not isinstance(kernel, PythonKernel)),
             reference=None if self.reference is None else reference,
             batching=self.batching,
+            when=None if self.when is None else when,
         )
         return Call(definition, Axes.none(len(avals))), out_tree
 

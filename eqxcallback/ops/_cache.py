@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Int
 
 from .. import kernels, reference
+from .._checks import check, integers
 from ..kernel import NativeKernel
-from ..op import Op
-from ._checks import check, integers
+from ..kernels import host
+from ..op import Implementation, Op
 
 
 _cache_append = Op(
@@ -17,10 +18,18 @@ _cache_append = Op(
     kernels={"cpu": NativeKernel("cache_append", aliases={"cache": 0}), "cuda": kernels.CACHE_APPEND},
     reference=reference.cache_append,
     batching={"rows": "batched", "position": "either"},
+    alternatives={"cpu": (host.CACHE_APPEND,), "cuda": (host.CACHE_APPEND,)},
 )
 
 
-def cache_append(cache: Array, rows: Array, position: Int[ArrayLike, "*batch"], *, batch_dims: int = 0) -> Array:
+def cache_append(
+    cache: Array,
+    rows: Array,
+    position: Int[ArrayLike, "*batch"],
+    *,
+    batch_dims: int = 0,
+    implementation: Implementation = "auto",
+) -> Array:
     """`cache` with `rows` from `position` on, written in place where XLA lets it.
 
     That is the case for a cache that is donated to the enclosing `jax.jit`, or carried by a loop in it, and that nobody uses
@@ -32,6 +41,7 @@ def cache_append(cache: Array, rows: Array, position: Int[ArrayLike, "*batch"], 
     - `rows`: of shape `(*batch, count, *row)`, of the same dtype, `count <= length`.
     - `position`: where the first row goes, int32 of shape `batch` or `()`. Clamped, a negative one to 0, so that all rows fit.
     - `batch_dims`: the number of batch axes.
+    - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].
 
     **Returns:** an array of the shape and dtype of `cache`.
     """
@@ -49,7 +59,8 @@ def cache_append(cache: Array, rows: Array, position: Int[ArrayLike, "*batch"], 
     check(fits, name, "rows of the dtype and shape of cache, and not more of them than it has", rows=rows, cache=cache)
     start = integers(name, "position", position, batch)
     # The kernel copies bytes: elements of less than one, and typed PRNG keys, which hide an axis, are none.
-    append = _cache_append if _has_bytes(cache.dtype) else reference.cache_append
+    op = _cache_append.using("auto" if implementation == "reference" else implementation)
+    append = op if _has_bytes(cache.dtype) and implementation != "reference" else reference.cache_append
     return append(cache, rows, start, row_rank=cache.ndim - batch_dims - 1)
 
 

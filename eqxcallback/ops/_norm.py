@@ -1,12 +1,16 @@
 """Normalisation."""
 
+import dataclasses
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .. import kernels, reference
+from .._checks import check, check_floats
 from ..kernel import NativeKernel
-from ..op import Op
-from ._checks import check, check_floats, run
+from ..kernels import host
+from ..op import Implementation, Op
+from ._run import run
 
 
 _rms_norm = Op(
@@ -14,28 +18,40 @@ _rms_norm = Op(
     kernels={"cpu": NativeKernel("rms_norm"), "cuda": kernels.RMS_NORM},
     reference=reference.rms_norm,
     batching={"x": "batched", "weight": "shared"},
-    backward={"cuda": kernels.RMS_NORM_BACKWARD},
+    backward={"cpu": NativeKernel("rms_norm_backward"), "cuda": kernels.RMS_NORM_BACKWARD},
+    alternatives={"cpu": (host.RMS_NORM,), "cuda": (host.RMS_NORM,)},
 )
 _layer_norm = Op(
     "layer_norm",
-    kernels={"cuda": kernels.LAYER_NORM},
+    kernels={"cpu": NativeKernel("layer_norm"), "cuda": kernels.LAYER_NORM},
     reference=reference.layer_norm,
     batching={"x": "batched", "weight": "shared", "bias": "shared"},
-    backward={"cuda": kernels.LAYER_NORM_BACKWARD},
+    backward={"cpu": NativeKernel("layer_norm_backward"), "cuda": kernels.LAYER_NORM_BACKWARD},
+    alternatives={"cpu": (host.LAYER_NORM,), "cuda": (host.LAYER_NORM,)},
+)
+# To a native kernel a bias without a weight is a second operand, as a weight is.
+_layer_norm_bias = dataclasses.replace(
+    _layer_norm,
+    kernels={"cpu": NativeKernel("layer_norm_bias"), "cuda": kernels.LAYER_NORM},
+    backward={"cpu": NativeKernel("layer_norm_bias_backward"), "cuda": kernels.LAYER_NORM_BACKWARD},
 )
 
 
 def rms_norm(
-    x: Float[Array, "*batch size"], weight: Float[Array, " size"] | None = None, *, eps: float = 1e-5
+    x: Float[Array, "*batch size"],
+    weight: Float[Array, " size"] | None = None,
+    *,
+    eps: float = 1e-5,
+    implementation: Implementation = "auto",
 ) -> Float[Array, "*batch size"]:
     r"""$\frac{x}{\sqrt{\varepsilon + \frac{1}{n}\Vert x \Vert^2_2}} \gamma$ over the last axis, computed in f32.
 
     **Arguments:**
 
-    - `x`: an array of shape `(*batch, size)`. f32 and bf16 run the kernel, on a GPU f16 as well, other
-        dtypes the reference.
+    - `x`: an array of shape `(*batch, size)`. f32, bf16 and f16 run the kernel, other dtypes the reference.
     - `weight`: $\gamma$, of shape `(size,)`.
     - `eps`: $\varepsilon$, added to the mean of the squares.
+    - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].
 
     **Returns:** an array of the shape and dtype of `x`.
 
@@ -47,10 +63,10 @@ def rms_norm(
     check_floats("rms_norm", x=x)
     check(x.ndim > 0, "rms_norm", "x with at least one axis", x=x)
     if weight is None:
-        return run(_rms_norm, x, eps=float(eps))
+        return run(_rms_norm, x, eps=float(eps), implementation=implementation)
     weight = jnp.asarray(weight)
     check(weight.shape == x.shape[-1:], "rms_norm", "weight of the shape of the last axis of x", weight=weight, x=x)
-    return run(_rms_norm, x, weight.astype(reference.wide(x.dtype)), eps=float(eps))
+    return run(_rms_norm, x, weight.astype(reference.wide(x.dtype)), eps=float(eps), implementation=implementation)
 
 
 def layer_norm(
@@ -59,14 +75,16 @@ def layer_norm(
     bias: Float[Array, " size"] | None = None,
     *,
     eps: float = 1e-5,
+    implementation: Implementation = "auto",
 ) -> Float[Array, "*batch size"]:
     r"""$\frac{x - \mathbb{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over the last axis, computed in f32.
 
     **Arguments:**
 
-    - `x`: an array of shape `(*batch, size)`. On a GPU f32, bf16 and f16 run the kernel; everything else the reference.
+    - `x`: an array of shape `(*batch, size)`. f32, bf16 and f16 run the kernel, other dtypes the reference.
     - `weight`, `bias`: $\gamma$ and $\beta$, of shape `(size,)`.
     - `eps`: $\varepsilon$, added to the variance.
+    - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].
 
     **Returns:** an array of the shape and dtype of `x`.
 
@@ -90,4 +108,5 @@ def layer_norm(
                 x=x,
             )
             parameters[name] = parameter.astype(wide)
-    return run(_layer_norm, x, parameters["weight"], parameters["bias"], eps=float(eps))
+    op = _layer_norm_bias if weight is None and bias is not None else _layer_norm
+    return run(op, x, parameters["weight"], parameters["bias"], eps=float(eps), implementation=implementation)

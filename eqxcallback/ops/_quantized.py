@@ -6,9 +6,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
 from .. import kernels, reference
+from .._checks import check, check_floats
 from ..kernel import NativeKernel
-from ..op import Op
-from ._checks import GPU_DTYPES, KERNEL_DTYPES, check, check_floats, run
+from ..kernels import host
+from ..op import Implementation, Op
+from ._run import KERNEL_DTYPES, run
 
 
 Encoding = Literal["Q4_1", "Q8_0"]
@@ -21,11 +23,16 @@ _quantized_linear = Op(
     kernels={"cpu": NativeKernel("quantized_linear"), "cuda": kernels.QUANTIZED_LINEAR},
     reference=reference.quantized_linear,
     batching={"x": "batched", "blocks": "shared"},
+    alternatives={"cpu": (host.QUANTIZED_LINEAR,), "cuda": (host.QUANTIZED_LINEAR,)},
 )
 
 
 def quantized_linear(
-    x: Float[Array, "*batch in_features"], blocks: UInt8[Array, "out_features bytes"], *, encoding: Encoding
+    x: Float[Array, "*batch in_features"],
+    blocks: UInt8[Array, "out_features bytes"],
+    *,
+    encoding: Encoding,
+    implementation: Implementation = "auto",
 ) -> Float[Array, "*batch out_features"]:
     """`x @ dequantize(blocks).T`, computed in f32. The weights are never expanded in memory.
 
@@ -34,6 +41,7 @@ def quantized_linear(
     - `x`: an array of shape `(*batch, in_features)`, f32, bf16 or f16, `in_features` a multiple of 32.
     - `blocks`: one row for each output feature, in the layout of a GGUF file; see [`eqxcallback.ops.dequantize`][].
     - `encoding`: `"Q4_1"` or `"Q8_0"`.
+    - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].
 
     **Returns:** an array of shape `(*batch, out_features)` and the dtype of `x`.
 
@@ -43,7 +51,7 @@ def quantized_linear(
     x, blocks = jnp.asarray(x), jnp.asarray(blocks)
     _check_blocks(name, blocks, encoding)
     check_floats(name, x=x)
-    check(x.dtype in (*KERNEL_DTYPES, *GPU_DTYPES), name, "x of float32, bfloat16 or float16", x=x)
+    check(x.dtype in KERNEL_DTYPES, name, "x of float32, bfloat16 or float16", x=x)
     features = blocks.shape[-1] // ENCODINGS[encoding] * _BLOCK_SIZE
     fits = x.ndim > 0 and x.shape[-1] == features and blocks.ndim == 2
     check(
@@ -53,7 +61,7 @@ def quantized_linear(
         x=x,
         blocks=blocks,
     )
-    return run(_quantized_linear, x, blocks, encoding=encoding)
+    return run(_quantized_linear, x, blocks, encoding=encoding, implementation=implementation)
 
 
 def dequantize(blocks: UInt8[Array, "*rows bytes"], *, encoding: Encoding) -> Float[Array, "*rows features"]:
@@ -71,9 +79,30 @@ def dequantize(blocks: UInt8[Array, "*rows bytes"], *, encoding: Encoding) -> Fl
     return reference.dequantize(blocks, encoding=encoding)
 
 
-def _check_blocks(name: str, blocks: Array, encoding: str) -> None:
+def quantize(weight: Float[Array, "*rows features"], *, encoding: Encoding) -> UInt8[Array, "*rows bytes"]:
+    """Blocks whose weights are near `weight`: what [`eqxcallback.ops.dequantize`][] undoes.
+
+    **Arguments:**
+
+    - `weight`: of any floating dtype, with a multiple of 32 along its last axis.
+    - `encoding`: `"Q4_1"` or `"Q8_0"`. A weight is off by half a step at most: of a block of 32, a fifteenth of the range, or
+        a 127th of the largest absolute value. Scales and minimums are rounded to f16.
+    """
+    weight = jnp.asarray(weight)
+    _check_encoding("quantize", encoding)
+    check_floats("quantize", weight=weight)
+    whole = weight.ndim > 0 and weight.shape[-1] % _BLOCK_SIZE == 0
+    check(whole, "quantize", f"weight with a multiple of {_BLOCK_SIZE} features ({encoding})", weight=weight)
+    return reference.quantize(weight, encoding=encoding)
+
+
+def _check_encoding(name: str, encoding: str) -> None:
     if encoding not in ENCODINGS:
         raise ValueError(f"{name}: expected encoding to be one of {', '.join(ENCODINGS)}; got {encoding!r}.")
+
+
+def _check_blocks(name: str, blocks: Array, encoding: str) -> None:
+    _check_encoding(name, encoding)
     size = ENCODINGS[encoding]
     whole = blocks.dtype == jnp.uint8 and blocks.ndim > 0 and blocks.shape[-1] % size == 0
     check(whole, name, f"uint8 blocks with a multiple of {size} bytes in each row ({encoding})", blocks=blocks)

@@ -4,12 +4,15 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from .. import kernels, reference
+from .._checks import check, check_floats
 from ..kernel import NativeKernel
-from ..op import Op
-from ._checks import check, check_floats, run
+from ..kernels import host
+from ..op import Implementation, Op
+from ._run import run
 
 
 _rotary_embedding = Op(
@@ -17,32 +20,40 @@ _rotary_embedding = Op(
     kernels={"cpu": NativeKernel("rotary_embedding"), "cuda": kernels.ROTARY_EMBEDDING},
     reference=lambda x, table: reference.rotary_embedding(x, table[0], table[1]),
     batching={"x": "batched", "table": "either"},
-    backward={"cuda": kernels.ROTARY_EMBEDDING_BACKWARD},
+    backward={"cpu": NativeKernel("rotary_embedding_backward"), "cuda": kernels.ROTARY_EMBEDDING_BACKWARD},
+    alternatives={"cpu": (host.ROTARY_EMBEDDING,), "cuda": (host.ROTARY_EMBEDDING,)},
 )
 
 
 def rotary_table(
-    positions: Int[Array, "*rows"], head_size: int, *, theta: float = 10_000.0
+    positions: Int[Array, "*rows"], head_size: int, *, theta: float = 10_000.0, dtype: DTypeLike = jnp.float32
 ) -> tuple[Float[Array, "*rows half"], Float[Array, "*rows half"]]:
-    r"""Cosine and sine of the angles $p \, \theta^{-2i / d}$, in f32, for [`eqxcallback.ops.rotary_embedding`][].
+    r"""Cosine and sine of the angles $p \, \theta^{-2i / d}$, for [`eqxcallback.ops.rotary_embedding`][].
 
     **Arguments:**
 
     - `positions`: $p$, integers of any shape.
     - `head_size`: $d$, even.
     - `theta`: the base of the wave lengths.
+    - `dtype`: of the table, and of what it is computed in: f32, or f64 with `jax_enable_x64`.
 
     **Returns:** two arrays of shape `(*positions.shape, head_size / 2)`.
     """
     check(head_size % 2 == 0, "rotary_table", "an even head_size", head_size=head_size)
-    frequencies = theta ** (-jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size)
-    angles = jnp.expand_dims(jnp.asarray(positions), -1).astype(jnp.float32)
+    if dtype not in (jnp.float32, jnp.float64):
+        raise ValueError(f"rotary_table: expected dtype to be float32 or float64; got {jnp.dtype(dtype)}.")
+    frequencies = theta ** (-jnp.arange(0, head_size, 2, dtype=dtype) / head_size)
+    angles = jnp.expand_dims(jnp.asarray(positions), -1).astype(dtype)
     angles = angles * jnp.expand_dims(frequencies, range(angles.ndim - 1))
     return jnp.cos(angles), jnp.sin(angles)
 
 
 def rotary_embedding(
-    x: Float[Array, "*batch rows heads size"], cos: Float[Array, "... rows half"], sin: Float[Array, "... rows half"]
+    x: Float[Array, "*batch rows heads size"],
+    cos: Float[Array, "... rows half"],
+    sin: Float[Array, "... rows half"],
+    *,
+    implementation: Implementation = "auto",
 ) -> Float[Array, "*batch rows heads size"]:
     """Rotates the halves of each head by angles that depend on the row's position.
 
@@ -51,10 +62,10 @@ def rotary_embedding(
 
     **Arguments:**
 
-    - `x`: queries or keys, of shape `(*batch, rows, heads, size)`. f32 and bf16 run the kernel, on a GPU f16 as well, other
-        dtypes the reference.
+    - `x`: queries or keys, of shape `(*batch, rows, heads, size)`. f32, bf16 and f16 run the kernel, other dtypes the reference.
     - `cos`, `sin`: of [`eqxcallback.ops.rotary_table`][], of shape `(*batch, rows, size / 2)`, or `(rows, size / 2)` for all of
         the batch.
+    - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].
 
     **Returns:** an array of the shape and dtype of `x`.
 
@@ -77,7 +88,7 @@ def rotary_embedding(
         sin=sin,
     )
     wide = reference.wide(x.dtype)
-    function = functools.partial(run, _rotary_embedding)
+    function = functools.partial(run, _rotary_embedding, implementation=implementation)
     # To the kernel an operand without axes has the innermost ones of the batch. Here they are those that the tables lack,
     # which it is told if they are mapped.
     for _ in range(x.ndim - 1 - cos.ndim):

@@ -8,8 +8,8 @@ from ._precision import wide
 
 
 def rms_norm(x: Float[Array, "*batch size"], weight: Float[Array, " size"] | None = None, *, eps: float) -> Array:
-    y = x.astype(wide(x.dtype))
-    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
+    y, small = _squarable(x.astype(wide(x.dtype)), eps)
+    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + small)
     if weight is not None:
         y = y * jnp.broadcast_to(weight.astype(y.dtype), y.shape)
     return y.astype(x.dtype)
@@ -22,11 +22,27 @@ def layer_norm(
     *,
     eps: float,
 ) -> Array:
-    y = x.astype(wide(x.dtype))
+    y, small = _squarable(x.astype(wide(x.dtype)), eps)
     y = y - jnp.mean(y, axis=-1, keepdims=True)
-    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + eps)
+    y = y * jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1, keepdims=True) + small)
     if weight is not None:
         y = y * jnp.broadcast_to(weight.astype(y.dtype), y.shape)
     if bias is not None:
         y = y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
     return y.astype(x.dtype)
+
+
+def _squarable(x: Array, eps: float) -> tuple[Array, Array]:
+    """`x` and `eps` of the same norm, whose rows have squares that do not overflow."""
+    highest = jnp.max(jnp.abs(jax.lax.stop_gradient(x)), axis=-1, keepdims=True, initial=0)
+    exponent = jnp.finfo(x.dtype).maxexp
+    # No derivative: what a row is divided by does not change its norm. One that is not finite stays as it is. Beyond the
+    # limit the power of the variance that is in the derivative would be subnormal, which to XLA is zero.
+    large = (highest > 2.0 ** (5 * exponent // 16)) & jnp.isfinite(highest)
+    power = jnp.where(large, jnp.frexp(highest)[1], 0)
+    # By a power of two, which is exact: of a row of one value nothing is left. In two steps: the inverse of the largest one is
+    # subnormal as well. The new eps stays so large that its power is finite.
+    half, one = power // 2, jnp.ones_like(highest)
+    first, second = jnp.ldexp(one, -half), jnp.ldexp(one, half - power)
+    small = jnp.maximum(eps * first * second * first * second, 2.0 ** -(5 * exponent // 8))
+    return x * first * second, jnp.where(large, small, eps)

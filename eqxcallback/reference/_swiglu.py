@@ -1,4 +1,4 @@
-"""The gated activation of Llama's feed-forward block."""
+"""The gated activations of feed-forward blocks."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,21 @@ from ._precision import wide
 
 def swiglu(gate: Float[Array, "*batch size"], up: Float[Array, "*batch size"] | None = None) -> Array:
     """Without `up`, `gate` has both halves on its last axis, the gate first."""
-    if up is None:
-        gate, up = jnp.split(gate, 2, axis=-1)
+    gate, up = _halves(gate, up)
     dtype = wide(gate.dtype)
     return (jax.nn.silu(gate.astype(dtype)) * up.astype(dtype)).astype(gate.dtype)
+
+
+def geglu(
+    gate: Float[Array, "*batch size"], up: Float[Array, "*batch size"] | None = None, *, approximate: bool
+) -> Array:
+    gate, up = _halves(gate, up)
+    dtype = wide(gate.dtype)
+    return (jax.nn.gelu(gate.astype(dtype), approximate=approximate) * up.astype(dtype)).astype(gate.dtype)
+
+
+def _halves(gate: Array, up: Array | None) -> tuple[Array, Array]:
+    if up is not None:
+        return gate, up
+    first, second = jnp.split(gate, 2, axis=-1)
+    return first, second

@@ -26,7 +26,7 @@ std::shared_ptr<Launch> make(const std::string& image, unsigned grid = 2) {
 }
 
 void launch_on(int device, Launch& launch) {
-  deactivate(*driver());
+  deactivate(driver());
   void* pointers[40] = {};
   launch.run(device, nullptr, pointers, 40);
 }

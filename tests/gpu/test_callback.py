@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 
 require_gpu()
 
-import cupy  # noqa: E402  # pyright: ignore[reportMissingImports]
+import cupy  # noqa: E402
 
 
 F32 = jax.ShapeDtypeStruct((1000,), jnp.float32)

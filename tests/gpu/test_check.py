@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 
 require_gpu()
 
-import cupy  # noqa: E402  # pyright: ignore[reportMissingImports]
+import cupy  # noqa: E402
 
 
 def ours(module, name):

@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -30,6 +29,11 @@ def same(case, got, strict=True, **tolerance: Any):
     np.testing.assert_allclose(got[finite], want[finite], **tolerance)
 
 
+def fitting(value, dtype):
+    """The finite number next to `value`."""
+    return float(np.clip(value, -65504, 65504)) if dtype == np.float16 else value
+
+
 def replaced(case, operand, index, value):
     args = [np.array(x) for x in case.args]
     args[operand][index] = value
@@ -40,7 +44,7 @@ def replaced(case, operand, index, value):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("size", [1, 16, 33])
 def test_not_finite_goes_through_elementwise(value, size, dtype, isa):
-    tolerance: Any = {"rtol": 2.0**-8 if dtype == DTYPES[1] else 2e-6}
+    tolerance: Any = {"rtol": max(cases.ROUNDING[dtype], 2e-6)}
     for make, operands in (
         (lambda: rms_norm(dtype, (3, size)), (0, 1)),
         (lambda: swiglu(dtype, (3, size)), (0, 1)),
@@ -64,7 +68,7 @@ def test_not_finite_goes_through_attention(value, operand, position, dtype, isa)
     ):
         index = (position, 0, 0) if operand == 0 or case.args[1].ndim == 3 else (slice(None), position, 0, 0)
         case = replaced(case, operand, index, value)
-        same(case, case.op(*case.args), strict=False, rtol=2.0**-8 if dtype == DTYPES[1] else 2e-5, atol=1e-5)
+        same(case, case.op(*case.args), strict=False, rtol=max(cases.ROUNDING[dtype], 2e-5), atol=1e-5)
 
 
 @by_dtype
@@ -94,7 +98,7 @@ def test_not_finite_goes_through_quantized_linear(value, position, batch, encodi
     """A Q4_1 weight is a sum, and so is its product with one row: inf and -inf make NaN."""
     case = quantized_linear(dtype, encoding, batch, 64, 11)
     case = replaced(case, 0, (..., position), value)
-    same(case, case.op(*case.args), strict=False, rtol=2.0**-8 if dtype == DTYPES[1] else 1e-5, atol=1e-5)
+    same(case, case.op(*case.args), strict=False, rtol=max(cases.ROUNDING[dtype], 1e-5), atol=1e-5)
 
 
 @by_encoding
@@ -166,7 +170,7 @@ def test_large_logits(size, dtype, isa):
     """The softmax of one that is far above the others is a choice: no overflow, and no zero."""
     for case in (attention(dtype, (), 5, 140, 2, 1, 8), decode_attention(dtype, (5,), 140, 2, 1, 8, lengths=140)):
         args = list(case.args)
-        args[0] = np.full_like(args[0], size)
+        args[0] = np.full_like(args[0], fitting(size, dtype))
         args[1] = np.ones_like(args[1])
         args[1][..., 77, :, :] = 2 if size > 0 else 0.5
         chosen = np.broadcast_to(args[2][..., 77, :, :], args[0].shape)
@@ -177,7 +181,11 @@ def test_large_logits(size, dtype, isa):
 def test_all_logits_are_very_low(dtype, isa):
     """Their difference counts, not where they lie."""
     for case in (attention(dtype, (), 5, 20, 2, 1, 8), decode_attention(dtype, (5,), 20, 2, 1, 8, lengths=20)):
-        args = [np.full_like(case.args[0], 1e17), np.full_like(case.args[1], -1e17), *case.args[2:]]
+        args = [
+            np.full_like(case.args[0], fitting(1e17, dtype)),
+            np.full_like(case.args[1], fitting(-1e17, dtype)),
+            *case.args[2:],
+        ]
         want = np.broadcast_to(case.args[2].astype(np.float32).mean(axis=-3, keepdims=True), case.args[2].shape)
         got = np.asarray(case.op(*args), np.float32)
         np.testing.assert_allclose(
@@ -187,15 +195,18 @@ def test_all_logits_are_very_low(dtype, isa):
 
 @by_dtype
 def test_large_and_small_numbers_elementwise(dtype, isa):
-    x = np.array([1e-38, 1e-20, 1e-3, 80, -80, 90, -90, 100, -100, 3e4, -3e4, 3e38, -3e38, 0, -0.0], dtype)
+    numbers = [1e-38, 1e-20, 1e-3, 80, -80, 90, -90, 100, -100, 3e4, -3e4, 3e38, -3e38, 0, -0.0]
+    x = np.array([fitting(number, dtype) for number in numbers], dtype)
+    tiny: Any = {} if dtype == np.float16 else {"x": np.array([[1e-30, 1e-25, -3e-28]], dtype)}
     for case in (
         cases.Case(ops.swiglu, swiglu(dtype, (1,)).definition, (x, np.ones_like(x)), 1),
         rms_norm(dtype, (1, 15), x=x[None]),
         rms_norm(dtype, (15, 1), x=x[:, None]),
-        rms_norm(dtype, (1, 3), x=np.array([[1e-30, 1e-25, -3e-28]], dtype), eps=0.0),
+        rms_norm(dtype, (1, 3), **tiny, eps=0.0),
     ):
         with np.errstate(over="ignore"):
-            same(case, case.op(*case.args), rtol=2.0**-8 if dtype == DTYPES[1] else 2e-6, atol=TINY)
+            atol = 2.0**-24 if dtype == np.float16 else TINY
+            same(case, case.op(*case.args), rtol=max(cases.ROUNDING[dtype], 2e-6), atol=atol)
 
 
 @by_dtype
@@ -208,23 +219,43 @@ def test_subnormal_operands(dtype, isa):
         same(case, case.op(*case.args), atol=2 * TINY)
 
 
+ROUNDED = {
+    DTYPES[1]: [1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-8 + 2.0**-20, -(1 + 2.0**-8), 3.4e38],
+    # The smallest normal number, subnormal ones, and the edges of what becomes zero or infinite.
+    DTYPES[2]: [
+        *[1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-11 + 2.0**-20, -(1 + 2.0**-11), 65519.99, 65520, -1e5, 3e38],
+        *[2.0**-14, 2.0**-14 - 2.0**-25, 3 * 2.0**-25, -(2.0**-24), 2.0**-25, 2.0**-25 + 2.0**-40, 1e-30],
+    ],
+}
+
+
 @pytest.mark.parametrize(
-    "value", [0.0, -0.0, 1.0, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 1 + 2.0**-8 + 2.0**-20, -(1 + 2.0**-8), 3.4e38, np.nan]
+    ("dtype", "value"),
+    [(dtype, value) for dtype, values in ROUNDED.items() for value in (0.0, -0.0, 1.0, np.nan, np.inf, *values)],
 )
-def test_bf16_is_rounded_to_the_nearest_even(value, isa):
+def test_rounded_to_the_nearest_even(dtype, value, isa):
     """By a whole vector, and by its rest. A NaN stays one, whatever its bits."""
-    gate: Any = np.full((1, 37), 100.0, ml_dtypes.bfloat16)  # silu(100) is 100
-    up: Any = np.full((1, 37), 1.0, ml_dtypes.bfloat16)
+    gate: Any = np.full((1, 37), 100.0, dtype)  # silu(100) is 100
+    up: Any = np.full((1, 37), 1.0, dtype)
     weight: Any = np.full(37, value, np.float32)
     got = np.asarray(ops.rms_norm(up, weight, eps=0.0))
     with np.errstate(over="ignore"):
-        want = np.full((1, 37), np.float32(value)).astype(ml_dtypes.bfloat16)
+        want = np.full((1, 37), np.float32(value)).astype(dtype)
     assert np.array_equal(got.view(np.uint16), want.view(np.uint16)) or np.isnan(value)
     np.testing.assert_array_equal(got.astype(np.float32), want.astype(np.float32))
     np.testing.assert_array_equal(ops.swiglu(gate, up), gate)
 
 
-def test_a_nan_of_any_bits_stays_one_in_bf16(isa):
+@pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
+def test_a_nan_of_any_bits_stays_one(dtype, isa):
     bits = np.array([0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0xFF800001, 0x7FC00000] * 8, np.uint32)
-    got = np.asarray(jax.jit(ops.rms_norm)(np.ones((1, 40), ml_dtypes.bfloat16), bits.view(np.float32)))
+    got = np.asarray(jax.jit(ops.rms_norm)(np.ones((1, 40), dtype), bits.view(np.float32)))
     assert np.isnan(got.astype(np.float32)).all()
+
+
+def test_every_f16_is_read_as_it_is(isa):
+    x: Any = np.arange(2**16, dtype=np.uint16).view(np.float16).reshape(-1, 1)
+    got = np.asarray(ops.swiglu(np.full_like(x, 100), x))
+    with np.errstate(over="ignore", invalid="ignore"):
+        want = (np.float32(100) * x.astype(np.float32)).astype(np.float16)
+    np.testing.assert_array_equal(got, want)

@@ -9,7 +9,7 @@ import pytest
 
 from eqxcallback import ops
 
-from . import cases
+from . import attention_options, cases
 from .cases import DTYPES, normal
 
 
@@ -36,6 +36,12 @@ CASES = {
     "quantized_linear Q4_1": cases.quantized_linear(F32, "Q4_1", (), 32, 3),
     "quantized_linear Q8_0 of a batch": cases.quantized_linear(F32, "Q8_0", (2,), 32, 3),
 }
+CASES["attention with options"] = attention_options.case()
+CASES["attention with options of a batch"] = attention_options.case((2,))
+CASES["decode_attention with options"] = attention_options.decode_case()
+CASES["decode_attention with options of a batch"] = attention_options.decode_case((2,))
+CASES["decode_attention in int8"] = attention_options.decode_case(int8=True)
+CASES["decode_attention in int8 of a batch"] = attention_options.decode_case((2,), int8=True)
 by_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 one_of_each = [name for name in CASES if " of " not in name and " to " not in name]
 by_op = pytest.mark.parametrize("case", [CASES[name] for name in one_of_each], ids=one_of_each)
@@ -43,10 +49,14 @@ by_op = pytest.mark.parametrize("case", [CASES[name] for name in one_of_each], i
 
 def stacked(x, size, axis):
     """`size` different examples like `x`, along `axis`."""
-    if x.dtype == np.uint8:  # blocks: rows in another order
+    if x.dtype in (np.uint8, np.int8):  # rows in another order
         examples = [np.roll(x, i, axis=0) for i in range(size)]
     elif x.dtype == np.int32:
         examples = [x + i - 1 for i in range(size)]
+    elif x.dtype == np.bool_:
+        examples = [np.roll(x, i, axis=-1) for i in range(size)]
+    elif x.dtype == np.uint32:  # random keys
+        examples = [x + np.uint32(i) for i in range(size)]
     else:
         examples = [x + normal(i, x.shape, x.dtype, 0.5) for i in range(size)]
     return np.stack(examples, axis=axis)
@@ -141,15 +151,23 @@ def test_definitions_against_finite_differences(case, x64):
         np.testing.assert_allclose(np.sum(gradient * direction), (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-6)
 
 
-def test_bf16_has_the_derivatives_of_its_definition():
+@pytest.mark.parametrize("implementation", ["reference", "auto"])
+def test_bf16_has_the_derivatives_of_its_definition(implementation):
+    """A kernel's differ by what bf16 can tell: it has the result in bf16 alone."""
     case = cases.attention(DTYPES[1], (), 3, 5, 4, 2, 6, True)
 
     def grad(f):
         return cases.quickly_compiled(jax.grad(lambda *args: f(*args).astype(jnp.float32).sum(), (0, 1, 2)))
 
-    for got, want in zip(grad(case.op)(*case.args), grad(case.definition)(*case.args), strict=True):
+    def op(*args):
+        return case.op(*args, implementation=implementation)
+
+    for got, want in zip(grad(op)(*case.args), grad(case.definition)(*case.args), strict=True):
         assert got.dtype == DTYPES[1]
-        np.testing.assert_array_equal(np.asarray(got, np.float32), np.asarray(want, np.float32))
+        got, want = np.asarray(got, np.float32), np.asarray(want, np.float32)
+        if implementation == "reference":
+            np.testing.assert_array_equal(got, want)
+        np.testing.assert_allclose(got, want, rtol=2**-7, atol=2**-8)
 
 
 def calls(f, *args):

@@ -26,6 +26,13 @@ template <class T>
 F load(const T* p, int n) {
   return Simd::load(p, n);
 }
+// Integers as they are, without their scale.
+F load(const int8_t* p, Full) { return Simd::int8s(reinterpret_cast<const uint8_t*>(p)); }
+F load(const int8_t* p, int n) {
+  uint8_t bytes[kLanes] = {};
+  std::memcpy(bytes, p, static_cast<size_t>(n));
+  return Simd::int8s(bytes);
+}
 template <class T>
 void store(T* p, F x, Full) {
   Simd::store(p, x);
@@ -35,12 +42,35 @@ void store(T* p, F x, int n) {
   Simd::store(p, x, n);
 }
 
-// Calls body(i, count) for the vectors of n elements: `Full` ones, and a last one of fewer.
+// Calls body(i, count) for the vectors of n elements: `Full` ones, and a last one of fewer. Inlined, or what a body
+// refers to would be read again after each store, which may be to any type.
 template <class Body>
-void for_vectors(int64_t n, const Body& body) {
+[[gnu::always_inline]] inline void for_vectors(int64_t n, const Body& body) {
   int64_t i = 0;
   for (; i + kLanes <= n; i += kLanes) body(i, Full{});
   if (i < n) body(i, static_cast<int>(n - i));
+}
+
+// The lanes that count; `other` in place of those that do not.
+F first_or(F x, Full, float) { return x; }
+F first_or(F x, int n, float other) { return Simd::first_or(x, n, other); }
+
+// step(acc, i, count) over the vectors of n elements, in four chains, for one alone waits for itself, which are joined.
+template <class Step, class Join>
+[[gnu::always_inline]] inline F fold(int64_t n, F start, const Step& step, const Join& join) {
+  F acc[4] = {start, start, start, start};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; ++c) acc[c] = step(acc[c], i + c * kLanes, Full{});
+  }
+  for (; i + kLanes <= n; i += kLanes) acc[0] = step(acc[0], i, Full{});
+  if (i < n) acc[0] = step(acc[0], i, static_cast<int>(n - i));
+  return join(join(acc[0], acc[1]), join(acc[2], acc[3]));
+}
+template <class Step>
+[[gnu::always_inline]] inline float sum_of(int64_t n, const Step& step) {
+  return Simd::sum(fold(n, Simd::zero(), step, Simd::add));
 }
 
 // Calls fn with a null pointer of the element's type.
@@ -48,8 +78,10 @@ template <class Fn>
 void with_type(Element element, const Fn& fn) {
   if (element == Element::kF32) {
     fn(static_cast<float*>(nullptr));
-  } else {
+  } else if (element == Element::kBf16) {
     fn(static_cast<Bf16*>(nullptr));
+  } else {
+    fn(static_cast<F16*>(nullptr));
   }
 }
 template <class P>

@@ -2,7 +2,7 @@
 // query heads of its group. Long caches are cut into parts for several threads, whose softmaxes are joined at the end.
 #pragma once
 
-#include "cpu/kernels/common.h"
+#include "cpu/kernels/attention_options.h"
 
 namespace eqxcallback::cpu {
 namespace {
@@ -32,109 +32,241 @@ void join(Partial a, Partial b, int64_t head_size) {
   a.highest() = highest;
 }
 
-// Takes at most kLanes keys, `stride` apart, into the softmax of a scaled query.
+// What one head does to its logits: a cap, and a slope along the distance of the first key and of the others.
+struct HeadOptions {
+  float soft_cap, slope, away;
+};
+
+inline constexpr int kStep = 64;
+inline constexpr int64_t kStepBytes = 48 * 1024;  // of the keys of all heads
+
+// Of one head: at most kStep of them, `stride` apart, and where those begin that come after them.
 template <class T>
-void take_keys(Partial partial, const float* q, const T* k, const T* v, int64_t stride, int keys, int64_t head_size) {
-  constexpr int kTile = 4;  // sums at a time: one alone waits for itself
-  F products[kLanes];
-  for (int j = 0; j < kLanes; j += kTile) {
-    F acc[kTile];
-    const T* rows[kTile];
-    for (int t = 0; t < kTile; ++t) {
-      acc[t] = Simd::zero();
-      rows[t] = k + smaller(j + t, keys - 1) * stride;
-    }
-    for_vectors(head_size, [&](int64_t i, auto count) {
-      const F query = load(q + i, count);
+struct Keys {
+  const T *k, *v;
+  int64_t stride;
+  int count;
+  const T *next_k, *next_v;  // null: they are in cache
+  // Of the first key in int8, and how far apart those of keys are.
+  const float *k_scale, *v_scale;
+  int64_t scale_stride;
+};
+void scale_by(float* x, const float* scales, int64_t stride, int n) {
+  for (int j = 0; j < n; ++j) x[j] *= scales[j * stride];
+}
+
+// products[g][j + t], whose lanes are still to be added, of query g and rows[t]. In the function that calls it, the
+// compiler would keep the sums in memory.
+template <int kQueries, int kTile, class T>
+[[gnu::noinline]] void dot_products(F (*products)[kLanes], int j, const float* q, const T* const* rows,
+                                    int64_t head_size) {
+  F acc[kQueries][kTile];
 #pragma GCC unroll 4
-      for (int t = 0; t < kTile; ++t) acc[t] = Simd::fma(query, load(rows[t] + i, count), acc[t]);
-    });
-    for (int t = 0; t < kTile; ++t) products[j + t] = acc[t];
+  for (int g = 0; g < kQueries; ++g) {
+#pragma GCC unroll 4
+    for (int t = 0; t < kTile; ++t) acc[g][t] = Simd::zero();
   }
-  F scores = Simd::sums(products);
-  float weights[kLanes];
-  if (keys < kLanes) {
-    Simd::store(weights, scores);
-    for (int j = keys; j < kLanes; ++j) weights[j] = -__builtin_inff();
-    scores = Simd::load(weights);
-  }
-  // A NaN among the scores gets into the sum, if not into the highest.
-  const float highest = larger(partial.highest(), Simd::maximum(scores));
-  const float shrink = highest == partial.highest() ? 1.0f : __builtin_exp2f(partial.highest() - highest);
-  const F weight = Simd::exp2(Simd::sub(scores, Simd::broadcast(highest)));
-  Simd::store(weights, weight);
-  partial.highest() = highest;
-  partial.sum() = partial.sum() * shrink + Simd::sum(weight);
   for_vectors(head_size, [&](int64_t i, auto count) {
-    F acc[kTile] = {Simd::mul(load(partial.out() + i, count), Simd::broadcast(shrink))};
-    for (int t = 1; t < kTile; ++t) acc[t] = Simd::zero();
-    const auto add = [&](F& sum, int j) {
-      sum = Simd::fma(Simd::broadcast(weights[j]), load(v + j * stride + i, count), sum);
+    F query[kQueries];
+#pragma GCC unroll 4
+    for (int g = 0; g < kQueries; ++g) query[g] = load(q + g * head_size + i, count);
+#pragma GCC unroll 4
+    for (int t = 0; t < kTile; ++t) {
+      const F key = load(rows[t] + i, count);
+#pragma GCC unroll 4
+      for (int g = 0; g < kQueries; ++g) acc[g][t] = Simd::fma(query[g], key, acc[g][t]);
+    }
+  });
+#pragma GCC unroll 4
+  for (int g = 0; g < kQueries; ++g) {
+#pragma GCC unroll 4
+    for (int t = 0; t < kTile; ++t) products[g][j + t] = acc[g][t];
+  }
+}
+
+// The scores of scaled queries, which follow each other. What comes next is asked for on the way: the processor does
+// not see it coming by itself, and has only few requests at a time.
+template <int kQueries, class T>
+void scores_of(float (*scores)[kStep], const float* q, const Keys<T>& keys, int64_t head_size) {
+  constexpr int kTile = kQueries > 2 && kLanes < 16 ? 2 : 4;  // keys at a time: one alone waits for itself
+  for (int first = 0; first < keys.count; first += kLanes) {
+    F products[kQueries][kLanes];
+    for (int j = 0; j < kLanes; j += kTile) {
+      const T* rows[kTile];
+      for (int t = 0; t < kTile; ++t) {
+        const int64_t row = smaller(first + j + t, keys.count - 1) * keys.stride;
+        rows[t] = keys.k + row;
+        if (keys.next_k != nullptr) {
+          prefetch(keys.next_k + row, head_size);
+          prefetch(keys.next_v + row, head_size);
+        }
+      }
+      dot_products<kQueries, kTile>(products, j, q, rows, head_size);
+    }
+    for (int g = 0; g < kQueries; ++g) Simd::store(scores[g] + first, Simd::sums(products[g]));
+  }
+}
+
+// Takes scores into the softmax of one query, and puts what its keys weigh in their place. Gives the factor of what was
+// there before.
+template <class T>
+float weigh(Partial partial, const Keys<T>& keys, const HeadOptions& options, float* scores) {
+  constexpr bool kInt8 = std::is_same_v<T, int8_t>;
+  const int end = (keys.count + kLanes - 1) / kLanes * kLanes;
+  if constexpr (kInt8) scale_by(scores, keys.k_scale, keys.scale_stride, keys.count);
+  if (options.soft_cap > 0) cap_logits(scores, nullptr, end, options.soft_cap);
+  if (options.slope != 0) {
+    for (int j = 0; j < keys.count; ++j) scores[j] -= options.slope * (options.away - static_cast<float>(j));
+  }
+  for (int j = keys.count; j < end; ++j) scores[j] = -__builtin_inff();
+  // A NaN among the scores gets into the sum, if not into the highest.
+  F largest = Simd::broadcast(partial.highest());
+  for (int j = 0; j < end; j += kLanes) largest = Simd::max(Simd::load(scores + j), largest);
+  const float highest = Simd::maximum(largest);
+  const float shrink = highest == partial.highest() ? 1.0f : __builtin_exp2f(partial.highest() - highest);
+  F sum = Simd::zero();
+  for (int j = 0; j < end; j += kLanes) {
+    const F weight = Simd::exp2(Simd::sub(Simd::load(scores + j), Simd::broadcast(highest)));
+    sum = Simd::add(sum, weight);
+    Simd::store(scores + j, weight);
+  }
+  partial.highest() = highest;
+  partial.sum() = partial.sum() * shrink + Simd::sum(sum);
+  if constexpr (kInt8) scale_by(scores, keys.v_scale, keys.scale_stride, keys.count);
+  return shrink;
+}
+
+// Takes the keys into the softmaxes of queries of one head of keys, which read them once.
+template <int kQueries, class T>
+void take_keys(const Partial* partials, const float* q, const Keys<T>& keys, int64_t head_size,
+               const HeadOptions* options) {
+  constexpr int kChains = (3 + kQueries) / kQueries;  // sums of a query: one alone waits for itself
+  float weights[kQueries][kStep], shrink[kQueries];
+  scores_of<kQueries>(weights, q, keys, head_size);
+  for (int g = 0; g < kQueries; ++g) shrink[g] = weigh(partials[g], keys, options[g], weights[g]);
+  for_vectors(head_size, [&](int64_t i, auto count) {
+    F acc[kQueries][kChains];
+#pragma GCC unroll 4
+    for (int g = 0; g < kQueries; ++g) {
+      acc[g][0] = Simd::mul(load(partials[g].out() + i, count), Simd::broadcast(shrink[g]));
+      for (int c = 1; c < kChains; ++c) acc[g][c] = Simd::zero();
+    }
+    const auto add = [&](int chain, int j) {
+      const F value = load(keys.v + j * keys.stride + i, count);
+#pragma GCC unroll 4
+      for (int g = 0; g < kQueries; ++g) {
+        acc[g][chain] = Simd::fma(Simd::broadcast(weights[g][j]), value, acc[g][chain]);
+      }
     };
     int j = 0;
-    for (; j + kTile <= keys; j += kTile) {
+    for (; j + kChains <= keys.count; j += kChains) {
 #pragma GCC unroll 4
-      for (int t = 0; t < kTile; ++t) add(acc[t], j + t);
+      for (int c = 0; c < kChains; ++c) add(c, j + c);
     }
-    for (; j < keys; ++j) add(acc[0], j);
-    store(partial.out() + i, Simd::add(Simd::add(acc[0], acc[1]), Simd::add(acc[2], acc[3])), count);
+    for (; j < keys.count; ++j) add(0, j);
+#pragma GCC unroll 4
+    for (int g = 0; g < kQueries; ++g) {
+      F sum = acc[g][0];
+      for (int c = 1; c < kChains; ++c) sum = Simd::add(sum, acc[g][c]);
+      store(partials[g].out() + i, sum, count);
+    }
   });
+}
+
+inline constexpr int kMostQueries = 4;  // of take_keys
+template <class T>
+using TakeKeys = void (*)(const Partial*, const float*, const Keys<T>&, int64_t, const HeadOptions*);
+template <class T>
+inline constexpr TakeKeys<T> kTakeKeys[kMostQueries] = {take_keys<1, T>, take_keys<2, T>, take_keys<3, T>,
+                                                        take_keys<4, T>};
+
+// T: of q and the result. K: of keys and values.
+template <class T, class K>
+void decode_attention_as(const DecodeAttention& args, const Executor& executor) {
+  const int64_t D = args.head_size, group = args.heads / args.kv_heads, stride = args.kv_heads * D;
+  const auto length_of = [&](int64_t b) {
+    return smaller(args.kv_length, larger<int64_t>(0, args.length[b % args.length_batch]));
+  };
+  // The parts of a window begin where it does.
+  const auto first_of = [&](int64_t b) {
+    return args.window == 0 ? 0 : larger<int64_t>(0, length_of(b) - args.window);
+  };
+  int64_t longest = 0;
+  for (int64_t b = 0; b < smaller(args.batch, args.length_batch); ++b)
+    longest = larger(longest, length_of(b) - first_of(b));
+  const int64_t parts = larger<int64_t>(1, (longest + kPartKeys - 1) / kPartKeys);
+
+  // One for each batch, part and query head.
+  const int64_t state_size = Partial::size(D);
+  Scratch scratch(args.batch * parts * args.heads * state_size);
+  const auto partial = [&](int64_t index) { return Partial{scratch.data() + index * state_size}; };
+  // Few keys of many heads at a time: memory likes to be read in its order.
+  const int64_t fitting = kStepBytes / larger<int64_t>(1, stride * static_cast<int64_t>(sizeof(K)));
+  const int64_t step = smaller<int64_t>(kStep, larger<int64_t>(kLanes, fitting / kLanes * kLanes));
+  const double keys = static_cast<double>(smaller(longest, kPartKeys));
+  const double nanoseconds = keys * static_cast<double>(args.heads * D) * 1.6 / kLanes + 100;
+  parallel_for(executor, args.batch * parts, nanoseconds, [&](int64_t begin, int64_t end) {
+    Scratch scaled_q(args.heads * D);
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t part = task % parts, b = task / parts;
+      const T* q = static_cast<const T*>(args.q) + b * args.heads * D;
+      for_vectors(args.heads * D, [&](int64_t i, auto count) {
+        store(scaled_q.data() + i, Simd::mul(load(q + i, count), Simd::broadcast(args.scale * kLog2E)), count);
+      });
+      for (int64_t h = 0; h < args.heads; ++h) {
+        std::memset(partial(task * args.heads + h).state, 0, static_cast<size_t>(state_size) * sizeof(float));
+        partial(task * args.heads + h).highest() = kLowest;
+      }
+      const int64_t offset = b % args.kv_batch * args.kv_length * stride;
+      const int64_t length = length_of(b), first = first_of(b) + part * kPartKeys;
+      const int64_t last = smaller(length, first + kPartKeys);
+      const auto place = [&](const void* x, int64_t j, int64_t kv_head) {
+        return static_cast<const K*>(x) + offset + j * stride + kv_head * D;
+      };
+      for (int64_t j = first; j < last; j += step) {
+        const int count = static_cast<int>(smaller(step, last - j));
+        for (int64_t h = 0; h < args.heads;) {
+          const int64_t kv_head = h / group;
+          const int queries = static_cast<int>(smaller<int64_t>(kMostQueries, (kv_head + 1) * group - h));
+          Keys<K> keys{};
+          keys.k = place(args.k, j, kv_head), keys.v = place(args.v, j, kv_head);
+          keys.stride = stride, keys.count = count;
+          if (h % group == 0) {
+            keys.next_k = place(args.k, j + step, kv_head), keys.next_v = place(args.v, j + step, kv_head);
+          }
+          if constexpr (std::is_same_v<K, int8_t>) {
+            const int64_t row = (b % args.kv_batch * args.kv_length + j) * args.kv_heads + kv_head;
+            keys.k_scale = args.k_scale + row, keys.v_scale = args.v_scale + row, keys.scale_stride = args.kv_heads;
+          }
+          Partial states[kMostQueries];
+          HeadOptions options[kMostQueries];
+          for (int g = 0; g < queries; ++g) {
+            states[g] = partial(task * args.heads + h + g);
+            const float slope = args.slopes.data == nullptr ? 0.0f : *operand_of(args.slopes, b, h + g) * kLog2E;
+            options[g] = {args.soft_cap, slope, static_cast<float>(length - 1 - j)};
+          }
+          kTakeKeys<K>[queries - 1](states, scaled_q.data() + h* D, keys, D, options);
+          h += queries;
+        }
+      }
+    }
+  });
+  for (int64_t row = 0; row < args.batch * args.heads; ++row) {
+    const int64_t first = row / args.heads * parts * args.heads + row % args.heads;
+    const Partial all = partial(first);
+    for (int64_t part = 1; part < parts; ++part) join(all, partial(first + part * args.heads), D);
+    const F inverse = Simd::broadcast(all.sum() == 0.0f ? 0.0f : 1.0f / all.sum());
+    T* out = static_cast<T*>(args.out) + row * D;
+    for_vectors(D,
+                [&](int64_t i, auto count) { store(out + i, Simd::mul(load(all.out() + i, count), inverse), count); });
+  }
 }
 
 void decode_attention(Element element, const DecodeAttention& args, const Executor& executor) {
   with_type(element, [&](auto* type) {
     using T = Pointee<decltype(type)>;
-    const int64_t D = args.head_size, group = args.heads / args.kv_heads, stride = args.kv_heads * D;
-    const auto length_of = [&](int64_t b) {
-      return smaller(args.kv_length, larger<int64_t>(0, args.length[b % args.length_batch]));
-    };
-    int64_t longest = 0;
-    for (int64_t b = 0; b < smaller(args.batch, args.length_batch); ++b) longest = larger(longest, length_of(b));
-    const int64_t parts = larger<int64_t>(1, (longest + kPartKeys - 1) / kPartKeys);
-
-    // One for each batch, part and query head.
-    const int64_t state_size = Partial::size(D);
-    Scratch scratch(args.batch * parts * args.heads * state_size);
-    const auto partial = [&](int64_t index) { return Partial{scratch.data() + index * state_size}; };
-    const double keys = static_cast<double>(smaller(longest, kPartKeys));
-    const double nanoseconds = keys * static_cast<double>(args.heads * D) * 1.6 / kLanes + 100;
-    parallel_for(executor, args.batch * parts, nanoseconds, [&](int64_t begin, int64_t end) {
-      Scratch queries(args.heads * D);
-      for (int64_t task = begin; task < end; ++task) {
-        const int64_t part = task % parts, b = task / parts;
-        const T* q = static_cast<const T*>(args.q) + b * args.heads * D;
-        for_vectors(args.heads * D, [&](int64_t i, auto count) {
-          store(queries.data() + i, Simd::mul(load(q + i, count), Simd::broadcast(args.scale * kLog2E)), count);
-        });
-        for (int64_t h = 0; h < args.heads; ++h) {
-          std::memset(partial(task * args.heads + h).state, 0, static_cast<size_t>(state_size) * sizeof(float));
-          partial(task * args.heads + h).highest() = kLowest;
-        }
-        const int64_t offset = b % args.kv_batch * args.kv_length * stride;
-        const int64_t last = smaller(length_of(b), (part + 1) * kPartKeys);
-        for (int64_t j = part * kPartKeys; j < last; j += kLanes) {
-          const int count = static_cast<int>(smaller<int64_t>(kLanes, last - j));
-          for (int64_t h = 0; h < args.heads; ++h) {
-            // The next keys, a share for each head: the processor does not see them coming by itself.
-            const int64_t ahead = offset + (j + kLanes) * stride, share = kLanes * stride / args.heads;
-            prefetch(static_cast<const T*>(args.k) + ahead + h * share, share);
-            prefetch(static_cast<const T*>(args.v) + ahead + h * share, share);
-            const int64_t start = offset + j * stride + h / group * D;
-            take_keys(partial(task * args.heads + h), queries.data() + h * D, static_cast<const T*>(args.k) + start,
-                      static_cast<const T*>(args.v) + start, stride, count, D);
-          }
-        }
-      }
-    });
-    for (int64_t row = 0; row < args.batch * args.heads; ++row) {
-      const int64_t first = row / args.heads * parts * args.heads + row % args.heads;
-      const Partial all = partial(first);
-      for (int64_t part = 1; part < parts; ++part) join(all, partial(first + part * args.heads), D);
-      const F inverse = Simd::broadcast(all.sum() == 0.0f ? 0.0f : 1.0f / all.sum());
-      T* out = static_cast<T*>(args.out) + row * D;
-      for_vectors(
-          D, [&](int64_t i, auto count) { store(out + i, Simd::mul(load(all.out() + i, count), inverse), count); });
-    }
+    args.k_scale == nullptr ? decode_attention_as<T, T>(args, executor)
+                            : decode_attention_as<T, int8_t>(args, executor);
   });
 }
 

@@ -41,35 +41,42 @@ void dot_tile(T* out, int64_t out_stride, const float* x, const float* weights, 
   }
 }
 
-template <Encoding encoding, class T>
-void multiply_matrix(const QuantizedLinear& args, const float* x, const Executor& executor) {
+// out = x W^T with rows of `size` elements, a multiple of kLanes. decode(row, o) writes row o of W, in about so long.
+template <class T, class Decode>
+void multiply_decoded(T* out, const float* x, int64_t num_rows, int64_t out_features, int64_t size,
+                      double decode_nanoseconds, const Executor& executor, const Decode& decode) {
   constexpr int kRows = Simd::kDotRows, kColumns = Simd::kDotColumns;
   constexpr int kDecoded = 3 * kColumns;  // decoded at a time: they stay in the first cache with kRows of x
-  const int64_t size = args.in_features, num_blocks = size / kBlockSize, stride = num_blocks * block_bytes(encoding);
-  const double nanoseconds = static_cast<double>(args.rows * size) / (4 * kLanes) + static_cast<double>(num_blocks) * 2;
+  const double nanoseconds = static_cast<double>(num_rows * size) / (4 * kLanes) + decode_nanoseconds;
   parallel_for(
-      executor, args.out_features, nanoseconds,
+      executor, out_features, nanoseconds,
       [&](int64_t begin, int64_t end) {
         Scratch weights(kDecoded * size);
         for (int64_t o = begin; o < end; o += kDecoded) {
           const int decoded = static_cast<int>(smaller<int64_t>(kDecoded, end - o));
-          for (int c = 0; c < decoded; ++c) {
-            decode_row<encoding>(weights.data() + c * size, args.blocks + (o + c) * stride, num_blocks);
-          }
+          for (int c = 0; c < decoded; ++c) decode(weights.data() + c * size, o + c);
           // The last tile may be narrower than its columns: those are computed from what is there, and dropped.
           for (int c = decoded; c < kDecoded; ++c) {
             std::memset(weights.data() + c * size, 0, static_cast<size_t>(size) * sizeof(float));
           }
-          for (int64_t r = 0; r < args.rows; r += kRows) {
-            const int rows = static_cast<int>(smaller<int64_t>(kRows, args.rows - r));
+          for (int64_t r = 0; r < num_rows; r += kRows) {
+            const int rows = static_cast<int>(smaller<int64_t>(kRows, num_rows - r));
             for (int c = 0; c < decoded; c += kColumns) {
-              dot_tile(static_cast<T*>(args.out) + r * args.out_features + o + c, args.out_features, x + r * size,
-                       weights.data() + c * size, size, rows, smaller(kColumns, decoded - c));
+              dot_tile(out + r * out_features + o + c, out_features, x + r * size, weights.data() + c * size, size,
+                       rows, smaller(kColumns, decoded - c));
             }
           }
         }
       },
       kDecoded);
+}
+
+template <Encoding encoding, class T>
+void multiply_matrix(const QuantizedLinear& args, const float* x, const Executor& executor) {
+  const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(encoding);
+  multiply_decoded(static_cast<T*>(args.out), x, args.rows, args.out_features, args.in_features,
+                   static_cast<double>(num_blocks) * 2, executor,
+                   [&](float* row, int64_t o) { decode_row<encoding>(row, args.blocks + o * stride, num_blocks); });
 }
 
 template <Encoding encoding, class T>

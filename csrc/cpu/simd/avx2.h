@@ -19,19 +19,25 @@ struct Simd : Halves {
   static F broadcast(float value) { return _mm256_set1_ps(value); }
   static F load(const float* p) { return _mm256_loadu_ps(p); }
   static F load(const Bf16* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static F load(const F16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
   static F load(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
-  static F load(const Bf16* p, int n) {
-    Bf16 lanes[kLanes] = {};
-    std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(Bf16));
+  template <class T>
+  static F load(const T* p, int n) {
+    T lanes[kLanes] = {};
+    std::memcpy(lanes, p, static_cast<size_t>(n) * sizeof(T));
     return load(lanes);
   }
   static void store(float* p, F x) { _mm256_storeu_ps(p, x); }
   static void store(Bf16* p, F x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(x)); }
+  static void store(F16* p, F x) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
   static void store(float* p, F x, int n) { _mm256_maskstore_ps(p, first(n), x); }
-  static void store(Bf16* p, F x, int n) {
-    Bf16 lanes[kLanes];
+  template <class T>
+  static void store(T* p, F x, int n) {
+    T lanes[kLanes];
     store(lanes, x);
-    std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(Bf16));
+    std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
   }
 
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
@@ -40,6 +46,12 @@ struct Simd : Halves {
   static F div(F a, F b) { return _mm256_div_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F max(F a, F b) { return _mm256_max_ps(a, b); }
+  static F min(F a, F b) { return _mm256_min_ps(a, b); }
+  static F abs(F x) { return _mm256_andnot_ps(broadcast(-0.0f), x); }
+  static F select_less(F a, F b, F yes, F no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
+  static F first_or(F x, int n, float other) {
+    return _mm256_blendv_ps(broadcast(other), x, _mm256_castsi256_ps(first(n)));
+  }
   static float sum(F x) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));

@@ -19,12 +19,16 @@ struct Simd : Halves {
   static F broadcast(float value) { return _mm512_set1_ps(value); }
   static F load(const float* p) { return _mm512_loadu_ps(p); }
   static F load(const Bf16* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  static F load(const F16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
   static F load(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
   static F load(const Bf16* p, int n) { return widen(_mm256_maskz_loadu_epi16(first(n), p)); }
+  static F load(const F16* p, int n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p)); }
   static void store(float* p, F x) { _mm512_storeu_ps(p, x); }
   static void store(Bf16* p, F x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
+  static void store(F16* p, F x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow_f16(x)); }
   static void store(float* p, F x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
   static void store(Bf16* p, F x, int n) { _mm256_mask_storeu_epi16(p, first(n), narrow(x)); }
+  static void store(F16* p, F x, int n) { _mm256_mask_storeu_epi16(p, first(n), narrow_f16(x)); }
 
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
@@ -32,6 +36,12 @@ struct Simd : Halves {
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
+  static F min(F a, F b) { return _mm512_min_ps(a, b); }
+  static F abs(F x) { return _mm512_abs_ps(x); }
+  static F select_less(F a, F b, F yes, F no) {
+    return _mm512_mask_mov_ps(no, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), yes);
+  }
+  static F first_or(F x, int n, float other) { return _mm512_mask_mov_ps(broadcast(other), first(n), x); }
   static float sum(F x) { return _mm512_reduce_add_ps(x); }
   static float maximum(F x) { return _mm512_reduce_max_ps(x); }
 
@@ -74,13 +84,20 @@ struct Simd : Halves {
  private:
   static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
   static F widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
+  // To the nearest, ties to even: half of what is cut off is added, and a little less where the last bit is even.
   static __m256i narrow(F x) {
-    const __m512i bits = _mm512_castps_si512(x);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    const __m512i nan = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __m512i bits = _mm512_castps_si512(x), quiet = _mm512_set1_epi32(0x400000);
+    const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
+    const __m512i down = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
+    const __m512i rounded = _mm512_mask_add_epi32(down, odd, down, _mm512_set1_epi32(1));
     const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, is_nan, nan), 16));
+    const __m512i result = _mm512_mask_or_epi32(rounded, is_nan, bits, quiet);
+    return _mm512_castsi512_si256(_mm512_permutexvar_epi16(high_halves(), result));
+  }
+  static __m256i narrow_f16(F x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static __m512i high_halves() {  // the odd ones of 16 bits, in front
+    return _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11,
+                            9, 7, 5, 3, 1);
   }
   static __m512i bytes(const uint8_t* p) {
     return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));

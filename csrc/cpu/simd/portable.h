@@ -1,6 +1,7 @@
-// Four lanes of f32 in plain C++. What each instruction set defines is listed and explained here.
+// Four lanes of f32 for any CPU. What each instruction set defines is listed and explained here.
 #pragma once
 
+#include "cpu/simd/exp2.h"
 #include "cpu/types.h"
 
 namespace eqxcallback::cpu {
@@ -12,28 +13,23 @@ struct Simd {
   static constexpr int kDotRows = 2, kDotColumns = 2;
   static constexpr int kOuterRows = 2, kOuterVectors = 2;
 
-  struct F {
-    float lane[kLanes];
-  };
+  // Of four lanes: g++ and clang know such vectors on every CPU.
+  using F = float __attribute__((vector_size(16)));
 
   template <class Fn>
-  static F map(Fn fn) {
-    F result;
-    for (int i = 0; i < kLanes; ++i) result.lane[i] = fn(i);
-    return result;
+  static F map(const Fn& fn) {
+    return F{fn(0), fn(1), fn(2), fn(3)};
   }
 
-  static F zero() { return broadcast(0); }
-  static F broadcast(float value) {
-    return map([&](int) { return value; });
-  }
+  static F zero() { return F{}; }
+  static F broadcast(float value) { return F{value, value, value, value}; }
   template <class T>
   static F load(const T* p) {
     return map([&](int i) { return to_float(p[i]); });
   }
   template <class T>
   static void store(T* p, F x) {
-    for (int i = 0; i < kLanes; ++i) from_float(x.lane[i], p[i]);
+    for (int i = 0; i < kLanes; ++i) from_float(x[i], p[i]);
   }
   // The first n lanes; the others are zero, and are not touched in memory.
   template <class T>
@@ -42,42 +38,42 @@ struct Simd {
   }
   template <class T>
   static void store(T* p, F x, int n) {
-    for (int i = 0; i < n; ++i) from_float(x.lane[i], p[i]);
+    for (int i = 0; i < n; ++i) from_float(x[i], p[i]);
   }
 
-  static F add(F a, F b) {
-    return map([&](int i) { return a.lane[i] + b.lane[i]; });
-  }
-  static F sub(F a, F b) {
-    return map([&](int i) { return a.lane[i] - b.lane[i]; });
-  }
-  static F mul(F a, F b) {
-    return map([&](int i) { return a.lane[i] * b.lane[i]; });
-  }
-  static F div(F a, F b) {
-    return map([&](int i) { return a.lane[i] / b.lane[i]; });
-  }
+  static F add(F a, F b) { return a + b; }
+  static F sub(F a, F b) { return a - b; }
+  static F mul(F a, F b) { return a * b; }
+  static F div(F a, F b) { return a / b; }
   // a * b + c
-  static F fma(F a, F b, F c) {
-    return map([&](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
-  }
+  static F fma(F a, F b, F c) { return a * b + c; }
   // A NaN in b goes through.
-  static F max(F a, F b) {
-    return map([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
-  }
-  static float sum(F x) { return (x.lane[0] + x.lane[2]) + (x.lane[1] + x.lane[3]); }
-  static float maximum(F x) { return larger(larger(x.lane[0], x.lane[1]), larger(x.lane[2], x.lane[3])); }
+  static F max(F a, F b) { return a > b ? a : b; }
+  static F min(F a, F b) { return a < b ? a : b; }
+  static F abs(F x) { return reinterpret_cast<F>(reinterpret_cast<I>(x) & 0x7fffffff); }
+  // Of lanes where a < b, `yes`.
+  static F select_less(F a, F b, F yes, F no) { return a < b ? yes : no; }
+  // The lanes from n on become `other`.
+  static F first_or(F x, int n, float other) { return kLane < n ? x : broadcast(other); }
+  static float sum(F x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+  static float maximum(F x) { return larger(larger(x[0], x[1]), larger(x[2], x[3])); }
   // Lane i of the result is the sum of x[i]: kLanes vectors.
   static F sums(const F* x) {
     return map([&](int i) { return sum(x[i]); });
   }
   // 2^x, zero below -150
   static F exp2(F x) {
-    return map([&](int i) { return x.lane[i] < -150.0f ? 0.0f : __builtin_exp2f(x.lane[i]); });
+    x = min(broadcast(256.0f), max(broadcast(-160.0f), x));
+    constexpr float kNoFraction = 0x1.8p23f;  // beside it, a number has no bits for one
+    const F whole = (x + kNoFraction) - kNoFraction;
+    const F p = exp2_of_fraction<Simd>(x - whole);
+    // 2^whole in two factors, each of which is a normal number for all exponents that have a result.
+    const I exponent = __builtin_convertvector(whole, I), low = exponent >> 1;
+    return p * power_of_two(low) * power_of_two(exponent - low);
   }
   // The first n lanes become -inf.
   static F mask_first(F x, int64_t n) {
-    return map([&](int i) { return i < n ? -__builtin_inff() : x.lane[i]; });
+    return kLane < static_cast<int32_t>(smaller<int64_t>(n, kLanes)) ? broadcast(-__builtin_inff()) : x;
   }
 
   // From kLanes bytes each.
@@ -92,13 +88,9 @@ struct Simd {
   }
 
   static float half(const uint8_t* p) {
-    uint16_t bits;
-    std::memcpy(&bits, p, sizeof(bits));
-    const float sign = (bits & 0x8000) != 0 ? -1.0f : 1.0f;
-    const int exponent = (bits >> 10) & 31, fraction = bits & 1023;
-    if (exponent == 31) return fraction != 0 ? __builtin_nanf("") : sign * __builtin_inff();
-    const float value = static_cast<float>(exponent == 0 ? fraction : fraction | 1024);
-    return sign * __builtin_ldexpf(value, larger(exponent, 1) - 25);
+    F16 value;
+    std::memcpy(&value, p, sizeof(value));
+    return to_float(value);
   }
   // A scale and a minimum, in halves: the scale in all lanes; minimum * factor is added to `minimums`. `factor` is a
   // pair {0, factor}, so that wide registers need not move anything.
@@ -109,6 +101,12 @@ struct Simd {
     return broadcast(half(p));
   }
   static float total(Minimums minimums) { return minimums; }
+
+ private:
+  using I = int32_t __attribute__((vector_size(16)));
+  static constexpr I kLane = {0, 1, 2, 3};
+
+  static F power_of_two(I exponent) { return reinterpret_cast<F>((exponent + 127) << 23); }
 };
 
 }  // namespace

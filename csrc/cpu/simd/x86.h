@@ -3,21 +3,11 @@
 
 #include <immintrin.h>
 
+#include "cpu/simd/exp2.h"
 #include "cpu/types.h"
 
 namespace eqxcallback::cpu {
 namespace {
-
-// Of r in [-1/2, 1/2], with a relative error of 2e-7.
-template <class S, class F = decltype(S::zero())>
-F exp2_of_fraction(F r) {
-  F p = S::broadcast(1.33335581e-3f);
-  p = S::fma(p, r, S::broadcast(9.61812911e-3f));
-  p = S::fma(p, r, S::broadcast(5.55041087e-2f));
-  p = S::fma(p, r, S::broadcast(2.40226507e-1f));
-  p = S::fma(p, r, S::broadcast(6.93147181e-1f));
-  return S::fma(p, r, S::broadcast(1.0f));
-}
 
 // Scales and minimums, which GGUF blocks have in halves.
 struct Halves {

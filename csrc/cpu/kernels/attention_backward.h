@@ -1,0 +1,289 @@
+// The gradients of attention: every sum is made by one thread, in one order, whatever the number of threads.
+//
+// Two ways, with the same bits: a thread that has a key/value head for itself computes each tile once, for all
+// gradients; where there are fewer heads than threads, one pass goes along the queries and another along the keys.
+#pragma once
+
+#include "cpu/kernels/attention_gradients.h"
+
+namespace eqxcallback::cpu {
+namespace {
+
+// What all tasks of a call share. Rows are numbered by example, head and query.
+struct BackwardPlan {
+  const AttentionBackward& args;
+  int64_t query_blocks, key_blocks, width;
+  bool own_bias;           // each head of each example has a bias of its own
+  float *log_sum, *delta;  // [B, H, S], or null where nobody asks for them again
+  float* slope_sums;       // [B, H, query_blocks]
+
+  int64_t row(int64_t b, int64_t h) const { return b * args.call.heads + h; }
+};
+
+// out[i, j] = dlogits[j, i]
+template <class T>
+void store_bias(T* out, const float* dlogits, int64_t keys, int64_t queries, int64_t stride) {
+  for (int64_t i = 0; i < queries; ++i) {
+    for (int64_t j = 0; j < keys; ++j) from_float(dlogits[j * kQueryBlock + i], out[i * stride + j]);
+  }
+}
+
+template <class Body>
+void with_bias_rows(const BackwardPlan& plan, int64_t at, int64_t begin, const Body& body) {
+  with_type(plan.args.call.options->bias_element, [&](auto* type) {
+    using T = Pointee<decltype(type)>;
+    body(static_cast<T*>(plan.args.dbias) + at + begin * plan.args.call.kv_length);
+  });
+}
+
+// dq of one block of queries, and the block's share of all other gradients: dk and dv [T, width] are added to, if any.
+template <class T, bool kOptions>
+void block_gradients(const BackwardPlan& plan, const QueryBlock& block, const TileBuffers& to, float* kept, float* dk,
+                     float* dv) {
+  const AttentionBackward& args = plan.args;
+  const Attention& call = args.call;
+  const AttentionOptions* options = call.options;
+  const int64_t D = to.size, stride = call.heads * D, kv_stride = call.kv_heads * D, keys_in_all = call.kv_length;
+  const bool keeps = block.end - block.first <= kKeptKeys && (options == nullptr || options->soft_cap == 0);
+  kept = keeps ? kept : nullptr;
+  load_queries<T>(args, block, to);
+  sum_queries<T, kOptions>(args, block, to, kept);
+  if (plan.log_sum != nullptr) {
+    const int64_t row = plan.row(block.b, block.h) * call.q_length + block.begin;
+    std::memcpy(plan.log_sum + row, to.log_sum, static_cast<size_t>(block.queries) * sizeof(float));
+    std::memcpy(plan.delta + row, to.delta, static_cast<size_t>(block.queries) * sizeof(float));
+  }
+  const bool bias = args.dbias != nullptr && plan.own_bias, slopes = args.dslopes != nullptr;
+  const int64_t bias_at = bias ? options->bias.at[block.b] + block.h * options->bias.head : 0;
+  if (bias && keys_in_all > 0) {
+    with_bias_rows(plan, bias_at, block.begin, [&](auto* rows) {
+      std::memset(rows, 0, static_cast<size_t>(block.queries * keys_in_all) * sizeof(*rows));
+    });
+  }
+  F slope_sum = Simd::zero();
+  const auto added = [&](const KeyTile& tile) {
+    if (bias) {
+      with_bias_rows(plan, bias_at, block.begin, [&](auto* rows) {
+        store_bias(rows + tile.first, to.dlogits, tile.keys, block.queries, keys_in_all);
+      });
+    }
+    if (!slopes) return;
+    for (int64_t j = 0; j < tile.keys; ++j) {
+      const auto away = static_cast<int32_t>(block.position - tile.first - j);
+      float distances[kQueryBlock];
+      for (int32_t i = 0; i < kQueryBlock; ++i) distances[i] = static_cast<float>(away + i < 0 ? -away - i : away + i);
+      for (int i = 0; i < kQueryBlock; i += kLanes) {
+        slope_sum = Simd::fma(Simd::load(distances + i), Simd::load(to.dlogits + j * kQueryBlock + i), slope_sum);
+      }
+    }
+  };
+  std::memset(to.dq_t, 0, static_cast<size_t>(D * kQueryBlock) * sizeof(float));
+  for (int64_t key_block = block.first / kKeyBlock; key_block * kKeyBlock < block.end; ++key_block) {
+    const KeyTile tile = key_tile(block, key_block);
+    const int64_t offset = key_offset(call, block.b, block.h, tile.first);
+    const Rows k = as_floats(static_cast<const T*>(call.k) + offset, kv_stride, tile.keys, D, to.k);
+    const Rows v = as_floats(static_cast<const T*>(call.v) + offset, kv_stride, tile.keys, D, to.v);
+    tile_gradients<kOptions>(call, block, tile, k, v, to, kept, added);
+    outer_product<true>(to.dq_t, D, k.data, 1, k.stride, to.dlogits, tile.keys);
+    if (dk == nullptr) continue;
+    const int64_t at = tile.first * to.width;
+    add_product(dk + at, tile.keys, to.dlogits, kQueryBlock, 1, to.queries, kQueryBlock, to.width);
+    add_product(dv + at, tile.keys, to.weights, kQueryBlock, 1, to.cotangents, kQueryBlock, to.width);
+  }
+  T* dq = static_cast<T*>(args.dq) + query_offset(call, block.b, block.h, block.begin);
+  for (int64_t i = 0; i < block.queries; ++i) {
+    for (int64_t d = 0; d < D; ++d) from_float(to.dq_t[d * kQueryBlock + i] * call.scale, dq[i * stride + d]);
+  }
+  if (slopes)
+    plan.slope_sums[plan.row(block.b, block.h) * plan.query_blocks + block.begin / kQueryBlock] = Simd::sum(slope_sum);
+}
+
+// Keys and values from row `first` of one head.
+template <class T>
+void store_keys(const BackwardPlan& plan, int64_t kv_b, int64_t kv_h, int64_t first, int64_t keys, const float* dk,
+                const float* dv) {
+  const Attention& call = plan.args.call;
+  for (int64_t j = 0; j < keys; ++j) {
+    const int64_t at = ((kv_b * call.kv_length + first + j) * call.kv_heads + kv_h) * call.head_size;
+    T *to_k = static_cast<T*>(plan.args.dk) + at, *to_v = static_cast<T*>(plan.args.dv) + at;
+    for_vectors(call.head_size, [&](int64_t d, auto count) {
+      store(to_k + d, Simd::mul(load(dk + j * plan.width + d, count), Simd::broadcast(call.scale)), count);
+      store(to_v + d, load(dv + j * plan.width + d, count), count);
+    });
+  }
+}
+
+// Calls body(b, h, begin) for the blocks of queries that use one key/value head, in the order of all sums over them.
+template <class Body>
+void for_query_blocks(const BackwardPlan& plan, int64_t kv_b, int64_t kv_h, const Body& body) {
+  const Attention& call = plan.args.call;
+  const int64_t group = call.heads / call.kv_heads;
+  for (int64_t b = kv_b; b < call.batch; b += call.kv_batch) {
+    for (int64_t h = kv_h * group; h < (kv_h + 1) * group; ++h) {
+      for (int64_t block = 0; block < plan.query_blocks; ++block) body(query_block(call, b, h, block * kQueryBlock));
+    }
+  }
+}
+
+// The tiles of a block of queries again, with what is known of their sums.
+template <class T, bool kOptions, class Added, class Body>
+void again(const BackwardPlan& plan, const QueryBlock& block, int64_t begin, int64_t end, const TileBuffers& to,
+           const Added& added, const Body& body) {
+  const Attention& call = plan.args.call;
+  bool is_loaded = false;
+  for (int64_t key_block = begin; key_block < end; ++key_block) {
+    const KeyTile tile = key_tile(block, key_block);
+    if (tile.keys == 0) continue;
+    if (!is_loaded) {
+      load_queries<T>(plan.args, block, to);
+      const int64_t row = plan.row(block.b, block.h) * call.q_length + block.begin;
+      for (int64_t i = 0; i < kQueryBlock; ++i) {
+        to.log_sum[i] = i < block.queries ? plan.log_sum[row + i] : __builtin_inff();
+        to.delta[i] = i < block.queries ? plan.delta[row + i] : 0.0f;
+      }
+      is_loaded = true;
+    }
+    const int64_t offset = key_offset(call, block.b, block.h, tile.first), kv_stride = call.kv_heads * to.size;
+    const Rows k = as_floats(static_cast<const T*>(call.k) + offset, kv_stride, tile.keys, to.size, to.k);
+    const Rows v = as_floats(static_cast<const T*>(call.v) + offset, kv_stride, tile.keys, to.size, to.v);
+    tile_gradients<kOptions>(call, block, tile, k, v, to, nullptr, added);
+    body(tile);
+  }
+}
+
+// dk and dv of one block of keys.
+template <class T, bool kOptions>
+void key_gradients(const BackwardPlan& plan, int64_t kv_b, int64_t kv_h, int64_t key_block, const TileBuffers& to,
+                   float* dk, float* dv) {
+  const int64_t begin = key_block * kKeyBlock, keys = smaller<int64_t>(kKeyBlock, plan.args.call.kv_length - begin);
+  std::memset(dk, 0, static_cast<size_t>(keys * plan.width) * sizeof(float));
+  std::memset(dv, 0, static_cast<size_t>(keys * plan.width) * sizeof(float));
+  const auto nothing = [](const KeyTile&) {};
+  for_query_blocks(plan, kv_b, kv_h, [&](const QueryBlock& block) {
+    again<T, kOptions>(plan, block, key_block, key_block + 1, to, nothing, [&](const KeyTile& tile) {
+      const int64_t at = (tile.first - begin) * to.width;
+      add_product(dk + at, tile.keys, to.dlogits, kQueryBlock, 1, to.queries, kQueryBlock, to.width);
+      add_product(dv + at, tile.keys, to.weights, kQueryBlock, 1, to.cotangents, kQueryBlock, to.width);
+    });
+  });
+  store_keys<T>(plan, kv_b, kv_h, begin, keys, dk, dv);
+}
+
+// The gradient of a bias that several heads or examples share: of one block of its rows. `sums` is [T, kQueryBlock].
+template <class T>
+void bias_gradients(const BackwardPlan& plan, int64_t at, int64_t begin, const TileBuffers& to, float* sums) {
+  const Attention& call = plan.args.call;
+  const Operand<void>& bias = call.options->bias;
+  std::memset(sums, 0, static_cast<size_t>(call.kv_length * kQueryBlock) * sizeof(float));
+  const auto nothing = [](const KeyTile&) {};
+  for (int64_t b = 0; b < call.batch; ++b) {
+    for (int64_t h = 0; h < call.heads; ++h) {
+      if (bias.at[b] + h * bias.head != at) continue;
+      const auto add = [&](const KeyTile& tile) {
+        float* line = sums + tile.first * kQueryBlock;
+        for (int64_t i = 0; i < tile.keys * kQueryBlock; i += kLanes) {
+          Simd::store(line + i, Simd::add(Simd::load(line + i), Simd::load(to.dlogits + i)));
+        }
+      };
+      again<T, true>(plan, query_block(call, b, h, begin), 0, plan.key_blocks, to, add, nothing);
+    }
+  }
+  with_bias_rows(plan, at, begin, [&](auto* rows) {
+    store_bias(rows, sums, call.kv_length, smaller<int64_t>(kQueryBlock, call.q_length - begin), call.kv_length);
+  });
+}
+
+template <class T, bool kOptions>
+void run_backward(const BackwardPlan& plan, const Executor& executor, bool is_whole) {
+  const Attention& call = plan.args.call;
+  const int64_t D = call.head_size, buffers = TileBuffers::floats(call);
+  const int64_t kept = smaller(kKeptKeys, call.kv_length) * kQueryBlock;
+  const double tile = keys_seen(call) * static_cast<double>(D * kQueryBlock) / kLanes + 1000;
+  if (is_whole) {
+    const double nanoseconds = static_cast<double>(plan.query_blocks * (call.heads / call.kv_heads)) * 5 * tile;
+    parallel_for(executor, call.kv_batch * call.kv_heads, nanoseconds, [&](int64_t begin, int64_t end) {
+      const int64_t sums = call.kv_length * plan.width;
+      Scratch scratch(buffers + kept + 2 * sums);
+      const TileBuffers to(call, scratch.data());
+      float *logits = scratch.data() + buffers, *dk = logits + kept, *dv = dk + sums;
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t kv_b = i / call.kv_heads, kv_h = i % call.kv_heads;
+        std::memset(dk, 0, static_cast<size_t>(2 * sums) * sizeof(float));
+        for_query_blocks(plan, kv_b, kv_h, [&](const QueryBlock& block) {
+          block_gradients<T, kOptions>(plan, block, to, logits, dk, dv);
+        });
+        store_keys<T>(plan, kv_b, kv_h, 0, call.kv_length, dk, dv);
+      }
+    });
+  } else {
+    const int64_t rows = call.batch * call.heads * plan.query_blocks;
+    parallel_for(executor, rows, 3 * tile, [&](int64_t begin, int64_t end) {
+      Scratch scratch(buffers + kept);
+      const TileBuffers to(call, scratch.data());
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t row = i / plan.query_blocks, first = i % plan.query_blocks * kQueryBlock;
+        const QueryBlock block = query_block(call, row / call.heads, row % call.heads, first);
+        block_gradients<T, kOptions>(plan, block, to, scratch.data() + buffers, nullptr, nullptr);
+      }
+    });
+    const int64_t tasks = call.kv_batch * call.kv_heads * plan.key_blocks;
+    const double nanoseconds = static_cast<double>(rows) / static_cast<double>(larger<int64_t>(tasks, 1)) * 4 * tile;
+    parallel_for(executor, tasks, nanoseconds, [&](int64_t begin, int64_t end) {
+      const int64_t sums = kKeyBlock * plan.width;
+      Scratch scratch(buffers + 2 * sums);
+      const TileBuffers to(call, scratch.data());
+      float *dk = scratch.data() + buffers, *dv = dk + sums;
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t head = i / plan.key_blocks;
+        key_gradients<T, kOptions>(plan, head / call.kv_heads, head % call.kv_heads, i % plan.key_blocks, to, dk, dv);
+      }
+    });
+  }
+  if (plan.args.dbias == nullptr || plan.own_bias) return;
+  const int64_t size = larger<int64_t>(1, call.q_length * call.kv_length), biases = plan.args.bias_size / size;
+  const double nanoseconds =
+      static_cast<double>(call.batch * call.heads) / static_cast<double>(larger<int64_t>(biases, 1)) * 2 * tile;
+  parallel_for(executor, biases * plan.query_blocks, nanoseconds, [&](int64_t begin, int64_t end) {
+    Scratch scratch(buffers + call.kv_length * kQueryBlock);
+    const TileBuffers to(call, scratch.data());
+    for (int64_t i = begin; i < end; ++i) {
+      bias_gradients<T>(plan, i / plan.query_blocks * size, i % plan.query_blocks * kQueryBlock, to,
+                        scratch.data() + buffers);
+    }
+  });
+}
+
+void attention_backward(Element element, const AttentionBackward& args, const Executor& executor) {
+  const Attention& call = args.call;
+  const int64_t rows = call.batch * call.heads, heads = call.kv_batch * call.kv_heads;
+  BackwardPlan plan{args,
+                    (call.q_length + kQueryBlock - 1) / kQueryBlock,
+                    (call.kv_length + kKeyBlock - 1) / kKeyBlock,
+                    padded(call.head_size),
+                    args.bias_size == rows * call.q_length * call.kv_length,
+                    nullptr,
+                    nullptr,
+                    nullptr};
+  // Tiles computed twice are a third more work: that much may wait for the last head.
+  const int64_t threads = executor.threads(executor.pool), rounds = (heads + threads - 1) / larger<int64_t>(threads, 1);
+  const bool is_whole = 3 * rounds * threads <= 4 * heads;
+  const bool keeps_sums = !is_whole || (args.dbias != nullptr && !plan.own_bias);
+  Scratch sums(keeps_sums ? 2 * rows * call.q_length + 1 : 1);
+  Scratch slopes(args.dslopes == nullptr ? 1 : rows * plan.query_blocks + 1);
+  if (keeps_sums) plan.log_sum = sums.data(), plan.delta = sums.data() + rows * call.q_length;
+  plan.slope_sums = slopes.data();
+  with_type(element, [&](auto* type) {
+    using T = Pointee<decltype(type)>;
+    const auto run = call.options == nullptr ? run_backward<T, false> : run_backward<T, true>;
+    run(plan, executor, is_whole);
+  });
+  if (args.dslopes == nullptr) return;
+  for (int64_t i = 0; i < args.slopes_size; ++i) args.dslopes[i] = 0.0f;
+  for (int64_t i = 0; i < rows * plan.query_blocks; ++i) {
+    const int64_t row = i / plan.query_blocks, b = row / call.heads;
+    args.dslopes[call.options->slopes.at[b] + row % call.heads * call.options->slopes.head] -= slopes.data()[i];
+  }
+}
+
+}  // namespace
+}  // namespace eqxcallback::cpu

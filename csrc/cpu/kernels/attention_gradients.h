@@ -1,0 +1,163 @@
+// The gradients of attention for a block of queries and a block of keys, as FlashAttention-2 computes them
+// (https://arxiv.org/abs/2307.08691): weights come again from the logits and the logarithm of their sum.
+#pragma once
+
+#include "cpu/kernels/attention.h"
+
+namespace eqxcallback::cpu {
+namespace {
+
+// Rows of `size` floats are as long as a number of vectors here, with zeros at the end.
+int64_t padded(int64_t size) { return (size + kLanes - 1) / kLanes * kLanes; }
+
+// Up to so many keys, the logits of a block of queries are kept, and not computed twice.
+inline constexpr int64_t kKeptKeys = 4096;
+
+// What a thread needs for one block of queries against one of keys.
+struct TileBuffers {
+  int64_t size, width;
+  float *queries_t, *cotangents_t;  // [D, kQueryBlock], the queries scaled to powers of two
+  float *queries, *cotangents;      // [kQueryBlock, width]
+  float *log_sum, *delta;           // [kQueryBlock]
+  float* dq_t;                      // [D, kQueryBlock]
+  float *weights, *dlogits;         // [kKeyBlock, kQueryBlock]
+  float *factors, *derivative;      // the same: of dropout, and of the soft cap
+  float *k, *v;                     // [kKeyBlock, D], if not f32
+
+  static int64_t floats(const Attention& args) {
+    const int64_t tiles = args.options == nullptr ? 2 : 4;
+    return kQueryBlock * (3 * args.head_size + 2 * padded(args.head_size) + 2 + tiles * kKeyBlock) +
+           2 * kKeyBlock * args.head_size;
+  }
+  TileBuffers(const Attention& args, float* memory) : size(args.head_size), width(padded(size)) {
+    const auto take = [&](int64_t count) {
+      float* taken = memory;
+      memory += count;
+      return taken;
+    };
+    queries_t = take(size * kQueryBlock), cotangents_t = take(size * kQueryBlock), dq_t = take(size * kQueryBlock);
+    queries = take(width * kQueryBlock), cotangents = take(width * kQueryBlock);
+    log_sum = take(kQueryBlock), delta = take(kQueryBlock);
+    weights = take(kKeyBlock * kQueryBlock), dlogits = take(kKeyBlock * kQueryBlock);
+    k = take(kKeyBlock * size), v = take(kKeyBlock * size);
+    factors = derivative = nullptr;
+    if (args.options != nullptr) {
+      factors = take(kKeyBlock * kQueryBlock), derivative = take(kKeyBlock * kQueryBlock);
+    }
+  }
+};
+
+// Keys of one block that some of the queries see.
+struct KeyTile {
+  int64_t first, keys;
+};
+KeyTile key_tile(const QueryBlock& block, int64_t key_block) {
+  const int64_t first = larger(block.first, key_block * kKeyBlock);
+  return {first, larger<int64_t>(0, smaller(block.end, (key_block + 1) * kKeyBlock) - first)};
+}
+
+template <class T>
+void copy_rows(float* out, int64_t width, const T* x, int64_t stride, int64_t rows, int64_t size) {
+  std::memset(out, 0, static_cast<size_t>(kQueryBlock * width) * sizeof(float));
+  for (int64_t i = 0; i < rows; ++i) {
+    for_vectors(size,
+                [&](int64_t d, auto count) { store(out + i * width + d, load(x + i * stride + d, count), count); });
+  }
+}
+
+// Loads what a block of queries needs, but for log_sum and delta.
+template <class T>
+void load_queries(const AttentionBackward& args, const QueryBlock& block, const TileBuffers& to) {
+  const Attention& call = args.call;
+  const int64_t stride = call.heads * to.size, offset = query_offset(call, block.b, block.h, block.begin);
+  const T *q = static_cast<const T*>(call.q) + offset, *cotangent = static_cast<const T*>(args.cotangent) + offset;
+  transpose(to.queries_t, q, stride, block.queries, to.size, call.scale * kLog2E);
+  transpose(to.cotangents_t, cotangent, stride, block.queries, to.size, 1.0f);
+  copy_rows(to.queries, to.width, q, stride, block.queries, to.size);
+  copy_rows(to.cotangents, to.width, cotangent, stride, block.queries, to.size);
+}
+
+// delta = the sum of cotangent * out; log_sum of the logits, as powers of two. A query that sees nothing has infinity,
+// of which all weights are zero. Logits are kept in `kept`, rows of keys from block.first on, if there is room.
+template <class T, bool kOptions>
+void sum_queries(const AttentionBackward& args, const QueryBlock& block, const TileBuffers& to, float* kept) {
+  constexpr int kVectors = Simd::kOuterVectors;
+  const Attention& call = args.call;
+  const int64_t stride = call.heads * to.size, kv_stride = call.kv_heads * to.size;
+  const T* out = static_cast<const T*>(call.out) + query_offset(call, block.b, block.h, block.begin);
+  for (int64_t i = 0; i < kQueryBlock; ++i) {
+    F products = Simd::zero();
+    if (i < block.queries) {
+      for_vectors(to.size, [&](int64_t d, auto count) {
+        products =
+            Simd::fma(load(to.cotangents + i * to.width + d, count), load(out + i * stride + d, count), products);
+      });
+    }
+    to.delta[i] = Simd::sum(products);
+  }
+  F highest[kVectors], sum[kVectors];
+  for (int v = 0; v < kVectors; ++v) highest[v] = Simd::broadcast(kLowest), sum[v] = Simd::zero();
+  for (int64_t key_block = block.first / kKeyBlock; key_block * kKeyBlock < block.end; ++key_block) {
+    const auto [first, keys] = key_tile(block, key_block);
+    const Rows k = as_floats(static_cast<const T*>(call.k) + key_offset(call, block.b, block.h, first), kv_stride, keys,
+                             to.size, to.k);
+    float* scores = kept == nullptr ? to.weights : kept + (first - block.first) * kQueryBlock;
+    score_tile<kOptions>(call, block, to.queries_t, k, first, keys, scores);
+    for (int v = 0; v < kVectors; ++v) {
+      const float* lines = scores + v * kLanes;
+      F top = highest[v];
+      for (int64_t j = 0; j < keys; ++j) top = Simd::max(top, Simd::load(lines + j * kQueryBlock));
+      F total = Simd::mul(sum[v], Simd::exp2(Simd::sub(highest[v], top)));
+      for (int64_t j = 0; j < keys; ++j) {
+        total = Simd::add(total, Simd::exp2(Simd::sub(Simd::load(lines + j * kQueryBlock), top)));
+      }
+      highest[v] = top, sum[v] = total;
+    }
+  }
+  float top[kQueryBlock], total[kQueryBlock];
+  for (int v = 0; v < kVectors; ++v) {
+    Simd::store(top + v * kLanes, highest[v]);
+    Simd::store(total + v * kLanes, sum[v]);
+  }
+  for (int64_t i = 0; i < kQueryBlock; ++i) {
+    const bool sees = i < block.queries && total[i] != 0.0f;
+    to.log_sum[i] = sees ? top[i] + __builtin_log2f(total[i]) : __builtin_inff();
+  }
+}
+
+// The weights of a tile after dropout, and the gradients of its logits, before what was added to them: `added` gets
+// those of what was.
+template <bool kOptions, class Added>
+void tile_gradients(const Attention& call, const QueryBlock& block, const KeyTile& tile, Rows k, Rows v,
+                    const TileBuffers& to, const float* kept, const Added& added) {
+  const auto [first, keys] = tile;
+  if (kept == nullptr) score_tile<kOptions>(call, block, to.queries_t, k, first, keys, to.weights, to.derivative);
+  const float* scores = kept == nullptr ? to.weights : kept + (first - block.first) * kQueryBlock;
+  outer_product<false>(to.dlogits, keys, v.data, v.stride, 1, to.cotangents_t, to.size);
+  const bool dropout = kOptions && has_dropout(call.options);
+  if (dropout) dropout_factors(*call.options, block, call.kv_length, first, keys, to.factors);
+  for (int line = 0; line < kQueryBlock; line += kLanes) {
+    const F log_sum = Simd::load(to.log_sum + line), delta = Simd::load(to.delta + line);
+    for (int64_t i = line; i < keys * kQueryBlock; i += kQueryBlock) {
+      const F weight = Simd::exp2(Simd::sub(Simd::load(scores + i), log_sum));
+      F gradient = Simd::load(to.dlogits + i), after = weight;
+      if (dropout) {
+        const F factor = Simd::load(to.factors + i);
+        gradient = Simd::mul(gradient, factor), after = Simd::mul(weight, factor);
+      }
+      Simd::store(to.weights + i, after);
+      Simd::store(to.dlogits + i, Simd::mul(weight, Simd::sub(gradient, delta)));
+    }
+  }
+  if constexpr (kOptions) {
+    added(tile);
+    if (call.options->soft_cap > 0) {
+      for (int64_t i = 0; i < keys * kQueryBlock; i += kLanes) {
+        Simd::store(to.dlogits + i, Simd::mul(Simd::load(to.dlogits + i), Simd::load(to.derivative + i)));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace eqxcallback::cpu

@@ -1,0 +1,127 @@
+// Cross-entropy of a softmax with integer labels. Logits are read from memory once: a block of them at a time gives its
+// maximum, and then its part of the sum.
+#pragma once
+
+#include "cpu/kernels/math.h"
+
+namespace eqxcallback::cpu {
+namespace {
+
+// log(sum(exp(logits))) is highest + log_sum.
+struct LogSum {
+  float highest, log_sum;
+
+  float total() const { return highest + log_sum; }
+};
+
+template <class T>
+LogSum log_sum_of(const T* logits, int64_t size) {
+  constexpr int64_t kBlock = 2048;
+  float highest = kLowest, sum = 0;
+  for (int64_t first = 0; first < size; first += kBlock) {
+    const T* block = logits + first;
+    const int64_t n = smaller(kBlock, size - first);
+    const F lanes = fold(
+        n, Simd::broadcast(highest),
+        [&](F acc, int64_t i, auto count) { return Simd::max(acc, first_or(load(block + i, count), count, kLowest)); },
+        Simd::max);
+    const float next = Simd::maximum(lanes);
+    const F shift = Simd::broadcast(next);
+    const float part = sum_of(n, [&](F acc, int64_t i, auto count) {
+      prefetch(block + kBlock + i, kLanes);  // the next block, while this one needs no memory
+      return Simd::add(acc, first_or(exp(Simd::sub(load(block + i, count), shift)), count, 0));
+    });
+    sum = sum * __builtin_exp2f((highest - next) * kLog2E) + part;
+    highest = next;
+  }
+  return {highest, __builtin_logf(sum)};
+}
+
+// -1 where there is none.
+int64_t label_of(const CrossEntropy& args, int64_t row) {
+  const int64_t label = args.labels[row], from_start = label < 0 ? label + args.size : label;
+  return from_start >= 0 && from_start < args.size ? from_start : -1;
+}
+bool is_ignored(const CrossEntropy& args, int64_t row) {
+  return args.has_ignore_index && args.labels[row] == args.ignore_index;
+}
+
+void cross_entropy(Element element, const CrossEntropy& args, const Executor& executor) {
+  with_type(element, [&](auto* type) {
+    using T = Pointee<decltype(type)>;
+    const double nanoseconds = static_cast<double>(args.size) * 0.3 + 20;
+    parallel_for(executor, args.rows, nanoseconds, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        if (is_ignored(args, r)) {
+          args.loss[r] = 0;
+          continue;
+        }
+        const T* logits = static_cast<const T*>(args.logits) + r * args.size;
+        const LogSum softmax = log_sum_of(logits, args.size);
+        const int64_t label = label_of(args, r);
+        // The maximum is subtracted first: it may be so large that the logarithm is lost in it.
+        float loss = label < 0 ? __builtin_nanf("") : softmax.log_sum - (to_float(logits[label]) - softmax.highest);
+        if (args.label_smoothing != 0) {
+          const F shift = Simd::broadcast(softmax.highest);
+          const float sum = sum_of(args.size, [&](F acc, int64_t i, auto count) {
+            return Simd::add(acc, first_or(Simd::sub(load(logits + i, count), shift), count, 0));
+          });
+          const float mean = softmax.log_sum - sum / static_cast<float>(args.size);
+          loss = (1 - args.label_smoothing) * loss + args.label_smoothing * mean;
+        }
+        if (args.z_loss != 0) loss += args.z_loss * softmax.total() * softmax.total();
+        args.loss[r] = loss;
+      }
+    });
+  });
+}
+
+// d loss / d z_i = (a + s + 2 c l) p_i - s / n, and at the label another - a, where l is the logarithm of the sum, s
+// the smoothing, c that of z_loss, and a what the label weighs: 1 - s, or 0 where there is none.
+template <class T>
+void cross_entropy_backward_row(const CrossEntropyBackward& args, int64_t r) {
+  constexpr float kExact = 16.0f;  // a sum with it has an error of 1e-6
+  const CrossEntropy& forward = args.forward;
+  const int64_t size = forward.size, label = label_of(forward, r);
+  const T* logits = static_cast<const T*>(forward.logits) + r * size;
+  T* dlogits = static_cast<T*>(args.dlogits) + r * size;
+  const float smoothing = forward.label_smoothing, weight = label < 0 ? 0.0f : 1 - smoothing;
+  const bool plain = smoothing == 0 && forward.z_loss == 0;
+  if (is_ignored(forward, r) || (plain && label < 0)) {
+    for_vectors(size, [&](int64_t i, auto count) { store(dlogits + i, Simd::zero(), count); });
+    return;
+  }
+  LogSum softmax;
+  if (plain && forward.loss[r] < kExact) {  // the loss of forward is all that is needed
+    softmax = {to_float(logits[label]), forward.loss[r]};
+  } else {
+    softmax = log_sum_of(logits, size);
+  }
+  const float upstream = args.dloss[r];
+  const F factor = Simd::broadcast(upstream * (weight + smoothing + 2 * forward.z_loss * softmax.total()));
+  const F uniform = Simd::broadcast(-upstream * smoothing / static_cast<float>(size));
+  const F highest = Simd::broadcast(softmax.highest), log_sum = Simd::broadcast(softmax.log_sum);
+  const auto probability = [&](F z) { return exp(Simd::sub(Simd::sub(z, highest), log_sum)); };
+  for_vectors(size, [&](int64_t i, auto count) {
+    store(dlogits + i, Simd::fma(probability(load(logits + i, count)), factor, uniform), count);
+  });
+  if (label >= 0) {
+    // In f32, not what has just been rounded.
+    float all[kLanes];
+    Simd::store(all, Simd::fma(probability(Simd::broadcast(to_float(logits[label]))), factor, uniform));
+    from_float(all[0] - upstream * weight, dlogits[label]);
+  }
+}
+
+void cross_entropy_backward(Element element, const CrossEntropyBackward& args, const Executor& executor) {
+  with_type(element, [&](auto* type) {
+    using T = Pointee<decltype(type)>;
+    const double nanoseconds = static_cast<double>(args.forward.size) * 0.4 + 20;
+    parallel_for(executor, args.forward.rows, nanoseconds, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) cross_entropy_backward_row<T>(args, r);
+    });
+  });
+}
+
+}  // namespace
+}  // namespace eqxcallback::cpu

@@ -1,0 +1,50 @@
+"""One body for both: NumPy's arrays over buffers on a CPU, CuPy's on a GPU."""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def on_arrays(body: Callable[..., None]) -> Callable[..., None]:
+    """A kernel `(ctx, out, *args, **options)` of the `body(xp, out, *args, **options)`, which has arrays in place of buffers, and
+    `numpy` or `cupy` as `xp`.
+    """
+
+    @functools.wraps(body)
+    def kernel(ctx: Any, out: Any, *args: Any, **options: Any) -> None:
+        on_cpu = ctx.platform == "cpu"
+        xp = np if on_cpu else importlib.import_module("cupy")
+
+        def arrays(tree: Any) -> Any:
+            if tree is None or isinstance(tree, tuple):
+                return tree if tree is None else tuple(map(arrays, tree))
+            return tree.numpy() if on_cpu else tree.cupy()
+
+        # On XLA's stream, and without warnings of what floats do: NaN and infinity are results like others.
+        with ctx, np.errstate(all="ignore"):
+            body(xp, arrays(out), *map(arrays, args), **options)
+
+    return kernel
+
+
+def wide(x: Any) -> Any:
+    """In the dtype that kernels compute in: f32, or f64 for f64."""
+    return x.astype(np.float64 if x.dtype == np.float64 else np.float32, copy=False)
+
+
+def store(out: Any, value: Any) -> None:
+    """Rounded once."""
+    out[...] = value.astype(out.dtype, copy=False)
+
+
+def to_host(x: Any) -> np.ndarray:
+    """For what Python has to know, such as where to write."""
+    return x if isinstance(x, np.ndarray) else x.get()
+
+
+def finite(highest: Any, xp: Any) -> Any:
+    """A maximum, of which anything can be subtracted: that of nothing is -inf."""
+    return xp.where(highest == -np.inf, xp.zeros_like(highest), highest)

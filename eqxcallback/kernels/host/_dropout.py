@@ -1,0 +1,28 @@
+"""Which weights dropout keeps: those that `jax.random.bernoulli` keeps, of Threefry's keys."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def kept(keys: Any, rows: Any, columns: Any, width: int, dropout: float) -> Any:
+    """Of an array of any number of rows of `width`, these rows and columns. `keys`: two words along the last axis."""
+    index = rows.astype(np.uint64)[:, None] * np.uint64(width) + columns.astype(np.uint64)
+    high, low = (index >> np.uint64(32)).astype(np.uint32), index.astype(np.uint32)
+    left, right = _threefry(keys[..., 0, None, None], keys[..., 1, None, None], high, low)
+    return (left ^ right) >> 9 < math.ceil(float(np.float32(1 - dropout)) * 2**23)
+
+
+def _threefry(key0: Any, key1: Any, x0: Any, x1: Any) -> tuple[Any, Any]:
+    keys = (key0, key1, key0 ^ key1 ^ np.uint32(0x1BD11BDA))
+    x0, x1 = x0 + keys[0], x1 + keys[1]
+    for group in range(5):
+        for rotation in _ROTATIONS[group % 2]:
+            x0 = x0 + x1
+            x1 = ((x1 << rotation) | (x1 >> (32 - rotation))) ^ x0
+        x0, x1 = x0 + keys[(group + 1) % 3], x1 + keys[(group + 2) % 3] + np.uint32(group + 1)
+    return x0, x1

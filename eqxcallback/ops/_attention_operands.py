@@ -1,0 +1,177 @@
+"""The optional operands of attention: what they have to be, and how the kernels take them."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array
+
+from .._checks import check, check_floats, integers
+from ._run import KERNEL_DTYPES
+
+
+# Positions further away than any array is long. Sums of them and of an index are int32.
+_FAR = 2**30
+
+# In the order in which the op takes them.
+OPTIONAL = ("bias", "mask", "alibi_slopes", "segment_ids", "lengths", "offset", "dropout_keys", "kept")
+
+Segments = ArrayLike | tuple[ArrayLike, ArrayLike] | None
+
+
+def operands(
+    name: str,
+    q: Array,
+    keys: int,
+    *,
+    bias: ArrayLike | None,
+    mask: ArrayLike | None,
+    alibi_slopes: ArrayLike | None,
+    segment_ids: Segments,
+    lengths: ArrayLike | None,
+    offset: ArrayLike | None,
+    dropout: float,
+    key: Any,
+) -> dict[str, Any]:
+    """By name, `None` where there is none. All have the batch axes of `q`, perhaps of size 1."""
+    batch, heads = q.shape[:-3], q.shape[-2]
+    dropout_keys, kept = _dropout(name, q, keys, dropout, key)
+    return {
+        "bias": None if bias is None else _bias(name, bias, q, keys),
+        "mask": None if mask is None else _mask(name, mask, q, keys),
+        "alibi_slopes": None if alibi_slopes is None else slopes_of(name, alibi_slopes, q, batch, heads),
+        "segment_ids": None if segment_ids is None else _segments(name, segment_ids, q, keys),
+        "lengths": None if lengths is None else integers(name, "lengths", lengths, batch),
+        "offset": None if offset is None else jnp.clip(integers(name, "offset", offset, batch), -_FAR, _FAR),
+        "dropout_keys": dropout_keys,
+        "kept": kept,
+    }
+
+
+def given(found: dict[str, Any]) -> str:
+    """Which of the operands there are, for the handler: they follow each other in this order."""
+    names = []
+    for name, value in found.items():
+        if value is not None:
+            names += ["query_segments", "key_segments"] if name == "segment_ids" else [name]
+    return ",".join(names)
+
+
+def slopes_of(name: str, x: ArrayLike, q: Array, batch: tuple[int, ...], heads: int) -> Array:
+    x = jnp.asarray(x)
+    fits = x.shape == (heads,) and jnp.issubdtype(x.dtype, jnp.floating)
+    check(fits, name, f"alibi_slopes of shape ({heads},) and a floating dtype", alibi_slopes=x)
+    x = x.astype(jnp.float64 if q.dtype == jnp.float64 else jnp.float32)
+    return x.reshape(*[1] * len(batch), heads)
+
+
+def check_keys(name: str, q: Array, k: Array, v: Array, batch: tuple[int, ...], *, int8: bool = False) -> None:
+    if int8:
+        check_floats(name, q=q)
+        check(k.dtype == v.dtype == jnp.int8, name, "k and v in int8 with k_scale and v_scale", k=k, v=v)
+    else:
+        check_floats(name, q=q, k=k, v=v)
+    heads, size = q.shape[-2:]
+    check(
+        k.shape == v.shape and k.ndim == len(batch) + 3,
+        name,
+        "k and v of shape (*batch, keys, kv_heads, size)",
+        k=k,
+        v=v,
+    )
+    check(k.shape[:-3] == batch and k.shape[-1] == size, name, "q and k of the same batch axes and head size", q=q, k=k)
+    kv_heads = k.shape[-2]
+    check(
+        kv_heads > 0 and heads % kv_heads == 0,
+        name,
+        f"the heads of q, {heads}, to be a multiple of those of k, {kv_heads}",
+        q=q,
+        k=k,
+    )
+
+
+def scale_of(scale: float | None, q: Array) -> float:
+    return 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
+
+
+def soft_cap_of(name: str, soft_cap: float | None) -> float:
+    fits = soft_cap is None or 0 < soft_cap < float("inf")
+    if not fits:
+        raise ValueError(f"{name}: expected soft_cap to be a positive number or None; got {soft_cap!r}.")
+    return 0.0 if soft_cap is None else float(soft_cap)
+
+
+def window_of(name: str, window: int | None) -> int:
+    fits = window is None or (isinstance(window, int) and not isinstance(window, bool) and window > 0)
+    if not fits:
+        raise ValueError(f"{name}: expected window to be a positive integer or None; got {window!r}.")
+    return 0 if window is None else min(window, _FAR)
+
+
+def dropout_of(name: str, dropout: float, key: Any) -> float:
+    if not 0 <= dropout < 1:
+        raise ValueError(f"{name}: expected dropout to be a number from 0 up to, and without, 1; got {dropout!r}.")
+    if dropout and key is None:
+        raise ValueError(f"{name}: expected a key for dropout={dropout!r}; got None. Pass key=, or dropout=0.")
+    return float(dropout)
+
+
+def _per_pair(name: str, what: str, x: Array, q: Array, keys: int) -> Array:
+    """`x` of shape `(*batch, heads, queries, keys)`, of which batch axes may be missing or 1, and heads may be 1."""
+    batch, shape = q.shape[:-3], (*q.shape[:-3], q.shape[-2], q.shape[-3], keys)
+    full = x.reshape(*[1] * (len(shape) - x.ndim), *x.shape) if x.ndim == 3 else x
+    fits = full.ndim == len(shape) and full.shape[-2:] == shape[-2:]
+    fits = fits and all(size in (1, whole) for size, whole in zip(full.shape[:-2], shape[:-2], strict=True))
+    text = ", ".join(map(str, (*batch, *shape[-3:])))
+    expected = f"{what} of shape ({text}), or without the batch axes, or with 1 in place of batch axes and heads"
+    check(fits, name, expected, **{what: x})
+    return full
+
+
+def _bias(name: str, bias: ArrayLike, q: Array, keys: int) -> Array:
+    x = jnp.asarray(bias)
+    check(jnp.issubdtype(x.dtype, jnp.floating), name, "bias of a floating dtype", bias=x)
+    x = _per_pair(name, "bias", x, q, keys)
+    return x.astype(jnp.float32) if q.dtype in KERNEL_DTYPES and x.dtype not in KERNEL_DTYPES else x
+
+
+def _mask(name: str, mask: ArrayLike, q: Array, keys: int) -> Array:
+    x = jnp.asarray(mask)
+    check(x.dtype == jnp.bool_, name, "mask of dtype bool, True where a key is seen", mask=x)
+    return _per_pair(name, "mask", x, q, keys)
+
+
+def _segments(name: str, segment_ids: Segments, q: Array, keys: int) -> tuple[Array, Array]:
+    batch, queries = q.shape[:-3], q.shape[-3]
+    both: Any = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    if both is not segment_ids:
+        check(queries == keys, name, "segment_ids of queries and of keys, a tuple", queries=queries, keys=keys)
+    found = [jnp.asarray(x) for x in both]
+    for x, size in zip(found, (queries, keys), strict=True):
+        fits = jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize <= 4
+        check(
+            fits and x.shape == (*batch, size),
+            name,
+            f"segment_ids to be int32 of shape {(*batch, size)}",
+            segment_ids=x,
+        )
+    return found[0].astype(jnp.int32), found[1].astype(jnp.int32)
+
+
+def _dropout(name: str, q: Array, keys: int, dropout: float, key: Any) -> tuple[Array | None, Array | None]:
+    """The data of a key for each head, from which kernels compute what is kept; or, of other generators, what is kept."""
+    if not dropout:
+        return None, None
+    if not jnp.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(jnp.asarray(key))
+    batch, queries, heads = q.shape[:-3], q.shape[-3], q.shape[-2]
+    check(key.shape == batch, name, f"a key for each example, of shape {batch}", key=key)
+    per_head = jax.vmap(lambda key: jax.random.split(key, heads))(key.reshape(-1)).reshape(*batch, heads)
+    config: Any = jax.config  # its options are made at run time
+    plain = str(jax.random.key_impl(key)) == "threefry2x32" and config.jax_threefry_partitionable
+    if plain and not config.jax_enable_x64:
+        return jax.random.key_data(per_head), None
+    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - dropout, (queries, keys)))
+    return None, keep(per_head.reshape(-1)).reshape(*batch, heads, queries, keys)
