@@ -1,35 +1,97 @@
-"""Linear layers whose weights stay in blocks of a few bits."""
+"""Linear layers whose weights stay in a few bits."""
+
+from typing import Any, Literal, get_args
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray, UInt8
+from jaxtyping import Array, Float, Int8, PRNGKeyArray, UInt8
 
 from .. import ops
 
 
+QuantizedEncoding = Literal["Q4_1", "Q8_0", "int8"]
+_OF_BITS: dict[int, QuantizedEncoding] = {4: "Q4_1", 8: "Q8_0"}
+_BITS = {"Q4_1": 4, "Q8_0": 8, "int8": 8}
+
+
 class QuantizedLinear(eqx.Module):
-    """A linear layer without bias over weights in GGUF blocks, which are decoded in the processor's registers and caches, never
-    in memory.
+    """A linear layer over weights of a few bits, which are decoded in the processor's registers and caches, never in memory.
+
+    Its gradients are those of the input, the scales and the bias: integers have none. Train it with the scales frozen, or not
+    at all.
 
     **Attributes:**
 
-    - `blocks`: uint8 of shape `(out_features, bytes)`, see [`eqxcallback.ops.dequantize`][].
-    - `encoding`: `"Q4_1"` (5 bits a weight) or `"Q8_0"` (8.5 bits).
+    - `blocks`: the weights: in GGUF blocks, uint8 of shape `(out_features, bytes)`, see [`eqxcallback.ops.dequantize`][]; or, for
+        `"int8"`, int8 of shape `(out_features, in_features)`.
+    - `encoding`: `"Q4_1"` (5 bits a weight), `"Q8_0"` (8.5 bits) or `"int8"` (8 bits).
+    - `scale`: for `"int8"`, of each output feature, in f32, of shape `(out_features,)`.
+    - `bias`: of shape `(out_features,)`, or `None`.
     """
 
-    blocks: UInt8[Array, "out_features bytes"]
-    encoding: ops.Encoding = eqx.field(static=True)
+    blocks: UInt8[Array, "out_features bytes"] | Int8[Array, "out_features in_features"]
+    encoding: QuantizedEncoding = eqx.field(static=True)
+    scale: Float[Array, " out_features"] | None = None
+    bias: Float[Array, " out_features"] | None = None
+    implementation: ops.Implementation = eqx.field(static=True, default="auto", kw_only=True)
 
     def __check_init__(self) -> None:
-        if self.encoding not in ops.ENCODINGS:
+        _check_encoding(self.encoding)
+        if (self.scale is None) == (self.encoding == "int8"):
+            has = "a scale of shape (out_features,)" if self.encoding == "int8" else "no scale: blocks have their own"
+            raise ValueError(f"QuantizedLinear: expected {has} for encoding {self.encoding!r}; got scale={self.scale}.")
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: eqx.nn.Linear,
+        bits: int | None = None,
+        encoding: QuantizedEncoding | None = None,
+        *,
+        implementation: ops.Implementation = "auto",
+    ) -> "QuantizedLinear":
+        """The nearest layer to `linear`, with its very bias.
+
+        **Arguments:**
+
+        - `linear`: an `equinox.nn.Linear`, of sizes that are numbers.
+        - `bits`: of a weight: 8, the default, or 4.
+        - `encoding`: by default `"Q8_0"` for 8 bits and `"Q4_1"` for 4. They take a multiple of 32 for `in_features`;
+            `"int8"` takes any.
+        - `implementation`: see [`eqxcallback.Op.using`][].
+        """
+        if encoding is None:
+            bits = 8 if bits is None else bits
+            if bits not in _OF_BITS:
+                raise ValueError(f"QuantizedLinear.from_linear: expected bits to be 4 or 8; got {bits!r}.")
+            encoding = _OF_BITS[bits]
+        _check_encoding(encoding)
+        if bits not in (None, _BITS[encoding]):
             raise ValueError(
-                f"QuantizedLinear: expected encoding to be one of {', '.join(ops.ENCODINGS)}; got {self.encoding!r}."
+                f"QuantizedLinear.from_linear: expected bits={_BITS[encoding]} for encoding={encoding!r}; got bits={bits!r}. "
+                "Either of them is enough."
             )
+        if "scalar" in (linear.in_features, linear.out_features):
+            raise ValueError(
+                f"QuantizedLinear.from_linear: expected a layer of numbers of features; got in_features={linear.in_features!r}, "
+                f"out_features={linear.out_features!r}."
+            )
+        if encoding == "int8":
+            blocks, scale = ops.quantize_int8(linear.weight)
+            return cls(blocks, encoding, scale, linear.bias, implementation=implementation)
+        if linear.weight.shape[-1] % 32:
+            raise ValueError(
+                f"QuantizedLinear.from_linear: expected in_features to be a multiple of 32 for {encoding}; got "
+                f'{linear.weight.shape[-1]}. Use encoding="int8", which takes any.'
+            )
+        blocks = ops.quantize(linear.weight, encoding=encoding)
+        return cls(blocks, encoding, None, linear.bias, implementation=implementation)
 
     @property
     def in_features(self) -> int:
-        return self.blocks.shape[-1] // ops.ENCODINGS[self.encoding] * 32
+        size = self.blocks.shape[-1]
+        return size if self.encoding == "int8" else size // ops.ENCODINGS[self.encoding] * 32
 
     @property
     def out_features(self) -> int:
@@ -47,7 +109,12 @@ class QuantizedLinear(eqx.Module):
         **Returns:** an array of shape `(out_features,)` and the dtype of `x`.
         """
         del key
-        return ops.quantized_linear(x, self.blocks, encoding=self.encoding)
+        if self.encoding == "int8":
+            assert self.scale is not None
+            out = ops.int8_linear(x, self.blocks, self.scale, implementation=self.implementation)
+        else:
+            out = ops.quantized_linear(x, self.blocks, encoding=self.encoding, implementation=self.implementation)
+        return out if self.bias is None else out + self.bias.astype(out.dtype)
 
     def rows(self, index: Array) -> Float[Array, "*index in_features"]:
         """The weights of some output features, in f32: the layer's use as an embedding.
@@ -56,4 +123,15 @@ class QuantizedLinear(eqx.Module):
 
         - `index`: integers of any shape.
         """
-        return ops.dequantize(jnp.take(self.blocks, index, axis=0), encoding=self.encoding)
+        blocks = jnp.take(self.blocks, index, axis=0)
+        if self.encoding != "int8":
+            return ops.dequantize(blocks, encoding=self.encoding)
+        assert self.scale is not None
+        values = blocks.astype(jnp.float32)
+        return values * jnp.broadcast_to(jnp.take(self.scale, index)[..., None], values.shape)
+
+
+def _check_encoding(encoding: Any) -> None:
+    known = get_args(QuantizedEncoding)
+    if encoding not in known:
+        raise ValueError(f"QuantizedLinear: expected encoding to be one of {', '.join(known)}; got {encoding!r}.")

@@ -61,24 +61,22 @@ def test_logits_of_a_prompt(isa, file, tokenizer, model, plain):
     np.testing.assert_allclose(prompt_logits(model, tokens), theirs, rtol=0, atol=2e-3)
 
 
+@jax.jit
+def logits_in_steps(model, tokens):
+    """Of a prompt of 60 tokens, then of one token after the other."""
+    x, cache = model(tokens[:60], model.init_cache(len(tokens)))
+
+    def step(cache, token):
+        x, cache = model(token[None], cache)
+        return cache, model.logits(x)[0]
+
+    return jnp.concatenate([model.logits(x), jax.lax.scan(step, cache, tokens[60:])[1]])
+
+
 def test_logits_of_one_token_after_the_other(isa, file, tokenizer, model, plain):
     tokens = jnp.asarray(tokenizer.encode(TEXT)[:100], jnp.int32)
     theirs = plain_llama.logits(plain, file.config, tokens)
-    start = 60
-
-    @jax.jit
-    def decode(model, tokens):
-        x, cache = model(tokens[:start], model.init_cache(len(tokens)))
-
-        def step(cache, token):
-            x, cache = model(token[None], cache)
-            return cache, model.logits(x)[0]
-
-        return model.logits(x), jax.lax.scan(step, cache, tokens[start:])[1]
-
-    first, rest = decode(model, tokens)
-    np.testing.assert_allclose(first, theirs[:start], rtol=0, atol=2e-3)
-    np.testing.assert_allclose(rest, theirs[start:], rtol=0, atol=2e-3)
+    np.testing.assert_allclose(logits_in_steps(model, tokens), theirs, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("text", ["What is the capital of France?", "Write a poem about the sea.", TEXT])
@@ -96,12 +94,13 @@ def test_the_answer(tokenizer, model):
 def test_bfloat16(file, tokenizer, plain):
     model = llama.load(file, dtype=jnp.bfloat16)
     tokens = jnp.asarray(tokenizer.encode(TEXT)[:100], jnp.int32)
-    ours, theirs = prompt_logits(model, tokens), plain_llama.logits(plain, file.config, tokens)
-    # A residual stream of 8 bits, 60 additions deep; the logits are up to 40.
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=2.5)
-    assert np.mean(np.argmax(ours, -1) == np.argmax(theirs, -1)) > 0.9
-    generator = Generator(model, prompt(tokenizer), max_tokens=20)
-    assert "Paris" in tokenizer.decode(list(generator))
+    theirs = plain_llama.logits(plain, file.config, tokens)
+    # Not of what it generates: the best two tokens are often nearer to each other than bf16 tells apart.
+    for logits in (prompt_logits, logits_in_steps):
+        ours = logits(model, tokens)
+        # A residual stream of 8 bits, 60 additions deep; the logits are up to 40.
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2.5)
+        assert np.mean(np.argmax(ours, -1) == np.argmax(theirs, -1)) > 0.9
 
 
 # Encodings of: the embedding, the output (none: the embedding's), queries, keys, values, and everything else.

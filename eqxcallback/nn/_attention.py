@@ -1,0 +1,196 @@
+"""Multi-head attention, as Equinox has it."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from .. import ops
+from .._adopt import adopt
+from ._arrays import are_floats
+from ._linear import Linear
+
+
+ProcessHeads = Callable[[Array, Array, Array], tuple[Array, Array, Array]]
+
+
+class MultiheadAttention(eqx.nn.MultiheadAttention):
+    r"""`equinox.nn.MultiheadAttention`, without an array of queries times keys.
+
+    The same constructor, fields, parameters and call. What differs: a query whose mask is `False` everywhere gives zeros to
+    the last linear layer, where Equinox gives the mean of all values; and everything between the linear layers is computed in
+    f32 and rounded once, where Equinox rounds logits and weights to the inputs' dtype.
+
+    ??? cite
+
+        [Attention is All You Need](https://arxiv.org/abs/1706.03762),
+        [FlashAttention](https://arxiv.org/abs/2205.14135)
+    """
+
+    implementation: ops.Implementation = eqx.field(static=True, default="auto")
+
+    def __init__(
+        self,
+        num_heads: int,
+        query_size: int,
+        key_size: int | None = None,
+        value_size: int | None = None,
+        output_size: int | None = None,
+        qk_size: int | None = None,
+        vo_size: int | None = None,
+        use_query_bias: bool = False,
+        use_key_bias: bool = False,
+        use_value_bias: bool = False,
+        use_output_bias: bool = False,
+        dropout_p: float = 0.0,
+        inference: bool = False,
+        dtype: Any = None,
+        *,
+        key: PRNGKeyArray,
+        implementation: ops.Implementation = "auto",
+    ):
+        """**Arguments:**
+
+        - `num_heads`: the number of heads.
+        - `query_size`, `key_size`, `value_size`, `output_size`: the numbers of channels of the inputs and the output, by default
+            all `query_size`.
+        - `qk_size`: the number of channels of a head's queries and keys, by default `query_size // num_heads`.
+        - `vo_size`: the same of its values. If they differ, the smaller ones are padded with zeros.
+        - `use_query_bias`, `use_key_bias`, `use_value_bias`, `use_output_bias`: of the linear layers.
+        - `dropout_p`, `inference`: dropout of the attention's weights.
+        - `dtype`: of the parameters; by default JAX's default float.
+        - `key`: for the initial values of the parameters.
+        - `implementation`: of the attention; `"reference"` is that of the linear layers too. See [`eqxcallback.Op.using`][].
+        """
+        super().__init__(
+            num_heads,
+            query_size,
+            key_size,
+            value_size,
+            output_size,
+            qk_size,
+            vo_size,
+            use_query_bias,
+            use_key_bias,
+            use_value_bias,
+            use_output_bias,
+            dropout_p,
+            inference,
+            dtype,
+            key=key,
+        )
+        # Not all backends that have attention have products.
+        others = "reference" if implementation == "reference" else "auto"
+        self.query_proj = adopt(Linear, self.query_proj, implementation=others)
+        self.key_proj = adopt(Linear, self.key_proj, implementation=others)
+        self.value_proj = adopt(Linear, self.value_proj, implementation=others)
+        self.output_proj = adopt(Linear, self.output_proj, implementation=others)
+        self.implementation = implementation
+
+    @jax.named_scope("eqxcallback.nn.MultiheadAttention")
+    def __call__(
+        self,
+        query: Float[Array, "queries query_size"],
+        key_: Float[Array, "keys key_size"],
+        value: Float[Array, "keys value_size"],
+        mask: Bool[Array, "*num_heads queries keys"] | None = None,
+        *,
+        key: PRNGKeyArray | None = None,
+        inference: bool | None = None,
+        deterministic: bool | None = None,
+        process_heads: ProcessHeads | None = None,
+        causal: bool = False,
+    ) -> Float[Array, "queries output_size"]:
+        """**Arguments:**
+
+        - `query`, `key_`, `value`: of shapes `(queries, query_size)`, `(keys, key_size)` and `(keys, value_size)`.
+        - `mask`: `False` where a query does not see a key, of shape `(queries, keys)` or `(num_heads, queries, keys)`.
+        - `key`: for dropout, which drops the weights that Equinox drops for the same key.
+        - `inference`: whether there is no dropout, by default what the layer says.
+        - `deterministic`: the old name of `inference`.
+        - `process_heads`: a function from the heads of queries, keys and values, each of shape `(sequence, num_heads, size)`, to
+            others of the same shapes.
+        - `causal`: whether query `i` sees only the keys up to `i + keys - queries`. It costs no mask.
+
+        **Returns:** an array of shape `(queries, output_size)`.
+        """
+        if deterministic is not None:
+            inference = deterministic
+            warnings.warn(
+                "MultiheadAttention()(deterministic=...) is deprecated in favour of MultiheadAttention()(inference=...)",
+                stacklevel=3,
+            )
+        rate = self._dropout_rate(key, inference)
+        arrays = (leaf for leaf in jax.tree.leaves(self) if eqx.is_array(leaf))
+        if rate is None or not are_floats(query, key_, value, *arrays):
+            if causal:
+                seen = jnp.tri(query.shape[0], key_.shape[0], key_.shape[0] - query.shape[0], dtype=bool)
+                mask = seen if mask is None else mask & jnp.broadcast_to(seen, mask.shape)
+            return super().__call__(query, key_, value, mask, key=key, inference=inference, process_heads=process_heads)
+        queries, _ = query.shape
+        keys, _ = key_.shape
+        if value.shape[0] != keys:
+            raise ValueError("key and value must both be sequences of equal length.")
+        heads = (
+            self._project(self.query_proj, query),
+            self._project(self.key_proj, key_),
+            self._project(self.value_proj, value),
+        )
+        if process_heads is not None:
+            shapes = [x.shape for x in heads]
+            heads = tuple(process_heads(*heads))
+            if [x.shape for x in heads] != shapes:
+                raise ValueError("process_heads must not change the shape of the heads.")
+        if mask is not None:
+            mask = self._per_head(mask, queries, keys)
+        q, k, v = (x.astype(jnp.result_type(*heads)) for x in heads)
+        qk_size, vo_size = q.shape[-1], v.shape[-1]
+        size = max(qk_size, vo_size)
+        out = ops.attention(
+            _padded(q, size),
+            _padded(k, size),
+            _padded(v, size),
+            causal=causal,
+            scale=1 / math.sqrt(max(qk_size, 1)),
+            mask=mask,
+            dropout=rate,
+            key=key if rate else None,
+            implementation=self.implementation,
+        )
+        return jax.vmap(self.output_proj)(out[..., :vo_size].reshape(queries, self.num_heads * vo_size))
+
+    def _project(self, proj: Any, x: Array) -> Array:
+        """Equinox's, for empty sequences too."""
+        queries, _ = x.shape
+        out = jax.vmap(proj)(x)
+        return out.reshape(queries, self.num_heads, out.shape[-1] // self.num_heads)
+
+    def _dropout_rate(self, key: PRNGKeyArray | None, inference: bool | None) -> float | None:
+        """`None` if it is not known now, but an array."""
+        p = self.dropout.p
+        is_known = isinstance(p, int | float)
+        if (self.dropout.inference if inference is None else inference) or (is_known and p == 0):
+            return 0.0
+        if key is None:
+            raise RuntimeError("Dropout requires a key when running in non-deterministic mode.")
+        return float(p) if is_known and p < 1 else None
+
+    def _per_head(self, mask: Array, queries: int, keys: int) -> Array:
+        """A mask as attention takes it."""
+        shapes = ((queries, keys), (self.num_heads, queries, keys))
+        if mask.shape not in shapes:
+            raise ValueError(
+                f"mask must have shape (query_seq_length, kv_seq_length)=({queries}, {keys}), or that for each of "
+                f"{self.num_heads} heads. Got {mask.shape}."
+            )
+        return mask.astype(bool).reshape(-1, queries, keys)
+
+
+def _padded(x: Array, size: int) -> Array:
+    """Zeros add nothing to a logit, and what they add to a result is cut off."""
+    return x if x.shape[-1] == size else jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, size - x.shape[-1])])

@@ -1,0 +1,85 @@
+"""Normalisation of groups of channels."""
+
+import math
+from typing import Any, overload
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, PRNGKeyArray
+
+from .. import ops
+from ._arrays import are_floats
+
+
+_no_state: Any = object()
+
+
+class GroupNorm(eqx.nn.GroupNorm):
+    r"""`equinox.nn.GroupNorm`, fused: $\frac{x - \mathbb{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over each
+    group of channels.
+
+    The same constructor, fields and call. A batch goes through `jax.vmap`, which is one call of the kernel for all of it.
+
+    ??? cite
+
+        [Group Normalization](https://arxiv.org/abs/1803.08494)
+    """
+
+    implementation: ops.Implementation = eqx.field(static=True, default="auto")
+
+    def __init__(
+        self,
+        groups: int,
+        channels: int | None = None,
+        eps: float = 1e-5,
+        channelwise_affine: bool = True,
+        dtype: Any = None,
+        *,
+        implementation: ops.Implementation = "auto",
+    ):
+        """**Arguments:**
+
+        - `groups`: how many groups the channels are split into.
+        - `channels`: of the input; may be left out if `channelwise_affine` is `False`.
+        - `eps`: $\\varepsilon$, added to the variance.
+        - `channelwise_affine`: whether there are $\\gamma$ and $\\beta$, of shape `(channels,)`.
+        - `dtype`: of both; by default JAX's default float.
+        - `implementation`: see [`eqxcallback.Op.using`][].
+        """
+        super().__init__(groups, channels, eps, channelwise_affine, dtype)
+        self.implementation = implementation
+
+    @overload
+    def __call__(self, x: Array, *, key: PRNGKeyArray | None = None) -> Array: ...
+
+    @overload
+    def __call__(
+        self, x: Array, state: eqx.nn.State, *, key: PRNGKeyArray | None = None
+    ) -> tuple[Array, eqx.nn.State]: ...
+
+    @jax.named_scope("eqxcallback.nn.GroupNorm")
+    def __call__(
+        self, x: Array, state: eqx.nn.State = _no_state, *, key: PRNGKeyArray | None = None
+    ) -> Array | tuple[Array, eqx.nn.State]:
+        """**Arguments:**
+
+        - `x`: an array of shape `(channels, ...)`.
+        - `state`, `key`: ignored, as in `equinox.nn.GroupNorm`.
+
+        **Returns:** an array of the shape and dtype of `x`; if `state` is passed, a pair of it and the state.
+        """
+        if self._fits(x):
+            weight, bias = (self.weight, self.bias) if self.channelwise_affine else (None, None)
+            flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+            out = ops.group_norm(
+                flat, weight, bias, groups=self.groups, eps=self.eps, implementation=self.implementation
+            ).reshape(x.shape)
+        else:
+            out = super().__call__(x, key=key)
+        return out if state is _no_state else (out, state)
+
+    def _fits(self, x: Any) -> bool:
+        if not are_floats(x) or x.ndim == 0 or x.shape[0] % self.groups != 0:
+            return False
+        parameters: tuple[Any, ...] = (self.weight, self.bias) if self.channelwise_affine else ()
+        return all(parameter.shape == x.shape[:1] for parameter in parameters)
