@@ -13,6 +13,7 @@ from ._ext import (
 )
 from ._jit_captured import jit_captured as jit_captured
 from .backends import available_backends as available_backends
+from .fusion import fuse as fuse, unfuse as unfuse
 from .inspection import inspect as inspect
 from .kernel import (
     CudaKernel as CudaKernel,
@@ -23,6 +24,7 @@ from .kernel import (
 )
 from .layer import Layer as Layer
 from .op import Op as Op
+from .xla import KernelHandle as KernelHandle
 
 
 __version__ = _metadata.version("eqxcallback")

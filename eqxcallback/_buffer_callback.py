@@ -1,7 +1,6 @@
 """The in-place callback: a Python function that works on XLA's own buffers."""
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_unflatten
 from jaxtyping import PyTree
 
-from . import _aliases, xla
+from . import _aliases, _arguments, xla
 from ._errors import callable_name
 
 
@@ -85,7 +84,7 @@ def buffer_callback(
                 f"{who}: expected {option} to be True or False; got {value!r} of type {type(value).__name__}."
             )
     aliases = _aliases.check({} if input_output_aliases is None else input_output_aliases, who)
-    signature = _signature(callback)
+    signature = _arguments.signature_of(callback)
 
     # What is checked and made once for each tree of arguments, and for each of their types where aliases depend on them.
     plans: dict[Any, tuple[xla.PythonBody, xla.CallSpec, xla.EagerState]] = {}
@@ -94,14 +93,17 @@ def buffer_callback(
         args: tuple[Any, ...], kwargs: dict[str, Any], in_tree: Any
     ) -> tuple[xla.PythonBody, xla.CallSpec, xla.EagerState]:
         if signature is not None:
-            _check_arguments(signature, args, kwargs, who)
-        pairs = _aliases.resolve(aliases, _inputs(signature, args, kwargs), outputs, who) if aliases else ()
+            _arguments.check_signature(signature, args, kwargs, who)
+        inputs = _arguments.inputs(signature, args, kwargs) if aliases else ()
+        pairs = _aliases.resolve(aliases, inputs, outputs, who)
         body = xla.PythonBody(callback, in_tree, out_tree)
         spec = xla.CallSpec(result_avals, vmap_method, bool(has_side_effect), pairs, bool(command_buffer_compatible))
         return body, spec, xla.eager_state(body)
 
     def call(*args: Any, **kwargs: Any) -> PyTree[jax.Array]:
         leaves, in_tree = tree_flatten((args, kwargs))
+        if not _arguments.are_arrays(leaves):
+            _arguments.check_leaves(signature, args, kwargs, who)
         key = (in_tree, *map(jax.typeof, leaves)) if aliases else in_tree
         planned = plans.get(key)
         if planned is None:
@@ -120,7 +122,7 @@ def _check_callback(callback: object) -> str:
             f"{type(callback).__name__}."
         )
     name = callable_name(callback)
-    signature = _signature(callback)
+    signature = _arguments.signature_of(callback)
     if signature is not None:
         try:
             signature.bind_partial(None, None)
@@ -151,36 +153,3 @@ def _check_results(result_shape_dtypes: object, who: str) -> tuple[tuple[Any, ..
         avals.append(aval)
         leaves.append(_aliases.Leaf(text, _aliases.root_name(path), aval.shape, aval.dtype))
     return tuple(avals), leaves, tree
-
-
-def _signature(callback: Callable[..., object]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(callback, follow_wrapped=False)  # of what is called, not of what it wraps
-    except (TypeError, ValueError):  # some callables written in C have none
-        return None
-
-
-def _check_arguments(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], who: str) -> None:
-    try:
-        signature.bind(None, None, *args, **kwargs)
-    except TypeError as error:
-        raise TypeError(
-            f"{who}: the callback's signature is {signature}, of which JAX gives ctx and out; the call gave {len(args)} "
-            f"positional arguments and the keywords {sorted(kwargs)} ({error})."
-        ) from None
-
-
-def _inputs(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_aliases.Leaf]:
-    """The flat arguments, with the name of the parameter that each one belongs to."""
-    positional: list[str] = []
-    if signature is not None:
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        positional = [p.name for p in signature.parameters.values() if p.kind in kinds][2:]
-    roots = [positional[i] if i < len(positional) else f"args[{i}]" for i in range(len(args))]
-    named = [*zip(roots, args, strict=True), *sorted(kwargs.items())]
-    leaves = []
-    for root, value in named:
-        for path, leaf in tree_flatten_with_path(value)[0]:
-            aval = jax.typeof(leaf)
-            leaves.append(_aliases.Leaf(_aliases.path_text(root, path), root, aval.shape, aval.dtype))
-    return leaves

@@ -139,11 +139,11 @@ def type_text(dtype: object, shape: Sequence[int]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def record_failure(error: BaseException, layer: str, name_stack: str, operands: str) -> str:
+def record_failure(error: BaseException, layer: str, name_stack: str, operands: str, lane: str = "python") -> str:
     """Log a kernel's exception once, keep it for whoever listens, and return its text for XLA."""
     number = next(_numbers)
     where = f" in {name_stack}" if name_stack else ""
-    first_line = f"{layer}{where} failed; python lane, {operands} [failure {number}]"
+    first_line = f"{layer}{where} failed; {lane} lane, {operands} [failure {number}]"
     # XLA's texts are UTF-8 and end at a NUL.
     text = "\n".join([first_line, "".join(traceback.format_exception(error)).rstrip()])
     text = text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")

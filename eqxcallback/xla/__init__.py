@@ -1,7 +1,13 @@
 """The only room that touches JAX's extension points: primitives, lowering, registration, version differences."""
 
 from ._attributes import attributes as attributes
-from ._avals import result_aval as result_aval, vary_like as vary_like
+from ._avals import (
+    KERNEL_DTYPES as KERNEL_DTYPES,
+    dtype_problem as dtype_problem,
+    result_aval as result_aval,
+    vary_like as vary_like,
+)
+from ._barrier import wait_for_effects as wait_for_effects
 from ._batching import VMAP_METHODS as VMAP_METHODS, batch as batch, mapped_first as mapped_first
 from ._body import CallSpec as CallSpec, FlatBody as FlatBody, PythonBody as PythonBody
 from ._deviceless import (
@@ -12,6 +18,8 @@ from ._deviceless import (
     deviceless_unavailable as deviceless_unavailable,
 )
 from ._handles import EagerState as EagerState, eager_state as eager_state
+from ._inline import inline as inline
+from ._kernel_handle import KernelHandle as KernelHandle, kernel_handle as kernel_handle, python_handle as python_handle
 from ._op_call import PLATFORMS as PLATFORMS, op_call as op_call, transpose as transpose
 from ._plan import (
     LaunchPlan as LaunchPlan,
@@ -24,6 +32,7 @@ from ._plan import (
 from ._python_call import python_call as python_call
 from ._sharding import Dims as Dims, Factors as Factors
 from ._staging import is_outermost as is_outermost
+from ._tap import Tap as Tap, tap as tap
 from ._targets import (
     CPU_OPS as CPU_OPS,
     LAUNCH as LAUNCH,
@@ -44,7 +53,7 @@ from ._walk import (
     platform_in_use as platform_in_use,
     python_target as python_target,
 )
-from . import _failures, _op_call, _portable, _python_call, _targets
+from . import _failures, _op_call, _portable, _python_call, _tap, _targets
 
 
 _failures.register()
@@ -52,3 +61,4 @@ _portable.register()
 _targets.register()
 _python_call.register()
 _op_call.register()
+_tap.register()

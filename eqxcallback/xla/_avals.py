@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import NamedSharding
@@ -12,11 +13,55 @@ from jax.sharding import NamedSharding
 from ._sharding import Dims, Factors, spec_of, split
 
 
+# What an array has that a kernel is given. JAX knows more: XLA makes bools of its integers of one bit, and hands nobody its
+# floats of six.
+KERNEL_DTYPES = frozenset(
+    np.dtype(getattr(jnp, name))
+    for name in (
+        *(
+            "bool_",
+            "int2",
+            "int4",
+            "int8",
+            "int16",
+            "int32",
+            "int64",
+            "uint2",
+            "uint4",
+            "uint8",
+            "uint16",
+            "uint32",
+            "uint64",
+        ),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "float4_e2m1fn"),
+        *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+        *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    )
+)
+_INSTEAD = {"int1": "int8", "uint1": "uint8", "float6_e2m3fn": "float8_e4m3fn", "float6_e3m2fn": "float8_e4m3fn"}
+
+
+def dtype_problem(dtype: Any) -> str | None:
+    """Why no kernel is given arrays of `dtype`, and the remedy; or `None`."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):  # a typed PRNG key, say
+        return None
+    dtype = np.dtype(dtype)
+    if dtype in KERNEL_DTYPES:
+        return None
+    if dtype == jax.dtypes.float0:
+        return "No array has this type, which is for tangents of integers. Leave it out"
+    if dtype.name in _INSTEAD:
+        return f"XLA gives no kernel arrays of {dtype.name}. Use {_INSTEAD[dtype.name]} instead"
+    return f"No kernel is given arrays of {dtype}. Use a dtype such as float32 or int32 instead"
+
+
 def result_aval(shape: Sequence[int], dtype: Any) -> Any:
     """The abstract value of a result. 64-bit types stay what they are, also where `jax_enable_x64` is off."""
-    if dtype is None or dtype == jax.dtypes.float0 or any(operator.index(dim) < 0 for dim in shape):
+    if dtype is None or any(operator.index(dim) < 0 for dim in shape):
         raise ValueError("no array has this type")
-    is_extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)  # a typed PRNG key, say
+    if (problem := dtype_problem(dtype)) is not None:
+        raise ValueError(problem)
+    is_extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
     return ShapedArray(tuple(shape), dtype if is_extended else np.dtype(dtype))
 
 

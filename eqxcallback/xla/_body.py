@@ -22,6 +22,8 @@ class CallSpec:
     - `vmap_method`: one of `VMAP_METHODS`, or `None`.
     - `input_output_aliases`: sorted pairs of flat input and output indices.
     - `input_layouts`, `output_layouts`: see `_layouts.py`.
+    - `ordered`: whether calls with it run in the order of the program. Implies `has_side_effect`.
+    - `keeps_parts`: whether each device calls on the parts of the operands that it has, instead of on whole ones.
     """
 
     result_avals: tuple[Any, ...]
@@ -31,6 +33,8 @@ class CallSpec:
     command_buffer_compatible: bool
     input_layouts: tuple[Any, ...] | None = None
     output_layouts: tuple[Any, ...] | None = None
+    ordered: bool = False
+    keeps_parts: bool = False
 
     @functools.cached_property
     def _hash(self) -> int:
@@ -60,6 +64,7 @@ class PythonBody:
         self._identity = (identity(callback), in_tree, out_tree)
         self._hash = hash(self._identity)
         self.eager_state: Callable[[], Any] = lambda: None  # a weak reference, see _handles.py
+        self.kernel_handle: Any = None  # see _kernel_handle.py
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PythonBody) and self._identity == other._identity

@@ -20,9 +20,15 @@ def run_eagerly(run: Callable[..., Sequence[jax.Array]], what: object, *args: An
     `jax_disable_jit` is about the user's functions: a kernel has no other form than a program. `jax_debug_nans` runs a jitted
     function again without jit: here, the results are checked instead.
     """
-    nans, infs = _config.jax_debug_nans, _config.jax_debug_infs
     with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
         outs = run(*args)
+    return check_values(outs, what)
+
+
+def check_values(outs: Sequence[jax.Array], what: object) -> Sequence[jax.Array]:
+    """`outs`, or the error that the switches are for."""
+    nans, infs = _config.jax_debug_nans, _config.jax_debug_infs
+    with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
         for out in outs:
             if jnp.issubdtype(out.dtype, jnp.inexact):
                 for wanted, test, name in ((nans, jnp.isnan, "nan"), (infs, jnp.isinf, "inf")):

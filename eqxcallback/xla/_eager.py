@@ -12,9 +12,10 @@ from .. import _errors, _ext
 from . import _targets
 from ._avals import on_current_mesh
 from ._body import CallSpec, PythonBody
-from ._debug import is_debugging, run_eagerly
+from ._debug import check_values, is_debugging, run_eagerly
 from ._effects import kernel_effect
 from ._handles import EagerState, eager_state
+from ._inline import is_inline, run_inline
 from ._layouts import full_layouts, layouts_attribute, minor_to_major
 from ._ownership import own
 
@@ -66,6 +67,8 @@ def _new_program(spec: CallSpec) -> Callable[..., Sequence[jax.Array]]:
 def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> Sequence[jax.Array]:
     """Evaluate `primitive`, the python lane's, on concrete arrays."""
     if is_debugging():
+        if is_inline(spec.result_avals) and platform_of(args) == "cpu":
+            return check_values(run_inline(body, spec, args), body)
         return run_eagerly(functools.partial(run, primitive, body=body, spec=spec), body, *args)
     state = eager_state(body)
     if platform_of(args) != "cpu":

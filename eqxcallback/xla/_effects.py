@@ -1,4 +1,4 @@
-"""The effect of a kernel that must run even when nobody uses what it returns."""
+"""The effects of a kernel that must run even when nobody uses what it returns."""
 
 # `jax._src.effects`: JAX has no public way to say where an effect of one's own is allowed. Without these registrations
 # an effectful call is refused inside control flow, `jax.checkpoint` and custom derivatives.
@@ -14,16 +14,28 @@ class KernelEffect(Effect):
         return "KernelEffect"
 
 
+class OrderedKernelEffect(Effect):
+    """Calls with it run one after the other, in the order of the program, and of the programs that a thread starts."""
+
+    def __str__(self) -> str:
+        return "OrderedKernelEffect"
+
+
 kernel_effect = KernelEffect()
+ordered_kernel_effect = OrderedKernelEffect()
 
-for allowed in (
-    _effects.lowerable_effects,
-    _effects.control_flow_allowed_effects,
-    _effects.remat_allowed_effects,
-    _effects.custom_derivatives_allowed_effects,
-):
-    allowed.add_type(KernelEffect)
+for effect in (KernelEffect, OrderedKernelEffect):
+    for allowed in (
+        _effects.lowerable_effects,
+        _effects.control_flow_allowed_effects,
+        _effects.remat_allowed_effects,
+        _effects.custom_derivatives_allowed_effects,
+    ):
+        allowed.add_type(effect)
+    # JAX 0.11 and later: what a partially evaluated function (grad of a scan) must keep.
+    if hasattr(_effects, "partial_eval_kept_effects"):
+        _effects.partial_eval_kept_effects.add_type(effect)
 
-# JAX 0.11 and later: what a partially evaluated function (grad of a scan) must keep.
-if hasattr(_effects, "partial_eval_kept_effects"):
-    _effects.partial_eval_kept_effects.add_type(KernelEffect)
+# JAX hands tokens to those that are ordered. On several devices, each device has an order of its own.
+_effects.ordered_effects.add_type(OrderedKernelEffect)
+_effects.shardable_ordered_effects.add_type(OrderedKernelEffect)

@@ -17,10 +17,12 @@ def _describe(outputs: Sequence[_ext.Buffer], inputs: Sequence[_ext.Buffer]) -> 
 def _on_failure(
     error: BaseException, body: Any, outputs: Sequence[_ext.Buffer], inputs: Sequence[_ext.Buffer], name_stack: str
 ) -> str:
-    if isinstance(body, PythonBody):
-        body = body.callback
+    operands = _describe(outputs, inputs)
     error = _errors.from_the_user(error)
-    return _errors.record_failure(error, _errors.callable_name(body), name_stack, _describe(outputs, inputs))
+    if isinstance(body, str):  # a native kernel, which checked mode has found fault with
+        return _errors.record_failure(error, body, name_stack, operands, lane="native")
+    name = _errors.callable_name(body.callback if isinstance(body, PythonBody) else body)
+    return _errors.record_failure(error, name, name_stack, operands)
 
 
 def register() -> None:

@@ -11,11 +11,13 @@ from jax.interpreters import ad, batching, mlir
 
 from . import _partition, _python_call
 from ._avals import on_current_mesh, split_alike, vary_alike, vary_like
-from ._debug import is_debugging, run_eagerly
+from ._debug import check_values, is_debugging, run_eagerly
 from ._eager import is_spread, platform_of, run_and_wait, run_on_cpu
 from ._effects import kernel_effect
 from ._handles import handle_for
+from ._inline import is_inline, run_inline
 from ._layouts import full_layouts, minor_to_major
+from ._loops import stays_in_loops
 from ._ownership import own
 from ._plan import LaunchPlan, Plan, PythonPlan, Run
 from ._sharding import Factors
@@ -108,17 +110,21 @@ def _program(call: OpCall) -> Callable[..., Sequence[jax.Array]]:
 
 @op_call_p.def_impl
 def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
-    if is_debugging():
+    debugging = is_debugging()
+    if debugging and not is_inline(call.result_avals):
         return run_eagerly(_program(call), call, *args)
     # A call of a Python kernel outside of any program is one of the callback: no program is made for it.
     plan = call.plan("cpu") if platform_of(args) == "cpu" and call.is_python("cpu") else None
     if not isinstance(plan, PythonPlan):
-        return _program(call)(*args)
-    if is_spread(args):
+        return run_eagerly(_program(call), call, *args) if debugging else _program(call)(*args)
+    if is_spread(args) and not debugging:
         return run_and_wait(_program(call), args)
 
     def run(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
-        return run_on_cpu(plan.eager_state, plan.spec(result_avals), args)
+        spec = plan.spec(result_avals)
+        if debugging:
+            return check_values(run_inline(plan.body, spec, args), call)
+        return run_on_cpu(plan.eager_state, spec, args)
 
     return call.launch(plan, run, args)
 
@@ -264,6 +270,7 @@ def _lower_native(
 
 def register() -> None:
     _partition.requires_devices(op_call_p)
+    stays_in_loops(op_call_p, lambda params: params["call"].has_side_effect)
     mlir.register_lowering(op_call_p, _lower, cacheable=False)
     mlir.register_lowering(_kernel_call_p, functools.partial(_lower_kernel, platform=None))
     for platform in PLATFORMS:

@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding
 from ._avals import result_aval
 from ._decode import decode_all
 from ._portable import is_exported
-from ._sharding import Factors, named, split, summed_axes
+from ._sharding import Factors, even, named, split, summed_axes
 
 
 _config: Any = jax.config  # its options are made at run time: no type checker knows them
@@ -64,6 +64,20 @@ def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
         return set(manual) != set(axis_context.mesh.axis_names)
     devices = getattr(axis_context, "device_assignment", None)
     return devices is not None and len(devices) > 1
+
+
+def is_manual(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether a program is inside `shard_map`, over some axes at least."""
+    return bool(getattr(ctx.module_context.axis_context, "manual_axes", None))
+
+
+def devices_of(ctx: mlir.LoweringRuleContext) -> tuple[Any, ...] | None:
+    """Those that a program runs on, in their order in it, or `None` if it is not known yet."""
+    axis_context: Any = ctx.module_context.axis_context
+    if is_manual(ctx):
+        mesh = axis_context.mesh
+        return None if isinstance(mesh, jax.sharding.AbstractMesh) else tuple(mesh.devices.flat)
+    return getattr(axis_context, "device_assignment", None)
 
 
 def lower(
@@ -118,7 +132,12 @@ def lower(
             )
 
         results = [named(mesh, dims, splits) for dims in factors.results]
-        return mesh, local, results, tuple(named(mesh, dims, splits) for dims in factors.operands)
+        operands = [named(mesh, dims, splits) for dims in factors.operands]
+        if factors.independent and known:
+            operands = [
+                NamedSharding(mesh, even(spec, shape, mesh)) for spec, shape in zip(specs, shapes, strict=False)
+            ]
+        return mesh, local, results, tuple(operands)
 
     call.def_partition(partition=partition, sharding_rule=_rule(factors))
 

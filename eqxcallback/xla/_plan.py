@@ -50,10 +50,15 @@ class TypedPlan:
 
     for_types: Callable[[Sequence[Any], Sequence[Any]], LaunchPlan]
     target: str
-    description: str
+    describe: Callable[[], str]  # reads and hashes sources: not done before it is asked
     aliases: tuple[tuple[int, int], ...] = ()
     has_side_effect: bool = False
     command_buffer_compatible: bool = False
+
+    @property
+    def description(self) -> str:
+        """The same text in each process, for plans that call the same."""
+        return self.describe()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -5,6 +5,7 @@ import hashlib
 import pickle
 import pickletools
 import threading
+from typing import NoReturn
 
 import numpy as np
 from jax.interpreters import mlir
@@ -59,5 +60,15 @@ def _import(key: int, text: str) -> None:
         _imported[key] = _ext.Handle(key, body, body, direct=False)
 
 
+def _refuse_to_pickle(handle: _ext.Handle) -> NoReturn:
+    """What `jax.experimental.serialize_executable` meets in a program that owns Python callables."""
+    name = repr(handle.owner)
+    raise TypeError(
+        f"{name} is a Python kernel of this process, and so a compiled program that calls it cannot be serialized. Export the "
+        "function instead, with eqxcallback.export, which finds Python kernels by name in the other process."
+    )
+
+
 def register() -> None:
     _ext.on_unknown_key(_import)
+    setattr(_ext.Handle, "__reduce__", _refuse_to_pickle)  # noqa: B010 - a type checker knows no such method

@@ -10,12 +10,13 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from . import _batching, _eager, _partition, _targets
+from . import _batching, _eager, _ordered, _partition, _targets
 from ._avals import on_current_mesh, vary_alike
 from ._body import CallSpec, PythonBody
-from ._effects import kernel_effect
+from ._effects import kernel_effect, ordered_kernel_effect
 from ._handles import handle_for
 from ._layouts import full_layouts, layouts_attribute, minor_to_major
+from ._loops import stays_in_loops
 from ._ownership import own
 from ._portable import is_exported, portable_attributes
 from ._sharding import Factors
@@ -36,13 +37,18 @@ def python_call(body: PythonBody, spec: CallSpec, args: Sequence[Any]) -> Sequen
 
 
 def _abstract_eval(*avals: Any, spec: CallSpec, **_: object):
-    effects = {kernel_effect} if spec.has_side_effect else set()
-    return on_current_mesh(spec.result_avals, avals), effects
+    return on_current_mesh(spec.result_avals, avals), _effects_of(spec)
+
+
+def _effects_of(spec: CallSpec) -> set[Any]:
+    if spec.ordered:
+        return {ordered_kernel_effect}
+    return {kernel_effect} if spec.has_side_effect else set()
 
 
 def _no_derivative(what: str) -> Callable[..., NoReturn]:
     def rule(*_: object, body: PythonBody, **__: object) -> NoReturn:
-        raise ValueError(
+        raise _refusal(body, what) or ValueError(
             f"eqxcallback.buffer_callback: {body!r} has no {what}, because an external kernel says nothing about its "
             "derivative. Wrap the call in `jax.custom_jvp` or `jax.custom_vjp`."
         )
@@ -50,9 +56,15 @@ def _no_derivative(what: str) -> Callable[..., NoReturn]:
     return rule
 
 
+def _refusal(body: PythonBody, what: str) -> Exception | None:
+    """What callbacks of our own say instead."""
+    own = getattr(type(body.callback), "refusal", None)
+    return own(body.callback, what) if own is not None and hasattr(type(body.callback), "_identity") else None
+
+
 def _batch(args: Sequence[Any], dims: Sequence[int | None], *, body: PythonBody, spec: CallSpec):
     if spec.vmap_method is None:
-        raise NotImplementedError(
+        raise _refusal(body, "vmap") or NotImplementedError(
             f"eqxcallback.buffer_callback: {body!r} was called under `jax.vmap`, but it has no vmap_method. Pass one of "
             f"{', '.join(_batching.VMAP_METHODS[:4])}."
         )
@@ -73,9 +85,11 @@ named_call_p = Primitive("buffer_callback")
 named_call_p.multiple_results = True
 
 
-@named_call_p.def_abstract_eval
+@named_call_p.def_effectful_abstract_eval
 def _named_abstract_eval(*avals: Any, spec: CallSpec, **_: object):
-    return on_current_mesh(spec.result_avals, avals)
+    # Without an order there is nothing to say here: the effect of the outer one has kept it.
+    effects = {ordered_kernel_effect} if spec.ordered else set()
+    return on_current_mesh(spec.result_avals, avals), effects
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, body: PythonBody, spec: CallSpec) -> Sequence[Any]:
@@ -87,9 +101,19 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, body: PythonBody, spec
 
     if not spec.has_side_effect or not _partition.is_partitioned(ctx):
         return mlir.lower_fun(named_call, multiple_results=True)(ctx, *operands)
+    if spec.ordered:
+        if _partition.is_manual(ctx):  # XLA aborts
+            raise NotImplementedError(
+                f"eqxcallback: {body!r} was called with ordered=True inside `jax.shard_map` over some axes of the mesh only. "
+                "Make all axes manual, or leave the order out."
+            )
+        return _ordered.lower_on_each_device(ctx, operands, named_call)
     handle = handle_for(body)
     owned = (own(ctx, handle)["host_callback"],)
-    whole = Factors.whole(ctx.avals_in, spec.result_avals)
+    if spec.keeps_parts and not spec.result_avals:
+        whole = Factors.as_they_are(ctx.avals_in)
+    else:
+        whole = Factors.whole(ctx.avals_in, spec.result_avals)
     identity = f"{body.description} {handle.key} {spec} {ctx.avals_in} {name_stack} {owned}"
     return _partition.lower(ctx, operands, whole, named_call, named_call, identity, has_side_effect=True)
 
@@ -107,13 +131,13 @@ def _lower_named(
     handle = handle_for(body)
     inputs = full_layouts(spec.input_layouts, ctx.avals_in)
     outputs = full_layouts(spec.output_layouts, ctx.avals_out)
-    rule = jax.ffi.ffi_lowering(
-        captured_target if spec.command_buffer_compatible else target,
-        has_side_effect=spec.has_side_effect,
-        operand_output_aliases=dict(spec.input_output_aliases),
-        operand_layouts=minor_to_major(inputs),
-        result_layouts=minor_to_major(outputs),
-    )
+    options: dict[str, Any] = {
+        "has_side_effect": spec.has_side_effect,
+        "operand_output_aliases": dict(spec.input_output_aliases),
+        "operand_layouts": minor_to_major(inputs),
+        "result_layouts": minor_to_major(outputs),
+    }
+    name = captured_target if spec.command_buffer_compatible else target
     attributes: dict[str, Any]
     if is_exported(ctx):
         attributes = portable_attributes(body)
@@ -122,7 +146,10 @@ def _lower_named(
     else:
         attributes = {"key": np.uint64(handle.key), "host_callback": owned[0]}
     attributes.update(layouts_attribute(inputs, outputs, (ctx.avals_in, ctx.avals_out)))
-    return rule(ctx, *operands, name_stack=name_stack, **attributes)
+    attributes["name_stack"] = name_stack
+    if spec.ordered:
+        return _ordered.lower(ctx, operands, name, options, attributes)
+    return jax.ffi.ffi_lowering(name, **options)(ctx, *operands, **attributes)
 
 
 def _lower_nowhere(ctx: mlir.LoweringRuleContext, *_: Any, body: PythonBody, **__: object) -> NoReturn:
@@ -135,6 +162,7 @@ def _lower_nowhere(ctx: mlir.LoweringRuleContext, *_: Any, body: PythonBody, **_
 
 def register() -> None:
     _partition.requires_devices(effectful_call_p)
+    stays_in_loops(effectful_call_p, lambda params: True)
     for primitive in (python_call_p, effectful_call_p):
         primitive.def_impl(functools.partial(_eager.run, primitive))
         primitive.def_effectful_abstract_eval(_abstract_eval)

@@ -1,6 +1,7 @@
 """Where an array of a call may be split, and where it is: factors of dimensions, and the mesh axes that split them."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,17 +19,25 @@ class Factors:
     **Attributes:**
 
     - `sums`: whether a result that lacks a factor is a sum over it.
+    - `independent`: whether each operand stays split as it is, whatever the others are.
     """
 
     operands: tuple[Dims, ...]
     results: tuple[Dims, ...]
     sums: bool = False
+    independent: bool = False
 
     @classmethod
     def whole(cls, operands: Sequence[Any], results: Sequence[Any]) -> "Factors":
         """Of arrays of these types, of which none may be split."""
         sides = [tuple((None,) * len(aval.shape) for aval in side) for side in (operands, results)]
         return cls(sides[0], sides[1])
+
+    @classmethod
+    def as_they_are(cls, operands: Sequence[Any]) -> "Factors":
+        """Of operands of these types, each of which stays split as it is; and no results."""
+        names = tuple(tuple(f"split{i}x{j}" for j in range(len(aval.shape))) for i, aval in enumerate(operands))
+        return cls(names, (), independent=True)
 
     def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
         """From the shapes of operands."""
@@ -60,6 +69,20 @@ def split(factors: Factors, specs: Sequence[Any], sizes: Mapping[str, int], mesh
                 found[name] = entry
                 used |= set(axes)
     return found
+
+
+def even(spec: Any, shape: Sequence[int], mesh: Any) -> PartitionSpec:
+    """`spec` without the axes that would split a dimension into unequal parts."""
+
+    def parts(entry: Any) -> int:
+        return math.prod(mesh.shape[axis] for axis in _axes(entry))
+
+    return PartitionSpec(
+        *(
+            entry if _axes(entry) and size > 0 and size % parts(entry) == 0 else None
+            for size, entry in zip(shape, [*spec, *[None] * (len(shape) - len(spec))], strict=True)
+        )
+    )
 
 
 def spec_of(dims: Dims, splits: Mapping[str, Any]) -> PartitionSpec:

@@ -8,7 +8,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
-from . import _op_call, _python_call, _targets
+from . import _op_call, _python_call, _tap, _targets
 from ._eager import platform_of
 
 
@@ -59,12 +59,13 @@ def _walk(
         full = own if stack is None else stack + own
         kind = _kind(eqn)
         if kind is not None:
+            params = _call_of_tap(eqn.params["tap"]) if kind == "callback" and "tap" in eqn.params else eqn.params
             yield CallSite(
                 kind,
-                eqn.params,
+                params,
                 str(full),
                 tuple(atom.aval for atom in eqn.invars),
-                tuple(var.aval for var in eqn.outvars),
+                tuple(var.aval for var in eqn.outvars) if params is eqn.params else (),
                 tuple(map(origin, eqn.invars)),
                 times,
             )
@@ -83,9 +84,16 @@ def _walk(
 def _kind(eqn: Any) -> str | None:
     if eqn.primitive is _op_call.op_call_p:
         return "op"
-    if eqn.primitive is _python_call.python_call_p:
+    if eqn.primitive in (_python_call.python_call_p, _python_call.effectful_call_p):
         return "callback"
+    if eqn.primitive is _tap.tap_p:
+        return "callback" if eqn.params["tap"].of == "values" else None
     return eqn.primitive.name if eqn.primitive.name in _JAX_CALLS else None
+
+
+def _call_of_tap(tap: _tap.Tap) -> dict[str, Any]:
+    """What it is lowered to: the identity around a callback without results."""
+    return {"body": tap.body(), "spec": tap.spec}
 
 
 def _inner(eqn: Any, platform: str) -> Iterator[tuple[str, Jaxpr, Sequence[Any], int | None]]:

@@ -1,4 +1,4 @@
-"""What calls a handler as XLA does on a GPU."""
+"""What calls a handler as XLA does on a GPU, and a count of compilations."""
 
 import ctypes
 import pathlib
@@ -18,3 +18,17 @@ def fake_xla(tmp_path_factory):
         ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-w", include, str(source), "-o", str(library)], check=True
     )
     return ctypes.CDLL(str(library))
+
+
+@pytest.fixture
+def compilations():
+    """A list that grows with each program that XLA compiles."""
+    events = []
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            events.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield events
+    jax.monitoring.unregister_event_duration_listener(listen)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.experimental import buffer_callback as theirs
 
+import eqxcallback as eqxc
 from eqxcallback.compat import buffer_callback as ours
 
 
@@ -27,6 +28,22 @@ def test_the_same_names_and_signature():
     for name, parameter in inspect.signature(ours.buffer_callback).parameters.items():
         assert parameter.kind == parameters[name].kind
         assert parameter.default == parameters[name].default
+
+
+def test_the_public_one_has_the_same_signature():
+    parameters = inspect.signature(theirs.buffer_callback).parameters
+    own = inspect.signature(eqxc.buffer_callback).parameters
+    assert [(p.name, p.kind, p.default) for p in own.values()] == [
+        (p.name, p.kind, p.default) for p in parameters.values()
+    ]
+
+
+def test_the_same_stages():
+    def members(stage):
+        return {name: member.value for name, member in stage.__members__.items()}
+
+    assert members(eqxc.ExecutionStage) == members(theirs.ExecutionStage)
+    assert ours.ExecutionStage is eqxc.ExecutionStage
 
 
 @pytest.mark.parametrize("module", [theirs, ours], ids=["jax", "eqxcallback"])

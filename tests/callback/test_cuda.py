@@ -161,3 +161,42 @@ def test_errors(fake_xla):
 def test_the_trait_belongs_to_the_captured_handler(fake_xla):
     assert fake_xla.is_captured(handler("eqxcallback_python")) == 0
     assert fake_xla.is_captured(handler("eqxcallback_python_captured")) == 1
+
+
+def test_watchers_copy_through_the_driver(fake_xla, monkeypatch):
+    """`debug.tap` and `debug.call`, whose functions get arrays on the host: on XLA's stream, and waiting for it."""
+    from eqxcallback.debug import _host
+
+    calls = []
+
+    class Driver:
+        def cuMemcpyDtoHAsync_v2(self, to, source, size, stream):  # noqa: N802 - CUDA's name
+            calls.append(("to the host", stream.value))
+            ctypes.memmove(to, source.value, size.value)
+            return 0
+
+        def cuMemcpyHtoDAsync_v2(self, to, source, size, stream):  # noqa: N802
+            calls.append(("to the device", stream.value))
+            ctypes.memmove(to.value, source, size.value)
+            return 0
+
+        def cuStreamSynchronize(self, stream):  # noqa: N802
+            calls.append(("wait", stream.value))
+            return 0
+
+    monkeypatch.setattr(_host, "_driver", Driver)
+
+    def callback(ctx, out, x):
+        array = _host.copy_to_host(ctx, x)
+        assert array.flags.owndata
+        _host.copy_from_host(ctx, out, array * 2)
+
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    code, message, out = run_on_fake_gpu(fake_xla, callback, x, F32)
+    assert (code, message) == (OK, "")
+    np.testing.assert_array_equal(out, 2 * x)
+    assert calls == [(what, 0xABC0) for what in ("to the host", "wait", "to the device", "wait")]
+    monkeypatch.setattr(Driver, "cuStreamSynchronize", lambda self, stream: 700)
+    code, message, _ = run_on_fake_gpu(fake_xla, callback, x, F32)
+    assert code == INTERNAL
+    assert "the CUDA driver could not copy a value (CUresult 700)" in message

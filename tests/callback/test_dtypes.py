@@ -1,5 +1,7 @@
 """Every dtype that JAX has, through a callback and back, byte by byte."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -18,6 +20,27 @@ WHOLE = [
     *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
 ]
 SUB_BYTE = ["int2", "uint2", "int4", "uint4", "float4_e2m1fn"]
+
+
+# What JAX knows and no kernel is given, and what is said in its place.
+REFUSED = {"int1": "int8", "uint1": "uint8", "float6_e2m3fn": "float8_e4m3fn", "float6_e3m2fn": "float8_e4m3fn"}
+
+
+def known_to_jax():
+    """Names of dtypes: those of NumPy and ml_dtypes that JAX has an abstract value for."""
+    types = {t for t in np.sctypeDict.values() if np.dtype(t).itemsize}
+    types |= {t for t in vars(ml_dtypes).values() if isinstance(t, type) and issubclass(t, np.generic)}
+    for t in types:
+        with contextlib.suppress(TypeError):
+            jnp.issubdtype(t, np.generic)
+            jax.typeof(np.zeros(2, t))
+            yield np.dtype(t).name
+
+
+def test_every_dtype_that_jax_knows_is_here(x64):
+    """A new one has to be put somewhere."""
+    temporal = {"datetime64", "timedelta64"}
+    assert {*known_to_jax()} - temporal == {*WHOLE, *SUB_BYTE, *REFUSED}
 
 
 def dtype_of(name):
@@ -65,6 +88,57 @@ def test_sub_byte_round_trip(name, size, jit):
     y = (jax.jit(f) if jit else f)(jnp.asarray(x))
     assert y.dtype == x.dtype
     assert same_bits(y, x)
+
+
+@pytest.mark.parametrize("name", SUB_BYTE)
+@pytest.mark.parametrize("method", ["sequential", "sequential_unrolled", "expand_dims", "broadcast_all"])
+def test_sub_byte_under_vmap(name, method):
+    """An odd number of elements, so that examples do not end where bytes do, and axes that are moved."""
+    x = random_array(name, (3, 5, 7))
+
+    def swap(ctx, out, x, y):
+        assert out[0].shape[-1] == 5
+        np.asarray(out[0])[...] = np.broadcast_to(np.asarray(y), out[0].shape)
+        out[1].write(x)
+
+    like = jax.ShapeDtypeStruct((5,), x.dtype)
+    f = eqxc.buffer_callback(swap, (like, like), vmap_method=method)
+    mapped = jax.vmap(jax.vmap(f, (0, None)), (2, None), out_axes=2)
+    y = random_array(name, (5,), seed=1)
+    mapped = jax.jit(mapped, compiler_options={"xla_backend_optimization_level": 0})
+    first, second = mapped(jnp.asarray(x), jnp.asarray(y))
+    assert first.shape == second.shape == (3, 5, 7)
+    assert same_bits(second, x)
+    assert same_bits(first, np.broadcast_to(y[None, :, None], x.shape).copy())
+
+
+@pytest.mark.parametrize("name", SUB_BYTE)
+@pytest.mark.parametrize("shape", [(), (1, 1, 3), (3, 5), (2, 3, 5, 7)])
+def test_sub_byte_of_any_rank(name, shape):
+    x = random_array(name, shape)
+    y = callback_like(copy, x)(jnp.asarray(x))
+    assert y.shape == shape
+    assert same_bits(np.asarray(y).reshape(-1), x.reshape(-1))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_xla_gives_no_kernel_is_refused_by_name(name):
+    dtype = dtype_of(name)
+    problem = f"XLA gives no kernel arrays of {name}. Use {REFUSED[name]} instead"
+    with pytest.raises(TypeError) as caught:
+        eqxc.buffer_callback(copy, jax.ShapeDtypeStruct((3,), dtype))
+    assert str(caught.value) == (
+        "eqxcallback.buffer_callback(copy): expected result_shape_dtypes to have a shape of non-negative integers and the "
+        f"dtype of an array; got shape=(3,) and dtype={dtype!r} ({problem})."
+    )
+    f = eqxc.buffer_callback(copy, jax.ShapeDtypeStruct((3,), np.float32))
+    for call in (f, jax.vmap(f), lambda x: jax.eval_shape(f, x)):
+        with pytest.raises(TypeError) as caught:
+            call(np.zeros((3,), dtype))
+        assert str(caught.value).startswith(
+            "eqxcallback.buffer_callback(copy): expected x to be an array or a number; got "
+        )
+        assert str(caught.value).endswith(f" of dtype {name}. {problem}.")
 
 
 def test_sub_byte_sizes():

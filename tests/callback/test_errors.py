@@ -1,5 +1,6 @@
 """Failing callbacks: the original exception, one clear text, and nothing is hurt."""
 
+import contextlib
 import copy
 import functools
 import gc
@@ -264,9 +265,14 @@ def test_results_are_committed_as_the_arguments_are():
     assert f(jax.device_put(jnp.zeros(2), jax.devices("cpu")[0])).committed
 
 
-def test_logged_once(caplog):
-    with caplog.at_level(logging.DEBUG, "eqxcallback"), pytest.raises(eqxc.KernelError):
-        callback_like(broken, F32)(jnp.zeros(2))
+@pytest.mark.parametrize("how", ["eager", "jit", "raising", "raising eager", "twice"])
+def test_logged_once(how, caplog):
+    f = callback_like(broken, F32)
+    jit = jax.jit(lambda x: f(f(x))) if how == "twice" else jax.jit(f)  # the second call never runs
+    listening = eqxc.raising() if "raising" in how else contextlib.nullcontext()
+    error = JaxRuntimeError if how in ("jit", "twice") else eqxc.KernelError
+    with caplog.at_level(logging.DEBUG, "eqxcallback"), pytest.raises(error), listening:
+        jax.block_until_ready((f if "eager" in how else jit)(jnp.zeros(2)))
     records = [r for r in caplog.records if r.name == "eqxcallback"]
     assert len(records) == 1
     assert "the kernel is broken" in records[0].getMessage()

@@ -35,78 +35,6 @@ def is_freed(watch):
     return watch() is None
 
 
-@pytest.fixture
-def compilations():
-    """A list that grows with each program that XLA compiles."""
-    events = []
-
-    def listen(event: str, duration_secs: float, **_: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            events.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield events
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
-def test_a_fresh_partial_does_not_recompile_eager_calls(compilations):
-    def fill(value, ctx, out, x):
-        out.write(np.full(3, value, np.float32))
-
-    callback_like(functools.partial(fill, 0), X)(X)
-    compilations.clear()
-    for i in range(5):
-        np.testing.assert_array_equal(callback_like(functools.partial(fill, i), X)(X), np.full(3, i))
-    assert compilations == []
-
-
-def test_a_fresh_lambda_does_not_recompile_eager_calls(compilations):
-    def call(i):
-        return callback_like(lambda ctx, out, x: out.write(np.full(3, i, np.float32)), X)(X)
-
-    call(0)
-    compilations.clear()
-    for i in range(1, 20):
-        np.testing.assert_array_equal(call(i), np.full(3, i))
-    assert compilations == []
-
-
-def test_the_same_function_is_one_compilation_under_jit(compilations):
-    @jax.jit
-    def step(x):
-        return callback_like(add_one, x)(x)
-
-    step(X)
-    compilations.clear()
-    for _ in range(5):
-        step(X)
-    assert compilations == []
-
-
-def test_equal_callbacks_share_a_program():
-    @dataclasses.dataclass(frozen=True)
-    class Spec:
-        amount: float
-
-        def __call__(self, ctx, out, x):
-            out.write(np.asarray(x) + np.float32(self.amount))
-
-    traces = []
-
-    @jax.jit
-    def inner(x):
-        traces.append(None)
-        return x
-
-    def program(spec):
-        return jax.jit(lambda x: callback_like(spec, x)(inner(x))).lower(X).as_text()
-
-    assert program(Spec(1.0)) == program(Spec(1.0))
-    a, b = jax.jit(lambda x: callback_like(Spec(1.0), x)(x)), jax.jit(lambda x: callback_like(Spec(2.0), x)(x))
-    assert a(X)[0] == 1
-    assert b(X)[0] == 2
-
-
 @pytest.mark.parametrize(("a", "b"), [(0.0, -0.0), (1, True), (1, 1.0)])
 def test_equal_is_not_the_same(a, b):
     @dataclasses.dataclass(frozen=True)
@@ -195,6 +123,39 @@ def use_vmap(callback):
     jax.vmap(f)(jnp.zeros((2, 3))).block_until_ready()
 
 
+def use_grad(callback):
+    f = jax.custom_vjp(callback_like(callback, X))
+    f.defvjp(lambda x: (f(x), None), lambda _, cotangent: (callback_like(callback, X)(cotangent),))
+    jax.grad(lambda x: f(x).sum())(X).block_until_ready()
+    jax.jit(jax.grad(lambda x: f(x).sum()))(X).block_until_ready()
+
+
+def use_scan(callback):
+    f = callback_like(callback, X)
+    jax.lax.scan(lambda x, _: (f(x), None), X, length=2)[0].block_until_ready()
+
+
+def use_error_in_jit(callback):
+    def broken(ctx, out, x, callback=callback):
+        callback(ctx, out, x)
+        raise ValueError("no")
+
+    f = jax.jit(callback_like(broken, X))
+    for _ in range(2):
+        with pytest.raises(eqxc.KernelError), eqxc.raising():
+            f(X).block_until_ready()
+
+
+def use_checked(callback):
+    with eqxc.debug.checked():
+        use_twice(callback)
+
+
+def use_inline(callback):
+    with eqxc.debug.inline():
+        use_twice(callback)
+
+
 def use_error(callback):
     def broken(ctx, out, x, callback=callback):
         callback(ctx, out, x)
@@ -213,7 +174,7 @@ def use_twice(callback):
     use_eager(callback)
 
 
-@pytest.mark.parametrize("use", [use_eager, use_error, use_trace_only])
+@pytest.mark.parametrize("use", [use_eager, use_error, use_trace_only, use_inline])
 def test_freed_with_its_last_use(use):
     callback = Callback()
     watch = weakref.ref(callback)
@@ -222,7 +183,9 @@ def test_freed_with_its_last_use(use):
     assert is_freed(watch)
 
 
-@pytest.mark.parametrize("use", [use_jit, use_aot, use_vmap, use_twice])
+@pytest.mark.parametrize(
+    "use", [use_jit, use_aot, use_vmap, use_twice, use_grad, use_scan, use_error_in_jit, use_checked]
+)
 def test_freed_with_its_program(use):
     callback = Callback()
     watch = weakref.ref(callback)
@@ -309,6 +272,39 @@ def test_kept_by_a_pending_result():
     np.testing.assert_array_equal(results[0], [1, 1, 1])
     results.clear()
     del thread
+    assert is_freed(watch)
+
+
+@pytest.mark.parametrize("how", ["clear_caches", "delete"])
+def test_kept_by_the_pending_result_of_a_program(how):
+    """All that could reach the function is gone, caches included, while its program runs."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    class Slow(Callback):
+        def __call__(self, ctx, out, x):
+            entered.set()
+            assert go_on.wait(20)
+            add_one(ctx, out, x)
+
+    callback = Slow()
+    programs = [jax.jit(callback_like(callback, X)).lower(X).compile()]
+    watch = weakref.ref(callback)
+    del callback
+    results = []
+    thread = threading.Thread(target=lambda: results.append(programs.pop()(X)))
+    thread.start()
+    assert entered.wait(20)
+    assert programs == []
+    if how == "clear_caches":
+        jax.clear_caches()
+    gc.collect()
+    assert watch() is not None
+    go_on.set()
+    thread.join(20)
+    np.testing.assert_array_equal(results[0], [1, 1, 1])
+    results.clear()
+    del thread
+    jax.clear_caches()
     assert is_freed(watch)
 
 

@@ -7,7 +7,11 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental import serialize_executable
+
+import eqxcallback as eqxc
 
 from ..persistent_cache import COUNT_HITS
 from .kernels import add_one, callback_like
@@ -67,6 +71,26 @@ def test_export_is_refused_and_not_wrong():
     f = callback_like(add_one, jnp.zeros(2))
     with pytest.raises(Exception, match=r"host_callbacks|custom calls"):
         jax.export.export(jax.jit(f))(jnp.zeros(2)).serialize()
+
+
+def test_a_compiled_program_with_a_callback_is_not_serialized():
+    compiled = jax.jit(callback_like(add_one, jnp.zeros(2))).lower(jnp.zeros(2)).compile()
+    with pytest.raises(TypeError) as caught:
+        serialize_executable.serialize(compiled)
+    assert str(caught.value) == (
+        "add_one is a Python kernel of this process, and so a compiled program that calls it cannot be serialized. Export the "
+        "function instead, with eqxcallback.export, which finds Python kernels by name in the other process."
+    )
+
+
+def test_a_compiled_program_of_native_kernels_is():
+    x = jnp.arange(16.0).reshape(2, 8)
+    f = jax.jit(lambda x: eqxc.ops.rms_norm(x, jnp.ones(8), implementation="native"))
+    compiled = f.lower(x).compile()
+    assert "custom-call" in str(compiled.as_text())
+    parts = serialize_executable.serialize(compiled)
+    again = serialize_executable.deserialize_and_load(*parts, execution_devices=jax.devices("cpu")[:1])
+    np.testing.assert_array_equal(again(x), f(x))
 
 
 def test_an_exiting_interpreter_is_clean(tmp_path):

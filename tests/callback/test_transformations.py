@@ -245,35 +245,6 @@ def test_a_call_whose_only_output_is_empty(has_side_effect, calls, jit):
     assert len(seen) == calls
 
 
-def test_effects_under_vmap_of_cond_run_both_branches():
-    """As with JAX's own callbacks: a batched predicate turns `cond` into `select`, which evaluates both branches."""
-    seen = []
-
-    def tap(name):
-        return eqxc.buffer_callback(
-            lambda ctx, out, x: seen.append(name), (), has_side_effect=True, vmap_method="broadcast_all"
-        )
-
-    def branch(name):
-        return lambda x: (tap(name)(x), x)[1]
-
-    jax.vmap(lambda x: jax.lax.cond(x > 0, branch("yes"), branch("no"), x))(jnp.ones(2))
-    jax.effects_barrier()
-    assert sorted(seen) == ["no", "yes"]
-
-
-def test_effects_under_vmap_of_while_run_for_finished_examples_too():
-    seen = []
-    tap = eqxc.buffer_callback(
-        lambda ctx, out, x: seen.append(np.array(x).tolist()), (), has_side_effect=True, vmap_method="broadcast_all"
-    )
-    jax.vmap(lambda n: jax.lax.while_loop(lambda i: i < n, lambda i: (tap(i), i + 1)[1], jnp.int32(0)))(
-        jnp.array([1, 3])
-    )
-    jax.effects_barrier()
-    assert seen == [[0, 0], [1, 1], [1, 2]]
-
-
 def test_nested_jits_and_disable_jit():
     f = callback_like(add_one, F32)
     assert jax.jit(lambda x: jax.jit(f)(x) + f(x))(1.0) == 4

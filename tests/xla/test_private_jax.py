@@ -14,6 +14,9 @@ from eqxcallback.xla import _effects, _ownership, _targets
 def test_effect_sets():
     from jax._src import effects
 
+    assert effects.ordered_effects.contains(_effects.ordered_kernel_effect)
+    assert not effects.ordered_effects.contains(_effects.kernel_effect)
+    assert effects.shardable_ordered_effects.contains(_effects.ordered_kernel_effect)
     for name in (
         "lowerable_effects",
         "control_flow_allowed_effects",
@@ -21,6 +24,7 @@ def test_effect_sets():
         "custom_derivatives_allowed_effects",
     ):
         assert getattr(effects, name).contains(_effects.kernel_effect), name
+        assert getattr(effects, name).contains(_effects.ordered_kernel_effect), name
 
 
 def test_an_effect_without_the_private_sets_is_refused():
@@ -98,3 +102,31 @@ def test_partitioned_calls_have_a_name(mesh):
     assert sharding_impls.parse_flatten_op_sharding(sharding, mesh)[0] == jax.P("d")
     assert sharding_impls.GSPMDSharding(mesh._flat_devices_tuple, sharding).is_equivalent_to(x.sharding, 2)
     np.testing.assert_array_equal(lowered.compile()(x), np.full((8, 5), 2))
+
+
+def test_tokens_order_calls():
+    """`jax._src.core.abstract_token`, the type of what the calls of an ordered effect hand on."""
+    f = lambda x: eqxc.debug.tap(lambda x, _: None, eqxc.debug.tap(lambda x, _: None, x, ordered=True), ordered=True)
+    text = jax.jit(f).lower(jnp.zeros(3)).as_text()
+    assert text.count("(!stablehlo.token, tensor<3xf32>) -> !stablehlo.token") == 2
+
+
+def test_programs_of_a_thread_leave_tokens():
+    """`dispatch.runtime_tokens`, which a barrier with a timeout waits for."""
+    from jax._src import dispatch
+
+    jax.effects_barrier()
+    jax.jit(lambda x: eqxc.debug.tap(lambda x, _: None, x, ordered=True))(1.0)
+    assert dispatch.runtime_tokens.current_tokens
+    jax.jit(lambda x: eqxc.debug.tap(lambda x, _: None, x))(1.0)
+    tokens = dispatch.runtime_tokens.output_runtime_tokens
+    assert all(hasattr(token, "block_until_ready") for token in tokens.values())
+    assert tokens
+    eqxc.debug.barrier_wait(timeout=60)
+
+
+def test_what_moves_values_out_of_a_scan():
+    """`_scan_known_hoisting`, by whose name on the stack effects are kept in their loops."""
+    from jax._src.lax.control_flow import loops
+
+    assert callable(loops._scan_known_hoisting)

@@ -1,0 +1,153 @@
+"""A call of a function on the host, with results."""
+
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from .. import _errors, _ext, xla
+from .._identity import identity
+from ._host import copy_from_host, copy_to_host, device_of
+from ._leaves import Leaves
+
+
+_WHO = "eqxcallback.debug.call"
+
+# With jax_enable_x64 off, NumPy's own 64-bit results are what JAX makes of them.
+_NARROWER = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
+
+
+class HostFunction:
+    """A function as the callback of the python lane. Hashable, and equal for those that do the same."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        leaves: Leaves,
+        avals: Sequence[Any],
+        paths: Sequence[str],
+        tree: Any,
+        with_device: bool,
+    ):
+        self.fn = fn
+        self.leaves = leaves
+        self.avals = tuple(avals)
+        self.paths = tuple(paths)
+        self.tree = tree
+        self.with_device = with_device
+        self.narrows = not jax.config.read("jax_enable_x64")
+
+    def _named_like(self) -> Callable[..., Any]:
+        return self.fn
+
+    def _identity(self) -> object:
+        own = (self.leaves, self.avals, self.paths, self.tree, self.with_device, self.narrows)
+        return HostFunction, identity(self.fn), own
+
+    def refusal(self, what: str) -> Exception:
+        """Of a derivative, or of a map, for which there is no rule."""
+        name = _errors.callable_name(self.fn)
+        if what == "vmap":
+            return NotImplementedError(
+                f"{_WHO}({name}): batching rules are implemented only for id_tap, not for call. Map it with `jax.lax.map`, give "
+                "the call a rule with `jax.custom_batching.custom_vmap`, or use `eqxcallback.buffer_callback` with a vmap_method."
+            )
+        return NotImplementedError(
+            f"{_WHO}({name}): {what} rule is implemented only for id_tap, not for call. Wrap the call in `jax.custom_jvp` or "
+            "`jax.custom_vjp`."
+        )
+
+    def __call__(self, ctx: _ext.ExecutionContext, out: Any, *buffers: _ext.Buffer) -> None:
+        arrays = [copy_to_host(ctx, buffer) for buffer in buffers]
+        x = self.leaves.from_kernel(arrays, range(len(arrays)))
+        device = {"device": device_of(ctx.platform, ctx.device_ordinal)} if self.with_device else {}
+        results = self.results(self.fn(x, **device))
+        for buffer, result in zip(jax.tree.leaves(out), results, strict=True):
+            copy_from_host(ctx, buffer, result)
+
+    def results(self, returned: Any) -> list[np.ndarray]:
+        """The flat results, if they are what was declared."""
+        name = _errors.callable_name(self.fn)
+        flat, tree = jax.tree.flatten(returned)
+        if tree != self.tree:
+            raise TypeError(
+                f"Callback func {name} should have returned a result with pytree {self.tree} but returned {tree}."
+            )
+        results = []
+        for path, aval, value in zip(self.paths, self.avals, flat, strict=True):
+            array = np.asarray(value)
+            if self.narrows and _NARROWER.get(array.dtype.name) == aval.dtype.name:
+                array = array.astype(aval.dtype)
+            if array.shape != aval.shape or array.dtype != aval.dtype:
+                raise TypeError(
+                    f"Callback func {name} should have returned a result with abstract values "
+                    f"{_errors.type_text(aval.dtype, aval.shape)} at result{path} but returned "
+                    f"{_errors.type_text(array.dtype, array.shape)}."
+                )
+            results.append(array)
+        return results
+
+
+def call(fn: Callable[..., Any], x: Any, *, result_shape: Any, with_device: bool = False) -> Any:
+    """Call `fn(x)` on the host, and go on with what it returns.
+
+    !!! example
+
+        ```python
+        def eigenvalues(m):
+            return np.linalg.eigvals(m).astype(np.complex64)
+
+        like = jax.ShapeDtypeStruct(m.shape[:-1], jnp.complex64)
+        w = eqxcallback.debug.call(eigenvalues, m, result_shape=like)
+        ```
+
+    Everything is copied, in and out: [`eqxcallback.buffer_callback`][] works in place. The call is made even if nobody uses the
+    result. In a program of several devices each one calls `fn`, with all of `x`; inside `shard_map` with its own part.
+
+    **Arguments:**
+
+    - `fn`: a function. `x` has NumPy arrays in place of JAX's, as in [`eqxcallback.debug.tap`][].
+    - `x`: a PyTree of arrays and numbers.
+    - `result_shape`: a PyTree like the results, whose leaves are arrays, numbers, or have `shape` and `dtype`; `()` or `None`
+        for no results.
+    - `with_device`: whether to call `fn(x, device=device)`, with the `jax.Device` that waits.
+
+    **Returns:** arrays in the tree of `result_shape`.
+
+    It has no derivative and no `vmap` of its own: `jax.custom_jvp`, `jax.custom_vjp` and `jax.custom_batching.custom_vmap` give
+    it one.
+
+    **Raises:**
+
+    - `TypeError` or `ValueError` for wrong arguments, naming the leaf.
+    - [`eqxcallback.KernelError`][] from a call outside of `jit`, and JAX's own error under it, if `fn` raises, or returns
+        another tree, shape or dtype than declared.
+    """
+    if not callable(fn):
+        raise TypeError(f"{_WHO}: expected a function fn(x); got {fn!r} of type {type(fn).__name__}.")
+    leaves, arrays = Leaves.of(x, _WHO)
+    flat, tree = tree_flatten_with_path(result_shape)
+    avals = [_result_aval(keystr(path), leaf) for path, leaf in flat]
+    function = HostFunction(fn, leaves, avals, [keystr(path) for path, _ in flat], tree, bool(with_device))
+    in_tree = jax.tree.structure(((0,) * len(arrays), {}))
+    spec = xla.CallSpec(tuple(avals), None, True, (), False)
+    outs = xla.python_call(xla.PythonBody(function, in_tree, tree), spec, arrays)
+    return jax.tree.unflatten(tree, outs)
+
+
+def _result_aval(path: str, leaf: Any) -> Any:
+    try:
+        is_struct = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        like = leaf if is_struct else jax.typeof(leaf)
+        if jax.dtypes.issubdtype(like.dtype, jax.dtypes.extended):
+            raise TypeError("a function on the host returns no typed keys, but their words")
+        return xla.result_aval(like.shape, jax.dtypes.canonicalize_dtype(like.dtype))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{_WHO}: result_shape should be a pytree of values with structure matching the expected result of the callback "
+            "function. The values must be either numeric scalars, or must have 'shape' and 'dtype' attributes. Got "
+            f"{reprlib.repr(leaf)} at result_shape{path} ({error})."
+        ) from None

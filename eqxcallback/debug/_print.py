@@ -1,0 +1,114 @@
+"""A tap that prints."""
+
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from .._identity import identity
+from ._layout import layout
+from ._tap import Mode, tap_leaves
+
+
+class Stream(Protocol):
+    def write(self, text: str, /) -> object: ...
+
+
+_lock = threading.Lock()
+
+
+class Printer:
+    """A function for taps, which prints. Equal for those that print the same to the same stream.
+
+    !!! example
+
+        ```python
+        x = eqxcallback.debug.tap_cotangents(eqxcallback.debug.Printer({"what": "gradient"}), x)
+        ```
+    """
+
+    def __init__(
+        self,
+        labels: Mapping[str, Any] | None = None,
+        *,
+        output_stream: Stream | None = None,
+        threshold: int | None = 1024,
+    ):
+        """**Arguments:** those of [`eqxcallback.debug.print`][].
+
+        **Raises:** `TypeError` for an `output_stream` without `write`, and a `threshold` that is no number.
+        """
+        who = "eqxcallback.debug.print"
+        if output_stream is not None and not callable(getattr(output_stream, "write", None)):
+            raise TypeError(f"{who}: expected output_stream to have a method write(text); got {output_stream!r}.")
+        if threshold is not None and (not isinstance(threshold, int | np.integer) or isinstance(threshold, bool)):
+            raise TypeError(f"{who}: expected threshold to be a number of elements, or None; got {threshold!r}.")
+        self._write = None if output_stream is None else output_stream.write
+        self._threshold = threshold
+        self._labels = {name: str(value) for name, value in (labels or {}).items()}
+
+    def _named_like(self) -> str:
+        return "eqxcallback.debug.print"
+
+    def _identity(self) -> object:
+        labels = tuple(sorted(self._labels.items()))
+        return Printer, None if self._write is None else identity(self._write), self._threshold, labels
+
+    def __call__(self, x: Any, transforms: tuple[Any, ...], device: Any = None) -> None:
+        labels = dict(self._labels)
+        if transforms:
+            labels["transforms"] = str([(name, params) if params else name for name, params in transforms])
+        if device is not None:
+            labels["device"] = str(device)
+        lines = [" ".join(f"{name}: {text}" for name, text in sorted(labels.items()))] if labels else []
+        lines.append(layout(x, self._threshold))
+        write = self._write or sys.stdout.write  # which may have been replaced since
+        with _lock:
+            for line in lines:
+                write(line + "\n")
+
+
+def print(
+    x: Any,
+    *,
+    what: Any = None,
+    result: Any = None,
+    with_device: bool = False,
+    device_index: int | None = None,
+    ordered: bool = False,
+    mode: Mode = "sync",
+    output_stream: Stream | None = None,
+    threshold: int | None = 1024,
+    **labels: Any,
+) -> Any:
+    """[`eqxcallback.debug.tap`][] with a function that prints `x`.
+
+    !!! example
+
+        ```python
+        y = eqxcallback.debug.print(layer(x), what="output", step=3)
+        # step: 3 what: output
+        # [0.1 0.2 0.7]
+        ```
+
+    First come the labels, if there are any, in the order of their names; then the value: `( a b )` for a tuple, `[ a b ]` for a
+    list, `{ k=v }` for a dict, and arrays as `np.array2string` has them. Lines are written whole, and those of one value
+    together, whichever thread prints.
+
+    **Arguments:**
+
+    - `what`, `labels`: what to print before. They are made text when the program is traced.
+    - `with_device`: whether `device` is one of the labels. `transforms` is one wherever there are any.
+    - `output_stream`: something with a method `write`, in place of `sys.stdout`. It is called once for each of the two.
+    - `threshold`: the number of elements above which the middle of an array is left out. `None` for NumPy's own.
+    - `result`, `device_index`, `ordered`, `mode`: those of [`eqxcallback.debug.tap`][].
+
+    **Returns:** `x`, or `result`.
+    """
+    if what is not None:
+        labels["what"] = what
+    printer = Printer(labels, output_stream=output_stream, threshold=threshold)
+    tapped = tap_leaves("print", "values", printer, x, with_device, device_index, ordered, mode)
+    return tapped if result is None else result
