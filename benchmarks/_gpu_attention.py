@@ -1,45 +1,29 @@
 """Attention against cuDNN, XLA and PyTorch; and what one token over a cache reads of the copy bandwidth."""
 
 import functools
-import importlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from eqxcallback import ops
 
+from . import shapes
+from ._contestants import Pass, normal, of_pass, to_torch, torch, torch_call
 from ._gpu_probe import COPY, copy_runner
-from ._gpu_rows import OURS, Goal, Row, Setting
-from ._gpu_timing import Runner, torch_runner
+from ._gpu_timing import torch_runner
+from ._rows import OURS, Goal, Row, Setting
+from ._timing import Runner
 
 
-class Shape(NamedTuple):
-    batch: int
-    heads: int
-    kv_heads: int
-    length: int
-    size: int
-    causal: bool
+Shape = shapes.Attention
 
-    def __str__(self) -> str:
-        groups = "" if self.heads == self.kv_heads else f"/{self.kv_heads}"
-        causal = ", causal" if self.causal else ""
-        return f"b{self.batch} h{self.heads}{groups} s{self.length} d{self.size}{causal}"
 
-    @property
-    def flops(self) -> float:
-        full = 4 * self.batch * self.heads * self.length**2 * self.size
-        return full / 2 if self.causal else full
-
-    def operands(self) -> list[jax.Array]:
-        """Queries, keys, values, and the cotangent of the result."""
-        heads = (self.heads, self.kv_heads, self.kv_heads, self.heads)
-        return [
-            jax.random.normal(jax.random.key(i), (self.batch, self.length, count, self.size), jnp.bfloat16)
-            for i, count in enumerate(heads)
-        ]
+def _operands(shape: Shape) -> list[jax.Array]:
+    """Queries, keys, values, and the cotangent of the result."""
+    queries, *others = shape.operand_shapes
+    return [normal(i, *each, dtype=jnp.bfloat16) for i, each in enumerate((queries, *others, queries))]
 
 
 # The most telling ones first.
@@ -74,7 +58,7 @@ def measure(setting: Setting) -> Iterator[Row]:
                 del contestants["cuDNN"]
             work = shape.flops * (_WITH_BACKWARD if backward else 1)
             what = "forward + backward" if backward else "forward"
-            yield Row(f"{what}, {shape}", "TFLOP/s", work, setting.race(contestants), goal)
+            yield Row(f"{what}, {shape}", "TFLOP/s", work, setting.race(contestants), (goal,))
 
 
 def peers(shape: Shape) -> dict[str, Callable[..., jax.Array]]:
@@ -87,32 +71,19 @@ def peers(shape: Shape) -> dict[str, Callable[..., jax.Array]]:
 
 
 def jax_runner(setting: Setting, f: Callable[..., jax.Array], shape: Shape, backward: bool) -> Runner:
-    def gradients(q: Any, k: Any, v: Any, cotangent: Any) -> Any:
-        out, vjp = jax.vjp(f, q, k, v)
-        return *vjp(cotangent), out
-
-    q, k, v, cotangent = shape.operands()
-    return setting.clock.runner(gradients, q, k, v, cotangent) if backward else setting.clock.runner(f, q, k, v)
-
-
-def to_torch(x: jax.Array) -> Any:
-    torch: Any = importlib.import_module("torch")
-    return torch.from_dlpack(x)
+    which: Pass = "forward + backward" if backward else "forward"
+    *args, cotangent = _operands(shape)
+    return setting.clock.runner(of_pass(f, which, (0, 1, 2)), *([cotangent] if backward else []), *args)
 
 
 def sdpa_runner(shape: Shape, backward: bool) -> Runner:
-    torch: Any = importlib.import_module("torch")
-    q, k, v, cotangent = (to_torch(x).transpose(1, 2).contiguous() for x in shape.operands())
+    q, k, v, cotangent = _operands(shape)
     options = {"is_causal": shape.causal, "enable_gqa": shape.heads != shape.kv_heads}
-    attend = torch.nn.functional.scaled_dot_product_attention
-    inputs = [x.requires_grad_(backward) for x in (q, k, v)]
-
-    def run() -> Any:
-        out = attend(*inputs, **options)
-        return torch.autograd.grad(out, inputs, cotangent) if backward else (out,)
-
-    runner = torch_runner(run)
-    return runner._replace(result=lambda: [x.transpose(1, 2) for x in run()])
+    attend = functools.partial(torch().nn.functional.scaled_dot_product_attention, **options)
+    args = [x.swapaxes(1, 2) for x in ([cotangent] if backward else []) + [q, k, v]]
+    which: Pass = "forward + backward" if backward else "forward"
+    call = torch_call(attend, which, (0, 1, 2), args)
+    return torch_runner(call)._replace(result=lambda: jax.tree.map(lambda x: x.transpose(1, 2), call()))
 
 
 # batch, heads, kv_heads, keys, size
@@ -147,12 +118,11 @@ def measure_decode(setting: Setting) -> Iterator[Row]:
             contestants["torch SDPA"] = functools.partial(_torch_decode, q, k, v)
         case = f"b{batch} h{heads}/{kv_heads} keys {keys} d{size}"
         race = setting.race(contestants)
-        yield Row(case, "GB/s", k.nbytes + v.nbytes, race, Goal(COPY, 0.85), more_work={COPY: copied})
+        yield Row(case, "GB/s", k.nbytes + v.nbytes, race, (Goal(COPY, 0.85),), more_work={COPY: copied})
 
 
 def _torch_decode(q: jax.Array, k: jax.Array, v: jax.Array) -> Runner:
-    torch: Any = importlib.import_module("torch")
     query = to_torch(q)[:, :, None]
     keys, values = (to_torch(x).transpose(1, 2) for x in (k, v))
-    attend = torch.nn.functional.scaled_dot_product_attention
+    attend = torch().nn.functional.scaled_dot_product_attention
     return torch_runner(lambda: attend(query, keys, values, enable_gqa=True)[:, :, 0])

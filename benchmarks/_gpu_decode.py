@@ -13,24 +13,14 @@ import numpy as np
 import eqxcallback as eqxc
 from models import gguf, llama
 
+from . import shapes
 from ._gpu_launches import NOT_CAPTURED
-from ._gpu_rows import Goal, Row, Setting
-from ._gpu_timing import Runner
+from ._rows import Goal, Row, Setting
+from ._timing import Runner
 
 
 STEPS = 64
 CAPTURED, PLAIN = "jit_captured", "not captured"
-_SIZES = {
-    "num_layers": 30,
-    "context_length": 8192,
-    "embedding_size": 576,
-    "hidden_size": 1536,
-    "num_heads": 9,
-    "num_kv_heads": 3,
-    "head_size": 64,
-    "vocab_size": 49_152,
-}
-_TINY = {"num_layers": 2, "embedding_size": 64, "hidden_size": 96, "num_heads": 4, "num_kv_heads": 2, "head_size": 16}
 
 
 def model(tiny: bool) -> tuple[llama.Llama, str]:
@@ -40,8 +30,20 @@ def model(tiny: bool) -> tuple[llama.Llama, str]:
             return llama.load(gguf.open_model(gguf.default_path()), dtype=jnp.bfloat16), "SmolLM2-135M"
         except gguf.ModelFileError:
             pass
-    sizes = _SIZES | ({**_TINY, "vocab_size": 128} if tiny else {})
-    return _random(gguf.Config(rope_theta=1e5, rms_norm_eps=1e-5, **sizes)), "random weights of SmolLM2-135M's sizes"
+    sizes = shapes.TINY if tiny else shapes.SMOLLM2
+    config = gguf.Config(
+        num_layers=sizes.layers,
+        context_length=sizes.length,
+        embedding_size=sizes.embedding,
+        hidden_size=sizes.hidden,
+        num_heads=sizes.heads,
+        num_kv_heads=sizes.kv_heads,
+        head_size=sizes.head_size,
+        vocab_size=sizes.vocabulary,
+        rope_theta=1e5,
+        rms_norm_eps=1e-5,
+    )
+    return _random(config), f"random weights of {sizes.name}'s sizes"
 
 
 def _random(config: gguf.Config) -> llama.Llama:
@@ -151,4 +153,4 @@ def measure(setting: Setting) -> Iterator[Row]:
             name: functools.partial(decode, jit_options, in_one, reads) for name, jit_options in options().items()
         }
         goal = Goal(PLAIN, 3.0, of=CAPTURED)
-        yield Row(f"{which}, {filled} tokens before, {kind}", "tokens/s", steps, setting.race(runners), goal)
+        yield Row(f"{which}, {filled} tokens before, {kind}", "tokens/s", steps, setting.race(runners), (goal,))

@@ -16,8 +16,8 @@ from jax.experimental.buffer_callback import buffer_callback as jax_buffer_callb
 
 import eqxcallback as eqxc
 
-from ._gpu_rows import OURS, Goal, Row, Setting
-from ._gpu_timing import HostClock, Runner
+from ._rows import OURS, Goal, Row, Setting
+from ._timing import HostClock, Runner
 
 
 CALLS = 100
@@ -111,7 +111,7 @@ def measure(setting: Setting) -> Iterator[Row]:
         }
         race = setting.race(runners)
         race.differences.clear()  # an empty body writes nothing
-        yield Row(f"a launch in a chain of {calls}, {what}", "us", calls, race, Goal(3.0))
+        yield Row(f"a launch in a chain of {calls}, {what}", "us", calls, race, (Goal(3.0),))
 
 
 def _chain(make: Callable[[], Callable[[jax.Array], jax.Array]], calls: int, options: dict[str, Any]) -> Runner:

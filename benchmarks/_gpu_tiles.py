@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ._gpu_attention import TINY, Shape, jax_runner, peers
-from ._gpu_rows import OURS, Row, Setting
-from ._gpu_timing import Runner
+from ._rows import OURS, Row, Setting
+from ._timing import Runner
 
 
 Tile = tuple[int, int, int, int]

@@ -1,14 +1,12 @@
-"""Peers on a GPU take turns, and the device's time counts: CUDA events on XLA's own stream, which a callback records.
+"""The device's time counts: CUDA events on XLA's own stream, which a callback records.
 
 Without CuPy, calls are chained in a loop on the device, so that the host's time does not count. Without a GPU it is the host's
 clock, for a dry run.
 """
 
 import importlib
-import statistics
-import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,39 +14,7 @@ import numpy as np
 
 import eqxcallback as eqxc
 
-from ._timing import Timing
-
-
-class Runner(NamedTuple):
-    """One contestant, compiled: `run(count)` is the seconds of so many calls, `result()` what one of them returns."""
-
-    run: Callable[[int], float]
-    result: Callable[[], Any]
-
-
-class Clock(Protocol):
-    name: str
-
-    def runner(self, f: Callable[..., Any], *args: Any, **jit_options: Any) -> Runner: ...
-
-
-class HostClock:
-    """Calls that follow each other, from the first to when the last is done."""
-
-    name = "host"
-
-    def runner(self, f: Callable[..., Any], *args: Any, **jit_options: Any) -> Runner:
-        jitted = jax.jit(f, **jit_options)
-
-        def run(count: int) -> float:
-            out = None
-            start = time.perf_counter()
-            for _ in range(count):
-                out = jitted(*args)
-            jax.block_until_ready(out)
-            return time.perf_counter() - start
-
-        return Runner(run, lambda: jitted(*args))
+from ._timing import Clock, HostClock, Runner
 
 
 class EventClock:
@@ -145,54 +111,3 @@ def torch_runner(f: Callable[..., Any], *args: Any) -> Runner:
         return start.elapsed_time(end) / 1e3
 
     return Runner(run, lambda: f(*args))
-
-
-class Race(NamedTuple):
-    """**Attributes:**
-
-    - `seconds`: of one call of each contestant that could run.
-    - `failed`: why the others could not.
-    - `differences`: of results, from those of the first contestant, relative to the largest.
-    """
-
-    seconds: dict[str, Timing]
-    failed: dict[str, str]
-    differences: dict[str, float]
-
-
-def race(contestants: Mapping[str, Callable[[], Runner]], *, rounds: int, round_seconds: float) -> Race:
-    """Time each contestant in turns. One that cannot be made or run is left out, and says why."""
-    runners, counts, failed, differences = {}, {}, {}, {}
-    first = None
-    for name, make in contestants.items():
-        try:
-            runner = make()
-            result = sample(runner.result())
-            runner.run(1)
-            once = runner.run(3) / 3
-        except Exception as error:  # a peer that is not there must not cost the others
-            failed[name] = f"{type(error).__name__}: {str(error)[:300]}"
-            continue
-        if first is None:
-            first = result
-        elif result.shape == first.shape:
-            differences[name] = float(np.abs(result - first).max() / max(np.abs(first).max(), 1e-30))
-        runners[name] = runner
-        counts[name] = max(1, min(500, round(round_seconds / max(once, 1e-7))))
-    times: dict[str, list[float]] = {name: [] for name in runners}
-    for _ in range(rounds):
-        for name, runner in runners.items():
-            times[name].append(runner.run(counts[name]) / counts[name])
-    seconds = {}
-    for name, values in times.items():
-        low, median, high = statistics.quantiles(values, n=4)
-        seconds[name] = Timing(median, low, high)
-    return Race(seconds, failed, differences)
-
-
-def sample(result: Any) -> np.ndarray:
-    """Some elements of the first array, by which contestants are compared. The array may be of JAX or of PyTorch."""
-    leaf = jax.tree.leaves(result)[0]
-    flat = leaf.detach().float().cpu().numpy() if hasattr(leaf, "detach") else np.asarray(leaf, np.float32)
-    flat = flat.ravel()
-    return flat[:: max(1, flat.size // 65_536)]

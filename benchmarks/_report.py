@@ -1,5 +1,7 @@
-"""Tables: as JSON and Markdown under benchmarks/results/, and between their markers in the README."""
+"""Tables: as JSON and Markdown under benchmarks/results/, and between their markers in the README and the documentation."""
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
@@ -12,18 +14,24 @@ import numpy as np
 
 
 ROOT = pathlib.Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results"
 
 
 def machine() -> dict[str, str]:
     lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    return {
+    found = {
         "cpu": f"{model}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "jax": jax.__version__,
         "numpy": np.__version__,
     }
+    for package in ("equinox", "torch"):
+        if importlib.util.find_spec(package) is not None:
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -31,14 +39,22 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
-def write(name: str, markdown: str, data: dict[str, Any], *, readme: bool = False) -> None:
-    """Save a result. With `readme`, its Markdown replaces what is between `<!-- name -->` and `<!-- /name -->`."""
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine(), **data}, indent=1) + "\n")
-    (RESULTS / f"{name}.md").write_text(markdown + "\n")
-    if readme:
-        path = ROOT / "README.md"
-        text = path.read_text()
-        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        before, rest = text.split(begin)
-        path.write_text(before + begin + "\n" + markdown + "\n" + end + rest.split(end)[1])
+def write(name: str, markdown: str, data: dict[str, Any], *, folder: pathlib.Path = RESULTS) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps({"machine": machine(), **data}, indent=1) + "\n")
+    (folder / f"{name}.md").write_text(markdown + "\n")
+
+
+def put(page: pathlib.Path, name: str, markdown: str) -> None:
+    """In place of what a page has between `<!-- name -->` and `<!-- /name -->`."""
+    text = page.read_text()
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{page.name}: expected one {begin} and one {end} around what a benchmark writes.")
+    before, rest = text.split(begin)
+    page.write_text(before + begin + "\n" + markdown + "\n" + end + rest.split(end)[1])
+
+
+def measured_on() -> str:
+    about = ", ".join(value if key == "cpu" else f"{key} {value}" for key, value in machine().items())
+    return f"Measured on {about}."

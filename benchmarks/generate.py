@@ -2,7 +2,7 @@
 
 All contestants have the same file and threads, and take turns in one process for each number of threads; the memory of each
 is measured in a process of its own. llama.cpp is the package llama-cpp-python, which takes ten minutes to build: it is in the
-extra `bench`.
+extra `bench-generate`.
 """
 
 import argparse
@@ -10,8 +10,6 @@ import collections
 import importlib
 import json
 import os
-import pathlib
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +17,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from . import _report
+from . import _memory, _report
+from ._process import run_on
 
 
 _PROMPT = 512
@@ -172,18 +171,11 @@ def peak_memory(name: str) -> int:
     contestant = CONTESTANTS[name](os.cpu_count() or 1)
     contestant.prompt(_tokens(_SHORT))
     contestant.decode(32)
-    status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
-    return int(status["VmHWM"].split()[0]) * 1024
+    return _memory.peak()
 
 
 def _in_own_process(cores: set[int], *arguments: str) -> Any:
-    result = subprocess.run(
-        [sys.executable, "-m", "benchmarks.generate", *arguments],
-        stdout=subprocess.PIPE,
-        check=True,
-        preexec_fn=lambda: os.sched_setaffinity(0, cores),  # XLA has a thread for each core that it may use
-    )
-    return json.loads(result.stdout)
+    return json.loads(run_on(cores, [sys.executable, "-m", "benchmarks.generate", *arguments]))
 
 
 def _rows(results: dict[int, dict[str, Any]], memory: dict[str, int]) -> Iterator[list[str]]:
@@ -221,10 +213,11 @@ def main() -> None:
     memory = {name: _in_own_process(set(cores), "--memory", name) for name in CONTESTANTS}
     columns = [f"{what}, {n} thread{'s' * (n > 1)}" for n in counts for what in ("prompt", "decode at 64", "at 512")]
     markdown = _report.table(["tokens per second (of llama.cpp)", *columns, "peak MB"], list(_rows(results, memory)))
-    machine = _report.machine()
-    markdown += f"\n\nMeasured on {machine['cpu']}, python {machine['python']}, jax {machine['jax']}."
+    markdown += f"\n\n{_report.measured_on()}"
     print(markdown)
-    _report.write("generate", markdown, {"threads": results, "peak_memory": memory}, readme=options.readme)
+    _report.write("generate", markdown, {"threads": results, "peak_memory": memory})
+    if options.readme:
+        _report.put(_report.README, "generate", markdown)
 
 
 if __name__ == "__main__":

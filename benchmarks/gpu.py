@@ -50,8 +50,8 @@ def measure(part: str, options: argparse.Namespace, path: pathlib.Path) -> None:
     """Write what is known after each row."""
     import jax
 
-    from ._gpu_rows import Setting
     from ._gpu_timing import find_clock
+    from ._rows import Setting, one_line
 
     ends = time.monotonic() + options.seconds
     if not options.no_gpu:
@@ -63,16 +63,9 @@ def measure(part: str, options: argparse.Namespace, path: pathlib.Path) -> None:
     for row in measurement(part)(setting):
         data["rows"].append(row.as_data())
         path.write_text(json.dumps(data))
-        print(_one_line(data["rows"][-1]), flush=True)
+        print(one_line(data["rows"][-1]), flush=True)
     data["is_whole"] = setting.has_time()
     path.write_text(json.dumps(data))
-
-
-def _one_line(row: Mapping[str, Any]) -> str:
-    figures = ", ".join(f"{name} {figure:.4g}" for name, figure in row["figures"].items())
-    failed = "".join(f"; {name} failed: {why}" for name, why in row["failed"].items())
-    wrong = "".join(f"; {name} differs by {d:.1e}" for name, d in row["differences"].items() if not d < 0.05)
-    return f"{row['case']}: {figures} {row['unit']}{failed}{wrong}"
 
 
 def measured(part: str, seconds: float, options: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
@@ -114,7 +107,7 @@ def device() -> dict[str, str]:
 
 
 def markdown(results: Mapping[str, Any], about: Mapping[str, str]) -> str:
-    from ._gpu_rows import tables
+    from ._rows import tables
 
     sections = []
     for part, data in results.items():

@@ -1,16 +1,17 @@
-"""What a callback costs: `python -m benchmarks.overhead [--quick] [--readme]`.
+"""What a callback costs: `python -m benchmarks overhead [--quick] [--readme]`.
 
 Calls: a chain of 100 on f32[128] in one jit, for each way to leave XLA. Sizes: identity and add-one from 4 KiB to 256 MiB,
 in place and not; and how the cost grows from 4 to 32 MiB. Seconds are of this machine; the ratios are what means something.
 """
 
 import argparse
-import ctypes
 import functools
+import os
 import pathlib
 import subprocess
-import tempfile
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +19,18 @@ import numpy as np
 from jax.experimental.buffer_callback import buffer_callback as jax_buffer_callback
 
 import eqxcallback as eqxc
-from benchmarks import _report
-from benchmarks._timing import Timing, interleaved
+
+from . import _report
+from ._memory import keep_freed_memory
+from ._native import load, native_library
+from ._overhead_sizes import measure_size, microseconds, report_growth, report_sizes
+from ._rows import Goal
+from ._timing import Timing, interleaved
 
 
 CALLS = 100
 F32 = jax.ShapeDtypeStruct((128,), jnp.float32)
+NATIVE = ("eqxcallback Layer, native add", "eqxcallback Op, native add")
 
 
 def empty(ctx, out, x):
@@ -35,26 +42,16 @@ def np_add(ctx, out, x):
 
 
 @functools.cache
-def native_library() -> str:
-    """A native kernel, compiled here against the headers of the jaxlib that runs."""
-    folder = pathlib.Path(tempfile.mkdtemp())
-    source = pathlib.Path(__file__).parent / "native_add.cc"
-    command = ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-w", f"-I{jax.ffi.include_dir()}"]
-    subprocess.run([*command, str(source), "-o", str(folder / "native.so")], check=True)
-    return str(folder / "native.so")
-
-
-@functools.cache
 def bare_call() -> Callable[[jax.Array], jax.Array]:
     """As JAX's documentation does it."""
-    capsule = jax.ffi.pycapsule(ctypes.CDLL(native_library()).NativeAddOne)
+    capsule = jax.ffi.pycapsule(load("native_add.cc").NativeAddOne)
     jax.ffi.register_ffi_target("benchmark_add_one", capsule, platform="cpu")
     call = jax.ffi.ffi_call("benchmark_add_one", F32)
     return lambda x: call(x)
 
 
 def native_op() -> eqxc.Op:
-    kernel = eqxc.NativeKernel("NativeAddOne", library=native_library())
+    kernel = eqxc.NativeKernel("NativeAddOne", library=native_library("native_add.cc"))
     return eqxc.Op("add_one", kernels={"cpu": kernel}, reference=lambda x: x + 1)
 
 
@@ -82,7 +79,7 @@ class OneField(eqxc.Layer):
 
 def native_layer() -> eqxc.Layer:
     class AddOne(eqxc.Layer):
-        kernels = {"cpu": eqxc.NativeKernel("NativeAddOne", library=native_library())}  # noqa: RUF012 - a declaration
+        kernels = {"cpu": eqxc.NativeKernel("NativeAddOne", library=native_library("native_add.cc"))}  # noqa: RUF012 - a declaration
 
         def reference(self, x):
             return x + 1
@@ -104,7 +101,7 @@ def chain(call: Callable[[jax.Array], jax.Array]) -> Callable[[], object]:
     return lambda: jitted(x).block_until_ready()
 
 
-def measure_calls(rounds: int) -> dict[str, Timing]:
+def measure_calls(rounds: int, seconds: float) -> dict[str, Timing]:
     """Seconds for one call in a chain of 100."""
     x, y, w = np.zeros(128, np.float32), np.zeros(128, np.float32), jnp.zeros(128)
     contestants = {
@@ -123,17 +120,28 @@ def measure_calls(rounds: int) -> dict[str, Timing]:
         "XLA, x + 1": chain(lambda x: jax.lax.optimization_barrier(x + 1)),
         "probe: np.add alone": lambda: [np.add(x, 1, out=y) for _ in range(CALLS)],
     }
-    times = interleaved(contestants, rounds=rounds, round_seconds=0.05)
+    times = interleaved(contestants, rounds=rounds, round_seconds=seconds)
     return {name: Timing(t.median / CALLS, t.low / CALLS, t.high / CALLS) for name, t in times.items()}
 
 
-def measure_eager(rounds: int) -> dict[str, Timing]:
+def measure_eager(rounds: int, seconds: float) -> dict[str, Timing]:
+    """Seconds for one call, and for a program of one call."""
     x = jnp.zeros(F32.shape)
     ours, theirs = eqxc.buffer_callback(empty, F32), jax_buffer_callback(empty, F32)
     native, op = bare_call(), native_op()
     layer, empty_layer = native_layer(), OneField(jnp.zeros(128))
+
+    def alone(callback: Callable[..., Callable[..., jax.Array]], **options: bool) -> Callable[[], object]:
+        jitted = jax.jit(callback(empty, F32, **options))
+        return lambda: jitted(x).block_until_ready()
+
     return interleaved(
         {
+            # An effect costs a program jit's fast dispatch, once, however many calls it has.
+            "alone in a jit: eqxcallback, empty": alone(eqxc.buffer_callback),
+            "alone in a jit: eqxcallback, empty, effect": alone(eqxc.buffer_callback, has_side_effect=True),
+            "alone in a jit: jax buffer_callback, empty": alone(jax_buffer_callback),
+            "alone in a jit: jax buffer_callback, empty, effect": alone(jax_buffer_callback, has_side_effect=True),
             "eqxcallback Layer, python lane": lambda: empty_layer(x).block_until_ready(),
             "eqxcallback Layer, native add": lambda: layer(x).block_until_ready(),
             "eqxcallback, empty": lambda: ours(x).block_until_ready(),
@@ -142,78 +150,8 @@ def measure_eager(rounds: int) -> dict[str, Timing]:
             "ffi_call, native add": lambda: native(x).block_until_ready(),
         },
         rounds=rounds,
-        round_seconds=0.05,
+        round_seconds=seconds,
     )
-
-
-def identity_in_place(ctx, out, x):
-    pass
-
-
-def identity(ctx, out, x):
-    np.copyto(np.asarray(out), np.asarray(x))
-
-
-def add_in_place(ctx, out, x):
-    array = np.asarray(out)
-    np.add(array, np.float32(1), out=array)
-
-
-def add_one(ctx, out, x):
-    np.add(np.asarray(x), np.float32(1), out=np.asarray(out))
-
-
-def in_place_on_itself(f: Callable[..., jax.Array], x: jax.Array) -> Callable[[], object]:
-    """Calls that donate their argument: each one works on the result of the last."""
-    jitted, state = jax.jit(f, donate_argnums=0), [x]
-
-    def run() -> None:
-        state[0] = jitted(state[0])
-        state[0].block_until_ready()
-
-    return run
-
-
-def repeated(f: Callable[..., jax.Array], x: jax.Array) -> Callable[[], object]:
-    jitted = jax.jit(f)
-    return lambda: jitted(x).block_until_ready()
-
-
-def measure_size(nbytes: int, rounds: int, seconds: float) -> dict[str, Timing]:
-    like = jax.ShapeDtypeStruct((nbytes // 4,), jnp.float32)
-
-    def ours(callback, **options):
-        return eqxc.buffer_callback(callback, like, **options)
-
-    x = jnp.zeros(like.shape, like.dtype)
-    source, target = np.zeros(like.shape, np.float32), np.zeros(like.shape, np.float32)
-
-    def pure(x):
-        return jax.pure_callback(lambda a: a, like, x)
-
-    contestants = {
-        "identity, aliased + donated": in_place_on_itself(ours(identity_in_place, input_output_aliases={0: 0}), x + 0),
-        "identity, aliased": repeated(ours(identity_in_place, input_output_aliases={0: 0}), x),
-        "identity, neither": repeated(ours(identity), x),
-        "add, aliased + donated": in_place_on_itself(ours(add_in_place, input_output_aliases={0: 0}), x + 0),
-        "add, aliased": repeated(ours(add_in_place, input_output_aliases={0: 0}), x),
-        "add, neither": repeated(ours(add_one), x),
-        "jax buffer_callback, identity": repeated(jax_buffer_callback(identity, like), x),
-        "jax pure_callback, identity": repeated(pure, x),
-        "XLA, x + 1": repeated(lambda x: x + 1, x),
-        "XLA, x + 1, donated": in_place_on_itself(lambda x: x + 1, x + 0),
-        "probe: np.copyto": lambda: np.copyto(target, source),
-    }
-    return interleaved(contestants, rounds=rounds, round_seconds=seconds)
-
-
-def microseconds(seconds: float) -> str:
-    value = seconds * 1e6
-    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
-
-
-def size_name(nbytes: int) -> str:
-    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
 
 
 def report_calls(calls: dict[str, Timing], eager: dict[str, Timing]) -> str:
@@ -221,6 +159,8 @@ def report_calls(calls: dict[str, Timing], eager: dict[str, Timing]) -> str:
         return f"{times[name].median / times[peer].median:.2f}" if peer in times else ""
 
     def peer_of(name: str) -> str:
+        if name.startswith("alone in a jit"):
+            return "alone in a jit: jax buffer_callback, empty" + (", effect" if "effect" in name else "")
         if "native" in name or "ops." in name or "python lane" in name:
             return "ffi_call, native add"
         return "jax buffer_callback, " + ("empty" if "empty" in name else "np.add")
@@ -231,64 +171,59 @@ def report_calls(calls: dict[str, Timing], eager: dict[str, Timing]) -> str:
         rows.append([name, microseconds(timing.median), spread, ratio(calls, name, peer_of(name)), peer_of(name)])
     for name, timing in eager.items():
         spread = f"{microseconds(timing.low)} to {microseconds(timing.high)}"
-        peer = peer_of(name)
-        rows.append([f"eager: {name}", microseconds(timing.median), spread, ratio(eager, name, peer), peer])
+        peer, label = peer_of(name), name if ":" in name else f"eager: {name}"
+        rows.append([label, microseconds(timing.median), spread, ratio(eager, name, peer), peer])
     header = ["one call on f32[128]", "median, us", "quartiles", "ratio", "to"]
     return _report.table(header, rows)
 
 
-def report_sizes(sizes: dict[int, dict[str, Timing]]) -> str:
-    names = list(next(iter(sizes.values())))
-    rows = [[name, *(microseconds(times[name].median) for times in sizes.values())] for name in names]
-    return _report.table(["median, us", *map(size_name, sizes)], rows)
+def goals(calls: Mapping[str, Timing]) -> list[dict[str, Any]]:
+    """For `python -m benchmarks --check`."""
+    figures = {name: timing.median * 1e6 for name, timing in calls.items()}
+    ours = "eqxcallback, empty"
+    of = {
+        "a native call": [Goal("ffi_call, native add", round(1 / 1.15, 3), native) for native in NATIVE],
+        "a native call, us": [Goal(0.2, of=native) for native in NATIVE],
+        "an empty Python kernel": [Goal("jax buffer_callback, empty", ratio, ours) for ratio in (2.0, 4.0)],
+        "np.add": [Goal("jax buffer_callback, np.add", round(1 / 0.65, 3), "eqxcallback, np.add")],
+    }
+    return [{"case": case, "goals": [goal.as_data(figures, "us") for goal in each]} for case, each in of.items()]
 
 
-def report_growth(sizes: dict[int, dict[str, Timing]], kept: dict[int, dict[str, Timing]]) -> str:
-    """JAX's issue 11371 asked why a copying callback takes 23 times as long for 8 times the bytes (4 to 32 MiB)."""
-    names = ("identity, aliased + donated", "add, aliased + donated", "add, aliased", "add, neither", "XLA, x + 1")
-
-    def growth(times: dict[int, dict[str, Timing]], name: str) -> str:
-        return f"{times[32 << 20][name].median / times[4 << 20][name].median:.1f}"
-
-    rows = [[name, growth(sizes, name), growth(kept, name)] for name in (*names, "probe: np.copyto")]
-    return _report.table(["32 MiB over 4 MiB (8 times the bytes)", "as it comes", "malloc keeps memory"], rows)
-
-
-def keep_freed_memory() -> None:
-    """Tell glibc not to give freed memory back to the system. By default it does from 32 MiB on, and each result then costs
-    a page fault for each 4 KiB, which is far more than the copy. For the rest of the process."""
-    m_trim_threshold, m_mmap_max = -1, -4
-    libc = ctypes.CDLL(None)
-    libc.mallopt(m_mmap_max, 0)
-    libc.mallopt(m_trim_threshold, 2**31 - 1)
+def in_own_process(mode: str, results: pathlib.Path) -> None:
+    """Which gets a memory allocator of its own in the end."""
+    command = [sys.executable, "-m", "benchmarks.overhead", "--mode", mode, "--out", str(results)]
+    subprocess.run(command, check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and sizes; nothing is written")
-    parser.add_argument("--readme", action="store_true", help="also put the tables into the README")
+    parser.add_argument("--mode", choices=["full", "quick", "tiny"], default="full", help="how many rounds and sizes")
+    parser.add_argument("--out", type=pathlib.Path, default=_report.RESULTS, help="a folder for the results")
     options = parser.parse_args()
-    rounds = 5 if options.quick else 21
-    calls, eager = measure_calls(rounds), measure_eager(rounds)
-    exponents = (12, 18, 22, 25) if options.quick else (12, 16, 20, 22, 25, 28)
-    times = {"rounds": 5 if options.quick else 9, "seconds": 0.02 if options.quick else 0.2}
-    sizes = {1 << e: measure_size(1 << e, **times) for e in exponents}
+    rounds, seconds = {"full": (21, 0.05), "quick": (5, 0.05), "tiny": (2, 0.0)}[options.mode]
+    calls, eager = measure_calls(rounds, seconds), measure_eager(rounds, seconds)
+    exponents = {"full": (12, 16, 20, 22, 25, 28), "quick": (12, 18, 22, 25), "tiny": (12, 22, 25)}[options.mode]
+    rounds, seconds = {"full": (9, 0.2), "quick": (5, 0.02), "tiny": (2, 0.0)}[options.mode]
+    sizes = {1 << e: measure_size(1 << e, rounds, seconds) for e in exponents}
     keep_freed_memory()  # last: it stays so
-    kept = {1 << e: measure_size(1 << e, **times) for e in exponents if e >= 22}
-    about = ", ".join(f"{value}" if key == "cpu" else f"{key} {value}" for key, value in _report.machine().items())
+    kept = {1 << e: measure_size(1 << e, rounds, seconds) for e in exponents if e >= 22}
     tables = [report_calls(calls, eager), report_sizes(sizes), report_growth(sizes, kept)]
-    markdown = "\n\n".join([*tables, f"Measured on {about}."])
+    markdown = "\n\n".join([*tables, _report.measured_on()])
     print(markdown)
-    if not options.quick:
-        data = {
-            "calls": {name: vars(t) for name, t in calls.items()},
-            "eager": {name: vars(t) for name, t in eager.items()},
-            "sizes": {str(n): {name: vars(t) for name, t in row.items()} for n, row in sizes.items()},
-            "sizes, malloc keeps memory": {
-                str(n): {name: vars(t) for name, t in row.items()} for n, row in kept.items()
-            },
-        }
-        _report.write("overhead", markdown, data, readme=options.readme)
+    data = {
+        "mode": options.mode,
+        "rows": goals(calls),
+        "calls": {name: t._asdict() for name, t in calls.items()},
+        "eager": {name: t._asdict() for name, t in eager.items()},
+        "sizes": _as_data(sizes),
+        "sizes, malloc keeps memory": _as_data(kept),
+    }
+    _report.write("overhead", markdown, data, folder=options.out)
+
+
+def _as_data(sizes: Mapping[int, Mapping[str, Timing]]) -> dict[str, Any]:
+    return {str(n): {name: t._asdict() for name, t in row.items()} for n, row in sizes.items()}
 
 
 if __name__ == "__main__":

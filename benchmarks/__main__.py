@@ -1,0 +1,112 @@
+"""What the kernels do on a CPU, against peers in the same process: `python -m benchmarks [SUITE ...] [--quick] [--readme]`.
+
+Peers take turns, in two passes, on one core and on two. Results go to benchmarks/results/ as JSON, tables and plots. `--check`
+compares those that are there with the goals. `python -m benchmarks.generate`, which is a suite of its own, has a language model.
+"""
+
+import argparse
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from . import _report, _suite
+
+
+_ALL = ("overhead", *_suite.TITLES)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(_ALL)} (default: all)")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--quick", action="store_true", help="fewer rows and rounds; written only with --out")
+    how.add_argument("--tiny", action="store_true", help="every path once, tiny; written only with --out")
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=[1, 2], metavar="N", help="on how many cores (default: 1 2)"
+    )
+    parser.add_argument(
+        "--readme", action="store_true", help="also put the tables into the README and the documentation"
+    )
+    parser.add_argument(
+        "--out", type=pathlib.Path, metavar="DIR", help="a folder for the results (default: benchmarks/results)"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="measure nothing: say which goals the results do not reach"
+    )
+    parser.add_argument("--measure", type=int, metavar="THREADS", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if unknown := [suite for suite in options.suites if suite not in _ALL]:
+        parser.error(f"no suite {', '.join(unknown)}: there are {', '.join(_ALL)}")
+    suites = options.suites or list(_ALL)
+    if options.readme and (options.quick or options.tiny):
+        parser.error("--readme needs a full run")
+    mode = "tiny" if options.tiny else "quick" if options.quick else "full"
+    folder = options.out or _report.RESULTS
+    if options.measure is not None:
+        _suite.measure(suites, options.measure, mode, folder)
+        return 0
+    if options.check:
+        from ._check import check
+
+        print(check(folder))
+        return 0
+    with tempfile.TemporaryDirectory() as scratch:
+        results = folder if mode == "full" or options.out is not None else pathlib.Path(scratch) / "results"
+        _run(parser, suites, options.threads, mode, pathlib.Path(scratch), results)
+        if options.readme:
+            _put(suites, results)
+    return 0
+
+
+def _run(
+    parser: argparse.ArgumentParser,
+    suites: Sequence[str],
+    threads: Sequence[int],
+    mode: str,
+    scratch: pathlib.Path,
+    results: pathlib.Path,
+) -> None:
+    from ._plot import require
+
+    try:
+        require()  # not after half an hour
+    except ModuleNotFoundError as error:
+        parser.error(str(error))
+    cores = sorted(os.sched_getaffinity(0))
+    counts = [count for count in threads if count <= len(cores)]
+    if not counts:
+        parser.error(f"--threads {' '.join(map(str, threads))}: there are {len(cores)} cores")
+    of_rows = [suite for suite in suites if suite != "overhead"]
+    if "overhead" in suites:
+        from . import overhead
+
+        overhead.in_own_process(mode, results)
+    # Tiny ones share a process, which takes longer to start than they do.
+    for group in [of_rows] if mode == "tiny" else [[suite] for suite in of_rows]:
+        for count in counts if group else ():
+            _suite.in_own_process(group, cores[:count], mode, scratch)
+        for suite in group:
+            data = _suite.collect(suite, counts, mode, scratch)
+            _suite.write(data, results)
+            print(_suite.markdown(data), flush=True)
+
+
+def _put(suites: Sequence[str], results: pathlib.Path) -> None:
+    """The plots that the documentation shows are those in benchmarks/results."""
+    if results != _report.RESULTS:
+        shutil.copytree(results, _report.RESULTS, dirs_exist_ok=True)
+    for suite in suites:
+        text = (results / f"{suite}.md").read_text().strip()
+        plot = f"![{_suite.TITLES.get(suite, suite)}](../benchmarks/results/{suite}.svg)\n\n"
+        _report.put(_report.PAGE, suite, text if suite == "overhead" else plot + text)
+    if "overhead" in suites:
+        _report.put(_report.README, "overhead", (results / "overhead.md").read_text().strip())
+    if any(suite in _suite.TITLES for suite in suites):
+        _report.put(_report.README, "kernels", _suite.headlines(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""Norms, gates, rotation and loss as each peer has them. They are bound by memory, on every platform."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+
+from eqxcallback import ops, reference
+
+from ._contestants import Pass, normal, of_pass, operands, torch, torch_call
+from ._rows import OURS, Setting
+from ._timing import Runner
+
+
+class Case(NamedTuple):
+    """**Attributes:**
+
+    - `formulations`: for XLA: the best of them is its figure.
+    - `peers`: other libraries on XLA.
+    - `torch`: a function of `torch.nn.functional` and the arguments as tensors. None: there is none in one kernel.
+    - `args`: of a shape, as the op has it, and a dtype.
+    - `moved`: arrays of the size of the first operand that the forward pass reads and writes, and both passes.
+    - `differentiable`: the operands that are differentiated, or none.
+    """
+
+    name: str
+    ours: Callable[..., jax.Array]
+    formulations: Mapping[str, Callable[..., jax.Array]]
+    peers: Mapping[str, Callable[..., jax.Array]]
+    torch: Callable[..., Any] | None
+    args: Callable[[tuple[int, ...], Any], tuple[Any, ...]]
+    moved: tuple[float, float]
+    differentiable: tuple[int, ...]
+
+
+def _norm_args(parameters: int, shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
+    return normal(0, *shape, dtype=dtype), *(normal(i + 1, shape[-1]) for i in range(parameters))
+
+
+def _gate_args(shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
+    return normal(0, *shape, dtype=dtype), normal(1, *shape, dtype=dtype)
+
+
+def _rotary_args(shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
+    _, length, _, size = shape
+    return normal(0, *shape, dtype=dtype), *ops.rotary_table(jnp.arange(length), size)
+
+
+def _loss_args(shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
+    rows, vocabulary = shape
+    return normal(0, rows, vocabulary, dtype=dtype), jnp.arange(rows, dtype=jnp.int32) * 7 % vocabulary
+
+
+def _wide(f: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """In f32, with the result in the dtype of the first operand."""
+
+    @functools.wraps(f)
+    def wrapped(x: jax.Array, *rest: Any) -> jax.Array:
+        floats = (y.astype(jnp.float32) if jnp.issubdtype(y.dtype, jnp.floating) else y for y in rest)
+        return f(x.astype(jnp.float32), *floats).astype(x.dtype)
+
+    return wrapped
+
+
+def _plain_rms_norm(x: jax.Array, weight: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5) * weight[None]
+
+
+def _two_pass_norm(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    centred = x - jnp.mean(x, -1, keepdims=True)
+    scale = jax.lax.rsqrt(jnp.mean(centred * centred, -1, keepdims=True) + 1e-5)
+    return centred * scale * weight[None] + bias[None]
+
+
+def _one_pass_norm(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    mean = jnp.mean(x, -1, keepdims=True)
+    scale = jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) - mean * mean + 1e-5)
+    return (x - mean) * scale * weight[None] + bias[None]
+
+
+def _standardized(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    return jax.nn.standardize(x, epsilon=1e-5) * weight[None] + bias[None]
+
+
+def _equinox_norm(
+    make: Callable[[int], Any], x: jax.Array, weight: jax.Array, bias: jax.Array | None = None
+) -> jax.Array:
+    layer = eqx.filter_eval_shape(make, x.shape[-1])
+    where = lambda layer: [layer.weight, *([] if bias is None else [layer.bias])]
+    layer = eqx.tree_at(where, layer, [weight, *([] if bias is None else [bias])])
+    return jax.vmap(layer)(x)
+
+
+def _rolled_rotation(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """The halves joined by a roll, which XLA fuses into one pass."""
+    half = x.shape[-1] // 2
+    cos, sin = (jnp.concatenate([table, table], -1)[None, :, None] for table in (cos, sin))
+    sign = jnp.where(jnp.arange(x.shape[-1]) < half, -1.0, 1.0)
+    return x * cos + jnp.roll(x, half, -1) * sin * sign[None, None, None]
+
+
+def _complex_rotation(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    half = x.shape[-1] // 2
+    turned = jax.lax.complex(x[..., :half], x[..., half:]) * jax.lax.complex(cos, sin)[None, :, None]
+    return jnp.concatenate([turned.real, turned.imag], -1)
+
+
+def _equinox_rotation(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Which has a table of its own."""
+    layer = eqx.nn.RotaryPositionalEmbedding(x.shape[-1], dtype=jnp.float32)
+    return jax.vmap(jax.vmap(layer, in_axes=1, out_axes=1))(x)
+
+
+def _loss_of_sums(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    wide = logits.astype(jnp.float32)
+    return jax.nn.logsumexp(wide, -1) - jnp.take_along_axis(wide, labels[:, None], -1)[:, 0]
+
+
+def _loss_of_one_hot(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    wide = logits.astype(jnp.float32)
+    chosen = jnp.where(jnp.arange(wide.shape[-1])[None] == labels[:, None], wide, 0.0).sum(-1)
+    return jax.nn.logsumexp(wide, -1) - chosen
+
+
+def _optax_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)
+
+
+def _torch_norm(name: str, functional: Any, x: Any, *parameters: Any) -> Any:
+    return getattr(functional, name)(x, x.shape[-1:], *(parameter.to(x.dtype) for parameter in parameters), eps=1e-5)
+
+
+def _torch_rotation(functional: Any, x: Any, cos: Any, sin: Any) -> Any:
+    a, b = x.float().chunk(2, -1)
+    cos, sin = cos[None, :, None], sin[None, :, None]
+    return torch().cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+
+# The most telling ones first.
+CASES = {
+    case.name: case
+    for case in (
+        Case(
+            "rms_norm",
+            ops.rms_norm,
+            {"reference": functools.partial(reference.rms_norm, eps=1e-5), "plain": _wide(_plain_rms_norm)},
+            {
+                "Equinox": _wide(
+                    functools.partial(_equinox_norm, lambda size: eqx.nn.RMSNorm(size, 1e-5, use_bias=False))
+                )
+            },
+            functools.partial(_torch_norm, "rms_norm"),
+            functools.partial(_norm_args, 1),
+            (2, 5),
+            (0, 1),
+        ),
+        Case(
+            "softmax_cross_entropy",
+            ops.softmax_cross_entropy,
+            {"reference": reference.softmax_cross_entropy, "sums": _loss_of_sums, "one hot": _loss_of_one_hot},
+            {"optax": _optax_loss},
+            lambda functional, x, labels: functional.cross_entropy(x, labels.long(), reduction="none"),
+            _loss_args,
+            (1, 3),
+            (0,),
+        ),
+        Case(
+            "swiglu",
+            ops.swiglu,
+            {"reference": reference.swiglu, "in its dtype": lambda gate, up: jax.nn.silu(gate) * up},
+            {},
+            lambda functional, gate, up: functional.silu(gate) * up,
+            _gate_args,
+            (3, 8),
+            (0, 1),
+        ),
+        Case(
+            "layer_norm",
+            ops.layer_norm,
+            {
+                "reference": functools.partial(reference.layer_norm, eps=1e-5),
+                "two passes": _wide(_two_pass_norm),
+                "one pass": _wide(_one_pass_norm),
+            },
+            {
+                "jax.nn": _wide(_standardized),
+                "Equinox": _wide(functools.partial(_equinox_norm, lambda size: eqx.nn.LayerNorm(size, 1e-5))),
+            },
+            functools.partial(_torch_norm, "layer_norm"),
+            functools.partial(_norm_args, 2),
+            (2, 5),
+            (0, 1, 2),
+        ),
+        Case(
+            "rotary_embedding",
+            ops.rotary_embedding,
+            {
+                "reference": reference.rotary_embedding,
+                "roll": _wide(_rolled_rotation),
+                "complex": _wide(_complex_rotation),
+            },
+            {"Equinox": _wide(_equinox_rotation)},
+            _torch_rotation,
+            _rotary_args,
+            (2, 4),
+            (0,),
+        ),
+        Case(
+            "geglu",
+            ops.geglu,
+            {
+                "reference": functools.partial(reference.geglu, approximate=True),
+                "in its dtype": lambda gate, up: jax.nn.gelu(gate) * up,
+            },
+            {},
+            lambda functional, gate, up: functional.gelu(gate, approximate="tanh") * up,
+            _gate_args,
+            (3, 8),
+            (0, 1),
+        ),
+    )
+}
+
+
+def case_contestants(
+    setting: Setting,
+    case: Case,
+    which: Pass,
+    args: tuple[Any, ...],
+    torch_runner: Callable[[Callable[[], Any]], Runner],
+) -> dict[str, Callable[[], Runner]]:
+    """Ours first."""
+    given = operands(case.ours, which, args)
+
+    def runner(f: Callable[..., jax.Array]) -> Runner:
+        return setting.clock.runner(of_pass(f, which, case.differentiable), *given)
+
+    def of_torch() -> Runner:
+        assert case.torch is not None
+        f = functools.partial(case.torch, torch().nn.functional)
+        return torch_runner(torch_call(f, which, case.differentiable, given))
+
+    xla = {f"XLA: {name}": f for name, f in case.formulations.items()}
+    made = {name: functools.partial(runner, f) for name, f in {OURS: case.ours, **xla, **case.peers}.items()}
+    return made | ({"torch": of_torch} if setting.torch and case.torch is not None else {})

@@ -1,0 +1,83 @@
+"""One computation as every peer runs it: forward, backward, or both."""
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+Pass = Literal["forward", "backward", "forward + backward"]
+
+
+def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
+    """By NumPy, so that nothing is compiled for it."""
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32), dtype)
+
+
+def of_pass(f: Callable[..., Any], which: Pass, differentiable: Sequence[int]) -> Callable[..., Any]:
+    """`f`, or a function of the cotangent of its result and its arguments: the gradients of those that are `differentiable`, and
+    the result if that is asked for."""
+    if which == "forward":
+        return f
+
+    def gradients(cotangent: Any, *args: Any) -> Any:
+        def of_floats(*floats: Any) -> Any:
+            given = iter(floats)
+            return f(*(next(given) if i in differentiable else x for i, x in enumerate(args)))
+
+        out, vjp = jax.vjp(of_floats, *(args[i] for i in differentiable))
+        return (*vjp(cotangent.astype(out.dtype)), *([out] if which == "forward + backward" else []))
+
+    return gradients
+
+
+def operands(f: Callable[..., Any], which: Pass, args: Sequence[Any]) -> tuple[Any, ...]:
+    """Of `of_pass(f, which, ...)`."""
+    if which == "forward":
+        return tuple(args)
+    like = jax.eval_shape(f, *args)
+    return normal(9, *like.shape, dtype=like.dtype), *args
+
+
+@functools.cache
+def torch() -> Any:
+    """Raises where it is not installed."""
+    return importlib.import_module("torch")
+
+
+def to_torch(x: jax.Array) -> Any:
+    return torch().from_dlpack(x)
+
+
+def torch_call(
+    f: Callable[..., Any], which: Pass, differentiable: Sequence[int], args: Sequence[Any]
+) -> Callable[[], Any]:
+    """The same of a function of tensors. `args` are `operands`. What is measured of a backward pass alone is after a forward one,
+    whose intermediate values it finds."""
+    if which == "forward":
+        tensors = [to_torch(x) for x in args]
+
+        def forward() -> Any:
+            with torch().no_grad():
+                return f(*tensors)
+
+        return forward
+    cotangent, *tensors = (to_torch(x) for x in args)
+    for i in differentiable:
+        tensors[i] = tensors[i].clone().requires_grad_(True)
+    inputs = [tensors[i] for i in differentiable]
+    grad = torch().autograd.grad
+    if which == "backward":
+        out = f(*tensors)
+        cotangent = cotangent.to(out.dtype)
+        return lambda: grad(out, inputs, cotangent, retain_graph=True)
+
+    def both() -> Any:
+        out = f(*tensors)
+        return *grad(out, inputs, cotangent.to(out.dtype)), out.detach()
+
+    return both

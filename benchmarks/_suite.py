@@ -1,0 +1,124 @@
+"""A suite: in a process for each number of threads, on as many cores; and what is made of its rows."""
+
+import importlib
+import importlib.util
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from . import _report
+from ._process import run_on
+from ._rows import OURS, Row, Setting, figure_text, one_line, right_figures, speed, tables
+
+
+# Those of rows, in order. A suite is a module with `measure(setting)`, which gives its rows.
+TITLES = {
+    "attention": "Attention",
+    "decode": "One token over a cache",
+    "norms": "Norms, gates and rotation",
+    "cross_entropy": "Cross-entropy",
+    "linear": "Linear layers",
+    "gpt2": "GPT-2, one token",
+    "scaling": "How cost grows",
+}
+MODES = ("full", "quick", "tiny")
+
+
+def measure(suites: Sequence[str], threads: int, mode: str, folder: pathlib.Path) -> None:
+    """In this process. Results go to files in `folder`, one for each suite."""
+    from ._memory import keep_freed_memory, peak
+    from ._timing import WaitingClock
+
+    keep_freed_memory()  # else new pages would be measured, which cost more than most kernels
+    has_torch = importlib.util.find_spec("torch") is not None
+    if has_torch:
+        importlib.import_module("torch").set_num_threads(threads)
+    is_tiny = mode == "tiny"
+    # A peer that is not installed says so in the tables.
+    setting = Setting(
+        WaitingClock(),
+        tiny=is_tiny,
+        quick=mode == "quick",
+        threads=threads,
+        passes=2,
+        memory=True,
+        best_only=not is_tiny,
+    )
+    for suite in suites:
+        start = time.monotonic()
+        measured: Callable[[Setting], Iterator[Row]] = importlib.import_module(f"benchmarks.{suite}").measure
+        rows = []
+        for row in measured(setting):
+            rows.append(row)
+            print(
+                f"{suite}, {threads}, {time.monotonic() - start:.0f} s: {one_line(row.as_data())}",
+                file=sys.stderr,
+                flush=True,
+            )
+        for row in reversed(rows):
+            row.race.again()
+        data = {
+            "rows": [row.as_data() for row in rows],
+            "seconds": round(time.monotonic() - start, 1),
+            "peak_rss": peak(),
+        }
+        (folder / f"{suite}.{threads}.json").write_text(json.dumps(data))
+
+
+def in_own_process(suites: Sequence[str], cores: Sequence[int], mode: str, folder: pathlib.Path) -> None:
+    """On these cores alone."""
+    command = [sys.executable, "-m", "benchmarks", *suites, "--measure", str(len(cores)), "--out", str(folder)]
+    environment = {"JAX_PLATFORMS": "cpu"}
+    if (
+        mode == "tiny"
+    ):  # where compiling takes most of the time, and then waiting for threads on a machine that others use
+        environment |= {"XLA_FLAGS": "--xla_backend_optimization_level=0", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0"}
+    run_on(set(cores), [*command, *([] if mode == "full" else [f"--{mode}"])], environment)
+
+
+def collect(suite: str, counts: Sequence[int], mode: str, folder: pathlib.Path) -> dict[str, Any]:
+    """What the processes have left."""
+    threads = {str(count): json.loads((folder / f"{suite}.{count}.json").read_text()) for count in counts}
+    return {"suite": suite, "title": TITLES[suite], "mode": mode, "threads": threads}
+
+
+def markdown(data: Mapping[str, Any]) -> str:
+    sections = []
+    for count, found in data["threads"].items():
+        heading = f"**{data['title']}, {count} thread{'s' * (count != '1')}**"
+        peak = f"The process took {found['peak_rss'] / 1e6:,.0f} MB at most."
+        sections.append(f"{heading}\n\n{tables(found['rows'], details=True)}\n\n{peak}")
+    return "\n\n".join([*sections, _report.measured_on()])
+
+
+def write(data: Mapping[str, Any], folder: pathlib.Path) -> None:
+    """As JSON, tables and a plot."""
+    from ._plot import plot
+
+    _report.write(data["suite"], markdown(data), dict(data), folder=folder)
+    plot(data, folder / f"{data['suite']}.svg")
+
+
+def headlines(folder: pathlib.Path) -> str:
+    """The most telling rows of the suites that were measured, for the README: ours, and how many times as fast as each peer."""
+    peers = ("XLA", "jax.nn", "Equinox", "torch", "probe")
+    lines = []
+    for suite in TITLES:
+        path = folder / f"{suite}.json"
+        for count, found in json.loads(path.read_text())["threads"].items() if path.exists() else ():
+            for row in found["rows"]:
+                if row["headline"]:
+                    lines.append([f"{TITLES[suite]}: {row['case']}", count, *_headline(row, peers)])
+    header = ["ours, and over each peer", "threads", "eqxcallback", *(f"/ {peer}" for peer in peers)]
+    return "\n\n".join([_report.table(header, lines), _report.measured_on()])
+
+
+def _headline(row: Mapping[str, Any], peers: Sequence[str]) -> Iterator[str]:
+    figures, unit = right_figures(row), row["unit"]
+    yield f"{figure_text(figures[row['best'][OURS]])} {unit}" if OURS in row["best"] else "failed"
+    for peer in peers:
+        ratio = speed(figures, unit, OURS, peer)
+        yield "" if ratio is None else f"{ratio:.2f}"

@@ -1,0 +1,164 @@
+"""Attention against XLA's best formulation, `jax.nn`, Equinox's core and PyTorch."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+# Equinox's attention without its projections, which has no public name.
+from equinox.nn._attention import dot_product_attention
+
+from eqxcallback import ops, reference
+
+from . import shapes
+from ._contestants import Pass, normal, of_pass, operands, torch, torch_call
+from ._probes import FMA, fma_operations, fma_runner
+from ._rows import OURS, Goal, Row, Setting
+from ._timing import Runner, waited_for
+
+
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+# A backward pass is five products of the size of the two forward.
+_WORK: dict[Pass, float] = {"forward": 1.0, "forward + backward": 3.5}
+
+
+def _seen(queries: int, keys: int) -> jax.Array:
+    return jnp.tril(jnp.ones((queries, keys), bool), keys - queries)
+
+
+def _heads_inside(causal: bool, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """The axes as they come."""
+    batch, queries, _, size = q.shape
+    grouped = q.reshape(batch, queries, k.shape[2], -1, size)
+    logits = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, k, preferred_element_type=jnp.float32) / math.sqrt(size)
+    weights = _softmax(logits, causal).astype(q.dtype)
+    return jnp.einsum("bhgqk,bkhd->bqhgd", weights, v).reshape(q.shape)
+
+
+def _heads_first(causal: bool, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Transposed, and as products of matrices. Queries that share keys are rows of one matrix."""
+    batch, queries, heads, size = q.shape
+    kv_heads, group = k.shape[2], heads // k.shape[2]
+    rows = q.reshape(batch, queries, kv_heads, group, size).transpose(0, 2, 3, 1, 4)
+    rows = rows.reshape(batch, kv_heads, group * queries, size) / math.sqrt(size)
+    logits = jnp.matmul(rows, k.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32)
+    logits = logits.reshape(batch, kv_heads, group, queries, -1)
+    weights = _softmax(logits, causal).astype(q.dtype).reshape(batch, kv_heads, group * queries, -1)
+    out = jnp.matmul(weights, v.swapaxes(1, 2)).reshape(batch, kv_heads, group, queries, size)
+    return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
+
+
+def _softmax(logits: jax.Array, causal: bool) -> jax.Array:
+    if causal:
+        logits = jnp.where(jnp.broadcast_to(_seen(*logits.shape[-2:]), logits.shape), logits, -jnp.inf)
+    return jax.nn.softmax(logits, -1)
+
+
+def _head_by_head(causal: bool, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """What one head needs of memory stays in the caches."""
+    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], 2) for x in (k, v))
+    heads = [x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (q, k, v)]
+
+    def head(operands: tuple[jax.Array, ...]) -> jax.Array:
+        return _heads_inside(causal, *(x[None, :, None] for x in operands))[0, :, 0]
+
+    out = jax.lax.map(head, tuple(heads))
+    return out.reshape(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).swapaxes(1, 2)
+
+
+def _equinox(causal: bool, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], 2) for x in (k, v))
+    mask = _seen(q.shape[1], k.shape[1]) if causal else None
+    core = functools.partial(dot_product_attention, mask=mask)
+    return jax.vmap(jax.vmap(core, in_axes=1, out_axes=1))(q, k, v)
+
+
+def on_jax(causal: bool, scale: float) -> dict[str, Attend]:
+    in_blocks = functools.partial(reference.attention, causal=causal, scale=scale)
+    return {
+        OURS: functools.partial(ops.attention, causal=causal),
+        "XLA: heads inside": functools.partial(_heads_inside, causal),
+        "XLA: heads first": functools.partial(_heads_first, causal),
+        "XLA: head by head": functools.partial(_head_by_head, causal),
+        "XLA: blocks of queries": in_blocks,
+        "jax.nn": functools.partial(jax.nn.dot_product_attention, is_causal=causal),
+        "Equinox": functools.partial(_equinox, causal),
+    }
+
+
+def contestants(setting: Setting, shape: shapes.Attention, dtype: Any, which: Pass) -> dict[str, Callable[[], Runner]]:
+    args = [normal(i, *each, dtype=dtype) for i, each in enumerate(shape.operand_shapes)]
+    fs = on_jax(shape.causal, 1 / math.sqrt(shape.size))
+    given = operands(fs[OURS], which, args)
+
+    def runner(f: Attend) -> Runner:
+        return setting.clock.runner(of_pass(f, which, (0, 1, 2)), *given)
+
+    def of_torch() -> Runner:
+        attend = torch().nn.functional.scaled_dot_product_attention
+        options = {"is_causal": shape.causal, "enable_gqa": shape.heads != shape.kv_heads}
+        f = lambda q, k, v: attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options).transpose(1, 2)
+        return waited_for(torch_call(f, which, (0, 1, 2), given))
+
+    made = {name: functools.partial(runner, f) for name, f in fs.items()}
+    return made | ({"torch": of_torch} if setting.torch else {})
+
+
+def goals(shape: shapes.Attention, dtype: Any, which: Pass) -> tuple[Goal, ...]:
+    """Of the lengths that the anchors are of."""
+    probe = Goal("probe", 0.72 if shape.causal else 0.8)
+    if dtype != jnp.float32 or shape.length < (1024 if shape.causal else 512):
+        return ()
+    if which == "forward":
+        equinox, jax_nn = (3.5, 4.5) if shape.causal else (1.75, 2.8)
+        return probe, Goal("Equinox", equinox), Goal("jax.nn", jax_nn), Goal("torch", 2.3)
+    return probe, Goal("XLA", 5.5 if shape.causal else 2.4), Goal("torch", 3.3 if shape.causal else 2.4)
+
+
+# The most telling ones first.
+_GPT2_BOTH_WAYS = shapes.GPT2.attention(1)._replace(causal=False)
+_ROWS: list[tuple[str, shapes.Attention, Any, Pass]] = [
+    ("GPT-2", shapes.GPT2.attention(1), jnp.float32, "forward"),
+    ("GPT-2's size", _GPT2_BOTH_WAYS, jnp.float32, "forward"),
+    ("GPT-2", shapes.GPT2.attention(1), jnp.float32, "forward + backward"),
+    ("GPT-2's size", _GPT2_BOTH_WAYS, jnp.float32, "forward + backward"),
+    ("BERT-base", shapes.BERT.attention(2), jnp.float32, "forward"),
+    ("SmolLM2-135M", shapes.SMOLLM2.attention(1, 2048), jnp.float32, "forward"),
+    ("ViT-B", shapes.VIT.attention(8), jnp.float32, "forward"),
+    ("GPT-2", shapes.GPT2.attention(1), jnp.bfloat16, "forward"),
+    ("BERT-base", shapes.BERT.attention(2), jnp.bfloat16, "forward"),
+]
+_TINY: list[tuple[str, shapes.Attention, Any, Pass]] = [
+    ("tiny", shapes.TINY.attention(2, 20), jnp.float32, "forward + backward"),
+    ("tiny", shapes.TINY.attention(1, 20)._replace(causal=False), jnp.bfloat16, "forward"),
+]
+
+
+def measure(setting: Setting) -> Iterator[Row]:
+    for model, shape, dtype, which in _TINY if setting.tiny else _ROWS[:4] if setting.quick else _ROWS:
+        made = contestants(setting, shape, dtype, which)
+        if dtype == jnp.float32:
+            made[FMA] = functools.partial(fma_runner, setting)
+        yield Row(
+            f"{which}, {jnp.dtype(dtype).name}, {model}: {shape}",
+            "GFLOP/s",
+            _WORK[which] * shape.flops,
+            setting.race(made),
+            goals(shape, dtype, which),
+            more_work={FMA: fma_operations(setting)},
+            headline=dtype == jnp.float32 and model.startswith("GPT-2"),
+            tolerance=1e-4 if dtype == jnp.float32 else 0.05,
+        )
+    yield _memory(setting)
+
+
+def _memory(setting: Setting) -> Row:
+    """Beside operands and results."""
+    shape = shapes.GPT2.attention(1, 4096)._replace(heads=4, kv_heads=4, causal=False)
+    shape = shapes.TINY.attention(1, 20) if setting.tiny else shape
+    race = setting.race(contestants(setting, shape, jnp.float32, "forward"), timed=False)
+    limit = 1.0 * setting.threads
+    return Row(f"memory of one call, float32, {shape}", "MB", 1, race, (Goal(limit),), headline=True, tolerance=1e-4)

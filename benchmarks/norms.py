@@ -1,0 +1,64 @@
+"""Norms, gates and rotation, forward and backward: what each has to move, by second, against XLA, Equinox and PyTorch."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+
+from . import shapes
+from ._cases import CASES, case_contestants
+from ._contestants import Pass
+from ._probes import READ, read_bytes, read_runner
+from ._rows import Goal, Row, Setting
+from ._timing import waited_for
+
+
+_F32, _BF16 = jnp.float32, jnp.bfloat16
+_GATES = ("swiglu", "geglu")
+# So many tokens at once: a sequence of GPT-2, eight of BERT-base, a prompt.
+_ROWS = {"GPT-2": 1024, "BERT-base": 4096, "SmolLM2-135M": 512}
+
+
+def goals(name: str, dtype: Any, which: Pass) -> tuple[Goal, ...]:
+    """None where there is no anchor to go by: the other backward passes."""
+    if which == "backward":
+        return (Goal("XLA", 4.5), Goal("torch", 1.3)) if (name, dtype) == ("layer_norm", _F32) else ()
+    if dtype == _F32:
+        return (Goal("XLA", 1.2 if name == "rms_norm" else 1.5),)
+    return (Goal("XLA", 2.5 if name.endswith("norm") else 7.0), Goal("torch", 2.5))
+
+
+def _shapes(name: str, setting: Setting) -> dict[str, tuple[int, ...]]:
+    models = {model.name: model for model in (shapes.GPT2, shapes.BERT, shapes.SMOLLM2)}
+    rows = _ROWS
+    if setting.tiny:
+        models, rows = {"tiny": shapes.TINY}, {"tiny": 6}
+    if name == "rotary_embedding":
+        return {key: (1, rows[key], model.heads, model.head_size) for key, model in models.items()}
+    sizes = {key: model.hidden if name in _GATES else model.embedding for key, model in models.items()}
+    return {key: (rows[key], size) for key, size in sizes.items()}
+
+
+def measure(setting: Setting) -> Iterator[Row]:
+    for name in ("layer_norm", "rms_norm", "swiglu", "geglu", "rotary_embedding"):
+        case, of_models = CASES[name], _shapes(name, setting)
+        for dtype in (_F32, _BF16):
+            passes: tuple[Pass, ...] = ("forward", "backward")
+            for which in passes[: 1 if setting.tiny and dtype == _BF16 else 2]:
+                # The others differ in size only.
+                chosen = list(of_models.items())[: 1 if setting.quick or which == "backward" or dtype == _BF16 else 3]
+                for model, shape in chosen:
+                    args = case.args(shape, dtype)
+                    contestants = case_contestants(setting, case, which, args, waited_for)
+                    contestants[READ] = functools.partial(read_runner, setting)
+                    yield Row(
+                        f"{name} {which}, {jnp.dtype(dtype).name}, {model} {list(shape)}",
+                        "GB/s",
+                        (case.moved[0] if which == "forward" else case.moved[1] - case.moved[0]) * args[0].nbytes,
+                        setting.race(contestants),
+                        goals(name, dtype, which),
+                        more_work={READ: read_bytes(setting)},
+                        headline=(name in ("layer_norm", "rms_norm", "swiglu") and model == "GPT-2"),
+                        tolerance=1e-4 if dtype == _F32 else 0.05,
+                    )

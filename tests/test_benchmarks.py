@@ -1,0 +1,222 @@
+"""Benchmarks: every suite runs once, tiny, and its contestants compute the same. No time is asserted."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import xml.etree.ElementTree
+
+import numpy as np
+import pytest
+
+from benchmarks import _memory, _plot, _report, _suite
+from benchmarks.__main__ import main
+from benchmarks._check import check
+from benchmarks._rows import Goal, Row, Setting, best_of, speed, tables
+from benchmarks._timing import Memory, Race, Timing, WaitingClock, probe, race, samples, waited_for
+
+
+ROOT = pathlib.Path(__file__).parents[1]
+ROW = {
+    "case": str,
+    "unit": str,
+    "figures": dict,
+    "best": dict,
+    "seconds": dict,
+    "passes": list,
+    "memory": dict,
+    "differences": dict,
+    "tolerance": float,
+    "tried": dict,
+    "failed": dict,
+    "goals": list,
+    "curve": (list, type(None)),
+    "x": (int, float, type(None)),
+    "headline": bool,
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Of all suites, tiny, on one core."""
+    folder = tmp_path_factory.mktemp("results")
+    command = [sys.executable, "-m", "benchmarks", "--tiny", "--threads", "1", "--out", str(folder)]
+    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def rows_of(results, suite):
+    return json.loads((results / f"{suite}.json").read_text())["threads"]["1"]["rows"]
+
+
+@pytest.mark.parametrize("suite", list(_suite.TITLES))
+def test_contestants_compute_the_same(results, suite):
+    rows = rows_of(results, suite)
+    assert rows
+    for row in rows:
+        # A peer that is not installed here is none.
+        broken = {name: why for name, why in row["failed"].items() if not why.startswith("ModuleNotFoundError")}
+        assert not broken, row["case"]
+        assert next(iter(row["figures"])) == "eqxcallback", row["case"]
+        computed = [name for name in row["figures"] if not name.startswith("probe")][1:]
+        assert computed, row["case"]
+        for name in computed:
+            assert row["differences"][name] <= row["tolerance"], (row["case"], name)
+
+
+@pytest.mark.parametrize("suite", list(_suite.TITLES))
+def test_what_is_written(results, suite):
+    data = json.loads((results / f"{suite}.json").read_text())
+    assert (data["suite"], data["mode"], list(data["threads"])) == (suite, "tiny", ["1"])
+    assert {"cpu", "python", "jax", "numpy"} <= data["machine"].keys()
+    assert data["threads"]["1"]["peak_rss"] > 1e7
+    text = (results / f"{suite}.md").read_text()
+    for row in data["threads"]["1"]["rows"]:
+        assert row.keys() == ROW.keys()
+        for key, kind in ROW.items():
+            assert isinstance(row[key], kind), key
+        for seconds in row["seconds"].values():
+            assert 0 < seconds["low"] <= seconds["median"] <= seconds["high"]
+        for goal in row["goals"]:
+            assert goal.keys() == {"goal", "ratio", "met"}
+        assert f"| {row['case']} |" in text
+    for line in text.splitlines():
+        if line.startswith("|"):
+            assert line.endswith("|")
+    assert xml.etree.ElementTree.parse(results / f"{suite}.svg").getroot().tag.endswith("svg")
+
+
+def test_what_callbacks_cost(results):
+    data = json.loads((results / "overhead.json").read_text())
+    assert data["mode"] == "tiny"
+    assert {"eqxcallback, empty", "ffi_call, native add", "jax pure_callback, np.add"} <= data["calls"].keys()
+    assert all(goal["met"] is not None for row in data["rows"] for goal in row["goals"])
+    assert "| jax buffer_callback, empty |" in (results / "overhead.md").read_text()
+
+
+def test_what_falls_short_is_told(results, tmp_path, capsys):
+    assert "goals met" in check(results).splitlines()[-1]
+    assert main(["--check", "--out", str(tmp_path)]) == 0
+    assert "has no results with goals: make bench measures them" in capsys.readouterr().out
+    seconds = {name: Timing(s, s, s) for name, s in {"eqxcallback": 1.0, "XLA: a": 3.0, "torch": 0.5}.items()}
+    found = Race(seconds, {}, {"XLA: a": 0.0, "torch": 0.0, "Equinox": 0.5})
+    row = Row("case", "s", 1, found, (Goal("XLA", 2.0), Goal("torch", 1.5), Goal("probe", 0.75))).as_data()
+    (tmp_path / "norms.json").write_text(json.dumps({"threads": {"1": {"rows": [row]}}}))
+    assert check(tmp_path).splitlines() == [
+        "norms, 1 thread: case: >= 1.5 x torch: no, 0.50; >= 0.75 x probe: not measured",
+        "norms, 1 thread: case: Equinox differs by 5.0e-01, which is more than 0.05",
+        "1 of 3 goals met, 1 not, 1 not measured.",
+    ]
+
+
+def test_the_headlines(results):
+    text = _suite.headlines(results)
+    headlines = [row["case"] for suite in _suite.TITLES for row in rows_of(results, suite) if row["headline"]]
+    assert headlines
+    for case in headlines:
+        assert f": {case} | 1 |" in text
+
+
+def test_pages_have_a_place_for_each_suite(tmp_path):
+    for page, names in ((_report.PAGE, ("overhead", *_suite.TITLES)), (_report.README, ("overhead", "kernels"))):
+        for name in names:
+            copy = tmp_path / page.name
+            copy.write_text(page.read_text())
+            _report.put(copy, name, "| new |")
+            assert f"<!-- {name} -->\n| new |\n<!-- /{name} -->" in copy.read_text()
+    copy = tmp_path / _report.README.name
+    with pytest.raises(ValueError, match=r"expected one <!-- missing --> and one <!-- /missing --> around"):
+        _report.put(copy, "missing", "")
+
+
+def test_bad_arguments(capsys, monkeypatch):
+    for arguments, message in (
+        (["nonsense"], "no suite nonsense: there are overhead, attention"),
+        (["norms", "--threads", "100000"], "--threads 100000: there are"),
+        (["--readme", "--quick"], "--readme needs a full run"),
+    ):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert message in capsys.readouterr().err
+    monkeypatch.setattr(_plot.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        main(["norms", "--tiny"])
+    assert "expected matplotlib for the plots, and it is not installed. pip install" in capsys.readouterr().err
+
+
+def planted(**results):
+    def contestant(value):
+        return lambda: waited_for(lambda: np.asarray(value, np.float32))
+
+    found = race({name: contestant(value) for name, value in results.items()}, rounds=2, round_seconds=0.0)
+    return Row("case", "ms", 1, found, tolerance=1e-3).as_data()
+
+
+def test_a_contestant_that_computes_something_else_is_wrong():
+    data = planted(eqxcallback=[1.0, 2.0], good=[1.0, 2.0001], bad=[1.0, 2.1], short=[1.0])
+    assert data["differences"]["good"] < 1e-3
+    assert data["differences"]["bad"] == pytest.approx(0.05)
+    assert data["differences"]["short"] == float("inf")
+    assert tables([data]).splitlines()[-1].count("wrong") == 2
+    assert data["best"].keys() == {"eqxcallback", "good"}
+    nan = planted(eqxcallback=[1.0, 2.0], nan=[1.0, float("nan")])
+    assert "wrong" in tables([nan])
+
+
+def test_every_array_of_a_result_is_compared():
+    one, other = samples((np.ones(3), {"b": np.zeros(2)})), samples((np.ones(3), {"b": np.ones(2)}))
+    assert [x.tolist() for x in one] == [[1, 1, 1], [0, 0]]
+    assert one[1].tolist() != other[1].tolist()
+    large = np.arange(1 << 20)
+    assert len({int(x) % 1024 for x in samples(large)[0]}) > 1
+
+
+def test_the_best_formulation_counts():
+    figures = {"eqxcallback": 6.0, "XLA: a": 2.0, "XLA: b": 3.0, "torch": 12.0}
+    assert best_of(figures, "GB/s") == {"eqxcallback": "eqxcallback", "XLA": "XLA: b", "torch": "torch"}
+    assert best_of(figures, "us")["XLA"] == "XLA: a"
+    assert speed(figures, "GB/s", "eqxcallback", "XLA") == 2.0
+    assert speed(figures, "us", "eqxcallback", "torch") == 2.0
+    assert speed(figures, "us", "eqxcallback", "Equinox") is None
+    assert Goal("XLA", 2.0).as_data(figures, "GB/s") == {"goal": ">= 2 x XLA", "ratio": 2.0, "met": True}
+    assert Goal("XLA", 2.1).is_met(figures, "GB/s") is False
+    assert Goal(5.0).as_data(figures, "us") == {"goal": "<= 5", "ratio": 1.2, "met": False}
+    assert Goal(5.0).as_data(figures, "GB/s") == {"goal": ">= 5", "ratio": 1.2, "met": True}
+    assert Goal("Equinox").is_met(figures, "us") is None
+
+
+def test_a_slow_formulation_is_tried_once():
+    calls = {"XLA: fast": 0, "XLA: slow": 0, "torch": 0}
+
+    def contestant(name, seconds):
+        def run(count):
+            calls[name] += count
+            return seconds * count
+
+        return lambda: probe(lambda: None)._replace(run=run)
+
+    contestants = {name: contestant(name, s) for name, s in zip(calls, (1e-3, 2e-3, 9e-3), strict=True)}
+    found = race(contestants, rounds=3, round_seconds=0.01, best_only=True)
+    assert found.tried == {"XLA: slow": pytest.approx(2e-3)}
+    assert found.seconds.keys() == {"XLA: fast", "torch"}
+    before = dict(calls)
+    found.again()
+    assert calls["XLA: slow"] == before["XLA: slow"]
+    assert calls["torch"] > before["torch"]
+    assert len(found.passes) == 2
+
+
+def test_memory_of_a_call():
+    used = _memory.peak_of(lambda: np.ones(8 << 20, np.uint8))
+    assert used is not None
+    assert 7 << 20 < used < 16 << 20
+    timing = Timing(1.0, 1.0, 1.0)
+    found = Race({"eqxcallback": timing}, {}, {}, {"eqxcallback": Memory(5, 2_000_000)})
+    row = Row("memory", "MB", 1, found, (Goal(1.0),)).as_data()
+    assert (row["figures"], row["goals"][0]["met"]) == ({"eqxcallback": 2.0}, False)
+    untimed = Setting(WaitingClock()).race({"eqxcallback": lambda: waited_for(lambda: np.ones(3))}, timed=False)
+    assert untimed.seconds == {}
+    assert untimed.memory["eqxcallback"].peak is not None
