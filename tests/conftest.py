@@ -1,13 +1,19 @@
 """Strict promotion everywhere: a kernel gets the dtypes and ranks that it was given, or an error."""
 
 import ctypes
+import importlib.metadata
 import os
 import pathlib
 import re
 import sys
 
 
-# Read by XLA when the first test imports JAX: several devices, so that sharded programs run on any machine.
+# Read by XLA when the first test imports JAX: several devices, so that sharded programs run on any machine. Compiling takes most
+# of the time of all tests, and on the oldest JAX half of it can be had back; newer ones are tested as users run them.
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
+        " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    )
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 
 # Without a GPU, JAX's CUDA plugin compiles for one that is described, and must not look for the libraries of a real one.
@@ -36,6 +42,13 @@ def isa_flags():
     assert avx2 is not None
     assert avx512 is not None
     return {"portable": [], "avx2": avx2[1].split(), "avx512": [*avx2[1].split(), *avx512[1].split()]}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_one_file():
+    """What a file of tests compiled is let go of after it: together, they take 5 GB of memory in each process."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture

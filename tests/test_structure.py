@@ -11,19 +11,34 @@ PACKAGE = ROOT / "eqxcallback"
 
 # What each room may import of ours. A room is a folder of the package; "." is the package's own files.
 ARROWS = {
-    ".": {".", "xla", "backends", "debug", "_ext", "inspection", "kernel", "layer", "op", "ops", "nn", "testing"},
+    ".": {
+        ".",
+        "xla",
+        "backends",
+        "debug",
+        "_ext",
+        "fusion",
+        "inspection",
+        "kernel",
+        "layer",
+        "op",
+        "ops",
+        "nn",
+        "testing",
+    },
     "xla": {"xla", "_ext", "_errors", "_identity"},
     "kernel": {"kernel"},
     "backends": {"backends", "kernel", "xla", "_ext"},
     "op": {"op", "backends", "kernel", "xla", "_aliases", "_errors", "_identity"},
     "layer": {"layer", "op", "backends", "kernel", "xla", "_aliases", "_errors", "_identity"},
     "reference": {"reference"},
-    "ops": {"ops", "op", "reference", "kernel", "kernels"},
+    "ops": {"ops", "op", "reference", "kernel", "kernels", "_checks"},
     "kernels": {"kernels", "kernel"},
-    "nn": {"nn", "ops"},
-    "compat": {"compat", "_ext", "_aliases", "_identity", "_buffer_callback"},
+    "nn": {"nn", "ops", "_adopt", "_checks"},
+    "fusion": {"fusion", "nn", "_adopt"},
+    "compat": {"compat", "_ext", "_aliases", "_identity", "_buffer_callback", "debug"},
     "inspection": {"inspection", "op", "xla", "layer", "backends", "_errors", "_jit_captured"},
-    "debug": {"debug", "_ext", "_errors", "xla"},
+    "debug": {"debug", "_ext", "_errors", "_identity", "xla"},
     "testing": {"testing", "layer", "op", "kernel", "debug", "xla", "_errors", "_export"},
 }
 JAX_INTERNALS = ("jax._src", "jax.interpreters", "jax.extend", "jax.ffi", "jaxlib")
@@ -107,6 +122,7 @@ def test_public_names():
         "ExecutionContext",
         "ExecutionStage",
         "KernelError",
+        "KernelHandle",
         "Launch",
         "Layer",
         "NativeKernel",
@@ -116,9 +132,11 @@ def test_public_names():
         "available_backends",
         "buffer_callback",
         "export",
+        "fuse",
         "inspect",
         "jit_captured",
         "raising",
+        "unfuse",
     }
 
 

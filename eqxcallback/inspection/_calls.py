@@ -68,6 +68,7 @@ def _of_op(site: xla.CallSite, platform: str) -> ExternalCall:
         captured_reason=reason,
         fallback="",
         times=site.times,
+        handle=xla.kernel_handle(plan, definition.name),
     )
 
 
@@ -87,6 +88,7 @@ def _of_callback(site: xla.CallSite, platform: str) -> ExternalCall:
         captured_reason=reason,
         fallback="",
         times=site.times,
+        handle=xla.python_handle(site.params["body"]),
     )
 
 
@@ -128,6 +130,8 @@ def _captured(platform: str, lane: str, compatible: bool | None) -> tuple[bool |
 def _why_reference(definition: Any, kind: str, platform: str) -> str:
     if kind == "jvp":
         return "forward mode is the derivative of the reference"
+    if kind == "forward" and platform in definition.forward:
+        return "the op's `when` says no for these types"
     if platform in definition.forward:
         if definition.backward is not None and definition.backward(platform, definition.differentiable) is not None:
             return "a parameter that the kernel sees once has a gradient for each example"

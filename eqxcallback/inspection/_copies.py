@@ -43,7 +43,7 @@ def _note(call: ExternalCall, instructions: Sequence[Instruction], equal: int, m
         return "XLA has removed this call"
     if equal > len(instructions):
         return f"XLA has merged {equal} equal calls into {len(instructions)}"
-    if call.times not in (0, 1) and len(instructions) == 1 and not _is_in_loop(instructions[0], module):
+    if call.times not in (0, 1) and len(instructions) == 1 and not module.is_in_loop(instructions[0]):
         return "XLA has moved this call out of its loop: it runs once"
     return _types_on_each_device(call, instructions[0], module)
 
@@ -56,14 +56,6 @@ def _types_on_each_device(call: ExternalCall, instruction: Instruction, module: 
     texts = [f"{text.partition('[')[0]}[{dims}]" for text, dims in zip(whole, local, strict=True)]
     count = len(call.operands)
     return "" if texts == whole else f"on each device ({', '.join(texts[:count])}) -> ({', '.join(texts[count:])})"
-
-
-def _is_in_loop(instruction: Instruction | None, module: Module) -> bool:
-    while instruction is not None:
-        instruction = module.callers.get(instruction.computation)
-        if instruction is not None and instruction.opcode == "while":
-            return True
-    return False
 
 
 def _resolved_alias(alias: Alias, instructions: Sequence[Instruction], module: Module) -> Alias:

@@ -80,15 +80,19 @@ class Module:
         return next(instruction for instruction in self.computations[computation].values() if instruction.is_root)
 
     def dims(self, instruction: Instruction) -> tuple[str, ...]:
-        """Of its operands and results, as text: `"3,4"`."""
+        """Of its operands and results, as text: `"3,4"`. Tokens, which order calls, are none."""
         inside = self.computations[instruction.computation]
         types = [*(inside[name].shape for name in instruction.operands), instruction.shape]
-        return tuple(dims for each in types for dims in re.findall(r"\w+\[([\d,]*)\]", each))
+        return tuple(dims for each in types for dims in re.findall(r"\b(?!token\[)\w+\[([\d,]*)\]", each))
 
     @functools.cached_property
     def callers(self) -> Mapping[str, Instruction]:
         """Of each computation; XLA has made each the callee of one instruction."""
         return {called: instruction for instruction in self for called in instruction.called()}
+
+    def is_in_loop(self, instruction: Instruction) -> bool:
+        caller = self.callers.get(instruction.computation)
+        return caller is not None and (caller.opcode == "while" or self.is_in_loop(caller))
 
 
 def _instruction(line: str, computation: str) -> Instruction | None:

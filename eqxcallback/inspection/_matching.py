@@ -48,7 +48,7 @@ def _keys_of_call(call: ExternalCall) -> Sequence[Hashable]:
     aliases = tuple(sorted((alias.operand, alias.result) for alias in call.in_place))
     shapes = tuple(text.partition("[")[2][:-1] for text in (*call.operands, *call.results))
     path = _scopes(call.path)
-    return _levels(call.target, aliases, shapes, path)
+    return _levels(call.target, aliases, shapes, path, call.times not in (0, 1))
 
 
 def _keys_of_instruction(instruction: Instruction, module: Module) -> Sequence[Hashable]:
@@ -58,15 +58,16 @@ def _keys_of_instruction(instruction: Instruction, module: Module) -> Sequence[H
     shapes = module.dims(instruction)
     target = instruction.attribute("custom_call_target")
     path = _scopes(instruction.attribute("op_name"))
-    return _levels(target, aliases, shapes, path)
+    return _levels(target, aliases, shapes, path, module.is_in_loop(instruction))
 
 
-# Shapes differ where kernels have workspaces, paths where XLA or JAX moves calls.
-_LEVELS = 4
+# Loops differ where XLA unrolls them, shapes where kernels have workspaces, paths where XLA or JAX moves calls.
+_LEVELS = 5
 
 
-def _levels(target: Hashable, aliases: Hashable, shapes: Hashable, path: Hashable) -> Sequence[Hashable]:
-    return (target, aliases, shapes, path), (target, aliases, shapes), (target, aliases, path), (target, aliases)
+def _levels(target: Hashable, aliases: Hashable, shapes: Hashable, path: Hashable, in_loop: bool) -> Sequence[Hashable]:
+    exact = target, aliases, shapes, path
+    return (*exact, in_loop), exact, (target, aliases, shapes), (target, aliases, path), (target, aliases)
 
 
 # Where JAX's versions differ from each other, and from what we show.

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from ..xla import KernelHandle
 from ._table import table
 
 
@@ -45,6 +46,7 @@ class ExternalCall:
     - `captured`, `captured_reason`: whether XLA has planned to record it into a command buffer, and how or why not. `None` where
         the program was not compiled for a GPU, and XLA would decide.
     - `fallback`: why the reference runs, or `""`.
+    - `handle`: the kernel's [`eqxcallback.KernelHandle`][]; `None` where the reference runs, and for JAX's own calls.
     - `times`: how often it is called in one run of the program, or `None` if that depends on data. Branches of
         `jax.lax.cond` count as if they were taken.
     - `note`: what else there is to say, such as that XLA has removed it.
@@ -63,6 +65,7 @@ class ExternalCall:
     fallback: str
     times: int | None
     note: str = ""
+    handle: KernelHandle | None = None
 
 
 @dataclasses.dataclass(frozen=True)

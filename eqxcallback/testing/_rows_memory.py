@@ -18,11 +18,13 @@ from ._subject import Subject, is_native
 _PATTERNS = (0xA5, 0x5A)
 _SIZE = 3
 # What checked mode says, by the row that it belongs to.
-_WRITTEN, _CHANGED, _KEPT = ("never written", "bytes other than"), ("was changed",), ("was kept past the call",)
+_WRITTEN = "never written", "bytes other than"
+_CHANGED = "was changed", "its memory were overwritten"
+_KEPT = ("was kept past the call",)
 
 
 def inputs_untouched(subject: Subject, found: Findings) -> None:
-    """No kernel writes to an input that it has not declared to overwrite."""
+    """No kernel writes to an input that it has not declared to overwrite, nor beyond what it is given."""
     for where, function, make in programs(subject):
         arrays = make()
         before = [host(array) for array in arrays]

@@ -221,6 +221,25 @@ def test_callbacks():
         eqxc.inspect(eqxc.buffer_callback(kernel, X), X, platform="tpu")
 
 
+def test_effects_and_taps():
+    """Calls with the same operands, in and out of a loop; taps are callbacks without results."""
+
+    def f(x):
+        eqxc.buffer_callback(lambda ctx, out, x: None, [], has_side_effect=True)(x)
+        x = eqxc.debug.tap(lambda x, transforms: None, 2 * x)
+
+        def step(x, _):
+            return eqxc.debug.tap(lambda x, transforms: None, x + 1, ordered=True), None
+
+        return jax.lax.scan(step, eqxc.debug.tap_tangents(print, x), length=3)[0]
+
+    calls = eqxc.inspect(f, X).calls
+    assert [(call.kind, call.lane, call.operands, call.results) for call in calls] == [
+        ("callback", "python", ("float32[3]",), ())
+    ] * 3
+    assert [(call.times, call.note) for call in calls] == [(1, ""), (1, ""), (3, "")]
+
+
 def test_calls_of_jax_itself():
     def step(x):
         y = jax.pure_callback(np.sin, x, x)

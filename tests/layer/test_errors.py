@@ -3,6 +3,7 @@
 import re
 from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -102,6 +103,22 @@ def test_the_users_frames_come_first(name):
     assert lines[2].startswith(f'  File "{__file__}"')
     assert "eqxcallback/layer" not in str(caught.value)
     assert lines[-1].endswith("Oops: the kernel is broken")
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_filter_jit_shows_what_jit_does(name):
+    f, layer = FAILING[name]
+    texts = []
+    for jit in (jax.jit, eqx.filter_jit):
+        with pytest.raises(JaxRuntimeError) as caught:
+            jax.block_until_ready(jit(lambda x: f(x))(X))
+        assert type(caught.value) is JaxRuntimeError
+        texts.append(re.sub(r"\[failure \d+\]", "", str(caught.value)))
+    assert texts[0] == texts[1]
+    assert texts[1].startswith(f"INTERNAL: {layer}")
+    with pytest.raises(eqxc.KernelError, match=re.escape(layer)) as caught, eqxc.raising():
+        jax.block_until_ready(eqx.filter_jit(f)(X))
+    assert caught.value.__cause__ is caught.value.original
 
 
 def test_the_text_of_an_interrupted_scope():

@@ -68,6 +68,13 @@ class Overwrites(Scale):
             ctypes.memmove(x._address, address(zeros), x.dtype.itemsize)
 
 
+class WritesBeyond(Scale):
+    def kernel(self, ctx, out, x):
+        super().kernel(ctx, out, x)
+        if type(out.numpy()) is not np.ndarray:  # in checked mode: elsewhere it would be somebody's memory
+            ctypes.memset(out._address + out.nbytes, 0x5A, 2)
+
+
 class OverwritesBackward(Dense):
     def backward(self, ctx, grads, args, out, cotangents):
         super().backward(ctx, grads, args, out, cotangents)
@@ -79,6 +86,11 @@ def test_an_input_is_overwritten(planted):
     row = caught_by("inputs untouched", *planted)
     assert "was changed" in row.detail
     assert "never written" not in row.detail
+
+
+def test_a_write_beyond_an_output():
+    row = caught_by("inputs untouched", *scale(WritesBeyond))
+    assert "2 bytes after its memory were overwritten" in row.detail
 
 
 class Unwritten(Scale):
