@@ -48,7 +48,7 @@ def _of_op(site: xla.CallSite, platform: str) -> ExternalCall:
             in_place=(),
             captured=None,
             captured_reason="XLA treats the reference as it does all code of its own",
-            fallback=_why_reference(definition, kind, platform),
+            fallback=_why_reference(call, kind, platform),
             times=site.times,
         )
     operands, results = _kernel_types(call, plan, site)
@@ -127,18 +127,19 @@ def _captured(platform: str, lane: str, compatible: bool | None) -> tuple[bool |
     return None, "its handler says whether it is compatible, and XLA decides"
 
 
-def _why_reference(definition: Any, kind: str, platform: str) -> str:
+def _why_reference(call: Any, kind: str, platform: str) -> str:
+    definition = call.definition
     if kind == "jvp":
         return "forward mode is the derivative of the reference"
-    if kind == "forward" and platform in definition.forward:
+    if platform not in definition.forward:
+        platforms = ", ".join(definition.forward)
+        there_are = f"there are kernels for {platforms}" if platforms else "there is none at all"
+        return f"no kernel for {platform} ({there_are})"
+    if not call.runs_kernel:
         return "the op's `when` says no for these types"
-    if platform in definition.forward:
-        if definition.backward is not None and definition.backward(platform, definition.differentiable) is not None:
-            return "a parameter that the kernel sees once has a gradient for each example"
-        return f"no backward kernel for {platform}"
-    platforms = ", ".join(definition.forward)
-    there_are = f"there are kernels for {platforms}" if platforms else "there is none at all"
-    return f"no kernel for {platform} ({there_are})"
+    if definition.backward is not None and definition.backward(platform, definition.differentiable) is not None:
+        return "a parameter that the kernel sees once has a gradient for each example"
+    return f"no backward kernel for {platform}"
 
 
 def _kernel_types(call: Any, plan: xla.Plan, site: xla.CallSite) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -46,6 +46,11 @@ class Axes:
         return function
 
 
+def present(sizes: Sequence[int], has: Sequence[bool]) -> tuple[int, ...]:
+    """Those of the axes that an array `has`."""
+    return tuple(size for size, has_it in zip(sizes, has, strict=True) if has_it)
+
+
 # What a kernel takes of an operand that has the axes `has` of those of `sizes`.
 
 

@@ -68,15 +68,13 @@ def arrange(
 
 
 def seen(
-    batching: Batching,
+    batching: Mapping[str, str],
     names: Sequence[str],
     operands: Sequence[Has],
     sizes: Sequence[int],
     aliased: frozenset[int] = frozenset(),
 ) -> list[Has]:
-    """The axes with which a kernel sees each operand: where there is one method for all, those that are mapped."""
-    if isinstance(batching, str):
-        return list(operands)
+    """The axes with which a kernel sees each operand, where each parameter has its mode."""
     # The arrays of one argument, a PyTree, go together.
     together: dict[str, Has] = {}
     for name, has in zip(names, operands, strict=True):

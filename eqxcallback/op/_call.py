@@ -11,7 +11,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from .. import xla
 from . import _batching
-from ._axes import Axes
+from ._axes import Axes, present
 from ._flat_call import FlatCall
 from ._tangent import Tangent
 
@@ -60,20 +60,30 @@ class Call(FlatCall):
         return [*definition.reference(*args), *(jnp.zeros(aval.shape, aval.dtype) for aval in residuals)]
 
     def plan(self, platform: str) -> xla.Plan | None:
-        return self.definition.plan(platform) if self._runs_kernel else None
+        return self.definition.plan(platform) if self.runs_kernel else None
 
     def is_python(self, platform: str) -> bool:
-        return self._runs_kernel and self.definition.is_python(platform)
+        return self.runs_kernel and self.definition.is_python(platform)
 
     @functools.cached_property
-    def _runs_kernel(self) -> bool:
-        definition, sizes = self.definition, self.axes.sizes
+    def runs_kernel(self) -> bool:
+        """Where there is one: what `when` says of the operands as it would take them."""
+        definition, axes = self.definition, self.axes
         if definition.when is None:
             return True
-        has = _batching.seen(definition.batching, self.names, self.axes.operands, sizes)
-        front = [tuple(size for size, it_has in zip(sizes, each, strict=True) if it_has) for each in has]
-        avals = zip(front, definition.input_avals, strict=True)
-        return definition.when([jax.ShapeDtypeStruct((*axes, *aval.shape), aval.dtype) for axes, aval in avals])
+        operands = [
+            jax.ShapeDtypeStruct((*present(axes.sizes, has), *aval.shape), aval.dtype)
+            for has, aval in zip(axes.operands, definition.input_avals, strict=True)
+        ]
+        if not axes.sizes:
+            return definition.when(operands)
+        with jax.enable_x64(True):  # types are what they are, also where the rest of the program has no such
+            return definition.when(
+                jax.eval_shape(
+                    lambda *args: _batching.arrange(definition.batching, self.names, args, axes.operands, axes.sizes),
+                    *operands,
+                )
+            )
 
     def launch(self, plan: xla.Plan, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
         batching, axes = self.definition.batching, self.axes

@@ -1,6 +1,7 @@
 """The backward kernel of an op, and what it is in pure JAX."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,9 @@ class Cotangent(LinearCall):
     @property
     def example_avals(self) -> Sequence[Any]:
         inner, avals = self.call.axes, self.definition.input_avals
-        return [avals[i].update(shape=(*_present(inner.sizes, inner.operands[i]), *avals[i].shape)) for i in self.asked]
+        return [
+            avals[i].update(shape=(*_axes.present(inner.sizes, inner.operands[i]), *avals[i].shape)) for i in self.asked
+        ]
 
     @property
     def names(self) -> Sequence[str]:
@@ -79,10 +82,27 @@ class Cotangent(LinearCall):
         return pullback([cotangents[i] for i in self.results])
 
     def plan(self, platform: str) -> xla.Plan | None:
-        return None if self._has_one_for_each_example else self.definition.plan(platform, self.asked)
+        return self.definition.plan(platform, self.asked) if self._may_run_kernel else None
 
     def is_python(self, platform: str) -> bool:
-        return not self._has_one_for_each_example and self.definition.is_python(platform, self.asked)
+        return self._may_run_kernel and self.definition.is_python(platform, self.asked)
+
+    @property
+    def _may_run_kernel(self) -> bool:
+        return self.runs_kernel and not self._has_one_for_each_example
+
+    @functools.cached_property
+    def runs_kernel(self) -> bool:
+        """Whether the call did whose results it has."""
+        outer, inner = self.axes, self.call.axes
+        primals = outer.operands[: len(inner.operands)]
+        levels = [i for i in range(len(outer.sizes)) if any(has[i] for has in primals)]
+        operands = zip(primals, inner.operands, strict=True)
+        axes = Axes(
+            (*(outer.sizes[i] for i in levels), *inner.sizes),
+            tuple((*(has[i] for i in levels), *own) for has, own in operands),
+        )
+        return dataclasses.replace(self.call, axes=axes).runs_kernel
 
     @property
     def _has_one_for_each_example(self) -> bool:
@@ -124,16 +144,12 @@ class Cotangent(LinearCall):
         outs = run(
             *operands,
             result_avals=[
-                avals[i].update(shape=(*_batching.leading(batching, _present(sizes, given[i])), *avals[i].shape))
+                avals[i].update(shape=(*_batching.leading(batching, _axes.present(sizes, given[i])), *avals[i].shape))
                 for i in computed
             ],
         )
         found = dict(zip(computed, outs, strict=True))
         return [
-            _axes.reduced(found[i].reshape(*_present(sizes, given[i]), *avals[i].shape), given[i], wanted[i])
+            _axes.reduced(found[i].reshape(*_axes.present(sizes, given[i]), *avals[i].shape), given[i], wanted[i])
             for i in self.asked
         ]
-
-
-def _present(sizes: Sequence[int], has: Sequence[bool]) -> tuple[int, ...]:
-    return tuple(size for size, has_it in zip(sizes, has, strict=True) if has_it)

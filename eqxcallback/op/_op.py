@@ -74,7 +74,8 @@ class Op:
     - `alternatives`: `{platform: kernels}`: more kernels, which run only where `using` chooses them.
     - `falls_back`: whether the reference runs on a platform without a kernel. Else that is an error.
     - `when`: a function of the op's arguments and options, the arrays as `jax.ShapeDtypeStruct`s with the axes of `vmap`s that
-        the kernel would see in front: whether it runs. Where it is false, the reference does. `using` asks nobody.
+        the kernel would see in front: whether it runs. Where it is false, the reference does, and gives the gradients too.
+        `using` asks nobody.
 
     **Raises:** `TypeError` or `ValueError` for a wrong declaration, and when arguments do not fit it.
     """

@@ -25,8 +25,11 @@ def library(name):
 def build(sanitizers, folder):
     faulthandler.cancel_dump_traceback_later()  # pytest's: how long a compiler takes says nothing of deadlocks
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", str(ROOT), "-w", str(folder)]
-    settings = {"cmake.define.EQXCALLBACK_SANITIZE": sanitizers, "build-dir": str(folder / "build")}
-    settings["cmake.define.CMAKE_CXX_FLAGS_RELEASE"] = ""  # with asserts, and nanobind is quicker to compile
+    settings = {
+        "cmake.define.EQXCALLBACK_SANITIZE": sanitizers,
+        "cmake.define.CMAKE_CXX_FLAGS_RELEASE": "",  # with asserts, and nanobind is quicker to compile
+        "build-dir": str(folder / "build"),
+    }
     command += [f"--config-settings={key}={value}" for key, value in settings.items()]
     subprocess.run(command, check=True)
     (wheel,) = folder.glob("*.whl")

@@ -66,6 +66,51 @@ def test_derivatives_are_those_of_the_reference():
         np.testing.assert_array_equal(got, np.full(x.shape, 2.0))
 
 
+def forward(ctx, out, x):
+    np.asarray(out)[...] = np.asarray(x) ** 2
+
+
+def backward(ctx, grads, args, out, cotangent):
+    np.asarray(grads[0])[...] = 2000 * np.asarray(args[0]) * np.asarray(cotangent)
+
+
+# Its gradient is wrong by a factor that says where it comes from.
+SQUARE = eqxc.Op(
+    "square",
+    {"cpu": eqxc.PythonKernel(forward)},
+    lambda x: x**2,
+    batching="fold",
+    backward=eqxc.PythonKernel(backward),
+    when=lambda x: math.prod(x.shape) <= 4,
+)
+
+
+def total(x):
+    return SQUARE(x).sum()
+
+
+@pytest.mark.parametrize(
+    ("gradient", "factor"),
+    [
+        (lambda x: jax.grad(total)(x[0]), 1000),
+        (lambda x: jax.grad(total)(x.ravel()), 1),
+        (lambda x: jax.vmap(jax.grad(total))(x), 1),
+        (lambda x: jax.vmap(jax.grad(total))(x[:1]), 1000),
+        (lambda x: jax.grad(lambda x: jax.vmap(total)(x).sum())(x), 1),
+        (lambda x: jax.vmap(lambda x: jax.grad(lambda x: jax.vmap(total)(x).sum())(x))(x[:, :, None]), 1),
+        # The cotangents alone are mapped: the call was one of few.
+        (lambda x: jax.jacrev(SQUARE)(x[0]).sum(0), 1000),
+        (lambda x: jax.vmap(jax.jacrev(SQUARE))(x).sum(1), 1),
+    ],
+    ids=["few", "many", "vmap", "vmap of few", "inside", "both", "jacrev", "vmap of jacrev"],
+)
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_the_backward_kernel_runs_where_the_forward_one_did(gradient, factor, transform):
+    got = transform(gradient)(X)
+    want = 2 * X.ravel()[: got.size].reshape(got.shape)
+    np.testing.assert_array_equal(got, factor * want)
+
+
 def test_who_chooses_is_not_asked():
     chosen = make().using("native")
     assert kernels(lambda x: chosen(x, x, a=2.0), X) == 1
@@ -73,9 +118,12 @@ def test_who_chooses_is_not_asked():
 
 
 def test_inspect_says_why():
-    (kernel,), (plain,) = (eqxc.inspect(lambda x: make()(x, x, a=2.0), x).calls for x in (X[0], X))
-    assert (kernel.lane, kernel.fallback) == ("native", "")
-    assert (plain.lane, plain.fallback) == ("reference", "the op's `when` says no for these types")
+    for f in (SQUARE, jax.grad(total)):
+        few, many = (eqxc.inspect(f, x).calls for x in (X[0], X.ravel()))
+        assert [(call.lane, call.fallback) for call in few] == [("python", "")] * len(few)
+        assert [(call.lane, call.fallback) for call in many] == [
+            ("reference", "the op's `when` says no for these types")
+        ] * len(many)
 
 
 @pytest.mark.parametrize("when", [True, "few"])
