@@ -36,13 +36,13 @@ class Params(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a model is made of. Caches are `(1, length, heads, size)`, or as `new_cache` has them."""
+    """What a model is made of. `new_cache` gives the shape of a cache for a length, a number of heads and their size."""
 
     linear: Apply
     norm: Callable[[jax.Array, jax.Array], jax.Array]
     append: Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
     attend: Callable[..., jax.Array]
-    new_cache: Callable[[int, int, int], tuple[int, int, int, int]]
+    new_cache: Callable[[int, int, int], tuple[int, ...]]
 
 
 def _plain_norm(x: jax.Array, parameters: jax.Array) -> jax.Array:
@@ -55,9 +55,10 @@ def our_parts(linear: Apply) -> Parts:
     return Parts(
         linear,
         lambda x, parameters: ops.layer_norm(x, *parameters),
-        lambda cache, row, position: ops.cache_append(cache[0], row, position)[None],
-        lambda q, k, v, length: ops.decode_attention(q, k, v, length[None]),
-        lambda length, heads, size: (1, length, heads, size),
+        ops.cache_append,
+        lambda q, k, v, length: ops.decode_attention(q, k[None], v[None], length[None]),
+        # As a program gets it: XLA copies one that it is to reshape before it is written to.
+        lambda length, heads, size: (length, heads, size),
     )
 
 
