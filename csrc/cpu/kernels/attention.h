@@ -27,7 +27,7 @@ double keys_seen(const Attention& args) {
 template <bool kOptions, int kVectors = Simd::kOuterVectors>
 void score_tile(const Attention& args, const QueryBlock& block, const float* queries_t, Rows k, int64_t first,
                 int64_t keys, float* scores, float* cap_derivative = nullptr) {
-  outer_columns<kVectors, false>(scores, keys, k.data, k.stride, 1, queries_t, args.head_size, kQueryBlock);
+  outer_product<false, kVectors>(scores, keys, k.data, k.stride, 1, queries_t, args.head_size);
   if constexpr (kOptions) {
     apply_options(*args.options, block, args.kv_length, first, keys, scores, cap_derivative);
     mask_places(block, first, keys, scores);
@@ -102,7 +102,7 @@ void attend(const Attention& args, int64_t b, int64_t h, int64_t begin, float* s
       }
     }
     const Rows v = as_floats(static_cast<const T*>(args.v) + kv_offset, kv_stride, keys, D, widened);
-    outer_columns<kVectors, true>(out_t, D, v.data, 1, v.stride, scores, keys, kQueryBlock);
+    outer_product<true, kVectors>(out_t, D, v.data, 1, v.stride, scores, keys);
   }
 
   float total[kQueryBlock];

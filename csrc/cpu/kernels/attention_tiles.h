@@ -54,10 +54,10 @@ void outer_columns(float* c, int64_t rows, const float* a, int64_t row, int64_t 
   for (; m < rows; ++m) outer_tile<1, kVectors, kAdd>(c + m * stride, a + m * row, row, column, b, n, stride);
 }
 
-// With queries along the lanes.
-template <bool kAdd>
+// With queries along the lanes, kQueryBlock of them, of which kVectors vectors count.
+template <bool kAdd, int kVectors = Simd::kOuterVectors>
 void outer_product(float* c, int64_t rows, const float* a, int64_t row, int64_t column, const float* b, int64_t n) {
-  outer_columns<Simd::kOuterVectors, kAdd>(c, rows, a, row, column, b, n, kQueryBlock);
+  outer_columns<kVectors, kAdd>(c, rows, a, row, column, b, n, kQueryBlock);
 }
 
 // c += a b with rows of `width` floats, a multiple of kLanes.

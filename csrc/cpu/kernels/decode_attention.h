@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/kernels/attention_options.h"
+#include "cpu/kernels/dots.h"
 
 namespace eqxcallback::cpu {
 namespace {
@@ -55,35 +56,6 @@ void scale_by(float* x, const float* scales, int64_t stride, int n) {
   for (int j = 0; j < n; ++j) x[j] *= scales[j * stride];
 }
 
-// products[g][j + t], whose lanes are still to be added, of query g and rows[t]. In the function that calls it, the
-// compiler would keep the sums in memory.
-template <int kQueries, int kTile, class T>
-[[gnu::noinline]] void dot_products(F (*products)[kLanes], int j, const float* q, const T* const* rows,
-                                    int64_t head_size) {
-  F acc[kQueries][kTile];
-#pragma GCC unroll 4
-  for (int g = 0; g < kQueries; ++g) {
-#pragma GCC unroll 4
-    for (int t = 0; t < kTile; ++t) acc[g][t] = Simd::zero();
-  }
-  for_vectors(head_size, [&](int64_t i, auto count) {
-    F query[kQueries];
-#pragma GCC unroll 4
-    for (int g = 0; g < kQueries; ++g) query[g] = load(q + g * head_size + i, count);
-#pragma GCC unroll 4
-    for (int t = 0; t < kTile; ++t) {
-      const F key = load(rows[t] + i, count);
-#pragma GCC unroll 4
-      for (int g = 0; g < kQueries; ++g) acc[g][t] = Simd::fma(query[g], key, acc[g][t]);
-    }
-  });
-#pragma GCC unroll 4
-  for (int g = 0; g < kQueries; ++g) {
-#pragma GCC unroll 4
-    for (int t = 0; t < kTile; ++t) products[g][j + t] = acc[g][t];
-  }
-}
-
 // The scores of scaled queries, which follow each other. What comes next is asked for on the way: the processor does
 // not see it coming by itself, and has only few requests at a time.
 template <int kQueries, class T>
@@ -101,7 +73,7 @@ void scores_of(float (*scores)[kStep], const float* q, const Keys<T>& keys, int6
           prefetch(keys.next_v + row, head_size);
         }
       }
-      dot_products<kQueries, kTile>(products, j, q, rows, head_size);
+      dots<kQueries, kTile>(products[0] + j, kLanes, q, rows, head_size, 0);
     }
     for (int g = 0; g < kQueries; ++g) Simd::store(scores[g] + first, Simd::sums(products[g]));
   }
