@@ -141,26 +141,25 @@ struct RowSums {
   }
 };
 
-// The products with the rows of weights from `begin` to `end`.
+// The products with the rows of weights from `begin` to `end`. Those of a tile are from as many parts of them, see
+// dots.h.
 template <Encoding encoding, class T>
 void multiply_bytes(T* out, const uint8_t* weights, int64_t stride, const ByteBlock* x, int64_t num_blocks,
                     int64_t begin, int64_t end) {
   constexpr int kRows = kByteRows * kByteGroups;
-  for (int64_t o = begin; o < end; o += kRows) {
+  const int64_t part = (end - begin + kRows - 1) / kRows;
+  for (int64_t o = begin; o < begin + part; ++o) {
     const uint8_t* rows[kRows];
-    for (int r = 0; r < kRows; ++r) rows[r] = weights + smaller(o + r, end - 1) * stride;
+    for (int r = 0; r < kRows; ++r) rows[r] = weights + smaller(o + r * part, end - 1) * stride;
     RowSums<encoding> sums[kByteGroups];
     for (int64_t b = 0; b < num_blocks; ++b) {
       const int64_t offset = b * block_bytes(encoding);
 #pragma GCC unroll 2
       for (int g = 0; g < kByteGroups; ++g) sums[g].add(rows + g * kByteRows, offset, x[b]);
-      // Rows are short, and many are read at once: too many streams for the processor to see what comes next.
-      const uint8_t* next = weights + (o + kRows) * stride + b * kRows * block_bytes(encoding);
-      for (int64_t line = 0; line < kRows * block_bytes(encoding); line += 64) __builtin_prefetch(next + line);
     }
     float result[kRows];
     for (int g = 0; g < kByteGroups; ++g) sums[g].store(result + g * kByteRows);
-    for (int r = 0; r < smaller<int64_t>(kRows, end - o); ++r) from_float(result[r], out[o + r]);
+    for (int r = 0; r < kRows && o + r * part < end; ++r) from_float(result[r], out[o + r * part]);
   }
 }
 
