@@ -18,8 +18,6 @@ void dot_rows(float* out, const uint8_t* blocks, int64_t stride, const float* x,
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const uint8_t* block = blocks + r * stride + b * block_bytes(encoding);
-      // Rows are short, and four are read at once: too many streams for the processor to see what comes next.
-      __builtin_prefetch(block + kRows * stride);
       F dot = Simd::zero();
       for_block_vectors<encoding>(
           block, [&](int i, F weights) { dot = Simd::fma(weights, Simd::load(x + b * kBlockSize + i), dot); });
@@ -53,12 +51,13 @@ bool multiply_vector(const QuantizedLinear& args, const float* x, const Executor
       [&](int64_t begin, int64_t end) {
         float result[kRows];
         T* out = static_cast<T*>(args.out);
-        int64_t o = begin;
-        for (; o + kRows <= end; o += kRows) {
-          dot_rows<encoding, kRows>(result, args.blocks + o * stride, stride, x, sums.data(), num_blocks);
-          for (int r = 0; r < kRows; ++r) from_float(result[r], out[o + r]);
+        // Long streams, see dots.h.
+        const int64_t part = (end - begin) / kRows;
+        for (int64_t o = begin; o < begin + part; ++o) {
+          dot_rows<encoding, kRows>(result, args.blocks + o * stride, part * stride, x, sums.data(), num_blocks);
+          for (int r = 0; r < kRows; ++r) from_float(result[r], out[o + r * part]);
         }
-        for (; o < end; ++o) {
+        for (int64_t o = begin + kRows * part; o < end; ++o) {
           dot_rows<encoding, 1>(result, args.blocks + o * stride, stride, x, sums.data(), num_blocks);
           from_float(result[0], out[o]);
         }
