@@ -1,5 +1,6 @@
 """What functions and layers have in common when they check their arguments."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -14,6 +15,12 @@ def check(condition: bool, op: str, expected: str, **got: Any) -> None:
             for name, value in got.items()
         )
         raise ValueError(f"{op}: expected {expected}; got {types}.")
+
+
+def check_one_of(who: str, name: str, value: Any, known: Iterable[str]) -> None:
+    known = tuple(known)
+    if value not in known:
+        raise ValueError(f"{who}: expected {name} to be one of {', '.join(known)}; got {value!r}.")
 
 
 def check_floats(op: str, **arrays: jax.Array) -> None:

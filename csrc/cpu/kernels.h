@@ -189,6 +189,7 @@ struct QuantizedLinear {
   const uint8_t* blocks;  // [out_features, in_features / 32, bytes of a block]
   int64_t rows, out_features, in_features;
   Encoding encoding;
+  bool rounded;  // x is rounded to int8, in blocks of 32
 };
 
 // out[r, o] = sum_i x[r, i] W[o, i] + bias[o]. Each row of W is read once for all rows of x, which are few.
@@ -207,6 +208,7 @@ struct Int8Linear {
   const int8_t* weight;  // [out_features, in_features]
   const float* scale;    // [out_features]
   int64_t rows, out_features, in_features;
+  bool rounded;  // x is rounded to int8, each row as one block
 };
 
 // The same kernels, compiled for one instruction set.

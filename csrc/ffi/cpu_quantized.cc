@@ -6,12 +6,15 @@
 namespace eqxcallback {
 namespace {
 
+// Those that are `rounded` round x to int8 first.
+
 // -- quantized_linear: x [*batch, in_features], blocks u8 [out_features, bytes of a row]
 
+template <bool rounded>
 ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer blocks, Out out,
                             std::string_view encoding_name) {
   return guarded([&] {
-    constexpr const char* op = "quantized_linear";
+    constexpr const char* op = rounded ? "rounded_quantized_linear" : "quantized_linear";
     REQUIRE(encoding_name == "Q4_1" || encoding_name == "Q8_0", op,
             "the encoding Q4_1 or Q8_0; got " + std::string(encoding_name));
     const cpu::Encoding encoding = encoding_name == "Q4_1" ? cpu::Encoding::kQ4_1 : cpu::Encoding::kQ8_0;
@@ -25,17 +28,24 @@ ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuff
                 text(weights));
     REQUIRE(result[0] == weights[0] && in.same_batch(result) && x.element_type() == out->element_type(), op,
             "a result of shape (*batch, out_features); got " + text(out->dimensions()));
-    const cpu::QuantizedLinear call{
-        out->untyped_data(), x.untyped_data(), blocks.typed_data<uint8_t>(), in.batch(), weights[0], in[0], encoding};
+    const cpu::QuantizedLinear call{out->untyped_data(),
+                                    x.untyped_data(),
+                                    blocks.typed_data<uint8_t>(),
+                                    in.batch(),
+                                    weights[0],
+                                    in[0],
+                                    encoding,
+                                    rounded};
     cpu::kernels().quantized_linear(element_of(op, x), call, executor_on(pool));
   });
 }
 
 // -- int8_linear: x [*batch, in_features], weight s8 [out_features, in_features], scale f32 [out_features]
 
+template <bool rounded>
 ffi::Error int8_linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weight, ffi::AnyBuffer scale, Out out) {
   return guarded([&] {
-    constexpr const char* op = "int8_linear";
+    constexpr const char* op = rounded ? "rounded_int8_linear" : "int8_linear";
     const Shape in(op, "x", x, 1), result(op, "the result", *out, 1), factors(op, "scale", scale, 1);
     require_type(op, "weight", weight, ffi::DataType::S8, "int8");
     require_type(op, "scale", scale, ffi::DataType::F32, "float32");
@@ -52,29 +62,41 @@ ffi::Error int8_linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer we
                                scale.typed_data<float>(),
                                in.batch(),
                                weights[0],
-                               in[0]};
+                               in[0],
+                               rounded};
     cpu::kernels().int8_linear(element_of(op, x), call, executor_on(pool));
   });
 }
 
-XLA_FFI_DEFINE_HANDLER(kQuantizedLinear, quantized_linear,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // blocks
-                           .Ret<ffi::AnyBuffer>()
-                           .Attr<std::string_view>("encoding"));
+constexpr auto bind_quantized = [] {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // x
+      .Arg<ffi::AnyBuffer>()  // blocks
+      .Ret<ffi::AnyBuffer>()
+      .Attr<std::string_view>("encoding");
+};
+XLA_FFI_DEFINE_HANDLER(kQuantizedLinear, quantized_linear<false>, bind_quantized());
+XLA_FFI_DEFINE_HANDLER(kRoundedQuantizedLinear, quantized_linear<true>, bind_quantized());
 
-XLA_FFI_DEFINE_HANDLER(kInt8Linear, int8_linear,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::AnyBuffer>()  // x
-                           .Arg<ffi::AnyBuffer>()  // weight
-                           .Arg<ffi::AnyBuffer>()  // scale
-                           .Ret<ffi::AnyBuffer>());
+constexpr auto bind_int8 = [] {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::ThreadPool>()
+      .Arg<ffi::AnyBuffer>()  // x
+      .Arg<ffi::AnyBuffer>()  // weight
+      .Arg<ffi::AnyBuffer>()  // scale
+      .Ret<ffi::AnyBuffer>();
+};
+XLA_FFI_DEFINE_HANDLER(kInt8Linear, int8_linear<false>, bind_int8());
+XLA_FFI_DEFINE_HANDLER(kRoundedInt8Linear, int8_linear<true>, bind_int8());
 
 }  // namespace
 
-CpuOps quantized_ops() { return {{"quantized_linear", kQuantizedLinear}, {"int8_linear", kInt8Linear}}; }
+CpuOps quantized_ops() {
+  return {{"quantized_linear", kQuantizedLinear},
+          {"rounded_quantized_linear", kRoundedQuantizedLinear},
+          {"int8_linear", kInt8Linear},
+          {"rounded_int8_linear", kRoundedInt8Linear}};
+}
 
 }  // namespace eqxcallback

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8, PRNGKeyArray, UInt8
 
 from .. import ops
+from .._checks import check_one_of
 
 
 QuantizedEncoding = Literal["Q4_1", "Q8_0", "int8"]
@@ -28,16 +29,20 @@ class QuantizedLinear(eqx.Module):
     - `encoding`: `"Q4_1"` (5 bits a weight), `"Q8_0"` (8.5 bits) or `"int8"` (8 bits).
     - `scale`: for `"int8"`, of each output feature, in f32, of shape `(out_features,)`.
     - `bias`: of shape `(out_features,)`, or `None`.
+    - `activations`: `"exact"`, or `"int8"`, which rounds the input: see [`eqxcallback.ops.quantized_linear`][] and
+        [`eqxcallback.ops.int8_linear`][].
     """
 
     blocks: UInt8[Array, "out_features bytes"] | Int8[Array, "out_features in_features"]
     encoding: QuantizedEncoding = eqx.field(static=True)
     scale: Float[Array, " out_features"] | None = None
     bias: Float[Array, " out_features"] | None = None
+    activations: ops.Activations = eqx.field(static=True, default="exact", kw_only=True)
     implementation: ops.Implementation = eqx.field(static=True, default="auto", kw_only=True)
 
     def __check_init__(self) -> None:
-        _check_encoding(self.encoding)
+        check_one_of("QuantizedLinear", "encoding", self.encoding, get_args(QuantizedEncoding))
+        check_one_of("QuantizedLinear", "activations", self.activations, get_args(ops.Activations))
         if (self.scale is None) == (self.encoding == "int8"):
             has = "a scale of shape (out_features,)" if self.encoding == "int8" else "no scale: blocks have their own"
             raise ValueError(f"QuantizedLinear: expected {has} for encoding {self.encoding!r}; got scale={self.scale}.")
@@ -49,6 +54,7 @@ class QuantizedLinear(eqx.Module):
         bits: int | None = None,
         encoding: QuantizedEncoding | None = None,
         *,
+        activations: ops.Activations = "exact",
         implementation: ops.Implementation = "auto",
     ) -> "QuantizedLinear":
         """The nearest layer to `linear`, with its very bias.
@@ -59,6 +65,7 @@ class QuantizedLinear(eqx.Module):
         - `bits`: of a weight: 8, the default, or 4.
         - `encoding`: by default `"Q8_0"` for 8 bits and `"Q4_1"` for 4. They take a multiple of 32 for `in_features`;
             `"int8"` takes any.
+        - `activations`: `"exact"` or `"int8"`.
         - `implementation`: see [`eqxcallback.Op.using`][].
         """
         if encoding is None:
@@ -66,7 +73,7 @@ class QuantizedLinear(eqx.Module):
             if bits not in _OF_BITS:
                 raise ValueError(f"QuantizedLinear.from_linear: expected bits to be 4 or 8; got {bits!r}.")
             encoding = _OF_BITS[bits]
-        _check_encoding(encoding)
+        check_one_of("QuantizedLinear", "encoding", encoding, get_args(QuantizedEncoding))
         if bits not in (None, _BITS[encoding]):
             raise ValueError(
                 f"QuantizedLinear.from_linear: expected bits={_BITS[encoding]} for encoding={encoding!r}; got bits={bits!r}. "
@@ -77,16 +84,17 @@ class QuantizedLinear(eqx.Module):
                 f"QuantizedLinear.from_linear: expected a layer of numbers of features; got in_features={linear.in_features!r}, "
                 f"out_features={linear.out_features!r}."
             )
+        options: dict[str, Any] = {"activations": activations, "implementation": implementation}
         if encoding == "int8":
             blocks, scale = ops.quantize_int8(linear.weight)
-            return cls(blocks, encoding, scale, linear.bias, implementation=implementation)
+            return cls(blocks, encoding, scale, linear.bias, **options)
         if linear.weight.shape[-1] % 32:
             raise ValueError(
                 f"QuantizedLinear.from_linear: expected in_features to be a multiple of 32 for {encoding}; got "
                 f'{linear.weight.shape[-1]}. Use encoding="int8", which takes any.'
             )
         blocks = ops.quantize(linear.weight, encoding=encoding)
-        return cls(blocks, encoding, None, linear.bias, implementation=implementation)
+        return cls(blocks, encoding, None, linear.bias, **options)
 
     @property
     def in_features(self) -> int:
@@ -111,9 +119,17 @@ class QuantizedLinear(eqx.Module):
         del key
         if self.encoding == "int8":
             assert self.scale is not None
-            out = ops.int8_linear(x, self.blocks, self.scale, implementation=self.implementation)
+            out = ops.int8_linear(
+                x, self.blocks, self.scale, activations=self.activations, implementation=self.implementation
+            )
         else:
-            out = ops.quantized_linear(x, self.blocks, encoding=self.encoding, implementation=self.implementation)
+            out = ops.quantized_linear(
+                x,
+                self.blocks,
+                encoding=self.encoding,
+                activations=self.activations,
+                implementation=self.implementation,
+            )
         return out if self.bias is None else out + self.bias.astype(out.dtype)
 
     def rows(self, index: Array) -> Float[Array, "*index in_features"]:
@@ -129,9 +145,3 @@ class QuantizedLinear(eqx.Module):
         assert self.scale is not None
         values = blocks.astype(jnp.float32)
         return values * jnp.broadcast_to(jnp.take(self.scale, index)[..., None], values.shape)
-
-
-def _check_encoding(encoding: Any) -> None:
-    known = get_args(QuantizedEncoding)
-    if encoding not in known:
-        raise ValueError(f"QuantizedLinear: expected encoding to be one of {', '.join(known)}; got {encoding!r}.")

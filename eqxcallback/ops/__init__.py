@@ -7,7 +7,11 @@ from ._cache import cache_append as cache_append
 from ._cross_entropy import softmax_cross_entropy as softmax_cross_entropy
 from ._decode_attention import decode_attention as decode_attention
 from ._group_norm import group_norm as group_norm
-from ._int8_linear import int8_linear as int8_linear, quantize_int8 as quantize_int8
+from ._int8_linear import (
+    Activations as Activations,
+    int8_linear as int8_linear,
+    quantize_int8 as quantize_int8,
+)
 from ._linear import embedding as embedding, linear as linear
 from ._linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from ._norm import layer_norm as layer_norm, rms_norm as rms_norm

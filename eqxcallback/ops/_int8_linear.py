@@ -1,10 +1,12 @@
 """Linear layers over weights in int8, with a scale for each output feature."""
 
+from typing import Literal, get_args
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8
 
 from .. import reference
-from .._checks import check, check_floats
+from .._checks import check, check_floats, check_one_of
 from ..kernel import NativeKernel
 from ..kernels import host
 from ..op import Implementation, Op
@@ -18,6 +20,15 @@ _int8_linear = Op(
     batching={"x": "batched", "weight": "shared", "scale": "shared"},
     alternatives={"cpu": (host.INT8_LINEAR,), "cuda": (host.INT8_LINEAR,)},
 )
+_rounded_int8_linear = Op(
+    "rounded_int8_linear",
+    kernels={"cpu": NativeKernel("rounded_int8_linear")},
+    reference=reference.rounded_int8_linear,
+    batching=_int8_linear.batching,
+    alternatives={"cpu": (host.ROUNDED_INT8_LINEAR,), "cuda": (host.ROUNDED_INT8_LINEAR,)},
+)
+
+Activations = Literal["exact", "int8"]
 
 
 def int8_linear(
@@ -25,6 +36,7 @@ def int8_linear(
     weight: Int8[Array, "out_features in_features"],
     scale: Float[Array, " out_features"],
     *,
+    activations: Activations = "exact",
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch out_features"]:
     """`(x @ weight.T) * scale`, computed in f32.
@@ -34,20 +46,25 @@ def int8_linear(
     - `x`: an array of shape `(*batch, in_features)`.
     - `weight`: int8, of shape `(out_features, in_features)`.
     - `scale`: of shape `(out_features,)`.
+    - `activations`: `"int8"` rounds each row of `x` to 255 levels, multiples of a 127th of its largest absolute value, and
+        multiplies integers: several times as fast for many rows on a CPU with VNNI. What it costs in quality is in
+        [Linear layers](../linear.md).
     - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].
 
     **Returns:** an array of shape `(*batch, out_features)` and the dtype of `x`.
 
-    There are derivatives with respect to `x` and `scale`; integers have none.
+    There are derivatives with respect to `x` and `scale`; integers have none, and rounding has that of the identity.
     """
     name = "int8_linear"
     x, weight, scale = jnp.asarray(x), jnp.asarray(weight), jnp.asarray(scale)
+    check_one_of(name, "activations", activations, get_args(Activations))
     check_floats(name, x=x)
     check_floats(name, scale=scale)
     fits = weight.dtype == jnp.int8 and weight.ndim == 2 and x.ndim > 0 and x.shape[-1] == weight.shape[-1]
     check(fits, name, "weight in int8, of shape (out_features, in_features) for the last axis of x", x=x, weight=weight)
     check(scale.shape == weight.shape[:1], name, "scale of shape (out_features,)", scale=scale, weight=weight)
-    return run(_int8_linear, x, weight, scale.astype(reference.wide(x.dtype)), implementation=implementation)
+    op = _rounded_int8_linear if activations == "int8" else _int8_linear
+    return run(op, x, weight, scale.astype(reference.wide(x.dtype)), implementation=implementation)
 
 
 def quantize_int8(

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
+from ._rounding import rounded
+
 
 def dequantize(blocks: UInt8[Array, "*rows bytes"], *, encoding: str) -> Float[Array, "*rows features"]:
     """The weights in f32.
@@ -34,6 +36,12 @@ def quantized_linear(
     wide = x.astype(jnp.float32)
     weights = dequantize(blocks, encoding=encoding)
     return jnp.matmul(wide, weights.T, precision=jax.lax.Precision.HIGHEST).astype(x.dtype)
+
+
+def rounded_quantized_linear(
+    x: Float[Array, "*batch in_features"], blocks: UInt8[Array, "out_features bytes"], *, encoding: str
+) -> Float[Array, "*batch out_features"]:
+    return quantized_linear(rounded(x.astype(jnp.float32), 32), blocks, encoding=encoding).astype(x.dtype)
 
 
 def _half(pair: UInt8[Array, "*rows 2"]) -> Float[Array, "*rows"]:

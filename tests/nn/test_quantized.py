@@ -1,5 +1,6 @@
 """Weights of a few bits: made of floats, multiplied, and differentiated."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import strategies
 
 import eqxcallback as eqxc
-from eqxcallback import nn, ops
+from eqxcallback import nn, ops, reference
 
 
 KEY = jax.random.key(0)
@@ -65,6 +66,20 @@ def test_any_number_of_features_as_int8():
     assert (layer.in_features, layer.out_features, layer.bias) == (7, 3, None)
     assert (layer.blocks.dtype, layer.blocks.shape) == (jnp.int8, (3, 7))
     np.testing.assert_allclose(layer(jnp.ones(7)), weights(layer).sum(-1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("implementation", ["auto", "reference", "python"])
+@pytest.mark.parametrize("bits", BITS[2:4], ids=str)
+def test_rounded_activations(bits, implementation):
+    """Those of the layer are those of the op: a row, or blocks of 32, of 255 levels."""
+    linear = eqx.nn.Linear(64, 5, use_bias=False, key=KEY)
+    make = functools.partial(nn.QuantizedLinear.from_linear, linear, **bits, implementation=implementation)
+    exact, layer = make(), make(activations="int8")
+    x = normal(1, 4, 64)
+    rounded = reference.rounded(x, 64 if "encoding" in bits else 32)
+    got = jax.vmap(layer)(x)
+    np.testing.assert_allclose(got, jax.vmap(exact)(rounded), rtol=1e-5, atol=1e-5)
+    assert not np.allclose(got, jax.vmap(exact)(x), rtol=1e-5, atol=1e-5)
 
 
 @hypothesis.settings(max_examples=30, deadline=None, derandomize=True)

@@ -86,6 +86,7 @@ GOOD = {
     "gru_gates": ([a(2, 9), a(2, 9), a(2, 3), a(3)], a(2, 3), {}),
     "linear": ([a(2, 5), a(3, 5), a(3)], a(2, 3), {}),
     "int8_linear": ([a(2, 5), i8(3, 5), a(3)], a(2, 3), {}),
+    "rounded_int8_linear": ([a(2, 5), i8(3, 5), a(3)], a(2, 3), {}),
     "attention": ([a(2, 3, 4, 5), a(7, 2, 5), a(7, 2, 5)], a(2, 3, 4, 5), ATTENTION),
     "attention_backward": (
         [a(2, 3, 4, 5), a(7, 2, 5), a(7, 2, 5), a(2, 3, 4, 5), a(2, 3, 4, 5)],
@@ -103,6 +104,7 @@ GOOD = {
     ),
     "cache_append": ([a(2, 7, 3), a(2, 1, 3), i32()], a(2, 7, 3), ROWS),
     "quantized_linear": ([a(2, 32), u8(3, 34)], a(2, 3), Q8),
+    "rounded_quantized_linear": ([a(2, 32), u8(3, 34)], a(2, 3), Q8),
 }
 
 
@@ -228,6 +230,7 @@ WRONG = [
     ("int8_linear", [a(2, 5), i8(3, 4), a(3)], a(2, 3), {}, r"weight of shape \(out_features, 5\); got \(3, 4\)"),
     ("int8_linear", [a(2, 5), i8(3, 5), a(4)], a(2, 3), {}, r"scale of shape \(3,\); got \(4\)"),
     ("int8_linear", [a(2, 5), i8(3, 5), a(3)], a(2, 4), {}, r"a result of shape \(\*batch, out_features\)"),
+    ("rounded_int8_linear", [a(2, 5), u8(3, 5), a(3)], a(2, 3), {}, r"weight of int8"),
     ("swiglu", [a()], a(), {}, r"swiglu\[native\]: expected gate with at least 1 axes"),
     ("swiglu", [a(4)], a(), {}, r"swiglu\[native\]: expected the result with at least 1 axes"),
     ("swiglu", [a(2, 4)], a(2, 4), {}, r"a result that matches the operands; got \(2, 4\) for \(2, 4\)"),
@@ -404,7 +407,7 @@ def test_wrong_attributes(op):
         {**attributes, "other": np.int64(1)},
         {**attributes, first: np.float32(1)},
         {**attributes, first: np.arange(3)},
-        {**attributes, first: "1" if op != "quantized_linear" else np.int64(1)},
+        {**attributes, first: "1" if attributes is not Q8 else np.int64(1)},
     ):
         with pytest.raises(jax.errors.JaxRuntimeError, match=r"attribute|data type|[Aa]ttr"):
             call(op, args, result, wrong)

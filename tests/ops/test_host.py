@@ -160,6 +160,14 @@ EXAMPLES: dict[str, tuple[Any, Any]] = {
         ops.int8_linear,
         lambda d: [*floats(d, (2, 5)), int8(1027, 5), *floats(d, (1027,), scale=0.1)],
     ),
+    "rounded_int8_linear": (
+        functools.partial(ops.int8_linear, activations="int8"),
+        lambda d: [*floats(d, (2, 5)), int8(1027, 5), *floats(d, (1027,), scale=0.1)],
+    ),
+    "rounded_quantized_linear": (
+        functools.partial(ops.quantized_linear, encoding="Q8_0", activations="int8"),
+        lambda d: [*floats(d, (2, 64)), cases.blocks(2, 17, 64, "Q8_0")],
+    ),
     "lstm_gates": (ops.lstm_gates, lambda d: floats(d, (2, 12), (2, 3))),
     "gru_gates": (ops.gru_gates, lambda d: floats(d, (2, 9), (2, 9), (2, 3), (3,))),
     "gru_gates plain": (ops.gru_gates, lambda d: floats(d, (9,), (9,), (3,))),

@@ -73,7 +73,7 @@ void scores_of(float (*scores)[kStep], const float* q, const Keys<T>& keys, int6
           prefetch(keys.next_v + row, head_size);
         }
       }
-      dots<kQueries, kTile>(products[0] + j, kLanes, q, rows, head_size);
+      dots<kQueries, kTile>(products[0] + j, kLanes, q, head_size, rows, head_size);
     }
     for (int g = 0; g < kQueries; ++g) Simd::store(scores[g] + first, Simd::sums(products[g]));
   }

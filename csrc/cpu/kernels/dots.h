@@ -6,11 +6,11 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// sums[r * stride + w], whose lanes are still to be added: row r of x, rows of which are `size` apart, and rows[w].
+// sums[r * stride + w], whose lanes are still to be added: row r of x, rows of which are `x_stride` apart, and rows[w].
 //
 // Never inlined: among other loops, the compiler would keep the sums in memory.
 template <int kRows, int kWeights, class T>
-[[gnu::noinline]] void dots(F* sums, int stride, const float* x, const T* const* rows, int64_t size) {
+[[gnu::noinline]] void dots(F* sums, int stride, const float* x, int64_t x_stride, const T* const* rows, int64_t size) {
   F acc[kRows][kWeights];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -20,7 +20,7 @@ template <int kRows, int kWeights, class T>
   for_vectors(size, [&](int64_t i, auto count) {
     F values[kRows];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) values[r] = load(x + r * size + i, count);
+    for (int r = 0; r < kRows; ++r) values[r] = load(x + r * x_stride + i, count);
 #pragma GCC unroll 8
     for (int w = 0; w < kWeights; ++w) {
       const F v = load(rows[w] + i, count);
@@ -57,17 +57,17 @@ void for_tiles(int64_t num_rows, int64_t begin, int64_t end, const Tile& tile) {
   columns.template operator()<kRows, 1>(begin + parts * part, end - begin - parts * part);
 }
 
-// put(r, o, sum) for the rows of x and of weights, `size` apart, of which the latter are read once.
+// put(r, o, sum) for the rows of x and of weights, which are `size` apart and read once.
 template <class T, class Put>
-void few_rows(const float* x, int64_t num_rows, const T* weights, int64_t begin, int64_t end, int64_t size,
-              const Put& put) {
+void few_rows(const float* x, int64_t num_rows, int64_t x_stride, const T* weights, int64_t begin, int64_t end,
+              int64_t size, const Put& put) {
   for_tiles < kLanes<16 ? 2 : 4, 4>(
                   num_rows, begin, end,
                   [&]<int kRows, int kWeights>(int64_t r, int64_t o, int64_t part) {
                     const T* rows[kWeights];
                     for (int w = 0; w < kWeights; ++w) rows[w] = weights + (o + w * part) * size;
                     F sums[kRows * kWeights];
-                    dots<kRows, kWeights>(sums, kWeights, x + r * size, rows, size);
+                    dots<kRows, kWeights>(sums, kWeights, x + r * x_stride, x_stride, rows, size);
                     for (int i = 0; i < kRows; ++i) {
                       for (int w = 0; w < kWeights; ++w) put(r + i, o + w * part, Simd::sum(sums[i * kWeights + w]));
                     }

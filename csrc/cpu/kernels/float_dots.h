@@ -33,9 +33,10 @@ void dot_rows(float* out, const uint8_t* blocks, int64_t stride, const float* x,
   for (int r = 0; r < kRows; ++r) out[r] = Simd::sum(total[r]) + Simd::total(minimums[r]);
 }
 
-// Always possible.
+// False if x is to be rounded first.
 template <Encoding encoding, class T>
 bool multiply_vector(const QuantizedLinear& args, const float* x, const Executor& executor) {
+  if (args.rounded) return false;
   const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(encoding);
   Scratch sums(2 * num_blocks);
   for (int64_t b = 0; b < num_blocks; ++b) {

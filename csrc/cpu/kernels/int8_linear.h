@@ -4,41 +4,48 @@
 
 #include "cpu/kernels/dots.h"
 #include "cpu/kernels/quantized_linear.h"
+#include "cpu/kernels/rounding.h"
+#ifdef __AVX512VNNI__
+#include "cpu/kernels/byte_rows.h"
+#endif
 
 namespace eqxcallback::cpu {
 namespace {
 
 template <class T>
 void int8_linear_as(const Int8Linear& args, const Executor& executor) {
-  const int64_t size = args.in_features, padded = (size + kLanes - 1) / kLanes * kLanes;
-  T* out = static_cast<T*>(args.out);
-  Scratch widened(larger<int64_t>(1, args.rows * padded));
-  const auto widen = [&](int64_t stride) {
-    for (int64_t r = 0; r < args.rows; ++r) {
-      const T* x = static_cast<const T*>(args.x) + r * size;
-      float* row = widened.data() + r * stride;
-      for_vectors(size, [&](int64_t i, auto count) { Simd::store(row + i, load(x + i, count)); });
-    }
-    return widened.data();
-  };
-  const float* x;
-  if constexpr (std::is_same_v<T, float>) {
+  const int64_t rows = args.rows, size = args.in_features, padded = (size + kLanes - 1) / kLanes * kLanes;
+  const bool as_it_is = std::is_same_v<T, float> && size == padded && !args.rounded;
+  Scratch scratch(as_it_is ? 1 : larger<int64_t>(1, rows * padded));
+  const float* x = scratch.data();  // rows are `padded` apart, with zeros at the end
+  if (as_it_is) {
     x = static_cast<const float*>(args.x);
   } else {
-    x = widen(size);
+    for (int64_t r = 0; r < rows; ++r) {
+      float* row = scratch.data() + r * padded;
+      for_vectors(size, [&](int64_t i, auto count) {
+        Simd::store(row + i, load(static_cast<const T*>(args.x) + r * size + i, count));
+      });
+    }
+  }
+  T* out = static_cast<T*>(args.out);
+  const auto put = [&](int64_t r, int64_t o, float sum) {
+    from_float(sum * args.scale[o], out[r * args.out_features + o]);
+  };
+  if (args.rounded) {
+#ifdef __AVX512VNNI__
+    if (multiply_rounded(x, rows, padded, args.weight, args.out_features, size, executor, put)) return;
+#endif
+    for (int64_t r = 0; r < rows; ++r) round_activations(scratch.data() + r * padded, size, size);
   }
   constexpr int64_t kFewRows = 16;
-  if (args.rows <= kFewRows) {
-    const double nanoseconds = static_cast<double>(size) * (0.05 + 0.02 * static_cast<double>(args.rows)) + 5;
-    const auto put = [&](int64_t r, int64_t o, float sum) {
-      from_float(sum * args.scale[o], out[r * args.out_features + o]);
-    };
+  if (rows <= kFewRows) {
+    const double nanoseconds = static_cast<double>(size) * (0.05 + 0.02 * static_cast<double>(rows)) + 5;
     return parallel_for(
         executor, args.out_features, nanoseconds,
-        [&](int64_t begin, int64_t end) { few_rows(x, args.rows, args.weight, begin, end, size, put); }, 8);
+        [&](int64_t begin, int64_t end) { few_rows(x, rows, padded, args.weight, begin, end, size, put); }, 8);
   }
-  if (padded != size) x = widen(padded);
-  multiply_decoded(out, x, args.rows, args.out_features, padded, static_cast<double>(size) * 0.1, executor,
+  multiply_decoded(out, x, rows, args.out_features, padded, static_cast<double>(size) * 0.1, executor,
                    [&](float* row, int64_t o) {
                      const F scale = Simd::broadcast(args.scale[o]);
                      for_vectors(size, [&](int64_t i, auto count) {

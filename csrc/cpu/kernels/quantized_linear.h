@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cpu/kernels/block_decode.h"
+#include "cpu/kernels/rounding.h"
 #ifdef __AVX512VNNI__
 #include "cpu/kernels/byte_dots.h"
 #else
@@ -82,6 +83,15 @@ void multiply_matrix(const QuantizedLinear& args, const float* x, const Executor
 template <Encoding encoding, class T>
 void quantized_linear_as(const QuantizedLinear& args, const float* x, const Executor& executor) {
   if (args.rows == 1 && multiply_vector<encoding, T>(args, x, executor)) return;
+  if (args.rounded) {
+    const int64_t size = args.rows * args.in_features;
+    Scratch rounded(size);
+    std::memcpy(rounded.data(), x, static_cast<size_t>(size) * sizeof(float));
+    round_activations(rounded.data(), size, kBlockSize);
+    QuantizedLinear call = args;
+    call.rounded = false;
+    return quantized_linear_as<encoding, T>(call, rounded.data(), executor);
+  }
   multiply_matrix<encoding, T>(args, x, executor);
 }
 

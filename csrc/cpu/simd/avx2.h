@@ -71,9 +71,10 @@ struct Simd : Halves {
     return add(_mm256_permute2f128_ps(four[0], four[1], 0x20), _mm256_permute2f128_ps(four[0], four[1], 0x31));
   }
 
+  static F nearest(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F exp2(F x) {
     x = _mm256_min_ps(broadcast(256.0f), max(broadcast(-160.0f), x));
-    const F whole = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const F whole = nearest(x);
     const F r = sub(x, whole);
     const F p = exp2_of_fraction<Simd>(r);
     // 2^whole in two factors, each of which is a normal number for all exponents that have a result.

@@ -58,9 +58,10 @@ struct Simd : Halves {
     return add(_mm512_shuffle_f32x4(left, right, 0x88), _mm512_shuffle_f32x4(left, right, 0xdd));
   }
 
+  static F nearest(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F exp2(F x) {
     x = max(broadcast(-160.0f), x);
-    const F whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const F whole = nearest(x);
     const F r = sub(x, whole);
     const F p = exp2_of_fraction<Simd>(r);
     return _mm512_scalef_ps(p, whole);

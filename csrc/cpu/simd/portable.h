@@ -61,6 +61,11 @@ struct Simd {
   static F sums(const F* x) {
     return map([&](int i) { return sum(x[i]); });
   }
+  // Integers, to the nearest, ties to even. Not by adding 1.5 * 2^23, which a compiler may join with a product before
+  // it.
+  static F nearest(F x) {
+    return map([&](int i) { return __builtin_rintf(x[i]); });
+  }
   // 2^x, zero below -150
   static F exp2(F x) {
     x = min(broadcast(256.0f), max(broadcast(-160.0f), x));

@@ -24,18 +24,47 @@ def embedding(xp: Any, out: Any, weight: Any, index: Any) -> None:
 
 @on_arrays
 def quantized_linear(xp: Any, out: Any, x: Any, blocks: Any, *, encoding: str) -> None:
-    x = wide(x)
+    _quantized_linear(xp, out, wide(x), blocks, encoding)
+
+
+@on_arrays
+def int8_linear(xp: Any, out: Any, x: Any, weight: Any, scale: Any) -> None:
+    _int8_linear(out, wide(x), weight, scale)
+
+
+@on_arrays
+def rounded_quantized_linear(xp: Any, out: Any, x: Any, blocks: Any, *, encoding: str) -> None:
+    _quantized_linear(xp, out, _rounded(xp, wide(x), 32), blocks, encoding)
+
+
+@on_arrays
+def rounded_int8_linear(xp: Any, out: Any, x: Any, weight: Any, scale: Any) -> None:
+    _int8_linear(out, _rounded(xp, wide(x), x.shape[-1]), weight, scale)
+
+
+def _quantized_linear(xp: Any, out: Any, x: Any, blocks: Any, encoding: str) -> None:
     for first in range(0, blocks.shape[0], _CHUNK):
         here = slice(first, first + _CHUNK)
         store(out[..., here], x @ _decoded(xp, blocks[here], encoding).T)
 
 
-@on_arrays
-def int8_linear(xp: Any, out: Any, x: Any, weight: Any, scale: Any) -> None:
-    x = wide(x)
+def _int8_linear(out: Any, x: Any, weight: Any, scale: Any) -> None:
     for first in range(0, weight.shape[0], _CHUNK):
         here = slice(first, first + _CHUNK)
         store(out[..., here], x @ weight[here].astype(x.dtype).T * scale[here])
+
+
+def _rounded(xp: Any, x: Any, block: int) -> Any:
+    """See `eqxcallback.ops.int8_linear`."""
+    if block == 0:
+        return x
+    parts = x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
+    highest = xp.max(xp.abs(parts), axis=-1, keepdims=True)
+    is_low = highest < 2.0**-100
+    inverse = xp.where(is_low, 0, 127 / xp.where(is_low, 1, highest)).astype(x.dtype)
+    finite = xp.isfinite(highest)
+    nearest = xp.round(xp.where(finite, parts, 0) * inverse) * (highest / 127)
+    return xp.where(finite, nearest, parts).reshape(x.shape)
 
 
 def _decoded(xp: Any, blocks: Any, encoding: str) -> Any:

@@ -1,0 +1,42 @@
+// Activations rounded to int8, as the caller has asked for: to multiples of a 127th of the highest of a block.
+#pragma once
+
+#include "cpu/kernels/common.h"
+
+namespace eqxcallback::cpu {
+namespace {
+
+// A value is n * scale, n the integer nearest to it times `inverse`.
+struct Steps {
+  float scale, inverse;
+};
+
+// Of `size` values. False if they are not finite.
+bool steps_of(Steps& steps, const float* x, int64_t size) {
+  const auto absolute = [&](F acc, int64_t i, auto count) { return Simd::max(acc, Simd::abs(load(x + i, count))); };
+  const auto times_zero = [&](F acc, int64_t i, auto count) {
+    return Simd::fma(load(x + i, count), Simd::zero(), acc);
+  };
+  const float highest = Simd::maximum(fold(size, Simd::zero(), absolute, Simd::max));
+  steps.scale = highest / 127;
+  steps.inverse = highest < 0x1p-100f ? 0 : 127 / highest;  // lower ones have no inverse
+  return sum_of(size, times_zero) == 0;
+}
+
+// Blocks of `block` values, of which the last may be smaller. One that is not finite stays as it is.
+void round_activations(float* x, int64_t size, int64_t block) {
+  for (int64_t begin = 0; begin < size; begin += block) {
+    const int64_t n = smaller(block, size - begin);
+    Steps steps;
+    const bool is_finite = steps_of(steps, x + begin, n);
+    for_vectors(n, [&](int64_t i, auto count) {
+      const F v = load(x + begin + i, count);
+      const F rounded =
+          Simd::mul(Simd::nearest(Simd::mul(v, Simd::broadcast(steps.inverse))), Simd::broadcast(steps.scale));
+      store(x + begin + i, is_finite ? rounded : v, count);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace eqxcallback::cpu

@@ -1,0 +1,161 @@
+"""`activations="int8"`: what is rounded, and that kernels of all kinds multiply just that."""
+
+import functools
+from typing import Any
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies
+
+from eqxcallback import ops, reference
+
+from . import cases
+from .cases import DTYPES, normal
+
+
+int8_linear = functools.partial(ops.int8_linear, activations="int8")
+
+
+def quantized_linear(encoding):
+    return functools.partial(ops.quantized_linear, encoding=encoding, activations="int8")
+
+
+def weights_of(out_features, in_features) -> Any:
+    weight = np.random.default_rng(1).integers(-128, 128, (out_features, in_features), np.int8)
+    return weight, normal(2, (out_features,), scale=0.01)
+
+
+def rounded(x, block):
+    """In f64, from the words of the documentation."""
+    x = np.asarray(x, np.float64)
+    if x.size == 0:
+        return x
+    parts = x.reshape(*x.shape[:-1], -1, block)
+    step = np.abs(parts).max(-1, keepdims=True) / 127
+    levels = np.divide(parts, step, out=np.zeros_like(parts), where=step > 0)
+    return (np.rint(levels) * step).reshape(x.shape)
+
+
+def check(function, definition, args, terms):
+    got = cases.quickly_compiled(function)(*args)
+    assert got.dtype == args[0].dtype
+    wide = [np.asarray(args[0], np.float32), *args[1:]]
+    cases.tolerate(got, np.asarray(cases.quickly_compiled(definition)(*wide)), terms)
+
+
+@pytest.mark.parametrize("block", [1, 4, 32])
+def test_what_is_rounded(block):
+    x = np.concatenate([normal(1, (5, 64)), [np.zeros(64), np.full(64, -3e38), np.arange(64) - 31.5]]).astype(
+        np.float32
+    )
+    got = reference.rounded(jnp.asarray(x), block)
+    np.testing.assert_allclose(got, rounded(x, block), rtol=1e-6)
+    parts = np.abs(x).reshape(8, -1, block)
+    assert (np.abs(got - x).reshape(parts.shape) <= parts.max(-1, keepdims=True) / 254 * (1 + 1e-5)).all()
+
+
+def test_blocks_that_are_not_finite_stay():
+    x = np.full((4, 8), 0.3, np.float32)
+    x[0, 1], x[1, 2], x[2, 5] = np.inf, np.nan, -np.inf
+    got = np.asarray(reference.rounded(jnp.asarray(x), 4))
+    np.testing.assert_array_equal(got[:2, :4], x[:2, :4])
+    np.testing.assert_array_equal(got[2, 4:], x[2, 4:])
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 33), (0,)])
+@pytest.mark.parametrize(("in_features", "out_features"), [(1, 1), (64, 17), (37, 30), (0, 3), (65, 0), (200, 9)])
+def test_int8_linear(batch, in_features, out_features, isa):
+    for dtype in DTYPES:
+        args = (normal(3, (*batch, in_features), dtype), *weights_of(out_features, in_features))
+        check(int8_linear, reference.rounded_int8_linear, args, in_features)
+
+
+@pytest.mark.parametrize("rows", [1, 33])
+def test_on_many_threads(rows, isa):
+    args = (normal(3, (rows, 1000)), *weights_of(3001, 1000))
+    check(int8_linear, reference.rounded_int8_linear, args, 1000)
+    for encoding in ops.ENCODINGS:
+        definition = functools.partial(reference.rounded_quantized_linear, encoding=encoding)
+        blocks = cases.blocks(2, 3001, 992, encoding)
+        check(quantized_linear(encoding), definition, (normal(3, (rows, 992)), blocks), 992)
+
+
+@pytest.mark.parametrize("encoding", ops.ENCODINGS)
+@pytest.mark.parametrize("rows", [0, 1, 3, 17])
+@pytest.mark.parametrize(("in_blocks", "out_features"), [(0, 3), (1, 1), (3, 0), (5, 21)])
+def test_quantized_linear(in_blocks, out_features, rows, encoding, isa):
+    definition = functools.partial(reference.rounded_quantized_linear, encoding=encoding)
+    for dtype in DTYPES:
+        args = (normal(3, (rows, 32 * in_blocks), dtype), cases.blocks(2, out_features, 32 * in_blocks, encoding))
+        check(quantized_linear(encoding), definition, args, 32 * in_blocks)
+
+
+@hypothesis.settings(max_examples=20, deadline=None, derandomize=True)
+@hypothesis.given(strategies.integers(1, 20), strategies.integers(1, 300), strategies.floats(-35, 38))
+def test_sums_of_integers_are_exact(rows, size, exponent):
+    """Of weights of one, and steps of a power of two, whatever the scale of x. The highest is 127 steps."""
+    rng = np.random.default_rng((rows, size))
+    levels = rng.integers(-127, 128, (rows, size))
+    levels[:, 0] = 127
+    step = np.float32(2.0 ** np.floor(min(exponent, 30) * np.log2(10)))
+    weight: Any = rng.integers(-128, 128, (3, size), np.int8)
+    got = int8_linear(jnp.asarray((levels * step).astype(np.float32)), weight, jnp.ones(3))
+    np.testing.assert_allclose(np.asarray(got, np.float64), levels @ weight.T * np.float64(step), rtol=1e-6, atol=0)
+
+
+def test_rows_of_extreme_values(isa):
+    x = normal(1, (4, 64))
+    x[0, 3], x[1, 3], x[2] = np.inf, np.nan, x[2] * 1e-40
+    weight, scale = weights_of(3, 64)
+    functions = [(lambda x: int8_linear(x, weight, scale), lambda x: reference.rounded_int8_linear(x, weight, scale))]
+    for encoding in ops.ENCODINGS:
+        blocks = cases.blocks(2, 3, 64, encoding)
+        definition = functools.partial(reference.rounded_quantized_linear, blocks=blocks, encoding=encoding)
+        functions.append((functools.partial(quantized_linear(encoding), blocks=blocks), definition))
+    for rows in (x, x[0], x[1], x[2], x[3] * np.float32(1e33)):
+        for function, definition in functions:
+            got, want = (np.asarray(f(jnp.asarray(rows))) for f in (function, definition))
+            # Sums with infinities may be NaN, by their order.
+            finite = np.isfinite(want)
+            np.testing.assert_array_equal(np.isfinite(got), finite)
+            np.testing.assert_allclose(got[finite], want[finite], rtol=1e-4, atol=1e-4)
+
+
+def test_the_derivative_is_that_of_the_exact_product():
+    """To x and, of the rounded x, to the scale: forward, reverse and second order."""
+    x, (weight, scale) = jnp.asarray(normal(1, (5, 64))), weights_of(3, 64)
+
+    def loss(x, scale, **options):
+        return jnp.sum(jnp.tanh(ops.int8_linear(x, weight, scale, **options)))
+
+    for transform in (jax.grad, lambda f, argnums: jax.jacfwd(f, argnums)):
+        got = transform(functools.partial(loss, activations="int8"), (0, 1))(x, scale)
+        want = transform(lambda x, scale: loss(reference.rounded(x, 64), scale), (0, 1))(x, scale)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, want)
+    linear = jax.vjp(lambda x: int8_linear(x, weight, scale), x)[1]
+    exact = jax.vjp(lambda x: ops.int8_linear(x, weight, scale), x)[1]
+    np.testing.assert_allclose(linear(jnp.ones((5, 3)))[0], exact(jnp.ones((5, 3)))[0], rtol=1e-5)
+    hessian = jax.hessian(lambda x: jnp.sum(int8_linear(x, weight, scale) ** 2))(x[0])
+    np.testing.assert_allclose(hessian, 2 * (weight.T * scale**2) @ weight.astype(np.float32), rtol=1e-4, atol=1e-3)
+
+
+def test_a_batch_is_one_call():
+    weight, scale = weights_of(3, 64)
+    blocks = cases.blocks(2, 3, 64, "Q4_1")
+    for f, name in (
+        (lambda x: int8_linear(x, weight, scale), "rounded_int8_linear"),
+        (lambda x: quantized_linear("Q4_1")(x, blocks), "rounded_quantized_linear"),
+    ):
+        text = jax.jit(jax.vmap(jax.vmap(f))).lower(jnp.ones((2, 3, 64))).as_text()
+        assert text.count(f"custom_call @eqxcallback_{name}(") == 1
+
+
+@pytest.mark.parametrize("name", ["int8_linear", "quantized_linear"])
+def test_wrong_names(name):
+    operands: Any = weights_of(3, 64) if name == "int8_linear" else (cases.blocks(2, 3, 64, "Q4_1"),)
+    options: Any = {"activations": "int4"} | ({} if name == "int8_linear" else {"encoding": "Q4_1"})
+    with pytest.raises(ValueError, match=rf"{name}: expected activations to be one of exact, int8; got 'int4'\."):
+        getattr(ops, name)(jnp.ones(64), *operands, **options)
