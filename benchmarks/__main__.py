@@ -5,6 +5,7 @@ compares those that are there with the goals. `python -m benchmarks.generate`, w
 """
 
 import argparse
+import importlib
 import os
 import pathlib
 import shutil
@@ -15,7 +16,9 @@ from collections.abc import Sequence
 from . import _report, _suite
 
 
-_ALL = ("overhead", *_suite.TITLES)
+# Those that are no races between peers have tables of their own.
+_APART = ("overhead", "quality")
+_ALL = (*_APART, *_suite.TITLES)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,11 +82,10 @@ def _run(
     counts = [count for count in threads if count <= len(cores)]
     if not counts:
         parser.error(f"--threads {' '.join(map(str, threads))}: there are {len(cores)} cores")
-    of_rows = [suite for suite in suites if suite != "overhead"]
-    if "overhead" in suites:
-        from . import overhead
-
-        overhead.in_own_process(mode, results)
+    for suite in _APART:
+        if suite in suites:
+            importlib.import_module(f"benchmarks.{suite}").in_own_process(mode, results)
+    of_rows = [suite for suite in suites if suite not in _APART]
     # Tiny ones share a process, which takes longer to start than they do.
     for group in [of_rows] if mode == "tiny" else [[suite] for suite in of_rows]:
         for count in counts if group else ():
@@ -101,7 +103,7 @@ def _put(suites: Sequence[str], results: pathlib.Path) -> None:
     for suite in suites:
         text = (results / f"{suite}.md").read_text().strip()
         plot = f"![{_suite.TITLES.get(suite, suite)}](../benchmarks/results/{suite}.svg)\n\n"
-        _report.put(_report.PAGE, suite, text if suite == "overhead" else plot + text)
+        _report.put(_report.PAGE, suite, text if suite in _APART else plot + text)
     if "overhead" in suites:
         _report.put(_report.README, "overhead", (results / "overhead.md").read_text().strip())
     if any(suite in _suite.TITLES for suite in suites):

@@ -37,10 +37,10 @@ def quantized(encoding: Any, weight: jax.Array) -> tuple[Any, jax.Array]:
     return blocks, ops.dequantize(blocks, encoding=encoding)
 
 
-def ours(encoding: Any) -> Apply:
+def ours(encoding: Any, activations: ops.Activations = "exact") -> Apply:
     if encoding == "int8":
-        return lambda x, parts: ops.int8_linear(x, *parts)
-    return lambda x, blocks: ops.quantized_linear(x, blocks, encoding=encoding)
+        return lambda x, parts: ops.int8_linear(x, *parts, activations=activations)
+    return lambda x, blocks: ops.quantized_linear(x, blocks, encoding=encoding, activations=activations)
 
 
 def f32(x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -99,7 +99,11 @@ _TORCH = {"int8": ("int8 weights", _torch_int8), "Q4_1": ("int4 weights", _torch
 
 
 def contestants(
-    setting: Setting, encoding: str, sizes: Sequence[tuple[int, int]], rows: int
+    setting: Setting,
+    encoding: str,
+    sizes: Sequence[tuple[int, int]],
+    rows: int,
+    activations: ops.Activations = "exact",
 ) -> dict[str, Callable[[], Runner]]:
     made = [quantized(encoding, weight) for weight in weights(sizes)]
     small, wide = [parts for parts, _ in made], [weight for _, weight in made]
@@ -120,7 +124,7 @@ def contestants(
         return waited_for(call)
 
     found: dict[str, Callable[[], Runner]] = {
-        OURS: functools.partial(on_jax, ours(encoding), small),
+        OURS: functools.partial(on_jax, ours(encoding, activations), small),
         "XLA: f32 weights": functools.partial(on_jax, f32, wide),
         "XLA: f32 weights, transposed": lambda: on_jax(jnp.matmul, [jnp.array(weight.T) for weight in wide]),
         "XLA: expanded in the program": functools.partial(on_jax, expanded(encoding), small),
@@ -134,31 +138,45 @@ def contestants(
     return found
 
 
-_GOALS: dict[str, tuple[Goal, ...]] = {
-    "int8": (Goal("XLA", 5.0), Goal("torch", 1.5), Goal("probe", 0.75)),
-    "Q4_1": (Goal("XLA", 8.0), Goal("torch", 1.1), Goal("probe", 0.75)),
-    "Q8_0": (Goal("XLA", 5.0), Goal("probe", 0.75)),
+# Of one row, for each encoding and what is done to activations.
+_GOALS: dict[tuple[str, ops.Activations], tuple[Goal, ...]] = {
+    ("int8", "exact"): (Goal("XLA", 5.0), Goal("torch", 1.5), Goal("probe", 0.75)),
+    ("Q4_1", "exact"): (Goal("XLA", 8.0), Goal("torch", 1.1), Goal("probe", 0.75)),
+    ("Q4_1", "int8"): (Goal("XLA", 8.0), Goal("torch", 1.1), Goal("probe", 0.75)),
+    ("Q8_0", "exact"): (Goal("XLA", 5.0), Goal("probe", 0.75)),
 }
+_OF_MANY: tuple[tuple[str, ops.Activations], ...] = (
+    ("int8", "exact"),
+    ("int8", "int8"),
+    ("Q4_1", "exact"),
+    ("Q8_0", "exact"),
+)
+# One gaussian layer after the other: what rounding errs by adds up.
+_TOLERANCES: dict[ops.Activations, float] = {"exact": 1e-3, "int8": 0.1}
+
+
+def _name(encoding: str, activations: ops.Activations) -> str:
+    return encoding if activations == "exact" else f"{encoding} times int8 activations"
 
 
 def measure(setting: Setting) -> Iterator[Row]:
     model = shapes.TINY if setting.tiny else shapes.GPT2
     layers = 1 if setting.tiny else 4 if setting.quick else model.layers
     of_layer = list(model.matrices.values())
-    for encoding, bits in _BITS.items():
+    for (encoding, activations), goals in _GOALS.items():
         sizes = of_layer * layers
         count = sum(out * features for out, features in sizes)
-        made = contestants(setting, encoding, sizes, 1)
+        made = contestants(setting, encoding, sizes, 1, activations)
         made[READ] = functools.partial(read_runner, setting)
         yield Row(
-            f"one token, {encoding}, {layers} layers of {model.name}, {count / 1e6:.0f} M weights",
+            f"one token, {_name(encoding, activations)}, {layers} layers of {model.name}, {count / 1e6:.0f} M weights",
             "GB/s",
-            count * bits / 8,
+            count * _BITS[encoding] / 8,
             setting.race(made),
-            _GOALS[encoding],
+            goals,
             more_work={READ: read_bytes(setting)},
             headline=True,
-            tolerance=1e-3,
+            tolerance=_TOLERANCES[activations],
         )
     yield from _many(setting, of_layer)
 
@@ -167,17 +185,17 @@ def _many(setting: Setting, sizes: Sequence[tuple[int, int]]) -> Iterator[Row]:
     counts = (6,) if setting.tiny else (512,) if setting.quick else (32, 512)
     work = 2.0 * sum(out * features for out, features in sizes)
     for rows in counts:
-        for encoding in _BITS:
-            made = contestants(setting, encoding, sizes, rows)
+        for encoding, activations in _OF_MANY:
+            made = contestants(setting, encoding, sizes, rows, activations)
             made[FMA] = functools.partial(fma_runner, setting)
             yield Row(
-                f"{rows} tokens, {encoding}, one layer",
+                f"{rows} tokens, {_name(encoding, activations)}, one layer",
                 "GFLOP/s",
                 rows * work,
                 setting.race(made),
-                (Goal("XLA", 3.0),) if encoding == "int8" and rows >= 512 else (),
+                (Goal("XLA", 3.0),) if activations == "int8" and rows >= 512 else (),
                 more_work={FMA: fma_operations(setting)},
-                tolerance=1e-3,
+                tolerance=_TOLERANCES[activations],
             )
     yield _bf16(setting, sizes, counts[-1], work)
 

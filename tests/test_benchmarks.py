@@ -15,6 +15,7 @@ from benchmarks.__main__ import main
 from benchmarks._check import check
 from benchmarks._rows import Goal, Row, Setting, best_of, speed, tables
 from benchmarks._timing import Memory, Race, Timing, WaitingClock, probe, race, samples, waited_for
+from benchmarks.quality import quality_of
 
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -97,6 +98,28 @@ def test_what_callbacks_cost(results):
     assert "| jax buffer_callback, empty |" in (results / "overhead.md").read_text()
 
 
+def test_what_fewer_bits_cost(results):
+    data = json.loads((results / "quality.json").read_text())
+    first, *others = data["variants"]
+    assert (data["mode"], first["error"], first["agreement"]) == ("tiny", 0.0, 1.0)
+    for row in others:
+        assert 1e-3 < row["error"] < 1, row
+        assert abs(np.log(row["perplexity"] / first["perplexity"])) < 0.5, row
+    for row in data["variants"]:
+        assert all(row[what]["low"] <= row[what]["median"] <= row[what]["high"] for what in ("prompt", "decode"))
+    assert (results / "quality.md").read_text().count("| Q4_1 and Q8_0, the file's |") == 3
+
+
+def test_perplexity_is_that_of_the_losses():
+    """Of uniform logits it is the number of tokens; of certain ones 1."""
+    tokens = np.array([1, 2, 0, 3])
+    uniform, certain = np.zeros((4, 7)), np.zeros((4, 7))
+    certain[np.arange(3), tokens[1:]] = 100.0
+    assert quality_of([uniform], [certain], [tokens]).perplexity == pytest.approx(7)
+    found = quality_of([certain], [certain], [tokens])
+    assert found == (pytest.approx(1), 0.0, 1.0)
+
+
 def test_what_falls_short_is_told(results, tmp_path, capsys):
     assert "goals met" in check(results).splitlines()[-1]
     assert main(["--check", "--out", str(tmp_path)]) == 0
@@ -121,7 +144,10 @@ def test_the_headlines(results):
 
 
 def test_pages_have_a_place_for_each_suite(tmp_path):
-    for page, names in ((_report.PAGE, ("overhead", *_suite.TITLES)), (_report.README, ("overhead", "kernels"))):
+    for page, names in (
+        (_report.PAGE, ("overhead", "quality", *_suite.TITLES)),
+        (_report.README, ("overhead", "kernels")),
+    ):
         for name in names:
             copy = tmp_path / page.name
             copy.write_text(page.read_text())
@@ -134,7 +160,7 @@ def test_pages_have_a_place_for_each_suite(tmp_path):
 
 def test_bad_arguments(capsys, monkeypatch):
     for arguments, message in (
-        (["nonsense"], "no suite nonsense: there are overhead, attention"),
+        (["nonsense"], "no suite nonsense: there are overhead, quality, attention"),
         (["norms", "--threads", "100000"], "--threads 100000: there are"),
         (["--readme", "--quick"], "--readme needs a full run"),
     ):
