@@ -61,7 +61,7 @@ struct RotaryEmbedding {
 
 struct RotaryEmbeddingBackward {
   void* dx;
-  float *dcos, *dsin;  // of the shape of the table, whose rows are not none
+  float *dcos, *dsin;  // of the shape of the table, whose rows are not none. Null: none is wanted
   const void* x;
   const float *cos, *sin;
   const void* dout;

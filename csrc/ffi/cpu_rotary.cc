@@ -1,4 +1,6 @@
 // The handlers of rotary position embedding.
+#include <algorithm>
+
 #include "ffi/cpu_call.h"
 
 namespace eqxcallback {
@@ -32,10 +34,11 @@ ffi::Error rotary_embedding(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuff
   });
 }
 
-// -- x, cos, sin, the result, its cotangent -> the gradients of x, cos and sin
-
+// -- x, cos, sin, the result, its cotangent -> the gradients of x, cos and sin, of which those that are not `asked` may
+// stay what they are
 ffi::Error rotary_embedding_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer cos, ffi::AnyBuffer sin,
-                                     ffi::AnyBuffer, ffi::AnyBuffer dout, Out dx, Out dcos, Out dsin) {
+                                     ffi::AnyBuffer, ffi::AnyBuffer dout, Out dx, Out dcos, Out dsin,
+                                     ffi::Span<const int64_t> asked) {
   return guarded([&] {
     constexpr const char* op = "rotary_embedding_backward";
     const Shape shape(op, "x", x, 3), table(op, "cos", cos, 2);
@@ -48,9 +51,10 @@ ffi::Error rotary_embedding_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi
       REQUIRE(same_shape(cos, other) && other.element_type() == ffi::DataType::F32, op,
               "gradients of the type of cos and sin; got " + text(other.dimensions()));
     }
+    const bool has_table = std::any_of(asked.begin(), asked.end(), [](int64_t operand) { return operand > 0; });
     const cpu::RotaryEmbeddingBackward call{dx->untyped_data(),
-                                            dcos->typed_data<float>(),
-                                            dsin->typed_data<float>(),
+                                            has_table ? dcos->typed_data<float>() : nullptr,
+                                            has_table ? dsin->typed_data<float>() : nullptr,
                                             x.untyped_data(),
                                             cos.typed_data<float>(),
                                             sin.typed_data<float>(),
@@ -80,7 +84,8 @@ XLA_FFI_DEFINE_HANDLER(kRotaryEmbeddingBackward, rotary_embedding_backward,
                            .Arg<ffi::AnyBuffer>()  // its cotangent
                            .Ret<ffi::AnyBuffer>()
                            .Ret<ffi::AnyBuffer>()
-                           .Ret<ffi::AnyBuffer>());
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<ffi::Span<const int64_t>>("asked"));
 
 }  // namespace
 

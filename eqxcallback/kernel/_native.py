@@ -30,7 +30,8 @@ class NativeKernel:
     - `aliases`: `{input: output}`: results that overwrite an operand, by parameter and result names or flat indices, as in
         [`eqxcallback.buffer_callback`][].
     - `attributes`: the names of the options that the handler takes. By default all of the op's. In a layer they are static
-        arguments of the call, or static fields of the layer, and by default none.
+        arguments of the call, or static fields of the layer, and by default none. A backward kernel may name `asked`, the
+        indices of the operands whose gradients are wanted: what it leaves in the results for others is not read.
     """
 
     backend: ClassVar[str] = "native"

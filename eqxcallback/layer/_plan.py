@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path
 from .. import _aliases, backends, xla
 from .._errors import type_text
 from ..kernel import DeviceKernel, Kernel, NativeKernel, PythonKernel
-from ..op import Axes, Call, Definition, Options, Structure, parse_sharding
+from ..op import Axes, Call, Definition, Options, Structure, differentiable, parse_sharding
 from . import _declarations as declarations, _rules as rules
 from ._bodies import KernelForward, LayerBackward, LayerForward
 from ._refs import WithRefs
@@ -73,13 +73,16 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, .
         *("a residual",) * len(residual_types),
     )
 
-    def static(kernel: Any) -> dict[str, Any]:
-        """What a kernel takes beside buffers."""
+    def static(kernel: Any, **others: Any) -> dict[str, Any]:
+        """What a kernel takes beside buffers, `others` among it if it names them."""
         if isinstance(kernel, NativeKernel):
             wanted = kernel.attributes or ()
         else:
             wanted = [scalar for scalar, (_, function) in kernel.scalars.items() if function is None]
-        return _attributes(wanted, kernel.name, cls, layer, args, kwargs)
+        known = {name: value for name, value in others.items() if name in wanted}
+        return (
+            _attributes([name for name in wanted if name not in known], kernel.name, cls, layer, args, kwargs) | known
+        )
 
     def implementation(kernel: Kernel | Callable[..., None]) -> backends.Implementation:
         common: dict[str, Any] = {
@@ -109,11 +112,20 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, .
 
     def backward(platform: str, asked: tuple[int, ...]) -> backends.Implementation | None:
         function, kernel = declarations.method(cls, "backward"), layer.backward_kernels.get(platform)
+        computed = asked if kernel is None else differentiable(input_avals)
         body = LayerBackward(
-            function or _nothing, inputs, kernel_outputs, Options({}, name), outputs, asked, name, layer.on_error, order
+            function or _nothing,
+            inputs,
+            kernel_outputs,
+            Options({}, name),
+            outputs,
+            computed,
+            name,
+            layer.on_error,
+            order,
         )
         if isinstance(kernel, NativeKernel):
-            return backends.Implementation(kernel, options=static(kernel))
+            return backends.Implementation(kernel, options=static(kernel, asked=asked))
         if kernel is not None:
 
             def arguments(operands: Sequence[Any], results: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -121,7 +133,7 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, .
 
             results = [leaf.path for leaf in leaves_out]
             every = (*names, *(f"the cotangent of {path}" for path in results))
-            every += tuple(f"the gradient of {leaves_in[i].path}" for i in asked)
+            every += tuple(f"the gradient of {leaves_in[i].path}" for i in computed)
             return backends.Implementation(kernel, options=static(kernel), arguments=arguments, names=every)
         if function is None or platform not in xla.PYTHON_PLATFORMS:
             return None
@@ -139,7 +151,6 @@ def plan(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, .
         result_avals=result_avals,
         forward={platform: implementation(kernel) for platform, kernel in declarations.kernels_of(cls).items()},
         backward=backward if not refs and (declarations.method(cls, "backward") or cls.backward_kernels) else None,
-        asks_all=frozenset(cls.backward_kernels),
         reference=None if declarations.method(cls, "reference") is None else functions.reference,
         jvp=None if refs or declarations.method(cls, "jvp") is None else functions.jvp,
         batch=None if refs or declarations.method(cls, "batch") is None else functions.batch,

@@ -10,6 +10,11 @@ from .. import backends, xla
 from ._batching import Batching
 
 
+def differentiable(avals: Sequence[Any]) -> tuple[int, ...]:
+    """Those of floating type."""
+    return tuple(i for i, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Definition:
     """Compares by `key`. All functions take and return flat arrays, of one example.
@@ -21,8 +26,8 @@ class Definition:
     - `names`: for each operand, the parameter that it belongs to.
     - `input_avals`, `result_avals`: the types of one example. The last `num_residuals` results are for `backward` only.
     - `forward`: for each platform, the kernel.
-    - `backward`: the kernel of the gradients, for a platform and the indices of the operands that want one.
-    - `asks_all`: the platforms where `backward` always computes the gradients of all operands of floating type.
+    - `backward`: the kernel of the gradients, for a platform and the indices of the operands that want one. A kernel in Python
+        computes these, any other those of all operands of floating type.
     - `reference`: the results in pure JAX, without residuals.
     - `jvp`: the tangents of the results from the operands and their tangents, `None` where there is none.
     - `batch`: a batching rule of its own: `(axis_size, args, is_mapped) -> (results, is_mapped)`, axes in front. It returns
@@ -43,7 +48,6 @@ class Definition:
     backward: Callable[[str, tuple[int, ...]], backends.Implementation | None] | None
     reference: Callable[..., Sequence[Any]] | None
     batching: Batching
-    asks_all: frozenset[str] = frozenset()
     num_residuals: int = 0
     jvp: Callable[..., Sequence[Any]] | None = None
     batch: Callable[..., Any] | None = None
@@ -80,7 +84,7 @@ class Definition:
     @property
     def differentiable(self) -> tuple[int, ...]:
         """The operands of floating type."""
-        return tuple(i for i, aval in enumerate(self.input_avals) if jnp.issubdtype(aval.dtype, jnp.inexact))
+        return differentiable(self.input_avals)
 
     @property
     def num_results(self) -> int:
@@ -133,10 +137,7 @@ class Definition:
 
     def _implementation(self, platform: str, asked: tuple[int, ...] | None) -> backends.Implementation | None:
         forward = self.forward.get(platform)
-        if (
-            asked is None or forward is None
-        ):  # where the reference ran, there are no residuals, and no results of the kernel's
+        # Where the reference ran, there are no residuals, and no results of the kernel's.
+        if asked is None or forward is None:
             return forward
-        if platform in self.asks_all:
-            asked = self.differentiable
         return None if self.backward is None else self.backward(platform, asked)

@@ -17,7 +17,7 @@ from ._batching import METHODS, MODES
 from ._bodies import Backward, Forward
 from ._call import Call
 from ._choice import Implementation, chosen
-from ._definition import Definition
+from ._definition import Definition, differentiable
 from ._options import Options
 from ._sharding import parse_sharding
 from ._structure import Structure, typed
@@ -221,16 +221,17 @@ class Op:
                 body = Backward(kernel.body, *trees, options, trees[1], asked)
                 return backends.Implementation(kernel, body=body)
             if isinstance(kernel, NativeKernel):
-                return backends.Implementation(kernel, options=self._attributes(kernel, options))
+                return backends.Implementation(kernel, options=self._attributes(kernel, options, asked=asked))
 
-            body = Backward(_nothing, *trees, options, trees[1], asked)
+            computed = differentiable(avals)
+            body = Backward(_nothing, *trees, options, trees[1], computed)
 
             def arguments(types: Sequence[Any], results: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
                 return body.trees(results, types), options.values
 
             names = tuple(leaf.path for leaf in (*inputs, *outputs))
             names += tuple(f"the cotangent of {leaf.path}" for leaf in outputs)
-            names += tuple(f"the gradient of {inputs[i].path}" for i in asked)
+            names += tuple(f"the gradient of {inputs[i].path}" for i in computed)
             return backends.Implementation(kernel, options=options.values, arguments=arguments, names=names)
 
         def reference(*args: Any) -> Sequence[Any]:
@@ -254,7 +255,6 @@ class Op:
             forward={platform: implementation(kernel, Forward) for platform, kernel in self.kernels.items()},
             backward=backward if self._backward else None,
             sharding=None if self.sharding is None else parse_sharding(self.sharding, avals, outputs, who),
-            asks_all=frozenset(p for p, kernel in self._backward.items() if not isinstance(kernel, PythonKernel)),
             reference=None if self.reference is None else reference,
             batching=self.batching,
             when=None if self.when is None else when,
@@ -267,15 +267,17 @@ class Op:
             return self.backward or {}
         return dict.fromkeys(self.kernels, self.backward)
 
-    def _attributes(self, kernel: NativeKernel, options: Options) -> Mapping[str, Any]:
+    def _attributes(self, kernel: NativeKernel, options: Options, **others: Any) -> Mapping[str, Any]:
+        """The options that the kernel takes, and those of `others` that it names."""
         if kernel.attributes is None:
             return options.values
-        missing = [name for name in kernel.attributes if name not in options.values]
+        known = {**others, **options.values}
+        missing = [name for name in kernel.attributes if name not in known]
         if missing:
             raise TypeError(
                 f"Op({self.name}): the kernel {kernel.symbol} takes the option {missing[0]}; none was given."
             )
-        return {name: options.values[name] for name in kernel.attributes}
+        return {name: known[name] for name in kernel.attributes}
 
     def _results(self, args: Any, options: Options, who: str) -> tuple[Any, list[_aliases.Leaf]]:
         """The tree and the leaves of the results, on which all who define them agree."""

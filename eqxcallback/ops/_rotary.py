@@ -20,7 +20,11 @@ _rotary_embedding = Op(
     kernels={"cpu": NativeKernel("rotary_embedding"), "cuda": kernels.ROTARY_EMBEDDING},
     reference=lambda x, table: reference.rotary_embedding(x, table[0], table[1]),
     batching={"x": "batched", "table": "either"},
-    backward={"cpu": NativeKernel("rotary_embedding_backward"), "cuda": kernels.ROTARY_EMBEDDING_BACKWARD},
+    # Tables are constants of most models, and their gradients half of the work.
+    backward={
+        "cpu": NativeKernel("rotary_embedding_backward", attributes=("asked",)),
+        "cuda": kernels.ROTARY_EMBEDDING_BACKWARD,
+    },
     alternatives={"cpu": (host.ROTARY_EMBEDDING,), "cuda": (host.ROTARY_EMBEDDING,)},
 )
 

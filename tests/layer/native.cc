@@ -39,3 +39,26 @@ static ffi::Error wave_backward(F32 w, F32 x, F32, F32 cotangent, F32Result dw, 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     WaveBackward, wave_backward,
     ffi::Ffi::Bind().Arg<F32>().Arg<F32>().Arg<F32>().Arg<F32>().Ret<F32>().Ret<F32>().Attr<int64_t>("power"));
+
+// It spoils the gradients that nobody has asked for.
+static ffi::Error wave_backward_asked(F32 w, F32 x, F32 out, F32 cotangent, F32Result dw, F32Result dx, int64_t power,
+                                      ffi::Span<const int64_t> asked) {
+  ffi::Error error = wave_backward(w, x, out, cotangent, dw, dx, power);
+  F32Result* gradients[] = {&dw, &dx};
+  for (int64_t operand = 0; operand < 2; ++operand) {
+    bool is_asked = false;
+    for (const int64_t i : asked) is_asked = is_asked || i == operand;
+    if (!is_asked) std::memset((*gradients[operand])->untyped_data(), 0xff, (*gradients[operand])->size_bytes());
+  }
+  return error;
+}
+XLA_FFI_DEFINE_HANDLER_SYMBOL(WaveBackwardAsked, wave_backward_asked,
+                              ffi::Ffi::Bind()
+                                  .Arg<F32>()
+                                  .Arg<F32>()
+                                  .Arg<F32>()
+                                  .Arg<F32>()
+                                  .Ret<F32>()
+                                  .Ret<F32>()
+                                  .Attr<int64_t>("power")
+                                  .Attr<ffi::Span<const int64_t>>("asked"));

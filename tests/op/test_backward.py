@@ -1,7 +1,7 @@
 """Gradients of ops as kernels, in both lanes: what they are given, and where they run."""
 
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import pytest
 
 import eqxcallback as eqxc
 
-from ..layer.layers import NATIVE, assert_close, build_native, compiled, values, write
+from ..layer.layers import NATIVE, NativeWave, assert_close, build_native, compiled, values, write
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -298,3 +298,23 @@ def test_options_select_attributes_of_backward():
     assert_close(
         jax.grad(loss(f), (0, 1))(W, X), jax.grad(loss(reference), (0, 1))(jnp.asarray(W), jnp.asarray(X)), 1e-4
     )
+
+
+@pytest.mark.parametrize("asked", [(0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("of_layer", [False, True], ids=["op", "layer"])
+def test_a_native_kernel_may_know_what_is_asked(of_layer, asked):
+    """This one makes NaN of all other gradients."""
+    kernel = eqxc.NativeKernel("WaveBackwardAsked", NATIVE, attributes=("power", "asked"))
+    f: Any = eqxc.Op("wave", {"cpu": NATIVE_KERNEL}, reference, backward=kernel)
+    if of_layer:
+
+        class Asking(NativeWave):
+            backward_kernels: ClassVar[Any] = {"cpu": kernel}
+
+        f = lambda w, x, *, power: Asking(w, power)(x)
+    gradient = jax.grad(loss(f), asked)
+    want = jax.grad(loss(reference), asked)(jnp.asarray(W), jnp.asarray(X))
+    for transformed in (gradient, jax.jit(gradient)):
+        assert_close(transformed(W, X), want, 1e-4)
+    (call,) = [line for line in jax.jit(gradient).lower(W, X).as_text().splitlines() if "WaveBackwardAsked" in line]
+    assert f"asked = dense<{asked[0] if len(asked) == 1 else list(asked)}>" in call

@@ -26,6 +26,7 @@ DECODE = {**SCALE, "window": np.int64(0), "soft_cap": np.float64(2)}
 ROWS = {"row_rank": np.int64(1)}
 Q8 = {"encoding": "Q8_0"}
 GROUPS = {**EPS, "groups": np.int64(2)}
+ASKED = {"asked": np.arange(3)}
 APPROXIMATE = {"approximate": np.bool_(True)}
 
 
@@ -74,7 +75,7 @@ GOOD = {
     "rotary_embedding_backward": (
         [a(2, 3, 2, 4), a(3, 2), a(3, 2), a(2, 3, 2, 4), a(2, 3, 2, 4)],
         [a(2, 3, 2, 4), a(3, 2), a(3, 2)],
-        {},
+        ASKED,
     ),
     "swiglu": ([a(2, 4), a(2, 4)], a(2, 4), {}),
     "swiglu_backward": ([a(2, 4), a(2, 4), a(2, 4), a(2, 4)], [a(2, 4), a(2, 4)], {}),
@@ -172,21 +173,21 @@ WRONG = [
         "rotary_embedding_backward",
         [a(3, 2, 4), a(3, 2), a(3, 2), a(3, 2, 4), a(3, 2, 5)],
         [a(3, 2, 4), a(3, 2), a(3, 2)],
-        {},
+        ASKED,
         r"a cotangent and a gradient of the type of x",
     ),
     (
         "rotary_embedding_backward",
         [a(3, 2, 4), a(3, 2), a(3, 2), a(3, 2, 4), a(3, 2, 4)],
         [a(3, 2, 4), a(3, 2), a(2, 2)],
-        {},
+        ASKED,
         r"gradients of the type of cos and sin; got \(2, 2\)",
     ),
     (
         "rotary_embedding_backward",
         [a(3, 2, 4), a(2, 2), a(2, 2), a(3, 2, 4), a(3, 2, 4)],
         [a(3, 2, 4), a(2, 2), a(2, 2)],
-        {},
+        ASKED,
         r"expected cos and sin of shape",
     ),
     ("geglu", [a(2, 4), a(2, 5)], a(2, 4), APPROXIMATE, r"gate and up of one shape and dtype"),
@@ -406,7 +407,7 @@ def test_wrong_attributes(op):
         {},
         {**attributes, "other": np.int64(1)},
         {**attributes, first: np.float32(1)},
-        {**attributes, first: np.arange(3)},
+        {**attributes, first: np.arange(3, dtype=np.float32)},
         {**attributes, first: "1" if attributes is not Q8 else np.int64(1)},
     ):
         with pytest.raises(jax.errors.JaxRuntimeError, match=r"attribute|data type|[Aa]ttr"):
