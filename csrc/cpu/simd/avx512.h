@@ -84,15 +84,19 @@ struct Simd : Halves {
 
  private:
   static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
-  static F widen(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
-  // To the nearest, ties to even: half of what is cut off is added, and a little less where the last bit is even.
+  // Each in the high half of its lane.
+  static F widen(__m256i x) {
+    const __m512i lanes = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0,
+                                           3, 0, 2, 0, 1, 0, 0, 0);
+    return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, lanes, _mm512_castsi256_si512(x)));
+  }
+  // To the nearest, ties to even: half of what is cut off is added, and a little less where the last bit is even. That
+  // is a product of halves: 1 * 0x7fff + the last bit * 1. NaN is only cut off.
   static __m256i narrow(F x) {
-    const __m512i bits = _mm512_castps_si512(x), quiet = _mm512_set1_epi32(0x400000);
-    const __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-    const __m512i down = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
-    const __m512i rounded = _mm512_mask_add_epi32(down, odd, down, _mm512_set1_epi32(1));
-    const __mmask16 is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    const __m512i result = _mm512_mask_or_epi32(rounded, is_nan, bits, quiet);
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i halves = _mm512_ternarylogic_epi32(bits, _mm512_set1_epi32(0x10000), _mm512_set1_epi32(1), 0xea);
+    const __mmask16 is_number = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
+    const __m512i result = _mm512_mask_dpwssd_epi32(bits, is_number, halves, _mm512_set1_epi32(0x17fff));
     return _mm512_castsi512_si256(_mm512_permutexvar_epi16(high_halves(), result));
   }
   static __m256i narrow_f16(F x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }

@@ -27,6 +27,7 @@ struct Simd {
   static F load(const T* p) {
     return map([&](int i) { return to_float(p[i]); });
   }
+  // To 16 bits: to the nearest, ties to even. NaN stays NaN where it is quiet, as that of any arithmetic is.
   template <class T>
   static void store(T* p, F x) {
     for (int i = 0; i < kLanes; ++i) from_float(x[i], p[i]);
