@@ -56,9 +56,9 @@ F first_or(F x, Full, float) { return x; }
 F first_or(F x, int n, float other) { return Simd::first_or(x, n, other); }
 
 // step(acc, i, count) over the vectors of n elements, in four chains, for one alone waits for itself, which are joined.
-template <class Step, class Join>
-[[gnu::always_inline]] inline F fold(int64_t n, F start, const Step& step, const Join& join) {
-  F acc[4] = {start, start, start, start};
+template <class Acc, class Step, class Join>
+[[gnu::always_inline]] inline Acc fold(int64_t n, Acc start, const Step& step, const Join& join) {
+  Acc acc[4] = {start, start, start, start};
   int64_t i = 0;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
 #pragma GCC unroll 4

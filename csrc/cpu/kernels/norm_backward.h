@@ -13,30 +13,34 @@ template <bool kCenter, class T>
 void norm_backward_row(T* dx, const T* x, const T* dout, const float* weight, float* dweight, float* dbias,
                        int64_t size, float eps) {
   const Moments moments = moments_of<kCenter>(x, size, eps);
-  const auto gradient = [&](int64_t i, auto count) {
-    const F g = load(dout + i, count);
-    return weight == nullptr ? g : Simd::mul(g, load(weight + i, count));
+  const auto gradient = [&](F upstream, int64_t i, auto count) {
+    return weight == nullptr ? upstream : Simd::mul(upstream, load(weight + i, count));
   };
+  struct Sums {
+    F g, slope;
+  };
+  const Sums sums = fold(
+      size, Sums{Simd::zero(), Simd::zero()},
+      [&](Sums acc, int64_t i, auto count) {
+        const F g = gradient(load(dout + i, count), i, count);
+        // Lanes that do not count are zero in g, but y may be infinite there.
+        const F y = first_or(moments.normalize<kCenter>(load(x + i, count)), count, 0);
+        return Sums{kCenter ? Simd::add(acc.g, g) : acc.g, Simd::fma(g, y, acc.slope)};
+      },
+      [](Sums a, Sums b) { return Sums{Simd::add(a.g, b.g), Simd::add(a.slope, b.slope)}; });
   const auto n = static_cast<float>(size);
-  float mean = 0;
-  if constexpr (kCenter) {
-    mean = sum_of(size, [&](F acc, int64_t i, auto count) { return Simd::add(acc, gradient(i, count)); }) / n;
-  }
-  // Lanes that do not count are zero in g, but y may be infinite there.
-  const float slope = sum_of(size,
-                             [&](F acc, int64_t i, auto count) {
-                               const F y = moments.normalize<kCenter>(load(x + i, count));
-                               return Simd::fma(gradient(i, count), first_or(y, count, 0), acc);
-                             }) /
-                      n;
+  const F mean = Simd::broadcast(Simd::sum(sums.g) / n), minus_slope = Simd::broadcast(-Simd::sum(sums.slope) / n);
   const F inverse = Simd::broadcast(moments.inverse), scale = Simd::broadcast(moments.scale);
   for_vectors(size, [&](int64_t i, auto count) {
+    prefetch(x + size + i, kLanes);  // the next row
+    prefetch(dout + size + i, kLanes);
+    // Before the stores, after which it would be read again.
     const F y = moments.normalize<kCenter>(load(x + i, count)), upstream = load(dout + i, count);
+    F g = gradient(upstream, i, count);
+    if constexpr (kCenter) g = Simd::sub(g, mean);
     if (dweight != nullptr) store(dweight + i, Simd::fma(upstream, y, load(dweight + i, count)), count);
     if (dbias != nullptr) store(dbias + i, Simd::add(upstream, load(dbias + i, count)), count);
-    F g = gradient(i, count);
-    if constexpr (kCenter) g = Simd::sub(g, Simd::broadcast(mean));
-    store(dx + i, Simd::mul(Simd::mul(Simd::fma(y, Simd::broadcast(-slope), g), inverse), scale), count);
+    store(dx + i, Simd::mul(Simd::mul(Simd::fma(y, minus_slope, g), inverse), scale), count);
   });
 }
 
