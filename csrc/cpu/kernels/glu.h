@@ -21,16 +21,18 @@ struct Silu {
   }
 };
 
-// x (1 + tanh u) / 2 = x sigmoid(2 u), with u = sqrt(2 / pi) (x + 0.044715 x^3). Beyond 16 the sigmoid is 0 or 1.
+// x (1 + tanh u) / 2 = x / (1 + e^(-2 u)), with u = sqrt(2 / pi) (x + 0.044715 x^3). Beyond 16 that is x or 0.
 struct GeluTanh {
   static constexpr float kLinear = 1.595769122f, kCubic = 0.0713548163f;  // of 2 u
 
-  static F gate(F x) {
-    return sigmoid(Simd::mul(x, Simd::fma(Simd::mul(x, x), Simd::broadcast(kCubic), Simd::broadcast(kLinear))));
+  // 1 + e^(-2 u)
+  static F denominator(F x) {
+    const F factor = Simd::fma(Simd::mul(x, x), Simd::broadcast(-kLog2E * kCubic), Simd::broadcast(-kLog2E * kLinear));
+    return Simd::add(Simd::broadcast(1), Simd::exp2(Simd::mul(x, factor)));
   }
-  static F value(F x) { return Simd::mul(x, gate(clamp(x, 16))); }
+  static F value(F x) { return Simd::div(x, denominator(clamp(x, 16))); }
   static Slope with_slope(F x) {
-    const F c = clamp(x, 16), s = gate(c);
+    const F c = clamp(x, 16), s = Simd::div(Simd::broadcast(1), denominator(c));
     const F inner = Simd::fma(Simd::mul(c, c), Simd::broadcast(3 * kCubic), Simd::broadcast(kLinear));
     const F rest = Simd::mul(Simd::mul(c, s), Simd::sub(Simd::broadcast(1), s));
     return {Simd::mul(x, s), Simd::fma(rest, inner, s)};

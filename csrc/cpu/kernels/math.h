@@ -14,7 +14,7 @@ F exp(F x) { return Simd::exp2(Simd::mul(x, Simd::broadcast(kLog2E))); }
 // 1 / (1 + e^-x)
 F sigmoid(F x) {
   const F one = Simd::broadcast(1);
-  return Simd::div(one, Simd::add(one, exp(Simd::sub(Simd::zero(), x))));
+  return Simd::div(one, Simd::add(one, Simd::exp2(Simd::mul(x, Simd::broadcast(-kLog2E)))));
 }
 
 // Of the numbers c, the first one of the highest power.
@@ -38,19 +38,19 @@ F tanh(F x) {
   return Simd::select_less(size, Simd::broadcast(0.6f), near, with_sign);
 }
 
-// The distribution function of the normal distribution, and e^(-x^2 / 2). From erfc(a) e^(a^2), which is nearly a
-// polynomial in t = 1 / (1 + 0.4 a).
+// The distribution function of the normal distribution, and e^(-x^2 / 2). From erfc(a) e^(a^2) / 2, which is
+// nearly a polynomial in t = 1 / (1 + 0.4 a), of a = |x| / sqrt(2).
 struct Normal {
   F below, density;
 
   explicit Normal(F x) {
-    constexpr float kScaled[] = {-2.959540874e-02f, 1.980187551e-01f, -4.988238444e-01f, 5.474509882e-01f,
-                                 -2.843788353e-01f, 2.720723332e-01f, 1.296776393e-01f,  2.149194908e-01f,
-                                 2.249519783e-01f,  2.257069113e-01f};
-    const F a = Simd::mul(Simd::abs(x), Simd::broadcast(0.70710678f)), one = Simd::broadcast(1);
-    const F t = Simd::div(one, Simd::fma(a, Simd::broadcast(0.4f), one));
-    density = exp(Simd::mul(Simd::mul(x, x), Simd::broadcast(-0.5f)));
-    const F tail = Simd::mul(Simd::mul(polynomial(t, kScaled), t), Simd::mul(density, Simd::broadcast(0.5f)));
+    constexpr float kScaled[] = {-1.479770429e-02f, 9.900937974e-02f, -2.494119257e-01f, 2.737254798e-01f,
+                                 -1.421894133e-01f, 1.360361725e-01f, 6.483881921e-02f,  1.074597463e-01f,
+                                 1.124759912e-01f,  1.128534526e-01f};
+    const F one = Simd::broadcast(1);
+    const F t = Simd::div(one, Simd::fma(Simd::abs(x), Simd::broadcast(0.282842712f), one));
+    density = Simd::exp2(Simd::mul(Simd::mul(x, x), Simd::broadcast(-0.5f * kLog2E)));
+    const F tail = Simd::mul(Simd::mul(polynomial(t, kScaled), t), density);
     below = Simd::select_less(x, Simd::zero(), tail, Simd::sub(one, tail));
   }
 };
