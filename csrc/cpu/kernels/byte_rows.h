@@ -1,4 +1,5 @@
-// Rows of x that are rounded to int8 times rows of int8, by the products of bytes of AVX-512 VNNI. Sums are exact.
+// Rows of x that are rounded to int8 times rows of int8, by the products of bytes of AVX-512 VNNI. The sums of a lane
+// are exact integers.
 #pragma once
 
 #include "cpu/kernels/dots.h"
@@ -111,7 +112,8 @@ bool multiply_rounded(const float* x, int64_t num_rows, int64_t x_stride, const 
       executor, num_weights, nanoseconds,
       [&](int64_t begin, int64_t end) {
         for (int64_t first = 0; first < num_rows; first += step) {
-          const auto tile = [&]<int kRows, int kWeights>(int64_t r, int64_t o, int64_t part) {
+          const auto tile = [&](auto num_x, auto num_w, int64_t r, int64_t o, int64_t part) {
+            constexpr int kRows = num_x, kWeights = num_w;
             const int8_t* rows[kWeights];
             for (int w = 0; w < kWeights; ++w) rows[w] = weights + (o + w * part) * size;
             float sums[kLanes];

@@ -35,43 +35,47 @@ template <int kRows, int kWeights, class T>
   }
 }
 
-// tile<rows, weights>(r, o, part) for all of `num_rows` rows of x and of the rows of weights from `begin` to `end`:
-// those of a tile are o, o + part, and so on, and the next tile has those that follow them. These are long streams,
-// which the processor sees coming, where neighbouring rows would be many short ones.
+template <int n>
+using Int = std::integral_constant<int, n>;
+
+// tile(rows, weights, r, o, part), the first two of them `Int`s, for all of `num_rows` rows of x and of the rows of
+// weights from `begin` to `end`: those of a tile are o, o + part, and so on, and the next tile has those that follow
+// them. These are long streams, which the processor sees coming, where neighbouring rows would be many short ones.
 template <int kRows, int kWeights, class Tile>
 void for_tiles(int64_t num_rows, int64_t begin, int64_t end, const Tile& tile) {
-  const auto columns = [&]<int kR, int kW>(int64_t first, int64_t part) {
+  const auto columns = [&](auto rows, auto weights, int64_t first, int64_t part) {
     for (int64_t o = first; o < first + part; ++o) {
       int64_t r = 0;
-      for (; r + kR <= num_rows; r += kR) tile.template operator()<kR, kW>(r, o, part);
-      for (; r < num_rows; ++r) tile.template operator()<1, kW>(r, o, part);
+      for (; r + rows <= num_rows; r += rows) tile(rows, weights, r, o, part);
+      for (; r < num_rows; ++r) tile(Int<1>{}, weights, r, o, part);
     }
   };
   // One row alone has too few sums that do not wait for each other.
   const int64_t parts = num_rows == 1 ? 2 * kWeights : kWeights, part = (end - begin) / parts;
   if (num_rows == 1) {
-    columns.template operator()<1, 2 * kWeights>(begin, part);
+    columns(Int<1>{}, Int<2 * kWeights>{}, begin, part);
   } else {
-    columns.template operator()<kRows, kWeights>(begin, part);
+    columns(Int<kRows>{}, Int<kWeights>{}, begin, part);
   }
-  columns.template operator()<kRows, 1>(begin + parts * part, end - begin - parts * part);
+  columns(Int<kRows>{}, Int<1>{}, begin + parts * part, end - begin - parts * part);
 }
 
 // put(r, o, sum) for the rows of x and of weights, which are `size` apart and read once.
 template <class T, class Put>
 void few_rows(const float* x, int64_t num_rows, int64_t x_stride, const T* weights, int64_t begin, int64_t end,
               int64_t size, const Put& put) {
-  for_tiles < kLanes<16 ? 2 : 4, 4>(
-                  num_rows, begin, end,
-                  [&]<int kRows, int kWeights>(int64_t r, int64_t o, int64_t part) {
-                    const T* rows[kWeights];
-                    for (int w = 0; w < kWeights; ++w) rows[w] = weights + (o + w * part) * size;
-                    F sums[kRows * kWeights];
-                    dots<kRows, kWeights>(sums, kWeights, x + r * x_stride, x_stride, rows, size);
-                    for (int i = 0; i < kRows; ++i) {
-                      for (int w = 0; w < kWeights; ++w) put(r + i, o + w * part, Simd::sum(sums[i * kWeights + w]));
-                    }
-                  });
+  constexpr int kTileRows = kLanes < 16 ? 2 : 4;
+  const auto tile = [&](auto num_x, auto num_w, int64_t r, int64_t o, int64_t part) {
+    constexpr int kRows = num_x, kWeights = num_w;
+    const T* rows[kWeights];
+    for (int w = 0; w < kWeights; ++w) rows[w] = weights + (o + w * part) * size;
+    F sums[kRows * kWeights];
+    dots<kRows, kWeights>(sums, kWeights, x + r * x_stride, x_stride, rows, size);
+    for (int i = 0; i < kRows; ++i) {
+      for (int w = 0; w < kWeights; ++w) put(r + i, o + w * part, Simd::sum(sums[i * kWeights + w]));
+    }
+  };
+  for_tiles<kTileRows, 4>(num_rows, begin, end, tile);
 }
 
 }  // namespace
