@@ -103,7 +103,7 @@ class Call(FlatCall):
             return [None] * len(outs)
         if definition.reference is None and definition.jvp is None and definition.backward is None:
             raise ValueError(definition.no_reference)
-        operands = [*primals, *outs, *(tangents[i] for i in active)]
+        operands = [*primals, *(outs if definition.reads_results else ()), *(tangents[i] for i in active)]
         # With a backward kernel the tangents are a call of their own, which becomes that kernel when it is transposed.
         bind = tangent.reference if definition.backward is None else lambda *args: xla.op_call(tangent, *args)
         found = iter(bind(*operands))

@@ -9,7 +9,7 @@ import jax
 
 from .. import xla
 from . import _axes, _batching
-from ._axes import Axes
+from ._axes import Axes, Has
 from ._flat_call import FlatCall, LinearCall, around, of_some
 
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Cotangent(LinearCall):
-    """Its operands are those of the op's call, the results of it, and the cotangents of the results that callers see. Its
-    results are the gradients of the operands `asked`, summed over the axes that these lack in the call. `results` are
+    """Its operands are those of the op's call, the results of it that are saved, and the cotangents of the results that callers
+    see. Its results are the gradients of the operands `asked`, summed over the axes that these lack in the call. `results` are
     those of floating type.
     """
 
@@ -60,7 +60,8 @@ class Cotangent(LinearCall):
     @property
     def factors(self) -> xla.Factors:
         inner, num_results = self.call.factors, self.definition.num_results
-        own = [*inner.operands, *inner.results, *inner.results[:num_results]]
+        saved = inner.results[: len(self.definition.saved_avals)]
+        own = [*inner.operands, *saved, *inner.results[:num_results]]
         factors = around(self.axes, own, [inner.operands[i] for i in self.asked])
         return dataclasses.replace(factors, sums=True)
 
@@ -96,13 +97,19 @@ class Cotangent(LinearCall):
         """Whether the call did whose results it has."""
         outer, inner = self.axes, self.call.axes
         primals = outer.operands[: len(inner.operands)]
-        levels = [i for i in range(len(outer.sizes)) if any(has[i] for has in primals)]
+        levels = [i for i, has in enumerate(self._result_axes) if has]
         operands = zip(primals, inner.operands, strict=True)
         axes = Axes(
             (*(outer.sizes[i] for i in levels), *inner.sizes),
             tuple((*(has[i] for i in levels), *own) for has, own in operands),
         )
         return dataclasses.replace(self.call, axes=axes).runs_kernel
+
+    @property
+    def _result_axes(self) -> Has:
+        """Which of the axes the results of the call have: those of any of its operands."""
+        primals = self.axes.operands[: len(self.definition.input_avals)]
+        return tuple(any(has[i] for has in primals) for i in range(len(self.axes.sizes)))
 
     @property
     def _has_one_for_each_example(self) -> bool:
@@ -117,13 +124,15 @@ class Cotangent(LinearCall):
         sizes = (*self.axes.sizes, *inner.sizes)
         num_inputs = len(avals)
         # A cotangent has the axes of its result: that of a sum is a constant, which no map touches.
-        first = num_inputs + len(self.definition.result_avals)
+        of_result = self._result_axes
         outer, args = list(self.axes.operands), list(args)
-        for i in range(self.definition.num_results):
-            both = zip(outer[first + i], outer[num_inputs + i], strict=True)
-            has = tuple(own or of_result for own, of_result in both)
-            args[first + i] = _axes.extended(args[first + i], outer[first + i], has, self.axes.sizes)
-            outer[first + i] = has
+        for i in range(num_inputs + len(self.definition.saved_avals), len(args)):
+            has = tuple(own or other for own, other in zip(outer[i], of_result, strict=True))
+            args[i] = _axes.extended(args[i], outer[i], has, self.axes.sizes)
+            outer[i] = has
+        if not self.definition.reads_results:  # the kernel has operands for them all the same
+            outer[num_inputs:], args[num_inputs:] = 2 * outer[num_inputs:], 2 * args[num_inputs:]
+        names = [*self.definition.names, *[""] * (len(args) - num_inputs)]
         inner_has = [*inner.operands, *[(True,) * len(inner.sizes)] * (len(args) - num_inputs)]
         has = [(*around, *own) for around, own in zip(outer, inner_has, strict=True)]
 
@@ -136,11 +145,11 @@ class Cotangent(LinearCall):
         else:
             # A gradient has the form of its operand, of which there is one for each that is wanted.
             for i in self.asked:
-                if batching.get(self.names[i]) == "either":
+                if batching.get(names[i]) == "either":
                     args[i], has[i] = _axes.extended(args[i], has[i], wanted[i], sizes), wanted[i]
-            given = dict(enumerate(_batching.seen(batching, self.names, has, sizes)))
+            given = dict(enumerate(_batching.seen(batching, names, has, sizes)))
             given |= {i: tuple(map(max, given[i], wanted[i])) for i in self.asked}
-        operands = _batching.arrange(batching, self.names, args, has, sizes)
+        operands = _batching.arrange(batching, names, args, has, sizes)
         outs = run(
             *operands,
             result_avals=[

@@ -28,6 +28,7 @@ class Definition:
     - `forward`: for each platform, the kernel.
     - `backward`: the kernel of the gradients, for a platform and the indices of the operands that want one. A kernel in Python
         computes these, any other those of all operands of floating type.
+    - `reads_results`: whether `backward` reads the results of the call. If not, it is given the cotangents in their place.
     - `reference`: the results in pure JAX, without residuals.
     - `jvp`: the tangents of the results from the operands and their tangents, `None` where there is none.
     - `batch`: a batching rule of its own: `(axis_size, args, is_mapped) -> (results, is_mapped)`, axes in front. It returns
@@ -55,6 +56,7 @@ class Definition:
     has_side_effect: bool = False
     falls_back: bool = True
     when: Callable[[Sequence[Any]], bool] | None = None
+    reads_results: bool = True
     label: str = ""
     _plans: dict[Any, xla.PythonPlan] = dataclasses.field(default_factory=dict)
     _is_python: dict[Any, bool] = dataclasses.field(default_factory=dict)
@@ -90,6 +92,11 @@ class Definition:
     def num_results(self) -> int:
         """Of those that callers see."""
         return len(self.result_avals) - self.num_residuals
+
+    @property
+    def saved_avals(self) -> tuple[Any, ...]:
+        """Of the results that derivatives depend on."""
+        return self.result_avals if self.reads_results else ()
 
     @property
     def factors(self) -> xla.Factors:

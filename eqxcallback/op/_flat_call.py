@@ -121,12 +121,12 @@ def of_some(function: Callable[..., Sequence[Any]], args: Sequence[Any], indices
 
 
 class LinearCall(FlatCall):
-    """Linear in its last operands. Before them come the operands and the results of the op's call, of which it is a
-    function of the operands alone.
+    """Linear in its last operands. Before them come the operands and, if they are saved, the results of the op's call, of which
+    it is a function of the operands alone.
     """
 
     def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-        n, m = len(self.definition.input_avals), len(self.definition.result_avals)
+        n, m = len(self.definition.input_avals), len(self.definition.saved_avals)
         return args[:n], args[n : n + m], args[n + m :]
 
     def jvp(self, primals: Sequence[Any], outs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:

@@ -76,6 +76,8 @@ class Op:
     - `when`: a function of the op's arguments and options, the arrays as `jax.ShapeDtypeStruct`s with the axes of `vmap`s that
         the kernel would see in front: whether it runs. Where it is false, the reference does, and gives the gradients too.
         `using` asks nobody.
+    - `backward_reads_results`: whether `backward` reads the results of the op. If not, it gets the cotangents in their place, and
+        the results are neither kept for it nor computed for its sake.
 
     **Raises:** `TypeError` or `ValueError` for a wrong declaration, and when arguments do not fit it.
     """
@@ -89,6 +91,7 @@ class Op:
     alternatives: Mapping[str, Sequence[Kernel]] = dataclasses.field(default_factory=dict)
     falls_back: bool = True
     when: Callable[..., bool] | None = None
+    backward_reads_results: bool = True
 
     def __post_init__(self) -> None:
         who = f"Op({self.name})"
@@ -256,6 +259,7 @@ class Op:
             backward=backward if self._backward else None,
             sharding=None if self.sharding is None else parse_sharding(self.sharding, avals, outputs, who),
             reference=None if self.reference is None else reference,
+            reads_results=self.backward_reads_results,
             batching=self.batching,
             when=None if self.when is None else when,
         )

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Tangent(LinearCall):
-    """Its operands are those of `call`, the results of it, and the tangents of the operands `active`. Its results are the
-    tangents of the results `results`, which are those of floating type.
+    """Its operands are those of `call`, the results of it that are saved, and the tangents of the operands `active`. Its results
+    are the tangents of the results `results`, which are those of floating type.
     """
 
     call: "Call"
@@ -35,7 +35,7 @@ class Tangent(LinearCall):
         definition = call.definition
         visible = definition.result_avals[: definition.num_results]
         results = tuple(i for i, aval in enumerate(visible) if jnp.issubdtype(aval.dtype, jnp.inexact))
-        num_operands = len(definition.input_avals) + len(definition.result_avals) + len(active)
+        num_operands = len(definition.input_avals) + len(definition.saved_avals) + len(active)
         return cls(definition, Axes.none(num_operands), call, active, results)
 
     def __repr__(self) -> str:
@@ -53,7 +53,8 @@ class Tangent(LinearCall):
     @property
     def factors(self) -> xla.Factors:
         inner = self.call.factors
-        own = [*inner.operands, *inner.results, *(inner.operands[i] for i in self.active)]
+        saved = inner.results[: len(self.definition.saved_avals)]
+        own = [*inner.operands, *saved, *(inner.operands[i] for i in self.active)]
         return around(self.axes, own, [inner.results[i] for i in self.results])
 
     def example(self, *args: Any) -> Sequence[Any]:

@@ -19,6 +19,7 @@ _rms_norm = Op(
     reference=reference.rms_norm,
     batching={"x": "batched", "weight": "shared"},
     backward={"cpu": NativeKernel("rms_norm_backward"), "cuda": kernels.RMS_NORM_BACKWARD},
+    backward_reads_results=False,
     alternatives={"cpu": (host.RMS_NORM,), "cuda": (host.RMS_NORM,)},
 )
 _layer_norm = Op(
@@ -27,6 +28,7 @@ _layer_norm = Op(
     reference=reference.layer_norm,
     batching={"x": "batched", "weight": "shared", "bias": "shared"},
     backward={"cpu": NativeKernel("layer_norm_backward"), "cuda": kernels.LAYER_NORM_BACKWARD},
+    backward_reads_results=False,
     alternatives={"cpu": (host.LAYER_NORM,), "cuda": (host.LAYER_NORM,)},
 )
 # To a native kernel a bias without a weight is a second operand, as a weight is.

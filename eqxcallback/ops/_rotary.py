@@ -25,6 +25,7 @@ _rotary_embedding = Op(
         "cpu": NativeKernel("rotary_embedding_backward", attributes=("asked",)),
         "cuda": kernels.ROTARY_EMBEDDING_BACKWARD,
     },
+    backward_reads_results=False,
     alternatives={"cpu": (host.ROTARY_EMBEDDING,), "cuda": (host.ROTARY_EMBEDDING,)},
 )
 

@@ -19,6 +19,7 @@ _swiglu = Op(
     reference=reference.swiglu,
     batching={"gate": "batched", "up": "batched"},
     backward={"cpu": NativeKernel("swiglu_backward"), "cuda": kernels.SWIGLU_BACKWARD},
+    backward_reads_results=False,
     alternatives={"cpu": (host.SWIGLU,), "cuda": (host.SWIGLU,)},
 )
 _geglu = Op(
@@ -27,6 +28,7 @@ _geglu = Op(
     reference=reference.geglu,
     batching={"gate": "batched", "up": "batched"},
     backward={"cpu": NativeKernel("geglu_backward")},
+    backward_reads_results=False,
     alternatives={"cpu": (host.GEGLU,), "cuda": (host.GEGLU,)},
 )
 

@@ -57,11 +57,16 @@ LANES = {
     "native": (NATIVE_KERNEL, NATIVE_BACKWARD),
     "python backward": (NATIVE_KERNEL, {"cpu": PYTHON_BACKWARD}),
     "native backward": (PYTHON, NATIVE_BACKWARD),
+    # Which do not read the results.
+    "python alone": (PYTHON, PYTHON_BACKWARD),
+    "native alone": (NATIVE_KERNEL, NATIVE_BACKWARD),
 }
+ALL = ("python", "native", "python alone", "native alone")
 
 
 def make(lane, batching: Any = "fold", **options):
     forward, backward = LANES[lane]
+    options = {"backward_reads_results": "alone" not in lane, **options}
     return eqxc.Op("wave", {"cpu": forward}, reference, batching, backward=backward, **options)
 
 
@@ -110,9 +115,7 @@ TRANSFORMS: dict[str, Any] = {
 }
 
 
-CASES = [
-    (name, lane) for name in TRANSFORMS for lane in LANES if lane in ("python", "native") or name in ("grad", "hessian")
-]
+CASES = [(name, lane) for name in TRANSFORMS for lane in LANES if lane in ALL or name in ("grad", "hessian")]
 
 
 @pytest.mark.parametrize(("name", "lane"), CASES)
@@ -146,10 +149,20 @@ BATCHINGS: list[Any] = [
 )
 def test_batching(name, batching):
     transform, want = TRANSFORMS[name], compiled(TRANSFORMS[name](reference), W, X)
-    for lane in (
-        ("python", "native") if batching not in ("expand_dims", {"x": "either", "w": "batched"}) else ("python",)
-    ):
+    # The native one knows no other axes than those in front.
+    for lane in ALL if batching not in ("expand_dims", {"x": "either", "w": "batched"}) else ALL[::2]:
         assert_close(compiled(transform(make(lane, batching)), W, X), want, 1e-4)
+
+
+@pytest.mark.parametrize("lane", ALL)
+def test_what_the_gradient_alone_runs(lane):
+    """Results that it does not read are not computed for it, and not kept: they are in no program that needs none."""
+    gradient = jax.jit(lambda w, x: jax.vjp(of(make(lane)), w, x)[1](x))
+    text = gradient.lower(W, X).compile().as_text() or ""
+    assert (text.count("custom-call(") == 2) == ("alone" not in lane)
+    assert_close(gradient(W, X), jax.vjp(of(reference), W, X)[1](X), 1e-4)
+    _, pullback = jax.vjp(of(make(lane)), jnp.asarray(W), jnp.asarray(X))
+    assert len(jax.tree.leaves(pullback)) == (2 if "alone" in lane else 3)
 
 
 def test_what_is_asked_for():
