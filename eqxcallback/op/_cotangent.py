@@ -54,6 +54,10 @@ class Cotangent(LinearCall):
         return [*self.definition.names, *[""] * (len(self.axes.operands) - len(self.definition.names))]
 
     @property
+    def description(self) -> str:
+        return f"{super().description} {self.asked}"
+
+    @property
     def has_kernel(self) -> bool:
         return bool(self.definition.forward)
 

@@ -1,8 +1,13 @@
 """Plain `jit` on split operands: each device calls the kernel for its own part, under every transformation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+
+from eqxcallback import ops
 
 from .layers import LANES, Lane, Scale, normal, put, run_and_compare, spec_of, squares, tanh, twice
 
@@ -61,6 +66,24 @@ def test_gradients(lane, grid, weight, spec):
     assert of_x.gathers == of_x.sums == 0
     of_weight = run_and_compare(lambda f: jax.grad(squares(twice(f))), lane, weight, x)
     assert of_weight.gathers == 0
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "swiglu"])
+def test_gradients_of_one_type_that_are_asked_for_one_by_one(grid, name):
+    """Their calls differ in nothing but which of its results is read."""
+    x = put(normal(4, 4, SIZE), grid, "a")
+    others = [normal(SIZE), 2 * normal(SIZE)] if name == "layer_norm" else [put(2 * normal(4, 4, SIZE), grid, "a")]
+    axes = (0, *(0 if other.ndim > 1 else None for other in others))
+
+    def loss(f, *args):
+        return (jax.vmap(jax.vmap(f, axes), axes)(*args) ** 2).sum()
+
+    op = getattr(ops, name)
+    one_by_one = lambda *args: [jax.grad(functools.partial(loss, op), i)(*args) for i in range(len(args))]
+    plain = functools.partial(loss, functools.partial(op, implementation="reference"))
+    want = jax.grad(plain, range(1 + len(others)))(x, *others)
+    for got, expected in zip(jax.jit(one_by_one)(x, *others), want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_vmap_of_grad(lane, grid, weight):
