@@ -1,5 +1,6 @@
 // The handlers of rotary position embedding.
 #include <algorithm>
+#include <cstring>
 
 #include "ffi/cpu_call.h"
 
@@ -34,8 +35,8 @@ ffi::Error rotary_embedding(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuff
   });
 }
 
-// -- x, cos, sin, the result, its cotangent -> the gradients of x, cos and sin, of which those that are not `asked` may
-// stay what they are
+// -- x, cos, sin, the result, its cotangent -> the gradients of x, cos and sin, which are zeros if
+// those of the table are not `asked`
 ffi::Error rotary_embedding_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer cos, ffi::AnyBuffer sin,
                                      ffi::AnyBuffer, ffi::AnyBuffer dout, Out dx, Out dcos, Out dsin,
                                      ffi::Span<const int64_t> asked) {
@@ -52,6 +53,9 @@ ffi::Error rotary_embedding_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi
               "gradients of the type of cos and sin; got " + text(other.dimensions()));
     }
     const bool has_table = std::any_of(asked.begin(), asked.end(), [](int64_t operand) { return operand > 0; });
+    if (!has_table) {
+      for (Out* of_table : {&dcos, &dsin}) std::memset((*of_table)->untyped_data(), 0, (*of_table)->size_bytes());
+    }
     const cpu::RotaryEmbeddingBackward call{dx->untyped_data(),
                                             has_table ? dcos->typed_data<float>() : nullptr,
                                             has_table ? dsin->typed_data<float>() : nullptr,

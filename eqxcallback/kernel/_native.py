@@ -31,7 +31,8 @@ class NativeKernel:
         [`eqxcallback.buffer_callback`][].
     - `attributes`: the names of the options that the handler takes. By default all of the op's. In a layer they are static
         arguments of the call, or static fields of the layer, and by default none. A backward kernel may name `asked`, the
-        indices of the operands whose gradients are wanted: what it leaves in the results for others is not read.
+        indices of the operands whose gradients are wanted. Those of others are not read: write zeros, for
+        `eqxcallback.debug.checked` finds what was never written.
     """
 
     backend: ClassVar[str] = "native"

@@ -113,7 +113,7 @@ bool multiply_rounded(const float* x, int64_t num_rows, int64_t x_stride, const 
       [&](int64_t begin, int64_t end) {
         for (int64_t first = 0; first < num_rows; first += step) {
           const auto tile = [&](auto num_x, auto num_w, int64_t r, int64_t o, int64_t part) {
-            constexpr int kRows = num_x, kWeights = num_w;
+            constexpr int kRows = decltype(num_x)::value, kWeights = decltype(num_w)::value;
             const int8_t* rows[kWeights];
             for (int w = 0; w < kWeights; ++w) rows[w] = weights + (o + w * part) * size;
             float sums[kLanes];

@@ -35,8 +35,11 @@ template <int kRows, int kWeights, class T>
   }
 }
 
+// As std::integral_constant, but of internal linkage, see types.h.
 template <int n>
-using Int = std::integral_constant<int, n>;
+struct Int {
+  static constexpr int value = n;
+};
 
 // tile(rows, weights, r, o, part), the first two of them `Int`s, for all of `num_rows` rows of x and of the rows of
 // weights from `begin` to `end`: those of a tile are o, o + part, and so on, and the next tile has those that follow
@@ -44,9 +47,10 @@ using Int = std::integral_constant<int, n>;
 template <int kRows, int kWeights, class Tile>
 void for_tiles(int64_t num_rows, int64_t begin, int64_t end, const Tile& tile) {
   const auto columns = [&](auto rows, auto weights, int64_t first, int64_t part) {
+    constexpr int kAtOnce = decltype(rows)::value;
     for (int64_t o = first; o < first + part; ++o) {
       int64_t r = 0;
-      for (; r + rows <= num_rows; r += rows) tile(rows, weights, r, o, part);
+      for (; r + kAtOnce <= num_rows; r += kAtOnce) tile(rows, weights, r, o, part);
       for (; r < num_rows; ++r) tile(Int<1>{}, weights, r, o, part);
     }
   };
@@ -66,7 +70,7 @@ void few_rows(const float* x, int64_t num_rows, int64_t x_stride, const T* weigh
               int64_t size, const Put& put) {
   constexpr int kTileRows = kLanes < 16 ? 2 : 4;
   const auto tile = [&](auto num_x, auto num_w, int64_t r, int64_t o, int64_t part) {
-    constexpr int kRows = num_x, kWeights = num_w;
+    constexpr int kRows = decltype(num_x)::value, kWeights = decltype(num_w)::value;
     const T* rows[kWeights];
     for (int w = 0; w < kWeights; ++w) rows[w] = weights + (o + w * part) * size;
     F sums[kRows * kWeights];
