@@ -1,17 +1,18 @@
 """Activations rounded to int8."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def rounded(x: Float[Array, "*batch size"], block: int) -> Float[Array, "*batch size"]:
     """The nearest multiples of a 127th of the largest absolute value in each block of so many values. A block that is not finite
     stays as it is. The derivative is that of the identity.
     """
+    return _rounded(x, block)
+
+
+def _round(x: Array, block: int) -> Array:
     if block == 0:
         return x
     *batch, size = x.shape
@@ -23,6 +24,9 @@ def rounded(x: Float[Array, "*batch size"], block: int) -> Float[Array, "*batch 
     return jnp.where(jnp.isfinite(highest), nearest, parts).reshape(x.shape)
 
 
-@rounded.defjvp
+_rounded = jax.custom_jvp(_round, nondiff_argnums=(1,))
+
+
+@_rounded.defjvp
 def _(block: int, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return rounded(primals[0], block), tangents[0]
+    return _rounded(primals[0], block), tangents[0]
