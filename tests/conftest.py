@@ -41,7 +41,8 @@ def isa_flags():
     avx512 = re.search(r"set\(AVX512 \$\{AVX2\} ([^)]*)\)", text)
     assert avx2 is not None
     assert avx512 is not None
-    return {"portable": [], "avx2": avx2[1].split(), "avx512": [*avx2[1].split(), *avx512[1].split()]}
+    flags = {"portable": [], "avx2": avx2[1].split(), "avx512": [*avx2[1].split(), *avx512[1].split()]}
+    return flags | {"avx512_bf16": [*flags["avx512"], "-mavx512bf16"]}
 
 
 @pytest.fixture(scope="module", autouse=True)

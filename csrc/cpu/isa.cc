@@ -25,6 +25,7 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
          __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
@@ -33,6 +34,7 @@ bool always() { return true; }
 
 constexpr Isa kIsas[] = {
 #if defined(EQXCALLBACK_X86)
+    {"avx512_bf16", &kAvx512Bf16Kernels, has_avx512_bf16},
     {"avx512", &kAvx512Kernels, has_avx512},
     {"avx2", &kAvx2Kernels, has_avx2},
 #endif

@@ -233,6 +233,6 @@ struct Kernels {
   void (*int8_linear)(Element, const Int8Linear&, const Executor&);
 };
 
-extern const Kernels kAvx512Kernels, kAvx2Kernels, kPortableKernels;
+extern const Kernels kAvx512Bf16Kernels, kAvx512Kernels, kAvx2Kernels, kPortableKernels;
 
 }  // namespace eqxcallback::cpu

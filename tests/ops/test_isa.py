@@ -13,7 +13,7 @@ from eqxcallback import _ext
 
 
 ROOT = pathlib.Path(__file__).parents[2]
-NAMES = ["avx512", "avx2", "portable"]
+NAMES = ["avx512_bf16", "avx512", "avx2", "portable"]
 
 PROGRAM = """
 import numpy as np
@@ -49,8 +49,10 @@ def test_what_this_machine_runs():
         assert available == ["portable"]
         return
     words = set(pathlib.Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split())
+    avx512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"}
     needs = {
-        "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"},
+        "avx512_bf16": avx512 | {"avx512_bf16"},
+        "avx512": avx512,
         "avx2": {"avx2", "fma", "f16c"},
         "portable": set(),
     }
@@ -88,12 +90,12 @@ def test_without_vnni_there_is_no_avx512():
     """Its kernels use all of them: a machine that lacks one runs AVX2. The flags are those it is compiled with."""
     text = (ROOT / "CMakeLists.txt").read_text()
     flags = set(re.findall(r"-m(avx512\w+)", text))
-    asked = set(re.findall(r'"(avx512\w+)"', (ROOT / "csrc/cpu/isa.cc").read_text())) - {"avx512"}
+    asked = set(re.findall(r'supports\("(avx512\w+)"', (ROOT / "csrc/cpu/isa.cc").read_text()))
     assert flags == asked
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these files are for x86-64")
-@pytest.mark.parametrize("name", ["avx512", "avx2"])
+@pytest.mark.parametrize("name", ["avx512_bf16", "avx512", "avx2"])
 def test_files_of_an_instruction_set_share_no_functions(name, tmp_path, isa_flags):
     """A weak symbol is an inline function of which the linker keeps one copy for all: the one with the newest instructions,
     say, which a machine without them then meets in its portable kernels. See csrc/cpu/types.h. Without optimization every
@@ -105,5 +107,5 @@ def test_files_of_an_instruction_set_share_no_functions(name, tmp_path, isa_flag
     symbols = subprocess.run(["nm", "-C", str(target)], capture_output=True, text=True, check=True).stdout.splitlines()
     assert [line for line in symbols if re.search(r" [Wwu] ", line)] == []
     # What is there and visible to others: the table.
-    table = {"avx512": "kAvx512Kernels", "avx2": "kAvx2Kernels"}[name]
+    table = {"avx512_bf16": "kAvx512Bf16Kernels", "avx512": "kAvx512Kernels", "avx2": "kAvx2Kernels"}[name]
     assert [line.split(" ", 2)[2] for line in symbols if re.search(r" [TDRB] ", line)] == [f"eqxcallback::cpu::{table}"]

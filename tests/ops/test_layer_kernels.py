@@ -42,6 +42,17 @@ def test_group_norm(shape, isa):
                 check(ops.group_norm, reference.group_norm, args, terms, groups=groups, eps=1e-5)
 
 
+@pytest.mark.parametrize("mean", [0.0, 0.5, 1.7, -1.8, 3.0, 30.0, -1e3, 1e5])
+def test_norms_of_rows_with_a_mean(mean, isa):
+    """Of a row whose mean is far from zero, the mean square has few digits of the variance."""
+    x = normal(1, (5, 300)) + np.float32(mean)
+    wide = x.astype(np.float64)
+    exact = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)
+    grouped = ops.group_norm(x[..., None], groups=1, eps=1e-5)[..., 0]
+    for got in (ops.layer_norm(x, eps=1e-5), grouped):
+        np.testing.assert_allclose(got, exact, rtol=1e-6, atol=4e-7 * (1 + abs(mean)))
+
+
 @pytest.mark.parametrize("value", [1.0, 1e13, 1e18, 1e30, 3e38])
 def test_norms_of_rows_of_one_value(value, isa):
     for size in (1, 4, 32):  # of which sums and means are exact

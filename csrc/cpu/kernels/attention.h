@@ -1,5 +1,6 @@
 // Attention of a prompt, forward: blocks of keys against blocks of queries, with the queries along the vector lanes, so
-// that the softmax needs no sums across lanes. f32 throughout; bf16 keys and values are widened a block at a time.
+// that the softmax needs no sums across lanes. Keys and values of 16 bits are widened a block at a time, but where the
+// processor multiplies pairs of bf16: their products are the same.
 #pragma once
 
 #include "cpu/kernels/attention_options.h"
@@ -23,11 +24,10 @@ double keys_seen(const Attention& args) {
   return smaller(keys, static_cast<double>(args.options->window) * (args.causal ? 1 : 2) + kKeyBlock);
 }
 
-// scores[j, i] = the logit of key `first` + j and query i, as a power of two.
-template <bool kOptions, int kVectors = Simd::kOuterVectors>
-void score_tile(const Attention& args, const QueryBlock& block, const float* queries_t, Rows k, int64_t first,
-                int64_t keys, float* scores, float* cap_derivative = nullptr) {
-  outer_product<false, kVectors>(scores, keys, k.data, k.stride, 1, queries_t, args.head_size);
+// Options and masks of logits that are scaled.
+template <bool kOptions, int kVectors>
+void finish_scores(const Attention& args, const QueryBlock& block, int64_t first, int64_t keys, float* scores,
+                   float* cap_derivative = nullptr) {
   if constexpr (kOptions) {
     apply_options(*args.options, block, args.kv_length, first, keys, scores, cap_derivative);
     mask_places(block, first, keys, scores);
@@ -39,6 +39,14 @@ void score_tile(const Attention& args, const QueryBlock& block, const float* que
       }
     }
   }
+}
+
+// scores[j, i] = the logit of key `first` + j and query i, as a power of two.
+template <bool kOptions, int kVectors = Simd::kOuterVectors>
+void score_tile(const Attention& args, const QueryBlock& block, const float* queries_t, Rows k, int64_t first,
+                int64_t keys, float* scores, float* cap_derivative = nullptr) {
+  outer_product<false, kVectors>(scores, keys, k.data, k.stride, 1, queries_t, args.head_size);
+  finish_scores<kOptions, kVectors>(args, block, first, keys, scores, cap_derivative);
 }
 
 // The queries from `begin` of one head, at most kQueryBlock of them, which fit into so many vectors.
@@ -55,7 +63,13 @@ void attend(const Attention& args, int64_t b, int64_t h, int64_t begin, float* s
   float* widened = scores + kKeyBlock * kQueryBlock;  // [kKeyBlock, D], if not f32
   float* factors = widened + kKeyBlock * D;           // [kKeyBlock, kQueryBlock], with dropout
 
-  transpose(queries_t, static_cast<const T*>(args.q) + q_offset, q_stride, block.queries, D, args.scale * kLog2E);
+  const T* q = static_cast<const T*>(args.q) + q_offset;
+  const bool in_pairs = kHasPairs<T> && D % 2 == 0;
+  if (in_pairs) {
+    transpose_pairs(queries_t, q, q_stride, block.queries, D);
+  } else {
+    transpose(queries_t, q, q_stride, block.queries, D, args.scale * kLog2E);
+  }
   std::memset(out_t, 0, static_cast<size_t>(D * kQueryBlock) * sizeof(float));
   F highest[kVectors], sum[kVectors];
   for (int v = 0; v < kVectors; ++v) highest[v] = Simd::broadcast(kLowest), sum[v] = Simd::zero();
@@ -63,8 +77,14 @@ void attend(const Attention& args, int64_t b, int64_t h, int64_t begin, float* s
   for (int64_t first = block.first; first < block.end; first += kKeyBlock) {
     const int64_t keys = smaller<int64_t>(kKeyBlock, block.end - first);
     const int64_t kv_offset = key_offset(args, b, h, first);
-    const Rows k = as_floats(static_cast<const T*>(args.k) + kv_offset, kv_stride, keys, D, widened);
-    score_tile<kOptions, kVectors>(args, block, queries_t, k, first, keys, scores);
+    const T* k = static_cast<const T*>(args.k) + kv_offset;
+    if (in_pairs) {
+      pair_products<kVectors>(scores, keys, k, kv_stride, queries_t, D, args.scale * kLog2E);
+      finish_scores<kOptions, kVectors>(args, block, first, keys, scores);
+    } else {
+      const Rows rows = as_floats(k, kv_stride, keys, D, widened);
+      score_tile<kOptions, kVectors>(args, block, queries_t, rows, first, keys, scores);
+    }
     F previous[kVectors];
     for (int v = 0; v < kVectors; ++v) previous[v] = highest[v];
     for (int64_t j = 0; j < keys; ++j) {

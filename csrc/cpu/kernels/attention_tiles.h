@@ -10,10 +10,23 @@ namespace {
 inline constexpr int kKeyBlock = 128;
 inline constexpr int kQueryBlock = Simd::kOuterVectors * kLanes;
 
-// c[m, :] = sum_j a(m, j) b[j, :], or added to it: kVectors vectors of rows that are `stride` floats apart.
+// What outer products are made of: f32, or two bf16 whose products go into one sum.
+struct Bf16Pair {
+  Bf16 first, second;
+};
+F line_of(const float* p) { return Simd::load(p); }
+F factor_of(const float* p) { return Simd::broadcast(*p); }
+F multiply_add(F factor, F line, F sum) { return Simd::fma(factor, line, sum); }
+#ifdef __AVX512BF16__
+__m512bh line_of(const Bf16Pair* p) { return Simd::load_pairs(&p->first); }
+__m512bh factor_of(const Bf16Pair* p) { return Simd::broadcast_pair(&p->first); }
+F multiply_add(__m512bh factor, __m512bh line, F sum) { return Simd::fma(factor, line, sum); }
+#endif
+
+// c[m, :] = sum_j a(m, j) b[j, :], or added to it: kVectors vectors of rows that are `stride` floats, or pairs, apart.
 // a(m, j) = a[m * row + j * column].
-template <int kRows, int kVectors, bool kAdd>
-void outer_tile(float* c, const float* a, int64_t row, int64_t column, const float* b, int64_t n, int64_t stride) {
+template <int kRows, int kVectors, bool kAdd, class E>
+void outer_tile(float* c, const E* a, int64_t row, int64_t column, const E* b, int64_t n, int64_t stride) {
   F acc[kRows][kVectors];
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) {
@@ -23,14 +36,14 @@ void outer_tile(float* c, const float* a, int64_t row, int64_t column, const flo
     }
   }
   for (int64_t j = 0; j < n; ++j) {
-    F line[kVectors];
+    decltype(line_of(b)) line[kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) line[v] = Simd::load(b + j * stride + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) line[v] = line_of(b + j * stride + v * kLanes);
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
-      const F factor = Simd::broadcast(a[m * row + j * column]);
+      const auto factor = factor_of(a + m * row + j * column);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) acc[m][v] = Simd::fma(factor, line[v], acc[m][v]);
+      for (int v = 0; v < kVectors; ++v) acc[m][v] = multiply_add(factor, line[v], acc[m][v]);
     }
   }
 #pragma GCC unroll 8
@@ -40,8 +53,8 @@ void outer_tile(float* c, const float* a, int64_t row, int64_t column, const flo
   }
 }
 
-template <int kVectors, bool kAdd>
-void outer_columns(float* c, int64_t rows, const float* a, int64_t row, int64_t column, const float* b, int64_t n,
+template <int kVectors, bool kAdd, class E>
+void outer_columns(float* c, int64_t rows, const E* a, int64_t row, int64_t column, const E* b, int64_t n,
                    int64_t stride) {
   constexpr int kRows = Simd::kOuterRows;
   int64_t m = 0;
@@ -55,8 +68,8 @@ void outer_columns(float* c, int64_t rows, const float* a, int64_t row, int64_t 
 }
 
 // With queries along the lanes, kQueryBlock of them, of which kVectors vectors count.
-template <bool kAdd, int kVectors = Simd::kOuterVectors>
-void outer_product(float* c, int64_t rows, const float* a, int64_t row, int64_t column, const float* b, int64_t n) {
+template <bool kAdd, int kVectors = Simd::kOuterVectors, class E>
+void outer_product(float* c, int64_t rows, const E* a, int64_t row, int64_t column, const E* b, int64_t n) {
   outer_columns<kVectors, kAdd>(c, rows, a, row, column, b, n, kQueryBlock);
 }
 
@@ -94,6 +107,31 @@ void transpose(float* out, const T* x, int64_t stride, int64_t rows, int64_t siz
   for (int64_t d = 0; d < size; ++d) {
     for (int64_t i = 0; i < kQueryBlock; ++i) {
       out[d * kQueryBlock + i] = i < rows ? to_float(x[i * stride + d]) * factor : 0.0f;
+    }
+  }
+}
+
+// The same in pairs of neighbouring d, as they are.
+template <class T>
+void transpose_pairs(float* out, const T* x, int64_t stride, int64_t rows, int64_t size) {
+  for (int64_t d = 0; d < size / 2; ++d) {
+    std::memset(out + d * kQueryBlock, 0, kQueryBlock * sizeof(float));
+    for (int64_t i = 0; i < rows; ++i) std::memcpy(out + d * kQueryBlock + i, x + i * stride + 2 * d, sizeof(float));
+  }
+}
+
+// out[m, :] = factor * sum_d k[m, d] q[d, :] of such pairs q, where the processor multiplies them.
+template <int kVectors, class T>
+void pair_products(float* out, int64_t rows, const T* k, int64_t stride, const float* pairs, int64_t size,
+                   float factor) {
+  if constexpr (kHasPairs<T>) {
+    outer_product<false, kVectors>(out, rows, reinterpret_cast<const Bf16Pair*>(k), stride / 2, 1,
+                                   reinterpret_cast<const Bf16Pair*>(pairs), size / 2);
+    for (int64_t m = 0; m < rows; ++m) {
+      for (int v = 0; v < kVectors; ++v) {
+        float* line = out + m * kQueryBlock + v * kLanes;
+        Simd::store(line, Simd::mul(Simd::load(line), Simd::broadcast(factor)));
+      }
     }
   }
 }

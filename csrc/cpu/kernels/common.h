@@ -16,6 +16,15 @@ inline constexpr float kLog2E = 1.44269504088896341f;
 // Stands for -inf where it is subtracted from -inf: the lowest of the numbers.
 inline constexpr float kLowest = -0x1.fffffep127f;
 
+// Whether the processor multiplies T as it is, two neighbours at a time, into sums of f32.
+#ifdef __AVX512BF16__
+template <class T>
+inline constexpr bool kHasPairs = std::is_same_v<T, Bf16>;
+#else
+template <class>
+inline constexpr bool kHasPairs = false;
+#endif
+
 // All lanes, as a count that is known when compiling.
 struct Full {};
 template <class T>
@@ -44,10 +53,10 @@ void store(T* p, F x, int n) {
 
 // Calls body(i, count) for the vectors of n elements: `Full` ones, and a last one of fewer. Inlined, or what a body
 // refers to would be read again after each store, which may be to any type.
-template <class Body>
+template <int kStep = kLanes, class Body>
 [[gnu::always_inline]] inline void for_vectors(int64_t n, const Body& body) {
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) body(i, Full{});
+  for (; i + kStep <= n; i += kStep) body(i, Full{});
   if (i < n) body(i, static_cast<int>(n - i));
 }
 

@@ -56,10 +56,10 @@ void scale_by(float* x, const float* scales, int64_t stride, int n) {
   for (int j = 0; j < n; ++j) x[j] *= scales[j * stride];
 }
 
-// The scores of scaled queries, which follow each other. What comes next is asked for on the way: the processor does
-// not see it coming by itself, and has only few requests at a time.
+// The scores of queries, which follow each other, times `scale`. What comes next is asked for on the way: the processor
+// does not see it coming by itself, and has only few requests at a time.
 template <int kQueries, class T>
-void scores_of(float (*scores)[kStep], const float* q, const Keys<T>& keys, int64_t head_size) {
+void scores_of(float (*scores)[kStep], const Factor<T>* q, const Keys<T>& keys, int64_t head_size, float scale) {
   constexpr int kTile = kQueries > 2 && kLanes < 16 ? 2 : 4;  // keys at a time: one alone waits for itself
   for (int first = 0; first < keys.count; first += kLanes) {
     F products[kQueries][kLanes];
@@ -75,7 +75,9 @@ void scores_of(float (*scores)[kStep], const float* q, const Keys<T>& keys, int6
       }
       dots<kQueries, kTile>(products[0] + j, kLanes, q, head_size, rows, head_size);
     }
-    for (int g = 0; g < kQueries; ++g) Simd::store(scores[g] + first, Simd::sums(products[g]));
+    for (int g = 0; g < kQueries; ++g) {
+      Simd::store(scores[g] + first, Simd::mul(Simd::sums(products[g]), Simd::broadcast(scale)));
+    }
   }
 }
 
@@ -108,46 +110,58 @@ float weigh(Partial partial, const Keys<T>& keys, const HeadOptions& options, fl
   return shrink;
 }
 
+// Adds what the keys weigh of their values, of which these are kVectors vectors from the i-th element on.
+template <int kQueries, int kVectors, class T, class Count>
+void add_values(const Partial* partials, const float (*weights)[kStep], const Keys<T>& keys, int64_t i, Count count) {
+  F acc[kQueries][kVectors];
+#pragma GCC unroll 4
+  for (int g = 0; g < kQueries; ++g) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) acc[g][v] = load(partials[g].out() + i + v * kLanes, count);
+  }
+  for (int j = 0; j < keys.count; ++j) {
+    F values[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) values[v] = load(keys.v + j * keys.stride + i + v * kLanes, count);
+#pragma GCC unroll 4
+    for (int g = 0; g < kQueries; ++g) {
+      const F weight = Simd::broadcast(weights[g][j]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) acc[g][v] = Simd::fma(weight, values[v], acc[g][v]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int g = 0; g < kQueries; ++g) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) store(partials[g].out() + i + v * kLanes, acc[g][v], count);
+  }
+}
+
 // Takes the keys into the softmaxes of queries of one head of keys, which read them once.
 template <int kQueries, class T>
-void take_keys(const Partial* partials, const float* q, const Keys<T>& keys, int64_t head_size,
+void take_keys(const Partial* partials, const Factor<T>* q, const Keys<T>& keys, int64_t head_size, float scale,
                const HeadOptions* options) {
-  constexpr int kChains = (3 + kQueries) / kQueries;  // sums of a query: one alone waits for itself
-  float weights[kQueries][kStep], shrink[kQueries];
-  scores_of<kQueries>(weights, q, keys, head_size);
-  for (int g = 0; g < kQueries; ++g) shrink[g] = weigh(partials[g], keys, options[g], weights[g]);
-  for_vectors(head_size, [&](int64_t i, auto count) {
-    F acc[kQueries][kChains];
-#pragma GCC unroll 4
-    for (int g = 0; g < kQueries; ++g) {
-      acc[g][0] = Simd::mul(load(partials[g].out() + i, count), Simd::broadcast(shrink[g]));
-      for (int c = 1; c < kChains; ++c) acc[g][c] = Simd::zero();
-    }
-    const auto add = [&](int chain, int j) {
-      const F value = load(keys.v + j * keys.stride + i, count);
-#pragma GCC unroll 4
-      for (int g = 0; g < kQueries; ++g) {
-        acc[g][chain] = Simd::fma(Simd::broadcast(weights[g][j]), value, acc[g][chain]);
-      }
-    };
-    int j = 0;
-    for (; j + kChains <= keys.count; j += kChains) {
-#pragma GCC unroll 4
-      for (int c = 0; c < kChains; ++c) add(c, j + c);
-    }
-    for (; j < keys.count; ++j) add(0, j);
-#pragma GCC unroll 4
-    for (int g = 0; g < kQueries; ++g) {
-      F sum = acc[g][0];
-      for (int c = 1; c < kChains; ++c) sum = Simd::add(sum, acc[g][c]);
-      store(partials[g].out() + i, sum, count);
-    }
-  });
+  float weights[kQueries][kStep];
+  scores_of<kQueries, T>(weights, q, keys, head_size, scale);
+  for (int g = 0; g < kQueries; ++g) {
+    const float shrink = weigh(partials[g], keys, options[g], weights[g]);
+    if (shrink == 1) continue;
+    for_vectors(head_size, [&](int64_t i, auto count) {
+      store(partials[g].out() + i, Simd::mul(load(partials[g].out() + i, count), Simd::broadcast(shrink)), count);
+    });
+  }
+  constexpr int kVectors = kLanes < 16 ? 2 : 4;
+  int64_t i = 0;
+  for (; i + kVectors * kLanes <= head_size; i += kVectors * kLanes) {
+    add_values<kQueries, kVectors>(partials, weights, keys, i, Full{});
+  }
+  for (; i + kLanes <= head_size; i += kLanes) add_values<kQueries, 1>(partials, weights, keys, i, Full{});
+  if (i < head_size) add_values<kQueries, 1>(partials, weights, keys, i, static_cast<int>(head_size - i));
 }
 
 inline constexpr int kMostQueries = 4;  // of take_keys
 template <class T>
-using TakeKeys = void (*)(const Partial*, const float*, const Keys<T>&, int64_t, const HeadOptions*);
+using TakeKeys = void (*)(const Partial*, const Factor<T>*, const Keys<T>&, int64_t, float, const HeadOptions*);
 template <class T>
 inline constexpr TakeKeys<T> kTakeKeys[kMostQueries] = {take_keys<1, T>, take_keys<2, T>, take_keys<3, T>,
                                                         take_keys<4, T>};
@@ -178,13 +192,10 @@ void decode_attention_as(const DecodeAttention& args, const Executor& executor) 
   const double keys = static_cast<double>(smaller(longest, kPartKeys));
   const double nanoseconds = keys * static_cast<double>(args.heads * D) * 1.6 / kLanes + 100;
   parallel_for(executor, args.batch * parts, nanoseconds, [&](int64_t begin, int64_t end) {
-    Scratch scaled_q(args.heads * D);
+    Scratch widened(args.heads * D);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t part = task % parts, b = task / parts;
-      const T* q = static_cast<const T*>(args.q) + b * args.heads * D;
-      for_vectors(args.heads * D, [&](int64_t i, auto count) {
-        store(scaled_q.data() + i, Simd::mul(load(q + i, count), Simd::broadcast(args.scale * kLog2E)), count);
-      });
+      const auto* q = as_factors<K>(static_cast<const T*>(args.q) + b * args.heads * D, args.heads * D, widened.data());
       for (int64_t h = 0; h < args.heads; ++h) {
         std::memset(partial(task * args.heads + h).state, 0, static_cast<size_t>(state_size) * sizeof(float));
         partial(task * args.heads + h).highest() = kLowest;
@@ -217,7 +228,7 @@ void decode_attention_as(const DecodeAttention& args, const Executor& executor) 
             const float slope = args.slopes.data == nullptr ? 0.0f : *operand_of(args.slopes, b, h + g) * kLog2E;
             options[g] = {args.soft_cap, slope, static_cast<float>(length - 1 - j)};
           }
-          kTakeKeys<K>[queries - 1](states, scaled_q.data() + h* D, keys, D, options);
+          kTakeKeys<K>[queries - 1](states, q + h* D, keys, D, args.scale* kLog2E, options);
           h += queries;
         }
       }

@@ -1,4 +1,4 @@
-// Dot products of rows of f32 with rows that are widened in registers.
+// Dot products of rows: of f32 with rows that are widened in registers, or of bf16 where the processor multiplies them.
 #pragma once
 
 #include "cpu/kernels/common.h"
@@ -6,26 +6,62 @@
 namespace eqxcallback::cpu {
 namespace {
 
+// What a vector of each row is, and how two of them are multiplied and added.
+template <class X, class W>
+struct Terms {
+  static constexpr int kStep = kLanes;
+  template <class T, class Count>
+  static F load(const T* p, Count count) {
+    return cpu::load(p, count);
+  }
+  static F multiply_add(F x, F w, F sum) { return Simd::fma(x, w, sum); }
+};
+#ifdef __AVX512BF16__
+template <>
+struct Terms<Bf16, Bf16> {
+  static constexpr int kStep = 2 * kLanes;
+  static __m512bh load(const Bf16* p, Full) { return Simd::load_pairs(p); }
+  static __m512bh load(const Bf16* p, int n) { return Simd::load_pairs(p, n); }
+  static F multiply_add(__m512bh x, __m512bh w, F sum) { return Simd::fma(x, w, sum); }
+};
+#endif
+
+// What is multiplied with many rows of W: f32, unless W can be multiplied as it is.
+template <class W>
+using Factor = std::conditional_t<kHasPairs<W>, W, float>;
+
+// `n` of x where they are, or widened into `buffer`.
+template <class W, class T>
+const Factor<W>* as_factors(const T* x, int64_t n, float* buffer) {
+  if constexpr (std::is_same_v<Factor<W>, T>) {
+    return x;
+  } else {
+    for_vectors(n, [&](int64_t i, auto count) { store(buffer + i, load(x + i, count), count); });
+    return buffer;
+  }
+}
+
 // sums[r * stride + w], whose lanes are still to be added: row r of x, rows of which are `x_stride` apart, and rows[w].
 //
 // Never inlined: among other loops, the compiler would keep the sums in memory.
-template <int kRows, int kWeights, class T>
-[[gnu::noinline]] void dots(F* sums, int stride, const float* x, int64_t x_stride, const T* const* rows, int64_t size) {
+template <int kRows, int kWeights, class X, class T>
+[[gnu::noinline]] void dots(F* sums, int stride, const X* x, int64_t x_stride, const T* const* rows, int64_t size) {
+  using Each = Terms<X, T>;
   F acc[kRows][kWeights];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
     for (int w = 0; w < kWeights; ++w) acc[r][w] = Simd::zero();
   }
-  for_vectors(size, [&](int64_t i, auto count) {
-    F values[kRows];
+  for_vectors<Each::kStep>(size, [&](int64_t i, auto count) {
+    decltype(Each::load(x, count)) values[kRows];
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) values[r] = load(x + r * x_stride + i, count);
+    for (int r = 0; r < kRows; ++r) values[r] = Each::load(x + r * x_stride + i, count);
 #pragma GCC unroll 8
     for (int w = 0; w < kWeights; ++w) {
-      const F v = load(rows[w] + i, count);
+      const auto v = Each::load(rows[w] + i, count);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) acc[r][w] = Simd::fma(values[r], v, acc[r][w]);
+      for (int r = 0; r < kRows; ++r) acc[r][w] = Each::multiply_add(values[r], v, acc[r][w]);
     }
   });
 #pragma GCC unroll 8
@@ -65,8 +101,8 @@ void for_tiles(int64_t num_rows, int64_t begin, int64_t end, const Tile& tile) {
 }
 
 // put(r, o, sum) for the rows of x and of weights, which are `size` apart and read once.
-template <class T, class Put>
-void few_rows(const float* x, int64_t num_rows, int64_t x_stride, const T* weights, int64_t begin, int64_t end,
+template <class X, class T, class Put>
+void few_rows(const X* x, int64_t num_rows, int64_t x_stride, const T* weights, int64_t begin, int64_t end,
               int64_t size, const Put& put) {
   constexpr int kTileRows = kLanes < 16 ? 2 : 4;
   const auto tile = [&](auto num_x, auto num_w, int64_t r, int64_t o, int64_t part) {

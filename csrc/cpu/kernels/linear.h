@@ -10,14 +10,12 @@ template <class T>
 void linear_as(const Linear& args, const Executor& executor) {
   const int64_t size = args.in_features;
   Scratch widened(larger<int64_t>(1, args.rows * size));
-  for_vectors(args.rows * size, [&](int64_t i, auto count) {
-    Simd::store(widened.data() + i, load(static_cast<const T*>(args.x) + i, count));
-  });
+  const auto* x = as_factors<T>(static_cast<const T*>(args.x), args.rows * size, widened.data());
   const double nanoseconds = static_cast<double>(size) * (0.1 + 0.02 * static_cast<double>(args.rows)) + 5;
   parallel_for(
       executor, args.out_features, nanoseconds,
       [&](int64_t begin, int64_t end) {
-        few_rows(widened.data(), args.rows, size, static_cast<const T*>(args.weight), begin, end, size,
+        few_rows(x, args.rows, size, static_cast<const T*>(args.weight), begin, end, size,
                  [&](int64_t r, int64_t o, float sum) {
                    const float bias = args.bias == nullptr ? 0.0f : args.bias[o];
                    from_float(sum + bias, static_cast<T*>(args.out)[r * args.out_features + o]);

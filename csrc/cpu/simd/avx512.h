@@ -78,6 +78,20 @@ struct Simd : Halves {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
 
+#ifdef __AVX512BF16__
+  // Pairs of bf16. Their products are exact in f32, and are added one after the other.
+  static __m512bh load_pairs(const Bf16* p) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p)); }
+  static __m512bh load_pairs(const Bf16* p, int n) {
+    return reinterpret_cast<__m512bh>(_mm512_maskz_loadu_epi16((1u << n) - 1u, p));
+  }
+  static __m512bh broadcast_pair(const Bf16* p) {
+    int32_t bits;
+    std::memcpy(&bits, p, sizeof(bits));
+    return reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
+  }
+  static F fma(__m512bh a, __m512bh b, F c) { return _mm512_dpbf16_ps(c, a, b); }
+#endif
+
   static F scale_and_minimum(const uint8_t* p, const float* factor, Minimums& minimums) {
     return _mm512_broadcastss_ps(add_minimum(p, factor, minimums));
   }
@@ -92,6 +106,9 @@ struct Simd : Halves {
   }
   // To the nearest, ties to even: half of what is cut off is added, and a little less where the last bit is even. That
   // is a product of halves: 1 * 0x7fff + the last bit * 1. NaN is only cut off.
+#ifdef __AVX512BF16__
+  static __m256i narrow(F x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
+#else
   static __m256i narrow(F x) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i halves = _mm512_ternarylogic_epi32(bits, _mm512_set1_epi32(0x10000), _mm512_set1_epi32(1), 0xea);
@@ -99,6 +116,7 @@ struct Simd : Halves {
     const __m512i result = _mm512_mask_dpwssd_epi32(bits, is_number, halves, _mm512_set1_epi32(0x17fff));
     return _mm512_castsi512_si256(_mm512_permutexvar_epi16(high_halves(), result));
   }
+#endif
   static __m256i narrow_f16(F x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static __m512i high_halves() {  // the odd ones of 16 bits, in front
     return _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11,

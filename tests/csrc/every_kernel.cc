@@ -1,0 +1,189 @@
+// The kernels on their own: what each instruction set of this machine computes from numbers that are the same
+// everywhere, to stdout as f32, after its name and how many they are. Arrays end where the operands do, which a
+// sanitizer notices.
+#include "cpu/isa.h"
+
+#include <cstdio>
+#include <vector>
+
+namespace cpu = eqxcallback::cpu;
+
+static const cpu::Executor kExecutor{nullptr, [](void*) -> int64_t { return 2; },
+                                     [](void*, int64_t tasks, cpu::Executor::Task task, void* state) {
+                                       for (int64_t i = 0; i < tasks; ++i) task(state, i);
+                                     }};
+
+static uint32_t state = 1;
+static uint32_t next() { return state = state * 1664525u + 1013904223u; }
+static float number() { return static_cast<float>(static_cast<int32_t>(next() >> 8) - (1 << 23)) * 0x1p-22f; }
+
+template <class T>
+static std::vector<T> numbers(int64_t count) {
+  std::vector<T> found(static_cast<size_t>(count));
+  for (T& x : found) cpu::from_float(number(), x);
+  return found;
+}
+static std::vector<uint8_t> bytes(int64_t count) {
+  std::vector<uint8_t> found(static_cast<size_t>(count));
+  for (uint8_t& x : found) x = static_cast<uint8_t>(next() >> 24);
+  return found;
+}
+
+static std::vector<float> shown;
+template <class T>
+static void show(const std::vector<T>& out) {
+  for (const T& x : out) shown.push_back(cpu::to_float(x));
+}
+template <class T, class... Others>
+static void show(const std::vector<T>& out, const Others&... others) {
+  show(out);
+  (show(others), ...);
+}
+
+template <class T>
+static void norms_and_gates(cpu::Element element, int64_t rows, int64_t size) {
+  const cpu::Kernels& kernels = cpu::kernels();
+  const int64_t all = rows * size;
+  const auto x = numbers<T>(all), y = numbers<T>(all), z = numbers<T>(all);
+  const auto weight = numbers<float>(size), bias = numbers<float>(size);
+  std::vector<T> a(x.size()), b(x.size());
+  std::vector<float> da(weight.size()), db(weight.size());
+  for (const bool center : {true, false}) {
+    kernels.norm(element, {a.data(), x.data(), weight.data(), bias.data(), rows, size, 1e-2f, center}, kExecutor);
+    show(a);
+    kernels.norm_backward(
+        element, {a.data(), da.data(), db.data(), x.data(), weight.data(), y.data(), rows, size, 1e-2f, center},
+        kExecutor);
+    show(a, da, db);
+  }
+  kernels.add_rms_norm(element, {a.data(), b.data(), x.data(), y.data(), weight.data(), rows, size, 1e-2f}, kExecutor);
+  show(a, b);
+  for (const auto activation : {cpu::Activation::kSilu, cpu::Activation::kGelu, cpu::Activation::kGeluTanh}) {
+    kernels.glu(element, {a.data(), x.data(), y.data(), rows, size, size, activation}, kExecutor);
+    show(a);
+    kernels.glu_backward(element, {a.data(), b.data(), x.data(), y.data(), z.data(), rows, size, size, activation},
+                         kExecutor);
+    show(a, b);
+  }
+  std::vector<int32_t> labels(static_cast<size_t>(rows));
+  for (int32_t& label : labels) label = static_cast<int32_t>(next() >> 8) % static_cast<int32_t>(size);
+  std::vector<float> loss(labels.size());
+  const auto upstream = numbers<float>(rows);
+  const cpu::CrossEntropy entropy{loss.data(), x.data(), labels.data(), rows, size, 0.1f, 0.01f, false, 0};
+  kernels.cross_entropy(element, entropy, kExecutor);
+  kernels.cross_entropy_backward(element, {a.data(), entropy, upstream.data()}, kExecutor);
+  show(loss, a);
+
+  const auto four = numbers<T>(4 * all), three = numbers<T>(3 * all), others = numbers<T>(3 * all);
+  kernels.lstm_gates(element, {a.data(), b.data(), four.data(), x.data(), rows, size}, kExecutor);
+  show(a, b);
+  kernels.gru_gates(element, {a.data(), three.data(), others.data(), x.data(), bias.data(), rows, size}, kExecutor);
+  show(a);
+  // Groups of two channels.
+  const auto images = numbers<T>(4 * size);
+  std::vector<T> normalized(images.size());
+  const std::vector<float> channels = numbers<float>(4), shifts = numbers<float>(4);
+  kernels.group_norm(element, {normalized.data(), images.data(), channels.data(), shifts.data(), 1, 4, size, 2, 1e-2f},
+                     kExecutor);
+  show(normalized);
+}
+
+template <class T>
+static void attention(cpu::Element element, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size) {
+  const cpu::Kernels& kernels = cpu::kernels();
+  const int64_t prompt = tokens * heads * size, keys = tokens * kv_heads * size;
+  const auto q = numbers<T>(prompt), k = numbers<T>(keys), v = numbers<T>(keys), cotangent = numbers<T>(prompt);
+  std::vector<T> out(q.size()), dq(q.size()), dk(k.size()), dv(k.size());
+  if (size % 2 == 0) {
+    const int64_t table = tokens * size / 2;
+    const auto cos = numbers<float>(table), sin = numbers<float>(table);
+    std::vector<float> dcos(cos.size()), dsin(cos.size());
+    kernels.rotary_embedding(element, {out.data(), q.data(), cos.data(), sin.data(), tokens, tokens, heads, size},
+                             kExecutor);
+    kernels.rotary_embedding_backward(element,
+                                      {dq.data(), dcos.data(), dsin.data(), q.data(), cos.data(), sin.data(),
+                                       cotangent.data(), tokens, tokens, heads, size},
+                                      kExecutor);
+    show(out, dq, dcos, dsin);
+  }
+  for (const bool causal : {false, true}) {
+    const cpu::Attention call{out.data(), q.data(), k.data(), v.data(), 1,    1,      tokens,
+                              tokens,     heads,    kv_heads, size,     0.4f, causal, nullptr};
+    kernels.attention(element, call, kExecutor);
+    kernels.attention_backward(
+        element, {call, cotangent.data(), dq.data(), dk.data(), dv.data(), nullptr, nullptr, 0, 0}, kExecutor);
+    show(out, dq, dk, dv);
+  }
+  const int32_t length = static_cast<int32_t>(tokens);
+  std::vector<T> one(static_cast<size_t>(heads * size));
+  const std::vector<T> query(q.begin(), q.begin() + heads * size);
+  cpu::DecodeAttention decode{};
+  decode.out = one.data(), decode.q = query.data(), decode.k = k.data(), decode.v = v.data(), decode.length = &length;
+  decode.batch = decode.kv_batch = decode.length_batch = 1;
+  decode.kv_length = tokens, decode.heads = heads, decode.kv_heads = kv_heads;
+  decode.head_size = size, decode.scale = 0.4f;
+  kernels.decode_attention(element, decode, kExecutor);
+  show(one);
+  const auto small_k = bytes(keys), small_v = bytes(keys);
+  const std::vector<float> scales(static_cast<size_t>(tokens * kv_heads), 0.01f);
+  decode.k = small_k.data(), decode.v = small_v.data();
+  decode.k_scale = scales.data(), decode.v_scale = scales.data();
+  kernels.decode_attention(element, decode, kExecutor);
+  show(one);
+}
+
+template <class T>
+static void linear(cpu::Element element, int64_t rows, int64_t in, int64_t out) {
+  const cpu::Kernels& kernels = cpu::kernels();
+  const auto x = numbers<T>(rows * in), matrix = numbers<T>(out * in);
+  const auto scales = numbers<float>(out);
+  std::vector<T> product(static_cast<size_t>(rows * out));
+  if (element != cpu::Element::kF32) {
+    kernels.linear(element, {product.data(), x.data(), matrix.data(), scales.data(), rows, out, in}, kExecutor);
+    show(product);
+  }
+  const auto integers = bytes(out * in);
+  for (const bool rounded : {false, true}) {
+    kernels.int8_linear(element,
+                        {product.data(), x.data(), reinterpret_cast<const int8_t*>(integers.data()), scales.data(),
+                         rows, out, in, rounded},
+                        kExecutor);
+    show(product);
+    if (in % cpu::kBlockSize != 0) continue;
+    for (const auto encoding : {cpu::Encoding::kQ4_1, cpu::Encoding::kQ8_0}) {
+      const int64_t block = cpu::block_bytes(encoding);
+      auto blocks = bytes(out * in / cpu::kBlockSize * block);
+      for (size_t i = 0; i < blocks.size(); i += static_cast<size_t>(block)) {
+        cpu::F16 halves[2];
+        cpu::from_float(number(), halves[0]), cpu::from_float(number(), halves[1]);
+        std::memcpy(&blocks[i], halves, encoding == cpu::Encoding::kQ4_1 ? 4 : 2);
+      }
+      kernels.quantized_linear(element, {product.data(), x.data(), blocks.data(), rows, out, in, encoding, rounded},
+                               kExecutor);
+      show(product);
+    }
+  }
+}
+
+template <class T>
+static void of_type(cpu::Element element) {
+  for (const int64_t size : {1, 7, 16, 37, 64, 100}) norms_and_gates<T>(element, 3, size);
+  for (const int64_t size : {1, 6, 33, 64}) attention<T>(element, 5, 2, 2, size);
+  attention<T>(element, 70, 3, 1, 16);
+  attention<T>(element, 19, 4, 2, 40);
+  for (const int64_t rows : {1, 3, 18}) {
+    for (const int64_t in : {7, 64, 160}) linear<T>(element, rows, in, in == 64 ? 9 : 20);
+  }
+}
+
+int main() {
+  for (const std::string& name : cpu::available_isas()) {
+    cpu::set_isa(name);
+    state = 1, shown.clear();
+    of_type<float>(cpu::Element::kF32);
+    of_type<cpu::Bf16>(cpu::Element::kBf16);
+    of_type<cpu::F16>(cpu::Element::kF16);
+    std::printf("%s %zu\n", name.c_str(), shown.size());
+    std::fwrite(shown.data(), sizeof(float), shown.size(), stdout);
+  }
+}
