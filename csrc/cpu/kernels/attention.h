@@ -24,10 +24,12 @@ double keys_seen(const Attention& args) {
   return smaller(keys, static_cast<double>(args.options->window) * (args.causal ? 1 : 2) + kKeyBlock);
 }
 
-// Options and masks of logits that are scaled.
-template <bool kOptions, int kVectors>
-void finish_scores(const Attention& args, const QueryBlock& block, int64_t first, int64_t keys, float* scores,
-                   float* cap_derivative = nullptr) {
+// scores[j, i] = the logit of key `first` + j, whose row is the first of k, and query i, as a power of two.
+template <bool kOptions, int kVectors = Simd::kOuterVectors, class T>
+void score_tile(const Attention& args, const QueryBlock& block, const float* queries, const T* k, int64_t first,
+                int64_t keys, float* scores, float* widened, float* cap_derivative = nullptr) {
+  row_products<kVectors>(scores, k, args.kv_heads * args.head_size, keys, args.head_size, queries, args.scale * kLog2E,
+                         widened);
   if constexpr (kOptions) {
     apply_options(*args.options, block, args.kv_length, first, keys, scores, cap_derivative);
     mask_places(block, first, keys, scores);
@@ -41,14 +43,6 @@ void finish_scores(const Attention& args, const QueryBlock& block, int64_t first
   }
 }
 
-// scores[j, i] = the logit of key `first` + j and query i, as a power of two.
-template <bool kOptions, int kVectors = Simd::kOuterVectors>
-void score_tile(const Attention& args, const QueryBlock& block, const float* queries_t, Rows k, int64_t first,
-                int64_t keys, float* scores, float* cap_derivative = nullptr) {
-  outer_product<false, kVectors>(scores, keys, k.data, k.stride, 1, queries_t, args.head_size);
-  finish_scores<kOptions, kVectors>(args, block, first, keys, scores, cap_derivative);
-}
-
 // The queries from `begin` of one head, at most kQueryBlock of them, which fit into so many vectors.
 template <class T, bool kOptions, int kVectors = Simd::kOuterVectors>
 void attend(const Attention& args, int64_t b, int64_t h, int64_t begin, float* scratch) {
@@ -57,19 +51,13 @@ void attend(const Attention& args, int64_t b, int64_t h, int64_t begin, float* s
   const QueryBlock block = query_block(args, b, h, begin);
   const int64_t q_offset = query_offset(args, b, h, begin);
 
-  float* queries_t = scratch;                         // [D, kQueryBlock]
-  float* out_t = queries_t + D * kQueryBlock;         // [D, kQueryBlock]
+  float* queries = scratch;                           // [D, kQueryBlock]
+  float* out_t = queries + D * kQueryBlock;           // [D, kQueryBlock]
   float* scores = out_t + D * kQueryBlock;            // [kKeyBlock, kQueryBlock]
   float* widened = scores + kKeyBlock * kQueryBlock;  // [kKeyBlock, D], if not f32
   float* factors = widened + kKeyBlock * D;           // [kKeyBlock, kQueryBlock], with dropout
 
-  const T* q = static_cast<const T*>(args.q) + q_offset;
-  const bool in_pairs = kHasPairs<T> && D % 2 == 0;
-  if (in_pairs) {
-    transpose_pairs(queries_t, q, q_stride, block.queries, D);
-  } else {
-    transpose(queries_t, q, q_stride, block.queries, D, args.scale * kLog2E);
-  }
+  arrange_queries(queries, static_cast<const T*>(args.q) + q_offset, q_stride, block.queries, D, args.scale * kLog2E);
   std::memset(out_t, 0, static_cast<size_t>(D * kQueryBlock) * sizeof(float));
   F highest[kVectors], sum[kVectors];
   for (int v = 0; v < kVectors; ++v) highest[v] = Simd::broadcast(kLowest), sum[v] = Simd::zero();
@@ -78,13 +66,7 @@ void attend(const Attention& args, int64_t b, int64_t h, int64_t begin, float* s
     const int64_t keys = smaller<int64_t>(kKeyBlock, block.end - first);
     const int64_t kv_offset = key_offset(args, b, h, first);
     const T* k = static_cast<const T*>(args.k) + kv_offset;
-    if (in_pairs) {
-      pair_products<kVectors>(scores, keys, k, kv_stride, queries_t, D, args.scale * kLog2E);
-      finish_scores<kOptions, kVectors>(args, block, first, keys, scores);
-    } else {
-      const Rows rows = as_floats(k, kv_stride, keys, D, widened);
-      score_tile<kOptions, kVectors>(args, block, queries_t, rows, first, keys, scores);
-    }
+    score_tile<kOptions, kVectors>(args, block, queries, k, first, keys, scores, widened);
     F previous[kVectors];
     for (int v = 0; v < kVectors; ++v) previous[v] = highest[v];
     for (int64_t j = 0; j < keys; ++j) {

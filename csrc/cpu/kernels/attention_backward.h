@@ -80,10 +80,9 @@ void block_gradients(const BackwardPlan& plan, const QueryBlock& block, const Ti
   std::memset(to.dq_t, 0, static_cast<size_t>(D * kQueryBlock) * sizeof(float));
   for (int64_t key_block = block.first / kKeyBlock; key_block * kKeyBlock < block.end; ++key_block) {
     const KeyTile tile = key_tile(block, key_block);
-    const int64_t offset = key_offset(call, block.b, block.h, tile.first);
-    const Rows k = as_floats(static_cast<const T*>(call.k) + offset, kv_stride, tile.keys, D, to.k);
-    const Rows v = as_floats(static_cast<const T*>(call.v) + offset, kv_stride, tile.keys, D, to.v);
-    tile_gradients<kOptions>(call, block, tile, k, v, to, kept, added);
+    tile_gradients<T, kOptions>(call, block, tile, to, kept, added);
+    const T* rows = static_cast<const T*>(call.k) + key_offset(call, block.b, block.h, tile.first);
+    const Rows k = as_floats(rows, kv_stride, tile.keys, D, to.k);
     outer_product<true>(to.dq_t, D, k.data, 1, k.stride, to.dlogits, tile.keys);
     if (dk == nullptr) continue;
     const int64_t at = tile.first * to.width;
@@ -143,10 +142,7 @@ void again(const BackwardPlan& plan, const QueryBlock& block, int64_t begin, int
       }
       is_loaded = true;
     }
-    const int64_t offset = key_offset(call, block.b, block.h, tile.first), kv_stride = call.kv_heads * to.size;
-    const Rows k = as_floats(static_cast<const T*>(call.k) + offset, kv_stride, tile.keys, to.size, to.k);
-    const Rows v = as_floats(static_cast<const T*>(call.v) + offset, kv_stride, tile.keys, to.size, to.v);
-    tile_gradients<kOptions>(call, block, tile, k, v, to, nullptr, added);
+    tile_gradients<T, kOptions>(call, block, tile, to, nullptr, added);
     body(tile);
   }
 }

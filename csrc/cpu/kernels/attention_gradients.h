@@ -71,8 +71,8 @@ void load_queries(const AttentionBackward& args, const QueryBlock& block, const 
   const Attention& call = args.call;
   const int64_t stride = call.heads * to.size, offset = query_offset(call, block.b, block.h, block.begin);
   const T *q = static_cast<const T*>(call.q) + offset, *cotangent = static_cast<const T*>(args.cotangent) + offset;
-  transpose(to.queries_t, q, stride, block.queries, to.size, call.scale * kLog2E);
-  transpose(to.cotangents_t, cotangent, stride, block.queries, to.size, 1.0f);
+  arrange_queries(to.queries_t, q, stride, block.queries, to.size, call.scale * kLog2E);
+  arrange_queries(to.cotangents_t, cotangent, stride, block.queries, to.size, 1.0f);
   copy_rows(to.queries, to.width, q, stride, block.queries, to.size);
   copy_rows(to.cotangents, to.width, cotangent, stride, block.queries, to.size);
 }
@@ -83,7 +83,7 @@ template <class T, bool kOptions>
 void sum_queries(const AttentionBackward& args, const QueryBlock& block, const TileBuffers& to, float* kept) {
   constexpr int kVectors = Simd::kOuterVectors;
   const Attention& call = args.call;
-  const int64_t stride = call.heads * to.size, kv_stride = call.kv_heads * to.size;
+  const int64_t stride = call.heads * to.size;
   const T* out = static_cast<const T*>(call.out) + query_offset(call, block.b, block.h, block.begin);
   for (int64_t i = 0; i < kQueryBlock; ++i) {
     F products = Simd::zero();
@@ -99,10 +99,9 @@ void sum_queries(const AttentionBackward& args, const QueryBlock& block, const T
   for (int v = 0; v < kVectors; ++v) highest[v] = Simd::broadcast(kLowest), sum[v] = Simd::zero();
   for (int64_t key_block = block.first / kKeyBlock; key_block * kKeyBlock < block.end; ++key_block) {
     const auto [first, keys] = key_tile(block, key_block);
-    const Rows k = as_floats(static_cast<const T*>(call.k) + key_offset(call, block.b, block.h, first), kv_stride, keys,
-                             to.size, to.k);
+    const T* k = static_cast<const T*>(call.k) + key_offset(call, block.b, block.h, first);
     float* scores = kept == nullptr ? to.weights : kept + (first - block.first) * kQueryBlock;
-    score_tile<kOptions>(call, block, to.queries_t, k, first, keys, scores);
+    score_tile<kOptions>(call, block, to.queries_t, k, first, keys, scores, to.k);
     for (int v = 0; v < kVectors; ++v) {
       const float* lines = scores + v * kLanes;
       F top = highest[v];
@@ -127,13 +126,18 @@ void sum_queries(const AttentionBackward& args, const QueryBlock& block, const T
 
 // The weights of a tile after dropout, and the gradients of its logits, before what was added to them: `added` gets
 // those of what was.
-template <bool kOptions, class Added>
-void tile_gradients(const Attention& call, const QueryBlock& block, const KeyTile& tile, Rows k, Rows v,
-                    const TileBuffers& to, const float* kept, const Added& added) {
+template <class T, bool kOptions, class Added>
+void tile_gradients(const Attention& call, const QueryBlock& block, const KeyTile& tile, const TileBuffers& to,
+                    const float* kept, const Added& added) {
   const auto [first, keys] = tile;
-  if (kept == nullptr) score_tile<kOptions>(call, block, to.queries_t, k, first, keys, to.weights, to.derivative);
+  const int64_t offset = key_offset(call, block.b, block.h, first);
+  if (kept == nullptr) {
+    const T* k = static_cast<const T*>(call.k) + offset;
+    score_tile<kOptions>(call, block, to.queries_t, k, first, keys, to.weights, to.k, to.derivative);
+  }
   const float* scores = kept == nullptr ? to.weights : kept + (first - block.first) * kQueryBlock;
-  outer_product<false>(to.dlogits, keys, v.data, v.stride, 1, to.cotangents_t, to.size);
+  row_products<Simd::kOuterVectors>(to.dlogits, static_cast<const T*>(call.v) + offset, call.kv_heads * to.size, keys,
+                                    to.size, to.cotangents_t, 1.0f, to.v);
   const bool dropout = kOptions && has_dropout(call.options);
   if (dropout) dropout_factors(*call.options, block, call.kv_length, first, keys, to.factors);
   for (int line = 0; line < kQueryBlock; line += kLanes) {

@@ -111,29 +111,38 @@ void transpose(float* out, const T* x, int64_t stride, int64_t rows, int64_t siz
   }
 }
 
-// The same in pairs of neighbouring d, as they are.
+// Queries, or their cotangents, as `row_products` wants them: times `factor` in f32, or where the processor multiplies
+// T in pairs, pairs of neighbouring d as they are.
 template <class T>
-void transpose_pairs(float* out, const T* x, int64_t stride, int64_t rows, int64_t size) {
+bool in_pairs(int64_t size) {
+  return kHasPairs<T> && size % 2 == 0;
+}
+template <class T>
+void arrange_queries(float* out, const T* x, int64_t stride, int64_t rows, int64_t size, float factor) {
+  if (!in_pairs<T>(size)) return transpose(out, x, stride, rows, size, factor);
   for (int64_t d = 0; d < size / 2; ++d) {
     std::memset(out + d * kQueryBlock, 0, kQueryBlock * sizeof(float));
-    for (int64_t i = 0; i < rows; ++i) std::memcpy(out + d * kQueryBlock + i, x + i * stride + 2 * d, sizeof(float));
+    for (int64_t i = 0; i < rows; ++i) std::memcpy(out + d * kQueryBlock + i, x + i * stride + 2 * d, 2 * sizeof(T));
   }
 }
 
-// out[m, :] = factor * sum_d k[m, d] q[d, :] of such pairs q, where the processor multiplies them.
+// out[m, :] = factor * sum_d x[m, d] q[d, :] of queries that `arrange_queries` has arranged with that factor.
 template <int kVectors, class T>
-void pair_products(float* out, int64_t rows, const T* k, int64_t stride, const float* pairs, int64_t size,
-                   float factor) {
+void row_products(float* out, const T* x, int64_t stride, int64_t rows, int64_t size, const float* queries,
+                  float factor, float* widened) {
   if constexpr (kHasPairs<T>) {
-    outer_product<false, kVectors>(out, rows, reinterpret_cast<const Bf16Pair*>(k), stride / 2, 1,
-                                   reinterpret_cast<const Bf16Pair*>(pairs), size / 2);
-    for (int64_t m = 0; m < rows; ++m) {
-      for (int v = 0; v < kVectors; ++v) {
-        float* line = out + m * kQueryBlock + v * kLanes;
-        Simd::store(line, Simd::mul(Simd::load(line), Simd::broadcast(factor)));
+    if (in_pairs<T>(size)) {
+      outer_product<false, kVectors>(out, rows, reinterpret_cast<const Bf16Pair*>(x), stride / 2, 1,
+                                     reinterpret_cast<const Bf16Pair*>(queries), size / 2);
+      if (factor == 1) return;
+      for (int64_t i = 0; i < rows * kQueryBlock; i += kLanes) {
+        Simd::store(out + i, Simd::mul(Simd::load(out + i), Simd::broadcast(factor)));
       }
+      return;
     }
   }
+  const Rows floats = as_floats(x, stride, rows, size, widened);
+  outer_product<false, kVectors>(out, rows, floats.data, floats.stride, 1, queries, size);
 }
 
 }  // namespace
