@@ -11,28 +11,28 @@ from ._timing import Runner, probe
 
 
 FMA, READ = "probe: FMA", "probe: memory read"
+# Of pairs of bf16, and of fours of int8.
+PAIRS, BYTES = "probe: bf16", "probe: int8"
+_KINDS = {FMA: 0, PAIRS: 1, BYTES: 2}
 _OPTIONS = ("-O3", "-march=native", "-ffp-contract=fast", "-pthread")
 # Several times as large as the caches.
 _READ_BYTES = 256 << 20
 
 
-def fma_runner(setting: Setting) -> Runner:
-    """Multiply-adds in f32, on all threads."""
-    library, sums = load("probes.cc", *_OPTIONS), np.zeros(setting.threads, np.float32)
-    steps, address = ctypes.c_long(_steps(setting)), sums.ctypes.data_as(ctypes.c_void_p)
-    # What it was called with lives as long as the runner.
-    return probe(lambda: library.fma_probe(setting.threads, steps, address) if sums.size else None)
+def multiply_runner(setting: Setting, name: str = FMA) -> Runner:
+    """Multiply-adds on all threads."""
+    return probe(lambda: _multiply(setting, name))
 
 
-def fma_operations(setting: Setting) -> float:
-    """Of one call."""
-    function = load("probes.cc", *_OPTIONS).fma_operations
+def multiply_operations(setting: Setting, name: str = FMA) -> float:
+    """Of one call: 0 where the processor has no instructions for them."""
+    return _multiply(setting, name)
+
+
+def _multiply(setting: Setting, name: str) -> float:
+    function = load("probes.cc", *_OPTIONS).multiply_probe
     function.restype = ctypes.c_double
-    return function(setting.threads, ctypes.c_long(_steps(setting)))
-
-
-def _steps(setting: Setting) -> int:
-    return 100 if setting.tiny else 20_000
+    return function(_KINDS[name], setting.threads, ctypes.c_long(100 if setting.tiny else 400_000))
 
 
 def read_runner(setting: Setting) -> Runner:

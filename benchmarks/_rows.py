@@ -71,12 +71,18 @@ class Goal:
             return None
         return found <= 1 if not isinstance(self.base, str) and is_less_better(unit) else found >= self.ratio
 
+    def takes(self, figures: Mapping[str, float], unit: str) -> float | None:
+        """What the probe would have to be multiplied with, for a goal that is relative to a peer."""
+        peer = None if self.base == "probe" or is_less_better(unit) else speed(figures, unit, str(self.base), "probe")
+        return None if peer is None else self.ratio * peer
+
     def as_data(self, figures: Mapping[str, float], unit: str) -> dict[str, Any]:
-        reached = self.reached(figures, unit)
+        reached, takes = self.reached(figures, unit), self.takes(figures, unit)
         return {
             "goal": self.text(unit) if self.of == OURS else f"{self.of} {self.text(unit)}",
             "ratio": None if reached is None else round(reached, 4),
             "met": self.is_met(figures, unit),
+            "takes": None if takes is None else round(takes, 4),
         }
 
 
@@ -252,11 +258,13 @@ def _memory(row: Mapping[str, Any]) -> str:
 
 
 def goals_text(goals: Sequence[Mapping[str, Any]]) -> str:
+    return "; ".join(map(_goal_text, goals))
+
+
+def _goal_text(goal: Mapping[str, Any]) -> str:
     words = {None: "not measured", True: "yes", False: "no"}
-    return "; ".join(
-        f"{goal['goal']}: {words[goal['met']]}" + ("" if goal["ratio"] is None else f", {goal['ratio']:.2f}")
-        for goal in goals
-    )
+    text = f"{goal['goal']}: {words[goal['met']]}" + ("" if goal["ratio"] is None else f", {goal['ratio']:.2f}")
+    return text if goal["met"] is not False or goal["takes"] is None else f"{text}, takes {goal['takes']:.2f} x probe"
 
 
 def figure_text(figure: float) -> str:

@@ -15,7 +15,7 @@ from eqxcallback import ops, reference
 
 from . import shapes
 from ._contestants import Pass, normal, of_pass, operands, torch, torch_call
-from ._probes import FMA, fma_operations, fma_runner
+from ._probes import FMA, multiply_operations, multiply_runner
 from ._rows import OURS, Goal, Row, Setting
 from ._timing import Runner, waited_for
 
@@ -141,14 +141,14 @@ def measure(setting: Setting) -> Iterator[Row]:
     for model, shape, dtype, which in _TINY if setting.tiny else _ROWS[:4] if setting.quick else _ROWS:
         made = contestants(setting, shape, dtype, which)
         if dtype == jnp.float32:
-            made[FMA] = functools.partial(fma_runner, setting)
+            made[FMA] = functools.partial(multiply_runner, setting)
         yield Row(
             f"{which}, {jnp.dtype(dtype).name}, {model}: {shape}",
             "GFLOP/s",
             _WORK[which] * shape.flops,
             setting.race(made),
             goals(shape, dtype, which),
-            more_work={FMA: fma_operations(setting)},
+            more_work={FMA: multiply_operations(setting)},
             headline=dtype == jnp.float32 and model.startswith("GPT-2"),
             tolerance=1e-4 if dtype == jnp.float32 else 0.05,
         )

@@ -13,7 +13,7 @@ from eqxcallback import ops
 
 from . import shapes
 from ._contestants import normal, to_torch, torch
-from ._probes import FMA, READ, fma_operations, fma_runner, read_bytes, read_runner
+from ._probes import BYTES, FMA, PAIRS, READ, multiply_operations, multiply_runner, read_bytes, read_runner
 from ._rows import OURS, Goal, Row, Setting
 from ._timing import Runner, waited_for
 
@@ -187,17 +187,25 @@ def _many(setting: Setting, sizes: Sequence[tuple[int, int]]) -> Iterator[Row]:
     for rows in counts:
         for encoding, activations in _OF_MANY:
             made = contestants(setting, encoding, sizes, rows, activations)
-            made[FMA] = functools.partial(fma_runner, setting)
+            peak = _add_peak(made, setting, FMA if activations == "exact" else BYTES)
             yield Row(
                 f"{rows} tokens, {_name(encoding, activations)}, one layer",
                 "GFLOP/s",
                 rows * work,
                 setting.race(made),
                 (Goal("XLA", 3.0),) if activations == "int8" and rows >= 512 else (),
-                more_work={FMA: fma_operations(setting)},
+                more_work=peak,
                 tolerance=_TOLERANCES[activations],
             )
     yield _bf16(setting, sizes, counts[-1], work)
+
+
+def _add_peak(made: dict[str, Callable[[], Runner]], setting: Setting, name: str) -> dict[str, float]:
+    """What one call of the probe does, if this machine has the instructions of it."""
+    operations = multiply_operations(setting, name)
+    if operations:
+        made[name] = functools.partial(multiply_runner, setting, name)
+    return {name: operations} if operations else {}
 
 
 def _bf16(setting: Setting, sizes: Sequence[tuple[int, int]], rows: int, work: float) -> Row:
@@ -225,6 +233,7 @@ def _bf16(setting: Setting, sizes: Sequence[tuple[int, int]], rows: int, work: f
         "XLA: in f32": functools.partial(on_jax, wide),
     }
     made |= {"torch": of_torch} if setting.torch else {}
+    peak = _add_peak(made, setting, PAIRS)
     goals = () if setting.tiny else (Goal("XLA", 2.3),)
     case = f"{rows} tokens, bfloat16, one layer"
-    return Row(case, "GFLOP/s", rows * work, setting.race(made), goals, tolerance=0.05)
+    return Row(case, "GFLOP/s", rows * work, setting.race(made), goals, more_work=peak, tolerance=0.05)

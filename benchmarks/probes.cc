@@ -1,5 +1,9 @@
-// What this machine can do at the moment of a measurement: multiply-adds in f32, and reads from memory. One call uses
-// `threads` threads and returns when all of them are done.
+// What this machine can do at the moment of a measurement: multiply-adds, in f32, of pairs of bf16 and of fours of
+// int8, and reads from memory. One call uses `threads` threads and returns when all of them are done.
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include <cstddef>
 #include <thread>
 #include <vector>
@@ -22,29 +26,71 @@ static void on_threads(int threads, const F& work) {
   for (auto& other : others) other.join();
 }
 
-extern "C" {
+// Of f32, in vectors of which each multiply-add does so many operations.
+struct Floats {
+  using Sum = Vector;
+  static constexpr double kOperations = 2.0 * kBytes / sizeof(float);
+  Vector a = Vector{} + 0.999f, b = Vector{} + 0.001f;
 
-// Floating-point operations of one call with so many steps.
-double fma_operations(int threads, long steps) {
-  return 2.0 * threads * static_cast<double>(steps) * kChains * (kBytes / sizeof(float));
-}
+  static Sum start(int i) { return Vector{} + static_cast<float>(i); }
+  // The loop is not worked out by the compiler.
+  void hide() { asm volatile("" : "+v"(a), "+v"(b)); }
+  Sum step(Sum sum) const { return sum * a + b; }
+};
+#if defined(__AVX512BF16__)
+struct Pairs {
+  using Sum = __m512;
+  static constexpr double kOperations = 64;
+  __m512i a = _mm512_set1_epi16(0x3f80), b = _mm512_set1_epi16(0x3a80);
 
-void fma_probe(int threads, long steps, float* out) {
-  on_threads(threads, [=](int thread) {
-    Vector sums[kChains];
-    for (int i = 0; i < kChains; ++i) sums[i] = Vector{} + static_cast<float>(i);
-    Vector a = Vector{} + 0.999f, b = Vector{} + 0.001f;
+  static Sum start(int i) { return _mm512_set1_ps(static_cast<float>(i)); }
+  void hide() { asm volatile("" : "+v"(a), "+v"(b)); }
+  Sum step(Sum sum) const { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+};
+#endif
+#if defined(__AVX512VNNI__)
+struct Fours {
+  using Sum = __m512i;
+  static constexpr double kOperations = 128;
+  __m512i a = _mm512_set1_epi8(1), b = _mm512_set1_epi8(2);
+
+  static Sum start(int i) { return _mm512_set1_epi32(i); }
+  void hide() { asm volatile("" : "+v"(a), "+v"(b)); }
+  Sum step(Sum sum) const { return _mm512_dpbusd_epi32(sum, a, b); }
+};
+#endif
+
+// Operations of one call with so many steps.
+template <class Kind>
+static double run(int threads, long steps) {
+  on_threads(threads, [=](int) {
+    Kind kind;
+    typename Kind::Sum sums[kChains];
+#pragma GCC unroll 32
+    for (int i = 0; i < kChains; ++i) sums[i] = Kind::start(i);
     for (long step = 0; step < steps; ++step) {
 #pragma GCC unroll 32
-      for (int i = 0; i < kChains; ++i) sums[i] = sums[i] * a + b;
-      asm volatile("" : "+v"(a), "+v"(b));  // the loop is not worked out by the compiler
+      for (int i = 0; i < kChains; ++i) sums[i] = kind.step(sums[i]);
+      kind.hide();
     }
-    Vector total = {};
-    for (int i = 0; i < kChains; ++i) total += sums[i];
-    float sum = 0;
-    for (size_t i = 0; i < kBytes / sizeof(float); ++i) sum += total[i];
-    out[thread] = sum;
+#pragma GCC unroll 32
+    for (int i = 0; i < kChains; ++i) asm volatile("" : : "v"(sums[i]));
   });
+  return Kind::kOperations * kChains * threads * static_cast<double>(steps);
+}
+
+extern "C" {
+
+// How many operations of f32 (0), bf16 (1) or int8 (2) one call did: 0 where there are no instructions for them.
+double multiply_probe(int kind, int threads, long steps) {
+  if (kind == 0) return run<Floats>(threads, steps);
+#if defined(__AVX512BF16__)
+  if (kind == 1) return run<Pairs>(threads, steps);
+#endif
+#if defined(__AVX512VNNI__)
+  if (kind == 2) return run<Fours>(threads, steps);
+#endif
+  return 0;
 }
 
 // `bytes` is a multiple of 4096 times `threads`.
