@@ -82,7 +82,7 @@ def test_what_is_written(results, suite):
         for seconds in row["seconds"].values():
             assert 0 < seconds["low"] <= seconds["median"] <= seconds["high"]
         for goal in row["goals"]:
-            assert goal.keys() == {"goal", "ratio", "met"}
+            assert goal.keys() == {"goal", "ratio", "met", "takes"}
         assert f"| {row['case']} |" in text
     for line in text.splitlines():
         if line.startswith("|"):
