@@ -16,11 +16,9 @@ struct Bf16Pair {
 };
 F line_of(const float* p) { return Simd::load(p); }
 F factor_of(const float* p) { return Simd::broadcast(*p); }
-F multiply_add(F factor, F line, F sum) { return Simd::fma(factor, line, sum); }
 #ifdef __AVX512BF16__
 __m512bh line_of(const Bf16Pair* p) { return Simd::load_pairs(&p->first); }
 __m512bh factor_of(const Bf16Pair* p) { return Simd::broadcast_pair(&p->first); }
-F multiply_add(__m512bh factor, __m512bh line, F sum) { return Simd::fma(factor, line, sum); }
 #endif
 
 // c[m, :] = sum_j a(m, j) b[j, :], or added to it: kVectors vectors of rows that are `stride` floats, or pairs, apart.
@@ -43,7 +41,7 @@ void outer_tile(float* c, const E* a, int64_t row, int64_t column, const E* b, i
     for (int m = 0; m < kRows; ++m) {
       const auto factor = factor_of(a + m * row + j * column);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) acc[m][v] = multiply_add(factor, line[v], acc[m][v]);
+      for (int v = 0; v < kVectors; ++v) acc[m][v] = Simd::fma(factor, line[v], acc[m][v]);
     }
   }
 #pragma GCC unroll 8

@@ -150,7 +150,7 @@ void take_keys(const Partial* partials, const Factor<T>* q, const Keys<T>& keys,
       store(partials[g].out() + i, Simd::mul(load(partials[g].out() + i, count), Simd::broadcast(shrink)), count);
     });
   }
-  constexpr int kVectors = kLanes < 16 ? 2 : 4;
+  constexpr int kVectors = Simd::kOuterVectors;
   int64_t i = 0;
   for (; i + kVectors * kLanes <= head_size; i += kVectors * kLanes) {
     add_values<kQueries, kVectors>(partials, weights, keys, i, Full{});

@@ -6,7 +6,7 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// What a vector of each row is, and how two of them are multiplied and added.
+// What a vector of each row is. `Simd::fma` multiplies two of them.
 template <class X, class W>
 struct Terms {
   static constexpr int kStep = kLanes;
@@ -14,7 +14,6 @@ struct Terms {
   static F load(const T* p, Count count) {
     return cpu::load(p, count);
   }
-  static F multiply_add(F x, F w, F sum) { return Simd::fma(x, w, sum); }
 };
 #ifdef __AVX512BF16__
 template <>
@@ -22,7 +21,6 @@ struct Terms<Bf16, Bf16> {
   static constexpr int kStep = 2 * kLanes;
   static __m512bh load(const Bf16* p, Full) { return Simd::load_pairs(p); }
   static __m512bh load(const Bf16* p, int n) { return Simd::load_pairs(p, n); }
-  static F multiply_add(__m512bh x, __m512bh w, F sum) { return Simd::fma(x, w, sum); }
 };
 #endif
 
@@ -61,7 +59,7 @@ template <int kRows, int kWeights, class X, class T>
     for (int w = 0; w < kWeights; ++w) {
       const auto v = Each::load(rows[w] + i, count);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) acc[r][w] = Each::multiply_add(values[r], v, acc[r][w]);
+      for (int r = 0; r < kRows; ++r) acc[r][w] = Simd::fma(values[r], v, acc[r][w]);
     }
   });
 #pragma GCC unroll 8

@@ -104,11 +104,12 @@ struct Simd : Halves {
                                            3, 0, 2, 0, 1, 0, 0, 0);
     return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, lanes, _mm512_castsi256_si512(x)));
   }
-  // To the nearest, ties to even: half of what is cut off is added, and a little less where the last bit is even. That
-  // is a product of halves: 1 * 0x7fff + the last bit * 1. NaN is only cut off.
+  // To the nearest, ties to even.
 #ifdef __AVX512BF16__
   static __m256i narrow(F x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
 #else
+  // Half of what is cut off is added, and a little less where the last bit is even. That is a product of halves:
+  // 1 * 0x7fff + the last bit * 1. NaN is only cut off.
   static __m256i narrow(F x) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i halves = _mm512_ternarylogic_epi32(bits, _mm512_set1_epi32(0x10000), _mm512_set1_epi32(1), 0xea);
