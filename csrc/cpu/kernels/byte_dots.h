@@ -164,13 +164,18 @@ template <Encoding encoding, int kDigits, class T>
 void multiply_bytes(T* out, const uint8_t* weights, int64_t stride, const ByteBlock* x, int64_t num_blocks,
                     int64_t begin, int64_t end) {
   constexpr int kRows = kByteRows * kByteGroups;
-  const int64_t part = (end - begin + kRows - 1) / kRows;
+  int64_t part = (end - begin + kRows - 1) / kRows;
+  // Streams that are pages apart would have one set of the first cache for all.
+  if (part * stride % 4096 == 0) ++part;
   for (int64_t o = begin; o < begin + part; ++o) {
     const uint8_t* rows[kRows];
     for (int r = 0; r < kRows; ++r) rows[r] = weights + smaller(o + r * part, end - 1) * stride;
     RowSums<encoding, kDigits> sums[kByteGroups];
     for (int64_t b = 0; b < num_blocks; ++b) {
       const int64_t offset = b * block_bytes(encoding);
+      if constexpr (encoding == Encoding::kQ8_0) {  // decoding Q4_1 takes longer than its bytes
+        for (const uint8_t* row : rows) prefetch_stream(row + offset);
+      }
 #pragma GCC unroll 2
       for (int g = 0; g < kByteGroups; ++g) sums[g].add(rows + g * kByteRows, offset, x[b]);
     }

@@ -73,7 +73,10 @@ template <int kRows, int kWeights>
   const auto step = [&](int64_t i, const auto& load_weights) __attribute__((always_inline)) {
     __m512i weights[kWeights];
 #pragma GCC unroll 8
-    for (int w = 0; w < kWeights; ++w) weights[w] = without_sign(load_weights(rows[w] + i));
+    for (int w = 0; w < kWeights; ++w) {
+      weights[w] = without_sign(load_weights(rows[w] + i));
+      if constexpr (kRows == 1) prefetch_stream(rows[w] + i);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const __m512i v = _mm512_load_si512(integers + r * stride + i);

@@ -58,6 +58,7 @@ template <int kRows, int kWeights, class X, class T>
 #pragma GCC unroll 8
     for (int w = 0; w < kWeights; ++w) {
       const auto v = Each::load(rows[w] + i, count);
+      if constexpr (kRows == 1) prefetch_stream(rows[w] + i);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) acc[r][w] = Simd::fma(values[r], v, acc[r][w]);
     }
