@@ -2,24 +2,13 @@
 // head.
 #pragma once
 
-#include "cpu/kernels/common.h"
+#include "cpu/kernels/outer.h"
 
 namespace eqxcallback::cpu {
 namespace {
 
 inline constexpr int kKeyBlock = 128;
 inline constexpr int kQueryBlock = Simd::kOuterVectors * kLanes;
-
-// What outer products are made of: f32, or two bf16 whose products go into one sum.
-struct Bf16Pair {
-  Bf16 first, second;
-};
-F line_of(const float* p) { return Simd::load(p); }
-F factor_of(const float* p) { return Simd::broadcast(*p); }
-#ifdef __AVX512BF16__
-__m512bh line_of(const Bf16Pair* p) { return Simd::load_pairs(&p->first); }
-__m512bh factor_of(const Bf16Pair* p) { return Simd::broadcast_pair(&p->first); }
-#endif
 
 // c[m, :] = sum_j a(m, j) b[j, :], or added to it: kVectors vectors of rows that are `stride` floats, or pairs, apart.
 // a(m, j) = a[m * row + j * column].
@@ -33,17 +22,7 @@ void outer_tile(float* c, const E* a, int64_t row, int64_t column, const E* b, i
       acc[m][v] = kAdd ? Simd::load(c + m * stride + v * kLanes) : Simd::zero();
     }
   }
-  for (int64_t j = 0; j < n; ++j) {
-    decltype(line_of(b)) line[kVectors];
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) line[v] = line_of(b + j * stride + v * kLanes);
-#pragma GCC unroll 8
-    for (int m = 0; m < kRows; ++m) {
-      const auto factor = factor_of(a + m * row + j * column);
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) acc[m][v] = Simd::fma(factor, line[v], acc[m][v]);
-    }
-  }
+  add_outer(acc, a, row, column, b, n, stride);
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 8

@@ -99,15 +99,10 @@ template <int kRows, int kWeights>
   Simd::store(out, Simd::sums(sums));
 }
 
-// put(r, o, sum) for all rows. False if x has none such form.
+// put(r, o, sum) for all rows.
 template <class Put>
-bool multiply_rounded(const float* x, int64_t num_rows, int64_t x_stride, const int8_t* weights, int64_t num_weights,
-                      int64_t size, const Executor& executor, const Put& put) {
-  if (size > int64_t{1} << 20) return false;  // sums have 32 bits
-  ByteRows bytes(num_rows, size);
-  for (int64_t r = 0; r < num_rows; ++r) {
-    if (!bytes.set(r, x + r * x_stride, size)) return false;
-  }
+void multiply_few(const ByteRows& bytes, int64_t num_rows, const int8_t* weights, int64_t num_weights, int64_t size,
+                  const Executor& executor, const Put& put) {
   // So many rows of x at a time that they stay in the second cache.
   const int64_t step = larger<int64_t>(4, (int64_t{1} << 18) / larger<int64_t>(1, size));
   const double nanoseconds = static_cast<double>(size) * (0.04 + 0.006 * static_cast<double>(num_rows)) + 5;
@@ -131,7 +126,6 @@ bool multiply_rounded(const float* x, int64_t num_rows, int64_t x_stride, const 
         }
       },
       8);
-  return true;
 }
 
 }  // namespace

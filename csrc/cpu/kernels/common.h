@@ -103,8 +103,8 @@ void prefetch(const T* p, int64_t n) {
   for (int64_t i = 0; i < n * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(bytes + i, 0, 2);
 }
 
-// Weights that are read once, in several streams: the processor alone sees too little of what is coming. Into the second
-// cache, for in the first it would displace what they are multiplied with.
+// Weights that are read once, in several streams: the processor alone sees too little of what is coming. Into the
+// second cache, for in the first it would displace what they are multiplied with.
 template <class T>
 void prefetch_stream(const T* p) {
   __builtin_prefetch(reinterpret_cast<const char*>(p) + 4096, 0, 2);

@@ -6,11 +6,33 @@
 #include "cpu/kernels/quantized_linear.h"
 #include "cpu/kernels/rounding.h"
 #ifdef __AVX512VNNI__
-#include "cpu/kernels/byte_rows.h"
+#include "cpu/kernels/byte_panels.h"
 #endif
 
 namespace eqxcallback::cpu {
 namespace {
+
+inline constexpr int64_t kFewRows = 16;
+
+#ifdef __AVX512VNNI__
+// False if x has no form in bytes, or is so long that sums have none.
+template <class T, class Put>
+bool multiply_rounded(T* out, const float* x, int64_t x_stride, const Int8Linear& args, const Executor& executor,
+                      const Put& put) {
+  const int64_t rows = args.rows, size = args.in_features;
+  if (size > int64_t{1} << 20) return false;
+  ByteRows bytes(rows, size);
+  for (int64_t r = 0; r < rows; ++r) {
+    if (!bytes.set(r, x + r * x_stride, size)) return false;
+  }
+  if (rows > kFewRows && size <= kPanelSize) {
+    multiply_panels(out, bytes, rows, args.weight, args.scale, args.out_features, size, executor);
+  } else {
+    multiply_few(bytes, rows, args.weight, args.out_features, size, executor, put);
+  }
+  return true;
+}
+#endif
 
 template <class T>
 void int8_linear_as(const Int8Linear& args, const Executor& executor) {
@@ -34,11 +56,10 @@ void int8_linear_as(const Int8Linear& args, const Executor& executor) {
   };
   if (args.rounded) {
 #ifdef __AVX512VNNI__
-    if (multiply_rounded(x, rows, padded, args.weight, args.out_features, size, executor, put)) return;
+    if (multiply_rounded(out, x, padded, args, executor, put)) return;
 #endif
     for (int64_t r = 0; r < rows; ++r) round_activations(scratch.data() + r * padded, size, size);
   }
-  constexpr int64_t kFewRows = 16;
   if (rows <= kFewRows) {
     const double nanoseconds = static_cast<double>(size) * (0.05 + 0.02 * static_cast<double>(rows)) + 5;
     return parallel_for(

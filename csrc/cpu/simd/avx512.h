@@ -78,6 +78,10 @@ struct Simd : Halves {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }
 
+#ifdef __AVX512VNNI__
+  // Fours of bytes, with a sign and without one. The sums are integers.
+  static __m512i fma(__m512i a, __m512i b, __m512i c) { return _mm512_dpbusd_epi32(c, b, a); }
+#endif
 #ifdef __AVX512BF16__
   // Pairs of bf16. Their products are exact in f32, and are added one after the other.
   static __m512bh load_pairs(const Bf16* p) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p)); }
