@@ -1,5 +1,5 @@
-// Cross-entropy of a softmax with integer labels. Logits are read from memory once: a block of them at a time gives its
-// maximum, and then its part of the sum.
+// Cross-entropy of a softmax with integer labels. Logits are read once: the sum is of what is relative to the maximum
+// so far, and becomes smaller where that rises.
 #pragma once
 
 #include "cpu/kernels/math.h"
@@ -14,27 +14,38 @@ struct LogSum {
   float total() const { return highest + log_sum; }
 };
 
+// Each lane has a maximum of its own.
 template <class T>
 LogSum log_sum_of(const T* logits, int64_t size) {
-  constexpr int64_t kBlock = 4096;  // half of the nearest cache, in f32, so that the next block has room
-  float highest = kLowest, sum = 0;
-  for (int64_t first = 0; first < size; first += kBlock) {
-    const T* block = logits + first;
-    const int64_t n = smaller(kBlock, size - first);
-    const F lanes = fold(
-        n, Simd::broadcast(highest),
-        [&](F acc, int64_t i, auto count) { return Simd::max(acc, first_or(load(block + i, count), count, kLowest)); },
-        Simd::max);
-    const float next = Simd::maximum(lanes);
-    const F shift = Simd::broadcast(next);
-    const float part = sum_of(n, [&](F acc, int64_t i, auto count) {
-      __builtin_prefetch(block + kBlock + i);  // the next block, while this one needs no memory
-      return Simd::add(acc, first_or(exp(Simd::sub(load(block + i, count), shift)), count, 0));
-    });
-    sum = sum * __builtin_exp2f((highest - next) * kLog2E) + part;
-    highest = next;
+  constexpr int kVectors = 4;
+  F highest = Simd::broadcast(kLowest), sum[kVectors] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
+  const auto add = [&](int n, const F* z, auto count) __attribute__((always_inline)) {
+    F top = z[0];
+#pragma GCC unroll 4
+    for (int v = 1; v < n; ++v) top = Simd::max(top, z[v]);
+    if (Simd::any_less(highest, top)) {
+      const F next = Simd::max(highest, top), shrink = exp(Simd::sub(highest, next));
+      for (F& x : sum) x = Simd::mul(x, shrink);
+      highest = next;
+    }
+#pragma GCC unroll 4
+    for (int v = 0; v < n; ++v) sum[v] = Simd::add(sum[v], first_or(exp(Simd::sub(z[v], highest)), count, 0));
+  };
+  int64_t i = 0;
+  for (; i + kVectors * kLanes <= size; i += kVectors * kLanes) {
+    F z[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) z[v] = load(logits + i + v * kLanes, Full{});
+    add(kVectors, z, Full{});
   }
-  return {highest, __builtin_logf(sum)};
+  for_vectors(size - i, [&](int64_t j, auto count) {
+    const F z = first_or(load(logits + i + j, count), count, kLowest);
+    add(1, &z, count);
+  });
+  const float most = Simd::maximum(highest);
+  const F all = Simd::add(Simd::add(sum[0], sum[1]), Simd::add(sum[2], sum[3]));
+  const float total = Simd::sum(Simd::mul(all, exp(Simd::sub(highest, Simd::broadcast(most)))));
+  return {most, __builtin_logf(total)};
 }
 
 // -1 where there is none.

@@ -48,6 +48,7 @@ struct Simd : Halves {
   static F max(F a, F b) { return _mm256_max_ps(a, b); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
   static F abs(F x) { return _mm256_andnot_ps(broadcast(-0.0f), x); }
+  static bool any_less(F a, F b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)) != 0; }
   static F select_less(F a, F b, F yes, F no) { return _mm256_blendv_ps(no, yes, _mm256_cmp_ps(a, b, _CMP_LT_OQ)); }
   static F first_or(F x, int n, float other) {
     return _mm256_blendv_ps(broadcast(other), x, _mm256_castsi256_ps(first(n)));

@@ -38,6 +38,7 @@ struct Simd : Halves {
   static F max(F a, F b) { return _mm512_max_ps(a, b); }
   static F min(F a, F b) { return _mm512_min_ps(a, b); }
   static F abs(F x) { return _mm512_abs_ps(x); }
+  static bool any_less(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ) != 0; }
   static F select_less(F a, F b, F yes, F no) {
     return _mm512_mask_mov_ps(no, _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), yes);
   }
@@ -60,11 +61,8 @@ struct Simd : Halves {
 
   static F nearest(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F exp2(F x) {
-    x = max(broadcast(-160.0f), x);
-    const F whole = nearest(x);
-    const F r = sub(x, whole);
-    const F p = exp2_of_fraction<Simd>(r);
-    return _mm512_scalef_ps(p, whole);
+    const F r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);  // zero of an infinity
+    return _mm512_scalef_ps(exp2_of_fraction<Simd>(r), sub(x, r));
   }
   static F mask_first(F x, int64_t n) {
     if (n <= 0) return x;

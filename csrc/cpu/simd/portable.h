@@ -52,6 +52,7 @@ struct Simd {
   static F max(F a, F b) { return a > b ? a : b; }
   static F min(F a, F b) { return a < b ? a : b; }
   static F abs(F x) { return reinterpret_cast<F>(reinterpret_cast<I>(x) & 0x7fffffff); }
+  static bool any_less(F a, F b) { return a[0] < b[0] || a[1] < b[1] || a[2] < b[2] || a[3] < b[3]; }
   // Of lanes where a < b, `yes`.
   static F select_less(F a, F b, F yes, F no) { return a < b ? yes : no; }
   // The lanes from n on become `other`.
