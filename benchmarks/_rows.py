@@ -59,17 +59,19 @@ class Goal:
         return f"{'<=' if is_less_better(unit) else '>='} {self.base:g}"
 
     def reached(self, figures: Mapping[str, float], unit: str) -> float | None:
-        """The ratio to the goal's base, if both were measured."""
+        """The ratio to the goal's base, or the figure where that is a number, if it was measured."""
         if isinstance(self.base, str):
             return speed(figures, unit, self.of, self.base)
         best = best_of(figures, unit).get(self.of)
-        return None if best is None else figures[best] / self.base
+        return None if best is None else figures[best]
 
     def is_met(self, figures: Mapping[str, float], unit: str) -> bool | None:
         found = self.reached(figures, unit)
         if found is None:
             return None
-        return found <= 1 if not isinstance(self.base, str) and is_less_better(unit) else found >= self.ratio
+        if isinstance(self.base, str):
+            return found >= self.ratio
+        return found <= self.base if is_less_better(unit) else found >= self.base
 
     def takes(self, figures: Mapping[str, float], unit: str) -> float | None:
         """What the probe would have to be multiplied with, for a goal that is relative to a peer."""

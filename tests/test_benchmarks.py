@@ -212,8 +212,8 @@ def test_the_best_formulation_counts():
     assert Goal("XLA", 2.0).as_data(figures | {"probe: FMA": 12.0}, "GB/s") == found | {"takes": 0.5}
     assert Goal("probe", 0.75).as_data(figures | {"probe: FMA": 12.0}, "GB/s")["takes"] is None
     assert Goal("XLA", 2.1).is_met(figures, "GB/s") is False
-    assert Goal(5.0).as_data(figures, "us") == {"goal": "<= 5", "ratio": 1.2, "met": False, "takes": None}
-    assert Goal(5.0).as_data(figures, "GB/s") == {"goal": ">= 5", "ratio": 1.2, "met": True, "takes": None}
+    assert Goal(5.0).as_data(figures, "us") == {"goal": "<= 5", "ratio": 6.0, "met": False, "takes": None}
+    assert Goal(5.0).as_data(figures, "GB/s") == {"goal": ">= 5", "ratio": 6.0, "met": True, "takes": None}
     assert Goal("Equinox").is_met(figures, "us") is None
 
 

@@ -119,17 +119,7 @@ void add_values(const Partial* partials, const float (*weights)[kStep], const Ke
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) acc[g][v] = load(partials[g].out() + i + v * kLanes, count);
   }
-  for (int j = 0; j < keys.count; ++j) {
-    F values[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) values[v] = load(keys.v + j * keys.stride + i + v * kLanes, count);
-#pragma GCC unroll 4
-    for (int g = 0; g < kQueries; ++g) {
-      const F weight = Simd::broadcast(weights[g][j]);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) acc[g][v] = Simd::fma(weight, values[v], acc[g][v]);
-    }
-  }
+  add_outer(acc, weights[0], kStep, 1, keys.v + i, keys.count, keys.stride, count);
 #pragma GCC unroll 4
   for (int g = 0; g < kQueries; ++g) {
 #pragma GCC unroll 4

@@ -1,4 +1,4 @@
-// Sums of outer products: of f32, or of what the processor multiplies several of at a time.
+// Sums of outer products: in f32, or of what the processor multiplies several of at a time.
 #pragma once
 
 #include "cpu/kernels/common.h"
@@ -6,14 +6,17 @@
 namespace eqxcallback::cpu {
 namespace {
 
-F line_of(const float* p) { return Simd::load(p); }
+template <class T, class Count>
+F line_of(const T* p, Count count) {
+  return load(p, count);
+}
 F factor_of(const float* p) { return Simd::broadcast(*p); }
 // Two bf16 whose products go into one sum.
 struct Bf16Pair {
   Bf16 first, second;
 };
 #ifdef __AVX512BF16__
-__m512bh line_of(const Bf16Pair* p) { return Simd::load_pairs(&p->first); }
+__m512bh line_of(const Bf16Pair* p, Full) { return Simd::load_pairs(&p->first); }
 __m512bh factor_of(const Bf16Pair* p) { return Simd::broadcast_pair(&p->first); }
 #endif
 #ifdef __AVX512VNNI__
@@ -21,7 +24,7 @@ __m512bh factor_of(const Bf16Pair* p) { return Simd::broadcast_pair(&p->first); 
 struct ByteFour {
   int8_t bytes[4];
 };
-__m512i line_of(const ByteFour* p) { return _mm512_loadu_si512(p); }
+__m512i line_of(const ByteFour* p, Full) { return _mm512_loadu_si512(p); }
 __m512i factor_of(const ByteFour* p) {
   int32_t bits;
   std::memcpy(&bits, p, sizeof(bits));
@@ -29,15 +32,15 @@ __m512i factor_of(const ByteFour* p) {
 }
 #endif
 
-// acc[m, :] += sum_j a(m, j) b[j, :] with a(m, j) = a[m * row + j * column]: kVectors vectors of rows of b that are
-// `stride` elements apart.
-template <class Acc, int kRows, int kVectors, class E>
-[[gnu::always_inline]] inline void add_outer(Acc (&acc)[kRows][kVectors], const E* a, int64_t row, int64_t column,
-                                             const E* b, int64_t n, int64_t stride) {
+// acc[m, :] += sum_j a(m, j) b[j, :] with a(m, j) = a[m * row + j * column]: kVectors vectors, of which so many lanes
+// count, of rows of b that are `stride` elements apart.
+template <class Acc, int kRows, int kVectors, class A, class B, class Count = Full>
+[[gnu::always_inline]] inline void add_outer(Acc (&acc)[kRows][kVectors], const A* a, int64_t row, int64_t column,
+                                             const B* b, int64_t n, int64_t stride, Count count = {}) {
   for (int64_t j = 0; j < n; ++j) {
-    decltype(line_of(b)) line[kVectors];
+    decltype(line_of(b, count)) line[kVectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) line[v] = line_of(b + j * stride + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) line[v] = line_of(b + j * stride + v * kLanes, count);
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
       const auto factor = factor_of(a + m * row + j * column);
