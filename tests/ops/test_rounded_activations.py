@@ -110,7 +110,7 @@ def test_sums_of_integers_are_exact(rows, size, exponent):
 def test_the_highest_sums(size, isa):
     """An integer of 32 bits has room for 2^16 products, with weights 128 too high."""
     weight: Any = np.array([[127], [-128]], np.int8).repeat(size, 1)
-    x = np.array([[127.0], [-127.0]], np.float32).repeat(9, 0).repeat(size, 1)
+    x: Any = np.array([[127.0], [-127.0]], np.float32).repeat(9, 0).repeat(size, 1)
     got = int8_linear(x, weight, jnp.ones(2))
     np.testing.assert_allclose(got, x[:, :1] * weight[:, 0] * float(size), rtol=1e-4)
 

@@ -1,12 +1,14 @@
 // Linear layers over GGUF blocks. Sums are f32, whatever the weights are stored in.
 //
 // One row of x reads each weight once and has to be fast at decoding: float_dots.h, or byte_dots.h where the processor
-// multiplies bytes. Several rows: a few rows of weights at a time are decoded into cache, and multiplied with all of x.
+// multiplies bytes. Several rows: a few rows of weights at a time are decoded into cache, and multiplied with all of x;
+// or if x is rounded, block_panels.h.
 #pragma once
 
 #include "cpu/kernels/block_decode.h"
 #include "cpu/kernels/rounding.h"
 #ifdef __AVX512VNNI__
+#include "cpu/kernels/block_panels.h"
 #include "cpu/kernels/byte_dots.h"
 #else
 #include "cpu/kernels/float_dots.h"
@@ -84,6 +86,9 @@ template <Encoding encoding, class T>
 void quantized_linear_as(const QuantizedLinear& args, const float* x, const Executor& executor) {
   if (args.rows == 1 && multiply_vector<encoding, T>(args, x, executor)) return;
   if (args.rounded) {
+#ifdef __AVX512VNNI__
+    if (args.rows > 1 && multiply_block_panels<encoding, T>(args, x, executor)) return;
+#endif
     const int64_t size = args.rows * args.in_features;
     Scratch rounded(size);
     std::memcpy(rounded.data(), x, static_cast<size_t>(size) * sizeof(float));
