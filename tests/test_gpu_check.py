@@ -144,7 +144,7 @@ def test_goals():
         "",
         "| us | eqxcallback | goals |",
         "| --- | ---: | ---: |",
-        "| case | 2.00 | <= 3: yes, 0.67 |",
+        "| case | 2.00 | <= 3: yes, 2.00 |",
     ]
 
 
