@@ -164,7 +164,7 @@ bool multiply_block_panels(const QuantizedLinear& args, const float* x, const Ex
   for (int64_t r = 0; r < args.rows; ++r) {
     if (!rows.set(r, x + r * args.in_features)) return false;
   }
-  const double nanoseconds = static_cast<double>(num_blocks) * (16 + 0.16 * static_cast<double>(args.rows));
+  const double nanoseconds = static_cast<double>(num_blocks) * (2.4 + 0.22 * static_cast<double>(args.rows));
   parallel_for(
       executor, out_features, nanoseconds,
       [&](int64_t begin, int64_t end) {

@@ -92,7 +92,7 @@ void panel_tile(T* out, int64_t out_stride, const ByteRows& x, int64_t first, co
 template <class T>
 void multiply_panels(T* out, const ByteRows& x, int64_t num_rows, const int8_t* weights, const float* scale,
                      int64_t num_weights, int64_t size, const Executor& executor) {
-  const double nanoseconds = static_cast<double>(size) * (0.5 + 0.004 * static_cast<double>(num_rows));
+  const double nanoseconds = static_cast<double>(size) * (0.02 + 0.005 * static_cast<double>(num_rows));
   parallel_for(
       executor, num_weights, nanoseconds,
       [&](int64_t begin, int64_t end) {
