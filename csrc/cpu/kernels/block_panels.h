@@ -13,12 +13,11 @@ inline constexpr int64_t kBlockFours = kBlockSize / 4;
 class BlockRows {
  public:
   BlockRows(int64_t num_rows, int64_t num_blocks)
-      : num_blocks_(num_blocks), scratch_(num_rows * num_blocks * (kBlockFours + 3) + 1) {
+      : num_blocks_(num_blocks), scratch_(num_rows * num_blocks * (kBlockFours + 2) + 1) {
     const int64_t blocks = num_rows * num_blocks;
     integers_ = reinterpret_cast<int8_t*>(scratch_.data());
     scales_ = scratch_.data() + blocks * kBlockFours;
-    sums_ = scales_ + blocks;
-    offsets_ = reinterpret_cast<int32_t*>(sums_ + blocks);
+    sums_ = reinterpret_cast<int32_t*>(scales_ + blocks);
   }
 
   const ByteFour* fours(int64_t r, int64_t b) const {
@@ -26,9 +25,8 @@ class BlockRows {
   }
   int64_t stride() const { return num_blocks_ * kBlockFours; }
   float scale(int64_t r, int64_t b) const { return scales_[r * num_blocks_ + b]; }
-  // The sum of the block, and -128 times that of its integers.
-  float sum(int64_t r, int64_t b) const { return sums_[r * num_blocks_ + b]; }
-  int32_t offset(int64_t r, int64_t b) const { return offsets_[r * num_blocks_ + b]; }
+  // Of the integers.
+  int32_t sum(int64_t r, int64_t b) const { return sums_[r * num_blocks_ + b]; }
 
   // False if x is not finite.
   bool set(int64_t r, const float* x) {
@@ -41,10 +39,8 @@ class BlockRows {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(integers_ + i * kBlockSize + j), _mm512_cvtepi32_epi8(n));
         sum = _mm512_add_epi32(sum, n);
       }
-      const int32_t all = _mm512_reduce_add_epi32(sum);
       scales_[i] = steps.scale;
-      sums_[i] = steps.scale * static_cast<float>(all);
-      offsets_[i] = -128 * all;
+      sums_[i] = _mm512_reduce_add_epi32(sum);
     }
     return true;
   }
@@ -53,8 +49,8 @@ class BlockRows {
   int64_t num_blocks_;
   Scratch scratch_;
   int8_t* integers_;
-  float *scales_, *sums_;
-  int32_t* offsets_;
+  float* scales_;
+  int32_t* sums_;
 };
 
 // The bytes of a block, without a sign: those of Q8_0 are 128 too high.
@@ -128,10 +124,9 @@ template <Encoding encoding, int kRows>
     __m512i acc[kRows][kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
+      const int32_t too_high = encoding == Encoding::kQ8_0 ? 128 * x.sum(first + r, b) : 0;
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) {
-        acc[r][v] = encoding == Encoding::kQ8_0 ? _mm512_set1_epi32(x.offset(first + r, b)) : _mm512_setzero_si512();
-      }
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm512_set1_epi32(-too_high);
     }
     add_outer(acc, x.fours(first, b), x.stride(), 1, panel.bytes + b * kBlockFours * kPanel, kBlockFours, kPanel);
 #pragma GCC unroll 8
@@ -143,7 +138,7 @@ template <Encoding encoding, int kRows>
         const F dot = Simd::mul(_mm512_cvtepi32_ps(acc[r][v]), scale);
         total[r][v] = Simd::fma(dot, Simd::load(panel.scales + at), total[r][v]);
         if constexpr (encoding == Encoding::kQ4_1) {
-          const F sum = Simd::broadcast(x.sum(first + r, b));
+          const F sum = Simd::broadcast(x.scale(first + r, b) * static_cast<float>(x.sum(first + r, b)));
           total[r][v] = Simd::fma(sum, Simd::load(panel.minimums + at), total[r][v]);
         }
       }

@@ -107,7 +107,7 @@ void prefetch(const T* p, int64_t n) {
 // second cache, for in the first it would displace what they are multiplied with.
 template <class T>
 void prefetch_stream(const T* p) {
-  __builtin_prefetch(reinterpret_cast<const char*>(p) + 4096, 0, 2);
+  prefetch(reinterpret_cast<const char*>(p) + 4096, 1);
 }
 
 // Memory for the length of one call.
