@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from .kernels import add_one, callback_like, scale_in_place
+from .kernels import add_one, callback_like
 
 
 X = jnp.zeros(3)
@@ -68,7 +68,7 @@ def test_another_callback_is_another_program_under_jit(compilations):
     compilations.clear()
     np.testing.assert_array_equal(step(Add(12.0), X), np.full(3, 12.0))
     assert len(compilations) == 1
-    np.testing.assert_array_equal(step(scale_in_place, X).shape, X.shape)
+    np.testing.assert_array_equal(step(functools.partial(fill, 13.0), X), np.full(3, 13.0))
     assert len(compilations) == 2
 
 
