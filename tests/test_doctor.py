@@ -1,0 +1,40 @@
+"""`python -m eqxcallback doctor`, which the reports of bugs begin with."""
+
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import eqxcallback as eqxc
+from eqxcallback import __main__ as program
+
+
+def test_the_program():
+    done = subprocess.run(
+        [sys.executable, "-m", "eqxcallback", "doctor"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"eqxcallback {eqxc.__version__}" in done.stdout
+    assert f"jax           {jax.__version__}\n" in done.stdout
+    for name, found in eqxc.available_backends().items():
+        assert f"  {name:<14}{'yes' if found is True else 'no: '}" in done.stdout
+    assert done.stdout.count(": passed\n") == len(program.CHECKS)
+
+
+def test_a_check_that_fails(monkeypatch, capsys):
+    def fails():
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setitem(program.CHECKS, next(iter(program.CHECKS)), fails)
+    assert program.main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "RuntimeError: no such kernel" in out
+    assert (out.count(": FAILED\n"), out.count(": passed\n")) == (1, len(program.CHECKS) - 1)
+
+
+@pytest.mark.parametrize("arguments", [[], ["nurse"]], ids=str)
+def test_a_wrong_command(arguments, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        program.main(arguments)
+    assert "doctor" in capsys.readouterr().err
