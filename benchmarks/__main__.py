@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.check:
         from ._check import check
 
-        print(check(folder))
+        print(check(folder, options.suites))
         return 0
     with tempfile.TemporaryDirectory() as scratch:
         results = folder if mode == "full" or options.out is not None else pathlib.Path(scratch) / "results"

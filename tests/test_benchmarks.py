@@ -133,6 +133,10 @@ def test_what_falls_short_is_told(results, tmp_path, capsys):
         "norms, 1 thread: case: Equinox differs by 5.0e-01, which is more than 0.05",
         "1 of 3 goals met, 1 not, 1 not measured.",
     ]
+    assert main(["norms", "--check", "--out", str(tmp_path)]) == 0
+    assert "1 of 3 goals met" in capsys.readouterr().out
+    assert main(["linear", "--check", "--out", str(tmp_path)]) == 0
+    assert "no results with goals" in capsys.readouterr().out
 
 
 def test_the_headlines(results):
