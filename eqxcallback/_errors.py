@@ -7,11 +7,13 @@ import itertools
 import logging
 import pickle
 import re
+import reprlib
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
 
+import jax
 from jax.errors import JaxRuntimeError
 
 
@@ -139,6 +141,41 @@ def type_text(dtype: object, shape: Sequence[int]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
+def types_text(outputs: Sequence[Any], inputs: Sequence[Any]) -> str:
+    """Of what a kernel is called with: `(float32[3,4]) -> (float32[3])`."""
+
+    def types(buffers: Sequence[Any]) -> str:
+        return ", ".join(type_text(buffer.dtype, buffer.shape) for buffer in buffers)
+
+    return f"({types(inputs)}) -> ({types(outputs)})"
+
+
+class _Type:
+    """In place of an array."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _shown(leaf: Any) -> Any:
+    return _Type(type_text(leaf.dtype, leaf.shape)) if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf
+
+
+@contextlib.contextmanager
+def blaming(who: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """An error of a function that the user gave says whose function it is. Its class and its text stay the user's own."""
+    try:
+        yield
+    except Exception as error:
+        args, kwargs = jax.tree.map(_shown, (tuple(args), dict(kwargs)))
+        given = [*map(reprlib.repr, args), *(f"{name}={reprlib.repr(value)}" for name, value in kwargs.items())]
+        error.add_note(f"{who}: its {function} failed, called with ({', '.join(given)}).")
+        raise
+
+
 def record_failure(error: BaseException, layer: str, name_stack: str, operands: str, lane: str = "python") -> str:
     """Log a kernel's exception once, keep it for whoever listens, and return its text for XLA."""
     number = next(_numbers)
@@ -167,13 +204,13 @@ def _is_ours(module: str) -> bool:
 _poisoned: list[KernelError] = []
 
 
-def record_poison(error: BaseException, layer: str) -> None:
+def record_poison(error: BaseException, layer: str, operands: str) -> None:
     """Log a kernel's exception, and keep it for `raise_poisoned`: XLA will not hear of it."""
     error = from_the_user(error)
     text = "".join(traceback.format_exception(error)).rstrip()
-    text = f"{layer} failed, and poisoned its results; python lane\n{text}"
+    text = f"{layer} failed, and poisoned its results; python lane, {operands}\n{text}"
     _logger.error("%s", text)
-    kept = KernelError(text, layer=layer, name_stack="", operands="", original=error)
+    kept = KernelError(text, layer=layer, name_stack="", operands=operands, original=error)
     with _lock:
         if len(_poisoned) < Failures._most:
             _poisoned.append(kept)

@@ -11,7 +11,9 @@ from .. import _errors
 from ..op import Backward, Body
 
 
-def _call_or_poison(body: "LayerForward | LayerBackward", ctx: Any, outputs: Sequence[Any], call: Any) -> None:
+def _call_or_poison(
+    body: "LayerForward | LayerBackward", ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any], call: Any
+) -> None:
     if body.on_error == "raise":
         return call()
     try:
@@ -23,7 +25,7 @@ def _call_or_poison(body: "LayerForward | LayerBackward", ctx: Any, outputs: Seq
         with ctx:
             for out in outputs:
                 poison(out)
-        _errors.record_poison(error, body.layer)
+        _errors.record_poison(error, body.layer, _errors.types_text(outputs, inputs))
 
 
 def poison(out: Any) -> None:
@@ -48,7 +50,7 @@ class LayerForward(Body):
         out = self.outputs.fast_build(outputs)
         if self.on_error == "raise":  # spares a function: this is called often
             return self.function(layer, ctx, out, *args, **kwargs)
-        return _call_or_poison(self, ctx, outputs, lambda: self.function(layer, ctx, out, *args, **kwargs))
+        return _call_or_poison(self, ctx, outputs, inputs, lambda: self.function(layer, ctx, out, *args, **kwargs))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -58,7 +60,7 @@ class KernelForward(LayerForward):
     def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         layer, args, kwargs = self.inputs.fast_build(inputs)
         out = self.outputs.fast_build(outputs)
-        return _call_or_poison(self, ctx, outputs, lambda: self.function(ctx, out, layer, *args, **kwargs))
+        return _call_or_poison(self, ctx, outputs, inputs, lambda: self.function(ctx, out, layer, *args, **kwargs))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -82,4 +84,6 @@ class LayerBackward(Backward):
 
     def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         layer, grads, args, out, cotangents = self.arguments(outputs, inputs)
-        return _call_or_poison(self, ctx, outputs, lambda: self.function(layer, ctx, grads, args, out, cotangents))
+        return _call_or_poison(
+            self, ctx, outputs, inputs, lambda: self.function(layer, ctx, grads, args, out, cotangents)
+        )

@@ -11,10 +11,10 @@ from jax.tree_util import tree_flatten
 from jaxtyping import PyTree
 
 from .. import xla
-from ..op import Structure, is_array, typed
+from ..op import Structure, check_typed, is_array, typed
 from . import _declarations as declarations
 from ._check import check
-from ._plan import bind, is_positional, plan
+from ._plan import bind, is_positional, named_arrays, plan
 from ._refs import indices
 from ._rules import unwrapped, wrapped
 
@@ -131,7 +131,11 @@ class Layer(eqx.Module):
         mutable = [arrays[i] for i in refs]
         for i, ref in zip(refs, mutable, strict=True):
             arrays[i] = ref[...]
-        arrays, avals = typed(arrays)
+        try:
+            arrays, avals = typed(arrays)
+        except TypeError:  # JAX does not say whose argument it was
+            check_typed(named_arrays(self, args, kwargs), cls.__qualname__)
+            raise
         found = plan(cls, inputs, avals, refs, _config.jax_enable_x64)
         outs = xla.op_call(found.call, *unwrapped(arrays, found.input_keys))
         for ref, value in zip(mutable, outs[found.num_results :], strict=False):

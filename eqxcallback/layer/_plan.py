@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import tree_flatten, tree_flatten_with_path
+from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves
 
 from .. import _aliases, backends, xla
-from .._errors import type_text
+from .._errors import blaming, type_text
 from ..kernel import DeviceKernel, Kernel, NativeKernel, PythonKernel
-from ..op import Axes, Call, Definition, Options, Structure, differentiable, parse_sharding
+from ..op import Axes, Call, Definition, Options, Structure, differentiable, is_array, parse_sharding
 from . import _declarations as declarations, _rules as rules
 from ._bodies import KernelForward, LayerBackward, LayerForward
 from ._refs import WithRefs
@@ -172,11 +172,13 @@ def _result_types(
     found: dict[str, tuple[Structure, Sequence[Any]]] = {}
     layer, args, kwargs = inputs.build(types)
     if cls._has_own_out_type():
-        out = layer.out_type(*args, **kwargs)
+        with blaming(cls.__qualname__, "out_type", args, kwargs):
+            out = layer.out_type(*args, **kwargs)
         found["out_type"] = _structure_of(out, f"{cls.__qualname__}.out_type")
     reference = declarations.method(cls, "reference")
     if reference is not None:
-        found["reference"] = rules.eval_type(cls, reference, inputs, types, refs)
+        with blaming(cls.__qualname__, "reference", args, kwargs):
+            found["reference"] = rules.eval_type(cls, reference, inputs, types, refs)
     (first, expected), *rest = found.items()
     for other, got in rest:
         if expected[0] != got[0] or _texts(expected[1]) != _texts(got[1]):
@@ -238,6 +240,13 @@ def _leaves(
     for name, arg in [*named, *sorted(kwargs.items())]:
         leaves.extend(_named(name, arg, arrays, name))
     return leaves
+
+
+def named_arrays(layer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The arrays of a call, which are its flat operands, with their paths."""
+    arrays = [leaf for leaf in tree_leaves((layer, args, kwargs)) if is_array(leaf)]
+    leaves = _leaves(type(layer), layer, args, kwargs, arrays)
+    return [(leaf.path, array) for leaf, array in zip(leaves, arrays, strict=True)]
 
 
 def _named(text: str, tree: Any, arrays: set[int], root: str | None = None) -> list[_aliases.Leaf]:

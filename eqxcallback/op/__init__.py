@@ -9,4 +9,4 @@ from ._definition import Definition as Definition, differentiable as differentia
 from ._op import Op as Op
 from ._options import Options as Options
 from ._sharding import parse_sharding as parse_sharding
-from ._structure import Structure as Structure, is_array as is_array, typed as typed
+from ._structure import Structure as Structure, check_typed as check_typed, is_array as is_array, typed as typed

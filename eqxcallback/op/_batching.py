@@ -30,6 +30,7 @@ def each_example(
     args: Sequence[Any],
     dims: Sequence[int | None],
     result_avals: Sequence[Any],
+    is_python: bool,
 ) -> tuple[Sequence[Any], Sequence[int]]:
     return xla.batch(
         lambda *args, result_avals: bind(*args),
@@ -38,6 +39,7 @@ def each_example(
         vmap_method="sequential_unrolled" if batching == "sequential_unrolled" else "sequential",
         result_avals=result_avals,
         aliased=frozenset(),
+        is_python=is_python,
     )
 
 

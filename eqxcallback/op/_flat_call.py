@@ -97,7 +97,7 @@ class FlatCall(abc.ABC):
         batching = self.definition.batching
         if self.has_kernel and _batching.needs_examples(batching, self.names, dims):
             bind = functools.partial(xla.op_call, self)
-            return _batching.each_example(batching, bind, args, dims, self.result_avals)
+            return _batching.each_example(batching, bind, args, dims, self.result_avals, self.is_python("cpu"))
         call = dataclasses.replace(self, axes=self.axes.within(size, dims))
         outs = xla.op_call(call, *xla.mapped_first(args, dims))
         return outs, [0] * len(outs)

@@ -1,9 +1,10 @@
 """One mathematical operation, with a kernel for each platform and a definition in pure JAX."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves, tre
 from jaxtyping import PyTree
 
 from .. import _aliases, backends, xla
+from .._errors import blaming
 from ..kernel import Kernel, NativeKernel, PythonKernel
 from ._axes import Axes
 from ._batching import METHODS, MODES
@@ -20,7 +22,7 @@ from ._choice import Implementation, chosen
 from ._definition import Definition, differentiable
 from ._options import Options
 from ._sharding import parse_sharding
-from ._structure import Structure, typed
+from ._structure import Structure, check_typed, typed
 
 
 _config: Any = jax.config  # its options are made at run time: no type checker knows them
@@ -164,7 +166,11 @@ class Op:
 
     def __call__(self, *args: PyTree, **options: Any) -> PyTree:
         leaves, in_tree = tree_flatten(args)
-        arrays, avals = typed(leaves)
+        try:
+            arrays, avals = typed(leaves)
+        except TypeError:  # JAX does not say whose argument it was
+            check_typed(((path, leaf) for path, _, leaf in self._named(args)), f"Op({self.name})")
+            raise
         static = Options(options, f"Op({self.name})")
         call, out_tree = self._call(in_tree, avals, static, _config.jax_enable_x64)
         return tree_unflatten(out_tree, xla.op_call(call, *arrays))
@@ -287,10 +293,12 @@ class Op:
         """The tree and the leaves of the results, on which all who define them agree."""
         types = {}
         if self.reference is not None:
-            types["the reference"] = jax.eval_shape(functools.partial(self.reference, **options.values), *args)
+            with _calling(self.reference, "reference", args, options, who):
+                types["the reference"] = jax.eval_shape(functools.partial(self.reference, **options.values), *args)
         for platform, kernel in self.kernels.items():
             if kernel.out_type is not None:
-                types[f"the out_type for {platform}"] = kernel.out_type(*args, **options.values)
+                with _calling(kernel.out_type, f"out_type for {platform}", args, options, who):
+                    types[f"the out_type for {platform}"] = kernel.out_type(*args, **options.values)
         leaves = {name: _results(tree, f"{who}: {name}") for name, tree in types.items()}
         (first, expected), *rest = leaves.items()
         for name, got in rest:
@@ -301,20 +309,46 @@ class Op:
         return jax.tree.structure(types[first]), expected
 
     def _inputs(self, args: Sequence[Any]) -> list[_aliases.Leaf]:
-        leaves = []
+        return [_aliases.Leaf(path, root, leaf.shape, leaf.dtype) for path, root, leaf in self._named(args)]
+
+    def _named(self, args: Sequence[Any]) -> Iterator[tuple[str, str, Any]]:
+        """The path of each flat operand, the parameter that it belongs to, and itself."""
         for i, arg in enumerate(args):
             root = self._parameters[i] if i < len(self._parameters) else f"args[{i}]"
-            leaves.extend(_leaves(root, arg, root=root))
-        return leaves
+            for path, leaf in tree_flatten_with_path(arg)[0]:
+                yield _aliases.path_text(root, path), root, leaf
 
 
 def _nothing(*_: Any) -> None:
     """In place of a body in Python."""
 
 
-def _leaves(text: str, tree: PyTree, root: str) -> list[_aliases.Leaf]:
-    flat, _ = tree_flatten_with_path(tree)
-    return [_aliases.Leaf(_aliases.path_text(text, path), root, leaf.shape, leaf.dtype) for path, leaf in flat]
+@contextlib.contextmanager
+def _calling(
+    function: Callable[..., Any], what: str, args: Sequence[Any], options: Options, who: str
+) -> Iterator[None]:
+    """Where `function`, which defines an op, is called: arguments that it does not take are a wrong call of the op."""
+    try:
+        with blaming(who, what, args, options.values):
+            yield
+    except TypeError as error:
+        problem = _problem(function, args, options)
+        if problem is None:
+            raise
+        raise TypeError(f"{who}: {problem}.") from error
+
+
+def _problem(function: Callable[..., Any], args: Sequence[Any], options: Options) -> str | None:
+    """Why `function` does not take these arguments, or `None`."""
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)  # of what is called, not of what it wraps
+    except (TypeError, ValueError):  # some callables written in C have none
+        return None
+    try:
+        signature.bind(*args, **options.values)
+    except TypeError as error:
+        return f"{error}; its arguments are {signature.replace(return_annotation=inspect.Signature.empty)}"
+    return None
 
 
 def _results(tree: PyTree, who: str) -> list[_aliases.Leaf]:

@@ -3,13 +3,15 @@
 import dataclasses
 import enum
 import functools
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
+from .. import xla
 from ._builder import Build, Slot, builder
 
 
@@ -105,6 +107,19 @@ def typed(arrays: Sequence[Any]) -> tuple[list[Any], tuple[Any, ...]]:
             arrays[i] = jax.lax.convert_element_type(arrays[i], aval.dtype)
             avals[i] = jax.typeof(arrays[i])
     return arrays, tuple(avals)
+
+
+def check_typed(named: Iterable[tuple[str, Any]], who: str) -> None:
+    """Raise `TypeError` for the first of the leaves, of which `named` has the paths, that has no type for `typed`."""
+    for path, leaf in named:
+        try:
+            jax.typeof(leaf)
+        except TypeError as error:
+            if is_array(leaf):
+                problem = f"{type(leaf).__name__} of dtype {leaf.dtype}. {xla.dtype_problem(leaf.dtype)}"
+            else:
+                problem = f"{reprlib.repr(leaf)} of type {type(leaf).__name__}. Static options are passed by keyword"
+            raise TypeError(f"{who}: expected {path} to be an array or a number; got {problem}.") from error
 
 
 # What may be equal and not the same, or hold what may.

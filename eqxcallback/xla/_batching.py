@@ -5,6 +5,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
+
+from .. import _errors
+from ._eager import platform_of
 
 
 VMAP_METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all", "legacy_vectorized")
@@ -20,6 +24,7 @@ def batch(
     vmap_method: str | None,
     result_avals: Sequence[Any],
     aliased: frozenset[int],
+    is_python: bool,
 ) -> tuple[Sequence[Any], Sequence[int]]:
     """Call `bind(*args, result_avals=...)` on batched operands, by one of `VMAP_METHODS`.
 
@@ -29,6 +34,7 @@ def batch(
     - `result_avals`: of one example.
     - `aliased`: the operands that an output overwrites. Such an operand must have the output's shape, so one that is
         not mapped is broadcast, whatever the method.
+    - `is_python`: whether the kernel is one in Python on a CPU: then a call outside of `jit` raises its exception.
 
     **Returns:** the outputs, all mapped over axis 0, and their axes.
     """
@@ -44,7 +50,11 @@ def batch(
             return None, bind(*merged, result_avals=result_avals)
 
         batched_args = [arg for arg, is_mapped in zip(args, mapped, strict=True) if is_mapped]
-        _, outs = jax.lax.scan(one_example, None, batched_args, unroll=vmap_method == "sequential_unrolled")
+
+        def loop() -> Sequence[Any]:
+            return jax.lax.scan(one_example, None, batched_args, unroll=vmap_method == "sequential_unrolled")[1]
+
+        outs = _raising(loop) if is_python else loop()
         return outs, [0] * len(outs)
 
     def broadcast(index: int, arg: Any) -> Any:
@@ -58,6 +68,20 @@ def batch(
         result_avals=tuple(aval.update(shape=(axis_size, *aval.shape)) for aval in result_avals),
     )
     return outs, [0] * len(outs)
+
+
+def _raising(loop: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+    """`loop()`. Outside of `jit` JAX makes it a program, which knows texts alone: this raises the exception of the kernel."""
+    with _errors.Failures() as failures:
+        try:
+            outs = loop()
+            # Other transformations around this one have tracers: nobody can wait for them.
+            arrays = [out for out in outs if not isinstance(out, Tracer)]
+            if platform_of(arrays) == "cpu":
+                jax.block_until_ready(arrays)
+        except Exception as error:
+            failures.reraise(error)
+    return outs
 
 
 def mapped_first(args: Sequence[Any], dims: Sequence[int | None]) -> Sequence[Any]:

@@ -7,17 +7,10 @@ from .. import _errors, _ext
 from ._body import PythonBody
 
 
-def _describe(outputs: Sequence[_ext.Buffer], inputs: Sequence[_ext.Buffer]) -> str:
-    def types(buffers: Sequence[_ext.Buffer]) -> str:
-        return ", ".join(_errors.type_text(b.dtype, b.shape) for b in buffers)
-
-    return f"({types(inputs)}) -> ({types(outputs)})"
-
-
 def _on_failure(
     error: BaseException, body: Any, outputs: Sequence[_ext.Buffer], inputs: Sequence[_ext.Buffer], name_stack: str
 ) -> str:
-    operands = _describe(outputs, inputs)
+    operands = _errors.types_text(outputs, inputs)
     error = _errors.from_the_user(error)
     if isinstance(body, str):  # a native kernel, which checked mode has found fault with
         return _errors.record_failure(error, body, name_stack, operands, lane="native")

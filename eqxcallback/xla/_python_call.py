@@ -75,7 +75,13 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, body: PythonBody,
 
     aliased = frozenset(i for i, _ in spec.input_output_aliases)
     return _batching.batch(
-        bind, args, dims, vmap_method=spec.vmap_method, result_avals=spec.result_avals, aliased=aliased
+        bind,
+        args,
+        dims,
+        vmap_method=spec.vmap_method,
+        result_avals=spec.result_avals,
+        aliased=aliased,
+        is_python=True,
     )
 
 

@@ -283,7 +283,7 @@ CALLS: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
     ((X, {1, 2}), {}, r"TwoArguments: expected everything that is not an array .*hashable; got \{1, 2\} of type set"),
     ((X,), {"z": {"a": [Unhashable()]}}, r"static and hashable; got UNHASHABLE of type Unhashable"),
     ((X, bytearray(b"1")), {}, r"static and hashable; got bytearray"),
-    ((np.array(["text"]),), {}, r"not a valid JAX array type"),
+    ((np.array(["text"]),), {}, r"TwoArguments: expected x to be an array or a number; got ndarray of dtype <U4"),
 ]
 
 

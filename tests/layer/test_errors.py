@@ -78,6 +78,67 @@ def test_eager_calls_raise_from_the_original(name):
         assert error.operands.startswith("(float32[")
 
 
+def fails(ctx, out, x):
+    helper()
+
+
+class Sequential(Broken):
+    vmap_method = "sequential"
+
+
+class Unrolled(Broken):
+    vmap_method = "sequential_unrolled"
+
+
+SEQUENTIAL = {
+    "layer": (jax.vmap(Sequential()), "Sequential"),
+    "unrolled": (jax.vmap(Unrolled()), "Unrolled"),
+    "nested": (jax.vmap(jax.vmap(Sequential())), "Sequential"),
+    "grad": (jax.value_and_grad(loss(jax.vmap(Sequential()))), "Sequential"),
+    "op": (jax.vmap(eqxc.Op("op", {"cpu": eqxc.PythonKernel(fails)}, lambda x: x)), "fails"),
+    "callback": (
+        jax.vmap(eqxc.buffer_callback(fails, jax.ShapeDtypeStruct((3,), np.float32), vmap_method="sequential")),
+        "fails",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_eager_calls_of_sequential_methods_raise_from_the_original(name):
+    f, layer = SEQUENTIAL[name]
+    x = jnp.stack([X, X])[None] if name == "nested" else jnp.stack([X, X])
+    for _ in range(2):
+        with pytest.raises(eqxc.KernelError, match="broken") as caught:
+            f(x)
+        assert isinstance(caught.value.original, Oops)
+        assert caught.value.layer == layer
+        assert caught.value.operands == "(float32[3]) -> (float32[3])"
+    with pytest.raises(JaxRuntimeError, match=layer) as caught:
+        jax.block_until_ready(jax.jit(f)(x))
+    assert not isinstance(caught.value, eqxc.KernelError)
+
+
+def test_an_eager_call_of_a_sequential_method_waits():
+    """JAX runs a loop later if its operands are still being computed."""
+
+    class Fine(Identity):
+        vmap_method = "sequential"
+
+    x = jax.jit(lambda a: jax.lax.fori_loop(0, 20, lambda _, a: a @ a * 1e-3, a)[:2, :3])(jnp.ones((1000, 1000)))
+    with pytest.raises(eqxc.KernelError, match="broken"):
+        jax.vmap(Sequential())(x)
+    jax.block_until_ready(jax.vmap(Fine())(x))  # or JAX raises the failure again when the process ends: docs/errors.md
+
+
+def test_an_interrupt_of_a_sequential_method():
+    class Interrupted(Sequential):
+        def kernel(self, ctx, out, x):
+            raise KeyboardInterrupt("stop")
+
+    with pytest.raises(KeyboardInterrupt, match="stop"):
+        jax.vmap(Interrupted())(jnp.stack([X, X]))
+
+
 @pytest.mark.parametrize("name", FAILING)
 def test_raising_under_jit(name):
     f, layer = FAILING[name]
@@ -176,6 +237,7 @@ def test_poison(jit):
     assert isinstance(error.original, Oops)
     assert error.__cause__ is error.original
     assert error.layer == "Poisoned"
+    assert error.operands == "(float32[3]) -> (float32[3])"
     assert "poisoned its results" in str(error)
     assert "eqxcallback/layer" not in str(error)
     with eqxc.raising():  # once
@@ -195,6 +257,7 @@ def test_poison_of_gradients(jit):
     got, error = poisoned(jax.jit(f) if jit else f, X)
     assert np.isnan(got).all()
     assert error.layer == "PoisonedBackward"
+    assert error.operands == "(float32[3], float32[3], float32[3]) -> (float32[3])"
     got, _ = poisoned(jax.vmap(jax.grad(loss(PoisonedBackward()))), X[None])
     assert np.isnan(got).all()
 
@@ -373,3 +436,50 @@ def test_an_error_of_a_reference():
         for _ in range(2):
             with pytest.raises(Oops, match="of the reference"):
                 f(X)
+
+
+class Scale(eqxc.Layer):
+    weight: Any
+
+    def kernel(self, ctx, out, x):
+        np.multiply(x, self.weight, out=np.asarray(out))
+
+    def reference(self, x, *, power=1):
+        return x * self.weight**power
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text", "note"),
+    [
+        (lambda: Scale(jnp.ones(3))("a"), TypeError, "", "called with ('a')."),
+        (lambda: jax.jit(Scale(jnp.ones(3)).__call__)(jnp.ones(4)), TypeError, "shapes", "called with (float32[4])."),
+        (lambda: Scale(jnp.ones(3))([1, X]), TypeError, "", "called with ([1, float32[3]])."),
+    ],
+)
+def test_an_error_of_a_reference_says_whose_it_is(call, error, text, note):
+    with pytest.raises(error) as caught:
+        call()
+    assert text in str(caught.value)
+    assert f"Scale: its reference failed, {note}" in caught.value.__notes__
+
+
+def test_an_error_of_an_out_type_says_whose_it_is():
+    class Typed(Scale):
+        def out_type(self, x):
+            raise Oops("of the type")
+
+    with pytest.raises(Oops) as caught:
+        Typed(1.0)(X)
+    assert str(caught.value) == "of the type"
+    assert caught.value.__notes__ == [f"{Typed.__qualname__}: its out_type failed, called with (float32[3])."]
+
+
+@pytest.mark.parametrize(
+    ("layer", "x", "path"),
+    [(Scale(X), np.array([object()]), "x"), (Scale(np.array(["a"])), X, r"self\.weight")],
+)
+def test_arrays_that_are_none_of_jax(layer, x, path):
+    with pytest.raises(
+        TypeError, match=rf"^Scale: expected {path} to be an array .*; got ndarray of dtype .*\. No kernel"
+    ):
+        layer(x)

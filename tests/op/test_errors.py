@@ -99,9 +99,44 @@ def with_type(out_type, reference=None):
         (lambda: op()(X, a=1, eps=[1]), TypeError, r"the option eps to be static and hashable; got list"),
         (lambda: op()(X, eps=(1, [2])), TypeError, r"the option eps to be static and hashable; got tuple"),
         (lambda: jax.jit(lambda e: op()(X, eps=e))(1.0), TypeError, r"the option eps to be static .* got \w*Tracer"),
-        (lambda: op()("x"), TypeError, r"not a valid JAX type"),
-        (lambda: op(reference=lambda x: x)(X, X), TypeError, r"takes 1 positional argument but 2 were given"),
-        (lambda: op(reference=lambda x, *, eps: x)(X), TypeError, r"missing 1 required keyword-only argument: 'eps'"),
+        (
+            lambda: op()("x"),
+            TypeError,
+            r"Op\(norm\): expected x to be an array or a number; got 'x' of type str\. Static options are passed by keyword\.",
+        ),
+        (
+            lambda: op()(X, {"a": X, "b": [len]}),
+            TypeError,
+            r"expected y\['b'\]\[0\] to be .*; got <built-in .* of type builtin",
+        ),
+        (
+            lambda: op()(np.array([object()])),
+            TypeError,
+            r"Op\(norm\): expected x to be .*; got ndarray of dtype object\. No kernel is .* Use a dtype such as float32",
+        ),
+        (lambda: op(reference=lambda *x: x)(X, "x"), TypeError, r"expected args\[1\] to be .* got 'x'"),
+        (
+            lambda: op(reference=lambda x, *, s=1.0: x)(),
+            TypeError,
+            r"^Op\(norm\): missing a required argument: 'x'; its arguments are \(x, \*, s=1\.0\)\.$",
+        ),
+        (
+            lambda: op(reference=lambda x: x)(X, X),
+            TypeError,
+            r"^Op\(norm\): too many positional arguments; its arguments are \(x\)\.$",
+        ),
+        (
+            lambda: op(reference=lambda x: x)(X, t=1),
+            TypeError,
+            r"^Op\(norm\): got an unexpected keyword argument 't'; its arguments are \(x\)\.$",
+        ),
+        (
+            lambda: op(reference=lambda x, *, eps: x)(X),
+            TypeError,
+            r"^Op\(norm\): missing a required .*'eps'; .* \(x, \*, eps\)",
+        ),
+        (lambda: jax.jit(op(reference=jax.jit(lambda x: x)))(X, X), TypeError, r"^Op\(norm\): too many positional"),
+        (lambda: with_type(lambda x: F32)(X, X), TypeError, r"^Op\(norm\): too many positional .* are \(x\)\.$"),
         (
             lambda: with_type(lambda x: 3)(X),
             TypeError,
@@ -129,6 +164,58 @@ def with_type(out_type, reference=None):
 def test_a_wrong_call(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_the_error_of_a_wrong_call_has_the_original():
+    with pytest.raises(TypeError, match="too many positional arguments") as caught:
+        op(reference=lambda x: x)(X, X)
+    assert "takes 1 positional argument but 2 were given" in str(caught.value.__cause__)
+
+
+def scaled(x, *, s=1.0):
+    return x * s
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text", "note"),
+    [
+        # None and lists are PyTrees: only the reference knows that it does not take them.
+        (lambda: op(reference=scaled)(None), TypeError, "unsupported operand", "called with (None)."),
+        (lambda: op(reference=scaled)([1.0, X]), TypeError, "multiply", "called with ([float32[], float32[3]])."),
+        (
+            lambda: op(reference=lambda x, *, i: x[i])((X,), i=1),
+            IndexError,
+            "tuple",
+            "called with ((float32[3],), i=1).",
+        ),
+        (
+            lambda: jax.jit(op(reference=lambda x, y: x + y))(X, X[:2]),
+            TypeError,
+            "add",
+            "called with (float32[3], float32[2]).",
+        ),
+    ],
+)
+def test_an_error_of_the_reference_keeps_its_text(call, error, text, note):
+    for _ in range(2):
+        with pytest.raises(error) as caught:
+            call()
+        assert text in str(caught.value)
+        assert f"Op(norm): its reference failed, {note}" in caught.value.__notes__
+
+
+def test_an_error_of_an_out_type_says_whose_it_is():
+    def fails(x):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError) as caught:
+        with_type(fails)(X)
+    assert caught.value.__notes__ == ["Op(norm): its out_type for cpu failed, called with (float32[3])."]
+
+
+def test_none_and_lists_are_trees():
+    twice = op(reference=lambda x, y=None: x[0] if y is None else y)
+    np.testing.assert_array_equal(twice.using("reference")([X, 1.0], None), X)
 
 
 def test_a_wrong_call_is_wrong_again():
