@@ -225,6 +225,44 @@ def test_large_logits(implementation):
         np.testing.assert_allclose(got, exact(q, k, v, **given), rtol=1e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("bias", [-1e9, np.finfo(np.float32).min, 1e9])
+def test_gradients_of_queries_whose_logits_are_all_alike_far_away(bias, isa):
+    """As where a padded example is masked with a large number: its queries see all keys alike."""
+    q, k, v = attention_options.inputs(70, 40, 2, 1, 4)
+    given: Any = np.zeros((1, 70, 40), np.float32)
+    given[:, 3] = bias
+
+    def gradients(implementation):
+        def loss(q, k, v, bias):
+            return jnp.sin(ops.attention(q, k, v, bias=bias, implementation=implementation)).sum()
+
+        return jax.jit(jax.grad(loss, (0, 1, 2, 3)))(q, k, v, given)
+
+    for got, want in zip(gradients("native"), gradients("reference"), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_gradients_beside_a_key_that_is_not_finite(value, isa):
+    """Of few queries: what their block has no queries for adds nothing."""
+    given: dict[str, Any] = dict(zip("qkv", attention_options.inputs(5, 9, 2, 2, 8), strict=True))
+    given["k"][3] = value
+    segments = np.zeros(5, np.int32), np.zeros(9, np.int32)
+    segments[1][3] = 1
+
+    def gradients(implementation):
+        def loss(args):
+            out = ops.attention(**args, segment_ids=segments, implementation=implementation)
+            return jnp.where(jnp.isfinite(out), jnp.sin(out), 0).sum()
+
+        return jax.jit(jax.grad(loss))(given)
+
+    got, want = gradients("native"), gradients("reference")
+    for name in "qkv":
+        finite = np.isfinite(want[name])
+        np.testing.assert_allclose(np.asarray(got[name])[finite], np.asarray(want[name])[finite], rtol=1e-4, atol=1e-5)
+
+
 # Dropout.
 
 

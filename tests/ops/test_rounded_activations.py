@@ -133,6 +133,28 @@ def test_rows_of_extreme_values(isa):
             np.testing.assert_allclose(got[finite], want[finite], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("activations", ["exact", "int8"])
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_sums_over_small_weights_of_numbers_near_the_highest(rows, activations, isa):
+    """They are finite, also where those over the integers of the weights are not."""
+    weight = 1e-3 * normal(2, (13, 128))
+    x = np.float32(1e37) * (normal(1, (rows, 128)) / 4 + 1)
+    encodings: Any = ops.ENCODINGS
+    for encoding in encodings:
+        blocks = ops.quantize(jnp.asarray(weight), encoding=encoding)
+        definition = reference.quantized_linear if activations == "exact" else reference.rounded_quantized_linear
+        got = ops.quantized_linear(x, blocks, encoding=encoding, activations=activations, implementation="native")
+        want = definition(jnp.asarray(x), blocks, encoding=encoding)
+        assert np.isfinite(want).all()
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
+    x, (integers, scale) = 1e-10 * normal(1, (rows, 128)), weights_of(13, 128)
+    scale = 1e37 * np.sign(scale)
+    got = ops.int8_linear(x, integers, scale, activations=activations, implementation="native")
+    definition = reference.int8_linear if activations == "exact" else reference.rounded_int8_linear
+    want = definition(jnp.asarray(x), integers, scale)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
+
+
 def test_the_derivative_is_that_of_the_exact_product():
     """To x and, of the rounded x, to the scale: forward, reverse and second order."""
     x, (weight, scale) = jnp.asarray(normal(1, (5, 64))), weights_of(3, 64)

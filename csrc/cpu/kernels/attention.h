@@ -43,6 +43,9 @@ void score_tile(const Attention& args, const QueryBlock& block, const float* que
   }
 }
 
+// Of sums of weights. A query without keys has zero, as what it gives.
+F inverse_or_zero(F sum) { return Simd::select_less(Simd::zero(), sum, Simd::div(Simd::broadcast(1.0f), sum), sum); }
+
 // The queries from `begin` of one head, at most kQueryBlock of them, which fit into so many vectors.
 template <class T, bool kOptions, int kVectors = Simd::kOuterVectors>
 void attend(const Attention& args, int64_t b, int64_t h, int64_t begin, float* scratch) {
@@ -107,13 +110,8 @@ void attend(const Attention& args, int64_t b, int64_t h, int64_t begin, float* s
     outer_product<true, kVectors>(out_t, D, v.data, 1, v.stride, scores, keys);
   }
 
-  float total[kQueryBlock];
-  for (int v = 0; v < kVectors; ++v) Simd::store(total + v * kLanes, sum[v]);
-  T* out = static_cast<T*>(args.out) + q_offset;
-  for (int64_t i = 0; i < block.queries; ++i) {
-    const float inverse = total[i] == 0.0f ? 0.0f : 1.0f / total[i];  // a query without keys gives zeros
-    for (int64_t d = 0; d < D; ++d) from_float(out_t[d * kQueryBlock + i] * inverse, out[i * q_stride + d]);
-  }
+  store_columns(static_cast<T*>(args.out) + q_offset, q_stride, block.queries, D, out_t,
+                [&](int64_t i) { return inverse_or_zero(sum[i / kLanes]); });
 }
 
 void attention(Element element, const Attention& args, const Executor& executor) {

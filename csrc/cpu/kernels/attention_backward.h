@@ -13,19 +13,18 @@ namespace {
 struct BackwardPlan {
   const AttentionBackward& args;
   int64_t query_blocks, key_blocks, width;
-  bool own_bias;           // each head of each example has a bias of its own
-  float *log_sum, *delta;  // [B, H, S], or null where nobody asks for them again
-  float* slope_sums;       // [B, H, query_blocks]
+  bool own_bias;      // each head of each example has a bias of its own
+  float* sums;        // what is known of queries, [3, B, H, S], or null where nobody asks for it again
+  float* slope_sums;  // [B, H, query_blocks]
 
   int64_t row(int64_t b, int64_t h) const { return b * args.call.heads + h; }
+  int64_t num_queries() const { return args.call.batch * args.call.heads * args.call.q_length; }
 };
 
 // out[i, j] = dlogits[j, i]
 template <class T>
 void store_bias(T* out, const float* dlogits, int64_t keys, int64_t queries, int64_t stride) {
-  for (int64_t i = 0; i < queries; ++i) {
-    for (int64_t j = 0; j < keys; ++j) from_float(dlogits[j * kQueryBlock + i], out[i * stride + j]);
-  }
+  store_columns(out, stride, queries, keys, dlogits, [](int64_t) { return Simd::broadcast(1.0f); });
 }
 
 template <class Body>
@@ -48,10 +47,13 @@ void block_gradients(const BackwardPlan& plan, const QueryBlock& block, const Ti
   kept = keeps ? kept : nullptr;
   load_queries<T>(args, block, to);
   sum_queries<T, kOptions>(args, block, to, kept);
-  if (plan.log_sum != nullptr) {
-    const int64_t row = plan.row(block.b, block.h) * call.q_length + block.begin;
-    std::memcpy(plan.log_sum + row, to.log_sum, static_cast<size_t>(block.queries) * sizeof(float));
-    std::memcpy(plan.delta + row, to.delta, static_cast<size_t>(block.queries) * sizeof(float));
+  if (plan.sums != nullptr) {
+    float* kept_sums = plan.sums + plan.row(block.b, block.h) * call.q_length + block.begin;
+    const float* const known[] = {to.highest, to.inverse, to.delta};
+    for (const float* each : known) {
+      std::memcpy(kept_sums, each, static_cast<size_t>(block.queries) * sizeof(float));
+      kept_sums += plan.num_queries();
+    }
   }
   const bool bias = args.dbias != nullptr && plan.own_bias, slopes = args.dslopes != nullptr;
   const int64_t bias_at = bias ? options->bias.at[block.b] + block.h * options->bias.head : 0;
@@ -68,12 +70,11 @@ void block_gradients(const BackwardPlan& plan, const QueryBlock& block, const Ti
       });
     }
     if (!slopes) return;
+    const Distances distances;
     for (int64_t j = 0; j < tile.keys; ++j) {
-      const auto away = static_cast<int32_t>(block.position - tile.first - j);
-      float distances[kQueryBlock];
-      for (int32_t i = 0; i < kQueryBlock; ++i) distances[i] = static_cast<float>(away + i < 0 ? -away - i : away + i);
       for (int i = 0; i < kQueryBlock; i += kLanes) {
-        slope_sum = Simd::fma(Simd::load(distances + i), Simd::load(to.dlogits + j * kQueryBlock + i), slope_sum);
+        const F away = distances(block.position - tile.first - j, i);
+        slope_sum = Simd::fma(away, Simd::load(to.dlogits + j * kQueryBlock + i), slope_sum);
       }
     }
   };
@@ -90,9 +91,7 @@ void block_gradients(const BackwardPlan& plan, const QueryBlock& block, const Ti
     add_product(dv + at, tile.keys, to.weights, kQueryBlock, 1, to.cotangents, kQueryBlock, to.width);
   }
   T* dq = static_cast<T*>(args.dq) + query_offset(call, block.b, block.h, block.begin);
-  for (int64_t i = 0; i < block.queries; ++i) {
-    for (int64_t d = 0; d < D; ++d) from_float(to.dq_t[d * kQueryBlock + i] * call.scale, dq[i * stride + d]);
-  }
+  store_columns(dq, stride, block.queries, D, to.dq_t, [&](int64_t) { return Simd::broadcast(call.scale); });
   if (slopes)
     plan.slope_sums[plan.row(block.b, block.h) * plan.query_blocks + block.begin / kQueryBlock] = Simd::sum(slope_sum);
 }
@@ -135,10 +134,12 @@ void again(const BackwardPlan& plan, const QueryBlock& block, int64_t begin, int
     if (tile.keys == 0) continue;
     if (!is_loaded) {
       load_queries<T>(plan.args, block, to);
-      const int64_t row = plan.row(block.b, block.h) * call.q_length + block.begin;
-      for (int64_t i = 0; i < kQueryBlock; ++i) {
-        to.log_sum[i] = i < block.queries ? plan.log_sum[row + i] : __builtin_inff();
-        to.delta[i] = i < block.queries ? plan.delta[row + i] : 0.0f;
+      const float* kept_sums = plan.sums + plan.row(block.b, block.h) * call.q_length + block.begin;
+      float* const known[] = {to.highest, to.inverse, to.delta};
+      for (float* each : known) {
+        std::memset(each, 0, kQueryBlock * sizeof(float));
+        std::memcpy(each, kept_sums, static_cast<size_t>(block.queries) * sizeof(float));
+        kept_sums += plan.num_queries();
       }
       is_loaded = true;
     }
@@ -258,15 +259,14 @@ void attention_backward(Element element, const AttentionBackward& args, const Ex
                     padded(call.head_size),
                     args.bias_size == rows * call.q_length * call.kv_length,
                     nullptr,
-                    nullptr,
                     nullptr};
   // Tiles computed twice are a third more work: that much may wait for the last head.
   const int64_t threads = executor.threads(executor.pool), rounds = (heads + threads - 1) / larger<int64_t>(threads, 1);
   const bool is_whole = 3 * rounds * threads <= 4 * heads;
   const bool keeps_sums = !is_whole || (args.dbias != nullptr && !plan.own_bias);
-  Scratch sums(keeps_sums ? 2 * rows * call.q_length + 1 : 1);
-  Scratch slopes(args.dslopes == nullptr ? 1 : rows * plan.query_blocks + 1);
-  if (keeps_sums) plan.log_sum = sums.data(), plan.delta = sums.data() + rows * call.q_length;
+  Scratch sums(keeps_sums ? 3 * plan.num_queries() : 0);
+  Scratch slopes(args.dslopes == nullptr ? 0 : rows * plan.query_blocks);
+  if (keeps_sums) plan.sums = sums.data();
   plan.slope_sums = slopes.data();
   with_type(element, [&](auto* type) {
     using T = Pointee<decltype(type)>;

@@ -1,5 +1,6 @@
 // The gradients of attention for a block of queries and a block of keys, as FlashAttention-2 computes them
-// (https://arxiv.org/abs/2307.08691): weights come again from the logits and the logarithm of their sum.
+// (https://arxiv.org/abs/2307.08691): weights come again from the logits, the highest of them and the sum of their
+// exponentials.
 #pragma once
 
 #include "cpu/kernels/attention.h"
@@ -16,17 +17,17 @@ inline constexpr int64_t kKeptKeys = 4096;
 // What a thread needs for one block of queries against one of keys.
 struct TileBuffers {
   int64_t size, width;
-  float *queries_t, *cotangents_t;  // [D, kQueryBlock], the queries scaled to powers of two
-  float *queries, *cotangents;      // [kQueryBlock, width]
-  float *log_sum, *delta;           // [kQueryBlock]
-  float* dq_t;                      // [D, kQueryBlock]
-  float *weights, *dlogits;         // [kKeyBlock, kQueryBlock]
-  float *factors, *derivative;      // the same: of dropout, and of the soft cap
-  float *k, *v;                     // [kKeyBlock, D], if not f32
+  float *queries_t, *cotangents_t;   // [D, kQueryBlock], the queries scaled to powers of two
+  float *queries, *cotangents;       // [kQueryBlock, width]
+  float *highest, *inverse, *delta;  // [kQueryBlock]
+  float* dq_t;                       // [D, kQueryBlock]
+  float *weights, *dlogits;          // [kKeyBlock, kQueryBlock]
+  float *factors, *derivative;       // the same: of dropout, and of the soft cap
+  float *k, *v;                      // [kKeyBlock, D], if not f32
 
   static int64_t floats(const Attention& args) {
     const int64_t tiles = args.options == nullptr ? 2 : 4;
-    return kQueryBlock * (3 * args.head_size + 2 * padded(args.head_size) + 2 + tiles * kKeyBlock) +
+    return kQueryBlock * (3 * args.head_size + 2 * padded(args.head_size) + 3 + tiles * kKeyBlock) +
            2 * kKeyBlock * args.head_size;
   }
   TileBuffers(const Attention& args, float* memory) : size(args.head_size), width(padded(size)) {
@@ -37,7 +38,7 @@ struct TileBuffers {
     };
     queries_t = take(size * kQueryBlock), cotangents_t = take(size * kQueryBlock), dq_t = take(size * kQueryBlock);
     queries = take(width * kQueryBlock), cotangents = take(width * kQueryBlock);
-    log_sum = take(kQueryBlock), delta = take(kQueryBlock);
+    highest = take(kQueryBlock), inverse = take(kQueryBlock), delta = take(kQueryBlock);
     weights = take(kKeyBlock * kQueryBlock), dlogits = take(kKeyBlock * kQueryBlock);
     k = take(kKeyBlock * size), v = take(kKeyBlock * size);
     factors = derivative = nullptr;
@@ -65,7 +66,7 @@ void copy_rows(float* out, int64_t width, const T* x, int64_t stride, int64_t ro
   }
 }
 
-// Loads what a block of queries needs, but for log_sum and delta.
+// Loads what a block of queries needs, but for what `sum_queries` finds out.
 template <class T>
 void load_queries(const AttentionBackward& args, const QueryBlock& block, const TileBuffers& to) {
   const Attention& call = args.call;
@@ -77,8 +78,9 @@ void load_queries(const AttentionBackward& args, const QueryBlock& block, const 
   copy_rows(to.cotangents, to.width, cotangent, stride, block.queries, to.size);
 }
 
-// delta = the sum of cotangent * out; log_sum of the logits, as powers of two. A query that sees nothing has infinity,
-// of which all weights are zero. Logits are kept in `kept`, rows of keys from block.first on, if there is room.
+// delta = the sum of cotangent * out; the highest of the logits, as powers of two, and 1 / the sum of what they are
+// above it, which is zero for a query that sees nothing, or is none. (Not the logarithm of the sum: added to a high
+// logit, it would be lost.) Logits are kept in `kept`, rows of keys from block.first on, if there is room.
 template <class T, bool kOptions>
 void sum_queries(const AttentionBackward& args, const QueryBlock& block, const TileBuffers& to, float* kept) {
   constexpr int kVectors = Simd::kOuterVectors;
@@ -113,14 +115,10 @@ void sum_queries(const AttentionBackward& args, const QueryBlock& block, const T
       highest[v] = top, sum[v] = total;
     }
   }
-  float top[kQueryBlock], total[kQueryBlock];
   for (int v = 0; v < kVectors; ++v) {
-    Simd::store(top + v * kLanes, highest[v]);
-    Simd::store(total + v * kLanes, sum[v]);
-  }
-  for (int64_t i = 0; i < kQueryBlock; ++i) {
-    const bool sees = i < block.queries && total[i] != 0.0f;
-    to.log_sum[i] = sees ? top[i] + __builtin_log2f(total[i]) : __builtin_inff();
+    const int queries = static_cast<int>(smaller<int64_t>(kLanes, larger<int64_t>(0, block.queries - v * kLanes)));
+    Simd::store(to.highest + v * kLanes, highest[v]);
+    Simd::store(to.inverse + v * kLanes, Simd::first_or(inverse_or_zero(sum[v]), queries, 0.0f));
   }
 }
 
@@ -141,16 +139,20 @@ void tile_gradients(const Attention& call, const QueryBlock& block, const KeyTil
   const bool dropout = kOptions && has_dropout(call.options);
   if (dropout) dropout_factors(*call.options, block, call.kv_length, first, keys, to.factors);
   for (int line = 0; line < kQueryBlock; line += kLanes) {
-    const F log_sum = Simd::load(to.log_sum + line), delta = Simd::load(to.delta + line);
+    const F highest = Simd::load(to.highest + line), inverse = Simd::load(to.inverse + line);
+    const F delta = Simd::load(to.delta + line), positive = Simd::broadcast(__FLT_MIN__);
+    const bool all_see = !Simd::any_less(inverse, positive);
+    // Of others nothing is added, also where keys or values are not finite.
+    const auto seeing = [&](F x) { return all_see ? x : Simd::select_less(inverse, positive, Simd::zero(), x); };
     for (int64_t i = line; i < keys * kQueryBlock; i += kQueryBlock) {
-      const F weight = Simd::exp2(Simd::sub(Simd::load(scores + i), log_sum));
+      const F weight = seeing(Simd::mul(Simd::exp2(Simd::sub(Simd::load(scores + i), highest)), inverse));
       F gradient = Simd::load(to.dlogits + i), after = weight;
       if (dropout) {
         const F factor = Simd::load(to.factors + i);
         gradient = Simd::mul(gradient, factor), after = Simd::mul(weight, factor);
       }
       Simd::store(to.weights + i, after);
-      Simd::store(to.dlogits + i, Simd::mul(weight, Simd::sub(gradient, delta)));
+      Simd::store(to.dlogits + i, seeing(Simd::mul(weight, Simd::sub(gradient, delta))));
     }
   }
   if constexpr (kOptions) {

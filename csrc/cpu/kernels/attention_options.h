@@ -54,12 +54,30 @@ void cap_logits(float* tile, float* derivative, int64_t size, float cap) {
   }
 }
 
-// As a power of two. What is finite stays so: only -inf is not seen.
-float log2_of_bias(float bias) {
-  constexpr float kHighest = -kLowest;
-  const float product = bias * kLog2E;
-  return __builtin_fabsf(bias) <= kHighest ? larger(kLowest, smaller(kHighest, product)) : bias;
+// As powers of two. What is finite stays so: only -inf is not seen.
+F log2_of_bias(F bias) {
+  const F lowest = Simd::broadcast(kLowest), highest = Simd::broadcast(-kLowest);
+  const F product = Simd::max(lowest, Simd::min(highest, Simd::mul(bias, Simd::broadcast(kLog2E))));
+  return Simd::select_less(highest, Simd::abs(bias), bias, product);
 }
+
+// `yes` of lanes where a byte is not 0.
+F select_bytes(F bytes, F yes, F no) { return Simd::select_less(Simd::zero(), Simd::abs(bytes), yes, no); }
+
+// How far queries are from keys.
+class Distances {
+ public:
+  Distances() {
+    for (int i = 0; i < kQueryBlock; ++i) numbers_[i] = static_cast<float>(i);
+  }
+  // Queries i, i + 1 and so on from a key that is `away` from the first of the block.
+  F operator()(int64_t away, int i) const {
+    return Simd::abs(Simd::add(Simd::broadcast(static_cast<float>(away)), Simd::load(numbers_ + i)));
+  }
+
+ private:
+  float numbers_[kQueryBlock];
+};
 
 // Takes the logits of `keys` keys from `first`, as powers of two and not yet capped, to what the softmax is of.
 void apply_options(const AttentionOptions& options, const QueryBlock& block, int64_t kv_length, int64_t first,
@@ -72,30 +90,29 @@ void apply_options(const AttentionOptions& options, const QueryBlock& block, int
       using T = Pointee<decltype(type)>;
       const Operand<T> operand{static_cast<const T*>(options.bias.data), options.bias.at, options.bias.head};
       const T* bias = operand_of(operand, b, h) + row;
-      for (int64_t j = 0; j < keys; ++j) {
-        for (int64_t i = 0; i < queries; ++i) {
-          tile[j * kQueryBlock + i] += log2_of_bias(to_float(bias[i * kv_length + j]));
-        }
-      }
+      for_columns(bias, kv_length, queries, keys, [&](int64_t j, int64_t i, F column) {
+        float* line = tile + j * kQueryBlock + i;
+        Simd::store(line, Simd::add(Simd::load(line), log2_of_bias(column)));
+      });
     });
   }
   if (options.slopes.data != nullptr) {
     const float slope = *operand_of(options.slopes, b, h) * kLog2E;
+    const Distances distances;
     for (int64_t j = 0; j < keys; ++j) {
-      const auto away = static_cast<int32_t>(block.position - first - j);
-      for (int32_t i = 0; i < kQueryBlock; ++i) {
-        tile[j * kQueryBlock + i] -= slope * static_cast<float>(away + i < 0 ? -away - i : away + i);
+      for (int i = 0; i < kQueryBlock; i += kLanes) {
+        float* line = tile + j * kQueryBlock + i;
+        const F penalty = Simd::mul(Simd::broadcast(slope), distances(block.position - first - j, i));
+        Simd::store(line, Simd::sub(Simd::load(line), penalty));
       }
     }
   }
   if (options.mask.data != nullptr) {
-    const uint8_t* mask = operand_of(options.mask, b, h) + row;
-    for (int64_t j = 0; j < keys; ++j) {
-      for (int64_t i = 0; i < queries; ++i) {
-        float& logit = tile[j * kQueryBlock + i];
-        logit = mask[i * kv_length + j] != 0 ? logit : kUnseen;
-      }
-    }
+    const auto* mask = reinterpret_cast<const int8_t*>(operand_of(options.mask, b, h) + row);
+    for_columns(mask, kv_length, queries, keys, [&](int64_t j, int64_t i, F column) {
+      float* line = tile + j * kQueryBlock + i;
+      Simd::store(line, select_bytes(column, Simd::load(line), Simd::broadcast(kUnseen)));
+    });
   }
   if (options.query_segments.data != nullptr) {
     int32_t of_queries[kQueryBlock] = {};
@@ -137,11 +154,11 @@ void dropout_factors(const AttentionOptions& options, const QueryBlock& block, i
     return;
   }
   const uint8_t* given = operand_of(options.kept, block.b, block.h) + block.begin * kv_length + first;
-  for (int64_t j = 0; j < keys; ++j) {
-    for (int64_t i = 0; i < kQueryBlock; ++i) {
-      factors[j * kQueryBlock + i] = i < block.queries && given[i * kv_length + j] != 0 ? kept : 0.0f;
-    }
-  }
+  std::memset(factors, 0, static_cast<size_t>(keys * kQueryBlock) * sizeof(float));
+  for_columns(reinterpret_cast<const int8_t*>(given), kv_length, block.queries, keys,
+              [&](int64_t j, int64_t i, F column) {
+                Simd::store(factors + j * kQueryBlock + i, select_bytes(column, Simd::broadcast(kept), Simd::zero()));
+              });
 }
 
 }  // namespace

@@ -78,28 +78,56 @@ Rows as_floats(const T* x, int64_t stride, int64_t rows, int64_t size, float* bu
   return {buffer, size};
 }
 
-// out[d, i] = x[i, d] * factor, of kQueryBlock rows, with zeros from row `rows` on.
-template <class T>
-void transpose(float* out, const T* x, int64_t stride, int64_t rows, int64_t size, float factor) {
-  for (int64_t d = 0; d < size; ++d) {
-    for (int64_t i = 0; i < kQueryBlock; ++i) {
-      out[d * kQueryBlock + i] = i < rows ? to_float(x[i * stride + d]) * factor : 0.0f;
-    }
+// Calls body(d, i, x) for the vectors x of elements d of rows i, i + 1 and so on, in place of which zeros are where
+// there are fewer.
+template <class T, class Body>
+void for_columns(const T* x, int64_t stride, int64_t rows, int64_t size, const Body& body) {
+  for (int64_t i = 0; i < rows; i += kLanes) {
+    for_vectors(size, [&](int64_t d, auto count) {
+      F tile[kLanes];
+#pragma GCC unroll 16
+      for (int r = 0; r < kLanes; ++r) tile[r] = i + r < rows ? load(x + (i + r) * stride + d, count) : Simd::zero();
+      Simd::transpose(tile);
+      for (int64_t c = 0; c < smaller<int64_t>(kLanes, size - d); ++c) body(d + c, i, tile[c]);
+    });
   }
 }
 
-// Queries, or their cotangents, as `row_products` wants them: times `factor` in f32, or where the processor multiplies
-// T in pairs, pairs of neighbouring d as they are.
+// out[i, d] = x[d, i] * factor(i), where factor gives vectors, and rows of x are kQueryBlock apart.
+template <class T, class Factor>
+void store_columns(T* out, int64_t stride, int64_t rows, int64_t size, const float* x, const Factor& factor) {
+  for (int64_t i = 0; i < rows; i += kLanes) {
+    const F factors = factor(i);
+    for_vectors(size, [&](int64_t d, auto count) {
+      F tile[kLanes];
+#pragma GCC unroll 16
+      for (int c = 0; c < kLanes; ++c) {
+        tile[c] = d + c < size ? Simd::mul(Simd::load(x + (d + c) * kQueryBlock + i), factors) : Simd::zero();
+      }
+      Simd::transpose(tile);
+      for (int64_t r = 0; r < smaller<int64_t>(kLanes, rows - i); ++r)
+        store(out + (i + r) * stride + d, tile[r], count);
+    });
+  }
+}
+
+// Queries, or their cotangents, as `row_products` wants them, [size, kQueryBlock] with zeros from row `rows` on: times
+// `factor` in f32, or where the processor multiplies T in pairs, pairs of neighbouring d as they are.
 template <class T>
 bool in_pairs(int64_t size) {
   return kHasPairs<T> && size % 2 == 0;
 }
 template <class T>
 void arrange_queries(float* out, const T* x, int64_t stride, int64_t rows, int64_t size, float factor) {
-  if (!in_pairs<T>(size)) return transpose(out, x, stride, rows, size, factor);
-  for (int64_t d = 0; d < size / 2; ++d) {
-    std::memset(out + d * kQueryBlock, 0, kQueryBlock * sizeof(float));
-    for (int64_t i = 0; i < rows; ++i) std::memcpy(out + d * kQueryBlock + i, x + i * stride + 2 * d, 2 * sizeof(T));
+  if (rows <= kQueryBlock - kLanes) std::memset(out, 0, static_cast<size_t>(size * kQueryBlock) * sizeof(float));
+  if (in_pairs<T>(size)) {
+    const auto* pairs = reinterpret_cast<const float*>(x);
+    for_columns(pairs, stride / 2, rows, size / 2,
+                [&](int64_t d, int64_t i, F pair) { Simd::store(out + d * kQueryBlock + i, pair); });
+  } else {
+    for_columns(x, stride, rows, size, [&](int64_t d, int64_t i, F column) {
+      Simd::store(out + d * kQueryBlock + i, Simd::mul(column, Simd::broadcast(factor)));
+    });
   }
 }
 

@@ -28,11 +28,11 @@ class BlockRows {
   // Of the integers.
   int32_t sum(int64_t r, int64_t b) const { return sums_[r * num_blocks_ + b]; }
 
-  // False if x is not finite.
+  // False if x is not finite, or so high that sums of it are not.
   bool set(int64_t r, const float* x) {
     for (int64_t i = r * num_blocks_; i < (r + 1) * num_blocks_; ++i, x += kBlockSize) {
       Steps steps;
-      if (!steps_of(steps, x, kBlockSize)) return false;
+      if (!steps_of(steps, x, kBlockSize, kSummable)) return false;
       __m512i sum = _mm512_setzero_si512();
       for (int64_t j = 0; j < kBlockSize; j += kLanes) {
         const __m512i n = _mm512_cvtps_epi32(Simd::mul(Simd::load(x + j), Simd::broadcast(steps.inverse)));
@@ -82,21 +82,19 @@ struct BlockPanel {
     const int64_t stride = num_blocks * block_bytes(encoding);
     for (int64_t w = 0; w < kPanel; w += kLanes) {
       for (int64_t b = 0; b < num_blocks; b += 2) {
-        __m512i words[kLanes];
+        F fours[kLanes];
         for (int r = 0; r < kLanes; ++r) {
           // What is past the last row or block is dropped.
           const uint8_t* row = weights + smaller(w + r, rows - 1) * stride;
           const uint8_t *first = row + b * block_bytes(encoding),
                         *second = row + smaller(b + 1, num_blocks - 1) * block_bytes(encoding);
-          words[r] =
-              _mm512_inserti64x4(_mm512_castsi256_si512(bytes_of<encoding>(first)), bytes_of<encoding>(second), 1);
+          fours[r] = _mm512_castsi512_ps(
+              _mm512_inserti64x4(_mm512_castsi256_si512(bytes_of<encoding>(first)), bytes_of<encoding>(second), 1));
           put_head<encoding>(first, b * kPanel + w + r);
           put_head<encoding>(second, (b + 1) * kPanel + w + r);
         }
-        transpose(words);
-        for (int j = 0; j < kLanes; ++j) {
-          _mm512_storeu_si512(bytes + (b * kBlockFours + j) * kPanel + w, words[j]);
-        }
+        Simd::transpose(fours);
+        for (int j = 0; j < kLanes; ++j) _mm512_storeu_ps(bytes + (b * kBlockFours + j) * kPanel + w, fours[j]);
       }
     }
   }

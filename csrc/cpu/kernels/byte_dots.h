@@ -50,7 +50,7 @@ bool exact_steps(Steps& steps, const float* x) {
   constexpr int kNanOrInf = 0x99;
   if (_mm512_fpclass_ps_mask(left, kNanOrInf) | _mm512_fpclass_ps_mask(right, kNanOrInf)) return false;
   const float highest = Simd::maximum(Simd::max(_mm512_abs_ps(left), _mm512_abs_ps(right)));
-  if (highest > 0x1p110f) return false;
+  if (highest > kSummable) return false;
   int exponent = 0;
   __builtin_frexpf(highest, &exponent);    // highest < 2^exponent
   exponent = larger(exponent, -103) - 22;  // 2^exponent and its inverse are normal: below, digits are lost
@@ -64,7 +64,7 @@ bool to_bytes(ByteBlock* blocks, const float* x, int64_t num_blocks) {
   for (int64_t b = 0; b < num_blocks; ++b, x += kBlockSize) {
     ByteBlock& block = blocks[b];
     Steps steps;
-    if (!(kDigits == 3 ? exact_steps(steps, x) : steps_of(steps, x, kBlockSize))) return false;
+    if (!(kDigits == 3 ? exact_steps(steps, x) : steps_of(steps, x, kBlockSize, kSummable))) return false;
     block.lower_scale = steps.scale;
     block.upper_scale = kDigits == 3 ? 256 * steps.scale : 0;
     block.pair[0] = 0;

@@ -11,50 +11,21 @@ namespace {
 inline constexpr int64_t kPanelSize = int64_t{1} << 16;  // an integer has room for the sum of so many products
 inline constexpr int64_t kPanel = Simd::kOuterVectors * kLanes;
 
-// Sixteen rows of sixteen fours to columns of them.
-void transpose(__m512i* rows) {
-  __m512i pairs[kLanes], fours[kLanes];
-#pragma GCC unroll 8
-  for (int i = 0; i < kLanes; i += 2) {
-    pairs[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    pairs[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < kLanes; i += 4) {
-#pragma GCC unroll 2
-    for (int j = 0; j < 2; ++j) {
-      fours[i + 2 * j] = _mm512_unpacklo_epi64(pairs[i + j], pairs[i + 2 + j]);
-      fours[i + 2 * j + 1] = _mm512_unpackhi_epi64(pairs[i + j], pairs[i + 2 + j]);
-    }
-  }
-  // Now fours[4 * i + j] has columns j, 4 + j, 8 + j and 12 + j of rows 4 * i to 4 * i + 3.
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    const __m512i even_first = _mm512_shuffle_i32x4(fours[j], fours[4 + j], 0x88);
-    const __m512i even_last = _mm512_shuffle_i32x4(fours[8 + j], fours[12 + j], 0x88);
-    const __m512i odd_first = _mm512_shuffle_i32x4(fours[j], fours[4 + j], 0xdd);
-    const __m512i odd_last = _mm512_shuffle_i32x4(fours[8 + j], fours[12 + j], 0xdd);
-    rows[j] = _mm512_shuffle_i32x4(even_first, even_last, 0x88);
-    rows[4 + j] = _mm512_shuffle_i32x4(odd_first, odd_last, 0x88);
-    rows[8 + j] = _mm512_shuffle_i32x4(even_first, even_last, 0xdd);
-    rows[12 + j] = _mm512_shuffle_i32x4(odd_first, odd_last, 0xdd);
-  }
-}
-
 // panel[i, w]: four neighbours of row w, 128 too high. Those past its end meet zeros in x.
 void arrange_weights(ByteFour* panel, const int8_t* weights, int64_t rows, int64_t size) {
   for (int64_t w = 0; w < kPanel; w += kLanes) {
     for (int64_t i = 0; i < size; i += kBytes) {
       const int64_t bytes = smaller(kBytes, size - i);
       const __mmask64 mask = ~__mmask64{0} >> (kBytes - bytes);
-      __m512i words[kLanes];
+      F fours[kLanes];
 #pragma GCC unroll 16
       for (int r = 0; r < kLanes; ++r) {
         const __mmask64 found = w + r < rows ? mask : 0;
-        words[r] = without_sign(_mm512_maskz_loadu_epi8(found, weights + (w + r) * size + i));
+        const __m512i row = _mm512_maskz_loadu_epi8(found, weights + (w + r) * size + i);
+        fours[r] = _mm512_castsi512_ps(without_sign(row));
       }
-      transpose(words);
-      for (int64_t j = 0; j < (bytes + 3) / 4; ++j) _mm512_storeu_si512(panel + (i / 4 + j) * kPanel + w, words[j]);
+      Simd::transpose(fours);
+      for (int64_t j = 0; j < (bytes + 3) / 4; ++j) _mm512_storeu_ps(panel + (i / 4 + j) * kPanel + w, fours[j]);
     }
   }
 }

@@ -114,8 +114,7 @@ void prefetch_stream(const T* p) {
 class Scratch {
  public:
   explicit Scratch(int64_t floats)
-      : data_(
-            static_cast<float*>(std::aligned_alloc(64, (static_cast<size_t>(floats) * sizeof(float) + 63) / 64 * 64))) {
+      : data_(static_cast<float*>(std::aligned_alloc(64, (static_cast<size_t>(floats) / 16 + 1) * 64))) {
     if (data_ == nullptr) throw_bad_alloc();
   }
   ~Scratch() { std::free(data_); }

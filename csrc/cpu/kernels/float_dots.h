@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/kernels/block_decode.h"
+#include "cpu/kernels/rounding.h"
 
 namespace eqxcallback::cpu {
 namespace {
@@ -33,10 +34,10 @@ void dot_rows(float* out, const uint8_t* blocks, int64_t stride, const float* x,
   for (int r = 0; r < kRows; ++r) out[r] = Simd::sum(total[r]) + Simd::total(minimums[r]);
 }
 
-// False if x is to be rounded first.
+// False if x is to be rounded first, or not finite, or so high that sums of it are not.
 template <Encoding encoding, class T>
 bool multiply_vector(const QuantizedLinear& args, const float* x, const Executor& executor) {
-  if (args.rounded) return false;
+  if (args.rounded || magnitude_of(x, args.in_features) > kSummable) return false;
   const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(encoding);
   Scratch sums(2 * num_blocks);
   for (int64_t b = 0; b < num_blocks; ++b) {

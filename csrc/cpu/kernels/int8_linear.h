@@ -66,13 +66,13 @@ void int8_linear_as(const Int8Linear& args, const Executor& executor) {
         executor, args.out_features, nanoseconds,
         [&](int64_t begin, int64_t end) { few_rows(x, rows, padded, args.weight, begin, end, size, put); }, 8);
   }
-  multiply_decoded(out, x, rows, args.out_features, padded, static_cast<double>(size) * 0.1, executor,
-                   [&](float* row, int64_t o) {
-                     const F scale = Simd::broadcast(args.scale[o]);
-                     for_vectors(size, [&](int64_t i, auto count) {
-                       Simd::store(row + i, Simd::mul(load(args.weight + o * size + i, count), scale));
-                     });
-                   });
+  multiply_decoded(
+      out, x, rows, args.out_features, padded, static_cast<double>(size) * 0.1, executor,
+      [&](float* row, int64_t o) {
+        for_vectors(size,
+                    [&](int64_t i, auto count) { Simd::store(row + i, load(args.weight + o * size + i, count)); });
+      },
+      [&](int64_t o) { return args.scale[o]; });
 }
 
 void int8_linear(Element element, const Int8Linear& args, const Executor& executor) {

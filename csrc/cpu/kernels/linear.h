@@ -9,7 +9,7 @@ namespace {
 template <class T>
 void linear_as(const Linear& args, const Executor& executor) {
   const int64_t size = args.in_features;
-  Scratch widened(larger<int64_t>(1, args.rows * size));
+  Scratch widened(args.rows * size);
   const auto* x = as_factors<T>(static_cast<const T*>(args.x), args.rows * size, widened.data());
   const double nanoseconds = static_cast<double>(size) * (0.1 + 0.02 * static_cast<double>(args.rows)) + 5;
   parallel_for(

@@ -18,9 +18,9 @@ namespace eqxcallback::cpu {
 namespace {
 
 // A tile of the product: kDotRows rows of x with kDotColumns rows of decoded weights.
-template <class T>
+template <class T, class Scale>
 void dot_tile(T* out, int64_t out_stride, const float* x, const float* weights, int64_t in_features, int rows,
-              int columns) {
+              int columns, const Scale& scale) {
   constexpr int kRows = Simd::kDotRows, kColumns = Simd::kDotColumns;
   static_assert(kRows * kColumns == kLanes);
   F acc[kLanes];
@@ -40,14 +40,15 @@ void dot_tile(T* out, int64_t out_stride, const float* x, const float* weights, 
   float result[kLanes];
   Simd::store(result, Simd::sums(acc));
   for (int r = 0; r < rows; ++r) {
-    for (int c = 0; c < columns; ++c) from_float(result[r * kColumns + c], out[r * out_stride + c]);
+    for (int c = 0; c < columns; ++c) from_float(result[r * kColumns + c] * scale(c), out[r * out_stride + c]);
   }
 }
 
-// out = x W^T with rows of `size` elements, a multiple of kLanes. decode(row, o) writes row o of W, in about so long.
-template <class T, class Decode>
+// out = x W^T with rows of `size` elements, a multiple of kLanes. decode(row, o) writes row o of W but for its
+// scale(o), in about so long.
+template <class T, class Decode, class Scale>
 void multiply_decoded(T* out, const float* x, int64_t num_rows, int64_t out_features, int64_t size,
-                      double decode_nanoseconds, const Executor& executor, const Decode& decode) {
+                      double decode_nanoseconds, const Executor& executor, const Decode& decode, const Scale& scale) {
   constexpr int kRows = Simd::kDotRows, kColumns = Simd::kDotColumns;
   constexpr int kDecoded = 3 * kColumns;  // decoded at a time: they stay in the first cache with kRows of x
   const double nanoseconds = static_cast<double>(num_rows * size) / (4 * kLanes) + decode_nanoseconds;
@@ -66,7 +67,7 @@ void multiply_decoded(T* out, const float* x, int64_t num_rows, int64_t out_feat
             const int rows = static_cast<int>(smaller<int64_t>(kRows, num_rows - r));
             for (int c = 0; c < decoded; c += kColumns) {
               dot_tile(out + r * out_features + o + c, out_features, x + r * size, weights.data() + c * size, size,
-                       rows, smaller(kColumns, decoded - c));
+                       rows, smaller(kColumns, decoded - c), [&](int i) { return scale(o + c + i); });
             }
           }
         }
@@ -77,9 +78,10 @@ void multiply_decoded(T* out, const float* x, int64_t num_rows, int64_t out_feat
 template <Encoding encoding, class T>
 void multiply_matrix(const QuantizedLinear& args, const float* x, const Executor& executor) {
   const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(encoding);
-  multiply_decoded(static_cast<T*>(args.out), x, args.rows, args.out_features, args.in_features,
-                   static_cast<double>(num_blocks) * 2, executor,
-                   [&](float* row, int64_t o) { decode_row<encoding>(row, args.blocks + o * stride, num_blocks); });
+  multiply_decoded(
+      static_cast<T*>(args.out), x, args.rows, args.out_features, args.in_features, static_cast<double>(num_blocks) * 2,
+      executor, [&](float* row, int64_t o) { decode_row<encoding>(row, args.blocks + o * stride, num_blocks); },
+      [](int64_t) { return 1.0f; });
 }
 
 template <Encoding encoding, class T>

@@ -11,16 +11,25 @@ struct Steps {
   float scale, inverse;
 };
 
-// Of `size` values. False if they are not finite.
-bool steps_of(Steps& steps, const float* x, int64_t size) {
+// Sums of what is not higher, times GGUF weights without their scale, are finite.
+inline constexpr float kSummable = 0x1p110f;
+
+// The highest magnitude of `size` values, infinity if one of them is not finite.
+float magnitude_of(const float* x, int64_t size) {
   const auto absolute = [&](F acc, int64_t i, auto count) { return Simd::max(acc, Simd::abs(load(x + i, count))); };
   const auto times_zero = [&](F acc, int64_t i, auto count) {
     return Simd::fma(load(x + i, count), Simd::zero(), acc);
   };
-  const float highest = Simd::maximum(fold(size, Simd::zero(), absolute, Simd::max));
+  return sum_of(size, times_zero) == 0 ? Simd::maximum(fold(size, Simd::zero(), absolute, Simd::max))
+                                       : __builtin_inff();
+}
+
+// Of `size` values. False if they are higher, or not finite.
+bool steps_of(Steps& steps, const float* x, int64_t size, float limit = -kLowest) {
+  const float highest = magnitude_of(x, size);
   steps.scale = highest / 127;
   steps.inverse = highest < 0x1p-100f ? 0 : 127 / highest;  // lower ones have no inverse
-  return sum_of(size, times_zero) == 0;
+  return highest <= limit;
 }
 
 // Blocks of `block` values, of which the last may be smaller. One that is not finite stays as it is.

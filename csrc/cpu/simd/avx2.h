@@ -72,6 +72,27 @@ struct Simd : Halves {
     return add(_mm256_permute2f128_ps(four[0], four[1], 0x20), _mm256_permute2f128_ps(four[0], four[1], 0x31));
   }
 
+  static void transpose(F* x) {
+    F four[kLanes];
+#pragma GCC unroll 2
+    for (int i = 0; i < kLanes; i += 4) {
+      const __m256d low_first = _mm256_castps_pd(_mm256_unpacklo_ps(x[i], x[i + 1])),
+                    high_first = _mm256_castps_pd(_mm256_unpackhi_ps(x[i], x[i + 1])),
+                    low_last = _mm256_castps_pd(_mm256_unpacklo_ps(x[i + 2], x[i + 3])),
+                    high_last = _mm256_castps_pd(_mm256_unpackhi_ps(x[i + 2], x[i + 3]));
+      four[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(low_first, low_last));
+      four[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low_first, low_last));
+      four[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(high_first, high_last));
+      four[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(high_first, high_last));
+    }
+    // Now four[4 * i + j] has columns j and 4 + j of rows 4 * i to 4 * i + 3.
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      x[j] = _mm256_permute2f128_ps(four[j], four[4 + j], 0x20);
+      x[4 + j] = _mm256_permute2f128_ps(four[j], four[4 + j], 0x31);
+    }
+  }
+
   static F nearest(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F exp2(F x) {
     x = _mm256_min_ps(broadcast(256.0f), max(broadcast(-160.0f), x));

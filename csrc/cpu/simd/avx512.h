@@ -59,6 +59,36 @@ struct Simd : Halves {
     return add(_mm512_shuffle_f32x4(left, right, 0x88), _mm512_shuffle_f32x4(left, right, 0xdd));
   }
 
+  static void transpose(F* x) {
+    F pairs[kLanes], fours[kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes; i += 2) {
+      pairs[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
+      pairs[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < kLanes; i += 4) {
+#pragma GCC unroll 2
+      for (int j = 0; j < 2; ++j) {
+        const __m512d first = _mm512_castps_pd(pairs[i + j]), last = _mm512_castps_pd(pairs[i + 2 + j]);
+        fours[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(first, last));
+        fours[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(first, last));
+      }
+    }
+    // Now fours[4 * i + j] has columns j, 4 + j, 8 + j and 12 + j of rows 4 * i to 4 * i + 3.
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const F even_first = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0x88);
+      const F even_last = _mm512_shuffle_f32x4(fours[8 + j], fours[12 + j], 0x88);
+      const F odd_first = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0xdd);
+      const F odd_last = _mm512_shuffle_f32x4(fours[8 + j], fours[12 + j], 0xdd);
+      x[j] = _mm512_shuffle_f32x4(even_first, even_last, 0x88);
+      x[4 + j] = _mm512_shuffle_f32x4(odd_first, odd_last, 0x88);
+      x[8 + j] = _mm512_shuffle_f32x4(even_first, even_last, 0xdd);
+      x[12 + j] = _mm512_shuffle_f32x4(odd_first, odd_last, 0xdd);
+    }
+  }
+
   static F nearest(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F exp2(F x) {
     const F r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);  // zero of an infinity

@@ -63,6 +63,11 @@ struct Simd {
   static F sums(const F* x) {
     return map([&](int i) { return sum(x[i]); });
   }
+  // Lane j of vector i and lane i of vector j change places: kLanes vectors.
+  static void transpose(F* x) {
+    const F rows[kLanes] = {x[0], x[1], x[2], x[3]};
+    for (int j = 0; j < kLanes; ++j) x[j] = map([&](int i) { return rows[i][j]; });
+  }
   // Integers, to the nearest, ties to even. Not by adding 1.5 * 2^23, which a compiler may join with a product before
   // it.
   static F nearest(F x) {
