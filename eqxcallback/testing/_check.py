@@ -1,9 +1,11 @@
 """`check`: every transformation of a layer or an op, against what defines it."""
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .. import debug
 from .._errors import raising
 from . import (
     _rows_capture as capturing,
@@ -55,6 +57,9 @@ ROWS: Mapping[str, Callable[[Subject, Findings], None]] = {
 }
 # Those that run when they are asked for.
 _ASKED = ("capture",)
+# Those that call kernels with types or sizes which no row before had. In checked mode, they survive what writes beyond its
+# memory with those alone.
+_CHECKED = ("nested vmap", "dtypes", "zero size", "odd shapes")
 
 
 def check(
@@ -96,7 +101,8 @@ def check(
 
     - `types`: `out_type`, the reference and a call agree; `reference`: so do the values; `jit`: and a compiled call.
     - `inputs untouched`, `outputs written`, `buffers released`: what kernels do to memory, in checked mode; `aliasing`: what
-        results overwrite is donated or copied.
+        results overwrite is donated or copied. A kernel that writes beyond its memory fails `inputs untouched`, whichever rows
+        were chosen, and no other row is run: the process could die of it.
     - `determinism`: the same call has the same bits; `stateless`: and after another call; `threads`: and beside others.
     - `vmap`: each array alone, along each kind of axis; `vmap of all`: together, and an ensemble of layers; `nested vmap`:
         around the same and around different arrays; `zero size`, `odd shapes`: batches of 0, 1, 7 and 17.
@@ -119,7 +125,7 @@ def check(
     names = _selected(only, skip, capture)
     it = subject(layer_or_op, args, options, reference, seed)
     tolerance = Tolerance(rtol, atol)
-    report = Report(it.name, tuple(_row(name, it, tolerance) for name in names))
+    report = Report(it.name, _overrun(names, it) or tuple(_row(name, it, tolerance) for name in names))
     if report.failed:
         raise CheckFailed(report)
     return report
@@ -139,11 +145,25 @@ def _names(given: str | Sequence[str]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
 
 
+def _overrun(names: Sequence[str], it: Subject) -> tuple[Row, ...]:
+    """The rows of what writes beyond its memory: none may run it, since the process could die of that. Else nothing."""
+    start = time.perf_counter()
+    faults = memory.overruns(it)
+    if not faults:
+        return ()
+    told = Row("inputs untouched", FAILED, None, time.perf_counter() - start, "\n".join(faults))
+    reason = "not run: a kernel writes beyond its memory"
+    others = {name: Row(name, NOT_APPLICABLE, None, 0.0, reason) for name in names}
+    rows = others | {told.name: told}
+    return tuple(rows[name] for name in ROWS if name in rows)
+
+
 def _row(name: str, it: Subject, tolerance: Tolerance) -> Row:
     found = Findings(tolerance)
     start = time.perf_counter()
     try:
-        with raising():
+        in_mode = name in _CHECKED and memory.has_checked_mode()
+        with raising(), debug.checked() if in_mode else contextlib.nullcontext():
             ROWS[name](it, found)
     except NotApplicable as reason:
         return Row(name, NOT_APPLICABLE, found.worst, time.perf_counter() - start, str(reason))

@@ -123,7 +123,8 @@ def _nested(
         subject.call, in_axes=tuple(subject.operands[k].ndim if it else None for k, it in enumerate(inner)), axis_size=3
     )
     function = jax.vmap(by_inner, in_axes=tuple(0 if it else None for it in outer), axis_size=sizes[0])
-    got = [host(out.reshape(-1, *out.shape[2:])) for out in function(*arrays)]
+    # Not -1, which nothing tells if there are no elements.
+    got = [host(out.reshape(sizes[0] * sizes[1], *out.shape[2:])) for out in function(*arrays)]
     examples = [
         [value(k, i, j) for k in range(len(subject.operands))] for i in range(sizes[0]) for j in range(sizes[1])
     ]

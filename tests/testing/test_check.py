@@ -152,6 +152,19 @@ def test_every_method_of_vmap(method):
     check(*scale(Scaled))
 
 
+class Relu(eqxc.Layer):
+    def kernel(self, ctx, out, x):
+        np.maximum(np.asarray(x), 0, out=np.asarray(out))
+
+    def reference(self, x):
+        return jnp.maximum(x, 0)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)])
+def test_an_example_without_elements(shape):
+    assert check(Relu(), jnp.zeros(shape))["nested vmap"].result == "ok"
+
+
 # Ops.
 
 

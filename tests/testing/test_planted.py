@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 import subprocess
+import sys
 import time
 
 import equinox as eqx
@@ -91,6 +92,71 @@ def test_an_input_is_overwritten(planted):
 def test_a_write_beyond_an_output():
     row = caught_by("inputs untouched", *scale(WritesBeyond))
     assert "2 bytes after its memory were overwritten" in row.detail
+
+
+BEYOND = """
+import ctypes, numpy as np, jax.numpy as jnp
+import eqxcallback as eqxc
+
+def write_beyond(buffer):
+    ctypes.memset(buffer._address + buffer.nbytes, 0, 16)
+
+class Layer(eqxc.Layer):
+    def kernel(self, ctx, out, x):
+        np.copyto(np.asarray(out), np.asarray(x))
+    def reference(self, x):
+        return x
+
+class Forward(Layer):
+    def kernel(self, ctx, out, x):
+        super().kernel(ctx, out, x)
+        write_beyond(out)
+
+class Backward(Layer):
+    def backward(self, ctx, grads, args, out, cotangents):
+        np.copyto(np.asarray(grads[1]), np.asarray(cotangents))
+        write_beyond(grads[1])
+
+class Half(Layer):
+    def kernel(self, ctx, out, x):
+        super().kernel(ctx, out, x)
+        if out.dtype == np.float16:
+            write_beyond(out)
+
+class Blocks(Layer):
+    def kernel(self, ctx, out, x):
+        super().kernel(ctx, out, x)
+        if out.size == 7 * 16:
+            write_beyond(out)
+
+try:
+    eqxc.testing.check({layer}(), jnp.arange(16.0), only={only})
+except eqxc.testing.CheckFailed as error:
+    for row in error.report.rows:
+        print(f"{{row.name}}: {{row.result}}, {{row.detail}}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("layer", "only", "failed", "where"),
+    [
+        ("Forward", tuple(ROWS), "inputs untouched", "eager"),
+        ("Forward", ("outputs written",), "inputs untouched", "eager"),
+        ("Backward", ("types", "grad"), "inputs untouched", "gradient"),
+        ("Half", ("types", "dtypes"), "dtypes", "float16"),
+        ("Blocks", ("types", "odd shapes"), "odd shapes", "7 examples, arguments mapped"),
+    ],
+)
+def test_a_write_to_the_memory_of_others(layer, only, failed, where):
+    """In a process of its own, which would die of it."""
+    program = BEYOND.format(layer=layer, only=only)
+    run = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    first = next(line for line in run.stdout.splitlines() if ": failed, " in line)
+    assert first.startswith(f"{failed}: failed, {where}: ")
+    assert "16 bytes after its memory were overwritten, the nearest at 1" in first
+    others = [line for line in run.stdout.splitlines() if line.endswith("not run: a kernel writes beyond its memory")]
+    not_run = [name for name in only if name != failed] if failed == "inputs untouched" else []
+    assert [line.split(":")[0] for line in others] == not_run
 
 
 class Unwritten(Scale):
