@@ -1,5 +1,7 @@
 """What functions and layers have in common when they check their arguments."""
 
+import math
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,10 +25,48 @@ def check_one_of(who: str, name: str, value: Any, known: Iterable[str]) -> None:
         raise ValueError(f"{who}: expected {name} to be one of {', '.join(known)}; got {value!r}.")
 
 
+def check_arrays(who: str, **arrays: Any) -> None:
+    for name, array in arrays.items():
+        if not (hasattr(array, "dtype") and hasattr(array, "shape")):
+            raise TypeError(
+                f"{who}: expected {name} to be an array; got {type(array).__name__}. `jnp.asarray` makes one of numbers."
+            )
+
+
 def check_floats(op: str, **arrays: jax.Array) -> None:
     dtypes = {jnp.result_type(array) for array in arrays.values()}
     floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
     check(floats and len(dtypes) == 1, op, f"{', '.join(arrays)} of one floating dtype", **arrays)
+
+
+def integer(who: str, expected: str, value: Any, *, least: float = -math.inf, remedy: str = "") -> int:
+    """`value` as an integer of Python, from one of NumPy too. A bool is none."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, bool) or found < least:
+        raise ValueError(f"{who}: expected {expected}; got {value!r}. {remedy}".rstrip())
+    return found
+
+
+def number(who: str, expected: str, value: Any, *, least: float = -math.inf, most: float = math.inf) -> float:
+    """`value` as a float of Python. Neither text, which Python would parse, nor NaN is a number."""
+    try:
+        found = math.nan if isinstance(value, str | bytes) else float(value)
+    except TypeError:
+        found = math.nan
+    if not least <= found <= most:
+        raise ValueError(f"{who}: expected {expected}; got {value!r}.")
+    return found
+
+
+def loss_options(who: str, label_smoothing: Any, z_loss: Any, ignore_index: Any) -> tuple[float, float, int | None]:
+    return (
+        number(who, "label_smoothing from 0 to 1", label_smoothing, least=0, most=1),
+        number(who, "z_loss to be a number", z_loss),
+        None if ignore_index is None else integer(who, "ignore_index to be an integer or None", ignore_index),
+    )
 
 
 def integers(op: str, name: str, x: ArrayLike, batch: tuple[int, ...]) -> jax.Array:

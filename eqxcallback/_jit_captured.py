@@ -1,7 +1,6 @@
 """`equinox.filter_jit` for programs that shall run from command buffers."""
 
 import functools
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,10 +8,21 @@ import equinox as eqx
 import jax
 
 from . import xla
+from ._checks import integer
 
 
 _WHO = "eqxcallback.jit_captured"
 _DONATE = ("all", "all-except-first", "warn", "warn-except-first", "none")
+
+# What equinox.filter_jit has in place of arguments of jax.jit.
+_INSTEAD = {
+    "static_argnums": "What is no array is static already.",
+    "static_argnames": "What is no array is static already.",
+    "donate_argnums": f"Use donate=, one of {_DONATE}.",
+    "donate_argnames": f"Use donate=, one of {_DONATE}.",
+    "in_shardings": "Use jax.device_put before the call, or equinox.filter_shard inside of it.",
+    "out_shardings": "Use jax.device_put before the call, or equinox.filter_shard inside of it.",
+}
 
 # What XLA records by default, which there is no way to add to. Newer XLAs have one more, that older ones refuse.
 # Noticed by: tests/deviceless/test_jit_captured.py.
@@ -109,7 +119,19 @@ def jit_captured(
             f"{_WHO}: expected compiler_options to be a mapping, as jax.jit takes them; got {compiler_options!r} of type "
             f"{type(compiler_options).__name__}."
         )
-    options: dict[str, Any] = {"xla_gpu_graph_min_graph_size": _size(min_graph_size)}
+    for name in jit_kwargs:
+        if name in _INSTEAD:
+            raise ValueError(
+                f"{_WHO}: expected arguments of equinox.filter_jit; got {name}, of jax.jit alone. {_INSTEAD[name]}"
+            )
+    size = integer(
+        _WHO,
+        "min_graph_size to be an integer of at least 1",
+        min_graph_size,
+        least=1,
+        remedy="For XLA's own use equinox.filter_jit.",
+    )
+    options: dict[str, Any] = {"xla_gpu_graph_min_graph_size": size}
     if loops:
         options["xla_gpu_enable_command_buffer"] = ",".join((*_COMMANDS, "WHILE"))
     options.update(compiler_options or {})
@@ -120,16 +142,3 @@ def jit_captured(
         return JitCaptured(fn, options, donate, jit_kwargs)
 
     return wrap if fn is None else wrap(fn)
-
-
-def _size(value: Any) -> int:
-    try:
-        size = operator.index(value)
-    except TypeError:
-        size = 0
-    if size < 1 or isinstance(value, bool):
-        raise ValueError(
-            f"{_WHO}: expected min_graph_size to be an integer of at least 1; got {value!r}. For XLA's own use "
-            "equinox.filter_jit."
-        )
-    return size

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .. import ops
-from .._checks import check, check_floats
+from .._checks import check, check_floats, integer
 from . import _int8_cache, _ring
 
 
@@ -47,8 +47,11 @@ class KVCache(eqx.Module):
         dtype = jnp.dtype(jnp.result_type(float) if dtype is None else dtype)
         if not jnp.issubdtype(dtype, jnp.floating) and dtype != jnp.int8:
             raise ValueError(f"KVCache: expected a floating dtype or int8; got {dtype}.")
-        if window is not None and window < 1:
-            raise ValueError(f"KVCache: expected a window of at least 1, or None; got {window}.")
+        for name, value, least in (("max_length", max_length, 0), ("kv_heads", kv_heads, 1), ("size", size, 0)):
+            if not jax.export.is_symbolic_dim(value):
+                integer("KVCache", f"{name} to be an integer of at least {least}", value, least=least)
+        if window is not None:
+            window = integer("KVCache", "a window of at least 1, or None", window, least=1)
         self.window = window if window is not None and window <= max_length else None
         shape = (max_length if self.window is None else self.window, kv_heads, size)
         self.k = jnp.zeros(shape, dtype)
@@ -280,8 +283,11 @@ class KVCache(eqx.Module):
         return 1 / math.sqrt(max(size, 1)) if scale is None else float(scale)
 
     def _window(self, who: str, window: int | None) -> int | None:
-        if self.window is not None and window is not None and window > self.window:
+        if window is None:
+            return self.window
+        window = integer(who, "window to be a positive integer or None", window, least=1)
+        if self.window is not None and window > self.window:
             raise ValueError(
                 f"{who}: expected a window of at most {self.window}, which is what the ring buffer has; got {window}."
             )
-        return self.window if window is None else window
+        return window

@@ -10,7 +10,7 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from .. import ops
-from .._checks import check
+from .._checks import check, check_arrays, integer
 from ._cache import KVCache
 from ._linear import Linear
 
@@ -103,15 +103,26 @@ class GroupedQueryAttention(eqx.Module):
         - `key`: for the initial values of the parameters.
         """
         who = "GroupedQueryAttention"
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        head_size = query_size // num_heads if head_size is None else head_size
+        num_heads = integer(who, "num_heads to be an integer of at least 1", num_heads, least=1)
+        query_size = integer(who, "query_size to be an integer of at least 1", query_size, least=1)
+        num_kv_heads = (
+            num_heads if num_kv_heads is None else integer(who, "num_kv_heads to be an integer", num_kv_heads)
+        )
+        head_size = integer(
+            who,
+            "head_size to be an integer of at least 1",
+            query_size // num_heads if head_size is None else head_size,
+            least=1,
+            remedy="By default it is query_size // num_heads.",
+        )
         output_size = query_size if output_size is None else output_size
+        output_size = integer(who, "output_size to be an integer of at least 0", output_size, least=0)
         if num_kv_heads < 1 or num_heads % num_kv_heads != 0:
             raise ValueError(f"{who}: expected num_kv_heads to divide num_heads, {num_heads}; got {num_kv_heads}.")
         if rope_theta is not None and head_size % 2 != 0:
             raise ValueError(f"{who}: expected an even head_size for a rotary embedding; got {head_size}.")
-        if window is not None and window < 1:
-            raise ValueError(f"{who}: expected a window of at least 1, or None; got {window}.")
+        if window is not None:
+            window = integer(who, "a window of at least 1, or None", window, least=1)
 
         # Not all backends that have attention have products.
         others: ops.Implementation = "reference" if implementation == "reference" else "auto"
@@ -214,6 +225,7 @@ class GroupedQueryAttention(eqx.Module):
         """
         who = "GroupedQueryAttention"
         source = x if kv is None else kv
+        check_arrays(who, x=x, kv=source)
         shapes = f"x and kv of shape (sequence, {self.query_size})"
         check(
             x.ndim == source.ndim == 2 and x.shape[1] == source.shape[1] == self.query_size, who, shapes, x=x, kv=source
@@ -233,8 +245,8 @@ class GroupedQueryAttention(eqx.Module):
             "window": self.window,
             "soft_cap": self.soft_cap,
             "alibi_slopes": jnp.asarray(alibi_slopes(self.num_heads), jnp.float32) if self.alibi else None,
-            "bias": _with_heads(bias),
-            "mask": _with_heads(mask),
+            "bias": _with_heads(who, "bias", bias),
+            "mask": _with_heads(who, "mask", mask),
             "implementation": self.implementation,
         }
         if cache is None:
@@ -288,5 +300,8 @@ def alibi_slopes(heads: int) -> list[float]:
     return [2 ** (-8 * i / power) for i in range(1, power + 1)] + more
 
 
-def _with_heads(x: Array | None) -> Array | None:
-    return x[None] if x is not None and x.ndim == 2 else x
+def _with_heads(who: str, name: str, x: Array | None) -> Array | None:
+    if x is None:
+        return None
+    check_arrays(who, **{name: x})
+    return x[None] if x.ndim == 2 else x

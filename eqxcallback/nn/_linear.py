@@ -11,6 +11,11 @@ from .. import ops
 from ._arrays import are_floats
 
 
+def check_linear(who: str, layer: Any) -> None:
+    if not isinstance(layer, eqx.nn.Linear):
+        raise TypeError(f"{who}: expected an equinox.nn.Linear; got {type(layer).__name__}.")
+
+
 class Linear(eqx.nn.Linear):
     """`equinox.nn.Linear`, which sums f16 and bf16 in f32 and rounds once, after the bias.
 

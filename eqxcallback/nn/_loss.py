@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from .. import ops
-from ._linear import Linear
+from .._checks import loss_options
+from ._linear import Linear, check_linear
 
 
 class SoftmaxCrossEntropy(eqx.Module):
@@ -38,8 +39,8 @@ class SoftmaxCrossEntropy(eqx.Module):
         - `ignore_index`: the label of examples whose loss and gradient are 0.
         - `implementation`: see [`eqxcallback.Op.using`][].
         """
-        _check_smoothing("SoftmaxCrossEntropy", label_smoothing)
-        self.label_smoothing, self.z_loss, self.ignore_index = label_smoothing, z_loss, ignore_index
+        options = loss_options("SoftmaxCrossEntropy", label_smoothing, z_loss, ignore_index)
+        self.label_smoothing, self.z_loss, self.ignore_index = options
         self.implementation = implementation
 
     @jax.named_scope("eqxcallback.nn.SoftmaxCrossEntropy")
@@ -122,11 +123,11 @@ class FusedLinearCrossEntropy(eqx.Module):
         - `key`: initialises them, as `equinox.nn.Linear` does.
         - `implementation`: see [`eqxcallback.Op.using`][].
         """
-        _check_smoothing("FusedLinearCrossEntropy", label_smoothing)
+        options = loss_options("FusedLinearCrossEntropy", label_smoothing, z_loss, ignore_index)
         linear = Linear(in_features, num_classes, use_bias, dtype, key=key)
         self.weight, self.bias = linear.weight, linear.bias
         self.in_features, self.num_classes, self.use_bias = in_features, num_classes, use_bias
-        self.label_smoothing, self.z_loss, self.ignore_index = label_smoothing, z_loss, ignore_index
+        self.label_smoothing, self.z_loss, self.ignore_index = options
         self.soft_cap, self.implementation = soft_cap, implementation
 
     @classmethod
@@ -138,6 +139,7 @@ class FusedLinearCrossEntropy(eqx.Module):
         - `linear`: an `equinox.nn.Linear`.
         - `options`: those of the constructor, from `label_smoothing` on.
         """
+        check_linear("FusedLinearCrossEntropy.from_linear", linear)
         num_classes, in_features = linear.weight.shape
         new = eqx.filter_eval_shape(
             cls, in_features, num_classes, linear.bias is not None, key=jax.random.key(0), **options
@@ -175,8 +177,3 @@ class FusedLinearCrossEntropy(eqx.Module):
             soft_cap=self.soft_cap,
             implementation=self.implementation,
         )
-
-
-def _check_smoothing(name: str, label_smoothing: float) -> None:
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"{name}: expected label_smoothing from 0 to 1; got {label_smoothing!r}.")

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8, PRNGKeyArray, UInt8
 
 from .. import ops
-from .._checks import check_one_of
+from .._checks import check, check_arrays, check_one_of
+from ._linear import check_linear
 
 
 QuantizedEncoding = Literal["Q4_1", "Q8_0", "int8"]
@@ -41,11 +42,25 @@ class QuantizedLinear(eqx.Module):
     implementation: ops.Implementation = eqx.field(static=True, default="auto", kw_only=True)
 
     def __check_init__(self) -> None:
-        check_one_of("QuantizedLinear", "encoding", self.encoding, get_args(QuantizedEncoding))
-        check_one_of("QuantizedLinear", "activations", self.activations, get_args(ops.Activations))
+        who = "QuantizedLinear"
+        check_one_of(who, "encoding", self.encoding, get_args(QuantizedEncoding))
+        check_one_of(who, "activations", self.activations, get_args(ops.Activations))
         if (self.scale is None) == (self.encoding == "int8"):
             has = "a scale of shape (out_features,)" if self.encoding == "int8" else "no scale: blocks have their own"
-            raise ValueError(f"QuantizedLinear: expected {has} for encoding {self.encoding!r}; got scale={self.scale}.")
+            raise ValueError(f"{who}: expected {has} for encoding {self.encoding!r}; got scale={self.scale}.")
+        per_row = {name: x for name, x in (("scale", self.scale), ("bias", self.bias)) if x is not None}
+        check_arrays(who, blocks=self.blocks, **per_row)
+        if self.encoding == "int8":
+            dtype, size, shape = jnp.int8, 1, "(out_features, in_features)"
+        else:
+            dtype, size = jnp.uint8, ops.ENCODINGS[self.encoding]
+            shape = f"(out_features, bytes), bytes a multiple of {size}"
+        # Layers that are stacked have more axes before these.
+        fits = self.blocks.dtype == dtype and self.blocks.ndim >= 2 and self.blocks.shape[-1] % size == 0
+        check(fits, who, f"{jnp.dtype(dtype)} blocks of shape {shape} ({self.encoding})", blocks=self.blocks)
+        for name, x in per_row.items():
+            expected = f"{name} of shape (out_features,), {self.blocks.shape[:-1]}"
+            check(x.shape == self.blocks.shape[:-1], who, expected, **{name: x}, blocks=self.blocks)
 
     @classmethod
     def from_linear(
@@ -68,6 +83,7 @@ class QuantizedLinear(eqx.Module):
         - `activations`: `"exact"` or `"int8"`.
         - `implementation`: see [`eqxcallback.Op.using`][].
         """
+        check_linear("QuantizedLinear.from_linear", linear)
         if encoding is None:
             bits = 8 if bits is None else bits
             if bits not in _OF_BITS:

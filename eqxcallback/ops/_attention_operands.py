@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from .._checks import check, check_floats, integers
+from .._checks import check, check_floats, integer, integers
 from ._run import KERNEL_DTYPES
 
 
@@ -104,10 +104,9 @@ def soft_cap_of(name: str, soft_cap: float | None) -> float:
 
 
 def window_of(name: str, window: int | None) -> int:
-    fits = window is None or (isinstance(window, int) and not isinstance(window, bool) and window > 0)
-    if not fits:
-        raise ValueError(f"{name}: expected window to be a positive integer or None; got {window!r}.")
-    return 0 if window is None else min(window, _FAR)
+    if window is None:
+        return 0
+    return min(integer(name, "window to be a positive integer or None", window, least=1), _FAR)
 
 
 def dropout_of(name: str, dropout: float, key: Any) -> float:

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
-from .. import kernels, reference
+from .. import _checks, kernels, reference
 from .._checks import check, check_floats, integers
 from ..kernel import NativeKernel
 from ..kernels import host
@@ -61,8 +61,7 @@ def softmax_cross_entropy(
 
 def loss_options(name: str, label_smoothing: float, z_loss: float, ignore_index: int | None) -> dict[str, Any]:
     """Those that say something."""
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"{name}: expected label_smoothing from 0 to 1; got {label_smoothing!r}.")
-    options = {"label_smoothing": float(label_smoothing), "z_loss": float(z_loss)}
+    label_smoothing, z_loss, ignore_index = _checks.loss_options(name, label_smoothing, z_loss, ignore_index)
+    options = {"label_smoothing": label_smoothing, "z_loss": z_loss}
     given: dict[str, Any] = {key: value for key, value in options.items() if value}
-    return given if ignore_index is None else {**given, "ignore_index": int(ignore_index)}
+    return given if ignore_index is None else {**given, "ignore_index": ignore_index}

@@ -2,7 +2,9 @@
 
 from typing import Literal, get_args
 
+import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float, UInt8
 
 from .. import kernels, reference
@@ -18,6 +20,8 @@ Encoding = Literal["Q4_1", "Q8_0"]
 # Bytes of a block of 32 weights.
 ENCODINGS = {"Q4_1": 20, "Q8_0": 34}
 _BLOCK_SIZE = 32
+# Magnitudes of weights, of a scale and a minimum in f16. A scale of Q8_0 is a 127th.
+_LARGEST = {"Q4_1": 65504, "Q8_0": 127 * 65504}
 
 _quantized_linear = Op(
     "quantized_linear",
@@ -102,13 +106,28 @@ def quantize(weight: Float[Array, "*rows features"], *, encoding: Encoding) -> U
     - `weight`: of any floating dtype, with a multiple of 32 along its last axis.
     - `encoding`: `"Q4_1"` or `"Q8_0"`. A weight is off by half a step at most: of a block of 32, a fifteenth of the range, or
         a 127th of the largest absolute value. Scales and minimums are rounded to f16.
+
+    Magnitudes up to 65504 (`"Q4_1"`) or 8319008 (`"Q8_0"`) fit. Larger ones are a `ValueError`, but in a traced `weight`, of
+    which nobody knows the values: there they are clipped to what scale and minimum can be.
     """
     weight = jnp.asarray(weight)
     check_one_of("quantize", "encoding", encoding, ENCODINGS)
     check_floats("quantize", weight=weight)
     whole = weight.ndim > 0 and weight.shape[-1] % _BLOCK_SIZE == 0
     check(whole, "quantize", f"weight with a multiple of {_BLOCK_SIZE} features ({encoding})", weight=weight)
+    if not isinstance(weight, Tracer):
+        _check_magnitudes(weight, encoding)
     return reference.quantize(weight, encoding=encoding)
+
+
+def _check_magnitudes(weight: Array, encoding: str) -> None:
+    with jax.ensure_compile_time_eval():  # a constant of a program that is being traced
+        largest = float(jnp.nanmax(jnp.abs(weight.astype(jnp.float32)), initial=0.0))
+    if largest > _LARGEST[encoding]:
+        raise ValueError(
+            f"quantize: expected weight of magnitudes up to {_LARGEST[encoding]} ({encoding}), as scales are f16; got {largest}. "
+            "Use quantize_int8, whose scales are f32."
+        )
 
 
 def _check_blocks(name: str, blocks: Array, encoding: str) -> None:

@@ -295,6 +295,18 @@ def test_wrong_arguments():
         nn.KVCache(4, 1, 1, jnp.int32)
     with pytest.raises(ValueError, match=r"KVCache: expected a window of at least 1, or None; got 0"):
         nn.KVCache(4, 1, 1, window=0)
+    no: Any = "4"
+    with pytest.raises(ValueError, match=r"KVCache: expected max_length to be an integer of at least 0; got -1\."):
+        nn.KVCache(-1, 1, 4)
+    with pytest.raises(ValueError, match=r"KVCache: expected kv_heads to be an integer of at least 1; got 0\."):
+        nn.KVCache(4, 0, 4)
+    with pytest.raises(ValueError, match=r"KVCache: expected size to be an integer of at least 0; got '4'\."):
+        nn.KVCache(4, 1, no)
+    with pytest.raises(ValueError, match=r"KVCache: expected a window of at least 1, or None; got '4'\."):
+        nn.KVCache(4, 1, 4, window=no)
+    for window in (0, no, True):
+        with pytest.raises(ValueError, match=rf"KVCache.attend: expected window to be a positive .*; got {window!r}\."):
+            cache.attend(jnp.zeros((2, SIZE)), window=window)
     shapes = r"KVCache.append: expected k and v of shape \(count, 2, 8\); got k: float32\[1,2,7\], v: float32\[1,2,8\]"
     with pytest.raises(ValueError, match=shapes):
         cache.append(row[..., :7], row)
@@ -314,6 +326,19 @@ def test_wrong_arguments():
         ValueError, match=r"KVCache.update: expected q, k and v of as many tokens; got q: float32\[2,4,8\]"
     ):
         cache.update(jnp.zeros((2, 4, SIZE)), row, row)
+
+
+def test_sizes_of_numpy_and_of_shapes_that_are_exported():
+    size: Any = np.int64(3)
+    ring = nn.KVCache(size, size, size, window=size)
+    assert (type(ring.window), ring.k.shape) == (int, (3, 3, 3))
+    q, row = normal(0, 3, 3), jnp.asarray(normal(1, 1, 3, 3))
+    ring = ring.append(row, row)
+    np.testing.assert_array_equal(ring.attend(q, window=size), ring.attend(q, window=3))
+    (length,) = jax.export.symbolic_shape("length", constraints=["length >= 8"])
+    x = jax.ShapeDtypeStruct((length,), jnp.float32)
+    made = jax.export.export(jax.jit(lambda x: nn.KVCache(x.shape[0], 1, 4, window=3).k))(x)
+    assert made.out_avals[0].shape == (3, 1, 4)
 
 
 def test_what_a_ring_cannot_do():

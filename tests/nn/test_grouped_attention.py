@@ -1,6 +1,7 @@
 """Grouped-query attention, against its formula."""
 
 import itertools
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -233,6 +234,26 @@ def test_mistakes():
         make(head_size=3, rope_theta=100.0)
     with pytest.raises(ValueError, match=r"expected a window of at least 1, or None; got 0"):
         make(window=0)
+    cases: Any = (
+        ((0, 8), {}, r"num_heads to be an integer of at least 1; got 0\."),
+        ((2.0, 8), {}, r"num_heads to be an integer of at least 1; got 2\.0\."),
+        ((2, 0), {}, r"query_size to be an integer of at least 1; got 0\."),
+        ((8, 4), {}, r"head_size to be an integer of at least 1; got 0\. By default it is query_size // num_heads\."),
+        ((2, 8), {"num_kv_heads": "2"}, r"num_kv_heads to be an integer; got '2'\."),
+        ((2, 8), {"output_size": -1}, r"output_size to be an integer of at least 0; got -1\."),
+        ((2, 8), {"window": "3"}, r"a window of at least 1, or None; got '3'\."),
+    )
+    for args, options, expected in cases:
+        with pytest.raises(ValueError, match=f"GroupedQueryAttention: expected {expected}"):
+            nn.GroupedQueryAttention(*args, **options, key=KEY)
+    for call, name in (
+        (lambda: layer([[1.0] * SIZE]), "x"),
+        (lambda: layer(x, [[1.0] * SIZE]), "kv"),
+        (lambda: layer(x, bias=[[1.0]]), "bias"),
+        (lambda: layer(x, mask=[[True]]), "mask"),
+    ):
+        with pytest.raises(TypeError, match=rf"GroupedQueryAttention: expected {name} to be an array; got list\. `jnp"):
+            call()
     cache = layer.init_cache(8)
     with pytest.raises(
         ValueError, match=r"expected neither kv, segment_ids nor dropout with a cache; got kv, segment_ids"
@@ -248,3 +269,13 @@ def test_mistakes():
             ValueError, match=rf"whose window is {window}; got a ring buffer of 3. `init_cache` makes one"
         ):
             make(window=window)(x, cache=ring)
+
+
+def test_sizes_of_numpy_are_those_of_python():
+    two: Any = np.int64(2)
+    layer = nn.GroupedQueryAttention(2, 8, window=3, key=KEY)
+    made = nn.GroupedQueryAttention(two, 4 * two, window=two + 1, num_kv_heads=two, key=KEY)
+    assert [type(size) for size in (made.num_heads, made.query_size, made.num_kv_heads, made.window)] == [int] * 4
+    assert eqx.tree_equal(made, layer)
+    x = jnp.asarray(normal(0, 5, 8))
+    np.testing.assert_array_equal(made(x), layer(x))

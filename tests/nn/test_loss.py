@@ -149,6 +149,26 @@ def test_check(implementation):
             r"FusedLinearCrossEntropy: expected label_smoothing from 0 to 1; got -0\.1",
         ),
         (
+            lambda: nn.SoftmaxCrossEntropy(label_smoothing="a"),  # pyright: ignore[reportArgumentType]
+            r"SoftmaxCrossEntropy: expected label_smoothing from 0 to 1; got 'a'\.",
+        ),
+        (
+            lambda: nn.FusedLinearCrossEntropy(5, 7, z_loss=None, key=KEY),  # pyright: ignore[reportArgumentType]
+            r"FusedLinearCrossEntropy: expected z_loss to be a number; got None\.",
+        ),
+        (
+            lambda: nn.SoftmaxCrossEntropy(ignore_index=1.5),  # pyright: ignore[reportArgumentType]
+            r"SoftmaxCrossEntropy: expected ignore_index to be an integer or None; got 1\.5\.",
+        ),
+        (
+            lambda: nn.SoftmaxCrossEntropy(ignore_index=True),
+            r"SoftmaxCrossEntropy: expected ignore_index to be an integer or None; got True\.",
+        ),
+        (
+            lambda: nn.FusedLinearCrossEntropy(5, 7, ignore_index="1", key=KEY),  # pyright: ignore[reportArgumentType]
+            r"FusedLinearCrossEntropy: expected ignore_index to be an integer or None; got '1'\.",
+        ),
+        (
             lambda: nn.SoftmaxCrossEntropy()(jnp.ones((2, 3)), 1),
             r"SoftmaxCrossEntropy: expected logits of shape \(size,\); got \(2, 3\)\. For a batch, use `jax\.vmap\(loss\)",
         ),
@@ -165,3 +185,17 @@ def test_check(implementation):
 def test_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_options_of_numpy_are_those_of_python():
+    ignored: Any = np.int64(-1)
+    layer = nn.SoftmaxCrossEntropy(label_smoothing=np.float64(0.5), z_loss=0, ignore_index=ignored)
+    assert layer == nn.SoftmaxCrossEntropy(label_smoothing=0.5, ignore_index=-1)
+    assert [type(x) for x in (layer.label_smoothing, layer.z_loss, layer.ignore_index)] == [float, float, int]
+
+
+@pytest.mark.parametrize("layer", [3, eqx.nn.Conv1d(2, 3, 1, key=KEY)], ids=["number", "convolution"])
+def test_made_of_what_is_not_a_linear_layer(layer):
+    kind = type(layer).__name__
+    with pytest.raises(TypeError, match=rf"Entropy\.from_linear: expected an equinox\.nn\.Linear; got {kind}\."):
+        nn.FusedLinearCrossEntropy.from_linear(layer)

@@ -196,6 +196,39 @@ LINEAR = eqx.nn.Linear(33, 5, key=KEY)
             r"QuantizedLinear: expected no scale: blocks have their own for encoding 'Q8_0'",
         ),
         (
+            lambda: nn.QuantizedLinear(np.zeros((3, 40), np.uint8), "Q8_0"),  # pyright: ignore[reportArgumentType]
+            r"QuantizedLinear: expected uint8 blocks of shape \(out_features, bytes\), bytes a multiple of 34 \(Q8_0\); "
+            r"got blocks: uint8\[3,40\]",
+        ),
+        (
+            lambda: nn.QuantizedLinear(jnp.zeros((3, 34)), "Q8_0"),
+            r"expected uint8 blocks .*; got blocks: float32\[3,34\]",
+        ),
+        (
+            lambda: nn.QuantizedLinear(jnp.zeros(20, jnp.uint8), "Q4_1"),
+            r"bytes a multiple of 20 .*; got blocks: uint8\[20\]",
+        ),
+        (
+            lambda: nn.QuantizedLinear(jax.ShapeDtypeStruct((3, 40), jnp.uint8), "Q8_0"),  # pyright: ignore[reportArgumentType]
+            r"bytes a multiple of 34 \(Q8_0\); got blocks: uint8\[3,40\]",
+        ),
+        (
+            lambda: nn.QuantizedLinear(jnp.zeros((3, 5), jnp.uint8), "int8", jnp.ones(3)),
+            r"QuantizedLinear: expected int8 blocks of shape \(out_features, in_features\) \(int8\); got blocks: uint8",
+        ),
+        (
+            lambda: nn.QuantizedLinear(jnp.zeros((3, 5), jnp.int8), "int8", jnp.ones(5)),
+            r"QuantizedLinear: expected scale of shape \(out_features,\), \(3,\); got scale: float32\[5\], blocks: int8\[3,5\]",
+        ),
+        (
+            lambda: nn.QuantizedLinear(jnp.zeros((6, 34), jnp.uint8), "Q8_0", None, jnp.ones((6, 1))),
+            r"QuantizedLinear: expected bias of shape \(out_features,\), \(6,\); got bias: float32\[6,1\], blocks: uint8",
+        ),
+        (
+            lambda: nn.QuantizedLinear.from_linear(eqx.tree_at(lambda x: x.weight, LINEAR, jnp.full((5, 32), 1e7))),
+            r"quantize: expected weight of magnitudes up to 8319008 \(Q8_0\)",
+        ),
+        (
             lambda: ops.int8_linear(jnp.ones(5), jnp.zeros((3, 5), jnp.uint8), jnp.ones(3)),
             r"int8_linear: expected weight in int8, of shape \(out_features, in_features\) for the last axis of x; got",
         ),
@@ -216,3 +249,33 @@ LINEAR = eqx.nn.Linear(33, 5, key=KEY)
 def test_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("layer", [3, eqx.nn.Conv1d(2, 3, 1, key=KEY)], ids=["number", "convolution"])
+def test_made_of_what_is_not_a_linear_layer(layer):
+    kind = type(layer).__name__
+    with pytest.raises(TypeError, match=rf"Linear\.from_linear: expected an equinox\.nn\.Linear; got {kind}\."):
+        nn.QuantizedLinear.from_linear(layer)
+
+
+def test_made_of_what_are_not_arrays():
+    numbers: Any = [0.0, 1.0, 2.0]
+    with pytest.raises(TypeError, match=r"QuantizedLinear: expected blocks to be an array; got list\. `jnp\.asarray`"):
+        nn.QuantizedLinear(numbers, "Q8_0")
+    with pytest.raises(TypeError, match=r"QuantizedLinear: expected bias to be an array; got list\."):
+        nn.QuantizedLinear(jnp.zeros((3, 34), jnp.uint8), "Q8_0", None, numbers)
+
+
+@pytest.mark.parametrize("bits", [{"bits": 8}, {"encoding": "int8"}], ids=str)
+def test_stacked_and_abstract_layers(bits):
+    """Constructors see shapes of traced and of missing arrays, and some of many layers at once."""
+    make = lambda key: nn.QuantizedLinear.from_linear(eqx.nn.Linear(32, 5, key=key), **bits)
+    keys = jax.random.split(KEY, 3)
+    stacked, abstract = eqx.filter_vmap(make)(keys), eqx.filter_eval_shape(make, KEY)
+    assert stacked.blocks.shape == (3, *abstract.blocks.shape)
+    for layer in (stacked, abstract):
+        again = nn.QuantizedLinear(layer.blocks, layer.encoding, layer.scale, layer.bias)
+        assert jax.tree.structure(again) == jax.tree.structure(layer)
+    x = normal(1, 32)
+    got = eqx.filter_vmap(lambda layer, x: layer(x), in_axes=(eqx.if_array(0), None))(stacked, x)
+    np.testing.assert_allclose(got[1], make(keys[1])(x), rtol=1e-5, atol=1e-6)

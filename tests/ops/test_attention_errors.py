@@ -29,6 +29,9 @@ def i32(*shape) -> Any:
         ({"window": 0}, r"attention: expected window to be a positive integer or None; got 0\."),
         ({"window": 2.0}, r"window to be a positive integer or None; got 2\.0"),
         ({"window": True}, r"window to be a positive integer or None; got True"),
+        ({"window": np.bool_(True)}, r"window to be a positive integer or None; got np.True_"),
+        ({"window": "2"}, r"window to be a positive integer or None; got '2'"),
+        ({"window": np.int64(0)}, r"window to be a positive integer or None; got np.int64\(0\)"),
         ({"soft_cap": 0.0}, r"attention: expected soft_cap to be a positive number or None; got 0\.0\."),
         ({"soft_cap": float("inf")}, r"soft_cap to be a positive number or None; got inf"),
         ({"dropout": 1.0}, r"attention: expected dropout to be a number from 0 up to, and without, 1; got 1\.0\."),
@@ -73,6 +76,18 @@ def i32(*shape) -> Any:
 def test_refused(options, message):
     with pytest.raises(ValueError, match=message):
         attend(**options)
+
+
+def test_a_window_of_numpy():
+    q = jax.random.normal(jax.random.key(0), (5, 2, 4))
+    kv = q[:, :1]
+    window: Any = np.int64(2)
+    np.testing.assert_array_equal(
+        ops.attention(q, kv, kv, causal=True, window=window), ops.attention(q, kv, kv, causal=True, window=2)
+    )
+    np.testing.assert_array_equal(
+        ops.decode_attention(q[0], kv, kv, 4, window=window), ops.decode_attention(q[0], kv, kv, 4, window=2)
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqxcallback import ops
+from eqxcallback import ops, reference
 
 
 def f32(*shape) -> Any:
@@ -174,8 +175,63 @@ def u8(*shape) -> Any:
             lambda: ops.dequantize(u8(34), encoding="F16"),  # pyright: ignore[reportArgumentType]
             r"dequantize: expected encoding to be one of Q4_1, Q8_0; got 'F16'",
         ),
+        (
+            lambda: ops.softmax_cross_entropy(f32(3), i32(), label_smoothing="a"),  # pyright: ignore[reportArgumentType]
+            r"softmax_cross_entropy: expected label_smoothing from 0 to 1; got 'a'\.",
+        ),
+        (
+            lambda: ops.softmax_cross_entropy(f32(3), i32(), z_loss="1"),  # pyright: ignore[reportArgumentType]
+            r"softmax_cross_entropy: expected z_loss to be a number; got '1'\.",
+        ),
+        (
+            lambda: ops.softmax_cross_entropy(f32(3), i32(), ignore_index=1.5),  # pyright: ignore[reportArgumentType]
+            r"softmax_cross_entropy: expected ignore_index to be an integer or None; got 1\.5\.",
+        ),
+        (
+            lambda: ops.softmax_cross_entropy(f32(3), i32(), ignore_index=True),
+            r"softmax_cross_entropy: expected ignore_index to be an integer or None; got True\.",
+        ),
+        (
+            lambda: ops.linear_cross_entropy(f32(3), f32(5, 3), i32(), ignore_index="1"),  # pyright: ignore[reportArgumentType]
+            r"linear_cross_entropy: expected ignore_index to be an integer or None; got '1'\.",
+        ),
+        (
+            lambda: ops.quantize(f32(32) + np.float32(1e7), encoding="Q8_0"),
+            r"quantize: expected weight of magnitudes up to 8319008 \(Q8_0\), .*; got 10000000\.0\. Use quantize_int8",
+        ),
+        (
+            lambda: ops.quantize(f32(32) - np.float32(1e5), encoding="Q4_1"),
+            r"quantize: expected weight of magnitudes up to 65504 \(Q4_1\), as scales are f16; got 100000\.0\.",
+        ),
+        (lambda: ops.quantize(f16(32) + np.float16(np.inf), encoding="Q8_0"), r"magnitudes up to 8319008 .*; got inf"),
     ],
 )
 def test_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_an_ignored_index_of_numpy():
+    ignored: Any = np.int64(2)
+    logits, labels = f32(2, 3), np.array([1, 2], np.int32)
+    np.testing.assert_array_equal(
+        ops.softmax_cross_entropy(logits, labels, ignore_index=ignored),
+        ops.softmax_cross_entropy(logits, labels, ignore_index=2),
+    )
+
+
+@pytest.mark.parametrize(("encoding", "largest"), [("Q8_0", 127 * 65504), ("Q4_1", 65504)])
+def test_the_largest_weights_that_blocks_can_be_made_of(encoding, largest):
+    """They are what they were. Of larger ones, nobody knows while a program is traced, but of its constants."""
+    weight = jnp.full(32, -largest, jnp.float32)
+    blocks = ops.quantize(weight, encoding=encoding)
+    np.testing.assert_array_equal(ops.dequantize(blocks, encoding=encoding), weight)
+    nothing, larger = jnp.full(32, jnp.nan), 2 * weight
+    assert np.isnan(ops.dequantize(ops.quantize(nothing, encoding=encoding), encoding=encoding)).all()
+    assert ops.quantize(f32(0, 32), encoding=encoding).size == 0
+    traced = jax.jit(lambda weight: ops.quantize(weight, encoding=encoding))
+    np.testing.assert_array_equal(traced(larger), reference.quantize(larger, encoding=encoding))
+    with pytest.raises(ValueError, match="quantize: expected weight of magnitudes up to"):
+        jax.jit(lambda: ops.quantize(larger, encoding=encoding))()
+    with pytest.raises(ValueError, match="quantize: expected weight of magnitudes up to"):
+        ops.quantize(jnp.concatenate([larger, nothing]), encoding=encoding)
