@@ -54,11 +54,28 @@ def number(who: str, expected: str, value: Any, *, least: float = -math.inf, mos
     """`value` as a float of Python. Neither text, which Python would parse, nor NaN is a number."""
     try:
         found = math.nan if isinstance(value, str | bytes) else float(value)
-    except TypeError:
+    except (TypeError, OverflowError):
         found = math.nan
     if not least <= found <= most:
         raise ValueError(f"{who}: expected {expected}; got {value!r}.")
     return found
+
+
+def epsilon(who: str, eps: Any) -> float:
+    return number(who, "eps to be a number", eps)
+
+
+def scale_of(who: str, scale: Any, size: int) -> float:
+    """By default what softmax of products of `size` numbers has."""
+    return 1 / math.sqrt(max(size, 1)) if scale is None else number(who, "scale to be a number or None", scale)
+
+
+def soft_cap_of(who: str, soft_cap: Any) -> float | None:
+    if soft_cap is None:
+        return None
+    limits: Any = jnp.finfo(jnp.float32)
+    expected = "soft_cap to be a positive number or None"
+    return number(who, expected, soft_cap, least=float(limits.tiny), most=float(limits.max))
 
 
 def loss_options(who: str, label_smoothing: Any, z_loss: Any, ignore_index: Any) -> tuple[float, float, int | None]:

@@ -1,6 +1,5 @@
 """The keys and values of an attention layer, kept from token to token."""
 
-import math
 from typing import Any
 
 import equinox as eqx
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .. import ops
-from .._checks import check, check_floats, integer
+from .._checks import check, check_floats, integer, scale_of
 from . import _int8_cache, _ring
 
 
@@ -280,7 +279,7 @@ class KVCache(eqx.Module):
             q=q,
         )
         check_floats(who, q=q)
-        return 1 / math.sqrt(max(size, 1)) if scale is None else float(scale)
+        return scale_of(who, scale, size)
 
     def _window(self, who: str, window: int | None) -> int | None:
         if window is None:

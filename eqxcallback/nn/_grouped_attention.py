@@ -10,7 +10,7 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from .. import ops
-from .._checks import check, check_arrays, integer
+from .._checks import check, check_arrays, integer, number, soft_cap_of
 from ._cache import KVCache
 from ._linear import Linear
 
@@ -119,6 +119,8 @@ class GroupedQueryAttention(eqx.Module):
         output_size = integer(who, "output_size to be an integer of at least 0", output_size, least=0)
         if num_kv_heads < 1 or num_heads % num_kv_heads != 0:
             raise ValueError(f"{who}: expected num_kv_heads to divide num_heads, {num_heads}; got {num_kv_heads}.")
+        if rope_theta is not None:
+            rope_theta = number(who, "rope_theta to be a number or None", rope_theta)
         if rope_theta is not None and head_size % 2 != 0:
             raise ValueError(f"{who}: expected an even head_size for a rotary embedding; got {head_size}.")
         if window is not None:
@@ -147,7 +149,7 @@ class GroupedQueryAttention(eqx.Module):
         self.use_output_bias = use_output_bias
         self.causal = causal
         self.window = window
-        self.soft_cap = soft_cap
+        self.soft_cap = soft_cap_of(who, soft_cap)
         self.alibi = alibi
         self.rope_theta = rope_theta
         self.implementation = implementation

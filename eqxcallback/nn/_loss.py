@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from .. import ops
-from .._checks import loss_options
+from .._checks import loss_options, soft_cap_of
 from ._linear import Linear, check_linear
 
 
@@ -123,12 +123,13 @@ class FusedLinearCrossEntropy(eqx.Module):
         - `key`: initialises them, as `equinox.nn.Linear` does.
         - `implementation`: see [`eqxcallback.Op.using`][].
         """
-        options = loss_options("FusedLinearCrossEntropy", label_smoothing, z_loss, ignore_index)
+        who = "FusedLinearCrossEntropy"
+        options = loss_options(who, label_smoothing, z_loss, ignore_index)
         linear = Linear(in_features, num_classes, use_bias, dtype, key=key)
         self.weight, self.bias = linear.weight, linear.bias
         self.in_features, self.num_classes, self.use_bias = in_features, num_classes, use_bias
         self.label_smoothing, self.z_loss, self.ignore_index = options
-        self.soft_cap, self.implementation = soft_cap, implementation
+        self.soft_cap, self.implementation = soft_cap_of(who, soft_cap), implementation
 
     @classmethod
     def from_linear(cls, linear: eqx.nn.Linear, **options: Any) -> "FusedLinearCrossEntropy":

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .. import reference
-from .._checks import check, check_floats
+from .._checks import check, check_floats, epsilon
 from ..kernel import NativeKernel
 from ..kernels import host
 from ..op import Implementation, Op
@@ -47,8 +47,8 @@ def add_rms_norm(
     check(x.ndim > 0, name, "x with at least one axis", x=x)
     check(x.shape == residual.shape, name, "x and residual of one shape", x=x, residual=residual)
     if weight is None:
-        return run(_add_rms_norm, x, residual, eps=float(eps), implementation=implementation)
+        return run(_add_rms_norm, x, residual, eps=epsilon(name, eps), implementation=implementation)
     weight = jnp.asarray(weight)
     check(weight.shape == x.shape[-1:], name, "weight of the shape of the last axis of x", weight=weight, x=x)
     wide = weight.astype(reference.wide(x.dtype))
-    return run(_add_rms_norm, x, residual, wide, eps=float(eps), implementation=implementation)
+    return run(_add_rms_norm, x, residual, wide, eps=epsilon(name, eps), implementation=implementation)

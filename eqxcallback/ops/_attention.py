@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
 
 from .. import kernels, reference
-from .._checks import check
+from .._checks import check, scale_of, soft_cap_of
 from ..kernel import NativeKernel
 from ..kernels import host
 from ..op import Implementation, Op
@@ -17,8 +17,6 @@ from ._attention_operands import (
     dropout_of,
     given,
     operands,
-    scale_of,
-    soft_cap_of,
     window_of,
 )
 from ._run import on_cpus, run
@@ -134,10 +132,10 @@ def attention(
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     check(q.ndim >= 3, name, "q of shape (*batch, queries, heads, size)", q=q)
     check_keys(name, q, k, v, q.shape[:-3])
-    options: dict[str, Any] = {"causal": bool(causal), "scale": scale_of(scale, q)}
+    options: dict[str, Any] = {"causal": bool(causal), "scale": scale_of(name, scale, q.shape[-1])}
     more = {
         "window": window_of(name, window),
-        "soft_cap": soft_cap_of(name, soft_cap),
+        "soft_cap": soft_cap_of(name, soft_cap) or 0.0,
         "dropout": dropout_of(name, dropout, key),
     }
     found = operands(

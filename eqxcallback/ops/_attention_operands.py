@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from .._checks import check, check_floats, integer, integers
+from .._checks import check, check_floats, integer, integers, number
 from ._run import KERNEL_DTYPES
 
 
@@ -92,17 +92,6 @@ def check_keys(name: str, q: Array, k: Array, v: Array, batch: tuple[int, ...], 
     )
 
 
-def scale_of(scale: float | None, q: Array) -> float:
-    return 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
-
-
-def soft_cap_of(name: str, soft_cap: float | None) -> float:
-    fits = soft_cap is None or 0 < soft_cap < float("inf")
-    if not fits:
-        raise ValueError(f"{name}: expected soft_cap to be a positive number or None; got {soft_cap!r}.")
-    return 0.0 if soft_cap is None else float(soft_cap)
-
-
 def window_of(name: str, window: int | None) -> int:
     if window is None:
         return 0
@@ -110,11 +99,11 @@ def window_of(name: str, window: int | None) -> int:
 
 
 def dropout_of(name: str, dropout: float, key: Any) -> float:
-    if not 0 <= dropout < 1:
-        raise ValueError(f"{name}: expected dropout to be a number from 0 up to, and without, 1; got {dropout!r}.")
-    if dropout and key is None:
+    expected = "dropout to be a number from 0 up to, and without, 1"
+    rate = number(name, expected, dropout, least=0, most=math.nextafter(1, 0))
+    if rate and key is None:
         raise ValueError(f"{name}: expected a key for dropout={dropout!r}; got None. Pass key=, or dropout=0.")
-    return float(dropout)
+    return rate
 
 
 def _per_pair(name: str, what: str, x: Array, q: Array, keys: int) -> Array:

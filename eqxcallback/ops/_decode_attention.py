@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int, Int8
 
 from .. import kernels, reference
-from .._checks import check, check_floats, integers
+from .._checks import check, check_floats, integers, scale_of, soft_cap_of
 from ..kernel import NativeKernel
 from ..kernels import host
 from ..op import Implementation, Op
-from ._attention_operands import check_keys, scale_of, slopes_of, soft_cap_of, window_of
+from ._attention_operands import check_keys, slopes_of, window_of
 from ._run import on_cpus, run
 
 
@@ -81,8 +81,8 @@ def decode_attention(
         raise ValueError(f"{name}: expected both k_scale and v_scale, or none; got {', '.join(scales)}.")
     check_keys(name, q, k, v, batch, int8=bool(scales))
     length = integers(name, "length", length, batch)
-    options: dict[str, Any] = {"scale": scale_of(scale, q)}
-    more = {"window": window_of(name, window), "soft_cap": soft_cap_of(name, soft_cap)}
+    options: dict[str, Any] = {"scale": scale_of(name, scale, q.shape[-1])}
+    more = {"window": window_of(name, window), "soft_cap": soft_cap_of(name, soft_cap) or 0.0}
     slopes = None if alibi_slopes is None else slopes_of(name, alibi_slopes, q, batch, q.shape[-2])
     if scales:
         arrays = {name: jnp.asarray(x) for name, x in scales.items()}

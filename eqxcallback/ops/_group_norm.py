@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .. import reference
-from .._checks import check, check_floats
+from .._checks import check, check_floats, epsilon, integer
 from ..kernel import NativeKernel
 from ..kernels import host
 from ..op import Implementation, Op
@@ -55,9 +55,8 @@ def group_norm(
     check_floats(name, x=x)
     check(x.ndim >= 2, name, "x of shape (*batch, channels, size)", x=x)
     channels = x.shape[-2]
-    check(
-        groups > 0 and channels % groups == 0, name, "groups to be a divisor of the channels of x", groups=groups, x=x
-    )
+    groups = integer(name, "groups to be a positive integer", groups, least=1)
+    check(channels % groups == 0, name, "groups to be a divisor of the channels of x", groups=groups, x=x)
     parameters = {"weight": weight, "bias": bias}
     for key, parameter in parameters.items():
         if parameter is not None:
@@ -69,7 +68,7 @@ def group_norm(
         x,
         parameters["weight"],
         parameters["bias"],
-        groups=int(groups),
-        eps=float(eps),
+        groups=groups,
+        eps=epsilon(name, eps),
         implementation=implementation,
     )

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int
 
 from .. import reference
-from .._checks import check, check_floats, integers
+from .._checks import check, check_floats, integers, soft_cap_of
 from ..kernels import host
 from ..op import Implementation, Op
 from ._cross_entropy import loss_options
@@ -60,10 +60,9 @@ def linear_cross_entropy(
     check_floats(name, x=x, weight=weight)
     fits = x.ndim > 0 and weight.ndim == 2 and weight.shape[-1] == x.shape[-1]
     check(fits, name, "weight of shape (size, in_features) for the last axis of x", x=x, weight=weight)
-    if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(f"{name}: expected soft_cap to be positive; got {soft_cap!r}. None is without one.")
+    cap = soft_cap_of(name, soft_cap)
     options = loss_options(name, label_smoothing, z_loss, ignore_index)
-    options |= {} if soft_cap is None else {"soft_cap": float(soft_cap)}
+    options |= {} if cap is None else {"soft_cap": cap}
     args = [x, weight, integers(name, "labels", labels, x.shape[:-1])]
     if bias is not None:
         bias = jnp.asarray(bias)

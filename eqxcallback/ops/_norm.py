@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .. import kernels, reference
-from .._checks import check, check_floats
+from .._checks import check, check_floats, epsilon
 from ..kernel import NativeKernel
 from ..kernels import host
 from ..op import Implementation, Op
@@ -65,10 +65,16 @@ def rms_norm(
     check_floats("rms_norm", x=x)
     check(x.ndim > 0, "rms_norm", "x with at least one axis", x=x)
     if weight is None:
-        return run(_rms_norm, x, eps=float(eps), implementation=implementation)
+        return run(_rms_norm, x, eps=epsilon("rms_norm", eps), implementation=implementation)
     weight = jnp.asarray(weight)
     check(weight.shape == x.shape[-1:], "rms_norm", "weight of the shape of the last axis of x", weight=weight, x=x)
-    return run(_rms_norm, x, weight.astype(reference.wide(x.dtype)), eps=float(eps), implementation=implementation)
+    return run(
+        _rms_norm,
+        x,
+        weight.astype(reference.wide(x.dtype)),
+        eps=epsilon("rms_norm", eps),
+        implementation=implementation,
+    )
 
 
 def layer_norm(
@@ -111,4 +117,6 @@ def layer_norm(
             )
             parameters[name] = parameter.astype(wide)
     op = _layer_norm_bias if weight is None and bias is not None else _layer_norm
-    return run(op, x, parameters["weight"], parameters["bias"], eps=float(eps), implementation=implementation)
+    return run(
+        op, x, parameters["weight"], parameters["bias"], eps=epsilon("layer_norm", eps), implementation=implementation
+    )

@@ -169,6 +169,10 @@ def test_check(implementation):
             r"FusedLinearCrossEntropy: expected ignore_index to be an integer or None; got '1'\.",
         ),
         (
+            lambda: nn.FusedLinearCrossEntropy(5, 7, soft_cap=-1.0, key=KEY),
+            r"FusedLinearCrossEntropy: expected soft_cap to be a positive number or None; got -1\.0\.",
+        ),
+        (
             lambda: nn.SoftmaxCrossEntropy()(jnp.ones((2, 3)), 1),
             r"SoftmaxCrossEntropy: expected logits of shape \(size,\); got \(2, 3\)\. For a batch, use `jax\.vmap\(loss\)",
         ),

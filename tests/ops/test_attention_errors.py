@@ -34,6 +34,11 @@ def i32(*shape) -> Any:
         ({"window": np.int64(0)}, r"window to be a positive integer or None; got np.int64\(0\)"),
         ({"soft_cap": 0.0}, r"attention: expected soft_cap to be a positive number or None; got 0\.0\."),
         ({"soft_cap": float("inf")}, r"soft_cap to be a positive number or None; got inf"),
+        ({"soft_cap": "a"}, r"attention: expected soft_cap to be a positive number or None; got 'a'\."),
+        ({"soft_cap": 1e-50}, r"soft_cap to be a positive number or None; got 1e-50\."),  # 0 in f32
+        ({"scale": "a"}, r"attention: expected scale to be a number or None; got 'a'\."),
+        ({"scale": float("nan")}, r"attention: expected scale to be a number or None; got nan\."),
+        ({"dropout": "0.1"}, r"attention: expected dropout to be a number from 0 up to, and without, 1; got '0\.1'\."),
         ({"dropout": 1.0}, r"attention: expected dropout to be a number from 0 up to, and without, 1; got 1\.0\."),
         ({"dropout": -0.1}, r"dropout to be a number from 0"),
         ({"dropout": 0.1}, r"expected a key for dropout=0\.1; got None\. Pass key=, or dropout=0\."),
@@ -95,6 +100,7 @@ def test_a_window_of_numpy():
     [
         ({"window": -1}, r"decode_attention: expected window to be a positive integer or None; got -1\."),
         ({"soft_cap": -1.0}, r"decode_attention: expected soft_cap to be a positive number or None; got -1\.0\."),
+        ({"scale": [1.0]}, r"decode_attention: expected scale to be a number or None; got \[1\.0\]\."),
         ({"alibi_slopes": f32(3)}, r"decode_attention: expected alibi_slopes of shape \(2,\)"),
     ],
 )

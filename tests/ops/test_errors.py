@@ -46,6 +46,18 @@ def u8(*shape) -> Any:
         ),
         (lambda: ops.rms_norm(f32(2, 3), f32(1, 3)), r"weight of the shape of the last axis"),
         (lambda: ops.rms_norm(f32(2, 3), f32()), r"weight of the shape of the last axis"),
+        (
+            lambda: ops.rms_norm(f32(2), eps="a"),  # pyright: ignore[reportArgumentType]
+            r"rms_norm: expected eps to be a number; got 'a'\.",
+        ),
+        (
+            lambda: ops.layer_norm(f32(2), eps=None),  # pyright: ignore[reportArgumentType]
+            r"layer_norm: expected eps to be a number; got None\.",
+        ),
+        (
+            lambda: ops.add_rms_norm(f32(2), f32(2), eps=1j),  # pyright: ignore[reportArgumentType]
+            r"add_rms_norm: expected eps to be a number; got 1j\.",
+        ),
         (lambda: ops.swiglu(f32()), r"swiglu: expected gate with at least one axis"),
         (
             lambda: ops.swiglu(f32(2, 3)),

@@ -155,7 +155,9 @@ REFUSED = [
     (lambda: ops.group_norm(INT, groups=2), r"group_norm: expected x of one floating dtype"),
     (lambda: ops.group_norm(F32[0], groups=2), r"group_norm: expected x of shape \(\*batch, channels, size\)"),
     (lambda: ops.group_norm(F32.T, groups=3), r"group_norm: expected groups to be a divisor of the channels of x; got"),
-    (lambda: ops.group_norm(F32, groups=0), r"group_norm: expected groups to be a divisor"),
+    (lambda: ops.group_norm(F32, groups=0), r"group_norm: expected groups to be a positive integer; got 0\."),
+    (lambda: ops.group_norm(F32, groups=2.0), r"group_norm: expected groups to be a positive integer; got 2\.0\."),  # pyright: ignore[reportArgumentType]
+    (lambda: ops.group_norm(F32, groups=2, eps="a"), r"group_norm: expected eps to be a number; got 'a'\."),  # pyright: ignore[reportArgumentType]
     (lambda: ops.group_norm(F32, F32[0], groups=2), r"group_norm: expected weight of shape \(channels,\); got weight"),
     (lambda: ops.group_norm(F32, None, F32[0], groups=2), r"group_norm: expected bias of shape \(channels,\)"),
 ]
