@@ -2,7 +2,7 @@
 // (https://arxiv.org/abs/1803.08494): one row at a time, read from memory once, and then from cache.
 #pragma once
 
-#include "cpu/kernels/common.h"
+#include "cpu/kernels/streams.h"
 
 namespace eqxcallback::cpu {
 namespace {
@@ -77,14 +77,14 @@ Moments moments_of(const T* x, int64_t size, float eps) {
   return scaled_by(0x1p-90f);  // from 2^50 and more to between 2^-40 and 2^38
 }
 
-template <bool kCenter, class T>
-void normalize_row(T* out, const T* x, const float* weight, const float* bias, int64_t size, Moments moments) {
+template <bool kCenter, class T, class Put>
+void normalize_row(Put put, T* out, const T* x, const float* weight, const float* bias, int64_t size, Moments moments) {
   for_vectors(size, [&](int64_t i, auto count) {
     prefetch(x + size + i, kLanes);  // the next row
     F v = moments.normalize<kCenter>(load(x + i, count));
     if (weight != nullptr) v = Simd::mul(v, load(weight + i, count));
     if (bias != nullptr) v = Simd::add(v, load(bias + i, count));
-    store(out + i, v, count);
+    put(out + i, v, count);
   });
 }
 
@@ -94,17 +94,20 @@ void norm_as(const Norm& args, const Executor& executor) {
   // quotients. Rows of f32 are slower so: they wait for memory.
   constexpr bool kAhead = sizeof(T) == 2;
   const double nanoseconds = static_cast<double>(args.size) * 0.1 + 5;
+  const bool streams = exceeds_caches<T>(2 * args.rows * args.size, args.size, args.out);
   parallel_for(executor, args.rows, nanoseconds, [&](int64_t begin, int64_t end) {
-    const T* x = static_cast<const T*>(args.x) + begin * args.size;
-    T* out = static_cast<T*>(args.out) + begin * args.size;
-    const auto moments_at = [&](const T* row) { return moments_of<kCenter>(row, args.size, args.eps); };
-    Moments next = moments_at(x);
-    for (int64_t r = begin; r < end; ++r, x += args.size, out += args.size) {
-      const Moments moments = next;
-      if (kAhead && r + 1 < end) next = moments_at(x + args.size);
-      normalize_row<kCenter>(out, x, args.weight, args.bias, args.size, moments);
-      if (!kAhead && r + 1 < end) next = moments_at(x + args.size);
-    }
+    with_stores<T>(streams, [&](auto put) {
+      const T* x = static_cast<const T*>(args.x) + begin * args.size;
+      T* out = static_cast<T*>(args.out) + begin * args.size;
+      const auto moments_at = [&](const T* row) { return moments_of<kCenter>(row, args.size, args.eps); };
+      Moments next = moments_at(x);
+      for (int64_t r = begin; r < end; ++r, x += args.size, out += args.size) {
+        const Moments moments = next;
+        if (kAhead && r + 1 < end) next = moments_at(x + args.size);
+        normalize_row<kCenter>(put, out, x, args.weight, args.bias, args.size, moments);
+        if (!kAhead && r + 1 < end) next = moments_at(x + args.size);
+      }
+    });
   });
 }
 
@@ -129,7 +132,7 @@ void group_norm(Element element, const GroupNorm& args, const Executor& executor
         const float* weight = args.weight == nullptr ? nullptr : args.weight + first;
         const float* bias = args.bias == nullptr ? nullptr : args.bias + first;
         if (args.size == 1) {
-          normalize_row<true>(out, x, weight, bias, channels, moments);
+          normalize_row<true>(Store{}, out, x, weight, bias, channels, moments);
           continue;
         }
         for (int64_t c = 0; c < channels; ++c) {
@@ -157,7 +160,7 @@ void add_rms_norm(Element element, const AddRmsNorm& args, const Executor& execu
         for_vectors(args.size, [&](int64_t i, auto count) {
           store(sum + i, Simd::add(load(x + i, count), load(residual + i, count)), count);
         });
-        normalize_row<false>(static_cast<T*>(args.out) + r * args.size, sum, args.weight, nullptr, args.size,
+        normalize_row<false>(Store{}, static_cast<T*>(args.out) + r * args.size, sum, args.weight, nullptr, args.size,
                              moments_of<false>(sum, args.size, args.eps));
       }
     });

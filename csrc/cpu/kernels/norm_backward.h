@@ -9,8 +9,8 @@ namespace eqxcallback::cpu {
 namespace {
 
 // `dweight` and `dbias` are added to, where they are not null.
-template <bool kCenter, class T>
-void norm_backward_row(T* dx, const T* x, const T* dout, const float* weight, float* dweight, float* dbias,
+template <bool kCenter, class T, class Put>
+void norm_backward_row(Put put, T* dx, const T* x, const T* dout, const float* weight, float* dweight, float* dbias,
                        int64_t size, float eps) {
   const Moments moments = moments_of<kCenter>(x, size, eps);
   const auto gradient = [&](F upstream, int64_t i, auto count) {
@@ -40,7 +40,7 @@ void norm_backward_row(T* dx, const T* x, const T* dout, const float* weight, fl
     if constexpr (kCenter) g = Simd::sub(g, mean);
     if (dweight != nullptr) store(dweight + i, Simd::fma(upstream, y, load(dweight + i, count)), count);
     if (dbias != nullptr) store(dbias + i, Simd::add(upstream, load(dbias + i, count)), count);
-    store(dx + i, Simd::mul(Simd::mul(Simd::fma(y, minus_slope, g), inverse), scale), count);
+    put(dx + i, Simd::mul(Simd::mul(Simd::fma(y, minus_slope, g), inverse), scale), count);
   });
 }
 
@@ -53,18 +53,21 @@ void norm_backward_as(const NormBackward& args, const Executor& executor) {
   const int64_t sums = (args.dweight != nullptr ? 1 : 0) + (args.dbias != nullptr ? 1 : 0);
   Scratch scratch(larger<int64_t>(1, parts * sums * size));
   const double nanoseconds = static_cast<double>(size) * 0.4 + 10;
+  const bool streams = exceeds_caches<T>(3 * args.rows * size, size, args.dx);
   parallel_for(executor, parts, nanoseconds * static_cast<double>(rows), [&](int64_t begin, int64_t end) {
-    for (int64_t part = begin; part < end; ++part) {
-      float* of_part = scratch.data() + part * sums * size;
-      std::memset(of_part, 0, static_cast<size_t>(sums * size) * sizeof(float));
-      float* dweight = args.dweight == nullptr ? nullptr : of_part;
-      float* dbias = args.dbias == nullptr ? nullptr : of_part + (sums - 1) * size;
-      for (int64_t r = part * rows; r < smaller(args.rows, (part + 1) * rows); ++r) {
-        norm_backward_row<kCenter>(static_cast<T*>(args.dx) + r * size, static_cast<const T*>(args.x) + r * size,
-                                   static_cast<const T*>(args.dout) + r * size, args.weight, dweight, dbias, size,
-                                   args.eps);
+    with_stores<T>(streams, [&](auto put) {
+      for (int64_t part = begin; part < end; ++part) {
+        float* of_part = scratch.data() + part * sums * size;
+        std::memset(of_part, 0, static_cast<size_t>(sums * size) * sizeof(float));
+        float* dweight = args.dweight == nullptr ? nullptr : of_part;
+        float* dbias = args.dbias == nullptr ? nullptr : of_part + (sums - 1) * size;
+        for (int64_t r = part * rows; r < smaller(args.rows, (part + 1) * rows); ++r) {
+          norm_backward_row<kCenter>(put, static_cast<T*>(args.dx) + r * size, static_cast<const T*>(args.x) + r * size,
+                                     static_cast<const T*>(args.dout) + r * size, args.weight, dweight, dbias, size,
+                                     args.eps);
+        }
       }
-    }
+    });
   });
   float* results[2] = {args.dweight != nullptr ? args.dweight : args.dbias, args.dbias};
   parallel_for(

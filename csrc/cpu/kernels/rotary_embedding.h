@@ -1,20 +1,21 @@
 // Rotary position embedding (https://arxiv.org/abs/2104.09864), the halves of a head as real and imaginary parts.
 #pragma once
 
-#include "cpu/kernels/common.h"
+#include "cpu/kernels/streams.h"
 
 namespace eqxcallback::cpu {
 namespace {
 
 // The halves of one head, by the conjugate with kBackward.
-template <bool kBackward, class T>
-[[gnu::always_inline]] inline void rotate(T* out, const T* x, const float* cos, const float* sin, int64_t half) {
+template <bool kBackward, class T, class Put>
+[[gnu::always_inline]] inline void rotate(Put put, T* out, const T* x, const float* cos, const float* sin,
+                                          int64_t half) {
   for_vectors(half, [&](int64_t i, auto count) {
     const F a = load(x + i, count), b = load(x + half + i, count);
     const F c = load(cos + i, count), s = load(sin + i, count);
     const F turn = kBackward ? s : Simd::sub(Simd::zero(), s);
-    store(out + i, Simd::fma(b, turn, Simd::mul(a, c)), count);
-    store(out + half + i, Simd::sub(Simd::mul(b, c), Simd::mul(a, turn)), count);
+    put(out + i, Simd::fma(b, turn, Simd::mul(a, c)), count);
+    put(out + half + i, Simd::sub(Simd::mul(b, c), Simd::mul(a, turn)), count);
   });
 }
 
@@ -23,14 +24,17 @@ void rotate_all(T* out, const T* x, const float* cos, const float* sin, int64_t 
                 int64_t head_size, const Executor& executor) {
   const int64_t half = head_size / 2;
   const double nanoseconds = static_cast<double>(heads * head_size) * 0.15 + 5;
+  const bool streams = exceeds_caches<T>(2 * rows * heads * head_size, half, out);
   parallel_for(executor, rows, nanoseconds, [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) {
-      const int64_t place = r % table_rows * half;
-      for (int64_t h = 0; h < heads; ++h) {
-        const int64_t offset = (r * heads + h) * head_size;
-        rotate<kBackward>(out + offset, x + offset, cos + place, sin + place, half);
+    with_stores<T>(streams, [&](auto put) {
+      for (int64_t r = begin; r < end; ++r) {
+        const int64_t place = r % table_rows * half;
+        for (int64_t h = 0; h < heads; ++h) {
+          const int64_t offset = (r * heads + h) * head_size;
+          rotate<kBackward>(put, out + offset, x + offset, cos + place, sin + place, half);
+        }
       }
-    }
+    });
   });
 }
 
@@ -57,7 +61,7 @@ void rotary_embedding_gradients(const RotaryEmbeddingBackward& args, const Execu
         for (int64_t h = 0; h < args.heads; ++h) {
           const int64_t offset = ((b * args.table_rows + t) * args.heads + h) * args.head_size;
           const T *x = static_cast<const T*>(args.x) + offset, *dout = static_cast<const T*>(args.dout) + offset;
-          rotate<true>(static_cast<T*>(args.dx) + offset, dout, cos, sin, half);
+          rotate<true>(Store{}, static_cast<T*>(args.dx) + offset, dout, cos, sin, half);
           for_vectors(half, [&](int64_t i, auto count) {
             const F real = load(x + i, count), imaginary = load(x + half + i, count);
             const F da = load(dout + i, count), db = load(dout + half + i, count);

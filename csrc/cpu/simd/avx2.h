@@ -40,6 +40,8 @@ struct Simd : Halves {
     std::memcpy(p, lanes, static_cast<size_t>(n) * sizeof(T));
   }
 
+  static void stream(float* p, F x) { _mm256_stream_ps(p, x); }
+
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }

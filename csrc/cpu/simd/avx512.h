@@ -29,6 +29,7 @@ struct Simd : Halves {
   static void store(float* p, F x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
   static void store(Bf16* p, F x, int n) { _mm256_mask_storeu_epi16(p, first(n), narrow(x)); }
   static void store(F16* p, F x, int n) { _mm256_mask_storeu_epi16(p, first(n), narrow_f16(x)); }
+  static void stream(float* p, F x) { _mm512_stream_ps(p, x); }
 
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }

@@ -41,6 +41,9 @@ struct Simd {
   static void store(T* p, F x, int n) {
     for (int i = 0; i < n; ++i) from_float(x[i], p[i]);
   }
+  // Past the caches, to an address that is a multiple of the vector's size. Other threads see it after `end_streams`.
+  static void stream(float* p, F x) { store(p, x); }
+  static void end_streams() {}
 
   static F add(F a, F b) { return a + b; }
   static F sub(F a, F b) { return a - b; }
