@@ -197,6 +197,8 @@ def _structure_of(tree: Any, who: str) -> tuple[Structure, Sequence[Any]]:
     leaves, treedef = tree_flatten(tree)
     marked = [Structure.array if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf for leaf in leaves]
     found = [leaf for leaf, mark in zip(leaves, marked, strict=True) if mark is Structure.array]
+    if leaves and not found:
+        raise TypeError(f"{who}: expected the types of arrays, `jax.ShapeDtypeStruct`s; got {tree!r}.")
     for leaf in found:
         try:
             xla.result_aval(leaf.shape, leaf.dtype)

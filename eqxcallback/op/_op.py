@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves, tre
 from jaxtyping import PyTree
 
 from .. import _aliases, backends, xla
-from .._errors import blaming
+from .._errors import blaming, callable_name
 from ..kernel import Kernel, NativeKernel, PythonKernel
 from ._axes import Axes
 from ._batching import METHODS, MODES
@@ -212,6 +212,7 @@ class Op:
         def implementation(kernel: Kernel, body: Callable[..., Any]) -> backends.Implementation:
             aliases = _aliases.resolve(_aliases.check(kernel.aliases, who), inputs, outputs, who)
             if isinstance(kernel, PythonKernel):
+                _check_body(kernel.body, ("ctx", "out", *args), options, who)
                 return backends.Implementation(kernel, aliases, body=body(kernel.body, *trees, options))
             if isinstance(kernel, NativeKernel):
                 return backends.Implementation(kernel, aliases, self._attributes(kernel, options))
@@ -227,6 +228,7 @@ class Op:
             if kernel is None:
                 return None
             if isinstance(kernel, PythonKernel):
+                _check_body(kernel.body, ("ctx", "grads", "args", "out", "cotangents"), options, who)
                 body = Backward(kernel.body, *trees, options, trees[1], asked)
                 return backends.Implementation(kernel, body=body)
             if isinstance(kernel, NativeKernel):
@@ -336,6 +338,13 @@ def _calling(
         if problem is None:
             raise
         raise TypeError(f"{who}: {problem}.") from error
+
+
+def _check_body(body: Callable[..., Any], args: Sequence[Any], options: Options, who: str) -> None:
+    """Now, for the kernel runs when it is too late for the caller."""
+    problem = _problem(body, args, options)
+    if problem is not None:
+        raise TypeError(f"{who}: expected its kernel {callable_name(body)} to take what it is called with; {problem}.")
 
 
 def _problem(function: Callable[..., Any], args: Sequence[Any], options: Options) -> str | None:

@@ -100,8 +100,8 @@ def attention(
     - `alibi_slopes`: $m_h$, of shape `(heads,)`: $m_h |p - j|$ is subtracted from the logits.
     - `segment_ids`: int32 arrays of shape `(*batch, queries)` and `(*batch, keys)`, a tuple, or one for both: a query sees the
         keys of its own segment.
-    - `lengths`: int32 of shape `batch` or `()`: only the keys `j < lengths` are seen, and none of the others is read
-        by the CPU's kernel.
+    - `lengths`: int32 of shape `batch` or `()`: only the keys `j < lengths` are seen. The others may be
+        NaN, and the CPU's kernel does not read them.
     - `offset`: the position of the first query, int32 of shape `batch` or `()`, by default `keys - queries`, so that the last
         query is at the last key. Beyond 2^30 on both sides it is clamped.
     - `dropout`: the probability with which a weight becomes zero; the others are divided by `1 - dropout`. It is from 0 up
@@ -113,7 +113,8 @@ def attention(
 
     **Returns:** an array of the shape and dtype of `q`.
 
-    What is a conjunction: a key is seen where `causal`, `window`, `mask`, `segment_ids` and `lengths` all let it be.
+    What is a conjunction: a key is seen where `causal`, `window`, `mask`, `segment_ids` and `lengths` all let it be. Those
+    that are not seen have a weight of zero, which does not hide NaN or infinities of theirs; only `lengths` does.
 
     Memory, beside operands and results, is proportional to `queries + keys`, in the value and in its first and second
     derivatives, on each platform. One exception is dropout with a key that is not of Threefry, or

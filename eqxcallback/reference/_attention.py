@@ -38,6 +38,10 @@ def attention(
     ids, key_ids = (None, None) if segment_ids is None else segment_ids
     dtype = wide(q.dtype)
     k, v = k.astype(dtype), v.astype(dtype)
+    if lengths is not None:  # whatever else is there: a weight of zero would not hide NaN
+        index = jax.lax.broadcasted_iota(jnp.int32, (*[1] * lengths.ndim, keys, 1, 1), lengths.ndim)
+        filled = index < lengths[..., None, None, None]
+        k, v = jnp.where(filled, k, 0.0), jnp.where(filled, v, 0.0)
 
     def block(first, q, bias, mask, ids, kept):
         rows, shape = q.shape[-3], (*q.shape[:-3], q.shape[-2], q.shape[-3], keys)

@@ -318,6 +318,11 @@ TYPES: list[tuple[Any, type[Exception], str]] = [
         TypeError,
         r"Wrong\.out_type: expected the types of arrays; got .*\(-1,\)",
     ),
+    (
+        lambda: with_types(lambda self, x: x.shape),
+        TypeError,
+        r"Wrong\.out_type: expected the types of arrays, `jax\.ShapeDtypeStruct`s; got \(3,\)\.",
+    ),
     (lambda: with_types(lambda self, x: (x, {1})), TypeError, r"Wrong\.out_type: .*static and hashable; got \{1\}"),
     (
         lambda: declared(reference=lambda self, x: (x, {1}))(),

@@ -142,9 +142,11 @@ def test_padding(options):
     count = 8
     got = same(layer, x, length=count)
     same(layer, x, length=jnp.int32(count), expected={"length": count})
-    other = x.at[count:].set(9.0)
-    call = quickly_compiled(lambda x: layer(x, length=count))
-    np.testing.assert_array_equal(call(other)[:count], call(x)[:count])
+    other = x.at[count:].set(jnp.nan)
+    for implementation in ("auto", "reference"):
+        same_layer = make(**options, implementation=implementation)
+        call = quickly_compiled(lambda x, layer=same_layer: layer(x, length=count))
+        np.testing.assert_array_equal(call(other)[:count], call(x)[:count])
     close(got[:count], naively(layer, x[:count]))
     gradient = quickly_compiled(jax.grad(lambda x: jnp.sum(layer(x, length=count)[:count])))(x)
     np.testing.assert_array_equal(gradient[count:], np.zeros((LENGTH - count, SIZE)))

@@ -51,13 +51,15 @@ def test_tokens_in_a_scan():
 
 
 @pytest.mark.parametrize("options", [{}, COMBINED], ids=text)
-def test_prompts_of_a_batch(options):
-    """Of different lengths: padding is not remembered."""
-    layer, x = make(**options), inputs(2)
+@pytest.mark.parametrize("implementation", ["auto", "reference"])
+def test_prompts_of_a_batch(options, implementation):
+    """Of different lengths: padding is not remembered, whatever it is."""
+    layer, x = make(**options, implementation=implementation), inputs(2)
+    padded = x.at[0, 6:].set(jnp.nan)
     caches = jax.vmap(lambda _: layer.init_cache(16))(jnp.arange(2))
     step = quickly_compiled(jax.vmap(lambda cache, x, n: layer(x, cache=cache, length=n)))
     one = quickly_compiled(jax.vmap(lambda cache, x: layer(x, cache=cache)))
-    out, caches = step(caches, x[:, :10], jnp.array([6, 10]))
+    out, caches = step(caches, padded[:, :10], jnp.array([6, 10]))
     last, caches = one(caches, x[:, 10:11])
     for i, n in enumerate([6, 10]):
         want = naively(layer, jnp.concatenate([x[i, :n], x[i, 10:11]]))

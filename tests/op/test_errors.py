@@ -20,6 +20,10 @@ def op(kernels: Any = None, reference: Any = lambda x, y=None, **_: x, batching:
     return eqxc.Op("norm", {"cpu": KERNEL} if kernels is None else kernels, reference, batching)
 
 
+def in_python(body: Any):
+    return eqxc.PythonKernel(body)
+
+
 def aliased(aliases: Any):
     return eqxc.NativeKernel("f", aliases=aliases)
 
@@ -148,6 +152,21 @@ def with_type(out_type, reference=None):
             ValueError,
             r"Op\(norm\): expected one type of results from all; the reference has result of type float32\[2\], and the "
             r"out_type for cpu has result of type float32\[3\]",
+        ),
+        (
+            lambda: op({"cpu": in_python(lambda ctx, out, x, *, s: None)}, scaled)(X),
+            TypeError,
+            r"^Op\(norm\): expected its kernel .*<lambda> to take what it is called with; missing a required .*'s'; its "
+            r"arguments are \(ctx, out, x, \*, s\)\.$",
+        ),
+        (
+            lambda: jax.grad(
+                eqxc.Op(
+                    "norm", {"cpu": in_python(lambda ctx, out, x: None)}, jnp.sum, backward=in_python(lambda ctx: None)
+                )
+            )(X),
+            TypeError,
+            r"^Op\(norm\): expected its kernel .*<lambda> to take what it is called with; too many positional arguments",
         ),
         (
             lambda: op({"cpu": TYPED, "cuda": eqxc.NativeKernel("f", out_type=lambda x: (F32, F32))}, None)(X),

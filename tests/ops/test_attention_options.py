@@ -225,6 +225,28 @@ def test_large_logits(implementation):
         np.testing.assert_allclose(got, exact(q, k, v, **given), rtol=1e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("implementation", ["native", "python", "reference"])
+def test_padding_may_be_anything(implementation):
+    """In memory that nobody wrote to it may be NaN, which no weight of zero hides."""
+    lengths = np.array([0, 5, 9], np.int32)
+    q, k, v = (np.stack([x] * 3) for x in attention_options.inputs(70, 9, 2, 1, 4))
+    padding = np.arange(9)[:, None, None] >= lengths[:, None, None, None]
+
+    def results(filling):
+        def attend(q, k, v, length):
+            one = ops.decode_attention(q[0], k, v, length, implementation=implementation)
+            return ops.attention(q, k, v, lengths=length, implementation=implementation).at[0].add(one)
+
+        keys, values = (np.where(padding, np.float32(filling), x) for x in (k, v))
+        out, pull = jax.vjp(lambda q, k, v: jax.vmap(attend)(q, k, v, lengths), q, keys, values)
+        return out, *pull(jnp.cos(out))
+
+    got, want = (cases.quickly_compiled(lambda filling=filling: results(filling))() for filling in (np.nan, 0.0))
+    for each, other in zip(got, want, strict=True):
+        assert np.isfinite(each).all()
+        np.testing.assert_array_equal(each, other)
+
+
 @pytest.mark.parametrize("bias", [-1e9, np.finfo(np.float32).min, 1e9])
 def test_gradients_of_queries_whose_logits_are_all_alike_far_away(bias, isa):
     """As where a padded example is masked with a large number: its queries see all keys alike."""

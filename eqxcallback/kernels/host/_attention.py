@@ -76,7 +76,7 @@ def attend(
         last = keys if filled is None else filled
         if causal and offset is None:
             last = min(last, max(stop + keys - queries, 0))
-        part = _attend(xp, q[..., rows, :, :], kv, last, logits_of, dropped if dropout else None, scale)
+        part = _attend(xp, q[..., rows, :, :], kv, last, lengths, logits_of, dropped if dropout else None, scale)
         store(out[..., rows, :, :], part)
 
 
@@ -89,7 +89,8 @@ def attend_one(xp: Any, out: Any, q: Any, kv: Any, length: Any, alibi_slopes: An
     """The query is at the position of the last entry."""
     filled = min(kv[0].shape[-3], max(int(length.max()), 0)) if length.size else 0
     length = xp.clip(length, 0, kv[0].shape[-3])
-    places = {"lengths": length, "offset": length - 1, "filled": filled}
+    # Of one example, `filled` is its length.
+    places = {"lengths": length if length.size > 1 else None, "offset": length - 1, "filled": filled}
     one = (out[..., None, :, :], q[..., None, :, :])
     attend(xp, *one, kv, alibi_slopes=alibi_slopes, causal=False, **places, **options)
 
@@ -111,6 +112,7 @@ def _attend(
     q: Any,
     kv: Any,
     last: int,
+    lengths: Any,
     logits_of: Callable[[Any, slice], Any],
     dropped: Callable[[Any, slice], Any] | None,
     scale: float,
@@ -127,7 +129,11 @@ def _attend(
     for first in range(0, last, _KEYS):
         columns = slice(first, min(first + _KEYS, last))
         width = columns.stop - first
-        logits = rows @ xp.swapaxes(wide(k[..., columns, :]), -1, -2)
+        keys, values = wide(k[..., columns, :]), wide(v[..., columns, :])
+        if lengths is not None:  # a weight of zero would not hide NaN
+            filled = xp.arange(columns.start, columns.stop)[:, None] < lengths[..., None, None, None, None]
+            keys, values = xp.where(filled, keys, 0), xp.where(filled, values, 0)
+        logits = rows @ xp.swapaxes(keys, -1, -2)
         logits = logits_of(logits.reshape(*batch, heads, queries, width), columns).reshape(*group, width)
         higher = xp.maximum(highest, logits.max(axis=-1, keepdims=True))
         shift = finite(higher, xp)
@@ -135,7 +141,7 @@ def _attend(
         total = total * before + weights.sum(axis=-1, keepdims=True)
         if dropped is not None:
             weights = dropped(weights.reshape(*batch, heads, queries, width), columns).reshape(*group, width)
-        sums = sums * before + weights @ wide(v[..., columns, :])
+        sums = sums * before + weights @ values
         highest = higher
     # A query that sees nothing gives zeros.
     return xp.moveaxis(sums / xp.where(total == 0, xp.ones_like(total), total), -2, -4).reshape(q.shape)
