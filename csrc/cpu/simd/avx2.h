@@ -41,6 +41,7 @@ struct Simd : Halves {
   }
 
   static void stream(float* p, F x) { _mm256_stream_ps(p, x); }
+  static void end_streams() { _mm_sfence(); }
 
   static F add(F a, F b) { return _mm256_add_ps(a, b); }
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }

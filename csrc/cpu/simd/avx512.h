@@ -30,6 +30,7 @@ struct Simd : Halves {
   static void store(Bf16* p, F x, int n) { _mm256_mask_storeu_epi16(p, first(n), narrow(x)); }
   static void store(F16* p, F x, int n) { _mm256_mask_storeu_epi16(p, first(n), narrow_f16(x)); }
   static void stream(float* p, F x) { _mm512_stream_ps(p, x); }
+  static void end_streams() { _mm_sfence(); }
 
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }

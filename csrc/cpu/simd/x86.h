@@ -11,8 +11,6 @@ namespace {
 
 // Scales and minimums, which GGUF blocks have in halves.
 struct Halves {
-  static void end_streams() { _mm_sfence(); }
-
   static float half(const uint8_t* p) {
     uint16_t bits;
     std::memcpy(&bits, p, sizeof(bits));
