@@ -121,8 +121,8 @@ class GroupedQueryAttention(eqx.Module):
             raise ValueError(f"{who}: expected num_kv_heads to divide num_heads, {num_heads}; got {num_kv_heads}.")
         if rope_theta is not None:
             rope_theta = number(who, "rope_theta to be a number or None", rope_theta)
-        if rope_theta is not None and head_size % 2 != 0:
-            raise ValueError(f"{who}: expected an even head_size for a rotary embedding; got {head_size}.")
+            if head_size % 2 != 0:
+                raise ValueError(f"{who}: expected an even head_size for a rotary embedding; got {head_size}.")
         if window is not None:
             window = integer(who, "a window of at least 1, or None", window, least=1)
 

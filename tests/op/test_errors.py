@@ -20,10 +20,6 @@ def op(kernels: Any = None, reference: Any = lambda x, y=None, **_: x, batching:
     return eqxc.Op("norm", {"cpu": KERNEL} if kernels is None else kernels, reference, batching)
 
 
-def in_python(body: Any):
-    return eqxc.PythonKernel(body)
-
-
 def aliased(aliases: Any):
     return eqxc.NativeKernel("f", aliases=aliases)
 
@@ -154,7 +150,7 @@ def with_type(out_type, reference=None):
             r"out_type for cpu has result of type float32\[3\]",
         ),
         (
-            lambda: op({"cpu": in_python(lambda ctx, out, x, *, s: None)}, scaled)(X),
+            lambda: op({"cpu": eqxc.PythonKernel(lambda ctx, out, x, *, s: None)}, scaled)(X),
             TypeError,
             r"^Op\(norm\): expected its kernel .*<lambda> to take what it is called with; missing a required .*'s'; its "
             r"arguments are \(ctx, out, x, \*, s\)\.$",
@@ -162,7 +158,10 @@ def with_type(out_type, reference=None):
         (
             lambda: jax.grad(
                 eqxc.Op(
-                    "norm", {"cpu": in_python(lambda ctx, out, x: None)}, jnp.sum, backward=in_python(lambda ctx: None)
+                    "norm",
+                    {"cpu": eqxc.PythonKernel(lambda ctx, out, x: None)},
+                    jnp.sum,
+                    backward=eqxc.PythonKernel(lambda ctx: None),
                 )
             )(X),
             TypeError,

@@ -32,12 +32,13 @@ def attend(
     soft_cap: float = 0.0,
     dropout: float = 0.0,
     operands: str = "",
-    filled: int | None = None,
 ) -> None:
-    """The axes of operands are the last ones of those of `q`: all are aligned at the right end. No key from `filled` on is
-    seen."""
+    """The axes of operands are the last ones of those of `q`: all are aligned at the right end."""
     del operands
     queries, keys = q.shape[-3], kv[0].shape[-3]
+    if lengths is not None:  # whatever else is there: a weight of zero would not hide NaN
+        filled = xp.arange(keys)[:, None, None] < lengths[..., None, None, None]
+        kv = tuple(xp.where(filled, each, xp.zeros_like(each)) for each in kv)
     before = keys - queries if offset is None else offset[..., None, None, None]
     for start in range(0, queries, _QUERIES):
         stop = min(start + _QUERIES, queries)
@@ -73,10 +74,10 @@ def attend(
                 stays = rows_kept(dropout_keys, index, xp.arange(columns.start, columns.stop), keys, dropout)
             return xp.where(stays, weights / (1 - dropout), 0.0)
 
-        last = keys if filled is None else filled
+        last = keys
         if causal and offset is None:
             last = min(last, max(stop + keys - queries, 0))
-        part = _attend(xp, q[..., rows, :, :], kv, last, lengths, logits_of, dropped if dropout else None, scale)
+        part = _attend(xp, q[..., rows, :, :], kv, last, logits_of, dropped if dropout else None, scale)
         store(out[..., rows, :, :], part)
 
 
@@ -89,8 +90,9 @@ def attend_one(xp: Any, out: Any, q: Any, kv: Any, length: Any, alibi_slopes: An
     """The query is at the position of the last entry."""
     filled = min(kv[0].shape[-3], max(int(length.max()), 0)) if length.size else 0
     length = xp.clip(length, 0, kv[0].shape[-3])
-    # Of one example, `filled` is its length.
-    places = {"lengths": length if length.size > 1 else None, "offset": length - 1, "filled": filled}
+    kv = tuple(each[..., :filled, :, :] for each in kv)
+    # Of one example, that is all that it sees.
+    places = {"lengths": length if length.size > 1 else None, "offset": length - 1}
     one = (out[..., None, :, :], q[..., None, :, :])
     attend(xp, *one, kv, alibi_slopes=alibi_slopes, causal=False, **places, **options)
 
@@ -112,7 +114,6 @@ def _attend(
     q: Any,
     kv: Any,
     last: int,
-    lengths: Any,
     logits_of: Callable[[Any, slice], Any],
     dropped: Callable[[Any, slice], Any] | None,
     scale: float,
@@ -129,11 +130,7 @@ def _attend(
     for first in range(0, last, _KEYS):
         columns = slice(first, min(first + _KEYS, last))
         width = columns.stop - first
-        keys, values = wide(k[..., columns, :]), wide(v[..., columns, :])
-        if lengths is not None:  # a weight of zero would not hide NaN
-            filled = xp.arange(columns.start, columns.stop)[:, None] < lengths[..., None, None, None, None]
-            keys, values = xp.where(filled, keys, 0), xp.where(filled, values, 0)
-        logits = rows @ xp.swapaxes(keys, -1, -2)
+        logits = rows @ xp.swapaxes(wide(k[..., columns, :]), -1, -2)
         logits = logits_of(logits.reshape(*batch, heads, queries, width), columns).reshape(*group, width)
         higher = xp.maximum(highest, logits.max(axis=-1, keepdims=True))
         shift = finite(higher, xp)
@@ -141,7 +138,7 @@ def _attend(
         total = total * before + weights.sum(axis=-1, keepdims=True)
         if dropped is not None:
             weights = dropped(weights.reshape(*batch, heads, queries, width), columns).reshape(*group, width)
-        sums = sums * before + weights @ values
+        sums = sums * before + weights @ wide(v[..., columns, :])
         highest = higher
     # A query that sees nothing gives zeros.
     return xp.moveaxis(sums / xp.where(total == 0, xp.ones_like(total), total), -2, -4).reshape(q.shape)
