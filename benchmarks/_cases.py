@@ -9,7 +9,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from eqxcallback import ops, reference
+from eqxcallback import ops
+from eqxcallback.ops.glu import _reference as glu_reference
+from eqxcallback.ops.loss import _reference as loss_reference
+from eqxcallback.ops.norm import _reference as norm_reference
+from eqxcallback.ops.rotary import _reference as rotary_reference
+from eqxcallback.ops.softmax import _reference as softmax_reference
 
 from ._contestants import Pass, normal, of_pass, operands, torch, torch_call
 from ._rows import OURS, Setting
@@ -126,6 +131,11 @@ def _loss_of_one_hot(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(wide, -1) - chosen
 
 
+def _softmax_of_powers(x: jax.Array) -> jax.Array:
+    powers = jnp.exp(x - jnp.max(x, -1, keepdims=True))
+    return powers * (1 / jnp.sum(powers, -1, keepdims=True))
+
+
 def _optax_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)
 
@@ -147,7 +157,7 @@ CASES = {
         Case(
             "rms_norm",
             ops.rms_norm,
-            {"reference": functools.partial(reference.rms_norm, eps=1e-5), "plain": _wide(_plain_rms_norm)},
+            {"reference": functools.partial(norm_reference.rms_norm, eps=1e-5), "plain": _wide(_plain_rms_norm)},
             {
                 "Equinox": _wide(
                     functools.partial(_equinox_norm, lambda size: eqx.nn.RMSNorm(size, 1e-5, use_bias=False))
@@ -161,7 +171,7 @@ CASES = {
         Case(
             "softmax_cross_entropy",
             ops.softmax_cross_entropy,
-            {"reference": reference.softmax_cross_entropy, "sums": _loss_of_sums, "one hot": _loss_of_one_hot},
+            {"reference": loss_reference.softmax_cross_entropy, "sums": _loss_of_sums, "one hot": _loss_of_one_hot},
             {"optax": _optax_loss},
             lambda functional, x, labels: functional.cross_entropy(x, labels.long(), reduction="none"),
             _loss_args,
@@ -171,7 +181,7 @@ CASES = {
         Case(
             "swiglu",
             ops.swiglu,
-            {"reference": reference.swiglu, "in its dtype": lambda gate, up: jax.nn.silu(gate) * up},
+            {"reference": glu_reference.swiglu, "in its dtype": lambda gate, up: jax.nn.silu(gate) * up},
             {},
             lambda functional, gate, up: functional.silu(gate) * up,
             _gate_args,
@@ -182,7 +192,7 @@ CASES = {
             "layer_norm",
             ops.layer_norm,
             {
-                "reference": functools.partial(reference.layer_norm, eps=1e-5),
+                "reference": functools.partial(norm_reference.layer_norm, eps=1e-5),
                 "two passes": _wide(_two_pass_norm),
                 "one pass": _wide(_one_pass_norm),
             },
@@ -199,7 +209,7 @@ CASES = {
             "rotary_embedding",
             ops.rotary_embedding,
             {
-                "reference": reference.rotary_embedding,
+                "reference": rotary_reference.rotary_embedding,
                 "roll": _wide(_rolled_rotation),
                 "complex": _wide(_complex_rotation),
             },
@@ -213,7 +223,7 @@ CASES = {
             "geglu",
             ops.geglu,
             {
-                "reference": functools.partial(reference.geglu, approximate=True),
+                "reference": functools.partial(glu_reference.geglu, approximate=True),
                 "in its dtype": lambda gate, up: jax.nn.gelu(gate) * up,
             },
             {},
@@ -221,6 +231,16 @@ CASES = {
             _gate_args,
             (3, 8),
             (0, 1),
+        ),
+        Case(
+            "softmax",
+            ops.softmax,
+            {"reference": functools.partial(softmax_reference.softmax, scale=1.0), "powers": _wide(_softmax_of_powers)},
+            {"jax.nn": _wide(jax.nn.softmax), "jax.nn in its dtype": jax.nn.softmax},
+            lambda functional, x: functional.softmax(x, -1),
+            functools.partial(_norm_args, 0),
+            (2, 5),
+            (0,),
         ),
     )
 }

@@ -11,65 +11,30 @@ import pathlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import eqxcallback as eqxc
-from eqxcallback import ops, xla
+from eqxcallback import xla
 from eqxcallback.inspection import _thunks
 
 from . import _gpu_decode
+from .programs import PROGRAMS, Program, struct
 
 
-BF16 = jnp.bfloat16
-
-
-def struct(*shape: int, dtype: Any = BF16) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
-
-
-def programs() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]]:
-    """A function, its operands, and which of them are donated: each op, and gradients."""
-    f32, int32 = jnp.float32, jnp.int32
-    cache, scalar = struct(2, 256, 2, 64), struct(dtype=int32)
-    weight, table = struct(576, dtype=f32), struct(5, 32, dtype=f32)
-    q4, q8 = struct(576, 360, dtype=jnp.uint8), struct(576, 612, dtype=jnp.uint8)
-
-    def attention(q: Any, k: Any, v: Any) -> jax.Array:
-        return ops.attention(q, k, v, causal=True)
-
-    def summed(f: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-        return lambda *args: (f(*args).astype(f32) ** 2).sum()
-
+def programs() -> dict[str, Program]:
+    """Each op, and what differs where memory is not donated, or with gradients."""
     return {
-        "rms_norm": (lambda x, w: ops.rms_norm(x, w), (struct(8, 576), weight), ()),
-        "layer_norm": (lambda x, w, b: ops.layer_norm(x, w, b), (struct(8, 576), weight, weight), ()),
-        "rotary_embedding": (ops.rotary_embedding, (struct(2, 5, 8, 64), table, table), ()),
-        "swiglu": (ops.swiglu, (struct(8, 1536), struct(8, 1536)), ()),
-        "softmax_cross_entropy": (ops.softmax_cross_entropy, (struct(8, 1000), struct(8, dtype=int32)), ()),
-        "attention": (attention, (struct(2, 256, 6, 64), cache, cache), ()),
-        "decode_attention": (ops.decode_attention, (struct(2, 6, 64), cache, cache, struct(2, dtype=int32)), ()),
-        "cache_append": (lambda c, rows, p: ops.cache_append(c, rows, p), (cache, struct(1, 256, 2, 64), scalar), (0,)),
-        "cache_append, not donated": (
-            lambda c, rows, p: ops.cache_append(c, rows, p),
-            (cache, struct(1, 256, 2, 64), scalar),
-            (),
-        ),
-        "quantized_linear Q4_1": (lambda x, w: ops.quantized_linear(x, w, encoding="Q4_1"), (struct(1, 576), q4), ()),
-        "quantized_linear Q8_0": (lambda x, w: ops.quantized_linear(x, w, encoding="Q8_0"), (struct(64, 576), q8), ()),
-        "rms_norm, gradients": (jax.grad(summed(ops.rms_norm), (0, 1)), (struct(8, 576), weight), ()),
-        "attention, gradients": (
-            jax.grad(summed(attention), (0, 1, 2)),
-            (struct(2, 256, 6, 64), cache, cache),
-            (),
-        ),
+        **PROGRAMS,
+        "cache_append, not donated": PROGRAMS["cache_append"]._replace(donated=()),
+        **{f"{name}, gradients": PROGRAMS[name].gradients for name in ("rms_norm", "attention")},
     }
 
 
-def decode_programs(tiny: bool) -> dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]]:
+def decode_programs(tiny: bool) -> dict[str, Program]:
     llm, which = _gpu_decode.model(tiny)
     weights, tree = jax.tree.flatten(llm)
     cache = jax.eval_shape(lambda: llm.init_cache(512))
@@ -81,7 +46,7 @@ def decode_programs(tiny: bool) -> dict[str, tuple[Callable[..., Any], tuple[Any
     def several(weights: Any, token: Any, cache: Any) -> Any:
         return _gpu_decode.scanned(weights, tree, token, cache, 8)
 
-    return {f"a decode step, {which}": (step, args, (2,)), f"a scan of 8, {which}": (several, args, (2,))}
+    return {f"a decode step, {which}": Program(step, args, (2,)), f"a scan of 8, {which}": Program(several, args, (2,))}
 
 
 def summary(compiled: xla.Compiled) -> dict[str, Any]:
@@ -104,11 +69,11 @@ def plans(tiny: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     captured = dict(eqxc.jit_captured(lambda: None).compiler_options)
     ways: Mapping[str, dict[str, Any]] = {"default": {}, "captured": captured}
     every = {**programs(), **decode_programs(tiny)}
-    for name, (f, args, donated) in every.items():
+    for name, program in every.items():
         for way, options in ways.items():
             start = time.monotonic()
             try:
-                traced = jax.jit(f, donate_argnums=donated).trace(*args)
+                traced = jax.jit(program.function, donate_argnums=program.donated).trace(*program.args)
                 if on_gpu:
                     compiled = xla.compile_with_plan(traced.lower(), options)
                 else:
@@ -120,7 +85,7 @@ def plans(tiny: bool) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def target_config() -> str:
-    """What XLA knows of the GPU that it compiles for, as it writes it: eqxcallback/xla/h200.txtpb describes one."""
+    """What XLA knows of the GPU that it compiles for, as it writes it: eqxcallback/xla/programs/h200.txtpb describes one."""
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         jax.jit(lambda x: x + 1).lower(jnp.ones(3)).compile(compiler_options=options)

@@ -1,7 +1,7 @@
 """Other tiles for attention than those that the package takes, which were chosen without a GPU: `--tiles` compares them.
 
 A tile is `(BLOCK_QUERIES, BLOCK_KEYS, num_warps, num_stages)`. What wins goes into
-eqxcallback/kernels/triton/attention_tiles.py.
+eqxcallback/ops/attention/_triton_tiles.py.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ SHAPES = [Shape(4, 16, 16, 4096, 128, causal=True), Shape(8, 32, 32, 1024, 64, c
 @contextlib.contextmanager
 def tile_of(step: int | None, tile: Tile | None) -> Iterator[None]:
     """Programs that are lowered inside take `tile`: for the forward kernel, or for the backward kernel of that number."""
-    module = importlib.import_module("eqxcallback.kernels._attention")
+    module = importlib.import_module("eqxcallback.ops.attention._triton")
     name = "choose_forward" if step is None else "choose_backward"
     before: Callable[..., Any] = getattr(module, name)
 

@@ -6,13 +6,15 @@ from collections.abc import Callable
 
 
 _SELF = pathlib.Path("/proc/self")
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
 def keep_freed_memory() -> None:
     """Tell glibc not to give freed memory back to the system. By default it does from 32 MiB on, and each result then costs
-    a page fault for each 4 KiB, which is far more than the copy. For the rest of the process."""
+    a page fault for each 4 KiB, which is far more than the copy. For the rest of the process, and before it has other threads:
+    they would have memory of their own, which glibc gives back all the same where a result is larger than 64 MiB."""
     libc = ctypes.CDLL(None)
+    libc.mallopt(_M_ARENA_MAX, 1)
     libc.mallopt(_M_MMAP_MAX, 0)
     libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 # Equinox's attention without its projections, which has no public name.
 from equinox.nn._attention import dot_product_attention
 
-from eqxcallback import ops, reference
+from eqxcallback import ops
+from eqxcallback.ops.attention import _reference as reference
 
 from . import shapes
 from ._contestants import Pass, normal, of_pass, operands, torch, torch_call

@@ -2,7 +2,7 @@
 
 Each part runs in a process of its own, which a crash or a hang of another one does not hurt, and keeps what it has measured when
 its time is over. Peers take turns; medians and ratios count. Results go to benchmarks/results/gpu.*, from a GPU only. Without
-one, `--no-gpu` runs every part at tiny sizes on the CPU, where the definitions stand in for kernels.
+one, `--no-gpu` runs every part at tiny sizes on the CPU, where the references stand in for kernels.
 """
 
 import argparse

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,7 @@ from jax.experimental.buffer_callback import buffer_callback as jax_buffer_callb
 import eqxcallback as eqxc
 
 from . import _report
+from ._empty import empty, empty_but_first
 from ._memory import keep_freed_memory
 from ._native import load, native_library
 from ._overhead_sizes import measure_size, microseconds, report_growth, report_sizes
@@ -31,10 +33,6 @@ from ._timing import Timing, interleaved
 CALLS = 100
 F32 = jax.ShapeDtypeStruct((128,), jnp.float32)
 NATIVE = ("eqxcallback Layer, native add", "eqxcallback Op, native add")
-
-
-def empty(ctx, out, x):
-    pass
 
 
 def np_add(ctx, out, x):
@@ -59,9 +57,11 @@ class Empty(eqxc.Layer):
     """Does nothing, with some arrays of its own."""
 
     fields: tuple[jax.Array, ...]
+    body: Callable[..., None] = eqx.field(static=True, default_factory=empty_but_first)
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
-        pass
+        self.body(ctx, out)
 
     def out_type(self, x):
         return F32
@@ -69,9 +69,11 @@ class Empty(eqxc.Layer):
 
 class OneField(eqxc.Layer):
     weight: jax.Array
+    body: Callable[..., None] = eqx.field(static=True, default_factory=empty_but_first)
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
-        pass
+        self.body(ctx, out)
 
     def out_type(self, x):
         return F32
@@ -79,16 +81,13 @@ class OneField(eqxc.Layer):
 
 def native_layer() -> eqxc.Layer:
     class AddOne(eqxc.Layer):
+        vmap_method = "fold"
         kernels = {"cpu": eqxc.NativeKernel("NativeAddOne", library=native_library("native_add.cc"))}  # noqa: RUF012 - a declaration
 
         def reference(self, x):
             return x + 1
 
     return AddOne()
-
-
-def with_operand(ctx, out, w, x):
-    pass
 
 
 def chain(call: Callable[[jax.Array], jax.Array]) -> Callable[[], object]:
@@ -105,9 +104,9 @@ def measure_calls(rounds: int, seconds: float) -> dict[str, Timing]:
     """Seconds for one call in a chain of 100."""
     x, y, w = np.zeros(128, np.float32), np.zeros(128, np.float32), jnp.zeros(128)
     contestants = {
-        "eqxcallback, empty": chain(eqxc.buffer_callback(empty, F32)),
+        "eqxcallback, empty": chain(eqxc.buffer_callback(empty_but_first(), F32)),
         "jax buffer_callback, empty": chain(jax_buffer_callback(empty, F32)),
-        "eqxcallback, empty, 2 operands": chain(functools.partial(eqxc.buffer_callback(with_operand, F32), w)),
+        "eqxcallback, empty, 2 operands": chain(functools.partial(eqxc.buffer_callback(empty_but_first(), F32), w)),
         "eqxcallback Layer, empty, 1 field": chain(OneField(w)),
         "eqxcallback Layer, empty, 8 fields": chain(Empty((w,) * 8)),
         "eqxcallback Layer, native add": chain(native_layer()),
@@ -127,12 +126,13 @@ def measure_calls(rounds: int, seconds: float) -> dict[str, Timing]:
 def measure_eager(rounds: int, seconds: float) -> dict[str, Timing]:
     """Seconds for one call, and for a program of one call."""
     x = jnp.zeros(F32.shape)
-    ours, theirs = eqxc.buffer_callback(empty, F32), jax_buffer_callback(empty, F32)
+    ours, theirs = eqxc.buffer_callback(empty_but_first(), F32), jax_buffer_callback(empty, F32)
     native, op = bare_call(), native_op()
     layer, empty_layer = native_layer(), OneField(jnp.zeros(128))
 
     def alone(callback: Callable[..., Callable[..., jax.Array]], **options: bool) -> Callable[[], object]:
-        jitted = jax.jit(callback(empty, F32, **options))
+        kernel = empty if callback is jax_buffer_callback else empty_but_first()
+        jitted = jax.jit(callback(kernel, F32, **options))
         return lambda: jitted(x).block_until_ready()
 
     return interleaved(

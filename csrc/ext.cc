@@ -5,7 +5,6 @@
 
 #include "core/host_calls.h"
 #include "cpu/isa.h"
-#include "ffi/checked_call.h"
 #include "ffi/cpu_targets.h"
 #include "ffi/gpu_launch.h"
 #include "ffi/host_callback_scope.h"

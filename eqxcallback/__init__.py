@@ -3,16 +3,10 @@
 from importlib import metadata as _metadata
 
 from . import debug as debug, nn as nn, ops as ops, testing as testing
-from ._buffer_callback import buffer_callback as buffer_callback
-from ._errors import KernelError as KernelError, raising as raising
-from ._export import export as export
-from ._ext import (
-    Buffer as Buffer,
-    ExecutionContext as ExecutionContext,
-    ExecutionStage as ExecutionStage,
-)
-from ._jit_captured import jit_captured as jit_captured
+from ._ext import Buffer as Buffer, ExecutionContext as ExecutionContext, ExecutionStage as ExecutionStage
 from .backends import available_backends as available_backends
+from .callback import buffer_callback as buffer_callback
+from .core import KernelError as KernelError, PerformanceWarning as PerformanceWarning, raising as raising
 from .fusion import fuse as fuse, unfuse as unfuse
 from .inspection import inspect as inspect
 from .kernel import (
@@ -23,7 +17,8 @@ from .kernel import (
     TritonKernel as TritonKernel,
 )
 from .layer import Layer as Layer
-from .op import Op as Op
+from .program import export as export, jit_captured as jit_captured, load as load
+from .transform import Op as Op
 from .xla import KernelHandle as KernelHandle
 
 

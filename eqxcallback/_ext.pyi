@@ -50,6 +50,9 @@ class Buffer:
     Row-major. Inputs are read-only. After the call every access raises `RuntimeError`. `Buffer(array, writeable=...)` makes
     one over a C-contiguous NumPy array, to call a kernel by hand.
 
+    A Buffer is memory, and no array: it computes nothing, compares nothing, and is neither true nor false. `numpy.asarray(x)`
+    and `x[...]` are arrays over it, which NumPy's functions make of it themselves: `np.multiply(x, 2, out=np.asarray(out))`.
+
     Elements of less than a byte (`int4`, `float4_e2m1fn`, ...) are packed in XLA's memory: `numpy()` unpacks them, one
     byte each, and what was written is packed again at the end of the call.
 
@@ -79,7 +82,13 @@ class Buffer:
     def _address(self, address: int) -> None: ...
     @property
     def _packed(self) -> bool: ...
+    @property
+    def _is_gradient(self) -> bool: ...
+    @_is_gradient.setter
+    def _is_gradient(self, value: bool) -> None: ...
     def _revoke(self) -> None: ...
+    def _fill(self, seed: int) -> None: ...
+    def _left(self, seed: int) -> tuple[np.ndarray, bool]: ...
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray: ...
@@ -93,7 +102,21 @@ class Buffer:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def write(self, value: Any) -> None:
-        """Copy `value` into an output. Its shape and dtype must be those of the Buffer: nothing is broadcast or cast."""
+        """Copy `value` into an output. Its shape and dtype must be those of the Buffer: nothing is broadcast or cast. A number of
+        Python's is an element of any dtype of its kind.
+
+        A Buffer of `grads`, in a backward kernel, takes more: a value that has further axes in front, or more than one element
+        along an axis of size 1, is summed over them, 16-bit floats in `float32`. So `grad.write(value)` is right where a
+        gradient is for each example, and where it is the sum over a batch.
+
+        On a GPU, `value` is a CuPy array, or another one in the GPU's memory. Call it inside of `with ctx:`.
+        """
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        """`out[...] = value` is `out.write(value)`; `out[index] = value` is as strict, about the shape of `out[index]`."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """`x[...]` is an array over this memory: of NumPy on a CPU, of CuPy on a GPU. `x[index]` is that array, indexed."""
 
     def numpy(self) -> np.ndarray:
         """A NumPy array over this memory (CPU). Read-only for an input."""
@@ -138,6 +161,9 @@ class Recording:
 def resume(*args: Any) -> None: ...
 def set_jax_handler(capsule: object) -> None: ...
 def on_unknown_key(hook: Callable[[int, str], None]) -> None: ...
+def on_unwritten(
+    hook: Callable[[Any, tuple[Buffer, ...], tuple[Buffer, ...], list[tuple[int, int]]], BaseException | None],
+) -> None: ...
 def on_failure(hook: Callable[[BaseException, Any, tuple[Buffer, ...], tuple[Buffer, ...], str], str]) -> None: ...
 def set_checked_call(
     hook: Callable[[Callable[..., None], bool, ExecutionContext, tuple[Buffer, ...], tuple[Buffer, ...]], None] | None,

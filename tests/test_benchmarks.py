@@ -18,6 +18,8 @@ from benchmarks._timing import Memory, Race, Timing, WaitingClock, probe, race, 
 from benchmarks.quality import quality_of
 
 
+pytestmark = pytest.mark.any_jax_version
+
 ROOT = pathlib.Path(__file__).parents[1]
 ROW = {
     "case": str,

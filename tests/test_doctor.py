@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import eqxcallback as eqxc
-from eqxcallback import __main__ as program
+from eqxcallback.program import _doctor as program
 
 
 def test_the_program():

@@ -18,6 +18,8 @@ from benchmarks._rows import Goal, Row
 from benchmarks._timing import Race, Runner, Timing, race
 
 
+pytestmark = pytest.mark.any_jax_version
+
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_check"
 

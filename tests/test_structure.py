@@ -9,37 +9,39 @@ import pytest
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "eqxcallback"
 
-# What each room may import of ours. A room is a folder of the package; "." is the package's own files.
+FAMILIES = sorted(path.parent.name for path in PACKAGE.glob("ops/*/__init__.py"))
+
+# The parts of xla/, which import one way; all of them may import the extension and core/.
+XLA = {
+    "xla.types": set(),
+    "xla.handles": {"xla.types"},
+    "xla.calls": {"xla.types", "xla.handles"},
+    "xla.programs": {"xla.types", "xla.handles", "xla.calls"},
+}
+# What each room may import of ours. A room is a folder of the package, a part of xla/, or a family of ops/; "." is the
+# package's own files, which are its face.
 ARROWS = {
-    ".": {
-        ".",
-        "xla",
-        "backends",
-        "debug",
-        "_ext",
-        "fusion",
-        "inspection",
-        "kernel",
-        "layer",
-        "op",
-        "ops",
-        "nn",
-        "testing",
-    },
-    "xla": {"xla", "_ext", "_errors", "_identity"},
-    "kernel": {"kernel"},
-    "backends": {"backends", "kernel", "xla", "_ext"},
-    "op": {"op", "backends", "kernel", "xla", "_aliases", "_errors", "_identity"},
-    "layer": {"layer", "op", "backends", "kernel", "xla", "_aliases", "_errors", "_identity"},
-    "reference": {"reference"},
-    "ops": {"ops", "op", "reference", "kernel", "kernels", "_checks"},
-    "kernels": {"kernels", "kernel"},
-    "nn": {"nn", "ops", "_adopt", "_checks"},
-    "fusion": {"fusion", "nn", "_adopt"},
-    "compat": {"compat", "_ext", "_aliases", "_identity", "_buffer_callback", "debug"},
-    "inspection": {"inspection", "op", "xla", "layer", "backends", "_errors", "_jit_captured"},
-    "debug": {"debug", "_ext", "_errors", "_identity", "xla"},
-    "testing": {"testing", "layer", "op", "kernel", "debug", "xla", "_errors", "_export"},
+    ".": {"_ext", "backends", "callback", "core", "debug", "fusion", "inspection", "kernel", "layer", "nn", "ops"}
+    | {"program", "testing", "transform", "xla"},
+    "core": set(),
+    "kernel": set(),
+    **{room: {*others, "core", "_ext"} for room, others in XLA.items()},
+    "xla": set(XLA),
+    "emulation": set(),
+    "backends": {"emulation", "kernel", "xla", "core", "_ext"},
+    "transform": {"backends", "kernel", "xla", "core"},
+    "layer": {"transform", "backends", "kernel", "xla", "core"},
+    "ops": {*(f"ops.{family}" for family in FAMILIES), "transform", "kernel", "core"},
+    # A family uses what ops/ has for all of them, and no other family.
+    **{f"ops.{family}": {"ops", "transform", "kernel", "core"} for family in FAMILIES},
+    "nn": {"ops", "core"},
+    "fusion": {"nn"},
+    "callback": {"xla", "core"},
+    "program": {"xla", "core", "backends", "layer", "ops", "_ext"},
+    "compat": {"callback", "core", "debug", "_ext"},
+    "inspection": {"transform", "xla", "layer", "backends", "core", "program"},
+    "debug": {"_ext", "core", "xla"},
+    "testing": {"emulation", "layer", "transform", "kernel", "debug", "xla", "core", "program"},
 }
 JAX_INTERNALS = ("jax._src", "jax.interpreters", "jax.extend", "jax.ffi", "jaxlib")
 
@@ -59,28 +61,64 @@ def imports(path):
 
 
 def room(path):
-    parts = path.relative_to(PACKAGE).parts
-    return parts[0] if len(parts) > 1 else "."
+    return room_of(["eqxcallback", *path.relative_to(PACKAGE).with_suffix("").parts])
+
+
+def room_of(parts):
+    """The room of a module, or of a name that is imported from one."""
+    folders = [part for i, part in enumerate(parts[1:], 1) if PACKAGE.joinpath(*parts[1 : i + 1]).is_dir()]
+    if not folders:
+        return "_ext" if parts[1:2] == ["_ext"] else "."
+    if len(folders) > 1 and folders[0] in ("xla", "ops"):
+        return ".".join(folders[:2])
+    return folders[0]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_arrows(path):
-    assert room(path) in ARROWS, f"a new room: draw its arrows in {__file__} and docs/design/structure.md"
-    allowed = ARROWS[room(path)]
+    here = room(path)
+    assert here in ARROWS, f"a new room: draw its arrows in {__file__} and docs/design/structure.md"
     for name in imports(path):
         parts = name.split(".")
         if parts[0] != "eqxcallback":
             assert parts[0] not in ("models", "tests", "benchmarks")
             continue
-        target = parts[1] if len(parts) > 1 else "."
-        if "." in allowed and not (PACKAGE / target).is_dir():
-            continue
-        assert target in allowed, f"{path.name} imports {name}"
+        target = room_of(parts)
+        assert target == here or target in ARROWS[here], f"{path.name} imports {name}"
+
+
+def test_the_arrows_have_no_circle():
+    """A family and what families share are one floor."""
+    arrows = {room: others for room, others in ARROWS.items() if room != "." and not room.startswith("ops.")}
+    above: dict[str, set[str]] = {
+        room: {other for other in others if other in arrows} for room, others in arrows.items()
+    }
+    while above:
+        lowest = [room for room, others in above.items() if not others & set(above)]
+        assert lowest, f"a circle among {sorted(above)}"
+        for room in lowest:
+            del above[room]
+
+
+REFERENCES = [path for path in FILES if path.name.startswith("_reference")]
+
+
+@pytest.mark.parametrize("path", REFERENCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_reference_imports_nothing_of_ours(path):
+    """But other references, and the precision that all compute in."""
+    ours = [name for name in imports(path) if name.startswith("eqxcallback")]
+    assert not [
+        name for name in ours if not any(part.startswith(("_reference", "_precision")) for part in name.split("."))
+    ]
+
+
+def test_every_family_has_a_reference():
+    assert {path.parent.name for path in REFERENCES} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_only_xla_touches_the_insides_of_jax(path):
-    if room(path) == "xla":
+    if room(path).split(".")[0] == "xla":
         return
     assert not [name for name in imports(path) if name.startswith(JAX_INTERNALS)]
     attributes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)]
@@ -127,6 +165,7 @@ def test_public_names():
         "Layer",
         "NativeKernel",
         "Op",
+        "PerformanceWarning",
         "PythonKernel",
         "TritonKernel",
         "available_backends",
@@ -135,6 +174,7 @@ def test_public_names():
         "fuse",
         "inspect",
         "jit_captured",
+        "load",
         "raising",
         "unfuse",
     }

@@ -22,8 +22,8 @@ struct Norm {
   bool center;
 };
 struct NormBackward {
-  void* dx;
-  float *dweight, *dbias;  // [size], or null
+  void* dx;                // null, as any gradient in this file: it is not needed
+  float *dweight, *dbias;  // [size]
   const void* x;
   const float* weight;  // null: 1
   const void* dout;
@@ -39,6 +39,12 @@ struct GroupNorm {
   const float *weight, *bias;  // [channels]; null: 1, 0
   int64_t batch, channels, size, groups;
   float eps;
+};
+struct GroupNormBackward {
+  void* dx;
+  float *dweight, *dbias;  // [channels]
+  GroupNorm forward;       // whose result and bias are not read
+  const void* dout;
 };
 
 // sum = x + residual, perhaps in the memory of residual, and the RMS norm of what is rounded.
@@ -61,7 +67,7 @@ struct RotaryEmbedding {
 
 struct RotaryEmbeddingBackward {
   void* dx;
-  float *dcos, *dsin;  // of the shape of the table, whose rows are not none. Null: none is wanted
+  float *dcos, *dsin;  // of the shape of the table, which has rows
   const void* x;
   const float *cos, *sin;
   const void* dout;
@@ -101,21 +107,51 @@ struct CrossEntropyBackward {
   const float* dloss;
 };
 
+// Which elements of rows take part: bytes that are 0 or 1. Null: all. Row r has row r % rows.
+struct RowMask {
+  const void* data;  // [rows, size]
+  int64_t rows;
+};
+
+// out[r, i] = exp(scale * x[r, i]) / sum(exp(scale * x[r])) over what takes part. Elsewhere it is 0.
+struct Softmax {
+  void* out;  // [rows, size]
+  const void* x;
+  RowMask mask;
+  int64_t rows, size;
+  float scale;
+};
+struct SoftmaxBackward {
+  void* dx;
+  Softmax forward;  // whose result is not read
+  const void* dout;
+};
+
 // new_cell = sigmoid(f) cell + sigmoid(i) tanh(g), hidden = sigmoid(o) tanh(new_cell) of the gates i, f, g, o.
 struct LstmGates {
   void *hidden, *new_cell;  // [rows, size]
   const void *gates, *cell;
   int64_t rows, size;
 };
+struct LstmGatesBackward {
+  void *dgates, *dcell;
+  LstmGates forward;  // whose results are not read
+  const void *dhidden, *dnew_cell;
+};
 
-// With the parts r, z, n of both gates and h = hidden: new = tanh(n_in + sigmoid(r_in + r_h) (n_h + bias)), and out =
-// new
-// + sigmoid(z_in + z_h) (h - new).
+// With the parts r, z, n of both gates and h = hidden: new = tanh(n_in + sigmoid(r_in + r_h) (n_h + bias)), and
+// out = new + sigmoid(z_in + z_h) (h - new).
 struct GruGates {
   void* out;  // [rows, size]
   const void *input_gates, *hidden_gates, *hidden;
   const float* bias;  // [size]; null: 0
   int64_t rows, size;
+};
+struct GruGatesBackward {
+  void *dinput_gates, *dhidden_gates, *dhidden;
+  float* dbias;
+  GruGates forward;  // whose result is not read
+  const void* dout;
 };
 
 // An operand that examples may share: that of example b begins `at[b]` elements after `data`, and of head h another
@@ -161,9 +197,9 @@ struct AttentionBackward {
   Attention call;  // whose result is read
   const void* cotangent;
   void *dq, *dk, *dv;
-  void* dbias;                     // of all that the bias has; null: none is wanted
-  float* dslopes;                  // the same
-  int64_t bias_size, slopes_size;  // how many elements there are
+  void* dbias;  // of all that the bias has
+  float* dslopes;
+  int64_t bias_size, slopes_size;  // how many elements those two have
 };
 
 // The attention of one query for each head over the first `length` keys.
@@ -179,7 +215,7 @@ struct DecodeAttention {
   int64_t window;
   float soft_cap;
   Operand<float> slopes;
-  const float *k_scale, *v_scale;  // [KB, T, K]: of k and v in int8. Null: they are of the type of q
+  Operand<float> k_scale, v_scale;  // [T, K]: of k and v in int8. Null: those are of the type of q
 };
 
 // out[r, o] = sum_i x[r, i] W[o, i], W in blocks that are decoded in registers, or a few rows at a time in cache.
@@ -189,7 +225,7 @@ struct QuantizedLinear {
   const uint8_t* blocks;  // [out_features, in_features / 32, bytes of a block]
   int64_t rows, out_features, in_features;
   Encoding encoding;
-  bool rounded;  // x is rounded to int8, in blocks of 32
+  bool quantized_activations;  // x is quantised to int8, in blocks of 32
 };
 
 // out[r, o] = sum_i x[r, i] W[o, i] + bias[o]. Each row of W is read once for all rows of x, which are few.
@@ -208,7 +244,7 @@ struct Int8Linear {
   const int8_t* weight;  // [out_features, in_features]
   const float* scale;    // [out_features]
   int64_t rows, out_features, in_features;
-  bool rounded;  // x is rounded to int8, each row as one block
+  bool quantized_activations;  // x is quantised to int8, each row as one block
 };
 
 // The same kernels, compiled for one instruction set.
@@ -216,6 +252,7 @@ struct Kernels {
   void (*norm)(Element, const Norm&, const Executor&);
   void (*norm_backward)(Element, const NormBackward&, const Executor&);
   void (*group_norm)(Element, const GroupNorm&, const Executor&);
+  void (*group_norm_backward)(Element, const GroupNormBackward&, const Executor&);
   void (*add_rms_norm)(Element, const AddRmsNorm&, const Executor&);
   void (*rotary_embedding)(Element, const RotaryEmbedding&, const Executor&);
   void (*rotary_embedding_backward)(Element, const RotaryEmbeddingBackward&, const Executor&);
@@ -223,8 +260,12 @@ struct Kernels {
   void (*glu_backward)(Element, const GluBackward&, const Executor&);
   void (*cross_entropy)(Element, const CrossEntropy&, const Executor&);
   void (*cross_entropy_backward)(Element, const CrossEntropyBackward&, const Executor&);
+  void (*softmax)(Element, const Softmax&, const Executor&);
+  void (*softmax_backward)(Element, const SoftmaxBackward&, const Executor&);
   void (*lstm_gates)(Element, const LstmGates&, const Executor&);
+  void (*lstm_gates_backward)(Element, const LstmGatesBackward&, const Executor&);
   void (*gru_gates)(Element, const GruGates&, const Executor&);
+  void (*gru_gates_backward)(Element, const GruGatesBackward&, const Executor&);
   void (*attention)(Element, const Attention&, const Executor&);
   void (*attention_backward)(Element, const AttentionBackward&, const Executor&);
   void (*decode_attention)(Element, const DecodeAttention&, const Executor&);

@@ -1,10 +1,9 @@
-// The optional operands of attention, which an attribute names: decoded and checked. They have the batch axes of q,
-// where 1 stands for any number, and may lack the first ones.
+// The operands of attention that may be absent: decoded and checked. They have the batch axes of q, where 1 stands for
+// any number, and may lack the first ones.
 #pragma once
 
 #include <limits>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "ffi/cpu_call.h"
@@ -12,13 +11,14 @@
 namespace eqxcallback {
 
 // Where the part of each example begins in an operand, in elements.
-inline std::vector<int64_t> places(const char* op, const std::string& name, const Shape& shape, const Shape& query) {
+inline std::vector<int64_t> places(const char* op, const char* name, const Shape& shape, const Shape& query) {
   const size_t rank = shape.batch_rank(), all = query.batch_rank();
   bool fits = rank <= all;
   for (size_t i = 0; fits && i < rank; ++i) {
     fits = shape.dims[i] == 1 || shape.dims[i] == query.dims[all - rank + i];
   }
-  REQUIRE(fits, op, name + " with the batch axes of q, or 1; got " + text(query.dims) + " and " + text(shape.dims));
+  REQUIRE(fits, op,
+          std::string(name) + " with the batch axes of q, or 1; got " + text(query.dims) + " and " + text(shape.dims));
   int64_t size = 1;
   for (size_t i = 0; i < shape.core; ++i) size *= shape[i];
   std::vector<int64_t> found;
@@ -36,21 +36,36 @@ inline std::vector<int64_t> places(const char* op, const std::string& name, cons
   return found;
 }
 
+// The operands of an op by their slots, which the bits of `present` and `needs_grad` count.
+enum AttentionSlot : size_t {
+  kQ,
+  kK,
+  kV,
+  kBias,
+  kMask,
+  kSlopes,
+  kQuerySegments,
+  kKeySegments,
+  kLengths,
+  kOffset,
+  kDropoutKeys,
+  kKept,
+  kAttentionSlots,
+};
+
 struct AttentionSettings {
   int64_t window;
   double soft_cap, dropout;
-  std::string_view operands;
 };
 
 // Keeps the places that the options point to.
 class AttentionOperands {
  public:
   cpu::AttentionOptions options{};
-  size_t bias_index = 0, slopes_index = 0;  // among all operands; 0: none
 
-  AttentionOperands(const char* op, const ffi::RemainingArgs& args, size_t first, const Shape& query, int64_t keys,
+  AttentionOperands(const char* op, const Operands& operands, const Shape& query, int64_t keys,
                     const AttentionSettings& settings)
-      : op_(op), query_(query) {
+      : op_(op), operands_(operands), query_(query) {
     REQUIRE(settings.window >= 0 && settings.window <= std::numeric_limits<int32_t>::max() / 2, op,
             "a window of 0 or more, below 2^30");
     REQUIRE(settings.soft_cap >= 0 && settings.dropout >= 0 && settings.dropout < 1, op,
@@ -58,79 +73,55 @@ class AttentionOperands {
     options.window = settings.window;
     options.soft_cap = static_cast<float>(settings.soft_cap);
     options.keep = static_cast<float>(1 - settings.dropout);
-    const int64_t queries = query[0];
+    any_ = settings.window != 0 || settings.soft_cap != 0;
+    const int64_t queries = query[0], heads = query[1];
     constexpr auto kInt = ffi::DataType::S32;
-    size_t index = first;
-    std::string_view rest = settings.operands;
-    places_.reserve(static_cast<size_t>(std::count(rest.begin(), rest.end(), ',')) + 1);
-    while (!rest.empty()) {
-      const size_t comma = smaller(rest.find(','), rest.size());
-      const std::string name(rest.substr(0, comma));
-      rest.remove_prefix(smaller(comma + 1, rest.size()));
-      REQUIRE(index < args.size(), op, "an operand for each name; got none for " + name);
-      const ffi::AnyBuffer x = *args.get<ffi::AnyBuffer>(index);
-      if (name == "bias") {
-        options.bias_element = element_of(op, x);
-        take(options.bias, name, x, {-1, queries, keys});
-        bias_index = index;
-      } else if (name == "mask") {
-        take(options.mask, name, x, {-1, queries, keys}, ffi::DataType::PRED);
-      } else if (name == "alibi_slopes") {
-        take(options.slopes, name, x, {query[1]}, ffi::DataType::F32);
-        options.slopes.head = 1;
-        slopes_index = index;
-      } else if (name == "query_segments") {
-        take(options.query_segments, name, x, {queries}, kInt);
-      } else if (name == "key_segments") {
-        take(options.key_segments, name, x, {keys}, kInt);
-      } else if (name == "lengths") {
-        take(options.lengths, name, x, {}, kInt);
-      } else if (name == "offset") {
-        take(options.offset, name, x, {}, kInt);
-      } else if (name == "dropout_keys") {
-        take(options.dropout_keys, name, x, {query[1], 2}, ffi::DataType::U32);
-        options.dropout_keys.head = 2;
-      } else if (name == "kept") {
-        take(options.kept, name, x, {-1, queries, keys}, ffi::DataType::PRED);
-      } else {
-        refuse(op, "known names of operands; got " + name);
-      }
-      ++index;
-    }
-    end = index;
+    places_.reserve(kAttentionSlots);  // options point to them
+    if (const Optional bias = operands(kBias)) options.bias_element = element_of(op, *bias);
+    take(options.bias, kBias, "bias", {-1, queries, keys});
+    take(options.mask, kMask, "mask", {-1, queries, keys}, ffi::DataType::PRED);
+    take(options.slopes, kSlopes, "alibi_slopes", {heads}, ffi::DataType::F32, 1);
+    take(options.query_segments, kQuerySegments, "query_segments", {queries}, kInt);
+    take(options.key_segments, kKeySegments, "key_segments", {keys}, kInt);
+    take(options.lengths, kLengths, "lengths", {}, kInt);
+    take(options.offset, kOffset, "offset", {}, kInt);
+    take(options.dropout_keys, kDropoutKeys, "dropout_keys", {heads, 2}, ffi::DataType::U32, 2);
+    take(options.kept, kKept, "kept", {-1, queries, keys}, ffi::DataType::PRED);
     REQUIRE((options.query_segments.data == nullptr) == (options.key_segments.data == nullptr), op,
             "segments of queries and of keys, or none");
   }
   AttentionOperands(const AttentionOperands&) = delete;
   AttentionOperands& operator=(const AttentionOperands&) = delete;
 
-  size_t end = 0;  // the index of the first operand that is none of these
+  // Null where no option says anything: that is faster.
+  const cpu::AttentionOptions* any() const { return any_ ? &options : nullptr; }
 
  private:
-  static size_t smaller(size_t a, size_t b) { return b < a ? b : a; }
-
-  // `core`: -1 is all heads, or 1.
+  // `core`: -1 is all heads, or 1. `head`: elements from one head to the next, of operands that say nothing of pairs.
   template <class T>
-  void take(cpu::Operand<T>& to, const std::string& name, const ffi::AnyBuffer& x, const std::vector<int64_t>& core) {
-    const Shape shape(op_, name.c_str(), x, core.size());
+  void take(cpu::Operand<T>& to, AttentionSlot slot, const char* name, std::initializer_list<int64_t> core,
+            ffi::DataType type = ffi::DataType::INVALID, int64_t head = 0) {
+    const Optional x = operands_(slot);
+    if (!x) return;
+    any_ = true;
+    REQUIRE(type == ffi::DataType::INVALID || x->element_type() == type, op_,
+            std::string(name) + " of its dtype: bool, float32, int32 or uint32");
+    const Shape shape(op_, name, *x, core.size());
     bool fits = true;
     for (size_t i = 0; i < core.size(); ++i) {
-      fits = fits && (core[i] < 0 ? shape[i] == 1 || shape[i] == query_[1] : shape[i] == core[i]);
+      const int64_t size = core.begin()[i];
+      fits = fits && (size < 0 ? shape[i] == 1 || shape[i] == query_[1] : shape[i] == size);
     }
-    REQUIRE(fits, op_, name + " that fits queries, heads and keys; got " + text(x.dimensions()));
+    REQUIRE(fits, op_, std::string(name) + " that fits queries, heads and keys; got " + text(x->dimensions()));
     places_.push_back(places(op_, name, shape, query_));
-    const bool per_head = core.size() == 3 && shape[0] > 1;
-    to = {static_cast<const T*>(x.untyped_data()), places_.back().data(), per_head ? shape[1] * shape[2] : 0};
-  }
-  template <class T>
-  void take(cpu::Operand<T>& to, const std::string& name, const ffi::AnyBuffer& x, const std::vector<int64_t>& core,
-            ffi::DataType type) {
-    REQUIRE(x.element_type() == type, op_, name + " of its dtype: bool, float32, int32 or uint32");
-    take(to, name, x, core);
+    if (core.size() == 3 && shape[0] > 1) head = shape[1] * shape[2];
+    to = {static_cast<const T*>(x->untyped_data()), places_.back().data(), head};
   }
 
   const char* op_;
+  const Operands& operands_;
   const Shape& query_;
+  bool any_ = false;
   std::vector<std::vector<int64_t>> places_;
 };
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "ffi/cpu_targets.h"
 #include "python/handle.h"
 #include "python/interpreter.h"
 #include "xla/ffi/api/ffi.h"

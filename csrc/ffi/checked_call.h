@@ -1,8 +1,6 @@
 // Native kernels in checked mode: their operands and results go to Python as Buffers, which calls the kernel from
-// there.
+// there. Nothing of Python in this header, which handlers include.
 #pragma once
-
-#include <nanobind/nanobind.h>
 
 #include "xla/ffi/api/c_api.h"
 
@@ -11,7 +9,5 @@ namespace eqxcallback {
 // Runs `handler`. In checked mode it is called by the Python function that was set with `_ext.set_checked_native`,
 // `hook(symbol, run, outputs, inputs)`, where `run()` calls it on the memory that the Buffers have by then.
 XLA_FFI_Error* run_checked(const char* symbol, XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame);
-
-void bind_checked_call(nanobind::module_& m);
 
 }  // namespace eqxcallback

@@ -1,48 +1,38 @@
 #include "ffi/cpu_targets.h"
 
-#include <array>
+#include <map>
 #include <stdexcept>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "ffi/capsule.h"
-#include "ffi/checked_call.h"
-#include "ffi/cpu_ops.h"
+#include "ffi/cpu_call.h"
 
 namespace eqxcallback {
 namespace {
 
-const CpuOps& all() {
-  static const CpuOps ops = [] {
-    CpuOps found;
-    for (const CpuOps& some : {attention_ops(), cache_ops(), glu_ops(), linear_ops(), loss_ops(), norm_ops(),
-                               norm_backward_ops(), quantized_ops(), recurrent_ops(), rotary_ops()}) {
-      found.insert(found.end(), some.begin(), some.end());
-    }
-    return found;
-  }();
-  return ops;
+// In a function: the registrations of other files may run before the variables of this one exist.
+std::vector<std::pair<const char*, XLA_FFI_Handler*>>& registered() {
+  static std::vector<std::pair<const char*, XLA_FFI_Handler*>> targets;
+  return targets;
 }
-
-// XLA calls a handler with a frame and nothing else: each has a function of its own that knows which one it is.
-template <size_t i>
-XLA_FFI_Error* target(XLA_FFI_CallFrame* frame) {
-  const auto& [symbol, handler] = all()[i];
-  return run_checked(symbol, handler, frame);
-}
-
-template <size_t... i>
-constexpr std::array<XLA_FFI_Handler*, sizeof...(i)> targets(std::index_sequence<i...>) {
-  return {target<i>...};
-}
-constexpr auto kTargets = targets(std::make_index_sequence<64>());
 
 }  // namespace
 
+CpuRegistration::CpuRegistration(const char* symbol, XLA_FFI_Handler* target) {
+  registered().emplace_back(symbol, target);
+}
+
 nanobind::dict cpu_targets() {
-  if (all().size() > kTargets.size())
-    throw std::length_error("eqxcallback: more CPU kernels than cpu_targets.cc has room for");
+  std::map<std::string, XLA_FFI_Handler*> sorted;
+  for (const auto& [symbol, target] : registered()) {
+    // Not where it is registered: nobody could catch that.
+    if (!sorted.emplace(symbol, target).second)
+      throw std::logic_error(std::string("eqxcallback: two CPU kernels have the symbol ") + symbol);
+  }
   nanobind::dict symbols;
-  for (size_t i = 0; i < all().size(); ++i) symbols[all()[i].first] = capsule(kTargets[i]);
+  for (const auto& [symbol, target] : sorted) symbols[symbol.c_str()] = capsule(target);
   return symbols;
 }
 

@@ -5,6 +5,7 @@
 #include <exception>
 #include <limits>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -22,10 +23,11 @@ struct State {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
 
-  State(std::string who, std::vector<gpu::Step> steps, std::vector<uint64_t> scalars)
-      : who(std::move(who)), launch(std::move(steps), std::move(scalars)) {}
+  State(std::string who, std::vector<size_t> nulls, std::vector<gpu::Step> steps, std::vector<uint64_t> scalars)
+      : who(std::move(who)), nulls(std::move(nulls)), launch(std::move(steps), std::move(scalars)) {}
 
-  const std::string who;  // to begin an error
+  const std::string who;            // to begin an error
+  const std::vector<size_t> nulls;  // the positions of null pointers among the pointers, rising
   gpu::Launch launch;
 };
 ffi::TypeId State::id = {};
@@ -83,7 +85,18 @@ ffi::ErrorOr<std::unique_ptr<State>> instantiate(ffi::Dictionary attrs) {
     if (given.has_error()) return invalid("scalars as words");
     for (int64_t word : *given) scalars.push_back(static_cast<uint64_t>(word));
   }
-  return std::make_unique<State>(std::string(*who), std::move(steps), std::move(scalars));
+  std::vector<size_t> nulls;
+  if (attrs.contains("nulls")) {
+    const auto given = attrs.get<ffi::Span<const int64_t>>("nulls");
+    if (given.has_error()) return invalid("nulls as positions");
+    for (int64_t position : *given) {
+      if (position < 0 || (!nulls.empty() && static_cast<size_t>(position) <= nulls.back())) {
+        return invalid("rising positions of nulls");
+      }
+      nulls.push_back(static_cast<size_t>(position));
+    }
+  }
+  return std::make_unique<State>(std::string(*who), std::move(nulls), std::move(steps), std::move(scalars));
 }
 
 // Runs `body`, whose exceptions become the call's error.
@@ -105,12 +118,20 @@ ffi::Error launch(State* state, int32_t device, void* stream, const ffi::Remaini
                   const ffi::RemainingRets& rets) {
   return guarded(*state, [&] {
     host_calls.fetch_add(1, std::memory_order_relaxed);
-    const size_t count = args.size() + rets.size();
+    const std::vector<size_t>& nulls = state->nulls;
+    const size_t given = args.size() + rets.size(), count = given + nulls.size();
+    if (!nulls.empty() && nulls.back() >= count) throw std::invalid_argument("a null pointer beyond the last one");
     gpu::Pointers buffers(count);
     void** pointers = buffers.data();
-    for (size_t i = 0; i < args.size(); ++i) pointers[i] = args.get<ffi::AnyBuffer>(i)->untyped_data();
-    for (size_t i = 0; i < rets.size(); ++i) {
-      pointers[args.size() + i] = (*rets.get<ffi::AnyBuffer>(i))->untyped_data();
+    for (size_t position = 0, null = 0, i = 0; position < count; ++position) {
+      if (null < nulls.size() && nulls[null] == position) {
+        pointers[position] = nullptr;
+        ++null;
+      } else {
+        pointers[position] = i < args.size() ? args.get<ffi::AnyBuffer>(i)->untyped_data()
+                                             : (*rets.get<ffi::AnyBuffer>(i - args.size()))->untyped_data();
+        ++i;
+      }
     }
     state->launch.run(device, reinterpret_cast<gpu::Stream>(stream), pointers, count);
   });

@@ -46,7 +46,9 @@ ffi::Error lend(Frame& frame, size_t slot, const ffi::AnyBuffer& buffer, bool wr
                                                           "library can view. Cast to int8 around the call.");
   }
   const auto dims = buffer.dimensions();
-  frame.buffer(slot).lend(buffer.untyped_data(), dims.begin(), dims.size(), *dtype, writeable, place);
+  if (!frame.buffer(slot).lend(buffer.untyped_data(), dims.begin(), dims.size(), *dtype, writeable, place)) {
+    frame.set_proven(false);
+  }
   return ffi::Error::Success();
 }
 

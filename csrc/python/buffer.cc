@@ -11,6 +11,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "core/noise.h"
 #include "core/packing.h"
 
 namespace eqxcallback {
@@ -33,8 +34,6 @@ PyArray_Descr* descr_of(const DType& dtype) {
   return slot;
 }
 
-nb::object descr_object(const DType& dtype) { return nb::borrow(reinterpret_cast<PyObject*>(descr_of(dtype))); }
-
 PyArrayObject* as_array(nb::handle object) { return reinterpret_cast<PyArrayObject*>(object.ptr()); }
 
 const DType& dtype_of(nb::handle np_dtype) {
@@ -46,14 +45,15 @@ const DType& dtype_of(nb::handle np_dtype) {
       ("Buffer: expected an array of a dtype that JAX has; got " + nb::cast<std::string>(name)).c_str());
 }
 
-// As JAX prints types: float32[3,4].
+}  // namespace
+
+nb::object descr_object(const DType& dtype) { return nb::borrow(reinterpret_cast<PyObject*>(descr_of(dtype))); }
+
 std::string type_text(nb::handle dtype, nb::handle shape) {
   std::string text = nb::cast<std::string>(nb::str(dtype)) + "[";
   for (nb::handle dim : shape) text += (text.back() == '[' ? "" : ",") + nb::cast<std::string>(nb::str(dim));
   return text + "]";
 }
-
-}  // namespace
 
 const char* platform_name(Platform platform) { return platform == Platform::kCpu ? "cpu" : "cuda"; }
 
@@ -96,17 +96,22 @@ Buffer::Buffer(nb::object array, nb::object writeable, nb::object order) {
   }
 }
 
-void Buffer::lend(void* data, const int64_t* dims, size_t rank, const DType& dtype, bool writeable,
+bool Buffer::lend(void* data, const int64_t* dims, size_t rank, const DType& dtype, bool writeable,
                   const Place& place) {
   data_ = data;
-  if (dims_.size() != rank || !std::equal(dims, dims + rank, dims_.begin())) {
+  const bool same_shape = dims_.size() == rank && std::equal(dims, dims + rank, dims_.begin());
+  if (!same_shape) {
     dims_.assign(dims, dims + rank);
     shape_ = nb::object();
   }
+  const bool same = same_shape && dtype_ == &dtype && place_.platform == place.platform;
   order_.clear();
   dtype_ = &dtype;
+  alive_ = true;
   writeable_ = writeable;
+  is_gradient_ = false;
   place_ = place;
+  return same;
 }
 
 void Buffer::set_order(const int64_t* order) {
@@ -129,7 +134,7 @@ void Buffer::revoke(bool commit) noexcept {
     unpacked_.reset();
   }
   data_ = nullptr;
-  dtype_ = nullptr;
+  alive_ = false;
 }
 
 void Buffer::check_alive() const {
@@ -199,22 +204,24 @@ std::string Buffer::repr() const {
 nb::object Buffer::numpy(nb::handle self) {
   check_on_cpu("Buffer.numpy");
   nb::object base = nb::borrow(self);
-  void* data = data_;
-  if (dtype_->packed()) {
-    if (!unpacked_.is_valid()) {
-      unpacked_ = new_array(nullptr, 0);
-      unpack(static_cast<const uint8_t*>(data_), size(), dtype_->bits,
-             static_cast<uint8_t*>(PyArray_DATA(as_array(unpacked_))));
-    }
-    data = PyArray_DATA(as_array(unpacked_));
-    base = nb::make_tuple(base, unpacked_);
-  }
+  void* data = elements();
+  if (dtype_->packed()) base = nb::make_tuple(base, unpacked_);
   static char nothing;  // NumPy would allocate for a null pointer, which is what XLA passes for an empty array
   const int flags =
       (row_major() ? NPY_ARRAY_C_CONTIGUOUS : 0) | NPY_ARRAY_ALIGNED | (writeable_ ? NPY_ARRAY_WRITEABLE : 0);
   nb::object array = new_array(data != nullptr ? data : &nothing, flags);
   if (PyArray_SetBaseObject(as_array(array), base.release().ptr()) < 0) throw nb::python_error();
   return array;
+}
+
+uint8_t* Buffer::elements() {
+  if (!dtype().packed()) return static_cast<uint8_t*>(data_);
+  if (!unpacked_.is_valid()) {
+    unpacked_ = new_array(nullptr, 0);
+    unpack(static_cast<const uint8_t*>(data_), size(), dtype_->bits,
+           static_cast<uint8_t*>(PyArray_DATA(as_array(unpacked_))));
+  }
+  return static_cast<uint8_t*>(PyArray_DATA(as_array(unpacked_)));
 }
 
 nb::object Buffer::new_array(void* data, int flags) const {
@@ -247,36 +254,32 @@ nb::object Buffer::array(nb::handle self, nb::handle dtype, nb::handle copy) {
   return truthy(copy) ? view.attr("copy")() : view;
 }
 
-void Buffer::write(nb::handle self, nb::handle value) {
-  check_on_cpu("Buffer.write");
-  if (!writeable_) throw nb::value_error("Buffer.write: this Buffer is an input, which is read-only. Write to `out`.");
-  nb::object source = nb::module_::import_("numpy").attr("asarray")(value);
-  nb::object target = numpy(self);
-  nb::object given_shape = source.attr("shape"), given_dtype = source.attr("dtype");
-  if (!given_shape.equal(shape()) || !given_dtype.equal(numpy_dtype())) {
-    throw nb::value_error(("Buffer.write: expected " + type_text(numpy_dtype(), shape()) + "; got " +
-                           type_text(given_dtype, given_shape) +
-                           ". Reshape or cast it first: write() never broadcasts or casts.")
-                              .c_str());
-  }
-  if (PyArray_CopyInto(as_array(target), as_array(source)) < 0) throw nb::python_error();
+void Buffer::fill(uint64_t seed) { Noise(dtype(), seed).fill(elements(), size()); }
+
+bool Buffer::is_left(uint64_t seed) {
+  const Noise noise(dtype(), seed);
+  return noise.sure(noise.left(elements(), size()));
 }
 
-namespace {
+nb::tuple Buffer::left(uint64_t seed) {
+  const Noise noise(dtype(), seed);
+  npy_intp count = static_cast<npy_intp>(size());
+  nb::object mask = nb::steal(PyArray_SimpleNew(1, &count, NPY_BOOL));
+  if (!mask.is_valid()) throw nb::python_error();
+  const Noise::Left left = noise.left(elements(), size(), static_cast<uint8_t*>(PyArray_DATA(as_array(mask))));
+  return nb::make_tuple(mask, noise.sure(left));
+}
 
-// Subclasses may forget to call our __init__.
-Buffer& get(nb::handle self) {
+Buffer& lent(nb::handle self) {
   if (!nb::inst_ready(self)) throw nb::type_error("Buffer: __init__ was not called. Call super().__init__(array).");
   return *nb::inst_ptr<Buffer>(self);
 }
 
-}  // namespace
-
 void bind_buffer(nb::module_& m) {
   using Self = nb::handle_t<Buffer>;
-  nb::class_<Buffer>(m, "Buffer",
-                     "XLA's memory for one operand or result, lent to a kernel for the length of one call.")
-      .def(nb::init<nb::object, nb::object, nb::object>(), nb::arg("array"), nb::kw_only(),
+  nb::class_<Buffer> type(m, "Buffer",
+                          "XLA's memory for one operand or result, lent to a kernel for the length of one call.");
+  type.def(nb::init<nb::object, nb::object, nb::object>(), nb::arg("array"), nb::kw_only(),
            nb::arg("writeable") = nb::none(), nb::arg("order") = nb::none())
       .def_prop_ro("shape", &Buffer::shape)
       .def_prop_ro("dtype", &Buffer::numpy_dtype)
@@ -287,19 +290,21 @@ void bind_buffer(nb::module_& m) {
       .def_prop_ro("writeable", &Buffer::writeable)
       .def_prop_rw("_address", &Buffer::address, &Buffer::move_to)
       .def_prop_ro("_packed", [](const Buffer& buffer) { return buffer.dtype().packed(); })
+      .def_prop_rw("_is_gradient", &Buffer::is_gradient, &Buffer::set_is_gradient)
       .def("_revoke", [](Buffer& buffer) { buffer.revoke(false); })
+      .def("_fill", &Buffer::fill, nb::arg("seed"))
+      .def("_left", &Buffer::left, nb::arg("seed"))
       .def("__repr__", &Buffer::repr)
+      .def("numpy", [](Self self) { return lent(self).numpy(self); })
+      .def("cupy", [](Self self) { return lent(self).cupy(self); })
+      .def("torch", [](Self self) { return lent(self).torch(self); })
       .def(
-          "write", [](Self self, nb::handle value) { get(self).write(self, value); }, nb::arg("value"))
-      .def("numpy", [](Self self) { return get(self).numpy(self); })
-      .def("cupy", [](Self self) { return get(self).cupy(self); })
-      .def("torch", [](Self self) { return get(self).torch(self); })
-      .def(
-          "__array__", [](Self self, nb::handle dtype, nb::handle copy) { return get(self).array(self, dtype, copy); },
+          "__array__", [](Self self, nb::handle dtype, nb::handle copy) { return lent(self).array(self, dtype, copy); },
           nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none())
-      .def("__dlpack__", [](Self self, nb::kwargs kwargs) { return get(self).dlpack(self, std::move(kwargs)); })
+      .def("__dlpack__", [](Self self, nb::kwargs kwargs) { return lent(self).dlpack(self, std::move(kwargs)); })
       .def("__dlpack_device__", &Buffer::dlpack_device)
       .def_prop_ro("__cuda_array_interface__", &Buffer::cuda_array_interface);
+  bind_items(type);
 }
 
 }  // namespace eqxcallback

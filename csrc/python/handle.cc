@@ -2,9 +2,11 @@
 
 #include <nanobind/stl/string.h>
 
+#include <random>
 #include <stdexcept>
 #include <utility>
 
+#include "core/noise.h"
 #include "core/registry.h"
 
 namespace eqxcallback {
@@ -22,6 +24,11 @@ nb::object& failure_hook() {
 }
 
 nb::object& unknown_key_hook() {
+  static auto* hook = new nb::object();
+  return *hook;
+}
+
+nb::object& unwritten_hook() {
   static auto* hook = new nb::object();
   return *hook;
 }
@@ -66,7 +73,10 @@ Frame::Frame(size_t num_outputs, size_t num_inputs) : num_outputs_(num_outputs),
 Frame::Frame(nb::object context, nb::tuple outputs, nb::tuple inputs)
     : num_outputs_(outputs.size()), context_(std::move(context)) {
   for (const nb::tuple& buffers : {outputs, inputs}) {
-    for (nb::handle buffer : buffers) buffers_.push_back(nb::borrow(buffer));
+    for (nb::handle buffer : buffers) {
+      nb::cast<Buffer&>(buffer);  // raises where it is something else
+      buffers_.push_back(nb::borrow(buffer));
+    }
   }
 }
 
@@ -85,6 +95,17 @@ void Frame::release(bool commit) noexcept {
   for (nb::object& object : buffers_) {
     if (object.is_valid()) nb::inst_ptr<Buffer>(object)->revoke(commit);
   }
+}
+
+uint64_t Frame::types() const {
+  uint64_t hash = num_outputs_;
+  for (size_t i = 0; i < size(); ++i) {
+    hash = mixed(hash ^ static_cast<uint64_t>(lent(i).place().platform));
+    hash = mixed(hash ^ static_cast<uint64_t>(lent(i).dtype().xla));
+    hash = mixed(hash ^ lent(i).ndim());
+    for (const int64_t dim : lent(i).dims()) hash = mixed(hash ^ static_cast<uint64_t>(dim));
+  }
+  return hash;
 }
 
 Handle::Handle(uint64_t key, nb::object body, nb::object owner, bool direct)
@@ -109,7 +130,63 @@ std::unique_ptr<Frame> Handle::take_frame(size_t num_outputs, size_t num_inputs)
 
 void Handle::give_back(std::unique_ptr<Frame> frame) { idle_.push_back(std::move(frame)); }
 
-void Handle::call(const Frame& frame) {
+void Handle::call(Frame& frame) {
+  // Checked mode watches all calls.
+  if (frame.is_proven() || checked_call().is_valid()) return run(frame);
+  const uint64_t types = frame.types();
+  if (proven_.count(types) != 0) {
+    run(frame);
+  } else if (run_watched(frame)) {
+    proven_.insert(types);
+  } else {
+    return;
+  }
+  frame.set_proven(true);
+}
+
+namespace {
+
+// Where nothing but a kernel writes it: an output that overwrites an input holds that one. Only on a CPU: elsewhere the
+// comparison would wait for the device, which nobody may while a command buffer is recorded.
+bool is_watched(const Frame& frame, size_t output) {
+  const Buffer& buffer = frame.lent(output);
+  if (buffer.place().platform != Platform::kCpu || buffer.size() == 0) return false;
+  for (size_t i = frame.num_outputs(); i < frame.size(); ++i) {
+    if (frame.lent(i).address() == buffer.address()) return false;
+  }
+  return true;
+}
+
+// Fresh for each output and call: a kernel that writes a value of the noise by chance does not do so again. Needs the
+// GIL.
+uint64_t next_seed() {
+  static uint64_t last = std::random_device{}();
+  return last = mixed(last);
+}
+
+}  // namespace
+
+// Returns whether all outputs were written. Raises where they were not, unless the body has dealt with it.
+bool Handle::run_watched(const Frame& frame) {
+  std::vector<std::pair<size_t, uint64_t>> watched;
+  for (size_t i = 0; i < frame.num_outputs(); ++i) {
+    if (!is_watched(frame, i)) continue;
+    watched.emplace_back(i, next_seed());
+    frame.lent(i).fill(watched.back().second);
+  }
+  run(frame);
+  nb::list unwritten;
+  for (const auto& [i, seed] : watched) {
+    if (frame.lent(i).is_left(seed)) unwritten.append(nb::make_tuple(i, seed));
+  }
+  if (unwritten.size() == 0 || !unwritten_hook().is_valid()) return true;
+  nb::object error = unwritten_hook()(body_, frame.outputs(), frame.inputs(), unwritten);
+  if (error.is_none()) return false;
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw nb::python_error();
+}
+
+void Handle::run(const Frame& frame) {
   nb::object result;
   if (checked_call().is_valid()) {
     nb::object hook = checked_call();
@@ -175,6 +252,8 @@ void bind_handle(nb::module_& m) {
 
   m.def("on_unknown_key", [](nb::object hook) { unknown_key_hook() = std::move(hook); }, nb::arg("hook"));
 
+  m.def("on_unwritten", [](nb::object hook) { unwritten_hook() = std::move(hook); }, nb::arg("hook"));
+
   m.def("on_failure", [](nb::object hook) { failure_hook() = std::move(hook); }, nb::arg("hook"));
 
   m.def(
@@ -185,6 +264,7 @@ void bind_handle(nb::module_& m) {
   nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
     failure_hook().reset();
     unknown_key_hook().reset();
+    unwritten_hook().reset();
     checked_call().reset();
   }));
 }

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "python/buffer.h"
@@ -23,8 +24,10 @@ class Frame {
   // Of Buffers that a caller in Python has.
   Frame(nb::object context, nb::tuple outputs, nb::tuple inputs);
 
-  // Slot i: outputs first, inputs after. Valid until release().
+  // Slot i: outputs first, inputs after. Valid until release(). To be lent: a fresh one if anybody else holds it.
   Buffer& buffer(size_t i);
+  // As it was lent.
+  Buffer& lent(size_t i) const { return *nb::inst_ptr<Buffer>(buffers_[i]); }
   ExecutionContext& context();
 
   size_t num_outputs() const { return num_outputs_; }
@@ -36,9 +39,16 @@ class Frame {
 
   void release(bool commit) noexcept;
 
+  // Whether a call on these types has written all of its outputs. Said anew when a type changes.
+  bool is_proven() const { return is_proven_; }
+  void set_proven(bool value) { is_proven_ = value; }
+  // A hash of all shapes and dtypes, and of the platform.
+  uint64_t types() const;
+
  private:
   nb::tuple slice(size_t begin, size_t end) const;
 
+  bool is_proven_ = false;
   size_t num_outputs_;
   nb::object context_;
   std::vector<nb::object> buffers_;
@@ -64,15 +74,20 @@ class Handle {
   std::unique_ptr<Frame> take_frame(size_t num_outputs, size_t num_inputs);
   void give_back(std::unique_ptr<Frame> frame);
 
-  // Raises nb::python_error, as the callable did.
-  void call(const Frame& frame);
+  // Raises nb::python_error, as the callable did. The first call on given types raises too if it leaves elements of an
+  // output unwritten.
+  void call(Frame& frame);
 
  private:
+  void run(const Frame& frame);
+  bool run_watched(const Frame& frame);
+
   uint64_t key_;
   nb::object body_;
   nb::object owner_;
   bool direct_;
   std::vector<std::unique_ptr<Frame>> idle_;
+  std::unordered_set<uint64_t> proven_;  // types on which a call has written all of its outputs
 };
 
 // Calls the Python function that was set with `_ext.on_failure`: it records the exception and gives the text for XLA.
@@ -84,8 +99,9 @@ std::string report_failure(nb::handle kernel, nb::python_error& error, const Fra
 // an exported program. Returns what went wrong, or nothing.
 std::string import_portable(uint64_t key, const std::string& text);
 
-// Hooks set from Python: `_ext.on_failure`, `_ext.on_unknown_key`, and `_ext.set_checked_call`, through which calls go
-// in checked mode.
+// Hooks set from Python: `_ext.on_failure`, `_ext.on_unknown_key`, `_ext.on_unwritten`, which returns what to raise of
+// a call that left elements unwritten, if anything, and `_ext.set_checked_call`, through which calls go in checked
+// mode.
 void bind_handle(nb::module_& m);
 
 }  // namespace eqxcallback

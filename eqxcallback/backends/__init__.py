@@ -1,5 +1,6 @@
 """How a kernel becomes runnable on a platform. One file for each technology."""
 
-from ._available import available_backends as available_backends
-from ._implementation import Implementation as Implementation
+from ._available import available_backends as available_backends, missing as missing
+from ._bound_kernel import BoundKernel as BoundKernel
+from ._native import register_library as register_library
 from ._prepare import prepare as prepare

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .. import _ext
+from .. import _ext, emulation
 from . import _nvrtc
 
 
@@ -16,6 +16,7 @@ def available_backends() -> Mapping[str, bool | str]:
     - `"cuda"`: a [`eqxcallback.CudaKernel`][].
     - `"triton"`: a [`eqxcallback.TritonKernel`][].
     - `"cupy"`: CuPy's arrays over our buffers in a Python kernel, on a GPU.
+    - `"emulation"`: a [`eqxcallback.CudaKernel`][] on a CPU, for [`eqxcallback.testing.check`][], which needs g++.
 
     What cannot run may still be lowered: kernels are compiled without a GPU.
     """
@@ -23,9 +24,21 @@ def available_backends() -> Mapping[str, bool | str]:
         "python": True,
         "native": True,
         "cuda": _first_problem(_nvrtc.find, _ext.gpu_driver_version),
-        "triton": _first_problem(lambda: _imported("triton", "triton"), _ext.gpu_driver_version),
+        "triton": _first_problem(_triton, _ext.gpu_driver_version),
         "cupy": _first_problem(lambda: _imported("cupy", "cuda13"), _ext.gpu_driver_version),
+        "emulation": emulation.unavailable() or True,
     }
+
+
+def missing(backend: str) -> str | None:
+    """Why no kernel of this kind can be compiled here, or `None`. It imports packages."""
+    need = {"cuda": _nvrtc.find, "triton": _triton}.get(backend)
+    problem = True if need is None else _first_problem(need)
+    return problem if isinstance(problem, str) else None
+
+
+def _triton() -> None:
+    _imported("triton", "triton")
 
 
 def _first_problem(*needed: Callable[[], Any]) -> bool | str:

@@ -14,21 +14,43 @@ from ._source import read_source
 
 
 def compiled(kernel: CudaKernel, call: DeviceCall) -> Program:
-    launches = kernel.launch
-    assert isinstance(launches, tuple)
-    entries = [_entry(call.value(launch.entry or kernel.entry, "entry"), call) for launch in launches]
+    entries, geometry = launches(kernel, call)
     text, file = read_source(kernel.source, call.who)
-    pointers = tuple((name, aval.dtype) for name, aval in call.pointers)
-    scalars = tuple((name, dtype) for name, dtype, _ in call.scalars)
     image, names = compiled_source(
-        text, file, architecture(kernel.arch), tuple(kernel.options), tuple(entries), pointers, scalars, call.who
+        text, file, architecture(kernel.arch), tuple(kernel.options), entries, *parameters(call), call.who
     )
-    steps = []
-    for launch, entry in zip(launches, entries, strict=True):
-        grid, block = call.value(launch.grid, "grid"), call.value(launch.block, "block")
-        shared = call.value(launch.shared_bytes, "shared_bytes")
-        steps.append(Step.checked(0, names[entry], grid, block, shared, f"{call.who}: {entry}"))
+    steps = (
+        Step.checked(0, names[entry], *dims, f"{call.who}: {entry}")
+        for entry, dims in zip(entries, geometry, strict=True)
+    )
     return Program((image,), tuple(steps))
+
+
+def launches(kernel: CudaKernel, call: DeviceCall) -> tuple[tuple[str, ...], list[tuple[Any, Any, Any]]]:
+    """For each launch its entry, and its grid, block and bytes of shared memory."""
+    assert isinstance(kernel.launch, tuple)
+    entries = tuple(_entry(call.value(launch.entry or kernel.entry, "entry"), call) for launch in kernel.launch)
+    geometry = [
+        (
+            call.value(launch.grid, "grid"),
+            call.value(launch.block, "block"),
+            call.value(launch.shared_bytes, "shared_bytes"),
+        )
+        for launch in kernel.launch
+    ]
+    return entries, geometry
+
+
+def parameters(call: DeviceCall) -> tuple[tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...]]:
+    """The names and dtypes of the pointers, and of the scalars."""
+    pointers = tuple((name, None if aval is None else aval.dtype) for name, aval in call.pointers)
+    return pointers, tuple((name, dtype) for name, dtype, _ in call.scalars)
+
+
+def wrong_parameters(who: str, entry: str, expected: str, got: str) -> str:
+    return (
+        f"{who}: expected {entry} to have {expected}; got {got}. The order is operands, results, workspaces, scalars."
+    )
 
 
 def _entry(entry: Any, call: DeviceCall) -> str:
@@ -107,7 +129,7 @@ def _explained(
         got = f"{len(sizes)} parameters of {', '.join(map(str, sizes))} bytes"
     except (_nvrtc.CompileError, KeyError):
         pass
-    return f"{who}: expected {entries[0]} to have {expected}; got {got}. The order is operands, results, workspaces, scalars."
+    return wrong_parameters(who, entries[0], expected, got)
 
 
 def _check_sizes(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..kernel import DeviceKernel, dims
-from ._implementation import Implementation
+from ._bound_kernel import BoundKernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,8 @@ class DeviceCall:
     """**Attributes:**
 
     - `who`: begins an error.
-    - `pointers`: name and type of each array that the kernel gets, in order: operands, results, workspaces.
+    - `pointers`: name and type of each array that the kernel gets, in order: operands, results, workspaces. Of a null pointer
+        the type is `None`.
     - `scalars`: name, dtype and value of each.
     - `args`, `options`: what the kernel's functions are called with.
     """
@@ -79,21 +80,24 @@ class DeviceCall:
     def of(
         cls,
         kernel: DeviceKernel,
-        implementation: Implementation,
+        bound: BoundKernel,
         operands: Sequence[Any],
         results: Sequence[Any],
         who: str,
     ) -> "DeviceCall":
-        assert implementation.arguments is not None
-        args, options = implementation.arguments(operands, results)
+        assert bound.arguments is not None
+        args, options = bound.arguments(operands, results)
         workspaces = _called(kernel.workspaces, "workspaces", args, options, who)
         if not isinstance(workspaces, list | tuple) or not all(map(_is_type, workspaces)):
             raise TypeError(f"{who}: expected workspaces to be jax.ShapeDtypeStructs; got {workspaces!r}.")
         workspaces = tuple(workspaces)
-        names = [*implementation.names, *(f"workspace {i}" for i in range(len(workspaces)))]
-        pointers = tuple(zip(names, [*operands, *results, *workspaces], strict=True))
+        pointers = (
+            *((name, None if i is None else operands[i]) for name, i in bound.operands),
+            *((name, None if i is None else results[i]) for name, i in bound.results),
+            *((f"workspace {i}", workspace) for i, workspace in enumerate(workspaces)),
+        )
         scalars = tuple(
-            (name, dtype, _scalar(name, dtype, value, implementation, args, options, who))
+            (name, dtype, _scalar(name, dtype, value, bound, args, options, who))
             for name, (dtype, value) in kernel.scalars.items()
         )
         return cls(who, pointers, workspaces, scalars, args, options)
@@ -101,6 +105,11 @@ class DeviceCall:
     def value(self, declared: Any, field: str, **more: Any) -> Any:
         """What a field of the kernel is for this call."""
         return _called(declared, field, self.args, {**self.options, **more}, self.who)
+
+    @property
+    def nulls(self) -> tuple[int, ...]:
+        """The positions of the null pointers."""
+        return tuple(i for i, (_, aval) in enumerate(self.pointers) if aval is None)
 
     @property
     def words(self) -> np.ndarray:
@@ -115,18 +124,18 @@ def _scalar(
     name: str,
     dtype: Any,
     function: Callable[..., Any] | None,
-    implementation: Implementation,
+    bound: BoundKernel,
     args: Sequence[Any],
     options: Mapping[str, Any],
     who: str,
 ) -> Any:
     if function is not None:
         value = _called(function, f"the scalar {name}", args, options, who)
-    elif name in implementation.options:
-        value = implementation.options[name]
+    elif name in bound.options:
+        value = bound.options[name]
     else:
         raise ValueError(
-            f"{who}: the scalar {name} is no option of this call (there are {', '.join(implementation.options) or 'none'}). "
+            f"{who}: the scalar {name} is no option of this call (there are {', '.join(bound.options) or 'none'}). "
             f"Pass it, or say what it is: scalars={{{name!r}: ({dtype.name!r}, function)}}."
         )
     try:

@@ -6,23 +6,22 @@ import os
 import pathlib
 
 from .. import xla
-from ..kernel import NativeKernel
-from ._implementation import Implementation
+from ..kernel import Kernel, NativeKernel
+from ._bound_kernel import BoundKernel
 
 
-def prepare(implementation: Implementation, kernel: NativeKernel, platform: str, who: str) -> xla.LaunchPlan:
+def prepare(bound: BoundKernel, kernel: NativeKernel, platform: str, who: str) -> xla.LaunchLowering:
     who = f"{who}[native]"
     target = (
         _own_target(kernel.symbol, platform, who) if kernel.library is None else _library_target(kernel, platform, who)
     )
-    return xla.LaunchPlan(
-        target,
-        xla.attributes(implementation.options, who),
-        implementation.aliases,
-        implementation.has_side_effect,
-        implementation.input_layouts,
-        implementation.output_layouts,
-    )
+    return xla.LaunchLowering(target, xla.attributes(bound.options, who), bound.call)
+
+
+def register_library(kernel: Kernel, platform: str, who: str) -> None:
+    """What `prepare` does for a program, before there is one. Other kernels have nothing to register."""
+    if isinstance(kernel, NativeKernel) and kernel.library is not None:
+        _library_target(kernel, platform, f"{who}[native]")
 
 
 def _own_target(symbol: str, platform: str, who: str) -> str:

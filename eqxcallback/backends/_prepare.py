@@ -1,16 +1,20 @@
 """The choice of a technology for a kernel."""
 
 from .. import xla
-from ..kernel import DeviceKernel, PythonKernel
-from . import _device, _native, _python
-from ._implementation import Implementation
+from ..kernel import DeviceKernel, Emulated, PythonKernel
+from . import _device, _emulated, _native, _python
+from ._bound_kernel import BoundKernel
 
 
-def prepare(implementation: Implementation, platform: str, who: str) -> xla.Plan:
-    """Make it runnable on `platform`. Called when a program is lowered: nothing is compiled or loaded later."""
-    kernel = implementation.kernel
+def prepare(bound: BoundKernel, platform: str, who: str) -> xla.Lowering:
+    """Make it runnable on `platform`. Called when a program is lowered: nothing is compiled or loaded later, but what is
+    emulated.
+    """
+    kernel = bound.kernel
     if isinstance(kernel, PythonKernel):
-        return _python.prepare(implementation, kernel)
+        return _python.prepare(bound, kernel)
+    if isinstance(kernel, Emulated):
+        return _emulated.prepare(bound, kernel, platform, who)
     if isinstance(kernel, DeviceKernel):
-        return _device.prepare(implementation, kernel, platform, who)
-    return _native.prepare(implementation, kernel, platform, who)
+        return _device.prepare(bound, kernel, platform, who)
+    return _native.prepare(bound, kernel, platform, who)

@@ -2,16 +2,8 @@
 
 from .. import xla
 from ..kernel import PythonKernel
-from ._implementation import Implementation
+from ._bound_kernel import BoundKernel
 
 
-def prepare(implementation: Implementation, kernel: PythonKernel) -> xla.PythonPlan:
-    body = xla.FlatBody(implementation.body or kernel.body)
-    return xla.PythonPlan(
-        body,
-        implementation.aliases,
-        implementation.has_side_effect,
-        kernel.command_buffer_compatible,
-        implementation.input_layouts,
-        implementation.output_layouts,
-    )
+def prepare(bound: BoundKernel, kernel: PythonKernel) -> xla.PythonLowering:
+    return xla.PythonLowering(xla.FlatBody(bound.body or kernel.body), bound.call)

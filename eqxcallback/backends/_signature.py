@@ -41,7 +41,7 @@ template <class T> struct pointee { __device__ static constexpr bool fits(int, i
 template <class T> struct pointee<T*> {
   using K = kind<typename plain<T>::type>;
   __device__ static constexpr bool fits(int want, int size) {
-    return (K::value == want && K::size == size) || (K::value == 0 && K::size %% size == 0) || K::value == 7 ||
+    return want < 0 || (K::value == want && K::size == size) || (K::value == 0 && K::size %% size == 0) || K::value == 7 ||
            (want > 2 && K::value == 2 && K::size == size);
   }
 };
@@ -68,30 +68,91 @@ _ARITHMETIC = {
         *("unsigned short", "unsigned int", "unsigned long", "unsigned long long"),
     ),
 }
+# For a compiler of the host: the same when it runs, so that one build serves all dtypes and null pointers.
+_FITTING = """
+#include <utility>
+namespace eqxcallback_parameters {
+template <class L> struct fitting;
+template <class... P> struct fitting<list<P...>> {
+  static int wrong(int pointers, int total, const int* want, const int* size) {
+    if (total != static_cast<int>(sizeof...(P))) return -1;
+    int i = 0, wrong = 0;
+    ((wrong = wrong != 0 || fits<typename plain<P>::type>(i < pointers, want[i], size[i]) ? wrong : i + 1, ++i), ...);
+    return wrong;
+  }
+  template <class Q> static bool fits(bool is_pointer, int want, int size) {
+    return is_pointer ? pointee<Q>::fits(want, size) : scalar<Q>::fits(want, size);
+  }
+};
+}
+"""
 _OWN_HEADER = {"float16": 3, "bfloat16": 4, "float8_e4m3fn": 5, "float8_e5m2": 6}
 _MARK = "eqxcallback: "
 
 
 def checks(entries: Sequence[str], pointers: Sequence[tuple[str, Any]], scalars: Sequence[tuple[str, Any]]) -> str:
     """C++ that compiles if the kernels have these parameters, each a name and a dtype."""
-    kinds = "\n".join(
+    total = len(pointers) + len(scalars)
+    lines = [_kinds()]
+    for entry in entries:
+        parameters = f"decltype(eqxcallback_parameters::of(&{entry}))"
+        count = f"eqxcallback_parameters::count<{parameters}>::value == {total}"
+        lines.append(f'static_assert({count}, "{_MARK}{_number(pointers, scalars)}");')
+        for i, (name, dtype) in enumerate([*pointers, *scalars]):
+            what = "pointee" if i < len(pointers) else "scalar"
+            fits = f"eqxcallback_parameters::{what}<eqxcallback_parameters::nth<{i}, {parameters}>::type>::fits"
+            message = _one(i, name, dtype, i < len(pointers))
+            lines.append(f'static_assert({fits}({", ".join(map(str, _kind(dtype)))}), "{_MARK}{message}");')
+    return "\n".join(lines) + "\n"
+
+
+def checks_at_run_time(entries: Sequence[str]) -> str:
+    """C++ that exports, for entry `i`,
+
+        int soft_wrong_i(int pointers, int total, const int* want, const int* size)
+
+    which takes what `wanted` says, and returns a number that `wrong` explains: 0 if the parameters are these.
+    """
+    lines = [_kinds(), _FITTING]
+    for i, entry in enumerate(entries):
+        parameters = f"decltype(eqxcallback_parameters::of(&{entry}))"
+        lines.append(
+            f'extern "C" int soft_wrong_{i}(int pointers, int total, const int* want, const int* size) {{\n'
+            f"  return eqxcallback_parameters::fitting<{parameters}>::wrong(pointers, total, want, size);\n}}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def wanted(
+    pointers: Sequence[tuple[str, Any]], scalars: Sequence[tuple[str, Any]]
+) -> tuple[int, int, list[int], list[int]]:
+    kinds = [_kind(dtype) for _, dtype in (*pointers, *scalars)]
+    return len(pointers), len(kinds), [want for want, _ in kinds], [size for _, size in kinds]
+
+
+def wrong(code: int, pointers: Sequence[tuple[str, Any]], scalars: Sequence[tuple[str, Any]]) -> str:
+    """What was expected of the parameters."""
+    if code < 0:
+        return _number(pointers, scalars)
+    name, dtype = [*pointers, *scalars][code - 1]
+    return _one(code - 1, name, dtype, code <= len(pointers))
+
+
+def _kinds() -> str:
+    return _KINDS % "\n".join(
         f"template <> struct kind<{name}> {{ static constexpr int value = {kind}, size = sizeof({name}); }};"
         for kind, names in _ARITHMETIC.items()
         for name in names
     )
-    total = len(pointers) + len(scalars)
+
+
+def _number(pointers: Sequence[tuple[str, Any]], scalars: Sequence[tuple[str, Any]]) -> str:
     expected = ", ".join([*(f"a pointer for {name}" for name, _ in pointers), *(name for name, _ in scalars)])
-    lines = [_KINDS % kinds]
-    for entry in entries:
-        parameters = f"decltype(eqxcallback_parameters::of(&{entry}))"
-        count = f"eqxcallback_parameters::count<{parameters}>::value == {total}"
-        lines.append(f'static_assert({count}, "{_MARK}{total} parameters ({expected})");')
-        for i, (name, dtype) in enumerate([*pointers, *scalars]):
-            what, text = ("pointee", "a pointer to ") if i < len(pointers) else ("scalar", "")
-            fits = f"eqxcallback_parameters::{what}<eqxcallback_parameters::nth<{i}, {parameters}>::type>::fits"
-            message = f"{_MARK}parameter {i + 1} to be {text}{_ctype(dtype)}, for {name}"
-            lines.append(f'static_assert({fits}({", ".join(map(str, _kind(dtype)))}), "{message}");')
-    return "\n".join(lines) + "\n"
+    return f"{len(pointers) + len(scalars)} parameters ({expected})"
+
+
+def _one(index: int, name: str, dtype: Any, is_pointer: bool) -> str:
+    return f"parameter {index + 1} to be {'a pointer to ' if is_pointer else ''}{_ctype(dtype)}, for {name}"
 
 
 def mismatch(log: str) -> str | None:
@@ -103,6 +164,8 @@ def mismatch(log: str) -> str | None:
 
 
 def _kind(dtype: Any) -> tuple[int, int]:
+    if dtype is None:  # a null pointer, to whatever
+        return -1, 0
     dtype = np.dtype(dtype)
     if dtype.name in _OWN_HEADER:
         return _OWN_HEADER[dtype.name], dtype.itemsize
@@ -110,6 +173,8 @@ def _kind(dtype: Any) -> tuple[int, int]:
 
 
 def _ctype(dtype: Any) -> str:
+    if dtype is None:
+        return "anything"
     try:
         return CudaKernel.ctype(dtype)
     except ValueError:

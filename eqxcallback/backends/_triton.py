@@ -3,9 +3,10 @@
 import functools
 import importlib
 import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..kernel import TritonKernel
+from ..kernel import TritonKernel, dims
 from ._architecture import architecture, version_of
 from ._device_call import DeviceCall, Program, Step
 from ._image import kernels_of
@@ -28,6 +29,7 @@ _TYPES = {
 }
 
 _Settings = dict[str, Any]
+_OPTIONS = "num_warps", "num_stages"  # of the compiler
 
 
 def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
@@ -38,13 +40,13 @@ def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
     if known is None:
         raise ValueError(f"{call.who}: expected arch to be sm_{_VERSIONS[0]} or newer; got {arch}.")
     is_cubin = arch.startswith("sm_") and known == version
-    types = tuple(f"*{_type(aval.dtype, name, call)}" for name, aval in call.pointers)
+    types = tuple(None if aval is None else f"*{_type(aval.dtype, name, call)}" for name, aval in call.pointers)
     # A value that is a multiple of 16 lets the compiler load more at once.
     scalars = tuple((name, _type(dtype, name, call), _is_multiple(value)) for name, dtype, value in call.scalars)
     images, steps, hidden = [], [], 0
     for each in (kernel, *kernel.then):
         settings = _settings(each, version, call)
-        options = {name: settings.pop(name) for name in ("num_warps", "num_stages")}
+        options = {name: settings.pop(name) for name in _OPTIONS}
         fn = _function(each, call.who)
         image, entry, shared, hidden = _compiled_function(
             fn, known, is_cubin, types, scalars, tuple(sorted(settings.items())), tuple(options.items()), call.who
@@ -57,6 +59,15 @@ def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
     return Program(tuple(images), tuple(steps), hidden)
 
 
+def launches(kernel: TritonKernel, call: DeviceCall) -> Iterator[tuple[Any, _Settings, Any]]:
+    """For each launch the function, its constexprs and its grid."""
+    for each in (kernel, *kernel.then):
+        settings = _settings(each, version_of(architecture(kernel.arch)), call)
+        for name in _OPTIONS:
+            del settings[name]
+        yield _imported(each, call.who), settings, dims(call.value(each.grid, "grid", **settings), f"{call.who}: grid")
+
+
 def _settings(kernel: TritonKernel, version: int, call: DeviceCall) -> _Settings:
     found = {name: call.value(value, f"the constexpr {name}") for name, value in kernel.constexprs.items()}
     found |= {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
@@ -66,6 +77,16 @@ def _settings(kernel: TritonKernel, version: int, call: DeviceCall) -> _Settings
 
 
 def _function(kernel: TritonKernel, who: str) -> Any:
+    fn = _imported(kernel, who)
+    if not hasattr(fn, "cache_key"):
+        raise ValueError(
+            f"{who}: expected fn to be a triton.jit function; got {fn!r}. Nothing is tuned when it runs: pass `choose` in place "
+            "of `triton.autotune`."
+        )
+    return fn
+
+
+def _imported(kernel: TritonKernel, who: str) -> Any:
     fn = kernel.fn
     if isinstance(fn, str):
         module, _, name = fn.partition(":")
@@ -74,11 +95,6 @@ def _function(kernel: TritonKernel, who: str) -> Any:
         except (ImportError, AttributeError) as error:
             remedy = "" if importlib.util.find_spec("triton") else " Install eqxcallback[triton]."
             raise ValueError(f"{who}: the kernel {kernel.fn} cannot be imported ({error}).{remedy}") from None
-    if not hasattr(fn, "cache_key"):
-        raise ValueError(
-            f"{who}: expected fn to be a triton.jit function; got {fn!r}. Nothing is tuned when it runs: pass `choose` in place "
-            "of `triton.autotune`."
-        )
     return fn
 
 
@@ -97,7 +113,7 @@ def _compiled_function(
     fn: Any,
     version: int,
     is_cubin: bool,
-    pointers: tuple[str, ...],
+    pointers: tuple[str | None, ...],  # `None` for a null pointer, which is a constant
     scalars: tuple[tuple[str, str, bool], ...],
     constexprs: tuple[tuple[str, Any], ...],
     options: tuple[tuple[str, Any], ...],
@@ -108,20 +124,15 @@ def _compiled_function(
     from triton.compiler import ASTSource, compile as compile_source
 
     constants = dict(constexprs)
-    if unknown := sorted(set(constants) - set(fn.arg_names)):
-        raise ValueError(f"{who}: {fn.__name__} has no parameter {unknown[0]}; it has {', '.join(fn.arg_names)}.")
-    names = [name for name in fn.arg_names if name not in constants]
-    expected = [*pointers, *(name for name, _, _ in scalars)]
-    if len(names) != len(expected) or names[len(pointers) :] != expected[len(pointers) :]:
-        raise ValueError(
-            f"{who}: expected {fn.__name__} to have {len(pointers)} pointers, then the scalars "
-            f"{', '.join(expected[len(pointers) :]) or '(none)'}, beside its constexprs {', '.join(constants) or '(none)'}; got "
-            f"{', '.join(fn.arg_names)}."
-        )
+    names = _checked_names(fn, constants, len(pointers), [name for name, _, _ in scalars], who)
     kinds = dict(zip(names, [*pointers, *(kind for _, kind, _ in scalars)], strict=True))
-    signature = {name: kinds.get(name, "constexpr") for name in fn.arg_names}
+    nulls = [name for name, kind in kinds.items() if kind is None]
+    constants |= dict.fromkeys(nulls)
+    signature = {name: kinds.get(name) or "constexpr" for name in fn.arg_names}
     aligned = {*names[: len(pointers)], *(name for name, _, is_multiple in scalars if is_multiple)}
-    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(fn.arg_names) if name in aligned}
+    attributes = {
+        (i,): [["tt.divisibility", 16]] for i, name in enumerate(fn.arg_names) if name in aligned - set(nulls)
+    }
     source = ASTSource(fn, signature, constants, attributes)
     try:
         # What Triton does by default, said so that a version that would change its mind does not warn of it.
@@ -136,5 +147,25 @@ def _compiled_function(
             "workspace, and num_ctas=1."
         )
     (parameters,) = (kernel.parameters for name, kernel in (kernels_of(image) or {}).items() if name == about.name)
-    hidden = len(parameters) - len(expected)
+    hidden = len(parameters) - len(kinds) + len(nulls)
     return image if is_cubin else found.asm["ptx"].encode() + b"\0", about.name, about.shared, hidden
+
+
+def parameters(fn: Any, constants: Mapping[str, Any], call: DeviceCall) -> list[str]:
+    """The names of its parameters that are no constexprs: of the pointers, then of the scalars."""
+    return _checked_names(fn, constants, len(call.pointers), [name for name, _, _ in call.scalars], call.who)
+
+
+def _checked_names(
+    fn: Any, constants: Mapping[str, Any], num_pointers: int, scalars: Sequence[str], who: str
+) -> list[str]:
+    if unknown := sorted(set(constants) - set(fn.arg_names)):
+        raise ValueError(f"{who}: {fn.__name__} has no parameter {unknown[0]}; it has {', '.join(fn.arg_names)}.")
+    names = [name for name in fn.arg_names if name not in constants]
+    if len(names) != num_pointers + len(scalars) or names[num_pointers:] != list(scalars):
+        raise ValueError(
+            f"{who}: expected {fn.__name__} to have {num_pointers} pointers, then the scalars "
+            f"{', '.join(scalars) or '(none)'}, beside its constexprs {', '.join(constants) or '(none)'}; got "
+            f"{', '.join(fn.arg_names)}."
+        )
+    return names

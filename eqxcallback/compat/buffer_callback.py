@@ -11,10 +11,9 @@ from typing import Any
 from jax.errors import JaxRuntimeError
 
 from .. import _ext
-from .._aliases import Aliases
-from .._buffer_callback import buffer_callback as _buffer_callback
 from .._ext import Buffer as Buffer, ExecutionStage as ExecutionStage
-from .._identity import identity
+from ..callback import buffer_callback as _buffer_callback
+from ..core import Aliases, OwnCallable, identity
 
 
 class ExecutionContext:
@@ -35,7 +34,7 @@ class ExecutionContext:
         return stream
 
 
-class _WithCompatContext:
+class _WithCompatContext(OwnCallable):
     """Has the name, the signature and the identity of the callback."""
 
     def __init__(self, callback: Callable[..., None]):

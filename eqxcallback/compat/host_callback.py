@@ -1,7 +1,7 @@
 """To import in place of `jax.experimental.host_callback`, which JAX has no more.
 
-Taps are called in the order of the program, as they were there. What differs: a `call` that fails raises from the program that it
-is in, and in a program of several devices each device makes it, with the whole argument.
+Taps and calls keep the order of the program, as they did there. What differs: a `call` that fails raises from the program that
+it is in, and in a program of several devices each device makes it, with the whole argument.
 """
 
 import enum
@@ -78,7 +78,7 @@ def call(
 ) -> Any:
     """The result of `callback_func(arg)`, or of `callback_func(arg, device=device)`, on the host."""
     del device_index, callback_flavor
-    return _debug.call(callback_func, arg, result_shape=result_shape, with_device=call_with_device)
+    return _debug.call(callback_func, arg, result_shape=result_shape, with_device=call_with_device, ordered=True)
 
 
 def barrier_wait(logging_name: str | None = None) -> None:

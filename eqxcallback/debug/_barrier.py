@@ -4,7 +4,8 @@ import atexit
 import logging
 import time
 
-from .. import _errors, xla
+from .. import xla
+from ..core import raise_poisoned
 from ._deliveries import deliveries
 from ._failures import raise_kept
 
@@ -46,7 +47,7 @@ def barrier_wait(name: str | None = None, *, timeout: float | None = None) -> No
         raise TimeoutError(f"{who}: after {timeout} s pending: {pending}.")
     _logger.debug("%s: ends", who)
     raise_kept()
-    _errors.raise_poisoned()
+    raise_poisoned()
 
 
 def shutdown() -> None:

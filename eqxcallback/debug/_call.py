@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from .. import _errors, _ext, xla
-from .._identity import identity
+from .. import _ext, xla
+from ..core import OwnCallable, callable_name, check_flags, identity, type_text
 from ._host import copy_from_host, copy_to_host, device_of
 from ._leaves import Leaves
 
@@ -20,7 +20,7 @@ _WHO = "eqxcallback.debug.call"
 _NARROWER = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
 
 
-class HostFunction:
+class HostFunction(OwnCallable):
     """A function as the callback of the python lane. Hashable, and equal for those that do the same."""
 
     def __init__(
@@ -47,9 +47,8 @@ class HostFunction:
         own = (self.leaves, self.avals, self.paths, self.tree, self.with_device, self.narrows)
         return HostFunction, identity(self.fn), own
 
-    def refusal(self, what: str) -> Exception:
-        """Of a derivative, or of a map, for which there is no rule."""
-        name = _errors.callable_name(self.fn)
+    def _refusal(self, what: str) -> Exception:
+        name = callable_name(self.fn)
         if what == "vmap":
             return NotImplementedError(
                 f"{_WHO}({name}): batching rules are implemented only for id_tap, not for call. Map it with `jax.lax.map`, give "
@@ -70,7 +69,7 @@ class HostFunction:
 
     def results(self, returned: Any) -> list[np.ndarray]:
         """The flat results, if they are what was declared."""
-        name = _errors.callable_name(self.fn)
+        name = callable_name(self.fn)
         flat, tree = jax.tree.flatten(returned)
         if tree != self.tree:
             raise TypeError(
@@ -84,14 +83,14 @@ class HostFunction:
             if array.shape != aval.shape or array.dtype != aval.dtype:
                 raise TypeError(
                     f"Callback func {name} should have returned a result with abstract values "
-                    f"{_errors.type_text(aval.dtype, aval.shape)} at result{path} but returned "
-                    f"{_errors.type_text(array.dtype, array.shape)}."
+                    f"{type_text(aval.dtype, aval.shape)} at result{path} but returned "
+                    f"{type_text(array.dtype, array.shape)}."
                 )
             results.append(array)
         return results
 
 
-def call(fn: Callable[..., Any], x: Any, *, result_shape: Any, with_device: bool = False) -> Any:
+def call(fn: Callable[..., Any], x: Any, *, result_shape: Any, with_device: bool = False, ordered: bool = False) -> Any:
     """Call `fn(x)` on the host, and go on with what it returns.
 
     !!! example
@@ -114,6 +113,9 @@ def call(fn: Callable[..., Any], x: Any, *, result_shape: Any, with_device: bool
     - `result_shape`: a PyTree like the results, whose leaves are arrays, numbers, or have `shape` and `dtype`; `()` or `None`
         for no results.
     - `with_device`: whether to call `fn(x, device=device)`, with the `jax.Device` that waits.
+    - `ordered`: whether the call is made in the order of the program, between the taps and calls with `ordered=True` before and
+        after it, also those of other programs that the same thread starts. In a program of several devices, each has an order
+        of its own.
 
     **Returns:** arrays in the tree of `result_shape`.
 
@@ -128,12 +130,13 @@ def call(fn: Callable[..., Any], x: Any, *, result_shape: Any, with_device: bool
     """
     if not callable(fn):
         raise TypeError(f"{_WHO}: expected a function fn(x); got {fn!r} of type {type(fn).__name__}.")
+    check_flags(_WHO, with_device=with_device, ordered=ordered)
     leaves, arrays = Leaves.of(x, _WHO)
     flat, tree = tree_flatten_with_path(result_shape)
     avals = [_result_aval(keystr(path), leaf) for path, leaf in flat]
     function = HostFunction(fn, leaves, avals, [keystr(path) for path, _ in flat], tree, bool(with_device))
     in_tree = jax.tree.structure(((0,) * len(arrays), {}))
-    spec = xla.CallSpec(tuple(avals), None, True, (), False)
+    spec = xla.CallSpec(tuple(avals), None, xla.CallOptions(has_side_effect=True), ordered=bool(ordered))
     outs = xla.python_call(xla.PythonBody(function, in_tree, tree), spec, arrays)
     return jax.tree.unflatten(tree, outs)
 

@@ -7,7 +7,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from .. import _errors, _ext, xla
+from .. import _ext, xla
+from ..core import callable_name
 from . import _strict
 from ._compare import call_and_compare
 
@@ -29,8 +30,8 @@ def checked() -> Iterator[None]:
     - In Python kernels: an assignment to `out.numpy()`, or to a view of it, that broadcasts an array, or casts to a type that
         holds less (as floats to integers), is an error. Those to `np.asarray(out)` cannot be seen.
 
-    The environment variable `EQXCALLBACK_CHECKED=1` does the same for the whole process. It is slow. Where elements of one or
-    two bytes look unwritten by chance, the kernel is run again on other noise to be sure.
+    The environment variable `EQXCALLBACK_CHECKED=1` does the same for the whole process. It is slow. Where elements look
+    unwritten and that may be by chance, the kernel is run again on other noise to be sure.
 
     !!! example
 
@@ -83,7 +84,7 @@ def _checked_call(
             results.append(body(ctx, *outputs, *inputs) if direct else body(ctx, outputs, inputs))
 
     results: list[None] = []
-    kernel = _errors.callable_name(body.callback if isinstance(body, xla.PythonBody) else body)
+    kernel = callable_name(body.callback if isinstance(body, xla.PythonBody) else body)
     if ctx.platform != "cpu":
         call()
         return results[-1]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .. import _ext
+from .. import _ext, xla
 from ._guards import Guards, memory
 
 
@@ -38,23 +38,23 @@ def _compare(call: Callable[[], None], outputs: Sequence[_ext.Buffer], inputs: S
         if b.size and b._address not in output_places
     ]
 
-    def untouched_after_call(seed: int) -> list[np.ndarray]:
-        noise = [_fill(buffer, seed) for _, buffer in fresh]
+    def left_after_call(seed: int) -> list[tuple[np.ndarray, bool]]:
+        """Of each output, which elements hold noise still, and whether that cannot be by chance."""
+        for _, buffer in fresh:
+            buffer._fill(seed)
         call()
-        return [(_bits(buffer) == filled).all(axis=1) for (_, buffer), filled in zip(fresh, noise, strict=True)]
+        return [buffer._left(seed) for _, buffer in fresh]
 
-    untouched = untouched_after_call(seed=1)
+    results = left_after_call(seed=1)
     problems += [f"{name} was changed" for name, buffer, before in kept if not np.array_equal(_bits(buffer), before)]
-    if any(mask.any() and b.dtype.itemsize <= 2 for (_, b), mask in zip(fresh, untouched, strict=True)):
+    left = [mask for mask, _ in results]
+    if any(mask.any() and not sure for mask, sure in results):
         for buffer, before in aliased:
             _bits(buffer)[...] = before
-        again = untouched_after_call(seed=2)
-        untouched = [first & second for first, second in zip(untouched, again, strict=True)]
-    for (name, buffer), mask in zip(fresh, untouched, strict=True):
+        left = [first & second for first, (second, _) in zip(left, left_after_call(seed=2), strict=True)]
+    for (name, buffer), mask in zip(fresh, left, strict=True):
         if mask.any():
-            first = tuple(int(i) for i in np.argwhere(_as_laid_out(mask, buffer))[0])
-            count = f"{int(mask.sum())} of {buffer.size}"
-            problems.append(f"{name}: {count} elements were never written, the first at {first}")
+            problems.append(f"{name}: {xla.unwritten_text(buffer, mask)}")
         elif buffer.dtype == np.bool_ and (_bits(buffer) > 1).any():
             problems.append(f"{name} has bytes other than 0 and 1, which no bool has")
     return problems
@@ -65,19 +65,3 @@ def _bits(buffer: _ext.Buffer) -> np.ndarray:
     if buffer._packed:
         return np.asarray(buffer).reshape(-1).view(np.uint8).reshape(buffer.size, buffer.dtype.itemsize)
     return memory(buffer).reshape(buffer.size, buffer.dtype.itemsize)
-
-
-def _as_laid_out(mask: np.ndarray, buffer: _ext.Buffer) -> np.ndarray:
-    """What is said of elements in memory, in the shape of `buffer`."""
-    strides = [stride // buffer.dtype.itemsize for stride in buffer.strides]
-    return np.lib.stride_tricks.as_strided(mask, buffer.shape, strides)
-
-
-def _fill(buffer: _ext.Buffer, seed: int) -> np.ndarray:
-    """Write noise, which is returned. Bools get bytes that no bool has."""
-    bits = _bits(buffer)
-    noise = np.random.default_rng(seed).integers(0, 256, bits.shape, np.uint8)
-    if buffer.dtype == np.bool_:
-        noise |= 0x80
-    bits[...] = noise
-    return bits.copy()

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-from .. import _errors
+from ..core import from_the_user
 
 
 _logger = logging.getLogger("eqxcallback")
@@ -27,7 +27,7 @@ class CallbackException(ExceptionGroup):
 def record(error: BaseException, name: str) -> None:
     """Log `error`, which the function of that name raised, and keep it."""
     global _left_out, _last
-    error = _errors.from_the_user(error)
+    error = from_the_user(error)
     text = "".join(traceback.format_exception(error)).rstrip()
     _logger.error("the tap function %s failed; the program goes on\n%s", name, text)
     traceback.clear_frames(error.__traceback__)  # they hold arrays

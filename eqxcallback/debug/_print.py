@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .._identity import identity
+from ..core import OwnCallable, identity
 from ._layout import layout
 from ._tap import Mode, tap_leaves
 
@@ -19,7 +19,7 @@ class Stream(Protocol):
 _lock = threading.Lock()
 
 
-class Printer:
+class Printer(OwnCallable):
     """A function for taps, which prints. Equal for those that print the same to the same stream.
 
     !!! example

@@ -7,7 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _errors, _ext
+from .. import _ext
+from ..core import type_text
 
 
 class StrictArray(np.ndarray):
@@ -29,8 +30,8 @@ class StrictArray(np.ndarray):
             if broadcast or not _holds(self.dtype, given):
                 what = "neither broadcasts nor casts to a lesser type"
                 raise ValueError(
-                    f"{self._kernel}: expected {_errors.type_text(self.dtype, np.shape(target))} in an assignment to an output; "
-                    f"got {_errors.type_text(given.dtype, given.shape)}. Checked mode {what}: use np.broadcast_to or astype."
+                    f"{self._kernel}: expected {type_text(self.dtype, np.shape(target))} in an assignment to an output; "
+                    f"got {type_text(given.dtype, given.shape)}. Checked mode {what}: use np.broadcast_to or astype."
                 )
         super().__setitem__(index, value)
 

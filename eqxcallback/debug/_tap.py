@@ -4,10 +4,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import numpy as np
-
-from .. import _errors, _ext, xla
-from .._identity import identity
+from .. import _ext, xla
+from ..core import OwnCallable, callable_name, check_flags, identity
 from ._deliveries import deliveries
 from ._host import copy_to_host, device_of
 from ._leaves import Leaves
@@ -16,7 +14,7 @@ from ._leaves import Leaves
 Mode = Literal["sync", "async"]
 
 
-class Receiver:
+class Receiver(OwnCallable):
     """A function that taps call, and how. Hashable, and equal for those that do the same."""
 
     def __init__(self, fn: Callable[..., Any], leaves: Leaves, with_device: bool, mode: Mode):
@@ -38,7 +36,7 @@ class Receiver:
         return hash(self._identity())
 
     def __repr__(self) -> str:
-        return _errors.callable_name(self.fn)
+        return callable_name(self.fn)
 
     def receive(
         self,
@@ -170,11 +168,7 @@ def tap_leaves(
         raise TypeError(
             f"{who}: expected a function fn(x, transforms); got {fn!r} of type {type(fn).__name__}. Pass the function first."
         )
-    for option, value in (("with_device", with_device), ("ordered", ordered)):
-        if not isinstance(value, bool | np.bool_):
-            raise TypeError(
-                f"{who}: expected {option} to be True or False; got {value!r} of type {type(value).__name__}."
-            )
+    check_flags(who, with_device=with_device, ordered=ordered)
     if mode not in ("sync", "async"):
         raise ValueError(f'{who}: expected mode to be "sync" or "async"; got {mode!r}.')
     leaves, arrays = Leaves.of(x, who)

@@ -1,14 +1,16 @@
 """`fuse` and `unfuse`."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jax.tree_util import keystr
 
-from .._adopt import adopt
+from ..nn._adopt import adopt
 from ._compare import compared
+from ._parameters import of_model, of_module
 from ._report import Change, Fused, FusionReport
-from ._select import Which, selection
+from ._select import Selection, Which
 from ._twins import FUSED, PLAIN, reason_to_leave, title
 from ._walk import Path, rebuilt
 
@@ -18,6 +20,7 @@ def fuse(
     *,
     only: Which | Sequence[Which] | None = None,
     exclude: Which | Sequence[Which] | None = None,
+    rules: Mapping[type, Callable[[Any], Any]] | None = None,
     example: Any = None,
     tolerance: float | None = None,
 ) -> Fused:
@@ -36,41 +39,67 @@ def fuse(
 
     **Arguments:**
 
-    - `model`: a PyTree with layers in it.
+    - `model`: a PyTree with layers in it: a model, the state of its optimizer, or both.
     - `only`, `exclude`: which layers: classes, `equinox.nn.Linear` or a user's Module with all that is in it; paths as the
-        report has them, with all that is below; functions of path and layer; or a sequence of these.
+        report has them, with all that is below, where `[*]` is any index; functions of path and layer; or a sequence of these.
+    - `rules`: what stands for other classes: `{class: function}`, from a layer of just this class to the one in its place.
     - `example`: the arguments of a call, a tuple, or the one argument. Both models are called with it, compiled.
     - `tolerance`: how far each array of the results may differ, relative to its largest value, or to 1 if that is
         smaller. By default 256 times the rounding error of the dtype, 8 times in 16 bits.
 
-    **Returns:** a pair of the model and a report, which is printed as a line for each layer: what stands in its place, or why
-    it was left alone.
+    **Returns:** a pair of the model and a report, which is printed: what stands in the place of each layer; and why every other
+    Module with parameters of its own was left alone, with its share of them.
 
-    **Raises:** `ValueError` if a result of the example differs by more than the tolerance. `TypeError` for an `only` or
-    `exclude` that is none of the above.
+    **Raises:** `ValueError` if a result of the example differs by more than the tolerance, for an `only` that matches no layer,
+    and for a path at which there is nothing. `TypeError` for an `only` or `exclude` that is none of the above.
 
     A subclass of a layer may do something else, and is left alone. Layers that are not in the PyTree cannot be seen: in static
     fields, and in functions that hold them.
     """
-    is_included = selection(only, "only")
-    is_excluded = selection(exclude, "exclude")
+    included = None if only is None else Selection(only, "only")
+    excluded = None if exclude is None else Selection(exclude, "exclude")
+    twins: dict[type, Callable[[Any], Any]] = {
+        **{theirs: functools.partial(adopt, ours) for theirs, ours in FUSED.items()},
+        **(rules or {}),
+    }
     changes: list[Change] = []
+    paths: list[str] = []
+
+    def why_not(node: Any, where: str, above: tuple[Any, ...]) -> str | None:
+        """`""` for a layer that is replaced, and `None` for what has no line in the report."""
+        reason = reason_to_leave(node, twins)
+        if reason or type(node) not in twins | PLAIN:
+            return reason
+        if included is not None and not included(where, node, above):  # it may mean one that is ours already
+            reason = "not in `only`"
+        elif excluded is not None and excluded(where, node, above):
+            reason = "in `exclude`"
+        else:
+            reason = ""
+        return reason if type(node) in twins else None
 
     def replace(path: Path, node: Any, above: tuple[Any, ...]) -> Any:
-        reason = reason_to_leave(node)
+        where = keystr(path)
+        paths.append(where)
+        reason = why_not(node, where, above)
         if reason is None:
             return node
-        where = keystr(path)
-        if not reason and only is not None and not is_included(where, node, above):
-            reason = "not in `only`"
-        if not reason and exclude is not None and is_excluded(where, node, above):
-            reason = "in `exclude`"
-        changes.append(Change(where, title(type(node)), None if reason else title(FUSED[type(node)]), reason))
-        return node if reason else adopt(FUSED[type(node)], node)
+        new = node if reason else twins[type(node)](node)
+        if new is node:
+            changes.append(Change(where, title(type(node)), None, reason or "its rule leaves it", of_module(node)))
+        else:
+            changes.append(Change(where, title(type(node)), title(type(new)), parameters=of_module(node)))
+        return new
 
     fused = rebuilt(model, replace)
+    layers = [change.path for change in changes]
+    if excluded is not None:
+        excluded.check_paths(paths, layers)
+    if included is not None:
+        included.check_paths(paths, layers)
+        included.check_matched(layers)
     error = None if example is None else compared(model, fused, example, tolerance)
-    return Fused(fused, FusionReport(tuple(changes), error))
+    return Fused(fused, FusionReport(tuple(changes), error, of_model(model)))
 
 
 def unfuse(model: Any) -> Any:

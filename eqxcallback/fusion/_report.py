@@ -1,6 +1,8 @@
 """What became of each layer."""
 
 import dataclasses
+import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +18,14 @@ class Change:
     - `source`: its class.
     - `target`: the class of the layer in its place, or `None` if it was left alone.
     - `reason`: why it was left alone.
+    - `parameters`: how many numbers its arrays have, without those of the layers in it.
     """
 
     path: str
     source: str
     target: str | None = None
     reason: str = ""
+    parameters: int = 0
 
     def __str__(self) -> str:
         return f"{self.source} -> {self.target}" if self.target else f"{self.source} left alone: {self.reason}"
@@ -30,16 +34,19 @@ class Change:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class FusionReport:
-    """What [`eqxcallback.fuse`][] did: printed, a line for each layer.
+    """What [`eqxcallback.fuse`][] did: printed, a line for each layer, or for all alike that differ in the indices of their
+    paths.
 
     **Attributes:**
 
     - `changes`: a `Change` for each layer that was replaced, or left alone for a reason.
     - `error`: how far the results of the example differ, in units of the tolerance, if there was one.
+    - `parameters`: how many numbers the arrays of the model have.
     """
 
     changes: tuple[Change, ...]
     error: float | None = None
+    parameters: int = 0
 
     @property
     def replaced(self) -> tuple[Change, ...]:
@@ -51,10 +58,28 @@ class FusionReport:
 
     def __str__(self) -> str:
         head = f"fuse: {_count(len(self.replaced), 'layer')} replaced, {len(self.left_alone)} left alone"
+        if untouched := self._share(self.left_alone):
+            head += f" ({untouched})"
         if self.error is not None:
             head += f"; the example differs by {self.error:.2g} of the tolerance"
-        width = max((len(change.path) for change in self.changes), default=0)
-        return "\n".join([head, *(f"  {change.path:<{width}}  {change}" for change in self.changes)])
+        groups: dict[tuple[str, str], list[Change]] = {}
+        for change in self.changes:
+            groups.setdefault((re.sub(r"\[\d+\]", "[*]", change.path), str(change)), []).append(change)
+        lines = [self._line(path, changes) for (path, _), changes in groups.items()]
+        width = max((len(path) for path, _ in lines), default=0)
+        return "\n".join([head, *(f"  {path:<{width}}  {text}" for path, text in lines)])
+
+    def _line(self, path: str, changes: list[Change]) -> tuple[str, str]:
+        times = f"{len(changes)} x " if len(changes) > 1 else ""
+        share = "" if changes[0].target else self._share(changes)
+        return (path if times else changes[0].path) or "(the model)", times + str(changes[0]) + (
+            share and f" ({share})"
+        )
+
+    def _share(self, changes: Sequence[Change]) -> str:
+        """How many parameters they have, or nothing if they have none."""
+        own = sum(change.parameters for change in changes)
+        return f"{_count(own, 'parameter')}, {100 * own / self.parameters:.3g}%" if own else ""
 
 
 class Fused(NamedTuple):
@@ -72,4 +97,4 @@ class Fused(NamedTuple):
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

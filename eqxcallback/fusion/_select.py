@@ -1,28 +1,70 @@
 """Which layers of a model a caller means."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
 Which = type | str | Callable[[str, Any], bool]
-Selection = Callable[[str, Any, tuple[Any, ...]], bool]
 
 
-def selection(which: Which | Sequence[Which] | None, name: str) -> Selection:
-    """A function of a layer's path, the layer, and the nodes that it is in."""
-    given = () if which is None else which if isinstance(which, Sequence) and not isinstance(which, str) else (which,)
-    for each in given:
-        if not isinstance(each, type | str) and not callable(each):
-            raise TypeError(
-                f"fuse: expected {name} to be classes, paths or functions of path and layer; got {each!r} of type "
-                f"{type(each).__name__}."
+class Selection:
+    """`only` or `exclude`, as it was given: called with a layer's path, the layer, and the nodes that it is in."""
+
+    def __init__(self, which: Which | Sequence[Which], name: str):
+        self._name = name
+        self._given = which if isinstance(which, Sequence) and not isinstance(which, str) else (which,)
+        for given in self._given:
+            if not isinstance(given, type | str) and not callable(given):
+                raise TypeError(
+                    f"fuse: expected {name} to be classes, paths or functions of path and layer; got {given!r} of type "
+                    f"{type(given).__name__}."
+                )
+        self._matched = False
+
+    def __call__(self, path: str, layer: Any, above: tuple[Any, ...]) -> bool:
+        matches = any(_is_of(given, path, layer, above) for given in self._given)
+        self._matched |= matches
+        return matches
+
+    def check_paths(self, paths: Iterable[str], layers: Sequence[str]) -> None:
+        """A path that is not in the model is a mistake.
+
+        **Arguments:**
+
+        - `paths`: of all nodes.
+        - `layers`: those of layers, for the error.
+        """
+        unknown = [given for given in self._given if isinstance(given, str) and not any(_at(given, p) for p in paths)]
+        if unknown:
+            raise ValueError(
+                f"fuse: expected {self._name} to have paths of the model, as the report has them; got {unknown[0]!r}, at which "
+                f"there is nothing. {_some(layers)}"
             )
-    return lambda path, layer, above: any(_is_of(each, path, layer, above) for each in given)
+
+    def check_matched(self, layers: Sequence[str]) -> None:
+        if not self._matched:
+            raise ValueError(
+                f"fuse: expected {self._name} to match a layer that has a fused one; got {self._name}={self._given!r}, which "
+                f"matches none. {_some(layers)}"
+            )
 
 
 def _is_of(which: Which, path: str, layer: Any, above: tuple[Any, ...]) -> bool:
     if isinstance(which, type):
         return any(isinstance(node, which) for node in (*above, layer))
     if isinstance(which, str):
-        return path.startswith(which) and path[len(which) :][:1] in ("", ".", "[")
+        return _at(which, path)
     return bool(which(path, layer))
+
+
+def _at(where: str, path: str) -> bool:
+    """Whether `path` is `where`, in which `[*]` is any index, or below it."""
+    pattern = re.escape(where).replace(re.escape("[*]"), r"\[\d+\]")
+    return re.match(rf"{pattern}(?=[.\[]|$)", path) is not None
+
+
+def _some(layers: Sequence[str]) -> str:
+    if not layers:
+        return "There are no layers in it."
+    return f"There are layers at {', '.join(layers[:6])}{' and so on' if len(layers) > 6 else ''}."

@@ -1,10 +1,12 @@
 """Which of our layers stands for which of Equinox's."""
 
+from collections.abc import Container
 from typing import Any
 
 import equinox as eqx
 
 from .. import nn
+from ._parameters import of_module
 
 
 FUSED: dict[type, type] = {
@@ -23,20 +25,19 @@ FUSED: dict[type, type] = {
     )
 }
 PLAIN: dict[type, type] = {ours: theirs for theirs, ours in FUSED.items()}
+_OURS = __name__.partition(".")[0]
 
 
-def reason_to_leave(node: Any) -> str | None:
-    """Why a layer of Equinox's is left alone, `""` if it is not, and `None` for what is no such layer."""
+def reason_to_leave(node: Any, known: Container[type]) -> str | None:
+    """Why a Module is left alone, `""` if it is not, and `None` for what is no layer, or one of ours."""
     cls = type(node)
-    if cls in FUSED:
+    if cls in known:
         return ""
-    if cls in PLAIN or not isinstance(node, eqx.Module):
+    if not isinstance(node, eqx.Module) or any(base.__module__.partition(".")[0] == _OURS for base in cls.__mro__):
         return None
     if isinstance(node, tuple(FUSED)):
         return "a subclass, which may do something else"
-    if cls.__module__.startswith("equinox.nn.") and any(eqx.is_inexact_array(value) for value in vars(node).values()):
-        return "there is no fused layer for it"
-    return None
+    return "there is no fused layer for it" if of_module(node) else None
 
 
 def title(cls: type) -> str:

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from .. import xla
-from .._errors import callable_name, type_text
-from ..op import Call
+from ..core import callable_name, type_text
+from ..transform import ForwardCall
 from ._report import Alias, ExternalCall
 
 
@@ -33,13 +33,13 @@ def external_call(site: xla.CallSite, program: str, platform: str, donated: Sequ
 
 def _of_op(site: xla.CallSite, platform: str) -> ExternalCall:
     call: Any = site.params["call"]
-    definition = call.definition
-    kind = "forward" if isinstance(call, Call) else repr(call).rpartition(".")[2]  # jvp, vjp
-    plan = call.plan(platform) if call.has_kernel else None
-    if plan is None:
+    bound = call.bound
+    kind = "forward" if isinstance(call, ForwardCall) else repr(call).rpartition(".")[2]  # jvp, vjp
+    lowering = call.lowering(platform)
+    if lowering is None:
         return ExternalCall(
             path="",
-            op=definition.name,
+            op=bound.name,
             kind=kind,
             lane="reference",
             target=None,
@@ -50,40 +50,45 @@ def _of_op(site: xla.CallSite, platform: str) -> ExternalCall:
             captured_reason="XLA treats the reference as it does all code of its own",
             fallback=_why_reference(call, kind, platform),
             times=site.times,
+            hint=_hint(call),
         )
-    operands, results = _kernel_types(call, plan, site)
-    is_python = isinstance(plan, xla.PythonPlan)
-    compatible = getattr(plan, "command_buffer_compatible", None)
+    operands, results = _kernel_types(call, lowering, site)
+    is_python = isinstance(lowering, xla.PythonLowering)
+    # The handler of a native kernel says it, and not its declaration.
+    declares = not isinstance(lowering, xla.LaunchLowering)
+    compatible = lowering.options.command_buffer_compatible if declares else None
     captured, reason = _captured(platform, "python" if is_python else "native", compatible)
     return ExternalCall(
         path="",
-        op=definition.name,
+        op=bound.name,
         kind=kind,
         lane="python" if is_python else "native",
-        target=xla.python_target(platform, bool(compatible)) if is_python else plan.target,
+        target=xla.python_target(platform, bool(compatible)) if is_python else lowering.target,
         operands=operands,
         results=results,
-        in_place=tuple(Alias(i, o, None) for i, o in plan.aliases),
+        in_place=tuple(Alias(i, o, None) for i, o in lowering.options.aliases),
         captured=captured,
         captured_reason=reason,
         fallback="",
         times=site.times,
-        handle=xla.kernel_handle(plan, definition.name),
+        handle=xla.kernel_handle(lowering, bound.name),
+        passed_over=call.choice(platform).reasons,
+        hint=_hint(call),
     )
 
 
 def _of_callback(site: xla.CallSite, platform: str) -> ExternalCall:
     spec = site.params["spec"]
-    captured, reason = _captured(platform, "python", spec.command_buffer_compatible)
+    captured, reason = _captured(platform, "python", spec.options.command_buffer_compatible)
     return ExternalCall(
         path="",
         op=repr(site.params["body"]),
         kind="callback",
         lane="python",
-        target=xla.python_target(platform, spec.command_buffer_compatible),
+        target=xla.python_target(platform, spec.options.command_buffer_compatible),
         operands=_types(site.operands),
         results=_types(site.results),
-        in_place=tuple(Alias(i, o, None) for i, o in spec.input_output_aliases),
+        in_place=tuple(Alias(i, o, None) for i, o in spec.options.aliases),
         captured=captured,
         captured_reason=reason,
         fallback="",
@@ -128,21 +133,24 @@ def _captured(platform: str, lane: str, compatible: bool | None) -> tuple[bool |
 
 
 def _why_reference(call: Any, kind: str, platform: str) -> str:
-    definition = call.definition
+    bound = call.bound
     if kind == "jvp":
         return "forward mode is the derivative of the reference"
-    if platform not in definition.forward:
-        platforms = ", ".join(definition.forward)
+    if platform not in bound.forward:
+        platforms = ", ".join(bound.forward)
         there_are = f"there are kernels for {platforms}" if platforms else "there is none at all"
         return f"no kernel for {platform} ({there_are})"
-    if not call.runs_kernel:
-        return "the op's `when` says no for these types"
-    if definition.backward is not None and definition.backward(platform, definition.differentiable) is not None:
-        return "a parameter that the kernel sees once has a gradient for each example"
-    return f"no backward kernel for {platform}"
+    return call.choice(platform).text or f"no backward kernel for {platform}"
 
 
-def _kernel_types(call: Any, plan: xla.Plan, site: xla.CallSite) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _hint(call: Any) -> str:
+    examples = max(call.examples, 1 if isinstance(call, ForwardCall) else call.call.examples)
+    if examples == 1:
+        return ""
+    return f'vmap calls it for each of {examples} examples, as no vmap_method is stated: "fold" would be one call'
+
+
+def _kernel_types(call: Any, lowering: xla.Lowering, site: xla.CallSite) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What the kernel sees, which under `vmap` is not what the program has."""
     seen: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
 
@@ -152,7 +160,7 @@ def _kernel_types(call: Any, plan: xla.Plan, site: xla.CallSite) -> tuple[tuple[
             return [jnp.zeros(aval.shape, aval.dtype) for aval in result_avals]
 
     structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in site.operands]
-    jax.eval_shape(lambda *args: call.launch(plan, run, args), *structs)
+    jax.eval_shape(lambda *args: call.launch(lowering, run, args), *structs)
     return seen[0] if seen else (_types(site.operands), _types(site.results))
 
 

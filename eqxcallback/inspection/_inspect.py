@@ -9,6 +9,7 @@ import jax
 from jax.errors import JaxRuntimeError
 
 from .. import xla
+from ..core import quiet
 from . import _captured, _copies
 from ._calls import external_call
 from ._program import trace
@@ -33,7 +34,8 @@ def inspect(fn: Callable[..., Any], *args: Any, platform: str | None = None, run
         ```
 
     Calls whose results nobody uses are left out, as XLA leaves them out. So is what was ordinary JAX code from the start: the
-    derivative of a reference in reverse mode, and an op of [`eqxcallback.ops`][] on a dtype that its kernels do not take.
+    derivative of a reference in reverse mode, and, where it is differentiated, an op that no kernel takes and that has no kernel
+    for gradients.
 
     **Arguments:**
 
@@ -60,24 +62,28 @@ def inspect(fn: Callable[..., Any], *args: Any, platform: str | None = None, run
     """
     if platform is not None and platform not in _PLATFORMS:
         raise ValueError(f"eqxcallback.inspect: expected platform to be one of {_PLATFORMS} or None; got {platform!r}.")
+    with warnings.catch_warnings(), quiet():  # the table says what is not donated, and what could be faster
+        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+        return _inspected(fn, args, platform, runs)
+
+
+def _inspected(fn: Callable[..., Any], args: tuple[Any, ...], wanted: str | None, runs: int) -> Inspection:
     traced, options = trace(fn, args)
     in_use = xla.platform_in_use(jax.tree.leaves((fn, args)))
-    platform = in_use if platform is None else platform
+    platform = in_use if wanted is None else wanted
     donated = [info.donated for info in jax.tree.leaves(traced.args_info)]
     sites = xla.call_sites(traced.jaxpr, platform)
     calls = [external_call(site, traced.fun_name, platform, donated) for site in sites]
-    with warnings.catch_warnings():  # the table says what is not donated
-        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        if platform == in_use:
-            found = _compiled(traced, options, platform, calls)
-            return dataclasses.replace(found, host_calls=host_calls(fn, args, runs))
-        if runs:
-            raise ValueError(f"eqxcallback.inspect: expected no runs for {platform}, which is not in use; got {runs}.")
-        if any(call.lane == "jax callback" for call in calls):
-            why = "JAX lowers its own callbacks for devices that are there only"
-            return Inspection(traced.fun_name, platform, "traced", tuple(calls), not_compiled=why)
-        lowered = traced.lower(lowering_platforms=(platform,))  # so that what cannot be lowered is an error here too
-        return _elsewhere(traced, lowered, options, platform, calls)
+    if platform == in_use:
+        found = _compiled(traced, options, platform, calls)
+        return dataclasses.replace(found, host_calls=host_calls(fn, args, runs))
+    if runs:
+        raise ValueError(f"eqxcallback.inspect: expected no runs for {platform}, which is not in use; got {runs}.")
+    if any(call.lane == "jax callback" for call in calls):
+        why = "JAX lowers its own callbacks for devices that are there only"
+        return Inspection(traced.fun_name, platform, "traced", tuple(calls), not_compiled=why)
+    lowered = traced.lower(lowering_platforms=(platform,))  # so that what cannot be lowered is an error here too
+    return _elsewhere(traced, lowered, options, platform, calls)
 
 
 def _compiled(traced: Any, options: Mapping[str, Any], platform: str, calls: list[ExternalCall]) -> Inspection:

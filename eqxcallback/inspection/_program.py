@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from .. import xla
-from .._jit_captured import JitCaptured
+from ..program import JitCaptured
 
 
 _FilterJit: Any = type(eqx.filter_jit(lambda: None))

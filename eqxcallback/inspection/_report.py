@@ -1,9 +1,13 @@
-"""What an inspection says."""
+"""What an inspection says, and its text."""
 
 import dataclasses
+import textwrap
 
 from ..xla import KernelHandle
-from ._table import table
+
+
+_WIDTH = 120
+_INDENT = "    "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +42,7 @@ class ExternalCall:
     - `path`: the path of transformations, named scopes and layers down to it.
     - `op`: the name of the layer, of the op, or of the callback.
     - `kind`: `"forward"`, `"jvp"`, `"vjp"`, or `"callback"` for what has no derivative of its own.
-    - `lane`: `"native"` (C++ alone), `"python"`, `"reference"` (no kernel: the definition, compiled by XLA), and for JAX's
+    - `lane`: `"native"` (C++ alone), `"python"`, `"reference"` (no kernel: the op in pure JAX, compiled by XLA), and for JAX's
         own calls `"ffi"` or `"jax callback"`.
     - `target`: the name of XLA's custom call, or `None`.
     - `operands`, `results`: the types that the kernel sees, such as `"float32[3,4]"`. Under `vmap` with the mapped axes.
@@ -46,9 +50,11 @@ class ExternalCall:
     - `captured`, `captured_reason`: whether XLA has planned to record it into a command buffer, and how or why not. `None` where
         the program was not compiled for a GPU, and XLA would decide.
     - `fallback`: why the reference runs, or `""`.
+    - `passed_over`: for each kernel that would have run before this one, its name and why it does not support the call.
     - `handle`: the kernel's [`eqxcallback.KernelHandle`][]; `None` where the reference runs, and for JAX's own calls.
     - `times`: how often it is called in one run of the program, or `None` if that depends on data. Branches of
         `jax.lax.cond` count as if they were taken.
+    - `hint`: how it could be faster: with a `vmap_method`, where none is stated.
     - `note`: what else there is to say, such as that XLA has removed it.
     """
 
@@ -66,6 +72,8 @@ class ExternalCall:
     times: int | None
     note: str = ""
     handle: KernelHandle | None = None
+    passed_over: tuple[tuple[str, str], ...] = ()
+    hint: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,4 +102,66 @@ class Inspection:
     host_calls: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return table(self)
+        return _table(self)
+
+
+def _table(inspection: Inspection) -> str:
+    """A row for each call, with what there is to say about it below."""
+    calls = inspection.calls
+    count = "1 external call" if len(calls) == 1 else f"{len(calls) or 'no'} external calls"
+    head = f"{inspection.program}: {count}, {inspection.stage} for {inspection.platform}"
+    if inspection.device:
+        head += f" ({inspection.device}, described)"
+    if inspection.not_compiled:
+        why = f"not compiled: {inspection.not_compiled}"
+        head = "\n".join([head, *_wrapped(why)])
+    if inspection.host_calls:
+        head += f"\n{_INDENT}calls from the host in each run: {', '.join(map(str, inspection.host_calls))}"
+    if not calls:
+        return head
+    rows = [("op", "kind", "lane", "target", "times", "path"), *map(_row, calls)]
+    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+    lines = [_line(row, widths) for row in rows]
+    text = [head, "", lines[0]]
+    reasons = {_captured(call) for call in calls}
+    for call, line in zip(calls, lines[1:], strict=True):
+        text.append(line)
+        for detail in _details(call, with_captured=len(reasons) > 1):
+            text += _wrapped(detail)
+    if len(reasons) == 1:
+        text += ["", *textwrap.wrap(f"captured: {reasons.pop()}", _WIDTH, subsequent_indent=_INDENT)]
+    return "\n".join(text)
+
+
+def _wrapped(text: str) -> list[str]:
+    # Names of packages have hyphens.
+    return textwrap.wrap(text, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT * 2, break_on_hyphens=False)
+
+
+def _row(call: ExternalCall) -> tuple[str, ...]:
+    times = "?" if call.times is None else str(call.times)
+    return call.op, call.kind, call.lane, call.target or "-", times, call.path
+
+
+def _line(row: tuple[str, ...], widths: list[int]) -> str:
+    cells = [cell.ljust(width) for cell, width in zip(row[:5], widths, strict=True)]
+    line = "  ".join([*cells, row[5]])
+    # The path is the end of the line: where there is no room for it, its own end says most.
+    room = _WIDTH - (len(line) - len(row[5]))
+    return line if len(row[5]) <= room or room < 20 else line[: len(line) - len(row[5])] + "..." + row[5][3 - room :]
+
+
+def _captured(call: ExternalCall) -> str:
+    state = {True: "yes", False: "no", None: "unknown"}[call.captured]
+    return f"{state}, {call.captured_reason}"
+
+
+def _details(call: ExternalCall, with_captured: bool) -> list[str]:
+    details = [f"({', '.join(call.operands)}) -> ({', '.join(call.results)})"]
+    details += [str(alias) for alias in call.in_place]
+    if with_captured:
+        details.append(f"captured: {_captured(call)}")
+    if call.fallback:
+        details.append(f"reference: {call.fallback}")
+    details += [f"not the {name}: {reason}" for name, reason in call.passed_over]
+    return details + [text for text in (call.hint, call.note) if text]

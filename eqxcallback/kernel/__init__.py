@@ -1,6 +1,13 @@
 """What a kernel is: pure data. Nothing here traces, compiles or runs."""
 
 from ._cuda import CudaKernel as CudaKernel
+from ._contract import KernelContract as KernelContract, anything as anything, as_tuple as as_tuple
+from ._emulated import (
+    Emulated as Emulated,
+    EmulatedCuda as EmulatedCuda,
+    EmulatedTriton as EmulatedTriton,
+    emulated as emulated,
+)
 from ._launch import Launch as Launch, dims as dims
 from ._native import NativeKernel as NativeKernel
 from ._python import PythonKernel as PythonKernel

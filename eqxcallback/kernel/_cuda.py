@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ._checks import check_arch, check_function, freeze_workspaces, frozen_mapping, hash_of, scalars
+from ._contract import KernelContract
 from ._launch import Launch
 
 
@@ -36,11 +37,13 @@ _CTYPES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class CudaKernel:
+class CudaKernel(KernelContract):
     """A kernel in CUDA C++, compiled when a program that calls it is lowered, and launched without Python.
 
     The kernel is a `__global__` function whose parameters are pointers to the flat operands of the op, then to its flat
-    results, then to its workspaces, and then its scalars. Where a result overwrites an operand, both pointers are passed.
+    results, then to its workspaces, and then its scalars. Where a result overwrites an operand, both pointers are passed. An
+    absent operand, an argument that is `None`, is a null pointer. A backward kernel has pointers to the operands, the results,
+    the cotangents, and the gradient of each operand: a null pointer where it is not needed, or has no floating type.
 
     !!! example
 
@@ -64,10 +67,10 @@ class CudaKernel:
 
     - `source`: the text, or the path of a file. `#include "..."` is looked for beside the file. It is compiled by NVRTC, CuPy's
         or the wheel's, and cached on disk by its content.
-    - `entry`: the name of the function, with its template arguments: `"rms_norm<float>"`. Like everything below that is
-        a function, a function of it is called with the op's arguments, as types that have the shapes that the kernel sees,
-        and with its options. In a layer, the first argument is the layer; in a backward kernel they are
-        `grads, args, out, cotangents`, as a `PythonKernel` has them.
+    - `entry`: the name of the function, with its template arguments: `"scale<float>"`. Or a function, as most of what is below
+        may be: it is called with the op's arguments, as types that have the shapes that the kernel sees, and with its options.
+        In a layer, the first argument is the layer; in a backward kernel they are `grads, args, out, cotangents`, as a
+        `PythonKernel` has them. Where a pointer is null, there is `None`.
     - `launch`: the geometry; or several, which run one after the other with the same parameters.
     - `out_type`: a function of the op's arguments and options that returns a PyTree of `jax.ShapeDtypeStruct`s. By
         default, what the op's `reference` returns.
@@ -81,6 +84,7 @@ class CudaKernel:
         a device, what the environment variable `EQXCALLBACK_CUDA_ARCH` says, or `"compute_80"`.
     - `command_buffer_compatible`: whether XLA may record the launch in a command buffer, a CUDA graph. A kernel that is
         only launches may always be.
+    - `supports`, `only_if_chosen`: see [`eqxcallback.Op`][].
 
     **Raises:** `TypeError` or `ValueError` for a wrong declaration. When a program is lowered, `ValueError` for source that does
     not compile, and if the parameters of the compiled kernel are not those that it is called with.
@@ -127,6 +131,7 @@ class CudaKernel:
             raise TypeError(f"{who}: expected options to be strings; got {self.options!r}.")
         freeze_workspaces(self, who)
         check_arch(self.arch, who)
+        check_function(self.supports, "supports", who)
         check_function(self.out_type, "out_type", who)
 
     @property

@@ -9,15 +9,16 @@ import jax
 from jaxtyping import PyTree
 
 from ._checks import check_function, frozen_mapping, hash_of
+from ._contract import KernelContract
 
 
 @dataclasses.dataclass(frozen=True)
-class NativeKernel:
+class NativeKernel(KernelContract):
     """An XLA FFI handler, compiled: there is no Python and no GIL between the program and the kernel.
 
-    The handler is called with the flat operands of the op, then its flat results, and the op's options as attributes: a
-    `bool` is `bool` there, an `int` is `int64_t`, a `float` is `double`, a `str` is `std::string_view`, and a tuple of
-    integers is `ffi::Span<const int64_t>`.
+    The handler is called with the flat operands that there are, then the flat results, and the op's options as attributes: a
+    `bool` is `bool` there, an `int` is `int64_t`, a `float` is `double`, a `str` is `std::string_view`, a tuple of
+    integers is `ffi::Span<const int64_t>` and one of floats `ffi::Span<const double>`, and a mapping is `ffi::Dictionary`.
 
     **Arguments:**
 
@@ -30,9 +31,14 @@ class NativeKernel:
     - `aliases`: `{input: output}`: results that overwrite an operand, by parameter and result names or flat indices, as in
         [`eqxcallback.buffer_callback`][].
     - `attributes`: the names of the options that the handler takes. By default all of the op's. In a layer they are static
-        arguments of the call, or static fields of the layer, and by default none. A backward kernel may name `asked`, the
-        indices of the operands whose gradients are wanted. Those of others are not read: write zeros, for
-        `eqxcallback.debug.checked` finds what was never written.
+        arguments of the call, or static fields of the layer, and by default none. Two more may be named, both `int64_t` with a
+        bit for each flat operand, the lowest first, where an absent argument, `None`, counts as one operand:
+
+        - `present`: the operands that are there. The handler is called with these.
+        - `needs_grad`, of a backward kernel: the operands whose gradients are needed. The results of the handler are these
+            gradients, in order. A backward kernel that does not name it has as results the gradients of all operands of
+            floating type.
+    - `supports`, `only_if_chosen`: see [`eqxcallback.Op`][].
     """
 
     backend: ClassVar[str] = "native"
@@ -56,6 +62,7 @@ class NativeKernel:
             # Another working directory must not make it another kernel.
             object.__setattr__(self, "library", os.path.abspath(path))
         frozen_mapping(self, "aliases")
+        check_function(self.supports, "supports", f"NativeKernel({self.symbol})")
         check_function(self.out_type, "out_type", f"NativeKernel({self.symbol})")
 
     @property

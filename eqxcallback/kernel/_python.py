@@ -8,10 +8,11 @@ import jax
 from jaxtyping import PyTree
 
 from ._checks import check_function, frozen_mapping, hash_of
+from ._contract import KernelContract
 
 
 @dataclasses.dataclass(frozen=True)
-class PythonKernel:
+class PythonKernel(KernelContract):
     """A function `body(ctx, out, *args, **options) -> None` that writes its results into `out`.
 
     !!! example
@@ -32,6 +33,7 @@ class PythonKernel:
         default, what the op's `reference` returns.
     - `aliases`: `{input: output}`: results that overwrite an operand, by parameter and result names or flat indices.
     - `command_buffer_compatible`: whether, on a GPU, XLA may record what `body` launches and replay it without Python.
+    - `supports`, `only_if_chosen`: see [`eqxcallback.Op`][].
     """
 
     backend: ClassVar[str] = "python"
@@ -48,6 +50,7 @@ class PythonKernel:
                 f"{type(self.body).__name__}."
             )
         frozen_mapping(self, "aliases")
+        check_function(self.supports, "supports", "PythonKernel")
         check_function(self.out_type, "out_type", "PythonKernel")
 
     def __hash__(self) -> int:

@@ -8,15 +8,17 @@ import jax
 from jaxtyping import PyTree
 
 from ._checks import Strict, check_arch, check_function, freeze_workspaces, frozen_mapping, hash_of, scalars
+from ._contract import KernelContract
 from ._launch import Dims, dims
 
 
 @dataclasses.dataclass(frozen=True)
-class TritonKernel:
+class TritonKernel(KernelContract):
     """A `triton.jit` function, compiled when a program that calls it is lowered, and launched without Python.
 
     Its parameters are pointers to the flat operands of the op, then to its flat results, then to its workspaces, then its
-    scalars, and anywhere its `tl.constexpr`s. Nothing is tuned when it runs.
+    scalars, and anywhere its `tl.constexpr`s. Nothing is tuned when it runs. Where [`eqxcallback.CudaKernel`][] has a null
+    pointer, the parameter is the constant `None`.
 
     !!! example
 
@@ -47,6 +49,7 @@ class TritonKernel:
     - `then`: kernels that are launched after this one with the same parameters. What they have of their own is `fn`, `grid`,
         `constexprs`, `num_warps`, `num_stages` and `choose`.
     - `arch`: as in [`eqxcallback.CudaKernel`][].
+    - `supports`, `only_if_chosen`: see [`eqxcallback.Op`][].
     """
 
     backend: ClassVar[str] = "triton"
@@ -89,6 +92,7 @@ class TritonKernel:
                     "out_type, scalars, workspaces and aliases to the first."
                 )
         check_arch(self.arch, who)
+        check_function(self.supports, "supports", who)
         check_function(self.out_type, "out_type", who)
         check_function(self.choose, "choose", who)
 

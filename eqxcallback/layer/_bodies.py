@@ -7,8 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _errors
-from ..op import Backward, Body
+from ..core import record_poison, types_text
+from ..transform import Backward, Body, as_gradients
 
 
 def _call_or_poison(
@@ -21,11 +21,22 @@ def _call_or_poison(
         if result is not None:
             raise ValueError(f"a kernel must return None; got {type(result).__name__}")
     except Exception as error:
-        # The peers of this device may be waiting for it, in a collective that an error would never reach.
         with ctx:
-            for out in outputs:
-                poison(out)
-        _errors.record_poison(error, body.layer, _errors.types_text(outputs, inputs))
+            _poison_all(body, error, outputs, inputs)
+
+
+def _poison_all(
+    body: "LayerForward | LayerBackward", error: Exception, outputs: Sequence[Any], inputs: Sequence[Any]
+) -> bool:
+    """Whether the layer wants that. The peers of this device may be waiting for it, in a collective that an error would never
+    reach.
+    """
+    if body.on_error == "raise":
+        return False
+    for out in outputs:
+        poison(out)
+    record_poison(error, body.layer, types_text(outputs, inputs))
+    return True
 
 
 def poison(out: Any) -> None:
@@ -44,6 +55,9 @@ class LayerForward(Body):
 
     def _named_like(self) -> str:
         return self.layer
+
+    def _takes(self, error: Exception, outputs: Sequence[Any], inputs: Sequence[Any]) -> bool:
+        return _poison_all(self, error, outputs, inputs)
 
     def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         layer, args, kwargs = self.inputs.fast_build(inputs)
@@ -76,6 +90,9 @@ class LayerBackward(Backward):
     def _named_like(self) -> str:
         return self.layer
 
+    def _takes(self, error: Exception, outputs: Sequence[Any], inputs: Sequence[Any]) -> bool:
+        return _poison_all(self, error, outputs, inputs)
+
     def arguments(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
         """The layer, and `grads, args, out, cotangents`."""
         (d_layer, d_args, d_kwargs), (layer, args, kwargs), out, cotangents = self.trees(outputs, inputs)
@@ -83,6 +100,7 @@ class LayerBackward(Backward):
         return layer, grads, (*args, *(kwargs[name] for name in self.keywords)), out, cotangents
 
     def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+        as_gradients(outputs)
         layer, grads, args, out, cotangents = self.arguments(outputs, inputs)
         return _call_or_poison(
             self, ctx, outputs, inputs, lambda: self.function(layer, ctx, grads, args, out, cotangents)

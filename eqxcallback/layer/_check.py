@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from inspect import Parameter
 from typing import Any
 
-from .. import _aliases, xla
-from ..kernel import Kernel, PythonKernel
-from ..op import METHODS
+from .. import xla
+from ..core import check_aliases
+from ..kernel import Kernel, PythonKernel, as_tuple
+from ..transform import METHODS
+from . import _declarations as declarations
 from ._declarations import kernels_of, method, overrides_kernels, signature_of
 
 
@@ -45,7 +47,7 @@ def _faults_of_options(cls: Any) -> Iterator[Fault]:
 
 
 def _faults_of_methods(cls: Any) -> Iterator[Fault]:
-    for name in ("kernel", "reference", "out_type", "residual_type", "backward", "jvp", "batch"):
+    for name in declarations.METHODS:
         found = method(cls, name)
         if found is not None and not callable(found):
             yield TypeError, f"expected {name} to be a method; got {found!r} of type {type(found).__name__}."
@@ -69,7 +71,7 @@ def _faults_of_backward_kernels(cls: Any) -> Iterator[Fault]:
     declared = cls.backward_kernels
     if not isinstance(declared, Mapping):
         yield TypeError, f"expected backward_kernels to be a mapping; got {type(declared).__name__}."
-    for platform, kernel in declared.items():
+    for platform, kernel in ((platform, each) for platform, kernels in declared.items() for each in as_tuple(kernels)):
         entry = f"backward_kernels[{platform!r}]"
         if platform not in kernels_of(cls):
             yield (
@@ -89,12 +91,13 @@ def _faults_of_backward_kernels(cls: Any) -> Iterator[Fault]:
 
 def _faults_of_mapping(cls: Any, declared: Mapping[Any, Any]) -> Iterator[Fault]:
     owner = next(base for base in cls.__mro__ if "kernels" in vars(base))
-    if "kernel" in vars(owner) and "kernel" not in declared.values():
+    every = [(platform, kernel) for platform, kernels in declared.items() for kernel in as_tuple(kernels)]
+    if "kernel" in vars(owner) and "kernel" not in [kernel for _, kernel in every]:
         yield (
             TypeError,
             "there are `kernel` and `kernels`, which takes its place. Define one, or name 'kernel' in kernels.",
         )
-    for platform, kernel in declared.items():
+    for platform, kernel in every:
         entry = f"kernels[{platform!r}]"
         if platform not in xla.PLATFORMS:
             yield ValueError, f"expected the keys of kernels to be of {xla.PLATFORMS}; got {platform!r}."
@@ -111,12 +114,14 @@ def _faults_of_mapping(cls: Any, declared: Mapping[Any, Any]) -> Iterator[Fault]
             yield ValueError, f"{entry} is a Python kernel; expected it for one of {xla.PYTHON_PLATFORMS}."
         if isinstance(kernel, PythonKernel):
             yield from _takes(kernel.body, ("ctx", "out", "self"), f"the body of {entry}")
+            yield from _misplaces(cls, kernel.body, ("ctx", "out", "self"), f"the body of {entry}")
 
 
 def _faults_of_signatures(cls: Any) -> Iterator[Fault]:
-    for platform, kernel in kernels_of(cls).items():
+    for platform, kernel in ((platform, kernel) for platform, each in kernels_of(cls).items() for kernel in each):
         if not isinstance(kernel, Kernel):
             yield from _takes(kernel, ("self", "ctx", "out"), f"the kernel for {platform}")
+            yield from _misplaces(cls, kernel, ("self", "ctx", "out"), f"the kernel for {platform}")
             yield from _agrees(cls, kernel, 3, f"the kernel for {platform}")
     for name in ("reference", "residual_type", *(("out_type",) if cls._has_own_out_type() else ())):
         if (function := method(cls, name)) is not None:
@@ -131,7 +136,7 @@ def _faults_of_signatures(cls: Any) -> Iterator[Fault]:
 
 
 def _faults_of_aliases(cls: Any) -> Iterator[Fault]:
-    aliases = _aliases.check(cls.input_output_aliases, cls.__qualname__)
+    aliases = check_aliases(cls.input_output_aliases, cls.__qualname__)
     parameters = signature_of(cls).parameters
     fields = [f"self.{field.name}" for field in dataclasses.fields(cls)]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -159,6 +164,22 @@ def _takes(function: Any, names: tuple[str, ...], what: str, exactly: bool = Fal
         (signature.bind if exactly else signature.bind_partial)(*names)
     except TypeError as error:
         yield TypeError, f"expected {expected}; its signature is {signature} ({error})."
+
+
+def _misplaces(cls: Any, function: Any, names: tuple[str, ...], what: str) -> Iterator[Fault]:
+    """An argument of the layer, or `ctx` or `out`, in another place than the one in which a kernel gets it."""
+    others = [declared for name in ("reference", "out_type") if (declared := method(cls, name)) is not None]
+    taken = [list(inspect.signature(other).parameters)[1:] for other in others]
+    arguments = {name for each in taken for name in each}
+    signature = inspect.signature(function)
+    given = list(signature.parameters)
+    takes_any = any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in signature.parameters.values())
+    moved = [name for name in ("ctx", "out") if name in given and given.index(name) != names.index(name)]
+    lacks = any(len(given) - len(names) < len(each) for each in taken)
+    if set(moved) - arguments or (lacks and not takes_any and arguments.intersection(given[: len(names)])):
+        missing = ", ".join(name for name in names if name not in given)
+        problem = f"{missing} is missing" if missing else "they come in another order"
+        yield TypeError, f"expected {what} to take ({', '.join(names)}, ...); its signature is {signature}: {problem}."
 
 
 def _agrees(cls: type, function: Any, skipped: int, what: str) -> Iterator[Fault]:

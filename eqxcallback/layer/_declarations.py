@@ -6,7 +6,11 @@ from inspect import Parameter
 from typing import Any
 
 from .. import xla
-from ..kernel import Kernel
+from ..kernel import Kernel, as_tuple
+
+
+# What a layer may define beside its attributes.
+METHODS = ("kernel", "reference", "out_type", "residual_type", "backward", "jvp", "batch")
 
 
 def method(cls: type, name: str) -> Callable[..., Any] | None:
@@ -20,16 +24,16 @@ def method(cls: type, name: str) -> Callable[..., Any] | None:
     return None
 
 
-def kernels_of(cls: type) -> Mapping[str, Any]:
-    """`{platform: kernel or function}`."""
+def kernels_of(cls: type) -> Mapping[str, tuple[Any, ...]]:
+    """`{platform: kernels or functions}`, in order of preference."""
     declared = getattr(cls, "kernels", None)
     if declared is not None and not overrides_kernels(cls):
         return {
-            platform: method(cls, kernel) if isinstance(kernel, str) else kernel
-            for platform, kernel in declared.items()
+            platform: tuple(method(cls, each) if isinstance(each, str) else each for each in as_tuple(kernels))
+            for platform, kernels in declared.items()
         }
     kernel = method(cls, "kernel")
-    return {} if kernel is None else dict.fromkeys(xla.PYTHON_PLATFORMS, kernel)
+    return {} if kernel is None else dict.fromkeys(xla.PYTHON_PLATFORMS, (kernel,))
 
 
 def overrides_kernels(cls: type) -> bool:
@@ -44,9 +48,10 @@ def overrides_kernels(cls: type) -> bool:
 
 def signature_of(cls: type) -> inspect.Signature:
     """Of a call: what the kernel takes after `out`, or the reference after `self`."""
-    for kernel in kernels_of(cls).values():
-        if not isinstance(kernel, Kernel):
-            return _without(kernel, 3)
+    for kernels in kernels_of(cls).values():
+        for kernel in kernels:
+            if not isinstance(kernel, Kernel):
+                return _without(kernel, 3)
     for name in ("reference", "out_type"):
         function = method(cls, name)
         if function is not None:

@@ -10,11 +10,13 @@ import jax
 from jax.tree_util import tree_flatten
 from jaxtyping import PyTree
 
-from .. import xla
-from ..op import Structure, check_typed, is_array, typed
+from .. import backends, xla
+from ..kernel import as_tuple
+from ..transform import DEFAULT_METHOD, Structure, check_typed, is_array, typed
 from . import _declarations as declarations
+from ._bound_layer import bind, bind_layer, is_positional, named_arrays
 from ._check import check
-from ._plan import bind, is_positional, named_arrays, plan
+from ._class import check_class
 from ._refs import indices
 from ._rules import unwrapped, wrapped
 
@@ -30,6 +32,7 @@ class Layer(eqx.Module):
         ```python
         class Scale(eqxcallback.Layer):
             weight: jax.Array
+            vmap_method = "fold"  # one call for a whole batch
 
             def kernel(self, ctx, out, x):
                 np.multiply(x, self.weight, out=np.asarray(out))
@@ -39,7 +42,8 @@ class Layer(eqx.Module):
         ```
 
     A subclass defines `kernel`, and `reference` or `out_type`; the rest is optional. It is called as
-    `layer(*args, **kwargs)`, with the arguments that `kernel` takes after `out`. Arrays, in any PyTree of the layer or of its
+    `layer(*args, **kwargs)`, with the arguments that `kernel` takes after `out`; a `key=` that it does not take is ignored, as
+    `equinox.nn.Sequential` gives every layer one. Arrays, in any PyTree of the layer or of its
     arguments, are operands; a `jax.Ref` is one that the kernel changes in place. All else is static and must be hashable. It
     works under every transformation of JAX. Instances that differ in their arrays alone share programs.
 
@@ -54,8 +58,8 @@ class Layer(eqx.Module):
         default the type of `reference`.
     - `backward(self, ctx, grads, args, out, cotangents) -> None`: the gradient as a kernel, for reverse mode. `args` are the
         arguments in the order of the signature; `out` is what `kernel` wrote and `cotangents` are its cotangents, zeros
-        filled in. `grads` has the tree of `(self, *args)`, a Buffer to write at each leaf that is asked for and `None` at
-        others. Under `vmap`, a leaf with the shape of its primal is to be summed over the leading axes.
+        filled in. `grads` has the tree of `(self, *args)`, a Buffer to write at each leaf whose gradient is needed and `None`
+        at others. Under `vmap`, a leaf with the shape of its primal is to be summed over the leading axes.
     - `residual_type(self, *args, **kwargs)`: if defined, `out` is `(out, residuals)` in `kernel` and in `backward`.
     - `jvp(self, args, tangents)`: JAX code that returns the tangents of the results. `tangents` has the tree of `args`, as
         `jax.jvp` takes it; `tangents.self` has that of the layer, which is `args.self`. By default the derivative of
@@ -66,9 +70,10 @@ class Layer(eqx.Module):
 
     **Attributes of the class:**
 
-    - `vmap_method`: what kernels see under `vmap`. `"fold"`: operands that are mapped have one leading axis, for nested maps as
-        well, and those that are not have none. Or one of JAX's: `"sequential"`, `"sequential_unrolled"`, `"expand_dims"`,
-        `"broadcast_all"`.
+    - `vmap_method`: what kernels see under `vmap`. `"fold"` is one call: operands that are mapped have one leading axis, for
+        nested maps as well, and those that are not have none. Or one of JAX's: `"sequential"`, `"sequential_unrolled"`,
+        `"expand_dims"`, `"broadcast_all"`. If none is stated, it is `"sequential"`: the kernel sees one example and is called
+        for each, and an [`eqxcallback.PerformanceWarning`][] says so once.
     - `input_output_aliases`: `{input: output}`: results that overwrite an argument. An input is the name of a parameter of
         `kernel`, with all its arrays, or a flat index over the arrays of the call's arguments, or `"self.name"`; an output is
         a name or an index.
@@ -76,12 +81,13 @@ class Layer(eqx.Module):
     - `has_side_effect`: whether the kernel must run even if its results are unused.
     - `on_error`: `"raise"`, or `"poison"`: a kernel that raises leaves NaN in its results (zero where there is none), and the
         error is raised by `eqxcallback.debug.barrier_wait()` or at the end of [`eqxcallback.raising`][].
-    - `kernels`: in place of `kernel`, `{platform: kernel}`, of [`eqxcallback.NativeKernel`][]s, [`eqxcallback.CudaKernel`][]s,
-        `TritonKernel`s, `PythonKernel`s or names of methods. On a platform without one `reference` runs.
+    - `kernels`: in place of `kernel`, `{platform: kernel}`, or several in order of preference, of
+        [`eqxcallback.NativeKernel`][]s, [`eqxcallback.CudaKernel`][]s, `TritonKernel`s, `PythonKernel`s or names of methods. The
+        first one that supports the call runs, else `reference`, as in [`eqxcallback.Op`][].
     - `backward_kernels`: in place of `backward`, on some platforms, `{platform: kernel}`, of kernels that are not Python's. They
         take the arrays of the layer and the arguments, the results and residuals, and the cotangents of the results, and compute
-        the gradients of all arrays of floating type. Functions of them are called with the layer, then `grads, args, out,
-        cotangents`.
+        gradients, as in [`eqxcallback.Op`][]. Functions of them are called with the layer, then `grads, args, out,
+        cotangents`. Where `backward` is defined as well, it runs if they do not support the call.
     - `sharding`: what may be split between devices beside the axes of `vmap`, as in [`eqxcallback.Op`][]: a rule over the
         arrays of the layer, of the arguments, then of the results and residuals.
     - `input_layouts`, `output_layouts`: the memory layouts that the kernel wants of the arrays of the arguments and results:
@@ -92,7 +98,7 @@ class Layer(eqx.Module):
     [`eqxcallback.KernelError`][] from a call outside of `jit`, if the kernel raises.
     """
 
-    vmap_method: ClassVar[str] = "fold"
+    vmap_method: ClassVar[str] = DEFAULT_METHOD
     input_output_aliases: ClassVar[Mapping[Any, Any]] = {}
     command_buffer_compatible: ClassVar[bool] = False
     has_side_effect: ClassVar[bool] = False
@@ -103,6 +109,10 @@ class Layer(eqx.Module):
     input_layouts: ClassVar[Sequence[Any] | None] = None
     output_layouts: ClassVar[Sequence[Any] | None] = None
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_class(cls, Layer)
+
     def __check_init__(self) -> None:
         _check(type(self))
 
@@ -110,12 +120,27 @@ class Layer(eqx.Module):
         return eqx.filter_eval_shape(getattr(self, "reference"), *args, **kwargs)  # noqa: B009 - it is optional
 
     @classmethod
+    def register(cls) -> None:
+        """Load the libraries of the class's native kernels, for programs of [`eqxcallback.load`][]."""
+        for declared in (declarations.kernels_of(cls), cls.backward_kernels):
+            for platform, kernels in declared.items():
+                for kernel in as_tuple(kernels):
+                    backends.register_library(kernel, platform, cls.__qualname__)
+
+    @classmethod
     def _has_own_out_type(cls) -> bool:
         return declarations.method(cls, "out_type") is not declarations.method(Layer, "out_type")
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """For `inspect.signature`, and what shows it or binds arguments by it."""
+        return _signature(type(self))[0]
+
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree[jax.Array]:
         cls = type(self)
-        signature, count = _signature(cls)
+        signature, count, takes_key = _signature(cls)
+        if not takes_key:
+            kwargs.pop("key", None)
         if kwargs or len(args) != count:
             try:
                 args, kwargs = bind(signature, args, kwargs)
@@ -136,7 +161,7 @@ class Layer(eqx.Module):
         except TypeError:  # JAX does not say whose argument it was
             check_typed(named_arrays(self, args, kwargs), cls.__qualname__)
             raise
-        found = plan(cls, inputs, avals, refs, _config.jax_enable_x64)
+        found = bind_layer(cls, inputs, avals, refs, _config.jax_enable_x64)
         outs = xla.op_call(found.call, *unwrapped(arrays, found.input_keys))
         for ref, value in zip(mutable, outs[found.num_results :], strict=False):
             ref[...] = value
@@ -149,6 +174,7 @@ def _check(cls: Any) -> None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _signature(cls: type) -> tuple[inspect.Signature, int | None]:
+def _signature(cls: type) -> tuple[inspect.Signature, int | None, bool]:
     signature = declarations.signature_of(cls)
-    return signature, is_positional(signature)
+    takes_key = any(p.name == "key" or p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    return signature, is_positional(signature), takes_key

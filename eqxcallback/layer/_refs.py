@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from .._identity import identity
+from ..core import OwnCallable, identity
 
 
 def indices(arrays: Sequence[Any], who: str) -> tuple[int, ...]:
@@ -22,7 +22,7 @@ def new(arrays: Sequence[Any], refs: Sequence[int]) -> Sequence[Any]:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class WithRefs:
+class WithRefs(OwnCallable):
     """A body whose operands `refs` are results: what it changes of them, it changes there. They come after `num_results`."""
 
     body: Any

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_pytree_node_class, tree_flatten, tree_leaves, tree_map, tree_structure
 
-from .._errors import type_text
-from ..op import Structure, is_array
+from ..core import type_text
+from ..transform import Structure, is_array
 from . import _declarations as declarations
 from ._refs import new
 

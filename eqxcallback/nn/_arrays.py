@@ -1,5 +1,6 @@
 """What the layers that replace Equinox's have in common."""
 
+import functools
 from typing import Any
 
 import jax
@@ -7,6 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 
+ARRAYS = jax.Array, np.ndarray
+
+
 def are_floats(*arrays: Any) -> bool:
     """Whether all are arrays of floating dtypes: ops take no others, for which layers do what Equinox does."""
-    return all(isinstance(x, jax.Array | np.ndarray) and jnp.issubdtype(x.dtype, jnp.floating) for x in arrays)
+    return all(isinstance(x, ARRAYS) and is_float(x.dtype) for x in arrays)
+
+
+@functools.cache
+def is_float(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)

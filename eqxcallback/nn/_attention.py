@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from .. import ops
-from .._adopt import adopt
+from ._adopt import adopt
 from ._arrays import are_floats
 from ._linear import Linear
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .. import ops
-from .._checks import check, check_floats, integer, scale_of
+from ..core import check, check_floats, integer, scale_of
 from . import _int8_cache, _ring
 
 

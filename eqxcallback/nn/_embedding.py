@@ -5,10 +5,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from .. import ops
+from ._arrays import ARRAYS
+from ._compiled import compiled
 
 
 class Embedding(eqx.nn.Embedding):
@@ -40,7 +41,6 @@ class Embedding(eqx.nn.Embedding):
         super().__init__(num_embeddings, embedding_size, weight, dtype, key=key)
         self.implementation = implementation
 
-    @jax.named_scope("eqxcallback.nn.Embedding")
     def __call__(self, x: Int[ArrayLike, ""], *, key: PRNGKeyArray | None = None) -> Array:
         """**Arguments:**
 
@@ -49,7 +49,18 @@ class Embedding(eqx.nn.Embedding):
 
         **Returns:** row `x` of the table, of shape `(embedding_size,)`.
         """
-        table = isinstance(self.weight, jax.Array | np.ndarray) and self.weight.ndim == 2 and len(self.weight) > 0
-        if table and eqx.is_array_like(x) and jnp.shape(x) == () and jnp.issubdtype(jnp.result_type(x), jnp.integer):
-            return ops.embedding(x, self.weight, implementation=self.implementation)
+        weight = self.weight
+        is_table = isinstance(weight, ARRAYS) and weight.ndim == 2 and weight.shape[0] > 0
+        if is_table and eqx.is_array_like(x) and jnp.shape(x) == () and _is_integer(x):
+            return _embedding(x, weight, implementation=self.implementation)
         return super().__call__(x, key=key)
+
+
+def _is_integer(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype if isinstance(x, ARRAYS) else jnp.result_type(x), jnp.integer)
+
+
+@compiled
+@jax.named_scope("eqxcallback.nn.Embedding")
+def _embedding(x: Any, weight: Array, *, implementation: Any) -> Array:
+    return ops.embedding(x, weight, implementation=implementation)

@@ -9,6 +9,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .. import ops
 from ._arrays import are_floats
+from ._compiled import compiled
 
 
 _no_state: Any = object()
@@ -57,7 +58,6 @@ class GroupNorm(eqx.nn.GroupNorm):
         self, x: Array, state: eqx.nn.State, *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, eqx.nn.State]: ...
 
-    @jax.named_scope("eqxcallback.nn.GroupNorm")
     def __call__(
         self, x: Array, state: eqx.nn.State = _no_state, *, key: PRNGKeyArray | None = None
     ) -> Array | tuple[Array, eqx.nn.State]:
@@ -68,18 +68,23 @@ class GroupNorm(eqx.nn.GroupNorm):
 
         **Returns:** an array of the shape and dtype of `x`; if `state` is passed, a pair of it and the state.
         """
-        if self._fits(x):
-            weight, bias = (self.weight, self.bias) if self.channelwise_affine else (None, None)
-            flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
-            out = ops.group_norm(
-                flat, weight, bias, groups=self.groups, eps=self.eps, implementation=self.implementation
-            ).reshape(x.shape)
+        weight, bias = (self.weight, self.bias) if self.channelwise_affine else (None, None)
+        if _fits(x, self.groups, weight, bias):
+            options: dict[str, Any] = {"eps": self.eps, "implementation": self.implementation}
+            out = _group_norm(x, weight, bias, groups=self.groups, **options)
         else:
             out = super().__call__(x, key=key)
         return out if state is _no_state else (out, state)
 
-    def _fits(self, x: Any) -> bool:
-        if not are_floats(x) or x.ndim == 0 or x.shape[0] % self.groups != 0:
-            return False
-        parameters: tuple[Any, ...] = (self.weight, self.bias) if self.channelwise_affine else ()
-        return all(parameter.shape == x.shape[:1] for parameter in parameters)
+
+def _fits(x: Any, groups: int, *parameters: Any) -> bool:
+    if not are_floats(x) or x.ndim == 0 or x.shape[0] % groups != 0:
+        return False
+    return all(parameter is None or parameter.shape == x.shape[:1] for parameter in parameters)
+
+
+@compiled
+@jax.named_scope("eqxcallback.nn.GroupNorm")
+def _group_norm(x: Array, weight: Any, bias: Any, *, groups: int, eps: float, implementation: Any) -> Array:
+    flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
+    return ops.group_norm(flat, weight, bias, groups=groups, eps=eps, implementation=implementation).reshape(x.shape)

@@ -10,7 +10,7 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from .. import ops
-from .._checks import check, check_arrays, integer, number, soft_cap_of
+from ..core import check, check_arrays, integer, number, soft_cap_of
 from ._cache import KVCache
 from ._linear import Linear
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from .. import ops
-from ._arrays import are_floats
+from ._arrays import ARRAYS, are_floats, is_float
+from ._compiled import compiled
 
 
 def check_linear(who: str, layer: Any) -> None:
@@ -45,7 +46,6 @@ class Linear(eqx.nn.Linear):
         super().__init__(in_features, out_features, use_bias, dtype, key=key)
         self.implementation = implementation
 
-    @jax.named_scope("eqxcallback.nn.Linear")
     def __call__(self, x: Array, *, key: PRNGKeyArray | None = None) -> Array:
         """**Arguments:**
 
@@ -54,20 +54,29 @@ class Linear(eqx.nn.Linear):
 
         **Returns:** an array of shape `(out_features,)`, or `()` if `out_features="scalar"`.
         """
-        parameters = (self.weight,) if self.bias is None else (self.weight, self.bias)
-        if not are_floats(*parameters) or not self._fits(x):
+        weight, bias = self.weight, self.bias
+        parameters = (weight,) if bias is None else (weight, bias)
+        if not are_floats(*parameters) or not _fits(x, weight, bias, self.in_features, self.out_features):
             return super().__call__(x, key=key)
-        dtype = jnp.result_type(x, *parameters)
-        if not jnp.issubdtype(dtype, jnp.floating):
+        if not isinstance(x, ARRAYS):
+            x = jnp.asarray(x)
+        if not is_float(x.dtype) and not is_float(jnp.result_type(x, *parameters)):
             return super().__call__(x, key=key)
-        x = jnp.asarray(x, dtype).reshape(self.weight.shape[1:])
-        out = ops.linear(x, self.weight.astype(dtype), self.bias, implementation=self.implementation)
-        return out.reshape(()) if self.out_features == "scalar" else out
+        is_scalar = self.out_features == "scalar"
+        return _linear(x, weight, bias, is_scalar=is_scalar, implementation=self.implementation)
 
-    def _fits(self, x: Any) -> bool:
-        shape = () if self.in_features == "scalar" else self.weight.shape[1:]
-        outputs = self.weight.shape[:1]
-        fits = self.weight.ndim == 2 and jnp.shape(x) == shape and (self.bias is None or self.bias.shape == outputs)
-        return (
-            fits and (self.out_features != "scalar" or outputs == (1,)) and (shape != () or self.weight.shape[1] == 1)
-        )
+
+def _fits(x: Any, weight: Any, bias: Any, in_features: Any, out_features: Any) -> bool:
+    shape = () if in_features == "scalar" else weight.shape[1:]
+    outputs = weight.shape[:1]
+    fits = weight.ndim == 2 and jnp.shape(x) == shape and (bias is None or bias.shape == outputs)
+    return fits and (out_features != "scalar" or outputs == (1,)) and (shape != () or weight.shape[1] == 1)
+
+
+@compiled
+@jax.named_scope("eqxcallback.nn.Linear")
+def _linear(x: Array, weight: Array, bias: Array | None, *, is_scalar: bool, implementation: Any) -> Array:
+    dtype = jnp.result_type(x, weight, *(() if bias is None else (bias,)))
+    x = jnp.asarray(x, dtype).reshape(weight.shape[1:])
+    out = ops.linear(x, weight.astype(dtype), bias, implementation=implementation)
+    return out.reshape(()) if is_scalar else out

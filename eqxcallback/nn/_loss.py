@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from .. import ops
-from .._checks import loss_options, soft_cap_of
+from ..core import check_loss_options, soft_cap_of
 from ._linear import Linear, check_linear
 
 
@@ -39,7 +39,7 @@ class SoftmaxCrossEntropy(eqx.Module):
         - `ignore_index`: the label of examples whose loss and gradient are 0.
         - `implementation`: see [`eqxcallback.Op.using`][].
         """
-        options = loss_options("SoftmaxCrossEntropy", label_smoothing, z_loss, ignore_index)
+        options = check_loss_options("SoftmaxCrossEntropy", label_smoothing, z_loss, ignore_index)
         self.label_smoothing, self.z_loss, self.ignore_index = options
         self.implementation = implementation
 
@@ -124,7 +124,7 @@ class FusedLinearCrossEntropy(eqx.Module):
         - `implementation`: see [`eqxcallback.Op.using`][].
         """
         who = "FusedLinearCrossEntropy"
-        options = loss_options(who, label_smoothing, z_loss, ignore_index)
+        options = check_loss_options(who, label_smoothing, z_loss, ignore_index)
         linear = Linear(in_features, num_classes, use_bias, dtype, key=key)
         self.weight, self.bias = linear.weight, linear.bias
         self.in_features, self.num_classes, self.use_bias = in_features, num_classes, use_bias

@@ -8,7 +8,7 @@ import equinox as eqx
 from jaxtyping import PRNGKeyArray
 
 from .. import ops
-from .._adopt import adopt
+from ._adopt import adopt
 from ._linear import Linear
 
 

@@ -1,16 +1,15 @@
 """Normalisation layers."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, overload
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .. import ops
 from ._arrays import are_floats
+from ._compiled import compiled
 
 
 _no_state: Any = object()
@@ -59,7 +58,6 @@ class LayerNorm(eqx.nn.LayerNorm):
         self, x: Array, state: eqx.nn.State, *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, eqx.nn.State]: ...
 
-    @jax.named_scope("eqxcallback.nn.LayerNorm")
     def __call__(
         self, x: Float[Array, "*shape"], state: eqx.nn.State = _no_state, *, key: PRNGKeyArray | None = None
     ) -> Array | tuple[Array, eqx.nn.State]:
@@ -70,10 +68,9 @@ class LayerNorm(eqx.nn.LayerNorm):
 
         **Returns:** an array of the shape and dtype of `x`; if `state` is passed, a pair of it and the state.
         """
-        if _fits(self, x):
-            flat, weight, bias = _flat(self, x)
-            out = ops.layer_norm(flat, weight, bias, eps=self.eps, implementation=self.implementation)
-            out = out.reshape(self.shape)
+        weight, bias = _parameters(self)
+        if _fits(x, self.shape, weight, bias):
+            out = _layer_norm(x, weight, bias, eps=self.eps, implementation=self.implementation)
         else:
             out = super().__call__(x, key=key)
         return out if state is _no_state else (out, state)
@@ -120,7 +117,6 @@ class RMSNorm(eqx.nn.RMSNorm):
         self, x: Array, state: eqx.nn.State, *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, eqx.nn.State]: ...
 
-    @jax.named_scope("eqxcallback.nn.RMSNorm")
     def __call__(
         self, x: Float[Array, "*shape"], state: eqx.nn.State = _no_state, *, key: PRNGKeyArray | None = None
     ) -> Array | tuple[Array, eqx.nn.State]:
@@ -131,27 +127,33 @@ class RMSNorm(eqx.nn.RMSNorm):
 
         **Returns:** an array of the shape and dtype of `x`; if `state` is passed, a pair of it and the state.
         """
-        if _fits(self, x):
-            flat, weight, bias = _flat(self, x)
-            out = ops.rms_norm(flat, weight, eps=self.eps, implementation=self.implementation)
-            if bias is not None:
-                with jax.numpy_dtype_promotion("standard"):
-                    wide = jnp.promote_types(x.dtype, jnp.float32)
-                out = (out.astype(wide) + bias.astype(wide)).astype(x.dtype)
-            out = out.reshape(self.shape)
+        weight, bias = _parameters(self)
+        if _fits(x, self.shape, weight, bias):
+            out = _rms_norm(x, weight, bias, eps=self.eps, implementation=self.implementation)
         else:
             out = super().__call__(x, key=key)
         return out if state is _no_state else (out, state)
 
 
-def _fits(norm: LayerNorm | RMSNorm, x: Any) -> bool:
-    return are_floats(x) and all(each.shape == norm.shape for each in (x, *_parameters(norm)) if each is not None)
-
-
-def _flat(norm: LayerNorm | RMSNorm, x: Array) -> tuple[Any, ...]:
-    size = math.prod(norm.shape)
-    return tuple(each if each is None else each.reshape(size) for each in (x, *_parameters(norm)))
-
-
 def _parameters(norm: LayerNorm | RMSNorm) -> tuple[Any, Any]:
     return norm.weight if norm.use_weight else None, norm.bias if norm.use_bias else None
+
+
+def _fits(x: Any, shape: tuple[int, ...], *parameters: Any) -> bool:
+    return are_floats(x) and x.shape == shape and all(p is None or p.shape == shape for p in parameters)
+
+
+@compiled
+@jax.named_scope("eqxcallback.nn.LayerNorm")
+def _layer_norm(x: Array, weight: Any, bias: Any, *, eps: float, implementation: Any) -> Array:
+    return ops.layer_norm(*map(_flat, (x, weight, bias)), eps=eps, implementation=implementation).reshape(x.shape)
+
+
+@compiled
+@jax.named_scope("eqxcallback.nn.RMSNorm")
+def _rms_norm(x: Array, weight: Any, bias: Any, *, eps: float, implementation: Any) -> Array:
+    return ops.rms_norm(*map(_flat, (x, weight, bias)), eps=eps, implementation=implementation).reshape(x.shape)
+
+
+def _flat(x: Any) -> Any:
+    return None if x is None else x.reshape(x.size)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8, PRNGKeyArray, UInt8
 
 from .. import ops
-from .._checks import check, check_arrays, check_one_of
+from ..core import check, check_arrays, check_one_of
 from ._linear import check_linear
 
 
@@ -30,7 +30,7 @@ class QuantizedLinear(eqx.Module):
     - `encoding`: `"Q4_1"` (5 bits a weight), `"Q8_0"` (8.5 bits) or `"int8"` (8 bits).
     - `scale`: for `"int8"`, of each output feature, in f32, of shape `(out_features,)`.
     - `bias`: of shape `(out_features,)`, or `None`.
-    - `activations`: `"exact"`, or `"int8"`, which rounds the input: see [`eqxcallback.ops.quantized_linear`][] and
+    - `activations`: `"exact"`, or `"int8"`, which quantizes the input: see [`eqxcallback.ops.quantized_linear`][] and
         [`eqxcallback.ops.int8_linear`][].
     """
 

@@ -9,6 +9,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .. import ops
 from ._arrays import are_floats
+from ._compiled import compiled
 
 
 class GRUCell(eqx.nn.GRUCell):
@@ -40,7 +41,6 @@ class GRUCell(eqx.nn.GRUCell):
         super().__init__(input_size, hidden_size, use_bias, dtype, key=key)
         self.implementation = implementation
 
-    @jax.named_scope("eqxcallback.nn.GRUCell")
     def __call__(self, input: Array, hidden: Array, *, key: PRNGKeyArray | None = None) -> Array:
         """**Arguments:**
 
@@ -50,15 +50,10 @@ class GRUCell(eqx.nn.GRUCell):
 
         **Returns:** the new hidden state, of shape `(hidden_size,)`.
         """
-        biases = (self.bias, self.bias_n) if self.use_bias else ()
-        if not _fits(self, 3, input, hidden, biases):
+        weights, biases = (self.weight_ih, self.weight_hh), (self.bias, self.bias_n) if self.use_bias else ()
+        if not _fits(self.hidden_size, 3, input, hidden, *weights, biases):
             return super().__call__(input, hidden, key=key)
-        dtype = jnp.result_type(self.weight_ih, input, self.weight_hh, hidden, *biases)
-        bias, bias_n = biases or (None, None)
-        input_gates = _product(self, input, self.weight_ih, bias, dtype)
-        hidden_gates = _product(self, hidden, self.weight_hh, None, dtype)
-        hidden = jnp.asarray(hidden, dtype)
-        return ops.gru_gates(input_gates, hidden_gates, hidden, bias_n, implementation=self.implementation)
+        return _gru_step(input, hidden, *weights, *(biases or (None, None)), implementation=self.implementation)
 
 
 class LSTMCell(eqx.nn.LSTMCell):
@@ -90,7 +85,6 @@ class LSTMCell(eqx.nn.LSTMCell):
         super().__init__(input_size, hidden_size, use_bias, dtype, key=key)
         self.implementation = implementation
 
-    @jax.named_scope("eqxcallback.nn.LSTMCell")
     def __call__(
         self, input: Array, hidden: tuple[Array, Array], *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, Array]:
@@ -103,30 +97,52 @@ class LSTMCell(eqx.nn.LSTMCell):
         **Returns:** the new ones.
         """
         h, c = hidden
-        biases = (self.bias,) if self.use_bias else ()
-        if not _fits(self, 4, input, h, biases) or not are_floats(c) or c.shape != h.shape:
+        weights, biases = (self.weight_ih, self.weight_hh), (self.bias,) if self.use_bias else ()
+        if not _fits(self.hidden_size, 4, input, h, *weights, biases) or not are_floats(c) or c.shape != h.shape:
             return super().__call__(input, hidden, key=key)
-        dtype = jnp.result_type(self.weight_ih, input, self.weight_hh, h, *biases)
-        cell_dtype = jnp.promote_types(dtype, c.dtype)
-        (bias,) = biases or (None,)
-        gates = _product(self, input, self.weight_ih, bias, dtype) + _product(self, h, self.weight_hh, None, dtype)
-        return ops.lstm_gates(gates.astype(cell_dtype), jnp.asarray(c, cell_dtype), implementation=self.implementation)
+        return _lstm_step(input, h, c, *weights, *(biases or (None,)), implementation=self.implementation)
 
 
-def _fits(cell: GRUCell | LSTMCell, gates: int, input: Any, hidden: Any, biases: tuple[Any, ...]) -> bool:
-    if not are_floats(cell.weight_ih, cell.weight_hh, input, hidden, *biases):
+def _fits(
+    size: int, gates: int, input: Any, hidden: Any, weight_ih: Any, weight_hh: Any, biases: tuple[Any, ...]
+) -> bool:
+    if not are_floats(weight_ih, weight_hh, input, hidden, *biases):
         return False
-    rows = gates * cell.hidden_size
-    shapes = [cell.weight_ih.shape, cell.weight_hh.shape, hidden.shape, *(bias.shape for bias in biases)]
+    rows = gates * size
+    shapes = [weight_ih.shape, weight_hh.shape, hidden.shape, *(bias.shape for bias in biases)]
     return input.ndim == 1 and shapes == [
         (rows, *input.shape),
-        (rows, cell.hidden_size),
-        (cell.hidden_size,),
-        *[(rows,), (cell.hidden_size,)][: len(biases)],
+        (rows, size),
+        (size,),
+        *[(rows,), (size,)][: len(biases)],
     ]
 
 
-def _product(cell: GRUCell | LSTMCell, x: Any, weight: Any, bias: Any, dtype: Any) -> Array:
+@compiled
+@jax.named_scope("eqxcallback.nn.GRUCell")
+def _gru_step(
+    input: Any, hidden: Any, weight_ih: Any, weight_hh: Any, bias: Any, bias_n: Any, *, implementation: Any
+) -> Array:
+    biases = () if bias is None else (bias, bias_n)
+    dtype = jnp.result_type(weight_ih, input, weight_hh, hidden, *biases)
+    input_gates = _product(input, weight_ih, bias, dtype, implementation)
+    hidden_gates = _product(hidden, weight_hh, None, dtype, implementation)
+    return ops.gru_gates(input_gates, hidden_gates, jnp.asarray(hidden, dtype), bias_n, implementation=implementation)
+
+
+@compiled
+@jax.named_scope("eqxcallback.nn.LSTMCell")
+def _lstm_step(
+    input: Any, hidden: Any, cell: Any, weight_ih: Any, weight_hh: Any, bias: Any, *, implementation: Any
+) -> tuple[Array, Array]:
+    dtype = jnp.result_type(weight_ih, input, weight_hh, hidden, *(() if bias is None else (bias,)))
+    cell_dtype = jnp.promote_types(dtype, cell.dtype)
+    input_gates = _product(input, weight_ih, bias, dtype, implementation)
+    gates = input_gates + _product(hidden, weight_hh, None, dtype, implementation)
+    return ops.lstm_gates(gates.astype(cell_dtype), jnp.asarray(cell, cell_dtype), implementation=implementation)
+
+
+def _product(x: Any, weight: Any, bias: Any, dtype: Any, implementation: str) -> Array:
     # The other choices are meant for the gates: there need not be such a kernel of products.
-    implementation = "reference" if cell.implementation == "reference" else "auto"
-    return ops.linear(jnp.asarray(x, dtype), weight.astype(dtype), bias, implementation=implementation)
+    of_products = "reference" if implementation == "reference" else "auto"
+    return ops.linear(jnp.asarray(x, dtype), weight.astype(dtype), bias, implementation=of_products)

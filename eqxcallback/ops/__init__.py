@@ -1,27 +1,23 @@
 """Arrays in, arrays out: one function for each op. A kernel where there is one for the platform, else the reference."""
 
-from ..op import Implementation as Implementation
-from ._add_norm import add_rms_norm as add_rms_norm
-from ._attention import attention as attention
-from ._cache import cache_append as cache_append
-from ._cross_entropy import softmax_cross_entropy as softmax_cross_entropy
-from ._decode_attention import decode_attention as decode_attention
-from ._group_norm import group_norm as group_norm
-from ._int8_linear import (
-    Activations as Activations,
-    int8_linear as int8_linear,
-    quantize_int8 as quantize_int8,
-)
-from ._linear import embedding as embedding, linear as linear
-from ._linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
-from ._norm import layer_norm as layer_norm, rms_norm as rms_norm
-from ._quantized import (
+from ..transform import Implementation as Implementation
+from .attention import attention as attention, decode_attention as decode_attention
+from .cache import cache_append as cache_append
+from .glu import geglu as geglu, swiglu as swiglu
+from .linear import (
     ENCODINGS as ENCODINGS,
+    Activations as Activations,
     Encoding as Encoding,
     dequantize as dequantize,
+    embedding as embedding,
+    int8_linear as int8_linear,
+    linear as linear,
     quantize as quantize,
+    quantize_int8 as quantize_int8,
     quantized_linear as quantized_linear,
 )
-from ._recurrent import gru_gates as gru_gates, lstm_gates as lstm_gates
-from ._rotary import rotary_embedding as rotary_embedding, rotary_table as rotary_table
-from ._swiglu import geglu as geglu, swiglu as swiglu
+from .loss import linear_cross_entropy as linear_cross_entropy, softmax_cross_entropy as softmax_cross_entropy
+from .norm import add_rms_norm as add_rms_norm, group_norm as group_norm, layer_norm as layer_norm, rms_norm as rms_norm
+from .recurrent import gru_gates as gru_gates, lstm_gates as lstm_gates
+from .rotary import rotary_embedding as rotary_embedding, rotary_table as rotary_table
+from .softmax import softmax as softmax

@@ -1,12 +1,13 @@
 """`check`: every transformation of a layer or an op, against what defines it."""
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import debug
-from .._errors import raising
+from ..core import quiet, raising
 from . import (
     _rows_capture as capturing,
     _rows_derivatives as derivatives,
@@ -18,8 +19,10 @@ from . import (
     _rows_values as values,
     _rows_vmap as vmap,
 )
+from ._emulated import Part, parts, refusal
 from ._findings import Findings, NotApplicable, Tolerance, error_text
-from ._report import FAILED, NOT_APPLICABLE, OK, CheckFailed, Report, Row
+from ._progress import Progress
+from ._report import FAILED, NOT_APPLICABLE, NOT_RUN, OK, CheckFailed, Report, Row
 from ._subject import Subject, subject
 
 
@@ -72,6 +75,8 @@ def check(
     skip: str | Sequence[str] = (),
     capture: bool = False,
     seed: int = 0,
+    emulate: str = "auto",
+    progress: bool | None = None,
     **options: Any,
 ) -> Report:
     r"""Try every transformation of a layer or an op, and compare with its reference, with finite differences, and with calls
@@ -94,6 +99,11 @@ def check(
     - `only`, `skip`: names of rows, as the table has them.
     - `capture`: whether to have the row `capture` too, which needs a GPU.
     - `seed`: of cotangents and directions.
+    - `emulate`: on a CPU, `"auto"` runs the kernels in CUDA C++ and Triton of a layer or an op by emulation: in all rows if it
+        has none for the CPU, else in some more rows, `cuda: reference` and others, or in those of `only`. `"never"` does not.
+        Where kernels cannot be run, their rows are `"not run"`, and the check has not passed.
+    - `progress`: whether to write a line to standard error for each row. By default for each that takes more than a second, if
+        standard error is a terminal.
 
     **Returns:** an [`eqxcallback.testing.Report`][], of which `str` is a table.
 
@@ -123,9 +133,15 @@ def check(
     of a function if one is declared, after a first call: what a kernel does only once is not seen, nor is PyTorch's own pool.
     """
     names = _selected(only, skip, capture)
-    it = subject(layer_or_op, args, options, reference, seed)
-    tolerance = Tolerance(rtol, atol)
-    report = Report(it.name, _overrun(names, it) or tuple(_row(name, it, tolerance) for name in names))
+    tolerance, shown = Tolerance(rtol, atol), Progress(progress)
+    rows: list[Row] = []
+    title = ""
+    with quiet():  # what is slow is right, and no more is asked here
+        for part in parts(layer_or_op, emulate, names, only is not None):
+            it = subject(part.target, args, options, reference, seed)
+            title = (title or it.name) + part.note
+            rows += _rows(part, it, tolerance, shown)
+    report = Report(title, tuple(rows))
     if report.failed:
         raise CheckFailed(report)
     return report
@@ -143,6 +159,14 @@ def _selected(only: str | Sequence[str] | None, skip: str | Sequence[str], captu
 
 def _names(given: str | Sequence[str]) -> list[str]:
     return [given] if isinstance(given, str) else list(given)
+
+
+def _rows(part: Part, it: Subject, tolerance: Tolerance, shown: Progress) -> list[Row]:
+    reason = part.reason or (refusal(it) if part.note else None)
+    if reason is not None:
+        return [Row(part.prefix + name, NOT_RUN, None, 0.0, reason) for name in part.names]
+    rows = _overrun(part.names, it) or (_row(name, it, tolerance) for name in part.names)
+    return [shown.row(dataclasses.replace(row, name=part.prefix + row.name)) for row in rows]
 
 
 def _overrun(names: Sequence[str], it: Subject) -> tuple[Row, ...]:

@@ -4,7 +4,7 @@ import dataclasses
 import textwrap
 
 
-OK, FAILED, NOT_APPLICABLE = "ok", "failed", "not applicable"
+OK, FAILED, NOT_APPLICABLE, NOT_RUN = "ok", "failed", "not applicable", "not run"
 
 _WIDTH = 110
 _MOST_LINES = 6  # of the details of one row
@@ -17,7 +17,7 @@ class Row:
     **Attributes:**
 
     - `name`: of the check.
-    - `result`: `"ok"`, `"failed"` or `"not applicable"`.
+    - `result`: `"ok"`, `"failed"`, `"not applicable"`, or `"not run"`, where there is a kernel that this machine cannot run.
     - `worst_error`: the largest difference that was seen, relative to the largest value of the array it is in; `None` if
         nothing was compared.
     - `seconds`: how long it took, compilation included.
@@ -54,8 +54,14 @@ class Report:
         return tuple(row for row in self.rows if row.result == FAILED)
 
     @property
+    def not_run(self) -> tuple[Row, ...]:
+        """The rows of kernels that could not be run."""
+        return tuple(row for row in self.rows if row.result == NOT_RUN)
+
+    @property
     def passed(self) -> bool:
-        return not self.failed
+        """No row failed, and all were run."""
+        return not self.failed and not self.not_run
 
     def __getitem__(self, name: str) -> Row:
         """The row of that name."""
@@ -71,11 +77,13 @@ class Report:
         for line, row in zip(lines, [None, *self.rows], strict=True):
             name, result, error, time = line
             text = f"{name:<{widths[0]}}  {result:<{widths[1]}}  {error:>{widths[2]}}  {time:>{widths[3]}}"
-            if row is not None and row.detail and row.result != FAILED:
+            if row is not None and row.detail and row.result not in (FAILED, NOT_RUN):
                 text = f"{text}  {row.detail}"
             table.append(_cut(text))
         table.insert(1, "-" * min(_WIDTH, sum(widths) + 6))
-        return "\n".join([_cut(self.subject), "", *table])
+        title = f"not run: {self.subject}" if self.not_run else self.subject
+        reasons = [_wrapped(f"not run: {reason}", "") for reason in dict.fromkeys(row.detail for row in self.not_run)]
+        return "\n".join([_cut(title), "", *table, *(["", *reasons] if reasons else [])])
 
     def details(self) -> str:
         """What is wrong, for each row that failed, and once for those that say the same."""

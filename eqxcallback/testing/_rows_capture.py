@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from .. import xla
-from .._errors import callable_name
+from ..core import callable_name
 from ..debug._recorded import KernelCall, intercepted
 from ._findings import Findings, NotApplicable, error_text
 from ._rows_memory import programs

@@ -34,8 +34,8 @@ def grad(subject: Subject, found: Findings) -> None:
 def partial_grads(subject: Subject, found: Findings) -> None:
     """The gradient of each array alone, and from the cotangent of each result alone."""
     subject.need_reverse()
-    definition = subject.pullback if subject.reference is None else subject.reference_pullback
-    want = definition(subject.arrays(), subject.cotangents())
+    reference = subject.pullback if subject.reference is None else subject.reference_pullback
+    want = reference(subject.arrays(), subject.cotangents())
     for i, index in list(enumerate(subject.differentiable))[:_MOST_ALONE]:
         name = subject.operands[index].name
         with found.case(name):
@@ -45,7 +45,7 @@ def partial_grads(subject: Subject, found: Findings) -> None:
     for i in range(len(results)) if len(results) > 1 else ():
         with found.case(f"result {i}"):
             alone = [ct if j == i else jnp.zeros_like(ct) for j, ct in enumerate(results)]
-            want = definition(subject.arrays(), alone)
+            want = reference(subject.arrays(), alone)
             # As a function of that result alone, the others' cotangents are symbolic zeros.
             got = _pullback_of_one(subject, i, subject.arrays(), results[i])
             _each(subject, found, got, want, f"from the cotangent of result {i} alone")

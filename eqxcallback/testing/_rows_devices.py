@@ -7,7 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from .._export import export as export_program
+from ..kernel import Emulated
+from ..program import export as export_program
 from ._findings import Findings, NotApplicable
 from ._rows_programs import first_batched, over_batch
 from ._subject import Subject, is_native
@@ -37,6 +38,8 @@ def shard_map(subject: Subject, found: Findings) -> None:
 
 def export(subject: Subject, found: Findings) -> None:
     """A program that was saved and loaded again."""
+    if isinstance(subject.kernel, Emulated):
+        raise NotApplicable("an emulated kernel stays in this process")
     if not is_native(subject.kernel):
         for function in subject.functions:
             if getattr(function, "__module__", "") == "__main__":

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.errors import JaxRuntimeError
 
-from .._errors import raising
+from ..core import raising
 from ._findings import Findings, NotApplicable, error_text, host
 from ._operand import CASTS
 from ._rows_derivatives import GRADIENT_FACTOR
@@ -29,7 +29,7 @@ def dtypes(subject: Subject, found: Findings) -> None:
     for name in CASTS:
         with found.case(name), jax.enable_x64(name == "float64" or is_x64()):
             try:
-                wanted = _definition(subject, name)
+                wanted = _reference(subject, name)
             except Exception as error:
                 if name in own:
                     raise
@@ -53,7 +53,7 @@ def dtypes(subject: Subject, found: Findings) -> None:
         found.notes.append(f"refused: {', '.join(refused)}")
 
 
-def _definition(subject: Subject, name: str) -> tuple[Any, Any]:
+def _reference(subject: Subject, name: str) -> tuple[Any, Any]:
     """What the reference says, of values and of gradients, and how far it is itself from what it says in 32 bits."""
     it = subject.cast(_dtype(name))
     values = it.jitted_reference(*it.arrays())

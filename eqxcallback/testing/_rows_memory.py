@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import debug
-from .._errors import raising
-from ._findings import Findings, NotApplicable, error_text, host
+from ..core import raising
+from ._findings import Findings, NotApplicable, error_text, host, unwritten_aside
 from ._subject import Subject, is_native
 
 
@@ -47,7 +47,8 @@ def inputs_untouched(subject: Subject, found: Findings) -> None:
         before = [host(array) for array in arrays]
         names = [*(operand.name for operand in subject.operands), *["a cotangent"] * len(arrays)]
         with found.case(where):
-            jax.block_until_ready(function(*arrays))
+            with unwritten_aside():
+                jax.block_until_ready(function(*arrays))
             for name, array, want in zip(names, arrays, before, strict=False):
                 found.same_bits([array], [want], f"{where}: {name} after the call")
     _in_checked_mode(subject, found, _CHANGED)
@@ -78,8 +79,8 @@ def aliasing(subject: Subject, found: Findings) -> None:
         raise NotApplicable("a function does not say what it overwrites")
     if not subject.aliases:
         raise NotApplicable("nothing is overwritten")
-    definition = subject.jitted if subject.reference is None else subject.jitted_reference
-    want = [host(array) for array in definition(*subject.arrays())]
+    reference = subject.jitted if subject.reference is None else subject.jitted_reference
+    want = [host(array) for array in reference(*subject.arrays())]
     donating = jax.jit(subject.call, donate_argnums=tuple(range(len(subject.operands))))
     for where, function in (("eager", subject.call), ("compiled", subject.jitted), ("donated", donating)):
         with found.case(where), _unused_donations():

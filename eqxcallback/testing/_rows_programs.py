@@ -22,8 +22,8 @@ def checkpoint(subject: Subject, found: Findings) -> None:
     arrays, cotangents = subject.arrays(), subject.cotangents()
     again = jax.checkpoint(subject.call)
     got = jax.jit(lambda arrays: pullback(again, subject.differentiable, arrays, cotangents))(arrays)
-    for _, definition in subject.pullbacks:
-        found.close(got, definition(arrays, cotangents), "the gradient", factor=GRADIENT_FACTOR)
+    for _, reference in subject.pullbacks:
+        found.close(got, reference(arrays, cotangents), "the gradient", factor=GRADIENT_FACTOR)
 
 
 def scan(subject: Subject, found: Findings) -> None:
@@ -65,8 +65,8 @@ def vmap_of_grad(subject: Subject, found: Findings) -> None:
             in_axes = [0 if it else None for it in is_mapped]
             one = lambda arrays, cotangents: pullback(subject.call, subject.differentiable, arrays, cotangents)
             got = jax.jit(jax.vmap(one, in_axes=(in_axes, 0)))(arrays, _stack(cotangents))
-            for name, definition in subject.pullbacks:
-                rows = [definition(*pair) for pair in zip(_arrays(subject, examples), cotangents, strict=True)]
+            for name, reference in subject.pullbacks:
+                rows = [reference(*pair) for pair in zip(_arrays(subject, examples), cotangents, strict=True)]
                 want = [np.stack([host(row[i]) for row in rows]) for i in range(len(got))]
                 found.close(got, want, f"{where}, against {name}", factor=GRADIENT_FACTOR)
 
@@ -93,8 +93,8 @@ def over_batch(
         examples = examples_of(subject, is_mapped, size)
         arrays = place(stacked(subject, is_mapped, examples), is_mapped)
         got = jax.jit(function)(*arrays)
-        for name, definition in subject.definitions:
-            found.close(got, expected(subject, definition, examples), f"{where}, against {name}")
+        for name, reference in subject.references:
+            found.close(got, expected(subject, reference, examples), f"{where}, against {name}")
         if not (subject.has_reverse and subject.differentiable and any(map(is_inexact, subject.result_types))):
             return
         cotangents = [subject.cotangents(number) for number in range(size)]
@@ -103,8 +103,8 @@ def over_batch(
         gradients = jax.jit(lambda arrays, batch: pullback(function, subject.differentiable, arrays, batch))(
             arrays, batch
         )
-        for name, definition in subject.pullbacks:
-            rows = [definition(*pair) for pair in zip(_arrays(subject, examples), cotangents, strict=True)]
+        for name, reference in subject.pullbacks:
+            rows = [reference(*pair) for pair in zip(_arrays(subject, examples), cotangents, strict=True)]
             want = [
                 _gathered(subject, index, is_mapped[index], [host(row[i]) for row in rows])
                 for i, index in enumerate(subject.differentiable)

@@ -80,15 +80,15 @@ def mapped(
         ]
         function = jax.vmap(subject.call, in_axes=tuple(in_axes), out_axes=out_axes, axis_size=size)
         got = _in_front(function(*arrays), out_axes)
-        for name, definition in subject.definitions:
-            found.close(got, expected(subject, definition, examples), f"{where}, against {name}")
+        for name, reference in subject.references:
+            found.close(got, expected(subject, reference, examples), f"{where}, against {name}")
         if compiled:
             found.close(_in_front(jax.jit(function)(*arrays), out_axes), got, f"{where}, compiled against eager")
 
 
-def expected(subject: Subject, definition: Any, examples: Sequence[Sequence[Any]]) -> list[np.ndarray]:
-    """The results of `definition` for each example, stacked."""
-    rows = [definition(*map(_array, subject.operands, example)) for example in examples]
+def expected(subject: Subject, reference: Any, examples: Sequence[Sequence[Any]]) -> list[np.ndarray]:
+    """The results of `reference` for each example, stacked."""
+    rows = [reference(*map(_array, subject.operands, example)) for example in examples]
     return [
         np.stack([host(row[i]) for row in rows]) if rows else np.zeros((0, *result.shape), result.dtype)
         for i, result in enumerate(subject.result_types)
@@ -128,8 +128,8 @@ def _nested(
     examples = [
         [value(k, i, j) for k in range(len(subject.operands))] for i in range(sizes[0]) for j in range(sizes[1])
     ]
-    for name, definition in subject.definitions:
-        found.close(got, expected(subject, definition, examples), f"{where}, against {name}")
+    for name, reference in subject.references:
+        found.close(got, expected(subject, reference, examples), f"{where}, against {name}")
 
 
 def _in_front(outs: Sequence[Any], axis: int) -> list[np.ndarray]:

@@ -11,9 +11,10 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from .. import xla
-from ..kernel import Kernel, PythonKernel
+from ..kernel import Emulated, Kernel, PythonKernel, as_tuple
 from ..layer import Layer
-from ..op import Op, is_array
+from ..layer._declarations import overrides_kernels
+from ..transform import Op, is_array
 from ._findings import NotApplicable
 from ._operand import Operand, normal
 
@@ -66,7 +67,7 @@ class Subject:
         return quickly_compiled(self.reference)
 
     @property
-    def definitions(self) -> list[tuple[str, Function]]:
+    def references(self) -> list[tuple[str, Function]]:
         """The programs, and their names, that a transformed call is compared with, example by example."""
         own = [("the calls one by one", self.jitted)]
         return own if self.reference is None else [*own, ("the reference", self.jitted_reference)]
@@ -222,7 +223,7 @@ def subject(
         reference_tree = over(lambda _: reference)
     elif found:
         reference_tree = over(lambda layer: layer.reference)
-    kernels = _kernels(target)
+    kernels = kernels_of(target)
     kernel = kernels.get(xla.platform_in_use(()))
     is_known = isinstance(target, Layer | Op)
     backward, own_jvp = (getattr(target, name, None) is not None for name in ("backward", "jvp"))
@@ -259,14 +260,27 @@ def _title(target: Any, operands: Sequence[Operand]) -> str:
     return f"{name} of {', '.join(types) or 'no arrays'}"
 
 
-def _kernels(target: Any) -> Mapping[str, Any]:
-    """`{platform: kernel or function}`."""
-    if isinstance(target, Layer):
-        if target.kernels is None:
-            kernel = getattr(type(target), "kernel", None)
-            return {} if kernel is None else {"cpu": kernel, "cuda": kernel}
-        return {p: getattr(type(target), k) if isinstance(k, str) else k for p, k in target.kernels.items()}
-    return target.kernels if isinstance(target, Op) else {}
+def kernels_of(target: Any) -> Mapping[str, Any]:
+    """`{platform: kernel or function}`, the first choice of each platform."""
+    if not isinstance(target, Layer | Op):
+        return {}
+    if isinstance(target, Layer) and (target.kernels is None or overrides_kernels(type(target))):
+        kernel = getattr(type(target), "kernel", None)
+        return {} if kernel is None else {"cpu": kernel, "cuda": kernel}
+    chosen = getattr(target, "implementation", "auto") if isinstance(target, Op) else "auto"
+    found = {}
+    for platform, kernels in (target.kernels or {}).items():
+        every = [getattr(type(target), each) if isinstance(each, str) else each for each in as_tuple(kernels)]
+        for kernel in reversed(every):
+            if _may_run(kernel, chosen):
+                found[platform] = kernel
+    return found
+
+
+def _may_run(kernel: Any, implementation: str) -> bool:
+    if implementation == "auto":
+        return not getattr(kernel, "only_if_chosen", False)
+    return kernel.backend == implementation
 
 
 def _aliases(target: Any, kernel: Any) -> bool:
@@ -279,7 +293,7 @@ def _functions(target: Any, kernels: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def is_native(kernel: Any) -> bool:
-    return isinstance(kernel, Kernel) and not isinstance(kernel, PythonKernel)
+    return isinstance(kernel, Kernel) and not isinstance(kernel, PythonKernel | Emulated)
 
 
 def is_x64() -> bool:

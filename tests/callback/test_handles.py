@@ -364,7 +364,7 @@ def test_bad_eager_programs_get_an_error(operands):
 
 def test_own_programs_of_eager_calls_elsewhere(monkeypatch, compilations):
     """On a GPU eager calls cannot read a key from device memory: each callback has a program, which dies with it."""
-    monkeypatch.setattr("eqxcallback.xla._eager.platform_of", lambda args: "cuda")
+    monkeypatch.setattr("eqxcallback.xla.calls._eager.platform_of", lambda args: "cuda")
     callback = Callback()
     watch = weakref.ref(callback)
     f = callback_like(callback, X)

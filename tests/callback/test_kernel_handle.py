@@ -114,6 +114,8 @@ def test_it_lives_as_long_as_its_function():
 
 def test_the_kernels_of_a_layer_have_their_own():
     class Double(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x):
             out.write(np.asarray(x) * 2)
 
@@ -142,12 +144,12 @@ def test_kernels_in_cpp():
 
 def test_the_content_of_others():
     """A user's library has its hash in its target; code for a GPU is described by all it is made of."""
-    first, second = (xla.kernel_handle(xla.LaunchPlan(target, {}), "op") for target in ("f_1", "f_2"))
+    first, second = (xla.kernel_handle(xla.LaunchLowering(target, {}), "op") for target in ("f_1", "f_2"))
     assert (first.kind, first.name) == ("native", "op")
     assert first != second
     never: Any = None
     one, same, other = (
-        xla.kernel_handle(xla.TypedPlan(never, "launch", lambda text=text: text), "op") for text in "aab"
+        xla.kernel_handle(xla.TypedLowering(never, "launch", lambda text=text: text), "op") for text in "aab"
     )
     assert one.kind == "device"
     assert one == same != other

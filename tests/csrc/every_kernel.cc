@@ -3,7 +3,9 @@
 // sanitizer notices.
 #include "cpu/isa.h"
 
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <vector>
 
 namespace cpu = eqxcallback::cpu;
@@ -40,6 +42,38 @@ static void show(const std::vector<T>& out, const Others&... others) {
   (show(others), ...);
 }
 
+// A gradient: what it is where all are needed, and what it is now.
+template <class T>
+struct Gradient {
+  std::vector<T> all, found;
+  bool needed = false;
+
+  void prepare(bool is_needed) { found.assign(all.size(), T{}), needed = is_needed; }
+  T* data() { return needed ? found.data() : nullptr; }
+  void compare() const {
+    for (size_t i = 0; needed && i < all.size(); ++i) {
+      const float want = cpu::to_float(all[i]), got = cpu::to_float(found[i]);
+      if (std::abs(got - want) <= std::abs(want) * 0x1p-7f + 1e-3f) continue;
+      std::fprintf(stderr, "with null gradients, element %zu of another is %g in place of %g\n", i,
+                   static_cast<double>(got), static_cast<double>(want));
+      std::exit(1);
+    }
+  }
+};
+// Calls body with null in place of each gradient, and of all others: those that are left have to be the same.
+template <class Body, class... T>
+static void some_are_null(const Body& body, Gradient<T>... gradients) {
+  constexpr unsigned kAll = (1u << sizeof...(T)) - 1;
+  for (unsigned i = 0; i < sizeof...(T); ++i) {
+    for (const unsigned needed : {1u << i, kAll ^ 1u << i}) {
+      unsigned at = 0;
+      (gradients.prepare((needed >> at++ & 1) != 0), ...);
+      body(gradients.data()...);
+      (gradients.compare(), ...);
+    }
+  }
+}
+
 template <class T>
 static void norms_and_gates(cpu::Element element, int64_t rows, int64_t size) {
   const cpu::Kernels& kernels = cpu::kernels();
@@ -55,6 +89,12 @@ static void norms_and_gates(cpu::Element element, int64_t rows, int64_t size) {
         element, {a.data(), da.data(), db.data(), x.data(), weight.data(), y.data(), rows, size, 1e-2f, center},
         kExecutor);
     show(a, da, db);
+    some_are_null(
+        [&](T* dx, float* dweight, float* dbias) {
+          kernels.norm_backward(
+              element, {dx, dweight, dbias, x.data(), weight.data(), y.data(), rows, size, 1e-2f, center}, kExecutor);
+        },
+        Gradient<T>{a, {}}, Gradient<float>{da, {}}, Gradient<float>{db, {}});
   }
   kernels.add_rms_norm(element, {a.data(), b.data(), x.data(), y.data(), weight.data(), rows, size, 1e-2f}, kExecutor);
   show(a, b);
@@ -64,6 +104,12 @@ static void norms_and_gates(cpu::Element element, int64_t rows, int64_t size) {
     kernels.glu_backward(element, {a.data(), b.data(), x.data(), y.data(), z.data(), rows, size, size, activation},
                          kExecutor);
     show(a, b);
+    some_are_null(
+        [&](T* dgate, T* dup) {
+          kernels.glu_backward(element, {dgate, dup, x.data(), y.data(), z.data(), rows, size, size, activation},
+                               kExecutor);
+        },
+        Gradient<T>{a, {}}, Gradient<T>{b, {}});
   }
   std::vector<int32_t> labels(static_cast<size_t>(rows));
   for (int32_t& label : labels) label = static_cast<int32_t>(next() >> 8) % static_cast<int32_t>(size);
@@ -74,18 +120,53 @@ static void norms_and_gates(cpu::Element element, int64_t rows, int64_t size) {
   kernels.cross_entropy_backward(element, {a.data(), entropy, upstream.data()}, kExecutor);
   show(loss, a);
 
+  // One mask for all rows, some of which may be hidden whole; and none.
+  auto mask = bytes(size);
+  for (uint8_t& byte : mask) byte &= 1;
+  for (const cpu::RowMask& rows_taking : {cpu::RowMask{mask.data(), 1}, cpu::RowMask{nullptr, 1}}) {
+    const cpu::Softmax softmax{a.data(), x.data(), rows_taking, rows, size, -0.5f};
+    kernels.softmax(element, softmax, kExecutor);
+    kernels.softmax_backward(element, {b.data(), softmax, y.data()}, kExecutor);
+    show(a, b);
+  }
+
   const auto four = numbers<T>(4 * all), three = numbers<T>(3 * all), others = numbers<T>(3 * all);
   kernels.lstm_gates(element, {a.data(), b.data(), four.data(), x.data(), rows, size}, kExecutor);
   show(a, b);
-  kernels.gru_gates(element, {a.data(), three.data(), others.data(), x.data(), bias.data(), rows, size}, kExecutor);
+  const cpu::GruGates gru{a.data(), three.data(), others.data(), x.data(), bias.data(), rows, size};
+  kernels.gru_gates(element, gru, kExecutor);
   show(a);
+  std::vector<T> dfour(four.size()), dthree(three.size()), dothers(others.size());
+  const auto lstm_backward = [&](T* dgates, T* dcell) {
+    kernels.lstm_gates_backward(
+        element, {dgates, dcell, {nullptr, nullptr, four.data(), x.data(), rows, size}, y.data(), z.data()}, kExecutor);
+  };
+  lstm_backward(dfour.data(), a.data());
+  show(dfour, a);
+  some_are_null(lstm_backward, Gradient<T>{dfour, {}}, Gradient<T>{a, {}});
+  const auto gru_backward = [&](T* dinput, T* dof_hidden, T* dhidden, float* dbias) {
+    kernels.gru_gates_backward(element, {dinput, dof_hidden, dhidden, dbias, gru, y.data()}, kExecutor);
+  };
+  gru_backward(dthree.data(), dothers.data(), b.data(), db.data());
+  show(dthree, dothers, b, db);
+  some_are_null(gru_backward, Gradient<T>{dthree, {}}, Gradient<T>{dothers, {}}, Gradient<T>{b, {}},
+                Gradient<float>{db, {}});
   // Groups of two channels.
   const auto images = numbers<T>(4 * size);
   std::vector<T> normalized(images.size());
   const std::vector<float> channels = numbers<float>(4), shifts = numbers<float>(4);
-  kernels.group_norm(element, {normalized.data(), images.data(), channels.data(), shifts.data(), 1, 4, size, 2, 1e-2f},
-                     kExecutor);
+  const cpu::GroupNorm groups{normalized.data(), images.data(), channels.data(), shifts.data(), 1, 4, size, 2, 1e-2f};
+  kernels.group_norm(element, groups, kExecutor);
   show(normalized);
+  const auto upstreams = numbers<T>(4 * size);
+  std::vector<float> dchannels(4), dshifts(4);
+  const auto group_backward = [&](T* dx, float* dweight, float* dbias) {
+    kernels.group_norm_backward(element, {dx, dweight, dbias, groups, upstreams.data()}, kExecutor);
+  };
+  group_backward(normalized.data(), dchannels.data(), dshifts.data());
+  show(normalized, dchannels, dshifts);
+  some_are_null(group_backward, Gradient<T>{normalized, {}}, Gradient<float>{dchannels, {}},
+                Gradient<float>{dshifts, {}});
 }
 
 template <class T>
@@ -105,6 +186,14 @@ static void attention(cpu::Element element, int64_t tokens, int64_t heads, int64
                                        cotangent.data(), tokens, tokens, heads, size},
                                       kExecutor);
     show(out, dq, dcos, dsin);
+    some_are_null(
+        [&](T* dx, float* of_cos, float* of_sin) {
+          kernels.rotary_embedding_backward(
+              element,
+              {dx, of_cos, of_sin, q.data(), cos.data(), sin.data(), cotangent.data(), tokens, tokens, heads, size},
+              kExecutor);
+        },
+        Gradient<T>{dq, {}}, Gradient<float>{dcos, {}}, Gradient<float>{dsin, {}});
   }
   for (const bool causal : {false, true}) {
     const cpu::Attention call{out.data(), q.data(), k.data(), v.data(), 1,    1,      tokens,
@@ -113,6 +202,36 @@ static void attention(cpu::Element element, int64_t tokens, int64_t heads, int64
     kernels.attention_backward(
         element, {call, cotangent.data(), dq.data(), dk.data(), dv.data(), nullptr, nullptr, 0, 0}, kExecutor);
     show(out, dq, dk, dv);
+    some_are_null(
+        [&](T* of_q, T* of_k, T* of_v) {
+          kernels.attention_backward(element, {call, cotangent.data(), of_q, of_k, of_v, nullptr, nullptr, 0, 0},
+                                     kExecutor);
+        },
+        Gradient<T>{dq, {}}, Gradient<T>{dk, {}}, Gradient<T>{dv, {}});
+  }
+  // With a bias and slopes: of each head, and then one bias for all heads.
+  const int64_t pairs = tokens * tokens;
+  const auto bias = numbers<float>(heads * pairs), slopes = numbers<float>(heads);
+  const int64_t begin = 0;
+  for (const int64_t biases : {heads, int64_t{1}}) {
+    cpu::AttentionOptions options{};
+    options.bias = {bias.data(), &begin, biases > 1 ? pairs : 0}, options.bias_element = cpu::Element::kF32;
+    options.slopes = {slopes.data(), &begin, 1};
+    options.keep = 1;
+    const cpu::Attention call{out.data(), q.data(), k.data(), v.data(), 1,    1,     tokens,
+                              tokens,     heads,    kv_heads, size,     0.4f, false, &options};
+    std::vector<float> dbias(static_cast<size_t>(biases * pairs)), dslopes(slopes.size());
+    const auto backward = [&](T* of_q, T* of_k, T* of_v, float* of_bias, float* of_slopes) {
+      kernels.attention_backward(element,
+                                 {call, cotangent.data(), of_q, of_k, of_v, of_bias, of_slopes,
+                                  of_bias == nullptr ? 0 : biases * pairs, of_slopes == nullptr ? 0 : heads},
+                                 kExecutor);
+    };
+    kernels.attention(element, call, kExecutor);
+    backward(dq.data(), dk.data(), dv.data(), dbias.data(), dslopes.data());
+    show(out, dq, dk, dv, dbias, dslopes);
+    some_are_null(backward, Gradient<T>{dq, {}}, Gradient<T>{dk, {}}, Gradient<T>{dv, {}}, Gradient<float>{dbias, {}},
+                  Gradient<float>{dslopes, {}});
   }
   const int32_t length = static_cast<int32_t>(tokens);
   std::vector<T> one(static_cast<size_t>(heads * size));
@@ -127,7 +246,7 @@ static void attention(cpu::Element element, int64_t tokens, int64_t heads, int64
   const auto small_k = bytes(keys), small_v = bytes(keys);
   const std::vector<float> scales(static_cast<size_t>(tokens * kv_heads), 0.01f);
   decode.k = small_k.data(), decode.v = small_v.data();
-  decode.k_scale = scales.data(), decode.v_scale = scales.data();
+  decode.k_scale = decode.v_scale = {scales.data(), &begin, 1};
   kernels.decode_attention(element, decode, kExecutor);
   show(one);
 }
@@ -143,10 +262,10 @@ static void linear(cpu::Element element, int64_t rows, int64_t in, int64_t out) 
     show(product);
   }
   const auto integers = bytes(out * in);
-  for (const bool rounded : {false, true}) {
+  for (const bool quantized_activations : {false, true}) {
     kernels.int8_linear(element,
                         {product.data(), x.data(), reinterpret_cast<const int8_t*>(integers.data()), scales.data(),
-                         rows, out, in, rounded},
+                         rows, out, in, quantized_activations},
                         kExecutor);
     show(product);
     if (in % cpu::kBlockSize != 0) continue;
@@ -158,8 +277,9 @@ static void linear(cpu::Element element, int64_t rows, int64_t in, int64_t out) 
         cpu::from_float(number(), halves[0]), cpu::from_float(number(), halves[1]);
         std::memcpy(&blocks[i], halves, encoding == cpu::Encoding::kQ4_1 ? 4 : 2);
       }
-      kernels.quantized_linear(element, {product.data(), x.data(), blocks.data(), rows, out, in, encoding, rounded},
-                               kExecutor);
+      kernels.quantized_linear(
+          element, {product.data(), x.data(), blocks.data(), rows, out, in, encoding, quantized_activations},
+          kExecutor);
       show(product);
     }
   }

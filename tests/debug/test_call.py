@@ -152,6 +152,8 @@ def test_bad_arguments():
     wrong: Any = 3
     with pytest.raises(TypeError, match=r"debug\.call: expected a function fn\(x\); got 3"):
         debug.call(wrong, 1.0, result_shape=1.0)
+    with pytest.raises(TypeError, match=r"debug\.call: expected ordered to be True or False; got 3 of type int"):
+        debug.call(lambda x: x, 1.0, result_shape=1.0, ordered=wrong)
     with pytest.raises(TypeError, match=r"debug\.call: expected x\[1\] to be an array or a number; got 'a'"):
         debug.call(lambda x: x, (1, "a"), result_shape=1.0)
 

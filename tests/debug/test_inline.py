@@ -21,6 +21,7 @@ class Double(eqxc.Layer):
     """Says where it was called from."""
 
     seen: ClassVar[list[Any]] = []
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         self.seen.append((threading.get_ident(), [frame.name for frame in traceback.extract_stack()]))
@@ -169,6 +170,7 @@ def test_inputs_are_read_only_and_die_with_the_call():
 
 def test_columns_first():
     class Columns(eqxc.Layer):
+        vmap_method = "fold"
         input_layouts = ((1, 0),)
         output_layouts = ((0, 1),)
 

@@ -170,6 +170,8 @@ def test_each_kernel_is_named_inside_another():
 
 def test_a_layer_is_named_by_its_class():
     class Row(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x):
             out.numpy()[...] = ROW
 

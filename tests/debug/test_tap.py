@@ -208,6 +208,7 @@ def test_all_failures_are_raised_together():
 
 def test_a_poisoned_kernel_is_raised_as_before():
     class Poisons(eqxc.Layer):
+        vmap_method = "fold"
         on_error = "poison"
 
         def kernel(self, ctx, out, x):

@@ -11,7 +11,7 @@ import eqxcallback as eqxc
 from eqxcallback import xla
 from eqxcallback.inspection import _thunks
 
-from ..op.library import build
+from ..transform.library import build
 
 
 X = jnp.ones((4, 8))
@@ -25,6 +25,7 @@ def kernel(ctx, out, x):
 
 
 class Captured(eqxc.Layer):
+    vmap_method = "fold"
     command_buffer_compatible = True
     input_output_aliases = {"x": 0}  # noqa: RUF012
 

@@ -13,7 +13,7 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from eqxcallback import xla
-from eqxcallback.xla import _deviceless
+from eqxcallback.xla.programs import _deviceless
 
 from ..persistent_cache import COUNT_HITS
 from .programs import ONE, X, callback, captured, thunks

@@ -17,7 +17,8 @@ def commands(**options):
 
 
 def test_the_commands_are_those_of_xla_and_loops():
-    """XLA has no way to add one to its own. If this fails, a new JAX has others: mend eqxcallback/_jit_captured.py."""
+    """XLA has no way to add one to its own. If this fails, a new JAX has others: mend
+    eqxcallback/program/_jit_captured.py."""
     assert commands(**eqxc.jit_captured(callback).compiler_options) == {*commands(), "WHILE"}
     assert commands(**eqxc.jit_captured(callback, loops=False).compiler_options) == commands()
 

@@ -4,7 +4,7 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
-from ..op.library import build_saxpy
+from ..transform.library import build_saxpy
 from .layers import LANES, calls, mesh_of
 
 

@@ -11,9 +11,10 @@ import numpy as np
 from jax.sharding import AxisType
 
 import eqxcallback as eqxc
-from eqxcallback import ops, reference
+from eqxcallback import ops
+from eqxcallback.ops.norm import _reference as reference
 
-from ..op.library import SAXPY
+from ..transform.library import SAXPY
 
 
 # ("forward" or "backward", the shape of x on that device), of each call. Appending is safe in all threads.
@@ -22,6 +23,7 @@ calls: list[tuple[str, tuple[int, ...]]] = []
 
 class Scale(eqxc.Layer):
     weight: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         calls.append(("forward", x.shape))
@@ -52,7 +54,7 @@ scale_rows = eqxc.Op(
     "scale_rows",
     {"cpu": eqxc.NativeKernel("ScaleRows", SAXPY)},
     lambda x, weight, *, shared: x * weight,
-    batching="broadcast_all",
+    vmap_method="broadcast_all",
 )
 
 

@@ -8,8 +8,8 @@ import sys
 import jax
 import pytest
 
-from ..op.library import SAXPY
 from ..persistent_cache import COUNT_HITS
+from ..transform.library import SAXPY
 
 
 # Compiles programs and prints their results, and how many of them were in the cache.
@@ -28,6 +28,7 @@ shapes = []
 
 class Scale(eqxc.Layer):
     weight: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         shapes.append(x.shape)
@@ -46,7 +47,7 @@ def closure(factor):
     def kernel(ctx, out, x):
         out.write(np.asarray(x) * np.float32(factor))
 
-    return eqxc.Op("closure", {"cpu": eqxc.PythonKernel(kernel, lambda x: x)}, batching="fold")
+    return eqxc.Op("closure", {"cpu": eqxc.PythonKernel(kernel, lambda x: x)}, vmap_method="fold")
 
 
 def effect(factor):
@@ -59,7 +60,7 @@ def effect(factor):
 FACTOR = np.float32(sys.argv[3])
 w = np.full(3, 2, np.float32)
 kernels = {"cpu": eqxc.NativeKernel("Saxpy", os.environ["SAXPY"])}
-saxpy = eqxc.Op("saxpy", kernels, lambda x, y, *, a: a * x + y, batching="broadcast_all")
+saxpy = eqxc.Op("saxpy", kernels, lambda x, y, *, a: a * x + y, vmap_method="broadcast_all")
 lane = sys.argv[2]
 functions = {
     "native": [

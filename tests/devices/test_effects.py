@@ -33,6 +33,7 @@ class EffectBackward(ScaleBackward):
 
 
 class NoResult(eqxc.Layer):
+    vmap_method = "fold"
     has_side_effect = True
 
     def kernel(self, ctx, out, *args):
@@ -43,6 +44,7 @@ class NoResult(eqxc.Layer):
 
 
 class OneResult(eqxc.Layer):
+    vmap_method = "fold"
     has_side_effect = True
 
     def kernel(self, ctx, out):

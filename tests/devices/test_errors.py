@@ -58,6 +58,7 @@ def test_poison_without_a_collective():
 
 def test_poison_of_integers():
     class Count(eqxc.Layer):
+        vmap_method = "fold"
         on_error = "poison"
 
         def kernel(self, ctx, out, x):
@@ -86,6 +87,7 @@ import jax, jax.numpy as jnp, numpy as np, eqxcallback as eqxc
 class Poisoned(eqxc.Layer):
     weight: jax.Array
     on_error = "poison"
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         if ctx.device_ordinal == 3 and where == "forward":

@@ -203,6 +203,7 @@ def test_two_results_of_which_one_is_differentiated(explicit, grid):
 
     class Two(eqxc.Layer):
         weight: jax.Array
+        vmap_method = "fold"
 
         def kernel(self, ctx, out, x):
             out[0].write(np.tanh(np.asarray(x) * np.asarray(self.weight)))

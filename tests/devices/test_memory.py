@@ -7,12 +7,14 @@ import pytest
 
 import eqxcallback as eqxc
 
-from ..op.library import SAXPY
+from ..transform.library import SAXPY
 from .layers import mesh_of, normal, put, run, squares
 
 
 class Accumulate(eqxc.Layer):
     """With a rule for its own dimension."""
+
+    vmap_method = "fold"
 
     input_output_aliases = {"total": 0}  # noqa: RUF012
     sharding = "d, d -> d"
@@ -31,7 +33,7 @@ def add(ctx, out, x, y):
 
 
 def op_of(kernel):
-    return eqxc.Op("add", {"cpu": kernel}, lambda x, y: x + y, batching="fold", sharding="d, d -> d")
+    return eqxc.Op("add", {"cpu": kernel}, lambda x, y: x + y, vmap_method="fold", sharding="d, d -> d")
 
 
 KERNELS = {

@@ -163,6 +163,8 @@ def test_keys(grid):
     """A typed key is two words for a kernel; its axes are split like others."""
 
     class Words(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, key, x):
             words = np.asarray(key)
             out.write(np.asarray(x) + (words[..., 1:] >> 8).astype(np.float32))

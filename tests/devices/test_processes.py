@@ -10,7 +10,8 @@ PROGRAM = """
 import os, sys
 rank, port = int(sys.argv[1]), sys.argv[2]
 import jax, jax.numpy as jnp, numpy as np, eqxcallback as eqxc
-from eqxcallback import ops, reference
+from eqxcallback import ops
+from eqxcallback.ops.norm import _reference as reference
 
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank, initialization_timeout=30)
@@ -21,6 +22,7 @@ calls = []
 
 class Scale(eqxc.Layer):
     weight: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         calls.append(("forward", x.shape))

@@ -7,7 +7,7 @@ import pytest
 
 import eqxcallback as eqxc
 
-from ..op.library import SAXPY
+from ..transform.library import SAXPY
 from .layers import (
     Lane,
     Scale,
@@ -37,7 +37,7 @@ native = eqxc.Op(
     "scale_rows",
     {"cpu": eqxc.NativeKernel("ScaleRows", SAXPY, attributes=("shared",))},
     lambda x, weight, *, shared: x * weight,
-    batching="broadcast_all",
+    vmap_method="broadcast_all",
     sharding="d, d -> d",
 )
 
@@ -200,6 +200,7 @@ def test_residuals(grid):
 
     class Exponential(eqxc.Layer):
         weight: jax.Array
+        vmap_method = "fold"
         sharding = "d, d -> d, d"
 
         def kernel(self, ctx, out, x):

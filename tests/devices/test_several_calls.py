@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import eqxcallback as eqxc
-from eqxcallback import ops, reference
+from eqxcallback import ops
+from eqxcallback.ops.norm import _reference as reference
 
-from ..op.library import SAXPY
+from ..transform.library import SAXPY
 from .layers import ScaleBackward, assert_close, mesh_of, normal, put, run
 
 
@@ -25,7 +26,7 @@ def op_of(factor):
     def kernel(ctx, out, x):
         out.write(np.asarray(x) * np.float32(factor))
 
-    return jax.vmap(eqxc.Op("multiply", {"cpu": eqxc.PythonKernel(kernel, like)}))
+    return jax.vmap(eqxc.Op("multiply", {"cpu": eqxc.PythonKernel(kernel, like)}, vmap_method="sequential"))
 
 
 def callback_of(factor):
@@ -37,6 +38,8 @@ def callback_of(factor):
 
 def layer_of(factor):
     class Multiply(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x):
             out.write(np.asarray(x) * np.float32(factor))
 
@@ -96,7 +99,7 @@ def test_one_op_with_several_types_and_axes(lane):
         "scale",
         {"cpu": eqxc.NativeKernel("ScaleRows", SAXPY)},
         lambda x, weight, *, shared: x * weight,
-        batching="broadcast_all",
+        vmap_method="broadcast_all",
     )
     call, plain = {
         "native": (lambda x, w: scale(x, w, shared=False), lambda x, w: x * w),
@@ -143,7 +146,7 @@ def test_one_shape_with_several_meanings():
     mesh = mesh_of(4)
     x, y = put(normal(4, 4), mesh, "a"), put(normal(4, 4) + 1, mesh, "a")
     variants = [
-        eqxc.Op("add", {"cpu": eqxc.PythonKernel(kernel)}, plain, batching=batching)
+        eqxc.Op("add", {"cpu": eqxc.PythonKernel(kernel)}, plain, vmap_method=batching)
         for batching in ("fold", "broadcast_all", "expand_dims")
     ]
     axes = [((0, 0), 0), ((0, 1), 0), ((1, 0), 0), ((1, 1), 1), ((0, 0), 1)]
@@ -156,7 +159,7 @@ def test_one_shape_with_several_meanings():
 
 def test_attributes_of_native_kernels():
     saxpy = eqxc.Op(
-        "saxpy", {"cpu": eqxc.NativeKernel("Saxpy", SAXPY)}, lambda x, y, *, a: a * x + y, batching="broadcast_all"
+        "saxpy", {"cpu": eqxc.NativeKernel("Saxpy", SAXPY)}, lambda x, y, *, a: a * x + y, vmap_method="broadcast_all"
     )
     x = put(normal(4, 3), mesh_of(4), "a")
     programs = [jax.jit(jax.vmap(lambda x, a=a: saxpy(x, x, a=a))).lower(x).compile() for a in FACTORS]

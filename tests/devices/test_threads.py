@@ -18,6 +18,7 @@ split = jax.NamedSharding(mesh, jax.P("a"))
 
 class Scale(eqxc.Layer):
     weight: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         out.write(np.asarray(x) * np.asarray(self.weight))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
+import optax
 import pytest
 
 import eqxcallback as eqxc
@@ -177,16 +178,16 @@ def test_files_are_read_by_either(model):
     ("options", "expected"),
     [
         ({"only": eqx.nn.LayerNorm}, {"LayerNorm"}),
-        ({"only": (eqx.nn.LayerNorm, "['out']", ".head")}, {"LayerNorm", "Linear"}),
+        ({"only": (eqx.nn.LayerNorm, ".head['out']", ".head")}, {"LayerNorm", "Linear"}),
         ({"only": ".blocks[1].mlp"}, {"Linear", "MLP"}),
-        ({"only": ".blocks[1].ml"}, set()),
+        ({"only": ".blocks[*].norm"}, {"LayerNorm"}),
         ({"only": Block}, {"LayerNorm", "Linear", "MLP", "MultiheadAttention"}),
         ({"exclude": Block}, {"Embedding", "Linear", "RMSNorm"}),
         ({"exclude": [eqx.nn.MultiheadAttention, ".head"]}, {"Embedding", "LayerNorm", "Linear", "MLP", "RMSNorm"}),
         ({"only": lambda path, layer: getattr(layer, "out_features", 0) == 3}, {"Linear"}),
         ({"only": Block, "exclude": eqx.nn.MLP}, {"LayerNorm", "Linear", "MultiheadAttention"}),
     ],
-    ids=["a class", "paths", "a path", "part of a name", "a module", "no module", "a list", "a function", "both"],
+    ids=["a class", "paths", "a path", "any index", "a module", "no module", "a list", "a function", "both"],
 )
 def test_only_and_exclude(model, options, expected):
     fused, report = eqxc.fuse(model, **options)
@@ -204,21 +205,48 @@ def test_a_selection_that_is_none(model, option):
         eqxc.fuse(model, **wrong)
 
 
-def test_the_report(model):
-    class MyLinear(eqx.nn.Linear):
-        pass
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"only": ".blocks[1].ml"},
+            r"expected only to have paths of the model.*got '\.blocks\[1\]\.ml', at which there",
+        ),
+        (
+            {"only": [eqx.nn.Linear, ".heads"]},
+            r"got '\.heads', at which there is nothing. There are layers at \.embedding, ",
+        ),
+        ({"exclude": ".blocks[7]"}, r"expected exclude to have paths .*'\.blocks\[7\]'"),
+        ({"only": eqx.nn.GRUCell}, "expected only to match a layer that has a fused one; got .*GRUCell.* matches none"),
+        ({"only": lambda path, layer: False}, "which matches none"),
+        ({"only": ".blocks[0].norm.weight"}, "which matches none"),
+    ],
+    ids=["part of a name", "one of a list", "an index", "a class", "a function", "an array"],
+)
+def test_a_selection_that_matches_nothing(model, options, message):
+    with pytest.raises(ValueError, match=f"fuse: .*{message}"):
+        eqxc.fuse(model, **options)
 
-    linear: Any = MyLinear  # type checkers make up another constructor
-    tree = {"a": linear(2, 2, key=jr.key(0)), "b": eqx.nn.Conv1d(2, 2, 1, key=jr.key(0)), "c": eqx.nn.LayerNorm(3)}
-    fused, report = eqxc.fuse(tree)
-    assert fused["a"] is tree["a"]
-    assert fused["b"] is tree["b"]
-    lines = str(report).splitlines()
-    assert lines[0] == "fuse: 1 layer replaced, 2 left alone"
-    assert "MyLinear left alone: a subclass, which may do something else" in lines[1]
-    assert "['a']" in lines[1]
-    assert "equinox.nn.Conv1d left alone: there is no fused layer for it" in lines[2]
-    assert "equinox.nn.LayerNorm -> eqxcallback.nn.LayerNorm" in lines[3]
+
+def test_a_selection_of_what_is_fused_already(model):
+    fused = eqxc.fuse(model, only=eqx.nn.LayerNorm).model
+    assert eqxc.fuse(fused, only=eqx.nn.LayerNorm, exclude=(eqx.nn.GRUCell, eqx.nn.Linear)).model is fused
+
+
+def test_a_saved_optimizer_state_is_fused_with_the_model(model):
+    optimizer = optax.adam(1e-3)
+    state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+    (fused, fused_state), report = eqxc.fuse((model, state))
+    assert jax.tree.structure(fused_state) == jax.tree.structure(
+        optimizer.init(eqx.filter(fused, eqx.is_inexact_array))
+    )
+    assert not report.left_alone
+    grads = eqx.filter_grad(lambda model: model(TOKENS).sum())(fused)
+    with pytest.raises(ValueError, match="structure"):
+        optimizer.update(grads, state)
+    with jax.numpy_dtype_promotion("standard"):  # optax promotes
+        updates, _ = optimizer.update(grads, fused_state)
+    assert jax.tree.structure(eqx.apply_updates(fused, updates)) == jax.tree.structure(fused)
 
 
 def test_an_example_is_compared(model):

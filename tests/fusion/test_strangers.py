@@ -73,14 +73,20 @@ STRANGERS = [
         {"LayerNorm": 4, "Linear": 8, "MultiheadAttention": 1, "RotaryPositionalEmbedding": 1},
     ),
     # Its convolutions are of subclasses, with paddings of their own.
-    Stranger("pdequinox", unet, images(2, 1, 32), {"GroupNorm": 10}),
+    Stranger(
+        "pdequinox",
+        unet,
+        images(2, 1, 32),
+        {"GroupNorm": 10},
+        {"PhysicsConv": 10, "LinearConvDownBlock": 2, "LinearConvUpBlock": 2, "LinearChannelAdjustBlock": 1},
+    ),
     Stranger("pdequinox", mlp, images(2, 1, 32), {"Linear": 3, "MLP": 1}),
     Stranger(
         "equimo.models.vit",
         vit,
         images(2, 3, 32, 32),
         {"LayerNorm": 7, "Linear": 13},
-        {"Conv": 1},
+        {"Conv": 1, "LearnedPosEmbed": 1, "VisionTransformer": 1},
         (KEY, True),
     ),
 ]

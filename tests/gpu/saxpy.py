@@ -12,8 +12,8 @@ extern "C" __global__ void gradients(const float* x, const float* y, const float
                                      float* dy, int n, float a) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) {
-    dx[i] = a * ct[i];
-    dy[i] = ct[i];
+    if (dx) dx[i] = a * ct[i];
+    if (dy) dy[i] = ct[i];
   }
 }
 """
@@ -38,5 +38,5 @@ def op(**changed):
         kernels={"cuda": eqxc.CudaKernel(**{**forward, **changed})},
         backward={"cuda": backward},
         reference=lambda x, y, *, a: a * x + y,
-        batching={"x": "batched", "y": "batched"},
+        vmap_method={"x": "broadcast_all", "y": "broadcast_all"},
     )

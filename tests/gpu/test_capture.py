@@ -33,7 +33,7 @@ def add_one_op(name="add_one"):
     }}"""
     launch = eqxc.Launch(grid=lambda x: -(-x.size // 256), block=256)
     kernel = eqxc.CudaKernel(source, "entry", launch, scalars={"n": ("int32", lambda x: x.size)})
-    return eqxc.Op(name, kernels={"cuda": kernel}, reference=lambda x: x + 1, batching="fold")
+    return eqxc.Op(name, kernels={"cuda": kernel}, reference=lambda x: x + 1, vmap_method="fold")
 
 
 class Counted:

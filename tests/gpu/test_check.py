@@ -48,6 +48,7 @@ class Scale(eqxc.Layer):
     """With CuPy, both ways."""
 
     weight: jax.Array
+    vmap_method = "fold"
 
     command_buffer_compatible = True
 

@@ -29,6 +29,7 @@ twice = cupy.ElementwiseKernel("T x", "T y", "y = (T)(2.0f * (float)x)", "eqxcal
 
 
 class Twice(eqxc.Layer):
+    vmap_method = "fold"
     command_buffer_compatible = True
 
     def kernel(self, ctx, out, x):

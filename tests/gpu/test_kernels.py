@@ -79,6 +79,7 @@ def test_a_layer_in_a_training_step():
                 scalars={"n": ("int32", lambda self, x: x.size), "a": "float32"},
             )
         }
+        vmap_method = "fold"
 
         def reference(self, x):
             return self.a * x + self.y

@@ -1,6 +1,6 @@
-"""Every op with a kernel in CUDA C++ on a real GPU, against its definition: edge sizes, sizes of real models, derivatives.
+"""Every op with a kernel in CUDA C++ on a real GPU, against its reference: edge sizes, sizes of real models, derivatives.
 
-Attention is in test_attention.py.
+Attention, in Triton, is in test_attention.py. Under `vmap` and derivatives both are in test_transformations.py.
 """
 
 import jax
@@ -10,7 +10,8 @@ import pytest
 
 from eqxcallback import ops
 
-from ..ops import cases, test_transformations as transformations
+from ..ops.families import by_op, ops_with_backward_kernels, ops_with_kernels, tagged
+from ..ops.table import floating, normal, quickly_compiled
 from .conftest import require_gpu
 from .values import DTYPES, F16, F32, kernels_in, on_device, tolerate, wide
 
@@ -20,48 +21,22 @@ pytestmark = pytest.mark.gpu
 require_gpu()
 
 
-CUDA = [make for make in cases.SHAPES if make is not cases.attention]
+CUDA = ops_with_kernels("cuda")
 
 
-def takes(make, dtype):
-    return dtype != F16 or make is not cases.quantized_linear
+def of_cuda(tag):
+    return {op: rows for op, rows in by_op(tagged(tag)).items() if op in CUDA}
 
 
 def identified(made):
-    return f"{made[0]}-{cases.name(*made[1:])}"
+    return "-".join(map(str, made)) if isinstance(made, tuple) else str(made)
 
 
 EDGES = [
-    (dtype, make, *arguments)
-    for dtype in DTYPES
-    for make in CUDA
-    if takes(make, dtype)
-    for arguments in cases.SHAPES[make][:: 3 if dtype == F16 else 1]
+    (dtype, row) for dtype in DTYPES for rows in of_cuda("edge").values() for row in rows[:: 3 if dtype == F16 else 1]
 ]
-# Of language models: the rows of a batch of prompts or of a token, vocabularies, heads.
-REAL = [
-    (cases.rms_norm, (4096, 4096)),
-    (cases.rms_norm, (1, 576)),
-    (cases.rms_norm, (33, 50_257), False),
-    (cases.layer_norm, (4096, 1024)),
-    (cases.layer_norm, (33, 50_257), True, False),
-    (cases.softmax_cross_entropy, (1024, 32_000)),
-    (cases.softmax_cross_entropy, (7, 151_936)),
-    (cases.rotary_embedding, (2, 1024, 32, 128)),
-    (cases.rotary_embedding, (2, 1024, 9, 64), True),
-    (cases.swiglu, (1024, 11_008)),
-    (cases.swiglu, (1001, 3072), True),
-    (cases.swiglu, (333, 1001)),
-    (cases.decode_attention, (8,), 4096, 32, 8, 128),
-    (cases.decode_attention, (1,), 32_768, 32, 8, 128, (32_000,)),
-    (cases.decode_attention, (3,), 1001, 9, 3, 64, (1001, 0, 500)),
-    (cases.decode_attention, (2,), 257, 4, 4, 256),
-    (cases.cache_append, (8,), 4096, 1, (8, 128)),
-    (cases.cache_append, (2,), 1000, 37, (3, 64)),
-    *[(cases.quantized_linear, encoding, (rows,), 2048, 5632) for encoding in ops.ENCODINGS for rows in (1, 8, 9, 200)],
-    *[(cases.quantized_linear, encoding, (1,), 576, 49_152) for encoding in ops.ENCODINGS],
-]
-LARGE = [(dtype, *made) for dtype in DTYPES for made in REAL if takes(made[0], dtype)]
+LARGE = [(dtype, row) for dtype in DTYPES for rows in of_cuda("model").values() for row in rows]
+BACKWARD = [made for made in LARGE if made[1].make.__name__ in ops_with_backward_kernels("cuda")]
 
 
 def check(case, want):
@@ -74,28 +49,28 @@ def check(case, want):
 
 @pytest.mark.parametrize("made", EDGES, ids=identified)
 def test_edge_sizes(made):
-    case = made[1](made[0], *made[2:])
+    dtype, row = made
+    case = row(dtype)
     with jax.default_device(jax.local_devices(backend="cpu")[0]):  # which compiles in a tenth of the time
-        want = np.asarray(cases.quickly_compiled(case.definition)(*map(wide, case.args)))
+        want = np.asarray(quickly_compiled(case.reference)(*map(wide, case.args)))
     check(case, want)
 
 
 @pytest.mark.parametrize("made", LARGE, ids=identified)
 def test_sizes_of_models(made):
-    case = made[1](made[0], *made[2:])
-    check(case, on_device(case.definition, *map(wide, case.args)))
+    dtype, row = made
+    case = row(dtype)
+    check(case, on_device(case.reference, *map(wide, case.args)))
 
 
-HAVE_BACKWARD = (cases.rms_norm, cases.layer_norm, cases.softmax_cross_entropy, cases.rotary_embedding, cases.swiglu)
-
-
-@pytest.mark.parametrize("made", [made for made in LARGE if made[1] in HAVE_BACKWARD], ids=identified)
+@pytest.mark.parametrize("made", BACKWARD, ids=identified)
 def test_gradients(made):
     """By the backward kernels, in the dtype of the operands, against f32."""
-    case = made[1](made[0], *made[2:])
-    floats = tuple(i for i, x in enumerate(case.args) if x.dtype != np.int32)
+    dtype, row = made
+    case = row(dtype)
+    floats = floating(case.args)
     result = jax.eval_shape(case.op, *case.args)
-    cotangent = cases.normal(9, result.shape, result.dtype)
+    cotangent = normal(9, result.shape, result.dtype)
 
     def gradients(f):
         def of(cotangent, *args):
@@ -110,7 +85,7 @@ def test_gradients(made):
     ours = gradients(case.op)
     assert kernels_in(ours, cotangent, *case.args) == 2
     got = jax.jit(ours)(cotangent, *case.args)
-    want = on_device(gradients(case.definition), wide(cotangent), *map(wide, case.args))
+    want = on_device(gradients(case.reference), wide(cotangent), *map(wide, case.args))
     rows = int(np.prod(result.shape[:-1]))
     for g, w, i in zip(got, want, floats, strict=True):
         assert g.dtype == case.args[i].dtype
@@ -118,38 +93,9 @@ def test_gradients(made):
         tolerate(g, w, case.terms * summed)
 
 
-CASES = {name: case for name, case in transformations.CASES.items() if not name.startswith("attention")}
-by_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
-
-
-@pytest.fixture
-def device_tolerance(monkeypatch):
-    """The tests of the CPU's kernels, as close as a GPU comes, and with its compiler's usual options."""
-    monkeypatch.setattr(cases, "tolerate", tolerate)
-    monkeypatch.setattr(cases, "quickly_compiled", jax.jit)
-
-
-@pytest.mark.usefixtures("device_tolerance")
-@by_case
-def test_vmap_of_each_operand(case):
-    transformations.test_vmap_of_each_operand(case)
-
-
-@pytest.mark.usefixtures("device_tolerance")
-@by_case
-def test_nested_vmap(case):
-    transformations.test_nested_vmap(case)
-
-
-@pytest.mark.usefixtures("device_tolerance")
-@by_case
-def test_derivatives(case):
-    transformations.test_derivatives(case)
-
-
-@pytest.mark.parametrize("index", range(len(cases.one_of_each(F32))))
-def test_operands_are_left_as_they_are(index):
-    case = cases.one_of_each(F32)[index]
+@pytest.mark.parametrize("row", tagged("written"), ids=str)
+def test_operands_are_left_as_they_are(row):
+    case = row(F32)
     args = [jnp.array(x) for x in case.args]
     jax.block_until_ready(jax.jit(case.op)(*args))
     for arg, before in zip(args, case.args, strict=True):

@@ -60,7 +60,7 @@ def saxpy_op(**changed):
         "saxpy",
         kernels={"cuda": eqxc.TritonKernel(saxpy, **{**fields, **changed})},
         reference=lambda x, y, *, a: a * x + y,
-        batching={"x": "batched", "y": "batched"},
+        vmap_method={"x": "broadcast_all", "y": "broadcast_all"},
     )
 
 

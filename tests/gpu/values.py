@@ -1,4 +1,4 @@
-"""How close the results of a GPU have to be, and the definitions that they are compared with."""
+"""How close the results of a GPU have to be, and the references that they are compared with."""
 
 import math
 
@@ -10,12 +10,12 @@ import numpy as np
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 DTYPES = (F32, BF16, F16)
 
-# Of a GPU's approximations of exp, rsqrt and division, which a CPU's tests (`ops/cases.py`) do not have: some bits more.
+# Of a GPU's approximations of exp, rsqrt and division, which a CPU's tests (`ops/table.py`) do not have: some bits more.
 _F32 = 2.0**-18
 
 
 def tolerate(got, want, terms):
-    """In place of `cases.tolerate`: 16 bits are rounded once, and f32 is as close as sums in any order are on a GPU."""
+    """In place of `table.tolerate`: 16 bits are rounded once, and f32 is as close as sums in any order are on a GPU."""
     close(got, want, rtol=_rounding(got), atol=_F32 * math.sqrt(terms + 1))
 
 
@@ -44,7 +44,7 @@ def wide(x):
 
 
 def on_device(function, *args):
-    """A definition, compiled for the GPU and in f32's full precision: XLA would take TF32 for its products."""
+    """A reference, compiled for the GPU and in f32's full precision: XLA would take TF32 for its products."""
     with jax.default_matmul_precision("highest"):
         return jax.tree.map(np.asarray, jax.jit(function)(*args))
 

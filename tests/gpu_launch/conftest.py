@@ -13,6 +13,10 @@ from ..software_gpu.compiler import SoftwareCompiler
 from ..software_gpu.driver import Driver
 
 
+def pytest_itemcollected(item):
+    item.add_marker("any_jax_version")
+
+
 class NoCompiler:
     """An image that only says what it was made of."""
 

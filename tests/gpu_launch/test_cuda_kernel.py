@@ -50,7 +50,7 @@ def simple(source, **changed):
 
 
 def lowered(kernel, *args, vmap=False, **options):
-    op = eqxc.Op("op", kernels={"cuda": kernel}, batching="fold")
+    op = eqxc.Op("op", kernels={"cuda": kernel}, vmap_method="fold")
 
     def f(*args):
         return op(*args, **options)
@@ -367,6 +367,7 @@ def test_in_a_layer():
                 scalars={"n": ("int32", lambda self, x: x.size), "a": "float32"},
             )
         }
+        vmap_method = "fold"
 
         def reference(self, x):
             return self.a * x + self.y

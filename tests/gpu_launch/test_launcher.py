@@ -188,7 +188,7 @@ def test_from_8_threads_at_once(driver, xy):
 
 def test_under_vmap_the_geometry_is_of_the_whole_batch(driver):
     of = kernel(launch=eqxc.Launch(grid=lambda x, y: x.shape[0], block=32), out_type=lambda x, y: x)
-    op = eqxc.Op("op", kernels={"cpu": of}, batching="fold")
+    op = eqxc.Op("op", kernels={"cpu": of}, vmap_method="fold")
     x = jnp.ones((5, 3, 4, 8))
     jax.jit(jax.vmap(jax.vmap(lambda x, y: op(x, y))))(x, x)
     (line,) = driver.launches

@@ -4,7 +4,8 @@ Attention is Triton's: tests/triton.
 """
 
 import importlib
-import types
+import pkgutil
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,32 +16,24 @@ import pytest
 import eqxcallback as eqxc
 from eqxcallback import CudaKernel, Op, ops
 
-from ..ops import cases, test_transformations as transformations
-from ..ops.cases import normal
+from ..ops import table, test_transformations as transformations
+from ..ops.families import by_op, ops_with_kernels, tagged
+from ..ops.norm.cases import rms_norm
+from ..ops.table import floating, has_backward_kernels, has_kernels, normal
 from ..software_gpu.ops import on_software_gpu
 
 
 F32, BF16, F16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 MODULES = [
     importlib.import_module(name)
-    for name in sorted(
-        f"eqxcallback.ops.{stem}"
-        for stem in (
-            "_attention",
-            "_cache",
-            "_cross_entropy",
-            "_decode_attention",
-            "_norm",
-            "_quantized",
-            "_rotary",
-            "_swiglu",
-        )
-    )
+    for _, name, _ in pkgutil.walk_packages(ops.__path__, "eqxcallback.ops.")
+    if "_triton" not in name  # its kernels need Triton to be imported
 ]
 
 
 def is_ours(value):
-    return isinstance(value, Op) and isinstance(value.kernels.get("cuda"), CudaKernel)
+    kernels: Any = value.kernels.get("cuda", ()) if isinstance(value, Op) else ()
+    return any(isinstance(kernel, CudaKernel) for kernel in kernels)
 
 
 @pytest.fixture(autouse=True)
@@ -50,43 +43,42 @@ def launches(software_gpu, monkeypatch):
         for name, op in vars(module).items():
             if is_ours(op):
                 monkeypatch.setattr(module, name, on_software_gpu(op))
-    cases.quickly_compiled.cache_clear()
+    table.quickly_compiled.cache_clear()
     yield software_gpu
-    cases.quickly_compiled.cache_clear()
+    table.quickly_compiled.cache_clear()
+
+
+# Read off the ops before their kernels are those of the software GPU.
+CUDA = ops_with_kernels("cuda")
+# Every function of `ops` has such a call: tests/ops/test_host.py.
+CALLED = [row(F32) for row in tagged("python")]
+CALLED_CUDA = {getattr(case.op, "func", case.op).__name__ for case in CALLED if has_kernels(case, "cuda")}
+CASES = {name: case for name, case in transformations.CASES.items() if has_kernels(case, "cuda")}
+by_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+HAVE_BACKWARD = [
+    name for name in transformations.DERIVED if name in CASES and has_backward_kernels(CASES[name], "cuda")
+]
 
 
 def test_every_op_is_here():
-    found = {name for name, value in vars(ops).items() if isinstance(value, types.FunctionType)}
-    without = {"attention", "dequantize", "quantize", "quantize_int8", "rotary_table"}  # in Triton; in JAX alone
-    without |= {"embedding", "group_norm", "gru_gates", "linear", "lstm_gates"}  # in Python
-    without |= {"add_rms_norm", "geglu", "int8_linear", "linear_cross_entropy"}
-    assert {make.__name__ for make in cases.SHAPES} - {"attention"} == found - without
-
-
-CUDA = [make for make in cases.SHAPES if make is not cases.attention]
+    assert CALLED_CUDA == CUDA
 
 
 # Some shapes: every kernel with all of its sizes is in tests/kernels.
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
-@pytest.mark.parametrize("make", CUDA, ids=lambda make: make.__name__)
-def test_values(make, dtype, launches):
-    for arguments in cases.SHAPES[make][:: 3 if dtype == F32 else 9]:
+@pytest.mark.parametrize("op", sorted(CUDA))
+def test_values(op, dtype, launches):
+    for row in by_op(tagged("edge"))[op][:: 3 if dtype == F32 else 9]:
         launches.reset()
-        case = make(dtype, *arguments)
+        case = row(dtype)
         if dtype == F16:
-            want = np.asarray(cases.quickly_compiled(case.definition)(*case.args))
+            want = np.asarray(table.quickly_compiled(case.reference)(*case.args))
             got = np.asarray(jax.jit(case.op)(*case.args))
             np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=2**-9, atol=2**-9)
         else:
             case.check(np.asarray(jax.jit(case.op)(*case.args)))
         if all(x.size for x in case.args):
-            assert launches.launches, f"no kernel ran for {arguments}"
-
-
-CASES = {name: case for name, case in transformations.CASES.items() if not name.startswith("attention")}
-# With options, and over int8, attention runs the reference on a GPU.
-CASES = {name: case for name, case in CASES.items() if "with options" not in name and "in int8" not in name}
-by_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+            assert launches.launches, f"no kernel ran for {row}"
 
 
 @by_case
@@ -107,19 +99,15 @@ def test_derivatives(case, launches):
     assert launches.launches
 
 
-HAVE_BACKWARD = ["rms_norm", "rms_norm without weight", "layer_norm", "layer_norm without weight"]
-HAVE_BACKWARD += ["softmax_cross_entropy", "rotary_embedding", "swiglu", "swiglu packed"]
-
-
 @pytest.mark.parametrize("name", HAVE_BACKWARD)
 def test_gradients_are_those_of_the_kernel(name, launches):
     case = CASES[name]
-    numbers = transformations.floats(case)
+    numbers = floating(case.args)
     gradients = jax.jit(jax.grad(lambda *args: (case.op(*args) ** 2).sum(), numbers))
     got = gradients(*case.args)
     program = gradients.lower(*case.args).as_text()
     assert program.count("custom_call @eqxcallback_launch_captured") == 2
-    want = jax.jit(jax.grad(lambda *args: (case.definition(*args) ** 2).sum(), numbers))(*case.args)
+    want = jax.jit(jax.grad(lambda *args: (case.reference(*args) ** 2).sum(), numbers))(*case.args)
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-5, atol=2e-5), got, want)
 
 
@@ -145,14 +133,21 @@ def test_shared_weights_and_those_of_each_example(launches):
 
 
 def test_a_norm_of_a_large_row(launches):
-    case = cases.rms_norm(F32, (2, 50_257))
+    case = rms_norm(F32, (2, 50_257))
     case.check(np.asarray(jax.jit(case.op)(*case.args)))
     gradient = jax.jit(jax.grad(lambda x, w: case.op(x, w).sum(), (0, 1)))(*case.args)
-    want = jax.jit(jax.grad(lambda x, w: case.definition(x, w).sum(), (0, 1)))(*case.args)
+    want = jax.jit(jax.grad(lambda x, w: case.reference(x, w).sum(), (0, 1)))(*case.args)
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4), gradient, want)
 
 
 def test_the_whole_of_check(launches):
     x, weight = normal(1, (3, 40)), normal(2, (40,))
-    eqxc.testing.check(importlib.import_module("eqxcallback.ops._norm")._rms_norm, x, weight, eps=1e-5, skip="dtypes")
+    eqxc.testing.check(
+        importlib.import_module("eqxcallback.ops.norm._norm")._rms_norm,
+        x,
+        weight,
+        eps=1e-5,
+        center=False,
+        skip="dtypes",
+    )
     assert len(launches.launches) > 50

@@ -20,8 +20,8 @@ extern "C" __global__ void gradients(const float* x, const float* y, const float
                                      float* dy, int n, float a) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) {
-    dx[i] = a * ct[i];
-    dy[i] = ct[i];
+    if (dx) dx[i] = a * ct[i];
+    if (dy) dy[i] = ct[i];
   }
 }
 """
@@ -54,7 +54,7 @@ def op(**changed):
         kernels={"cpu": forward},
         backward={"cpu": backward},
         reference=lambda x, y, *, a: a * x + y,
-        batching={"x": "batched", "y": "batched"},
+        vmap_method={"x": "broadcast_all", "y": "broadcast_all"},
     )
 
 
@@ -132,6 +132,7 @@ def test_in_a_layer_and_a_training_step(software_gpu):
                 scalars={"n": ("int32", lambda self, x: x.size), "a": "float32"},
             )
         }
+        vmap_method = "fold"
 
         def reference(self, x):
             return self.a * x + self.y
@@ -182,4 +183,103 @@ def test_a_backward_kernel_of_a_layer(software_gpu):
     software_gpu.reset()
     gradient = eqx.filter_jit(eqx.filter_grad(lambda layer, x: (layer(x) ** 2).sum()))(layer, x)
     np.testing.assert_allclose(gradient.y, 2 * (0.5 * x + layer.y), rtol=1e-6)
+    assert len(software_gpu.launches) == 2
+
+
+# -- absent operands and gradients that are not needed are null pointers
+
+AFFINE = """
+extern "C" __global__ void affine(const float* x, const float* weight, const float* bias, float* out, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) out[i] = x[i] * (weight ? weight[i] : 1) + (bias ? bias[i] : 0);
+}
+extern "C" __global__ void gradients(const float* x, const float* weight, const float* bias, const float* out,
+                                     const float* ct, float* dx, float* dweight, float* dbias, int n) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  if (dx) dx[i] = ct[i] * (weight ? weight[i] : 1);
+  if (dweight) dweight[i] = ct[i] * x[i];
+  if (dbias) dbias[i] = ct[i];
+}
+"""
+
+
+def affine_reference(x, weight, bias):
+    y = x if weight is None else x * weight
+    return y if bias is None else y + bias
+
+
+def kernel_of(entry, count):
+    return eqxc.CudaKernel(
+        AFFINE, entry, eqxc.Launch(lambda *args: -(-count(*args) // 64), 64), scalars={"n": ("int32", count)}
+    )
+
+
+FORWARD = kernel_of("affine", lambda x, *_: x.size)
+
+
+@pytest.mark.parametrize("present", [(False, False), (True, False), (False, True), (True, True)], ids=str)
+def test_absent_operands_are_null(software_gpu, xy, present):
+    needed = []
+
+    def count(grads, args, *_):
+        needed.append([grad is not None for grad in grads])
+        return args[0].size
+
+    affine = eqxc.Op("affine", {"cpu": FORWARD}, affine_reference, backward={"cpu": kernel_of("gradients", count)})
+    args = (xy[0], *(xy[1] + i if there else None for i, there in enumerate(present)))
+    np.testing.assert_allclose(jax.jit(affine)(*args), affine_reference(*args), rtol=1e-6)
+    for wanted in [
+        (0,),
+        *((i + 1,) for i in range(2) if present[i]),
+        tuple(i for i in range(3) if args[i] is not None),
+    ]:
+        software_gpu.reset()
+        got, want = (
+            jax.jit(jax.grad(lambda *args, f=f: (f(*args) ** 2).sum(), wanted))(*args)
+            for f in (affine, affine_reference)
+        )
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), got, want)
+        assert len(software_gpu.launches) == 2
+        assert needed[-1] == [i in wanted for i in range(3)]
+
+
+def test_absent_fields_of_a_layer_are_null(software_gpu, xy):
+    class Affine(eqxc.Layer):
+        weight: jax.Array
+        bias: jax.Array | None
+        kernels: ClassVar = {
+            "cpu": eqxc.CudaKernel(
+                AFFINE.replace(
+                    "const float* x, const float* weight, const float* bias",
+                    "const float* weight, const float* bias, const float* x",
+                ),
+                "affine",
+                eqxc.Launch(lambda layer, x: -(-x.size // 64), 64),
+                scalars={"n": ("int32", lambda layer, x: x.size)},
+            )
+        }
+        vmap_method = "fold"
+
+        def reference(self, x):
+            return affine_reference(x, self.weight, self.bias)
+
+    x, y = xy
+    np.testing.assert_allclose(jax.jit(lambda x: Affine(y, None)(x))(x), x * y, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(lambda x: Affine(y, y)(x))(x), x * y + y, rtol=1e-6)
+
+
+def test_a_null_pointer_has_to_be_a_pointer(software_gpu, xy):
+    source = AFFINE.replace("const float* bias, float* out", "float bias, float* out")
+    kernel = eqxc.CudaKernel(source, "affine", eqxc.Launch(1, 32), scalars={"n": ("int32", lambda x, *_: x.size)})
+    wrong = eqxc.Op("wrong", {"cpu": kernel}, affine_reference)
+    with pytest.raises(ValueError, match="parameter 3 to be a pointer to anything, for bias"):
+        jax.jit(wrong)(xy[0], xy[1], None)
+
+
+def test_an_argument_that_is_left_out_is_null(software_gpu, xy):
+    affine = eqxc.Op("affine", {"cpu": FORWARD}, lambda x, weight=None, bias=None: affine_reference(x, weight, bias))
+    x, y = xy
+    np.testing.assert_allclose(jax.jit(affine)(x), x)
+    np.testing.assert_allclose(jax.jit(affine)(x, y), x * y, rtol=1e-6)
     assert len(software_gpu.launches) == 2

@@ -1,21 +1,14 @@
 """Layers that several tests use."""
 
-import jax
 import numpy as np
 
 import eqxcallback as eqxc
 
+from .. import layers
 
-class Scale(eqxc.Layer):
+
+class Scale(layers.Scale):
     """With a backward kernel."""
-
-    weight: jax.Array
-
-    def kernel(self, ctx, out, x):
-        np.multiply(x, self.weight, out=np.asarray(out))
-
-    def reference(self, x):
-        return x * self.weight
 
     def backward(self, ctx, grads, args, out, cotangents):
         d_self, d_x = grads
@@ -27,6 +20,8 @@ class Scale(eqxc.Layer):
 
 class AddOne(eqxc.Layer):
     """In place. `addresses` are those that it has written to."""
+
+    vmap_method = "fold"
 
     addresses = []  # noqa: RUF012
     input_output_aliases = {"x": 0}  # noqa: RUF012

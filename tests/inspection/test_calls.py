@@ -32,7 +32,7 @@ def test_forward():
         "rms_norm",
         "forward",
         "native",
-        "eqxcallback_rms_norm",
+        "eqxcallback_norm",
     )
     assert first.operands == ("float32[3]", "float32[3]")
     assert first.results == ("float32[3]",)
@@ -92,6 +92,23 @@ def test_64_bit_types_stay():
     assert only(eqxc.inspect(eqxc.buffer_callback(kernel, wide), X)).results == ("float64[3]",)
     op = eqxc.Op("wide", kernels={"cpu": eqxc.PythonKernel(kernel, out_type=lambda x: wide)})
     assert only(eqxc.inspect(op, X)).results == ("float64[3]",)
+
+
+def test_a_dtype_that_no_kernel_takes():
+    with jax.enable_x64(True):
+        x = jnp.ones((2, 3), jnp.float64)
+        call = only(eqxc.inspect(ops.rms_norm, x))
+        (first,) = eqxc.inspect(jax.grad(lambda x: ops.rms_norm(x).sum()), x).calls[-1:]
+    assert (call.op, call.lane, call.operands) == ("rms_norm", "reference", ("float64[2,3]",))
+    why = "native kernel norm: x has to be float32, bfloat16 or float16; it is float64"
+    assert call.fallback == first.fallback == f'{why}; python kernel norm: runs only with implementation="python"'
+
+
+def test_an_op_that_xla_does_best():
+    weight = jnp.ones((4, 3))
+    call = only(eqxc.inspect(ops.linear, X, weight))
+    assert (call.op, call.lane) == ("linear", "reference")
+    assert "native kernel linear: x has to be bfloat16 or float16, which XLA reads slowly" in call.fallback
 
 
 def test_loops():
@@ -159,7 +176,7 @@ def test_what_xla_does_to_equal_calls():
     ],
 )
 def test_ops_on_platforms(platform, lane, fallback):
-    op = eqxc.Op("norm", kernels={"cpu": eqxc.NativeKernel("rms_norm")}, reference=lambda x, *, eps: x * eps)
+    op = eqxc.Op("norm", kernels={"cpu": eqxc.NativeKernel("norm")}, reference=lambda x, *, eps: x * eps)
     call = only(eqxc.inspect(lambda x: op(x, eps=1e-5), X, platform=platform))
     assert (call.lane, call.fallback) == (lane, fallback)
 

@@ -76,7 +76,7 @@ def test_lower():
 
 
 def test_under_transformations():
-    """JAX refuses compiler options there; see eqxcallback/xla/_staging.py."""
+    """JAX refuses compiler options there; see eqxcallback/xla/programs/_staging.py."""
     f = eqxc.jit_captured(lambda x: (scale(x) ** 2.0).sum())
     expected = jax.grad(lambda x: ((2 * x) ** 2).sum())(X)
     np.testing.assert_allclose(jax.grad(f)(X), expected)

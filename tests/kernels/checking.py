@@ -1,4 +1,4 @@
-"""What a definition in JAX gives, and how close a kernel has to come."""
+"""What a reference in JAX gives, and how close a kernel has to come."""
 
 import functools
 import math

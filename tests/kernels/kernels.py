@@ -3,49 +3,78 @@
 import ctypes
 import dataclasses
 import functools
+import itertools
 import pathlib
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 
 import eqxcallback
-from eqxcallback import CudaKernel, kernels as declared
+from eqxcallback import CudaKernel
+from eqxcallback.emulation import build
 from eqxcallback.kernel import dims
-from eqxcallback.kernels import _decode_attention, _quantized
+from eqxcallback.ops.attention import _cuda as attention_cuda
+from eqxcallback.ops.cache import _cuda as cache_cuda
+from eqxcallback.ops.glu import _cuda as glu_cuda
+from eqxcallback.ops.linear import _cuda as linear_cuda
+from eqxcallback.ops.loss import _cuda as loss_cuda
+from eqxcallback.ops.norm import _cuda as norm_cuda
+from eqxcallback.ops.rotary import _cuda as rotary_cuda
+from eqxcallback.ops.softmax import _cuda as softmax_cuda
 
-from ..software_gpu.build import build
 from .running import Call, Launch, run
 
 
-FOLDER = pathlib.Path(eqxcallback.__file__).parent / "kernels" / "cuda"
+FOLDER = pathlib.Path(eqxcallback.__file__).parent / "ops"
 F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 CTYPES = {F32: "float", F16: "__half", BF16: "__nv_bfloat16"}
 DTYPES = list(CTYPES)
+# The indices of all operands of any kernel.
+ALL = range(12)
 
 # For each file, its kernels with `{T}` for the element type.
-_NORMS = ["rms_norm", "rms_norm_plain", "layer_norm", "layer_norm_weight", "layer_norm_bias", "layer_norm_plain"]
+_BOOLEANS = ("false", "true")
 _TEMPLATES = {
-    "norm.cu": [
-        *(f"{name}{part}<{{T}}>" for name in _NORMS for part in ("", "_backward")),
-        *(f"{name}_backward_sum<{{T}}>" for name in _NORMS if "plain" not in name),
+    "norm/norm.cu": [
+        *(f"normalize<{{T}}, {', '.join(flags)}>" for flags in itertools.product(_BOOLEANS, repeat=3)),
+        # Without a weight there is no gradient of it.
+        *(
+            f"normalize_backward<{{T}}, {', '.join(flags)}>"
+            for flags in itertools.product(_BOOLEANS, repeat=4)
+            if flags[1:3] != ("false", "true")
+        ),
+        "normalize_backward_sum<{T}>",
     ],
-    "rotary.cu": ["rotary_embedding<{T}>", "rotary_embedding<{T}, true>", "rotary_embedding_backward<{T}>"],
-    "swiglu.cu": [f"swiglu{packed}{part}<{{T}}>" for packed in ("", "_packed") for part in ("", "_backward")],
-    "cross_entropy.cu": ["cross_entropy<{T}>", "cross_entropy_backward<{T}>"],
-    "cache.cu": ["cache_append"],
-    "decode_attention.cu": [
+    "rotary/rotary.cu": [
+        "rotary_embedding<{T}>",
+        *(f"rotary_embedding_backward<{{T}}, {table}>" for table in _BOOLEANS),
+    ],
+    "glu/glu.cu": [
+        f"glu{part}<{{T}}, eqxcallback::{activation}, {packed}>"
+        for part in ("", "_backward")
+        for activation in glu_cuda.ACTIVATIONS
+        for packed in _BOOLEANS
+    ],
+    "loss/loss.cu": ["cross_entropy<{T}>", "cross_entropy_backward<{T}>"],
+    "softmax/softmax.cu": [f"softmax{part}<{{T}}, {mask}>" for part in ("", "_backward") for mask in _BOOLEANS],
+    "cache/cache.cu": ["cache_append"],
+    "attention/decode.cu": [
         *(f"decode_attention<{{T}}, {heads}, 16, true>" for heads in (1, 2, 4)),
         "decode_attention<{T}, 4, 16, false>",
         *(f"decode_attention<{{T}}, 2, 32, {packed}>" for packed in ("true", "false")),
         "decode_attention_join<{T}>",
     ],
-    "quantized.cu": [
+    "linear/quantized.cu": [
         *(f"quantized_linear<{{T}}, eqxcallback::{e}, {rows}>" for e in ("Q4_1", "Q8_0") for rows in (1, 2, 4, 8)),
         *(f"quantized_linear_tiled<{{T}}, eqxcallback::{e}>" for e in ("Q4_1", "Q8_0")),
     ],
 }
+
+
+FILES = list(_TEMPLATES)
 
 
 def entries(file: str, dtypes: Any = DTYPES) -> list[str]:
@@ -66,6 +95,18 @@ def _loaded(file: str) -> tuple[ctypes.CDLL, dict[str, int]]:
 
 def results(call: Call, seed: int = 1, **options: Any) -> list[Any]:
     return run(*_loaded(call.file), call, seed, **options)
+
+
+def _gradients(operands: Any, needed: Any = ALL) -> list[Any]:
+    """Shapes and dtypes: of the operands that there are, have a floating dtype and whose index is in `needed`."""
+    return [
+        (x.shape, x.dtype) if x is not None and i in needed and x.dtype in DTYPES else None
+        for i, x in enumerate(operands)
+    ]
+
+
+def _types(results: Any) -> tuple[Any, ...]:
+    return tuple(None if each is None else jax.ShapeDtypeStruct(*each) for each in results)
 
 
 def with_one_block(call: Call) -> Call:
@@ -91,89 +132,94 @@ def of(kernel: CudaKernel, operands: Any, results: Any, args: Any, *, aliases: A
     ]
     scalars = [options[name] if function is None else value(function) for name, (_, function) in kernel.scalars.items()]
     workspaces = [(workspace.shape, workspace.dtype) for workspace in value(kernel.workspaces)]
-    file = pathlib.Path(kernel.source).name
+    file = pathlib.Path(kernel.source).relative_to(FOLDER).as_posix()
     # What is empty is not launched.
     return Call(
         file, [step for step in steps if 0 not in step.grid], operands, results, scalars, workspaces, aliases or {}
     )
 
 
-def _norm_args(name: str, x: Any, parameters: Any) -> tuple[Any, ...]:
-    """With `None` for the bias or weight that a layer norm lacks."""
-    return (x, None, *parameters) if name == "layer_norm_bias" else (x, *parameters)
+def norm(x: Any, weight: Any, bias: Any, *, center: bool, eps: float = 1e-5) -> Call:
+    args = x, weight, bias
+    return of(norm_cuda.NORM, args, [(x.shape, x.dtype)], args, eps=eps, center=center)
 
 
-def norm(name: str, x: Any, *parameters: Any, eps: float = 1e-5) -> Call:
-    kernel = declared.RMS_NORM if name.startswith("rms") else declared.LAYER_NORM
-    return of(kernel, [x, *parameters], [(x.shape, x.dtype)], _norm_args(name, x, parameters), eps=eps)
+def norm_backward(
+    x: Any, weight: Any, bias: Any, out: Any, dout: Any, *, center: bool, needed: Any = ALL, eps: float = 1e-5
+) -> Call:
+    args = x, weight, bias
+    grads = _gradients(args, needed)
+    return of(
+        norm_cuda.NORM_BACKWARD, [*args, out, dout], grads, (_types(grads), args, out, dout), eps=eps, center=center
+    )
 
 
-def norm_backward(name: str, x: Any, *parameters: Any, out: Any, dout: Any, eps: float = 1e-5) -> Call:
-    kernel = declared.RMS_NORM_BACKWARD if name.startswith("rms") else declared.LAYER_NORM_BACKWARD
-    grads = [(x.shape, x.dtype), *(((x.shape[-1],), F32) for _ in parameters)]
-    args = None, _norm_args(name, x, parameters), out, dout
-    return of(kernel, [x, *parameters, out, dout], grads, args, eps=eps)
+def rotary(x: Any, cos: Any, sin: Any) -> Call:
+    return of(rotary_cuda.ROTARY_EMBEDDING, [x, cos, sin], [(x.shape, x.dtype)], (x, (cos, sin)))
 
 
-def rotary(x: Any, cos: Any, sin: Any, *, inverse: bool = False) -> Call:
-    call = of(declared.ROTARY_EMBEDDING, [x, cos, sin], [(x.shape, x.dtype)], (x, (cos, sin)))
-    entry = f"rotary_embedding<{CTYPES[x.dtype]}, true>"
-    launches = [dataclasses.replace(launch, entry=entry) if inverse else launch for launch in call.launches]
-    return dataclasses.replace(call, launches=launches)
+def rotary_backward(x: Any, cos: Any, sin: Any, out: Any, dout: Any, *, needed: Any = ALL) -> Call:
+    grads = _gradients([x, cos, sin], needed)
+    of_x, *of_table = _types(grads)
+    args = (of_x, tuple(of_table)), (x, (cos, sin)), out, dout
+    return of(rotary_cuda.ROTARY_EMBEDDING_BACKWARD, [x, cos, sin, out, dout], grads, args)
 
 
-def rotary_backward(x: Any, cos: Any, sin: Any, out: Any, dout: Any) -> Call:
-    grads = [(x.shape, x.dtype), (cos.shape, F32), (sin.shape, F32)]
-    args = None, (x, (cos, sin)), out, dout
-    return of(declared.ROTARY_EMBEDDING_BACKWARD, [x, cos, sin, out, dout], grads, args)
+def glu(gate: Any, up: Any = None, *, activation: str) -> Call:
+    """Without `up`, `gate` holds both halves."""
+    return of(glu_cuda.GLU, [gate, up], [_half(gate, up)], (gate, up), activation=activation)
 
 
-def swiglu(gate: Any, up: Any) -> Call:
-    return of(declared.SWIGLU, [gate, up], [(gate.shape, gate.dtype)], (gate, up))
+def glu_backward(gate: Any, up: Any, out: Any, dout: Any, *, activation: str, needed: Any = ALL) -> Call:
+    grads = _gradients([gate, up], needed)
+    args = _types(grads), (gate, up), out, dout
+    return of(glu_cuda.GLU_BACKWARD, [gate, up, out, dout], grads, args, activation=activation)
 
 
-def swiglu_packed(gate: Any) -> Call:
-    result = ((gate.shape[0], gate.shape[1] // 2), gate.dtype)
-    return of(declared.SWIGLU, [gate], [result], (gate,))
-
-
-def swiglu_backward(gate: Any, up: Any, out: Any, dout: Any) -> Call:
-    grads = [(gate.shape, gate.dtype)] * 2
-    return of(declared.SWIGLU_BACKWARD, [gate, up, out, dout], grads, (None, (gate, up), out, dout))
-
-
-def swiglu_packed_backward(gate: Any, out: Any, dout: Any) -> Call:
-    grads = [(gate.shape, gate.dtype)]
-    return of(declared.SWIGLU_BACKWARD, [gate, out, dout], grads, (None, (gate,), out, dout))
+def _half(gate: Any, up: Any) -> Any:
+    return (gate.shape if up is not None else (*gate.shape[:-1], gate.shape[-1] // 2)), gate.dtype
 
 
 def cross_entropy(logits: Any, labels: Any) -> Call:
-    return of(declared.CROSS_ENTROPY, [logits, labels], [(labels.shape, F32)], (logits, labels))
+    return of(loss_cuda.CROSS_ENTROPY, [logits, labels], [(labels.shape, F32)], (logits, labels))
 
 
 def cross_entropy_backward(logits: Any, labels: Any, loss: Any, dloss: Any) -> Call:
-    grads = [(logits.shape, logits.dtype)]
-    args = None, (logits, labels), loss, dloss
-    return of(declared.CROSS_ENTROPY_BACKWARD, [logits, labels, loss, dloss], grads, args)
+    grads = _gradients([logits, labels])
+    args = _types(grads), (logits, labels), loss, dloss
+    return of(loss_cuda.CROSS_ENTROPY_BACKWARD, [logits, labels, loss, dloss], grads, args)
+
+
+def softmax(x: Any, mask: Any, *, scale: float) -> Call:
+    return of(softmax_cuda.SOFTMAX, [x, mask], [(x.shape, x.dtype)], (x, mask), scale=scale)
+
+
+def softmax_backward(x: Any, mask: Any, out: Any, dout: Any, *, scale: float, needed: Any = ALL) -> Call:
+    grads = _gradients([x, mask], needed)
+    args = _types(grads), (x, mask), out, dout
+    return of(softmax_cuda.SOFTMAX_BACKWARD, [x, mask, out, dout], grads, args, scale=scale)
 
 
 def cache_append(cache: Any, rows: Any, position: Any) -> Call:
     """`cache`: `(batch, length, *row)`."""
     operands, result = (cache, rows, position), (cache.shape, cache.dtype)
-    return of(declared.CACHE_APPEND, operands, [result], operands, aliases={0: 0}, row_rank=cache.ndim - 2)
+    return of(cache_cuda.CACHE_APPEND, operands, [result], operands, aliases={0: 0}, row_rank=cache.ndim - 2)
 
 
 def decode_attention(q: Any, k: Any, v: Any, length: Any, scale: float, parts: int | None = None) -> Call:
     with pytest.MonkeyPatch.context() as patch:
         if parts is not None:
-            patch.setattr(_decode_attention, "_parts", lambda q, kv: parts)
+            patch.setattr(attention_cuda, "_parts", lambda q, kv: parts)
         result = (q.shape, q.dtype)
-        return of(declared.DECODE_ATTENTION, [q, k, v, length], [result], (q, (k, v), length), scale=float(scale))
+        operands, args = [q, k, v, length, None, None, None], (q, (k, v), length, None, None, None)
+        options = {"scale": float(scale), "window": 0, "soft_cap": 0.0}
+        return of(attention_cuda.DECODE_ATTENTION, operands, [result], args, **options)
 
 
 def quantized_linear(x: Any, blocks: Any, *, encoding: str, tiled: bool | None = None) -> Call:
     with pytest.MonkeyPatch.context() as patch:
         if tiled is not None:
-            patch.setattr(_quantized, "_is_tiled", lambda x: tiled)
+            patch.setattr(linear_cuda, "_is_tiled", lambda x: tiled)
         result = ((len(x), len(blocks)), x.dtype)
-        return of(declared.QUANTIZED_LINEAR, [x, blocks], [result], (x, blocks), encoding=encoding)
+        options = {"encoding": encoding, "activations": "exact"}
+        return of(linear_cuda.QUANTIZED_LINEAR, [x, blocks], [result], (x, blocks), **options)

@@ -25,15 +25,16 @@ class Call:
 
     **Attributes:**
 
-    - `file`: the source, in `eqxcallback/kernels/cuda`.
+    - `file`: the source, in `eqxcallback/ops`.
+    - `operands`, `results`: `None` is a null pointer: what is absent, or a gradient that is not needed.
     - `results`, `workspaces`: shapes and dtypes.
     - `aliases`: for a result, the operand that it overwrites.
     """
 
     file: str
     launches: Sequence[Launch]
-    operands: Sequence[np.ndarray]
-    results: Sequence[tuple[Sequence[int], Any]]
+    operands: Sequence[np.ndarray | None]
+    results: Sequence[tuple[Sequence[int], Any] | None]
     scalars: Sequence[int | float]
     workspaces: Sequence[tuple[Sequence[int], Any]] = ()
     aliases: Mapping[int, int] = dataclasses.field(default_factory=dict)
@@ -63,10 +64,10 @@ def exact(shape: Sequence[int], dtype: Any) -> np.ndarray:
 
 
 def launch(
-    library: ctypes.CDLL, index: int, how: Launch, arrays: Sequence[np.ndarray], scalars: Any, seed: int
+    library: ctypes.CDLL, index: int, how: Launch, arrays: Sequence[np.ndarray | None], scalars: Any, seed: int
 ) -> None:
     """Raises an error with what the launch reports."""
-    values = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+    values: list[Any] = [ctypes.c_void_p(None if array is None else array.ctypes.data) for array in arrays]
     values += [ctypes.c_float(x) if isinstance(x, float) else ctypes.c_longlong(x) for x in scalars]
     params = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     grid, block = (ctypes.c_uint * 3)(*(*how.grid, 1, 1)[:3]), (ctypes.c_uint * 3)(*(*how.block, 1, 1)[:3])
@@ -89,7 +90,8 @@ def run(
     guarded: bool = True,
     misaligned: bool = False,
 ) -> list[Any]:
-    """The results. Those that overwrite no operand, and workspaces, are NaN before; operands are checked to be what they were.
+    """The results, `None` for those that are null. Those that overwrite no operand, and workspaces, are NaN before; operands are
+    checked to be what they were.
 
     `misaligned`: no array begins where another one does, relative to 16 bytes.
     """
@@ -101,18 +103,19 @@ def run(
 
     owners: list[Any] = []
     for operand in call.operands:
-        owners.append(make(operand.shape, operand.dtype))
-    for owner, operand in zip(owners, call.operands, strict=True):
-        _array(owner)[...] = operand
+        owners.append(None if operand is None else make(operand.shape, operand.dtype))
+        if operand is not None:
+            _array(owners[-1])[...] = operand
     for i, of in enumerate(call.results):
-        owners.append(owners[call.aliases[i]] if i in call.aliases else make(*of))
+        owners.append(owners[call.aliases[i]] if i in call.aliases else None if of is None else make(*of))
     owners += [make(*of) for of in call.workspaces]
-    arrays = [_array(owner) for owner in owners]
+    arrays = [None if owner is None else _array(owner) for owner in owners]
     for how in call.launches:
         launch(library, index_of[how.entry], how, arrays, call.scalars, seed)
     count = len(call.operands)
     for i, (array, operand) in enumerate(zip(arrays, call.operands, strict=False)):
-        if i not in call.aliases.values():
+        if operand is not None and i not in call.aliases.values():
+            assert array is not None
             assert array.tobytes() == operand.tobytes(), f"operand {i} was written"
     for owner in owners:
         if isinstance(owner, Guarded):

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eqxcallback import reference
+from eqxcallback.ops.cache import _reference as reference
 
 from . import kernels
 from .checking import SEEDS, normal
@@ -15,7 +15,7 @@ from .kernels import BF16, results
 CASES = [(batch, 7, count, row) for batch in (1, 3) for count, row in ((0, (3,)), (1, ()), (3, (2, 5)), (7, (8,)))]
 
 
-def definition(cache, rows, position):
+def appended(cache, rows, position):
     position = np.resize(position, len(cache))
     out = cache.copy()
     for b, wanted in enumerate(position):
@@ -32,7 +32,7 @@ def test_values(case, dtype):
     rows = (100 * normal(2, (batch, count, *row))).astype(dtype)
     for position in (np.arange(-1, batch - 1), np.array([4])):
         call = kernels.cache_append(cache, rows, position.astype(np.int32))
-        expected = definition(cache, rows, position).tobytes()
+        expected = appended(cache, rows, position).tobytes()
         assert results(call)[0].tobytes() == expected
         assert results(kernels.with_one_block(call), misaligned=True)[0].tobytes() == expected
 
@@ -43,7 +43,7 @@ def test_positions_are_clamped(position):
     positions = np.array([position], np.int32)
     of_batch: Any = np.resize(positions, 2)
     (got,) = results(kernels.cache_append(cache, rows, positions))
-    np.testing.assert_array_equal(got, definition(cache, rows, positions))
+    np.testing.assert_array_equal(got, appended(cache, rows, positions))
     expected = reference.cache_append(cache, rows, of_batch, row_rank=1)
     np.testing.assert_array_equal(got, expected)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqxcallback import reference
+from eqxcallback.ops.attention import _reference as reference
 
 from . import kernels
 from .checking import SEEDS, check, normal, want
@@ -28,7 +28,7 @@ SHAPES = [
 
 
 @functools.cache
-def definition(scale):
+def of_scale(scale):
     def one(q, k, v, length):
         batch = len(q)
         k, v = (jnp.concatenate([x] * (batch // len(x))) for x in (k, v))
@@ -46,7 +46,7 @@ def example(shape, dtype, lengths=None, kv_batch=None, scale=1.0) -> Any:
 
 
 def expected(q, k, v, length, scale):
-    return want(definition(scale), q, k, v, length)
+    return want(of_scale(scale), q, k, v, length)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

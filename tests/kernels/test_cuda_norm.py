@@ -1,14 +1,14 @@
 """Norms, forward and backward, on a CPU."""
 
 import dataclasses
+import functools
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from eqxcallback import reference
 
 from . import kernels
 from .checking import SEEDS, check, normal, want, want_gradients
@@ -20,131 +20,173 @@ EPS = 1e-5
 SHAPES = [(1, 1), (3, 7), (5, 64), (2, 1000), (9, 257), (3, 4096), (2, 9001)]
 
 
-def rms_norm(x, *weight):
-    return reference.rms_norm(x, *weight, eps=EPS)
+def norm(x, weight, bias, center):
+    if center:
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+    y = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + EPS)
+    if weight is not None:
+        y = y * jnp.broadcast_to(weight, y.shape)
+    return y if bias is None else y + jnp.broadcast_to(bias, y.shape)
 
 
-def _normalized(x):
-    x = x - jnp.mean(x, axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + EPS)
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    center: bool
+    has_weight: bool = False
+    has_bias: bool = False
+
+    def __str__(self):
+        parts = ["layer_norm" if self.center else "rms_norm", "weight" * self.has_weight, "bias" * self.has_bias]
+        return "-".join(part for part in parts if part)
+
+    def example(self, shape, dtype) -> Any:
+        """`x, weight, bias`."""
+        weight = normal(2, shape[-1:]) if self.has_weight else None
+        bias = normal(3, shape[-1:]) if self.has_bias else None
+        return normal(1, shape, dtype) + np.asarray(0.5, dtype), weight, bias
+
+    def forward(self, x, weight, bias):
+        return kernels.norm(x, weight, bias, center=self.center)
+
+    def backward(self, x, weight, bias, dout, needed: Any = kernels.ALL, out: Any = None):
+        out = np.full_like(x, np.nan) if out is None else out  # it is not read
+        return kernels.norm_backward(x, weight, bias, out, dout, center=self.center, needed=needed)
+
+    def wanted(self, x, weight, bias):
+        return want(_reference(self), *(array for array in (x, weight, bias) if array is not None))
+
+    def wanted_gradients(self, dout, *args):
+        """`None` for those of absent arguments."""
+        gradients = iter(want_gradients(_reference(self), dout, *(array for array in args if array is not None)))
+        return [None if array is None else next(gradients) for array in args]
 
 
-def layer_norm(x, weight, bias):
-    return _normalized(x) * jnp.broadcast_to(weight, x.shape) + jnp.broadcast_to(bias, x.shape)
+@functools.cache
+def _reference(which: Norm) -> Any:
+    """`norm` of the arrays that there are."""
+
+    def of(x, *parameters):
+        left = iter(parameters)
+        weight = next(left) if which.has_weight else None
+        return norm(x, weight, next(left) if which.has_bias else None, which.center)
+
+    return of
 
 
-def layer_norm_weight(x, weight):
-    return _normalized(x) * jnp.broadcast_to(weight, x.shape)
+def check_gradients(got, expected, needed, terms):
+    for i, (mine, gradient) in enumerate(zip(got, expected, strict=True)):
+        if gradient is None or i not in needed:
+            assert mine is None
+        else:
+            check(mine, gradient, terms, scale=16.0)
 
 
-def layer_norm_bias(x, bias):
-    return _normalized(x) + jnp.broadcast_to(bias, x.shape)
-
-
-def layer_norm_plain(x):
-    return _normalized(x)
-
-
-DEFINITIONS: dict[str, tuple[Any, int]] = {
-    "rms_norm": (rms_norm, 1),
-    "rms_norm_plain": (rms_norm, 0),
-    "layer_norm": (layer_norm, 2),
-    "layer_norm_weight": (layer_norm_weight, 1),
-    "layer_norm_bias": (layer_norm_bias, 1),
-    "layer_norm_plain": (layer_norm_plain, 0),
-}
+ALL = [Norm(*flags) for flags in itertools.product([False, True], repeat=3)]
+RMS_NORM, LAYER_NORM = Norm(False, True), Norm(True, True, True)
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-by_name = pytest.mark.parametrize("name", DEFINITIONS)
-
-
-def example(name, shape, dtype) -> tuple[Any, Any, list[Any]]:
-    definition, count = DEFINITIONS[name]
-    x = normal(1, shape, dtype) + np.asarray(0.5, dtype)
-    return definition, x, [normal(2 + i, shape[-1:]) for i in range(count)]
+by_norm = pytest.mark.parametrize("which", ALL, ids=str)
+by_usual_norm = pytest.mark.parametrize("which", [RMS_NORM, LAYER_NORM], ids=str)
 
 
 @by_dtype
-@by_name
+@by_norm
 @pytest.mark.parametrize("shape", [(3, 264), (2, 1001)], ids=str)
-def test_forward(shape, name, dtype):
-    definition, x, parameters = example(name, shape, dtype)
-    (got,) = results(kernels.norm(name, x, *parameters))
-    check(got, want(definition, x, *parameters), shape[-1])
+def test_forward(shape, which, dtype):
+    args = which.example(shape, dtype)
+    (got,) = results(which.forward(*args))
+    check(got, which.wanted(*args), shape[-1])
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
+@by_usual_norm
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_forward_of_any_size(shape, name):
+def test_forward_of_any_size(shape, which):
     for dtype in DTYPES:
-        definition, x, parameters = example(name, shape, dtype)
-        expected = want(definition, x, *parameters)
-        if shape == (1, 1) and name == "layer_norm":
-            expected = parameters[1].reshape(shape)  # the reference divides rounding errors
-        check(results(kernels.norm(name, x, *parameters), seed=3)[0], expected, shape[-1])
+        args = which.example(shape, dtype)
+        expected = which.wanted(*args)
+        if shape == (1, 1) and which.center:
+            expected = args[2].reshape(shape)  # the reference divides rounding errors
+        check(results(which.forward(*args), seed=3)[0], expected, shape[-1])
 
 
 @by_dtype
-@by_name
+@by_norm
 @pytest.mark.parametrize("shape", [(19, 40), (3, 1001)], ids=str)
-def test_backward(shape, name, dtype):
-    definition, x, parameters = example(name, shape, dtype)
-    out, dout = np.full(shape, np.nan, dtype), normal(9, shape, dtype)  # out is not read
-    got = results(kernels.norm_backward(name, x, *parameters, out=out, dout=dout))
-    for mine, expected in zip(got, want_gradients(definition, dout, x, *parameters), strict=True):
-        check(mine, expected, shape[-1] + shape[0], scale=16.0)
+def test_backward(shape, which, dtype):
+    args, dout = which.example(shape, dtype), normal(9, shape, dtype)
+    got = results(which.backward(*args, dout))
+    check_gradients(got, which.wanted_gradients(dout, *args), kernels.ALL, shape[-1] + shape[0])
+
+
+@by_norm
+@pytest.mark.parametrize("shape", [(19, 40), (3, 257)], ids=str)
+def test_gradients_that_are_not_needed(shape, which):
+    """Each set of them. A pointer for one that is not needed is null: to write there ends the process."""
+    args, dout = which.example(shape, F32), normal(9, shape)
+    expected = which.wanted_gradients(dout, *args)
+    there = [i for i, array in enumerate(args) if array is not None]
+    for count in range(1, len(there)):
+        for needed in itertools.combinations(there, count):
+            call = which.backward(*args, dout, needed=needed)
+            sums = sum(i > 0 for i in needed)
+            assert call.workspaces[0][0][1] == sums
+            assert len(call.launches) == (2 if sums else 1)
+            for options in ({}, {"misaligned": True}):
+                check_gradients(results(call, **options), expected, needed, sum(shape))
 
 
 # The sums of 25,003 columns, or twice 12,800, are too large for shared memory.
 @pytest.mark.parametrize(
-    ("name", "shape"),
+    ("which", "shape"),
     [
-        *(("rms_norm", shape) for shape in ((1, 5), (300, 33), (3, 4096), (2, 25_003))),
-        *(("layer_norm", shape) for shape in ((700, 8), (2, 12_800))),
+        *((RMS_NORM, shape) for shape in ((1, 5), (300, 33), (3, 4096), (2, 25_003))),
+        *((LAYER_NORM, shape) for shape in ((700, 8), (2, 12_800))),
     ],
     ids=str,
 )
-def test_backward_of_any_size(shape, name):
-    definition, x, parameters = example(name, shape, F32)
-    dout = normal(9, shape)
-    got = results(kernels.norm_backward(name, x, *parameters, out=dout, dout=dout), seed=5)
-    for mine, expected in zip(got, want_gradients(definition, dout, x, *parameters), strict=True):
-        check(mine, expected, shape[-1] + shape[0], scale=16.0)
+def test_backward_of_any_size(shape, which):
+    args, dout = which.example(shape, F32), normal(9, shape)
+    got = results(which.backward(*args, dout), seed=5)
+    check_gradients(got, which.wanted_gradients(dout, *args), kernels.ALL, shape[-1] + shape[0])
 
 
-@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
-def test_the_order_of_threads_does_not_matter(name):
-    _, x, parameters = example(name, (7, 1000), F32)
-    calls = kernels.norm(name, x, *parameters), kernels.norm_backward(name, x, *parameters, out=x, dout=x)
-    for call in calls:
-        first, *others = (results(call, seed) for seed in SEEDS)
+@by_usual_norm
+def test_the_order_of_threads_does_not_matter(which):
+    args = which.example((7, 1000), F32)
+    for call in (which.forward(*args), which.backward(*args, args[0])):
+        first, *others = ([x.tobytes() for x in results(call, seed) if x is not None] for seed in SEEDS)
         for other in others:
-            assert [a.tobytes() for a in first] == [b.tobytes() for b in other]
+            assert first == other
 
 
 @by_dtype
-@pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
-def test_any_alignment_and_number_of_parts(name, dtype):
-    definition, x, parameters = example(name, (19, 40), dtype)
-    (got,) = results(kernels.norm(name, x, *parameters), misaligned=True)
-    check(got, want(definition, x, *parameters), 40)
-    call = kernels.norm_backward(name, x, *parameters, out=x, dout=x)
+@by_usual_norm
+def test_any_alignment_and_number_of_parts(which, dtype):
+    args = which.example((19, 40), dtype)
+    (got,) = results(which.forward(*args), misaligned=True)
+    check(got, which.wanted(*args), 40)
+    call = which.backward(*args, args[0])
     (rows, size, _, eps), (first, second) = call.scalars, call.launches
-    expected = want_gradients(definition, x, x, *parameters)
+    (((_, *sums), sums_dtype),) = call.workspaces
+    expected = which.wanted_gradients(args[0], *args)
     for parts in (1, 3):
-        launches = [dataclasses.replace(first, grid=(parts,)), second]
         other = dataclasses.replace(
-            call, launches=launches, scalars=[rows, size, parts, eps], workspaces=[((parts, len(parameters), 40), F32)]
+            call,
+            launches=[dataclasses.replace(first, grid=(parts,)), second],
+            scalars=[rows, size, parts, eps],
+            workspaces=[((parts, *sums), sums_dtype)],
         )
-        for mine, gradient in zip(results(other, misaligned=True), expected, strict=True):
-            check(mine, gradient, 60, scale=16.0)
+        check_gradients(results(other, misaligned=True), expected, kernels.ALL, 60)
 
 
-@by_name
-def test_no_rows(name):
-    _, x, parameters = example(name, (0, 40), F32)
-    assert results(kernels.norm(name, x, *parameters))[0].shape == (0, 40)
-    for gradient in results(kernels.norm_backward(name, x, *parameters, out=x, dout=x))[1:]:
-        np.testing.assert_array_equal(gradient, np.zeros(40))
+@by_norm
+def test_no_rows(which):
+    args = which.example((0, 40), F32)
+    assert results(which.forward(*args))[0].shape == (0, 40)
+    for parameter, gradient in zip(args[1:], results(which.backward(*args, args[0]))[1:], strict=True):
+        if parameter is None:
+            assert gradient is None
+        else:
+            np.testing.assert_array_equal(gradient, np.zeros(40))
 
 
 @by_dtype
@@ -153,6 +195,6 @@ def test_values_at_the_edges(dtype):
     x = normal(1, (6, 40), dtype)
     x[0], x[1] = big, 0
     x[2, 3], x[3, 5], x[4, 39] = np.nan, np.inf, -np.inf
-    weight = np.ones(40, np.float32)
-    check(results(kernels.norm("rms_norm", x, weight))[0], want(rms_norm, x, weight), 40)
-    check(results(kernels.norm("layer_norm_weight", x, weight))[0][1:], want(layer_norm_weight, x, weight)[1:], 40)
+    args = x, np.ones(40, np.float32), None
+    for which, first in ((RMS_NORM, 0), (Norm(True, True), 1)):
+        check(results(which.forward(*args))[0][first:], which.wanted(*args)[first:], 40)

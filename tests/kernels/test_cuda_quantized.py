@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eqxcallback import ops, reference
+from eqxcallback import ops
+from eqxcallback.ops.linear import _reference_quantized as reference_quantized
 
 from . import kernels
 from .checking import SEEDS, check, normal, want
@@ -17,8 +18,8 @@ by_encoding = pytest.mark.parametrize("encoding", ops.ENCODINGS)
 
 
 @functools.cache
-def definition(encoding):
-    return functools.partial(reference.quantized_linear, encoding=encoding)
+def reference(encoding):
+    return functools.partial(reference_quantized.quantized_linear, encoding=encoding)
 
 
 def blocks(out_features, in_features, encoding) -> Any:
@@ -37,7 +38,7 @@ def example(shape, encoding, dtype: Any = F32) -> Any:
 
 def exact_enough(got, x, weights, encoding):
     """By the sizes of what is added up: a Q4_1 weight is d * q + m, and its digits are multiplied as 16 + q."""
-    exact = np.asarray(reference.dequantize(weights, encoding=encoding), np.float64)
+    exact = np.asarray(reference_quantized.dequantize(weights, encoding=encoding), np.float64)
     largest = np.abs(exact)
     if encoding == "Q4_1":
         scales = weights.reshape(len(weights), -1, 20)[..., :4].copy().view(np.float16).astype(np.float64)
@@ -55,7 +56,7 @@ def exact_enough(got, x, weights, encoding):
 def test_values(shape, encoding):
     for dtype in DTYPES:
         x, weights = example(shape, encoding, dtype)
-        expected = want(definition(encoding), x, weights)
+        expected = want(reference(encoding), x, weights)
         for tiled in (False, True) if shape[1] < 1000 and shape[0] < 60 else (shape[0] > 8,):
             (got,) = results(kernels.quantized_linear(x, weights, encoding=encoding, tiled=tiled))
             check(got, expected, shape[1], scale=4.0)
@@ -87,7 +88,7 @@ def test_not_finite(rows, value, encoding):
     parts[4, 1, :2] = np.array([value], np.float16).view(np.uint8)
     got, expected = (
         results(kernels.quantized_linear(x, weights, encoding=encoding))[0],
-        want(definition(encoding), x, weights),
+        want(reference(encoding), x, weights),
     )
     np.testing.assert_array_equal(np.isfinite(got), np.isfinite(expected))
     finite = np.isfinite(expected)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from eqxcallback import reference
+from eqxcallback.ops.rotary import _reference as reference
 
 from . import kernels
 from .checking import SEEDS, check, normal, want, want_gradients
@@ -15,8 +15,8 @@ SHAPES = [(3, 3, 2, 2), (4, 2, 5, 32), (6, 3, 9, 12), (1, 1, 3, 128), (6, 2, 1, 
 by_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
-def definition(x, cos, sin):
-    """Of one axis of batch, which the table may lack."""
+def rotated(x, cos, sin):
+    """The reference, of one axis of batch, which the table may lack."""
     rows = (x.shape[0] // cos.shape[0], *cos.shape[:1], *x.shape[1:])
     return reference.rotary_embedding(x.reshape(rows), cos, sin).reshape(x.shape)
 
@@ -31,7 +31,7 @@ def example(shape, dtype):
 def test_forward(shape):
     for dtype in DTYPES:
         args = example(shape, dtype)
-        check(results(kernels.rotary(*args))[0], want(definition, *args), 2)
+        check(results(kernels.rotary(*args))[0], want(rotated, *args), 2)
 
 
 @by_shape
@@ -39,12 +39,27 @@ def test_backward(shape):
     for dtype in DTYPES:
         args = example(shape, dtype)
         dout = normal(3, args[0].shape, dtype)
-        expected = want_gradients(definition, dout, *args)
+        expected = want_gradients(rotated, dout, *args)
         got = results(kernels.rotary_backward(*args, out=dout, dout=dout), seed=2)
         for mine, gradient in zip(got, expected, strict=True):
             check(mine, gradient, shape[0] * shape[2], scale=16.0)
-        _, cos, sin = args
-        check(results(kernels.rotary(dout, cos, sin, inverse=True))[0], expected[0], 2)
+
+
+@by_shape
+def test_gradients_that_are_not_needed(shape):
+    """Each set of them. A pointer for one that is not needed is null: to write there ends the process."""
+    for dtype in DTYPES:
+        args = example(shape, dtype)
+        dout = normal(3, args[0].shape, dtype)
+        expected = want_gradients(rotated, dout, *args)
+        for needed in ((0,), (1,), (2,), (0, 1), (0, 2), (1, 2)):
+            call = kernels.rotary_backward(*args, out=dout, dout=dout, needed=needed)
+            for options in ({}, {"misaligned": True}):
+                for i, (mine, gradient) in enumerate(zip(results(call, **options), expected, strict=True)):
+                    if i in needed:
+                        check(mine, gradient, shape[0] * shape[2], scale=16.0)
+                    else:
+                        assert mine is None
 
 
 def test_any_alignment_and_grid():
@@ -53,8 +68,8 @@ def test_any_alignment_and_grid():
         dout = normal(3, args[0].shape, dtype)
         forward, backward = kernels.rotary(*args), kernels.rotary_backward(*args, out=dout, dout=dout)
         for options in ({"misaligned": True}, {}):
-            check(results(kernels.with_one_block(forward), **options)[0], want(definition, *args), 2)
-            expected = want_gradients(definition, dout, *args)
+            check(results(kernels.with_one_block(forward), **options)[0], want(rotated, *args), 2)
+            expected = want_gradients(rotated, dout, *args)
             for mine, gradient in zip(results(kernels.with_one_block(backward), **options), expected, strict=True):
                 check(mine, gradient, 20, scale=16.0)
 
@@ -75,4 +90,4 @@ def test_nothing_to_rotate(shape):
 def test_not_finite():
     x, cos, sin = example((4, 2, 5, 32), F32)
     x[0, 0, 3], x[1, 2, 20], cos[1, 5] = np.nan, np.inf, -np.inf
-    check(results(kernels.rotary(x, cos, sin))[0], want(definition, x, cos, sin), 2)
+    check(results(kernels.rotary(x, cos, sin))[0], want(rotated, x, cos, sin), 2)

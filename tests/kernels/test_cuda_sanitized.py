@@ -1,6 +1,7 @@
 """Every kernel under AddressSanitizer: no access beyond an array, or beyond shared memory."""
 
 import dataclasses
+import importlib
 import os
 import pathlib
 import pickle
@@ -42,9 +43,11 @@ def sanitized(library: pathlib.Path, index_of: Any, calls: Any, folder: pathlib.
 def _norm_calls(dtype):
     for shape in ((3, 7), (5, 264), (2, 1001)):
         x, w, b = normal(1, shape, dtype), normal(2, shape[1:]), normal(3, shape[1:])
-        for name, parameters in (("rms_norm", [w]), ("layer_norm", [w, b])):
-            yield kernels.norm(name, x, *parameters)
-            yield kernels.norm_backward(name, x, *parameters, out=x, dout=x)
+        for center, bias in ((False, None), (True, b)):
+            yield kernels.norm(x, w, bias, center=center)
+            yield kernels.norm_backward(x, w, bias, x, x, center=center)
+        yield kernels.norm_backward(x, w, b, x, x, center=True, needed=[0])
+        yield kernels.norm_backward(x, w, b, x, x, center=True, needed=[2])
 
 
 def _rotary_calls(dtype):
@@ -52,15 +55,17 @@ def _rotary_calls(dtype):
         x, angles = normal(1, (6, heads, size), dtype), normal(2, (3, size // 2))
         yield kernels.rotary(x, angles, angles)
         yield kernels.rotary_backward(x, angles, angles, x, x)
+        yield kernels.rotary_backward(x, angles, angles, x, x, needed=[0])
 
 
-def _swiglu_calls(dtype):
-    for shape in ((3, 7), (5, 64)):
+def _glu_calls(dtype):
+    for shape, activation in (((3, 7), "silu"), ((5, 64), "silu"), ((3, 7), "gelu"), ((5, 64), "gelu_tanh")):
         x, both = normal(1, shape, dtype), normal(1, (shape[0], 2 * shape[1]), dtype)
-        yield kernels.swiglu(x, x)
-        yield kernels.swiglu_packed(both)
-        yield kernels.swiglu_backward(x, x, x, x)
-        yield kernels.swiglu_packed_backward(both, x, x)
+        yield kernels.glu(x, x, activation=activation)
+        yield kernels.glu(both, activation=activation)
+        yield kernels.glu_backward(x, x, x, x, activation=activation)
+        yield kernels.glu_backward(x, x, x, x, activation=activation, needed=[1])
+        yield kernels.glu_backward(both, None, x, x, activation=activation)
 
 
 def _cross_entropy_calls(dtype):
@@ -93,19 +98,22 @@ def _quantized_calls(dtype):
 
 
 CALLS = {
-    "norm.cu": _norm_calls,
-    "rotary.cu": _rotary_calls,
-    "swiglu.cu": _swiglu_calls,
-    "cross_entropy.cu": _cross_entropy_calls,
-    "cache.cu": _cache_calls,
-    "decode_attention.cu": _decode_attention_calls,
-    "quantized.cu": _quantized_calls,
+    "norm/norm.cu": _norm_calls,
+    "rotary/rotary.cu": _rotary_calls,
+    "glu/glu.cu": _glu_calls,
+    "loss/loss.cu": _cross_entropy_calls,
+    "cache/cache.cu": _cache_calls,
+    "attention/decode.cu": _decode_attention_calls,
+    "linear/quantized.cu": _quantized_calls,
 }
+# Other files have a test of their own, which has calls.
+for _file in set(kernels.FILES) - set(CALLS):
+    CALLS[_file] = importlib.import_module(f"{__package__}.test_cuda_{pathlib.Path(_file).stem}").calls
 
 
-@pytest.mark.parametrize("file", CALLS)
+@pytest.mark.parametrize("file", kernels.FILES)
 def test_addresses(file, tmp_path):
-    calls = [*CALLS[file](BF16), *(CALLS[file](F32) if file == "quantized.cu" else [])]
+    calls = [*CALLS[file](BF16), *(CALLS[file](F32) if file == "linear/quantized.cu" else [])]
     names = sorted({launch.entry for call in calls for launch in call.launches})
     path = kernels.library(file, names, sanitize="address")
     code, output = sanitized(path, {name: i for i, name in enumerate(names)}, calls, tmp_path)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ..op.library import build_saxpy
+from ..transform.library import build_saxpy
 from .layers import build_native, calls
 
 

@@ -18,6 +18,7 @@ FACTOR = np.float32(os.environ.get("EQXCALLBACK_TEST_FACTOR", "2"))
 class Wave(eqxc.Layer):
     weight: jax.Array
     function: Callable[..., np.ndarray] = eqx.field(static=True, default=np.tanh)
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x, *, scale=1.0):
         out.write(self.function(np.asarray(x) * np.asarray(self.weight)) * FACTOR * np.float32(scale))
@@ -37,7 +38,7 @@ def double(ctx, out, x, *, by):
 
 
 multiply = eqxc.Op(
-    "multiply", {"cpu": eqxc.PythonKernel(double)}, lambda x, *, by: {"result": x["value"] * by}, batching="fold"
+    "multiply", {"cpu": eqxc.PythonKernel(double)}, lambda x, *, by: {"result": x["value"] * by}, vmap_method="fold"
 )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import eqxcallback as eqxc
 
-from ..op.library import build
+from ..transform.library import build
 
 
 _built = tempfile.TemporaryDirectory()
@@ -34,17 +34,10 @@ def struct(x):
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
-def write(out, value):
-    """Of a gradient without the leading axes: the sum over them."""
-    out = np.asarray(out)
-    missing = value.ndim - out.ndim
-    stretched = tuple(i for i, size in enumerate(out.shape) if size == 1 != value.shape[missing + i])
-    value = value.sum(tuple(range(missing)))
-    out[...] = value.sum(stretched, keepdims=True)
-
-
 class Identity(eqxc.Layer):
     """Of any type."""
+
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         np.copyto(np.asarray(out), np.asarray(x))
@@ -58,6 +51,7 @@ class Wave(eqxc.Layer):
 
     weight: jax.Array
     power: int = eqx.field(static=True, default=2)
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         calls.append("forward")
@@ -71,9 +65,9 @@ class Wave(eqxc.Layer):
         d_self, dx = grads
         x, weight, cotangent = np.asarray(args[0]), np.asarray(self.weight), np.asarray(cotangents)
         if dx is not None:
-            write(dx, cotangent * np.cos(x) * weight**self.power)
+            dx.write(cotangent * np.cos(x) * weight**self.power)
         if d_self.weight is not None:
-            write(d_self.weight, cotangent * np.sin(x) * self.power * weight ** (self.power - 1))
+            d_self.weight.write(cotangent * np.sin(x) * self.power * weight ** (self.power - 1))
 
 
 class NativeWave(Wave):
@@ -87,6 +81,7 @@ class ReferenceWave(eqxc.Layer):
 
     weight: jax.Array
     power: int = eqx.field(static=True, default=2)
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         calls.append("forward")

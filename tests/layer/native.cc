@@ -1,7 +1,9 @@
 // The forward and backward kernels of `Wave` in C++: out = sin(x) * w^power. Either operand may lack the leading axes
 // of out.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -40,25 +42,29 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
     WaveBackward, wave_backward,
     ffi::Ffi::Bind().Arg<F32>().Arg<F32>().Arg<F32>().Arg<F32>().Ret<F32>().Ret<F32>().Attr<int64_t>("power"));
 
-// It spoils the gradients that nobody has asked for.
-static ffi::Error wave_backward_asked(F32 w, F32 x, F32 out, F32 cotangent, F32Result dw, F32Result dx, int64_t power,
-                                      ffi::Span<const int64_t> asked) {
-  ffi::Error error = wave_backward(w, x, out, cotangent, dw, dx, power);
-  F32Result* gradients[] = {&dw, &dx};
+// Its results are the gradients whose bits are set.
+static ffi::Error wave_backward_needed(F32 w, F32 x, F32, F32 cotangent, ffi::RemainingRets rets, int64_t power,
+                                       int64_t needs_grad) {
+  std::vector<float> unneeded(std::max(w.element_count(), x.element_count()));
+  float* gradients[] = {unneeded.data(), unneeded.data()};
+  size_t result = 0;
   for (int64_t operand = 0; operand < 2; ++operand) {
-    bool is_asked = false;
-    for (const int64_t i : asked) is_asked = is_asked || i == operand;
-    if (!is_asked) std::memset((*gradients[operand])->untyped_data(), 0xff, (*gradients[operand])->size_bytes());
+    if ((needs_grad >> operand & 1) == 0) continue;
+    auto buffer = rets.get<F32>(result++);
+    if (buffer.has_error()) return buffer.error();
+    std::memset((*buffer)->untyped_data(), 0, (*buffer)->size_bytes());
+    gradients[operand] = (*buffer)->typed_data();
   }
-  return error;
+  if (result != rets.size()) return ffi::Error::InvalidArgument("more results than gradients that are needed");
+  for (size_t i = 0; i < cotangent.element_count(); ++i) {
+    const size_t row = i % w.element_count(), column = i % x.element_count();
+    const float a = w.typed_data()[row], b = x.typed_data()[column], g = cotangent.typed_data()[i];
+    gradients[0][row] += g * std::sin(b) * static_cast<float>(power) * raised(a, power - 1);
+    gradients[1][column] += g * std::cos(b) * raised(a, power);
+  }
+  return ffi::Error::Success();
 }
-XLA_FFI_DEFINE_HANDLER_SYMBOL(WaveBackwardAsked, wave_backward_asked,
-                              ffi::Ffi::Bind()
-                                  .Arg<F32>()
-                                  .Arg<F32>()
-                                  .Arg<F32>()
-                                  .Arg<F32>()
-                                  .Ret<F32>()
-                                  .Ret<F32>()
-                                  .Attr<int64_t>("power")
-                                  .Attr<ffi::Span<const int64_t>>("asked"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    WaveBackwardNeeded, wave_backward_needed,
+    ffi::Ffi::Bind().Arg<F32>().Arg<F32>().Arg<F32>().Arg<F32>().RemainingRets().Attr<int64_t>("power").Attr<int64_t>(
+        "needs_grad"));

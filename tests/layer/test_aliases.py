@@ -11,7 +11,7 @@ import pytest
 
 import eqxcallback as eqxc
 
-from ..op.library import SAXPY
+from ..transform.library import SAXPY
 from .layers import W, X, assert_close, lowered, values
 
 
@@ -20,6 +20,7 @@ class InPlace(eqxc.Layer):
 
     weight: jax.Array
     input_output_aliases: ClassVar[Any] = {"x": 0}
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         array = np.asarray(out)
@@ -34,6 +35,7 @@ class AddInPlace(eqxc.Layer):
 
     input_output_aliases: ClassVar[Any] = {"x": 0}
     kernels: ClassVar[Any] = {"cpu": eqxc.NativeKernel("AddInPlace", SAXPY)}
+    vmap_method = "fold"
 
     def reference(self, x, y):
         return x + y
@@ -154,6 +156,7 @@ def test_gradients():
 class Tree(eqxc.Layer):
     w: jax.Array
     k: dict[str, jax.Array]
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x, tree, n=3, *rest, z=None, **named):
         for result, source in (
@@ -240,6 +243,7 @@ def test_an_own_array_is_not_overwritten_by_accident():
     class SameName(eqxc.Layer):
         x: jax.Array
         input_output_aliases: ClassVar[Any] = {"x": 0}
+        vmap_method = "fold"
 
         def kernel(self, ctx, out, x):
             np.asarray(out)[...] += 1
@@ -266,6 +270,7 @@ def test_static_leaves_do_not_count():
         weight: jax.Array
         number: float
         input_output_aliases: ClassVar[Any] = {1: 0}
+        vmap_method = "fold"
 
         def kernel(self, ctx, out, mode, x, y):
             assert self.spec == jax.ShapeDtypeStruct((3,), jnp.int8)
@@ -283,6 +288,7 @@ def test_static_leaves_do_not_count():
 def test_the_arrays_of_variadic_parameters():
     class Variadic(eqxc.Layer):
         input_output_aliases: ClassVar[Any] = {"xs": 0, "z": 2}
+        vmap_method = "fold"
 
         def kernel(self, ctx, out, *xs, **named):
             for result in out:
@@ -302,6 +308,7 @@ class State(eqxc.Layer):
 
     k: jax.Array
     input_output_aliases: ClassVar[Any] = {"self.k": "k"}
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         np.asarray(out["k"])[...] += np.asarray(x)

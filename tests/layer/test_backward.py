@@ -8,13 +8,14 @@ import pytest
 import eqxcallback as eqxc
 
 from .derivatives import DERIVATIVES
-from .layers import W, Wave, X, assert_close, calls, compiled, struct, write
+from .layers import W, Wave, X, assert_close, calls, compiled, struct
 
 
 class Results(eqxc.Layer):
     """Results of several types, in a tree."""
 
     weight: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x, n, option):
         np.asarray(out["y"])[...] = np.asarray(x) * np.asarray(self.weight)
@@ -40,9 +41,9 @@ class ResultsWithBackward(Results):
         assert (np.asarray(out["n"]) == np.asarray(n) + 1).all()
         dy, dz = np.asarray(cotangents["y"]), np.asarray(cotangents["z"][0])
         if dx is not None:
-            write(dx, dy * np.asarray(self.weight) + 2 * np.asarray(x) * dz)
+            dx.write(dy * np.asarray(self.weight) + 2 * np.asarray(x) * dz)
         if d_self.weight is not None:
-            write(d_self.weight, dy * np.asarray(x))
+            grads[0].weight.write(dy * np.asarray(x))
 
 
 N = np.arange(3, dtype=np.int32)
@@ -98,6 +99,7 @@ def test_zero_cotangents_run_no_kernel():
 
 class Complex(eqxc.Layer):
     weight: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, z):
         np.asarray(out)[...] = np.asarray(z) * np.asarray(self.weight)
@@ -112,7 +114,7 @@ class ComplexWithBackward(Complex):
     def backward(self, ctx, grads, args, out, cotangents):
         for gradient, other in ((grads[0].weight, args[0]), (grads[1], self.weight)):
             if gradient is not None:
-                write(gradient, np.asarray(cotangents) * np.asarray(other))
+                gradient.write(np.asarray(cotangents) * np.asarray(other))
 
 
 @pytest.mark.parametrize("make", [Complex, ComplexWithBackward])
@@ -138,6 +140,7 @@ def test_complex(make):
 class WithResiduals(eqxc.Layer):
     weight: jax.Array
     key: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x, scale=1.0):
         y, (exponential, rest) = out
@@ -160,9 +163,9 @@ class WithResiduals(eqxc.Layer):
         assert (np.asarray(rest["seven"]) == 7).all()
         assert (np.asarray(rest["key"]) == np.asarray(self.key)).all()
         if dx is not None:
-            write(dx, np.asarray(cotangents) * np.asarray(y))
+            dx.write(np.asarray(cotangents) * np.asarray(y))
         if d_self.weight is not None:
-            write(d_self.weight, np.asarray(cotangents) * np.asarray(exponential) * np.float32(args[1]))
+            d_self.weight.write(np.asarray(cotangents) * np.asarray(exponential) * np.float32(args[1]))
 
 
 @pytest.mark.parametrize(

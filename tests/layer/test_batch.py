@@ -21,6 +21,7 @@ class OwnRule(eqxc.Layer):
 
     weight: jax.Array
     result: Any = eqx.field(static=True, default=None)
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x, y, mode="m"):
         rules.append("kernel")
@@ -126,6 +127,8 @@ def test_nested_maps_of_a_rule():
     """The outer one maps what the rule of the inner one returns: a rule that calls the layer is asked again."""
 
     class Recursive(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x):
             rules.append(("kernel", x.shape))
             np.square(x, out=np.asarray(out))
@@ -148,6 +151,8 @@ def test_nested_maps_of_a_rule():
 
 def test_a_rule_of_keyword_arguments():
     class Keywords(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x, *, z, a):
             out.write(np.asarray(x) + 10 * np.asarray(z) + 100 * np.asarray(a))
 
@@ -168,6 +173,8 @@ def test_a_rule_with_residuals_and_effects():
     """A rule knows nothing of residuals: there the method holds."""
 
     class Kept(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x):
             rules.append("kernel")
             out[0].write(2 * np.asarray(x))

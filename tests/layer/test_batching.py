@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import eqxcallback as eqxc
 
-from .layers import NativeWave, PureWave, W, Wave, X, assert_close, compiled, values, write
+from .layers import NativeWave, PureWave, W, Wave, X, assert_close, compiled, values
 
 
 METHODS = ("fold", "sequential", "sequential_unrolled", "expand_dims", "broadcast_all")
@@ -35,6 +35,7 @@ class Product(eqxc.Layer):
     """`sin(x) * y * w ** 2`, which records what it sees. Operands broadcast against each other."""
 
     w: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x, y):
         shapes.append({"w": self.w.shape, "x": x.shape, "y": y.shape, "out": out.shape})
@@ -54,7 +55,7 @@ class Product(eqxc.Layer):
             (gradients["dy"], cotangent * np.sin(x) * w**2),
         ):
             if gradient is not None:
-                write(gradient, value)
+                gradient.write(value)
 
 
 def product(w, x, y):
@@ -75,7 +76,7 @@ def operands(levels, *, size=None):
     return [values(*((size or 2 + k) for k, axes in enumerate(levels) if axes[i] == 0), 3) for i in range(3)]
 
 
-# The shapes that architecture.md states.
+# The shapes that docs/batching.md states.
 
 
 def forward_shapes(method, levels):
@@ -165,6 +166,8 @@ def test_cotangents_have_the_axes_of_their_result():
     """That of a sum is a constant, which no map touches: `write` does not broadcast."""
 
     class Doubled(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x):
             out.write(2 * np.asarray(x))
 
@@ -325,6 +328,7 @@ def test_parameters_are_not_tiled(method):
 
     class First(eqxc.Layer):
         weight: jax.Array
+        vmap_method = "fold"
 
         def kernel(self, ctx, out, x):
             assert self.weight.nbytes == 2**24
@@ -355,6 +359,7 @@ class Counted(eqxc.Layer):
     """Results of several types, integers and residuals too."""
 
     scale: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x, n):
         (y, m), kept = out
@@ -372,7 +377,7 @@ class Counted(eqxc.Layer):
         assert out[1].shape[-2:] == (2, 2)
         assert (np.asarray(out[1]) == 5).all()
         assert not np.asarray(cotangents[1]).any()
-        write(grads[1], np.broadcast_to(np.asarray(cotangents[0]), out[0][0].shape) * np.asarray(self.scale))
+        grads[1].write(np.broadcast_to(np.asarray(cotangents[0]), out[0][0].shape) * np.asarray(self.scale))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -126,6 +126,7 @@ ran: list[np.ndarray] = []
 
 
 class Tap(eqxc.Layer):
+    vmap_method = "fold"
     has_side_effect = True
 
     def kernel(self, ctx, out, x):
@@ -143,6 +144,8 @@ class TapWithBackward(Tap):
 
 class Log(eqxc.Layer):
     """No results at all."""
+
+    vmap_method = "fold"
 
     has_side_effect = True
 

@@ -17,7 +17,7 @@ def copy_kernel(self, ctx, out, x):
     np.copyto(np.asarray(out), np.asarray(x))
 
 
-DEFAULTS = {"kernel": copy_kernel, "reference": lambda self, x: x}
+DEFAULTS = {"kernel": copy_kernel, "reference": lambda self, x: x, "vmap_method": "fold"}
 
 
 def declared(base: Any = eqxc.Layer, **members):
@@ -246,6 +246,7 @@ def test_a_subclass_with_other_kernels():
 def test_what_is_checked_of_fields():
     class Field(eqxc.Layer):
         w: jax.Array
+        vmap_method = "fold"
         kernel = copy_kernel
 
         def reference(self, x):
@@ -261,6 +262,8 @@ def test_what_is_checked_of_fields():
 
 
 class TwoArguments(eqxc.Layer):
+    vmap_method = "fold"
+
     def kernel(self, ctx, out, x, y=2, *, z=None):
         np.copyto(np.asarray(out), np.asarray(x))
 

@@ -93,6 +93,8 @@ def test_against_finite_differences(make, x64):
 class Wrong(eqxc.Layer):
     """Each method is that of another function, so that a derivative tells where it is from."""
 
+    vmap_method = "fold"
+
     def kernel(self, ctx, out, x):
         np.asarray(out)[...] = np.asarray(x)
 
@@ -109,6 +111,8 @@ class WrongWithRule(Wrong):
 
 
 class RuleAndReference(eqxc.Layer):
+    vmap_method = "fold"
+
     def kernel(self, ctx, out, x):
         np.asarray(out)[...] = np.asarray(x)
 
@@ -136,6 +140,8 @@ def test_where_derivatives_come_from(layer, reverse, forward, second):
 
 
 class Square(eqxc.Layer):
+    vmap_method = "fold"
+
     def kernel(self, ctx, out, x):
         np.square(x, out=np.asarray(out))
 

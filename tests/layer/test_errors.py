@@ -13,7 +13,7 @@ from jax.errors import JaxRuntimeError
 
 import eqxcallback as eqxc
 
-from ..op.library import SAXPY
+from ..transform.library import SAXPY
 from .layers import Identity, X
 
 
@@ -95,7 +95,7 @@ SEQUENTIAL = {
     "unrolled": (jax.vmap(Unrolled()), "Unrolled"),
     "nested": (jax.vmap(jax.vmap(Sequential())), "Sequential"),
     "grad": (jax.value_and_grad(loss(jax.vmap(Sequential()))), "Sequential"),
-    "op": (jax.vmap(eqxc.Op("op", {"cpu": eqxc.PythonKernel(fails)}, lambda x: x)), "fails"),
+    "op": (jax.vmap(eqxc.Op("op", {"cpu": eqxc.PythonKernel(fails)}, lambda x: x, "sequential")), "fails"),
     "callback": (
         jax.vmap(eqxc.buffer_callback(fails, jax.ShapeDtypeStruct((3,), np.float32), vmap_method="sequential")),
         "fails",
@@ -266,6 +266,7 @@ def test_poison_of_others():
     """What a failing kernel has written already, in whatever tree, is overwritten."""
 
     class Half(eqxc.Layer):
+        vmap_method = "fold"
         on_error = "poison"
 
         def kernel(self, ctx, out, x):
@@ -440,6 +441,7 @@ def test_an_error_of_a_reference():
 
 class Scale(eqxc.Layer):
     weight: Any
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         np.multiply(x, self.weight, out=np.asarray(out))

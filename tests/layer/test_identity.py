@@ -37,6 +37,7 @@ def listening():
 class Dense(eqxc.Layer):
     weight: jax.Array
     option: Any = eqx.field(static=True, default=None)
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         np.asarray(out)[...] = np.asarray(x) @ np.asarray(self.weight)
@@ -199,6 +200,7 @@ class Shows(eqxc.Layer):
     """What it finds in a static field, or in an argument, as a number that no other value has."""
 
     field: Any = eqx.field(static=True, default=None)
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x, argument=None):
         np.asarray(out)[...] = self.number(argument)
@@ -260,6 +262,7 @@ def test_equal_but_not_the_same_in_one_program(wrap):
 def test_in_the_fields_of_other_modules():
     class Outer(eqxc.Layer):
         inner: Module
+        vmap_method = "fold"
 
         def kernel(self, ctx, out, x):
             np.asarray(out)[...] = [text(v) for v in SAME].index(text(self.inner.scale))
@@ -274,6 +277,7 @@ def test_in_the_fields_of_other_modules():
 def test_derivatives_of_the_same_but_not_equal():
     class Power(eqxc.Layer):
         kind: Any = eqx.field(static=True)
+        vmap_method = "fold"
 
         def factor(self):
             return {"int": 1.0, "bool": 10.0, "float": 100.0}[type(self.kind).__name__] * np.copysign(1, self.kind)
@@ -299,6 +303,7 @@ def test_equal_specifications_are_one():
 
     class Takes(eqxc.Layer):
         config: Config = eqx.field(static=True)
+        vmap_method = "fold"
 
         def kernel(self, ctx, out, x, f):
             np.asarray(out)[...] = f(np.asarray(x))
@@ -317,6 +322,8 @@ def test_equal_specifications_are_one():
 
 def test_functions_as_static_arguments():
     class Apply(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x, f):
             np.asarray(out)[...] = f(np.asarray(x))
 
@@ -343,6 +350,8 @@ def test_functions_as_static_arguments():
 def test_classes_of_one_name():
     def make(factor):
         class Same(eqxc.Layer):
+            vmap_method = "fold"
+
             def kernel(self, ctx, out, x):
                 np.asarray(out)[...] = np.asarray(x) * np.float32(factor)
 
@@ -366,6 +375,7 @@ def test_classes_of_one_name():
 def test_instances_of_which_a_kernel_depends_on_static_fields():
     class Repeat(eqxc.Layer):
         count: int = eqx.field(static=True)
+        vmap_method = "fold"
 
         def kernel(self, ctx, out, x):
             np.asarray(out)[...] = np.tile(np.asarray(x), self.count)
@@ -384,6 +394,7 @@ def test_a_leaf_that_is_static_or_traced():
 
     class Scale(eqxc.Layer):
         factor: Any
+        vmap_method = "fold"
 
         def kernel(self, ctx, out, x):
             np.asarray(out)[...] = np.asarray(x) * np.float32(np.asarray(self.factor))
@@ -399,6 +410,7 @@ def test_a_leaf_that_is_static_or_traced():
 def test_static_dictionaries():
     class Kind(eqxc.Layer):
         options: dict[str, Any] = eqx.field(static=True)
+        vmap_method = "fold"
 
         def kernel(self, ctx, out, x):
             np.asarray(out)[...] = ["int", "bool", "float"].index(type(self.options["a"]).__name__)

@@ -18,6 +18,7 @@ class Exponential(eqxc.Layer):
     """No reference: all derivatives come from the rule, which calls the layer itself."""
 
     weight: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         calls.append("forward")
@@ -85,6 +86,7 @@ def test_a_rule_that_ignores_the_layer():
 
 class SeveralResults(eqxc.Layer):
     result: Any = eqx.field(static=True)
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x, n, mode="m"):
         np.asarray(out["y"])[...] = 2 * np.asarray(x)
@@ -142,6 +144,7 @@ def test_a_wrong_result_of_a_rule(result, message):
 def test_a_number_as_a_tangent():
     class Three(eqxc.Layer):
         result: Any = eqx.field(static=True)
+        vmap_method = "fold"
 
         def kernel(self, ctx, out, x):
             np.asarray(out)[...] = 3 * np.asarray(x)
@@ -159,6 +162,8 @@ def test_a_number_as_a_tangent():
 
 def test_keyword_arguments_are_in_the_order_of_the_signature():
     class Weighted(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x, *, z, b, a):
             np.asarray(out)[...] = np.asarray(x) + 10 * np.asarray(z) + 100 * np.asarray(b) + 1000 * np.asarray(a)
 

@@ -12,18 +12,9 @@ import pytest
 
 import eqxcallback as eqxc
 
-from ..op.library import SAXPY
+from ..layers import Scale
+from ..transform.library import SAXPY
 from .layers import WAVES, Identity, PureWave, W, Wave, X, assert_close, calls, lowered, struct
-
-
-class Scale(eqxc.Layer):
-    weight: jax.Array
-
-    def kernel(self, ctx, out, x):
-        np.multiply(x, self.weight, out=np.asarray(out))
-
-    def reference(self, x):
-        return x * self.weight
 
 
 def test_ten_lines():
@@ -106,6 +97,7 @@ def test_the_reference_is_lowered_where_there_is_no_kernel(make, platform):
 class Axpy(eqxc.Layer):
     a: float = eqx.field(static=True, default=2.0)
     kernels: ClassVar[Any] = {"cpu": eqxc.NativeKernel("Saxpy", SAXPY, attributes=("a",))}
+    vmap_method = "fold"
 
     def reference(self, x, y):
         return self.a * x + y
@@ -113,6 +105,7 @@ class Axpy(eqxc.Layer):
 
 class AxpyOfArgument(eqxc.Layer):
     kernels: ClassVar[Any] = {"cpu": eqxc.NativeKernel("Saxpy", SAXPY, attributes=("a",))}
+    vmap_method = "fold"
 
     def reference(self, x, y, a=3.0):
         return a * x + y
@@ -140,6 +133,8 @@ def test_an_attribute_that_there_is_not(name, error):
 
 def test_out_type_alone():
     class Square(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x):
             np.square(x, out=np.asarray(out))
 

@@ -18,6 +18,7 @@ class ColumnMajor(eqxc.Layer):
     """`a @ b`: `a` and the result are column-major."""
 
     scale: jax.Array
+    vmap_method = "fold"
     input_layouts = ((1, 0), None)
     output_layouts = ((1, 0),)
 
@@ -70,6 +71,7 @@ def test_what_xla_computes_is_not_copied():
 
 def test_three_axes():
     class Three(eqxc.Layer):
+        vmap_method = "fold"
         input_layouts = ((2, 0, 1),)
 
         def kernel(self, ctx, out, x):
@@ -101,6 +103,7 @@ def test_wrong_layouts(layouts, message):
 
 def test_packed_types_are_row_major_only():
     class Packed(eqxc.Layer):
+        vmap_method = "fold"
         input_layouts = ((1, 0),)
 
         def kernel(self, ctx, out, x):

@@ -14,17 +14,8 @@ import pytest
 
 import eqxcallback as eqxc
 
+from ..layers import Scale
 from .layers import PureWave, W, Wave, X, assert_close, struct, values
-
-
-class Scale(eqxc.Layer):
-    weight: jax.Array
-
-    def kernel(self, ctx, out, x):
-        np.multiply(x, self.weight, out=np.asarray(out))
-
-    def reference(self, x):
-        return x * self.weight
 
 
 class Affine(eqxc.Layer):
@@ -32,6 +23,7 @@ class Affine(eqxc.Layer):
 
     inner: Scale
     bias: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         self.inner.kernel(ctx, out, x)
@@ -80,6 +72,7 @@ class Made(eqxc.Layer):
 
     weight: jax.Array = eqx.field(converter=jnp.asarray)
     size: int = eqx.field(static=True)
+    vmap_method = "fold"
 
     def __init__(self, size, *, key):
         self.size = size
@@ -105,6 +98,18 @@ def test_constructors():
     assert eqx.filter_eval_shape(shapes, X) == struct(X)
 
 
+def test_a_key_that_the_kernel_does_not_take():
+    layer, key = Scale(jnp.asarray(W)), jax.random.key(0)
+    x = jnp.asarray(X)
+    sequential = eqx.nn.Sequential([layer, layer])
+    for got in (sequential(x), sequential(x, key=key), jax.jit(lambda x, key: sequential(x, key=key))(x, key)):
+        assert_close(got, X * W * W)
+    with pytest.raises(
+        TypeError, match=r"Scale: a call takes \(x\); got 1 positional arguments and the keywords \['kye'\]"
+    ):
+        layer(x, kye=key)
+
+
 def test_super_and_call():
     class Flat(Scale):
         def __call__(self, x):
@@ -125,6 +130,7 @@ def test_generic_and_abstract():
 
     class Abstract(eqxc.Layer):
         weight: eqx.AbstractVar[jax.Array]
+        vmap_method = "fold"
 
         @abc.abstractmethod
         def kernel(self, ctx, out, x):
@@ -151,6 +157,7 @@ def test_a_layer_that_returns_itself():
         total: jax.Array
         name: str = "a name"
         input_output_aliases: ClassVar[Any] = {"self.total": "total"}
+        vmap_method = "fold"
 
         def kernel(self, ctx, out, x):
             assert out.name == "a name"
@@ -221,6 +228,8 @@ def test_a_program_owns_its_kernel():
         factor = np.float32(3)
 
         class Local(eqxc.Layer):
+            vmap_method = "fold"
+
             def kernel(self, ctx, out, x):
                 np.multiply(x, factor, out=np.asarray(out))
 

@@ -12,6 +12,7 @@ class Accumulate(eqxc.Layer):
     """Adds `x * weight` to `total`, and returns twice the sum."""
 
     weight: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x, total):
         array = np.asarray(total)
@@ -102,6 +103,8 @@ def test_nothing_is_copied():
 
 def test_a_ref_twice_is_refused():
     class Two(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, a, b):
             pass
 
@@ -117,6 +120,8 @@ def test_a_ref_twice_is_refused():
 
 def test_a_ref_and_an_array_are_two_programs():
     class Last(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x):
             out.write(np.full(x.shape, x.writeable, np.float32))
 

@@ -33,6 +33,7 @@ class Nested(eqxc.Layer):
     activation: Callable[..., Any]
     number: float
     size: int = eqx.field(static=True)
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         assert type(self) is Nested
@@ -78,6 +79,7 @@ def test_arrays_anywhere_in_the_tree():
 def test_a_number_becomes_an_operand_when_it_is_traced():
     class Affine(eqxc.Layer):
         scale: Any
+        vmap_method = "fold"
 
         def kernel(self, ctx, out, x):
             kinds.append(type(self.scale))
@@ -99,6 +101,8 @@ def test_a_number_becomes_an_operand_when_it_is_traced():
 
 class Sum(eqxc.Layer):
     """Weights tell which argument is which."""
+
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x, y=2.0, *rest, scale, offset=3.0, **named):
         seen.append((y, [type(a) for a in rest], scale, offset, sorted(named)))
@@ -145,6 +149,8 @@ def test_arguments_that_are_not_arrays_are_static():
         return 2 * x
 
     class Static(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x, mode, options, f=double):
             assert mode == "rows"
             assert options == {"k": (1, None, True), "a": [2.5]}
@@ -169,6 +175,8 @@ class Point(NamedTuple):
 
 def test_trees_in_and_out():
     class Trees(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, point, mixed):
             assert type(point) is Point
             assert type(out["point"]) is Point
@@ -200,6 +208,7 @@ def test_trees_in_and_out():
 def test_no_arguments_and_no_results():
     class Constant(eqxc.Layer):
         value: int = eqx.field(static=True)
+        vmap_method = "fold"
 
         def kernel(self, ctx, out):
             np.asarray(out)[...] = self.value
@@ -208,6 +217,8 @@ def test_no_arguments_and_no_results():
             return jax.ShapeDtypeStruct((2,), jnp.int32)
 
     class Nothing(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x):
             assert out == {"none": None, "empty": (), "text": "t"}
 

@@ -17,6 +17,8 @@ from . import naive
 from .naive import normal, quickly_compiled
 
 
+pytestmark = pytest.mark.any_jax_version
+
 KEY = jax.random.key(3)
 QUERIES, KEYS, HEADS = 5, 7, 3
 SIZES = {

@@ -16,6 +16,9 @@ from .drop_ins import ONE_OF_EACH
 from .parts import DTYPES, KEY, apart, filled, floats, widened
 
 
+pytestmark = pytest.mark.any_jax_version
+
+
 @dataclasses.dataclass(frozen=True)
 class Example:
     """`call(make(implementation, dtype), *args(dtype))`."""
@@ -83,7 +86,7 @@ EXAMPLES = {
 NOT_NATIVE = {"Embedding", "FusedLinearCrossEntropy"}
 
 
-def definition(example: Example, plain: Any, dtype: Any) -> Callable[..., Any]:
+def reference(example: Example, plain: Any, dtype: Any) -> Callable[..., Any]:
     """A call of the layer `plain` in f32 on the same values, rounded once."""
     _, whole = apart(plain)
 
@@ -112,7 +115,7 @@ def test_check(name, implementation):
             call,
             arrays,
             *args,
-            reference=definition(example, plain, dtype),
+            reference=reference(example, plain, dtype),
             only=["reference", *(["grad"] if dtype == jnp.float32 and implementation != "reference" else [])],
         )
 

@@ -12,6 +12,7 @@ import pytest
 
 import eqxcallback
 from eqxcallback import nn
+from eqxcallback.fusion._twins import FUSED
 
 from .drop_ins import CASES, ONE_OF_EACH, randomized
 
@@ -26,6 +27,13 @@ def close(got, want, tolerance):
         assert (g.shape, g.dtype, g.weak_type) == (w.shape, w.dtype, w.weak_type)
         g, w = (np.asarray(x, np.float32) for x in (g, w))
         np.testing.assert_allclose(g, w, rtol=tolerance, atol=tolerance)
+
+
+def test_every_name_of_equinox():
+    for name in (name for name in vars(eqx.nn) if not name.startswith("_")):
+        ours, theirs = getattr(nn, name), getattr(eqx.nn, name)
+        assert ours is FUSED.get(theirs, theirs)
+    assert all(issubclass(ours, theirs) and ours is not theirs for theirs, ours in FUSED.items())
 
 
 @every_layer

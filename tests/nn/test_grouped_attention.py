@@ -35,6 +35,9 @@ from .grouped import (
 from .naive import normal, quickly_compiled
 
 
+pytestmark = pytest.mark.any_jax_version
+
+
 # The formula.
 
 

@@ -40,6 +40,33 @@ def test_quantized_linear(encoding, dtype):
     np.testing.assert_allclose(gradient.astype(jnp.float32), weights.sum(0), rtol=2.0**-7, atol=1e-4)
 
 
+KEY = jax.random.key(0)
+IN_A_ROW = {
+    "Linear": lambda: nn.Linear(32, 32, key=KEY),
+    "MLP": lambda: nn.MLP(32, 32, 32, 1, key=KEY),
+    "LayerNorm": lambda: nn.LayerNorm(32),
+    "RMSNorm": lambda: nn.RMSNorm(32),
+    "GroupNorm": lambda: nn.GroupNorm(4, 32),
+    "SwiGLU": lambda: nn.SwiGLU(32, 32, key=KEY),
+    "GEGLU": lambda: nn.GEGLU(32, 32, key=KEY),
+    "QuantizedLinear": lambda: quantized("Q8_0", 32, 32),
+    "RotaryPositionalEmbedding": lambda: nn.RotaryPositionalEmbedding(8),
+    "GroupedQueryAttention": lambda: nn.GroupedQueryAttention(2, 32, key=KEY),
+    "Embedding": lambda: nn.Embedding(5, 32, key=KEY),
+}
+
+
+@pytest.mark.parametrize("name", IN_A_ROW)
+def test_sequential(name):
+    """Which passes a key to each layer, or `None`."""
+    layer = IN_A_ROW[name]()
+    shape = {"RotaryPositionalEmbedding": (4, 8), "GroupedQueryAttention": (3, 32), "Embedding": ()}.get(name, (32,))
+    x = jnp.ones(shape, int if name == "Embedding" else jnp.float32)
+    want = layer(x)
+    for key in (None, KEY):
+        np.testing.assert_array_equal(nn.Sequential([nn.Identity(), layer])(x, key=key), want)
+
+
 def test_quantized_linear_refuses():
     blocks = jnp.zeros((3, 34), jnp.uint8)
     with pytest.raises(

@@ -18,6 +18,9 @@ from .naive import normal, quickly_compiled
 from .parts import DTYPES, KEY, apart, filled, widened
 
 
+pytestmark = pytest.mark.any_jax_version
+
+
 # Of any size, batched, against Equinox's layers, or against the reference.
 
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import strategies
 
 import eqxcallback as eqxc
-from eqxcallback import nn, ops, reference
+from eqxcallback import nn, ops
+from eqxcallback.ops.linear import _reference_activations as reference_activations
 
 
 KEY = jax.random.key(0)
@@ -70,13 +71,13 @@ def test_any_number_of_features_as_int8():
 
 @pytest.mark.parametrize("implementation", ["auto", "reference", "python"])
 @pytest.mark.parametrize("bits", BITS[2:4], ids=str)
-def test_rounded_activations(bits, implementation):
+def test_quantized_activations(bits, implementation):
     """Those of the layer are those of the op: a row, or blocks of 32, of 255 levels."""
     linear = eqx.nn.Linear(64, 5, use_bias=False, key=KEY)
     make = functools.partial(nn.QuantizedLinear.from_linear, linear, **bits, implementation=implementation)
     exact, layer = make(), make(activations="int8")
     x = normal(1, 4, 64)
-    rounded = reference.rounded(x, 64 if "encoding" in bits else 32)
+    rounded = reference_activations.quantize_activations(x, 64 if "encoding" in bits else 32)
     got = jax.vmap(layer)(x)
     np.testing.assert_allclose(got, jax.vmap(exact)(rounded), rtol=1e-5, atol=1e-5)
     assert not np.allclose(got, jax.vmap(exact)(x), rtol=1e-5, atol=1e-5)

@@ -5,31 +5,19 @@ import pytest
 
 from benchmarks.shapes import MODELS
 
-from . import cases
-from .cases import made
+from .families import FAMILIES
+from .table import DTYPES
 
 
-F32 = cases.DTYPES[0]
-
-
-def cases_of(model):
-    heads = (model.heads, model.kv_heads, model.head_size)
-    yield cases.layer_norm, (3, model.embedding)
-    yield cases.rms_norm, (3, model.embedding)
-    yield cases.swiglu, (2, model.hidden)
-    yield cases.rotary_embedding, (5, model.heads, model.head_size), True
-    yield cases.softmax_cross_entropy, (2, model.vocabulary)
-    yield cases.attention, (), 33, 65, *heads, model.causal
-    yield cases.decode_attention, (2,), 130, *heads
-    for encoding in cases.ENCODINGS:
-        yield cases.quantized_linear, encoding, (), model.hidden, model.embedding
+pytestmark = pytest.mark.any_jax_version
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_values(model, isa):
-    for make in cases_of(model):
-        case, want = made(F32, *make)
-        case.check(case.op(*case.args), want)
+    for family in FAMILIES.values():
+        for row in family.of_model(model) if hasattr(family, "of_model") else ():
+            case, want = row.wanted(DTYPES[0])
+            case.check(case.op(*case.args), want)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)

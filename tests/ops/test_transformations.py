@@ -1,4 +1,4 @@
-"""Every op under `vmap` of each operand, and every derivative, against the definition."""
+"""Every op under `vmap` of each operand, and every derivative, against the reference."""
 
 import itertools
 
@@ -9,42 +9,18 @@ import pytest
 
 from eqxcallback import ops
 
-from . import attention_options, cases
-from .cases import DTYPES, normal
+from . import table
+from .families import tagged
+from .linear.cases import blocks
+from .table import DTYPES, floating, normal
 
 
 F32 = DTYPES[0]
 # Batches of two ranks: axes of the user's own, which an operand may lack, and those of vmap.
-CASES = {
-    "rms_norm": cases.rms_norm(F32, (2, 5)),
-    "rms_norm without weight": cases.rms_norm(F32, (2, 5), weight=False),
-    "layer_norm": cases.layer_norm(F32, (2, 5)),
-    "layer_norm without weight": cases.layer_norm(F32, (2, 5), weight=False),
-    "softmax_cross_entropy": cases.softmax_cross_entropy(F32, (2, 5)),
-    "rotary_embedding": cases.rotary_embedding(F32, (3, 2, 4)),
-    "rotary_embedding of a batch": cases.rotary_embedding(F32, (2, 3, 2, 4)),
-    "rotary_embedding of a batch with one table": cases.rotary_embedding(F32, (2, 3, 2, 4), shared=True),
-    "rotary_embedding of batches with one table": cases.rotary_embedding(F32, (2, 2, 3, 2, 4), shared=True),
-    "swiglu": cases.swiglu(F32, (2, 5)),
-    "swiglu packed": cases.swiglu(F32, (2, 6), packed=True),
-    "attention": cases.attention(F32, (), 3, 5, 4, 2, 6, True),
-    "attention of a batch": cases.attention(F32, (2,), 3, 5, 4, 2, 6),
-    "decode_attention": cases.decode_attention(F32, (), 5, 4, 2, 6, lengths=3),
-    "decode_attention of a batch": cases.decode_attention(F32, (2,), 5, 4, 2, 6, lengths=[3, 4]),
-    "cache_append": cases.cache_append(F32, (), 5, 2, (3,), 2),
-    "cache_append to a batch": cases.cache_append(F32, (2,), 5, 2, (3,), [1, 3]),
-    "quantized_linear Q4_1": cases.quantized_linear(F32, "Q4_1", (), 32, 3),
-    "quantized_linear Q8_0 of a batch": cases.quantized_linear(F32, "Q8_0", (2,), 32, 3),
-}
-CASES["attention with options"] = attention_options.case()
-CASES["attention with options of a batch"] = attention_options.case((2,))
-CASES["decode_attention with options"] = attention_options.decode_case()
-CASES["decode_attention with options of a batch"] = attention_options.decode_case((2,))
-CASES["decode_attention in int8"] = attention_options.decode_case(int8=True)
-CASES["decode_attention in int8 of a batch"] = attention_options.decode_case((2,), int8=True)
+CASES = {str(row): row(F32) for row in tagged("mapped")}
 by_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
-one_of_each = [name for name in CASES if " of " not in name and " to " not in name]
-by_op = pytest.mark.parametrize("case", [CASES[name] for name in one_of_each], ids=one_of_each)
+DERIVED = {str(row): CASES[str(row)] for row in tagged("derived")}
+by_op = pytest.mark.parametrize("case", DERIVED.values(), ids=list(DERIVED))
 
 
 def stacked(x, size, axis):
@@ -75,9 +51,9 @@ def test_vmap_of_each_operand(case):
     """Two examples, like the user's own batches: an axis that is taken for another one would fit."""
     for mapped in some(choices(len(case.args), 0, None), 7):
         args = [x if axis is None else stacked(x, 2, 0) for x, axis in zip(case.args, mapped, strict=True)]
-        got = cases.quickly_compiled(jax.vmap(case.op, mapped))(*args)
-        want = cases.quickly_compiled(jax.vmap(case.definition, mapped))(*args)
-        cases.tolerate(got, np.asarray(want), case.terms)
+        got = table.quickly_compiled(jax.vmap(case.op, mapped))(*args)
+        want = table.quickly_compiled(jax.vmap(case.reference, mapped))(*args)
+        table.tolerate(got, np.asarray(want), case.terms)
 
 
 @by_case
@@ -90,28 +66,24 @@ def test_nested_vmap(case):
         for x, o, i in zip(case.args, outer, inner, strict=True):
             x = x if i is None else stacked(x, 2, 0)
             args.append(x if o is None else stacked(x, 2, 0))
-        got = cases.quickly_compiled(jax.vmap(jax.vmap(case.op, inner), outer))(*args)
-        want = cases.quickly_compiled(jax.vmap(jax.vmap(case.definition, inner), outer))(*args)
-        cases.tolerate(got, np.asarray(want), case.terms)
+        got = table.quickly_compiled(jax.vmap(jax.vmap(case.op, inner), outer))(*args)
+        want = table.quickly_compiled(jax.vmap(jax.vmap(case.reference, inner), outer))(*args)
+        table.tolerate(got, np.asarray(want), case.terms)
 
 
 @by_op
 def test_other_axes(case):
     axes = [x.ndim if i % 2 else -1 for i, x in enumerate(case.args)]
     args = [stacked(x, 3, axis) for x, axis in zip(case.args, axes, strict=True)]
-    got = cases.quickly_compiled(jax.vmap(case.op, axes, out_axes=-1))(*args)
-    want = cases.quickly_compiled(jax.vmap(case.definition, axes, out_axes=-1))(*args)
-    cases.tolerate(got, np.asarray(want), case.terms)
-
-
-def floats(case):
-    return tuple(i for i, x in enumerate(case.args) if x.dtype == np.float32)
+    got = table.quickly_compiled(jax.vmap(case.op, axes, out_axes=-1))(*args)
+    want = table.quickly_compiled(jax.vmap(case.reference, axes, out_axes=-1))(*args)
+    table.tolerate(got, np.asarray(want), case.terms)
 
 
 @by_op
 def test_derivatives(case):
     """Forward and reverse, first and second, alone and mapped."""
-    numbers = floats(case)
+    numbers = floating(case.args)
     weights = normal(9, case.want().shape)
 
     def loss(f):
@@ -130,44 +102,23 @@ def test_derivatives(case):
             jax.vmap(jax.grad(loss(f)))(*(jnp.stack([x, x]) for x in args)),
         )
 
-    got = cases.quickly_compiled(of(case.op))(*case.args)
-    want = cases.quickly_compiled(of(case.definition))(*case.args)
+    got = table.quickly_compiled(of(case.op))(*case.args)
+    want = table.quickly_compiled(of(case.reference))(*case.args)
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-5, atol=2e-5), got, want)
 
 
 @by_op
 def test_definitions_against_finite_differences(case, x64):
     """In f64, so that a wrong derivative is not taken for a rounding error."""
-    numbers = floats(case)
+    numbers = floating(case.args)
     args = [np.asarray(x, np.float64) if i in numbers else x for i, x in enumerate(case.args)]
-    f = cases.quickly_compiled(lambda *args: case.definition(*args).astype(jnp.float64).sum())
-    gradients = cases.quickly_compiled(
-        jax.grad(lambda *args: case.definition(*args).astype(jnp.float64).sum(), numbers)
-    )
+    f = table.quickly_compiled(lambda *args: case.reference(*args).astype(jnp.float64).sum())
+    gradients = table.quickly_compiled(jax.grad(lambda *args: case.reference(*args).astype(jnp.float64).sum(), numbers))
     for index, gradient in zip(numbers, gradients(*args), strict=True):
         direction = normal(index, args[index].shape, np.float64)
         step = 1e-4 if case.args[-1].dtype != np.uint8 else 1.0  # linear, and computed in f32
         ends = [f(*args[:index], args[index] + sign * step * direction, *args[index + 1 :]) for sign in (1, -1)]
         np.testing.assert_allclose(np.sum(gradient * direction), (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("implementation", ["reference", "auto"])
-def test_bf16_has_the_derivatives_of_its_definition(implementation):
-    """A kernel's differ by what bf16 can tell: it has the result in bf16 alone."""
-    case = cases.attention(DTYPES[1], (), 3, 5, 4, 2, 6, True)
-
-    def grad(f):
-        return cases.quickly_compiled(jax.grad(lambda *args: f(*args).astype(jnp.float32).sum(), (0, 1, 2)))
-
-    def op(*args):
-        return case.op(*args, implementation=implementation)
-
-    for got, want in zip(grad(op)(*case.args), grad(case.definition)(*case.args), strict=True):
-        assert got.dtype == DTYPES[1]
-        got, want = np.asarray(got, np.float32), np.asarray(want, np.float32)
-        if implementation == "reference":
-            np.testing.assert_array_equal(got, want)
-        np.testing.assert_allclose(got, want, rtol=2**-7, atol=2**-8)
 
 
 def calls(f, *args):
@@ -214,7 +165,7 @@ def calls(f, *args):
         (
             lambda x, blocks: ops.quantized_linear(x, blocks, encoding="Q8_0"),
             (0, None),
-            (normal(1, (7, 32)), cases.blocks(1, 3, 32, "Q8_0")),
+            (normal(1, (7, 32)), blocks(1, 3, 32, "Q8_0")),
             ["7x32xf32", "3x34xui8"],
             0,
         ),

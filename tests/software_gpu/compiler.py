@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from eqxcallback.backends._nvrtc import CompileError
-
-from .build import build
+from eqxcallback.emulation import build
 
 
 class SoftwareCompiler:

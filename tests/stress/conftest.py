@@ -7,6 +7,10 @@ import pytest
 from ..callback.conftest import fake_xla as fake_xla
 
 
+def pytest_itemcollected(item):
+    item.add_marker("any_jax_version")
+
+
 def resident():
     """Bytes of this process in memory, now."""
     with open("/proc/self/statm") as file:

@@ -27,6 +27,7 @@ MIB = 2**20
 
 class Shift(eqxc.Layer):
     amount: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         np.add(x, self.amount, out=np.asarray(out))
@@ -139,6 +140,8 @@ def test_four_devices_of_which_one_fails(mesh):
     fail = threading.Event()
 
     class Sometimes(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x):
             if fail.is_set() and ctx.device_ordinal == 2:
                 raise ValueError("device two")
@@ -196,5 +199,7 @@ def test_a_thousand_traces(growth):
         jax.clear_caches()
 
     assert growth(work) < 8 * MIB
-    alive = [handle.owner for refs in xla._handles._handles.values() for ref in refs if (handle := ref()) is not None]
+    alive = [
+        handle.owner for refs in xla.handles._handles._handles.values() for ref in refs if (handle := ref()) is not None
+    ]
     assert [body for body in alive if "test_a_thousand_traces" in repr(body) or "Numbered" in repr(body)] == []

@@ -18,3 +18,7 @@ def caught_by(name, layer, *args, **options):
     row = failures(layer, *args, only=names[: names.index(name) + 1], **options)[0]
     assert row.name == name
     return row
+
+
+def failed_rows(layer, *args, **options):
+    return [row.name for row in failures(layer, *args, **options)]

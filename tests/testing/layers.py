@@ -8,17 +8,7 @@ import numpy as np
 
 import eqxcallback as eqxc
 
-
-class Scale(eqxc.Layer):
-    """Ten lines, as a user writes them."""
-
-    weight: jax.Array
-
-    def kernel(self, ctx, out, x):
-        np.multiply(x, self.weight, out=np.asarray(out))
-
-    def reference(self, x):
-        return x * self.weight
+from ..layers import Scale
 
 
 class Dense(eqxc.Layer):
@@ -26,6 +16,7 @@ class Dense(eqxc.Layer):
 
     weight: jax.Array
     bias: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         weight, bias, x = np.asarray(self.weight), np.asarray(self.bias), np.asarray(x)
@@ -64,6 +55,7 @@ class Accumulate(eqxc.Layer):
     """Overwrites an argument."""
 
     input_output_aliases: ClassVar = {"total": 0}
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, total, x):
         np.asarray(out)[...] += np.asarray(x)
@@ -76,6 +68,7 @@ class NoReference(eqxc.Layer):
     """Reverse mode alone, and differences to compare with."""
 
     weight: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         np.sin(np.asarray(x) * np.asarray(self.weight), out=np.asarray(out))

@@ -286,7 +286,7 @@ def test_ops_and_functions(driver):
         "copy",
         kernels={"cpu": eqxc.PythonKernel(body), "cuda": eqxc.PythonKernel(body, command_buffer_compatible=True)},
         reference=lambda x: x * 1,
-        batching={"x": "batched"},
+        vmap_method={"x": "broadcast_all"},
     )
     assert row(op, X).detail == "recorded 2 copies"
 

@@ -12,15 +12,17 @@ import numpy as np
 import pytest
 
 import eqxcallback as eqxc
-from eqxcallback import ops, reference
-from eqxcallback.ops._attention import _attention
-from eqxcallback.ops._cache import _cache_append
-from eqxcallback.ops._norm import _rms_norm
-from eqxcallback.ops._rotary import _rotary_embedding
-from eqxcallback.ops._swiglu import _swiglu
+from eqxcallback import ops
+from eqxcallback.ops.attention._attention import _attention
+from eqxcallback.ops.cache._cache import _cache_append
+from eqxcallback.ops.glu._glu import _swiglu
+from eqxcallback.ops.norm import _reference as reference
+from eqxcallback.ops.norm._norm import _rms_norm
+from eqxcallback.ops.rotary._rotary import _rotary_embedding
 from eqxcallback.testing import check
 
-from .layers import Accumulate, Dense, NoReference, Scale, dense, normal, scale
+from ..layers import Scale
+from .layers import Accumulate, Dense, NoReference, dense, normal, scale
 
 
 NOTHING_TO_SAY = {"export"}  # of a layer of a test, whose module may not be importable
@@ -69,6 +71,8 @@ def test_a_layer_without_reference():
 
 
 class NoDerivative(eqxc.Layer):
+    vmap_method = "fold"
+
     def kernel(self, ctx, out, x):
         np.asarray(out)[...] = np.floor(np.asarray(x))
 
@@ -90,6 +94,7 @@ class Integers(eqxc.Layer):
     """A tree in, a tree out, a static argument, and no floats."""
 
     table: jax.Array
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x, offset, *, times=1):
         np.asarray(out["sum"])[...] = (np.asarray(x["a"]) + np.asarray(x["b"]) + offset) * times
@@ -100,6 +105,8 @@ class Integers(eqxc.Layer):
 
 
 class Keys(eqxc.Layer):
+    vmap_method = "fold"
+
     def kernel(self, ctx, out, key, x):
         np.asarray(out)[...] = np.asarray(x) * (np.asarray(key)[..., :1] % 7).astype(np.float32)
 
@@ -131,6 +138,8 @@ def test_keys():
 
 def test_no_arrays():
     class Three(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out):
             np.asarray(out)[...] = 3
 
@@ -153,6 +162,8 @@ def test_every_method_of_vmap(method):
 
 
 class Relu(eqxc.Layer):
+    vmap_method = "fold"
+
     def kernel(self, ctx, out, x):
         np.maximum(np.asarray(x), 0, out=np.asarray(out))
 
@@ -177,7 +188,7 @@ def test_an_op_in_python():
         "saxpy",
         kernels={"cpu": eqxc.PythonKernel(saxpy)},
         reference=lambda x, y, *, a: a * x + y,
-        batching={"x": "batched", "y": "batched"},
+        vmap_method={"x": "broadcast_all", "y": "broadcast_all"},
     )
     check(op, normal(1, 3), normal(2, 3), a=2.0)
 
@@ -187,13 +198,13 @@ def table(rows, size):
 
 
 OPS = {
-    "rms_norm": lambda: (_rms_norm, (normal(1, 2, 17), normal(2, 17)), {"eps": 1e-5}),
+    "rms_norm": lambda: (_rms_norm, (normal(1, 2, 17), normal(2, 17)), {"eps": 1e-5, "center": False}),
     "rotary_embedding": lambda: (_rotary_embedding, (normal(1, 3, 2, 6), table(3, 6)), {}),
-    "swiglu": lambda: (_swiglu, (normal(1, 2, 5), normal(2, 2, 5)), {}),
+    "swiglu": lambda: (_swiglu, (normal(1, 2, 5), normal(2, 2, 5)), {"activation": "silu"}),
     "attention": lambda: (
         _attention,
         (normal(1, 3, 4, 6), (normal(2, 5, 2, 6), normal(3, 5, 2, 6))),
-        {"causal": True, "scale": 1 / math.sqrt(6)},
+        {"causal": True, "scale": 1 / math.sqrt(6), "window": 0, "soft_cap": 0.0, "dropout": 0.0},
     ),
     "cache_append": lambda: (_cache_append, (normal(1, 5, 2), normal(2, 3, 2), jnp.int32(1)), {"row_rank": 1}),
 }

@@ -16,8 +16,9 @@ import eqxcallback as eqxc
 from eqxcallback.testing import check
 from eqxcallback.testing._check import ROWS
 
+from ..layers import Scale
 from .catching import caught_by, failures
-from .layers import Dense, Scale, dense, normal, scale
+from .layers import Dense, dense, normal, scale
 
 
 # Types.
@@ -124,6 +125,7 @@ class Half(Layer):
             write_beyond(out)
 
 class Blocks(Layer):
+    vmap_method = "fold"
     def kernel(self, ctx, out, x):
         super().kernel(ctx, out, x)
         if out.size == 7 * 16:
@@ -223,7 +225,7 @@ def test_native_kernels(tmp_path):
         "skips",
         {"cpu": eqxc.NativeKernel("Skips", library)},
         reference=lambda x, *, missing: 2 * x,
-        batching={"x": "batched"},
+        vmap_method={"x": "broadcast_all"},
     )
     rows = ("types", "inputs untouched", "outputs written", "determinism")
     for size in (3, 5000):

@@ -6,8 +6,9 @@ import pytest
 
 import eqxcallback as eqxc
 
+from ..layers import Scale
 from .catching import caught_by, failures
-from .layers import Dense, NoReference, Scale, dense, normal, scale
+from .layers import Dense, NoReference, dense, normal, scale
 
 
 # vmap.
@@ -15,6 +16,8 @@ from .layers import Dense, NoReference, Scale, dense, normal, scale
 
 class WrongAxis(eqxc.Layer):
     """Counts axes from the front."""
+
+    vmap_method = "fold"
 
     def kernel(self, ctx, out, x):
         np.asarray(out)[...] = np.asarray(x).sum(0)
@@ -102,7 +105,7 @@ class NeedsAll(Dense):
     def backward(self, ctx, grads, args, out, cotangents):
         super().backward(ctx, grads, args, out, cotangents)
         np.asarray(grads[0].weight)[...] += np.asarray(grads[0].weight) * 0
-        grads[1].shape  # noqa: B018 - there is no such thing if it is not asked for
+        grads[1].shape  # noqa: B018 - there is no such thing if it is not needed
 
 
 class NeverSums(Dense):

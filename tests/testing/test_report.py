@@ -8,7 +8,8 @@ import pytest
 import eqxcallback as eqxc
 from eqxcallback.testing import CheckFailed, Report, check
 
-from .layers import Scale, scale
+from ..layers import Scale
+from .layers import scale
 
 
 class Twice(Scale):
@@ -113,4 +114,9 @@ def test_what_cannot_be_checked():
 
 
 def test_public_names():
-    assert {name for name in vars(eqxc.testing) if not name.startswith("_")} == {"check", "CheckFailed", "Report"}
+    assert {name for name in vars(eqxc.testing) if not name.startswith("_")} == {
+        "check",
+        "emulated",
+        "CheckFailed",
+        "Report",
+    }

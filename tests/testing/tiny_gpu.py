@@ -58,6 +58,8 @@ gpu = Gpu()
 class Copy(eqxc.Layer):
     """On a GPU a copy on XLA's stream. A program of a CPU calls it as on one, to see what the replay has to compute."""
 
+    vmap_method = "fold"
+
     command_buffer_compatible = True
 
     def kernel(self, ctx, out, x):

@@ -1,4 +1,4 @@
-"""Attention of some shape: operands, what the definition says of them, and what the interpreted kernels do."""
+"""Attention of some shape: operands, what the reference says of them, and what the interpreted kernels do."""
 
 import dataclasses
 import functools
@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from eqxcallback import reference
-from eqxcallback.kernels.triton import attention_tiles as tiles
+from eqxcallback.ops.attention import _reference as reference, _triton_tiles as tiles
 
 
+# What the op has after q, k and v, which these kernels do not.
+ABSENT = (None,) * 9
 F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
-MODULES = "eqxcallback.kernels.triton"
+MODULES = "eqxcallback.ops.attention"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,15 +78,18 @@ class Case:
         q, k, v, _ = self.operands
         choice = self._tiled(tiles.choose_forward(90, self.size, self.dtype.name, **self.options))
         grid = tiles.queries_grid(choice, self.batch, self.queries, self.heads)
-        args = (q, k, v, _poison(q), *self.scalars)
-        return interpreter(f"{MODULES}.attention", "attention_forward", grid, args, choice.constants)[:4]
+        args = (q, k, v, *ABSENT, _poison(q), *self.scalars)
+        left = interpreter(f"{MODULES}._triton_forward", "attention_forward", grid, args, choice.constants)
+        return [x for x in left if isinstance(x, np.ndarray)]
 
-    def backward(self, interpreter):
-        """`q, k, v, out, dout, dq, dk, dv, lse, delta`, as the kernels leave them."""
+    def backward(self, interpreter, needed=(True, True, True)):
+        """`q, k, v, out, dout, dq, dk, dv, lse, delta`, as the kernels leave them. Gradients that are not `needed` are `None`."""
         q, k, v, dout = self.operands
         statistics = np.empty((self.batch, self.heads, self.queries), np.float32)
         # The result of the forward kernel was rounded as well.
-        arrays = [q, k, v, self.wanted[0].astype(self.dtype), dout, *map(_poison, (q, k, v, statistics, statistics))]
+        out = self.wanted[0].astype(self.dtype)
+        grads = [_poison(x) if is_needed else None for x, is_needed in zip((q, k, v), needed, strict=True)]
+        arrays = [q, k, v, *ABSENT, out, dout, *grads, *ABSENT, _poison(statistics), _poison(statistics)]
         choices = tiles.choose_backward(90, self.size, self.dtype.name, **self.options)
         rows, of_keys, of_queries = map(self._tiled, choices)
         launches = [
@@ -95,12 +99,12 @@ class Case:
         ]
         for name, choice, grid in launches:
             if grid:
-                kernel = f"{MODULES}.attention_backward", f"attention_backward_{name}"
+                kernel = f"{MODULES}._triton_backward", f"attention_backward_{name}"
                 arrays = interpreter(*kernel, grid, (*arrays, *self.scalars), choice.constants)[: len(arrays)]
-        return arrays
+        return [*arrays[:3], *arrays[12:17], *arrays[-2:]]
 
     def check(self, got, want, rtol=0.0):
-        """`rtol` is for what the definition loses in the kernels' precision."""
+        """`rtol` is for what the reference loses in the kernels' precision."""
         # Weights and dlogits are rounded to 16 bits before they are multiplied, out and the gradients after it. In f32
         # it is the order of the sums.
         eps = float(ml_dtypes.finfo(self.dtype).eps) * (16 if self.dtype == F32 else 1.5)

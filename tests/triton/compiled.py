@@ -19,6 +19,12 @@ SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024,
 _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _INTEGERS = ("batch", "queries", "keys", "heads", "kv_heads", "kv_batch")
 _STATISTICS = ("lse", "delta")
+# What the op has after q, k and v, and the gradients of it: the kernels get none of them.
+_OPTIONAL = (
+    *("bias", "mask", "alibi_slopes", "query_segments", "key_segments"),
+    *("lengths", "offset", "dropout_keys", "kept"),
+)
+_ABSENT = {*_OPTIONAL, *(f"d{name}" for name in _OPTIONAL)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +38,20 @@ class Compiled:
 
 @functools.cache
 def _compiled(
-    kernel, arch: int, dtype: str, constants: tuple[tuple[str, Any], ...], warps: int, stages: int
+    kernel,
+    arch: int,
+    dtype: str,
+    constants: tuple[tuple[str, Any], ...],
+    absent: tuple[str, ...],
+    warps: int,
+    stages: int,
 ) -> Compiled:
-    signature = {name: _type(name, dtype, dict(constants)) for name in kernel.arg_names}
+    known = dict(constants) | {name: None for name in kernel.arg_names if name in _ABSENT or name in absent}
+    signature = {name: _type(name, dtype, known) for name in kernel.arg_names}
     pointers = [index for index, kind in enumerate(signature.values()) if kind.startswith("*")]
     aligned: Any = {(index,): [["tt.divisibility", 16]] for index in pointers}
     made: Any = triton.compile(
-        ASTSource(kernel, signature, dict(constants), aligned),
+        ASTSource(kernel, signature, known, aligned),
         target=GPUTarget("cuda", arch, 32),
         options={"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True},
     )
@@ -46,8 +59,9 @@ def _compiled(
     return Compiled(made.asm["ptx"], usage["REG"], usage["STACK"] + usage["LOCAL"], made.metadata.shared)
 
 
-def compiled(kernel, arch: int, dtype: str, choice) -> Compiled:
-    return _compiled(kernel, arch, dtype, tuple(choice.constants.items()), choice.num_warps, choice.num_stages)
+def compiled(kernel, arch: int, dtype: str, choice, absent: tuple[str, ...] = ()) -> Compiled:
+    """`absent`: gradients that are not needed."""
+    return _compiled(kernel, arch, dtype, tuple(choice.constants.items()), absent, choice.num_warps, choice.num_stages)
 
 
 def _type(name: str, dtype: str, constants: dict[str, Any]) -> str:

@@ -3,14 +3,16 @@
 import pytest
 
 
+def pytest_itemcollected(item):
+    item.add_marker("any_jax_version")
+
+
 @pytest.fixture(scope="session")
 def interpreter():
     pytest.importorskip("triton", reason="Triton is not installed")
-    from .interpreter import Interpreter
+    from .interpreter import interpret
 
-    made = Interpreter()
-    yield made
-    made.close()
+    return interpret
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,6 @@
-"""The attention kernels against their definition, interpreted."""
+"""The attention kernels against their reference, interpreted."""
+
+import itertools
 
 import numpy as np
 import pytest
@@ -28,6 +30,16 @@ def test_backward(case, interpreter):
     q, k, v, dout = case.operands
     for after, before in zip(arrays[:5], (q, k, v, case.wanted[0].astype(case.dtype), dout), strict=True):
         assert after.tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("needed", list(itertools.product([False, True], repeat=3)), ids=str)
+def test_gradients_that_are_not_needed(needed, interpreter):
+    case = Case(17, 33, 40, causal=True, heads=2)
+    for is_needed, got, want in zip(needed, case.backward(interpreter, needed)[5:8], case.wanted[1:], strict=True):
+        if is_needed:
+            case.check(got, want)
+        else:
+            assert got is None
 
 
 def test_gradients_of_keys_that_nobody_asks_for_are_zero(interpreter):

@@ -11,7 +11,11 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from eqxcallback.kernels.triton import attention, attention_backward, attention_tiles as tiles
+from eqxcallback.ops.attention import (
+    _triton_backward as attention_backward,
+    _triton_forward as attention,
+    _triton_tiles as tiles,
+)
 
 from .compiled import SHARED_MEMORY, assembler_warnings, compiled
 
@@ -83,6 +87,19 @@ def test_backward(step, arch, size, dtype):
         assert not assembler_warnings(made.ptx)
     # A loop that spills its accumulators would need far more.
     assert made.spilled <= (512 if step == 1 else 64)
+
+
+@pytest.mark.parametrize(("step", "absent"), [(1, ("dk",)), (1, ("dv",)), (1, ("dk", "dv")), (2, ("dq",))], ids=str)
+def test_backward_without_gradients_that_are_not_needed(step, absent):
+    choices = tiles.choose_backward(90, 64, "bfloat16", causal=True, queries=4096, keys=4096)
+    some = compiled(BACKWARD[step], 90, "bfloat16", choices[step], absent)
+    within_limits(some, 90)
+    # What is not stored is not computed.
+    products = [
+        made.ptx.count("wgmma.mma_async.sync")
+        for made in (some, compiled(BACKWARD[step], 90, "bfloat16", choices[step]))
+    ]
+    assert products[0] < products[1]
 
 
 def test_hopper_multiplies_with_warpgroups():

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import eqxcallback as eqxc
-from eqxcallback.xla import _effects, _ownership, _targets
+from eqxcallback.xla.handles import _ownership, _targets
+from eqxcallback.xla.types import _effects
 
 
 def test_effect_sets():
@@ -85,6 +86,8 @@ def test_partitioned_calls_have_a_name(mesh):
     from jax._src import custom_partitioning, sharding_impls
 
     class Double(eqxc.Layer):
+        vmap_method = "fold"
+
         def kernel(self, ctx, out, x):
             out.write(np.asarray(x) * np.float32(2))
 
@@ -130,3 +133,25 @@ def test_what_moves_values_out_of_a_scan():
     from jax._src.lax.control_flow import loops
 
     assert callable(loops._scan_known_hoisting)
+
+
+def test_loops_have_a_rule():
+    """`_while_lowering`, which ours calls for all loops but those with effects in conditions that are mapped."""
+    import inspect
+
+    from jax._src.lax.control_flow import loops
+
+    names = ["cond_jaxpr", "body_jaxpr", "cond_nconsts", "body_nconsts"]
+    assert list(inspect.signature(loops._while_lowering).parameters) == ["ctx", "args", *names]
+
+
+def test_jax_still_computes_a_condition_twice():
+    """Why there is a rule of ours. Once JAX does better, it can go."""
+    calls = []
+
+    def count(x):
+        return jax.lax.while_loop(lambda x: (jax.debug.callback(calls.append, x), x < 2)[1], lambda x: x + 1, x)
+
+    jax.jit(jax.vmap(count))(jnp.arange(2))
+    jax.effects_barrier()
+    assert len(calls) > 2 * 3

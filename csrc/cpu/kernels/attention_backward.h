@@ -17,6 +17,9 @@ struct BackwardPlan {
   float* sums;        // what is known of queries, [3, B, H, S], or null where nobody asks for it again
   float* slope_sums;  // [B, H, query_blocks]
 
+  bool needs_keys() const { return args.dk != nullptr || args.dv != nullptr; }
+  bool has_own_bias() const { return args.dbias != nullptr && own_bias; }
+  bool has_shared_bias() const { return args.dbias != nullptr && !own_bias; }
   int64_t row(int64_t b, int64_t h) const { return b * args.call.heads + h; }
   int64_t num_queries() const { return args.call.batch * args.call.heads * args.call.q_length; }
 };
@@ -33,6 +36,12 @@ void with_bias_rows(const BackwardPlan& plan, int64_t at, int64_t begin, const B
     using T = Pointee<decltype(type)>;
     body(static_cast<T*>(plan.args.dbias) + at + begin * plan.args.call.kv_length);
   });
+}
+
+// A tile's share of dk and dv, of which either may be null: their rows from that of the tile's first key on.
+void add_to_keys(float* dk, float* dv, const KeyTile& tile, const TileBuffers& to) {
+  if (dk != nullptr) add_product(dk, tile.keys, to.dlogits, kQueryBlock, 1, to.queries, kQueryBlock, to.width);
+  if (dv != nullptr) add_product(dv, tile.keys, to.weights, kQueryBlock, 1, to.cotangents, kQueryBlock, to.width);
 }
 
 // dq of one block of queries, and the block's share of all other gradients: dk and dv [T, width] are added to, if any.
@@ -55,7 +64,8 @@ void block_gradients(const BackwardPlan& plan, const QueryBlock& block, const Ti
       kept_sums += plan.num_queries();
     }
   }
-  const bool bias = args.dbias != nullptr && plan.own_bias, slopes = args.dslopes != nullptr;
+  const bool bias = plan.has_own_bias(), slopes = args.dslopes != nullptr, queries = args.dq != nullptr;
+  if (!queries && !bias && !slopes && dk == nullptr && dv == nullptr) return;
   const int64_t bias_at = bias ? options->bias.at[block.b] + block.h * options->bias.head : 0;
   if (bias && keys_in_all > 0) {
     with_bias_rows(plan, bias_at, block.begin, [&](auto* rows) {
@@ -78,37 +88,42 @@ void block_gradients(const BackwardPlan& plan, const QueryBlock& block, const Ti
       }
     }
   };
-  std::memset(to.dq_t, 0, static_cast<size_t>(D * kQueryBlock) * sizeof(float));
+  if (queries) std::memset(to.dq_t, 0, static_cast<size_t>(D * kQueryBlock) * sizeof(float));
   for (int64_t key_block = block.first / kKeyBlock; key_block * kKeyBlock < block.end; ++key_block) {
     const KeyTile tile = key_tile(block, key_block);
     tile_gradients<T, kOptions>(call, block, tile, to, kept, added);
-    const T* rows = static_cast<const T*>(call.k) + key_offset(call, block.b, block.h, tile.first);
-    const Rows k = as_floats(rows, kv_stride, tile.keys, D, to.k);
-    outer_product<true>(to.dq_t, D, k.data, 1, k.stride, to.dlogits, tile.keys);
-    if (dk == nullptr) continue;
+    if (queries) {
+      const T* rows = static_cast<const T*>(call.k) + key_offset(call, block.b, block.h, tile.first);
+      const Rows k = as_floats(rows, kv_stride, tile.keys, D, to.k);
+      outer_product<true>(to.dq_t, D, k.data, 1, k.stride, to.dlogits, tile.keys);
+    }
     const int64_t at = tile.first * to.width;
-    add_product(dk + at, tile.keys, to.dlogits, kQueryBlock, 1, to.queries, kQueryBlock, to.width);
-    add_product(dv + at, tile.keys, to.weights, kQueryBlock, 1, to.cotangents, kQueryBlock, to.width);
+    add_to_keys(dk == nullptr ? nullptr : dk + at, dv == nullptr ? nullptr : dv + at, tile, to);
   }
-  T* dq = static_cast<T*>(args.dq) + query_offset(call, block.b, block.h, block.begin);
-  store_columns(dq, stride, block.queries, D, to.dq_t, [&](int64_t) { return Simd::broadcast(call.scale); });
+  if (queries) {
+    T* dq = static_cast<T*>(args.dq) + query_offset(call, block.b, block.h, block.begin);
+    store_columns(dq, stride, block.queries, D, to.dq_t, [&](int64_t) { return Simd::broadcast(call.scale); });
+  }
   if (slopes)
     plan.slope_sums[plan.row(block.b, block.h) * plan.query_blocks + block.begin / kQueryBlock] = Simd::sum(slope_sum);
 }
 
-// Keys and values from row `first` of one head.
+// dk and dv, of which either may be null, from row `first` of one head.
 template <class T>
 void store_keys(const BackwardPlan& plan, int64_t kv_b, int64_t kv_h, int64_t first, int64_t keys, const float* dk,
                 const float* dv) {
   const Attention& call = plan.args.call;
-  for (int64_t j = 0; j < keys; ++j) {
-    const int64_t at = ((kv_b * call.kv_length + first + j) * call.kv_heads + kv_h) * call.head_size;
-    T *to_k = static_cast<T*>(plan.args.dk) + at, *to_v = static_cast<T*>(plan.args.dv) + at;
-    for_vectors(call.head_size, [&](int64_t d, auto count) {
-      store(to_k + d, Simd::mul(load(dk + j * plan.width + d, count), Simd::broadcast(call.scale)), count);
-      store(to_v + d, load(dv + j * plan.width + d, count), count);
-    });
-  }
+  const auto store_rows = [&](void* to, const float* sums, const auto& finished) {
+    if (to == nullptr) return;
+    for (int64_t j = 0; j < keys; ++j) {
+      T* row = static_cast<T*>(to) + ((kv_b * call.kv_length + first + j) * call.kv_heads + kv_h) * call.head_size;
+      for_vectors(call.head_size, [&](int64_t d, auto count) {
+        store(row + d, finished(load(sums + j * plan.width + d, count)), count);
+      });
+    }
+  };
+  store_rows(plan.args.dk, dk, [&](F x) { return Simd::mul(x, Simd::broadcast(call.scale)); });
+  store_rows(plan.args.dv, dv, [](F x) { return x; });
 }
 
 // Calls body(b, h, begin) for the blocks of queries that use one key/value head, in the order of all sums over them.
@@ -148,19 +163,18 @@ void again(const BackwardPlan& plan, const QueryBlock& block, int64_t begin, int
   }
 }
 
-// dk and dv of one block of keys.
+// dk and dv of one block of keys, of which either may be null.
 template <class T, bool kOptions>
 void key_gradients(const BackwardPlan& plan, int64_t kv_b, int64_t kv_h, int64_t key_block, const TileBuffers& to,
                    float* dk, float* dv) {
   const int64_t begin = key_block * kKeyBlock, keys = smaller<int64_t>(kKeyBlock, plan.args.call.kv_length - begin);
-  std::memset(dk, 0, static_cast<size_t>(keys * plan.width) * sizeof(float));
-  std::memset(dv, 0, static_cast<size_t>(keys * plan.width) * sizeof(float));
+  if (dk != nullptr) std::memset(dk, 0, static_cast<size_t>(keys * plan.width) * sizeof(float));
+  if (dv != nullptr) std::memset(dv, 0, static_cast<size_t>(keys * plan.width) * sizeof(float));
   const auto nothing = [](const KeyTile&) {};
   for_query_blocks(plan, kv_b, kv_h, [&](const QueryBlock& block) {
     again<T, kOptions>(plan, block, key_block, key_block + 1, to, nothing, [&](const KeyTile& tile) {
       const int64_t at = (tile.first - begin) * to.width;
-      add_product(dk + at, tile.keys, to.dlogits, kQueryBlock, 1, to.queries, kQueryBlock, to.width);
-      add_product(dv + at, tile.keys, to.weights, kQueryBlock, 1, to.cotangents, kQueryBlock, to.width);
+      add_to_keys(dk == nullptr ? nullptr : dk + at, dv == nullptr ? nullptr : dv + at, tile, to);
     });
   });
   store_keys<T>(plan, kv_b, kv_h, begin, keys, dk, dv);
@@ -202,10 +216,11 @@ void run_backward(const BackwardPlan& plan, const Executor& executor, bool is_wh
       const int64_t sums = call.kv_length * plan.width;
       Scratch scratch(buffers + kept + 2 * sums);
       const TileBuffers to(call, scratch.data());
-      float *logits = scratch.data() + buffers, *dk = logits + kept, *dv = dk + sums;
+      float *logits = scratch.data() + buffers, *both = logits + kept;
+      float *dk = plan.args.dk == nullptr ? nullptr : both, *dv = plan.args.dv == nullptr ? nullptr : both + sums;
       for (int64_t i = begin; i < end; ++i) {
         const int64_t kv_b = i / call.kv_heads, kv_h = i % call.kv_heads;
-        std::memset(dk, 0, static_cast<size_t>(2 * sums) * sizeof(float));
+        std::memset(both, 0, static_cast<size_t>(2 * sums) * sizeof(float));
         for_query_blocks(plan, kv_b, kv_h, [&](const QueryBlock& block) {
           block_gradients<T, kOptions>(plan, block, to, logits, dk, dv);
         });
@@ -223,20 +238,21 @@ void run_backward(const BackwardPlan& plan, const Executor& executor, bool is_wh
         block_gradients<T, kOptions>(plan, block, to, scratch.data() + buffers, nullptr, nullptr);
       }
     });
-    const int64_t tasks = call.kv_batch * call.kv_heads * plan.key_blocks;
+    const int64_t tasks = plan.needs_keys() ? call.kv_batch * call.kv_heads * plan.key_blocks : 0;
     const double nanoseconds = static_cast<double>(rows) / static_cast<double>(larger<int64_t>(tasks, 1)) * 4 * tile;
     parallel_for(executor, tasks, nanoseconds, [&](int64_t begin, int64_t end) {
       const int64_t sums = kKeyBlock * plan.width;
       Scratch scratch(buffers + 2 * sums);
       const TileBuffers to(call, scratch.data());
-      float *dk = scratch.data() + buffers, *dv = dk + sums;
+      float* both = scratch.data() + buffers;
+      float *dk = plan.args.dk == nullptr ? nullptr : both, *dv = plan.args.dv == nullptr ? nullptr : both + sums;
       for (int64_t i = begin; i < end; ++i) {
         const int64_t head = i / plan.key_blocks;
         key_gradients<T, kOptions>(plan, head / call.kv_heads, head % call.kv_heads, i % plan.key_blocks, to, dk, dv);
       }
     });
   }
-  if (plan.args.dbias == nullptr || plan.own_bias) return;
+  if (!plan.has_shared_bias()) return;
   const int64_t size = larger<int64_t>(1, call.q_length * call.kv_length), biases = plan.args.bias_size / size;
   const double nanoseconds =
       static_cast<double>(call.batch * call.heads) / static_cast<double>(larger<int64_t>(biases, 1)) * 2 * tile;
@@ -262,8 +278,8 @@ void attention_backward(Element element, const AttentionBackward& args, const Ex
                     nullptr};
   // Tiles computed twice are a third more work: that much may wait for the last head.
   const int64_t threads = executor.threads(executor.pool), rounds = (heads + threads - 1) / larger<int64_t>(threads, 1);
-  const bool is_whole = 3 * rounds * threads <= 4 * heads;
-  const bool keeps_sums = !is_whole || (args.dbias != nullptr && !plan.own_bias);
+  const bool is_whole = plan.needs_keys() && 3 * rounds * threads <= 4 * heads;
+  const bool keeps_sums = (plan.needs_keys() && !is_whole) || plan.has_shared_bias();
   Scratch sums(keeps_sums ? 3 * plan.num_queries() : 0);
   Scratch slopes(args.dslopes == nullptr ? 0 : rows * plan.query_blocks);
   if (keeps_sums) plan.sums = sums.data();

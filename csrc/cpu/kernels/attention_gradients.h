@@ -78,15 +78,21 @@ void load_queries(const AttentionBackward& args, const QueryBlock& block, const 
   copy_rows(to.cotangents, to.width, cotangent, stride, block.queries, to.size);
 }
 
-// delta = the sum of cotangent * out; the highest of the logits, as powers of two, and 1 / the sum of what they are
-// above it, which is zero for a query that sees nothing, or is none. (Not the logarithm of the sum: added to a high
-// logit, it would be lost.) Logits are kept in `kept`, rows of keys from block.first on, if there is room.
+// to.dlogits = the gradients of the weights of a tile: the products of values and cotangents, times those of dropout.
 template <class T, bool kOptions>
-void sum_queries(const AttentionBackward& args, const QueryBlock& block, const TileBuffers& to, float* kept) {
-  constexpr int kVectors = Simd::kOuterVectors;
-  const Attention& call = args.call;
-  const int64_t stride = call.heads * to.size;
-  const T* out = static_cast<const T*>(call.out) + query_offset(call, block.b, block.h, block.begin);
+void weight_gradients(const Attention& call, const QueryBlock& block, const KeyTile& tile, const TileBuffers& to) {
+  const auto [first, keys] = tile;
+  const T* v = static_cast<const T*>(call.v) + key_offset(call, block.b, block.h, first);
+  row_products<Simd::kOuterVectors>(to.dlogits, v, call.kv_heads * to.size, keys, to.size, to.cotangents_t, 1.0f, to.v);
+  if (!kOptions || !has_dropout(call.options)) return;
+  dropout_factors(*call.options, block, call.kv_length, first, keys, to.factors);
+  for (int64_t i = 0; i < keys * kQueryBlock; i += kLanes) {
+    Simd::store(to.dlogits + i, Simd::mul(Simd::load(to.dlogits + i), Simd::load(to.factors + i)));
+  }
+}
+
+// delta = the sum of cotangent * out, of a result in f32.
+void sum_products(const float* out, int64_t stride, const QueryBlock& block, const TileBuffers& to) {
   for (int64_t i = 0; i < kQueryBlock; ++i) {
     F products = Simd::zero();
     if (i < block.queries) {
@@ -97,28 +103,53 @@ void sum_queries(const AttentionBackward& args, const QueryBlock& block, const T
     }
     to.delta[i] = Simd::sum(products);
   }
-  F highest[kVectors], sum[kVectors];
-  for (int v = 0; v < kVectors; ++v) highest[v] = Simd::broadcast(kLowest), sum[v] = Simd::zero();
+}
+
+// delta = the sum of cotangent * out; the highest of the logits, as powers of two, and 1 / the sum of what they are
+// above it, which is zero for a query that sees nothing, or is none. (Not the logarithm of the sum: added to a high
+// logit, it would be lost.) Logits are kept in `kept`, rows of keys from block.first on, if there is room.
+template <class T, bool kOptions>
+void sum_queries(const AttentionBackward& args, const QueryBlock& block, const TileBuffers& to, float* kept) {
+  constexpr int kVectors = Simd::kOuterVectors;
+  // A result of 16 bits has lost what a gradient needs: delta is subtracted from numbers that are as large. It comes
+  // from the weights then.
+  constexpr bool kFromWeights = sizeof(T) < sizeof(float);
+  const Attention& call = args.call;
+  if constexpr (!kFromWeights) {
+    const T* out = static_cast<const T*>(call.out) + query_offset(call, block.b, block.h, block.begin);
+    sum_products(out, call.heads * to.size, block, to);
+  }
+  F highest[kVectors], sum[kVectors], delta[kVectors];
+  for (int v = 0; v < kVectors; ++v) {
+    highest[v] = Simd::broadcast(kLowest), sum[v] = Simd::zero(), delta[v] = Simd::zero();
+  }
   for (int64_t key_block = block.first / kKeyBlock; key_block * kKeyBlock < block.end; ++key_block) {
-    const auto [first, keys] = key_tile(block, key_block);
+    const KeyTile tile = key_tile(block, key_block);
+    const auto [first, keys] = tile;
     const T* k = static_cast<const T*>(call.k) + key_offset(call, block.b, block.h, first);
     float* scores = kept == nullptr ? to.weights : kept + (first - block.first) * kQueryBlock;
     score_tile<kOptions>(call, block, to.queries_t, k, first, keys, scores, to.k);
+    if constexpr (kFromWeights) weight_gradients<T, kOptions>(call, block, tile, to);
     for (int v = 0; v < kVectors; ++v) {
-      const float* lines = scores + v * kLanes;
+      const float *lines = scores + v * kLanes, *gradients = to.dlogits + v * kLanes;
       F top = highest[v];
       for (int64_t j = 0; j < keys; ++j) top = Simd::max(top, Simd::load(lines + j * kQueryBlock));
-      F total = Simd::mul(sum[v], Simd::exp2(Simd::sub(highest[v], top)));
+      const F shrink = Simd::exp2(Simd::sub(highest[v], top));
+      F total = Simd::mul(sum[v], shrink), products = Simd::mul(delta[v], shrink);
       for (int64_t j = 0; j < keys; ++j) {
-        total = Simd::add(total, Simd::exp2(Simd::sub(Simd::load(lines + j * kQueryBlock), top)));
+        const F power = Simd::exp2(Simd::sub(Simd::load(lines + j * kQueryBlock), top));
+        total = Simd::add(total, power);
+        if (kFromWeights) products = Simd::fma(power, Simd::load(gradients + j * kQueryBlock), products);
       }
-      highest[v] = top, sum[v] = total;
+      highest[v] = top, sum[v] = total, delta[v] = products;
     }
   }
   for (int v = 0; v < kVectors; ++v) {
     const int queries = static_cast<int>(smaller<int64_t>(kLanes, larger<int64_t>(0, block.queries - v * kLanes)));
+    const F inverse = Simd::first_or(inverse_or_zero(sum[v]), queries, 0.0f);
     Simd::store(to.highest + v * kLanes, highest[v]);
-    Simd::store(to.inverse + v * kLanes, Simd::first_or(inverse_or_zero(sum[v]), queries, 0.0f));
+    Simd::store(to.inverse + v * kLanes, inverse);
+    if (kFromWeights) Simd::store(to.delta + v * kLanes, Simd::mul(delta[v], inverse));
   }
 }
 
@@ -128,16 +159,13 @@ template <class T, bool kOptions, class Added>
 void tile_gradients(const Attention& call, const QueryBlock& block, const KeyTile& tile, const TileBuffers& to,
                     const float* kept, const Added& added) {
   const auto [first, keys] = tile;
-  const int64_t offset = key_offset(call, block.b, block.h, first);
   if (kept == nullptr) {
-    const T* k = static_cast<const T*>(call.k) + offset;
+    const T* k = static_cast<const T*>(call.k) + key_offset(call, block.b, block.h, first);
     score_tile<kOptions>(call, block, to.queries_t, k, first, keys, to.weights, to.k, to.derivative);
   }
   const float* scores = kept == nullptr ? to.weights : kept + (first - block.first) * kQueryBlock;
-  row_products<Simd::kOuterVectors>(to.dlogits, static_cast<const T*>(call.v) + offset, call.kv_heads * to.size, keys,
-                                    to.size, to.cotangents_t, 1.0f, to.v);
+  weight_gradients<T, kOptions>(call, block, tile, to);
   const bool dropout = kOptions && has_dropout(call.options);
-  if (dropout) dropout_factors(*call.options, block, call.kv_length, first, keys, to.factors);
   for (int line = 0; line < kQueryBlock; line += kLanes) {
     const F highest = Simd::load(to.highest + line), inverse = Simd::load(to.inverse + line);
     const F delta = Simd::load(to.delta + line), positive = Simd::broadcast(__FLT_MIN__);
@@ -146,13 +174,8 @@ void tile_gradients(const Attention& call, const QueryBlock& block, const KeyTil
     const auto seeing = [&](F x) { return all_see ? x : Simd::select_less(inverse, positive, Simd::zero(), x); };
     for (int64_t i = line; i < keys * kQueryBlock; i += kQueryBlock) {
       const F weight = seeing(Simd::mul(Simd::exp2(Simd::sub(Simd::load(scores + i), highest)), inverse));
-      F gradient = Simd::load(to.dlogits + i), after = weight;
-      if (dropout) {
-        const F factor = Simd::load(to.factors + i);
-        gradient = Simd::mul(gradient, factor), after = Simd::mul(weight, factor);
-      }
-      Simd::store(to.weights + i, after);
-      Simd::store(to.dlogits + i, seeing(Simd::mul(weight, Simd::sub(gradient, delta))));
+      Simd::store(to.weights + i, dropout ? Simd::mul(weight, Simd::load(to.factors + i)) : weight);
+      Simd::store(to.dlogits + i, seeing(Simd::mul(weight, Simd::sub(Simd::load(to.dlogits + i), delta))));
     }
   }
   if constexpr (kOptions) {

@@ -1,8 +1,8 @@
 // What attention does to the logits of a tile: rows are keys, and the queries of a block are along the vector lanes.
 #pragma once
 
+#include "cpu/kernels/attention_threefry.h"
 #include "cpu/kernels/attention_tiles.h"
-#include "cpu/kernels/threefry.h"
 
 namespace eqxcallback::cpu {
 namespace {

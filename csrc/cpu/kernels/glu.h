@@ -85,7 +85,8 @@ void glu(Element element, const Glu& args, const Executor& executor) {
   });
 }
 
-void glu_backward(Element element, const GluBackward& args, const Executor& executor) {
+template <bool kGate, bool kUp>
+void glu_backward_of(Element element, const GluBackward& args, const Executor& executor) {
   with_activation(element, args.activation, [&](auto* type, auto activation) {
     using T = Pointee<decltype(type)>;
     const double nanoseconds = static_cast<double>(args.size) * 0.4 + 5;
@@ -96,18 +97,30 @@ void glu_backward(Element element, const GluBackward& args, const Executor& exec
           const T* gate = static_cast<const T*>(args.gate) + r * args.stride;
           const T* up = static_cast<const T*>(args.up) + r * args.stride;
           const T* dout = static_cast<const T*>(args.dout) + r * args.size;
-          T* dgate = static_cast<T*>(args.dgate) + r * args.stride;
-          T* dup = static_cast<T*>(args.dup) + r * args.stride;
+          T *dgate = static_cast<T*>(args.dgate), *dup = static_cast<T*>(args.dup);
+          if constexpr (kGate) dgate += r * args.stride;
+          if constexpr (kUp) dup += r * args.stride;
           for_vectors(args.size, [&](int64_t i, auto count) {
             const Slope of_gate = activation.with_slope(load(gate + i, count));
             const F upstream = load(dout + i, count);
-            put(dgate + i, Simd::mul(Simd::mul(upstream, load(up + i, count)), of_gate.slope), count);
-            put(dup + i, Simd::mul(upstream, of_gate.value), count);
+            if constexpr (kGate) {
+              put(dgate + i, Simd::mul(Simd::mul(upstream, load(up + i, count)), of_gate.slope), count);
+            }
+            if constexpr (kUp) put(dup + i, Simd::mul(upstream, of_gate.value), count);
           });
         }
       });
     });
   });
+}
+
+void glu_backward(Element element, const GluBackward& args, const Executor& executor) {
+  if (args.dgate != nullptr) {
+    args.dup != nullptr ? glu_backward_of<true, true>(element, args, executor)
+                        : glu_backward_of<true, false>(element, args, executor);
+  } else if (args.dup != nullptr) {
+    glu_backward_of<false, true>(element, args, executor);
+  }
 }
 
 }  // namespace

@@ -1,18 +1,29 @@
-// The gradients of RMS norm and layer norm. With g = dout * weight and y the normalised row,
+// The gradients of RMS norm, layer norm and group norm. With g = dout * weight and y the normalised row,
 // dx = inverse * (g - mean(g) - y * mean(g * y)), where RMS norm has no mean of g; dweight = sum(dout * y) and
 // dbias = sum(dout) over the rows.
 #pragma once
 
 #include "cpu/kernels/norm.h"
+#include "cpu/kernels/row_sums.h"
 
 namespace eqxcallback::cpu {
 namespace {
 
-// `dweight` and `dbias` are added to, where they are not null.
+// `dweight` and `dbias` are added to. Any of the three gradients may be null.
 template <bool kCenter, class T, class Put>
 void norm_backward_row(Put put, T* dx, const T* x, const T* dout, const float* weight, float* dweight, float* dbias,
                        int64_t size, float eps) {
   const Moments moments = moments_of<kCenter>(x, size, eps);
+  const auto add_to_parameters = [&](int64_t i, auto count, F upstream, F y) {
+    if (dweight != nullptr) store(dweight + i, Simd::fma(upstream, y, load(dweight + i, count)), count);
+    if (dbias != nullptr) store(dbias + i, Simd::add(upstream, load(dbias + i, count)), count);
+  };
+  if (dx == nullptr) {
+    for_vectors(size, [&](int64_t i, auto count) {
+      add_to_parameters(i, count, load(dout + i, count), moments.normalize<kCenter>(load(x + i, count)));
+    });
+    return;
+  }
   const auto gradient = [&](F upstream, int64_t i, auto count) {
     return weight == nullptr ? upstream : Simd::mul(upstream, load(weight + i, count));
   };
@@ -38,58 +49,123 @@ void norm_backward_row(Put put, T* dx, const T* x, const T* dout, const float* w
     const F y = moments.normalize<kCenter>(load(x + i, count)), upstream = load(dout + i, count);
     F g = gradient(upstream, i, count);
     if constexpr (kCenter) g = Simd::sub(g, mean);
-    if (dweight != nullptr) store(dweight + i, Simd::fma(upstream, y, load(dweight + i, count)), count);
-    if (dbias != nullptr) store(dbias + i, Simd::add(upstream, load(dbias + i, count)), count);
+    add_to_parameters(i, count, upstream, y);
     put(dx + i, Simd::mul(Simd::mul(Simd::fma(y, minus_slope, g), inverse), scale), count);
   });
 }
 
 template <bool kCenter, class T>
 void norm_backward_as(const NormBackward& args, const Executor& executor) {
-  // The sums over rows are those of parts of them, then those over the parts: the same for any number of threads.
-  constexpr int64_t kParts = 64, kRows = 8;
-  const int64_t size = args.size, rows = larger(kRows, (args.rows + kParts - 1) / kParts);
-  const int64_t parts = (args.rows + rows - 1) / rows;
-  const int64_t sums = (args.dweight != nullptr ? 1 : 0) + (args.dbias != nullptr ? 1 : 0);
-  Scratch scratch(larger<int64_t>(1, parts * sums * size));
-  const double nanoseconds = static_cast<double>(size) * 0.4 + 10;
+  const int64_t size = args.size;
   const bool streams = exceeds_caches<T>(3 * args.rows * size, size, args.dx);
-  parallel_for(executor, parts, nanoseconds * static_cast<double>(rows), [&](int64_t begin, int64_t end) {
-    with_stores<T>(streams, [&](auto put) {
-      for (int64_t part = begin; part < end; ++part) {
-        float* of_part = scratch.data() + part * sums * size;
-        std::memset(of_part, 0, static_cast<size_t>(sums * size) * sizeof(float));
-        float* dweight = args.dweight == nullptr ? nullptr : of_part;
-        float* dbias = args.dbias == nullptr ? nullptr : of_part + (sums - 1) * size;
-        for (int64_t r = part * rows; r < smaller(args.rows, (part + 1) * rows); ++r) {
-          norm_backward_row<kCenter>(put, static_cast<T*>(args.dx) + r * size, static_cast<const T*>(args.x) + r * size,
-                                     static_cast<const T*>(args.dout) + r * size, args.weight, dweight, dbias, size,
-                                     args.eps);
-        }
-      }
-    });
-  });
-  float* results[2] = {args.dweight != nullptr ? args.dweight : args.dbias, args.dbias};
-  parallel_for(
-      executor, sums == 0 ? 0 : size, static_cast<double>(parts * sums) * 0.1,
-      [&](int64_t begin, int64_t end) {
-        for (int64_t s = 0; s < sums; ++s) {
-          for_vectors(end - begin, [&](int64_t i, auto count) {
-            F total = Simd::zero();
-            for (int64_t part = 0; part < parts; ++part) {
-              total = Simd::add(total, load(scratch.data() + (part * sums + s) * size + begin + i, count));
-            }
-            store(results[s] + begin + i, total, count);
-          });
-        }
-      },
-      kLanes);
+  sum_rows({args.dweight, args.dbias}, args.rows, size, static_cast<double>(size) * 0.4 + 10, executor,
+           [&](int64_t begin, int64_t end, float* const(&sums)[2]) {
+             with_stores<T>(streams, [&](auto put) {
+               for (int64_t r = begin; r < end; ++r) {
+                 T* dx = args.dx == nullptr ? nullptr : static_cast<T*>(args.dx) + r * size;
+                 norm_backward_row<kCenter>(put, dx, static_cast<const T*>(args.x) + r * size,
+                                            static_cast<const T*>(args.dout) + r * size, args.weight, sums[0], sums[1],
+                                            size, args.eps);
+               }
+             });
+           });
 }
 
 void norm_backward(Element element, const NormBackward& args, const Executor& executor) {
   with_type(element, [&](auto* type) {
     using T = Pointee<decltype(type)>;
     args.center ? norm_backward_as<true, T>(args, executor) : norm_backward_as<false, T>(args, executor);
+  });
+}
+
+// dx of one group; `sums` has those of dout * y and of dout for each of its channels, which are the gradients of its
+// parameters in this example.
+template <class T, class Put>
+void group_norm_backward_dx(Put put, T* dx, const T* x, const T* dout, const float* weight, const float* sums_y,
+                            const float* sums_dout, int64_t channels, int64_t size, const Moments& moments) {
+  float total = 0, slope = 0;
+  for (int64_t c = 0; c < channels; ++c) {
+    const float factor = weight == nullptr ? 1.0f : weight[c];
+    total += factor * sums_dout[c];
+    slope += factor * sums_y[c];
+  }
+  const auto n = static_cast<float>(channels * size);
+  const F mean = Simd::broadcast(total / n), minus_slope = Simd::broadcast(-slope / n);
+  const F inverse = Simd::broadcast(moments.inverse), scale = Simd::broadcast(moments.scale);
+  const auto gradient = [&](F v, F upstream, F factor) {
+    const F g = Simd::fma(upstream, factor, Simd::sub(Simd::zero(), mean));
+    return Simd::mul(Simd::mul(Simd::fma(moments.normalize<true>(v), minus_slope, g), inverse), scale);
+  };
+  if (size == 1) {
+    for_vectors(channels, [&](int64_t i, auto count) {
+      const F factor = weight == nullptr ? Simd::broadcast(1) : load(weight + i, count);
+      put(dx + i, gradient(load(x + i, count), load(dout + i, count), factor), count);
+    });
+    return;
+  }
+  for (int64_t c = 0; c < channels; ++c, x += size, dout += size, dx += size) {
+    const F factor = Simd::broadcast(weight == nullptr ? 1.0f : weight[c]);
+    for_vectors(size, [&](int64_t i, auto count) {
+      put(dx + i, gradient(load(x + i, count), load(dout + i, count), factor), count);
+    });
+  }
+}
+
+// The sums over a channel, or where channels have one element each, that element.
+template <class T>
+void group_norm_backward_sums(float* sums_y, float* sums_dout, const T* x, const T* dout, int64_t channels,
+                              int64_t size, const Moments& moments) {
+  if (size == 1) {
+    for_vectors(channels, [&](int64_t i, auto count) {
+      const F upstream = load(dout + i, count);
+      store(sums_y + i, Simd::mul(upstream, moments.normalize<true>(load(x + i, count))), count);
+      store(sums_dout + i, upstream, count);
+    });
+    return;
+  }
+  for (int64_t c = 0; c < channels; ++c, x += size, dout += size) {
+    const Sums sums = fold(
+        size, Sums{Simd::zero(), Simd::zero()},
+        [&](Sums acc, int64_t i, auto count) {
+          const F upstream = load(dout + i, count);
+          // Lanes that do not count are zero in dout, but y may be infinite there.
+          const F y = first_or(moments.normalize<true>(load(x + i, count)), count, 0);
+          return Sums{Simd::add(acc.sum, upstream), Simd::fma(upstream, y, acc.squares)};
+        },
+        Sums::join);
+    sums_dout[c] = Simd::sum(sums.sum);
+    sums_y[c] = Simd::sum(sums.squares);
+  }
+}
+
+void group_norm_backward(Element element, const GroupNormBackward& args, const Executor& executor) {
+  with_type(element, [&](auto* type) {
+    using T = Pointee<decltype(type)>;
+    const GroupNorm& of = args.forward;
+    const int64_t channels = of.channels / of.groups, length = channels * of.size;
+    const double nanoseconds = static_cast<double>(length) * 0.4 + 10;
+    const bool streams = exceeds_caches<T>(3 * of.batch * of.channels * of.size, of.size, args.dx);
+    // Of each example: the sums of dout * y, then those of dout.
+    const Scratch scratch(larger<int64_t>(1, of.batch * 2 * of.channels));
+    parallel_for(executor, of.batch * of.groups, nanoseconds, [&](int64_t begin, int64_t end) {
+      with_stores<T>(streams, [&](auto put) {
+        for (int64_t g = begin; g < end; ++g) {
+          const T* x = static_cast<const T*>(of.x) + g * length;
+          const T* dout = static_cast<const T*>(args.dout) + g * length;
+          const Moments moments = moments_of<true>(x, length, of.eps);
+          const int64_t first = g % of.groups * channels;
+          float* sums_y = scratch.data() + g / of.groups * 2 * of.channels + first;
+          float* sums_dout = sums_y + of.channels;
+          group_norm_backward_sums(sums_y, sums_dout, x, dout, channels, of.size, moments);
+          if (args.dx == nullptr) continue;
+          group_norm_backward_dx(put, static_cast<T*>(args.dx) + g * length, x, dout,
+                                 of.weight == nullptr ? nullptr : of.weight + first, sums_y, sums_dout, channels,
+                                 of.size, moments);
+        }
+      });
+    });
+    add_parts(args.dweight, scratch.data(), of.batch, 2 * of.channels, of.channels, executor);
+    add_parts(args.dbias, scratch.data() + of.channels, of.batch, 2 * of.channels, of.channels, executor);
   });
 }
 

@@ -3,15 +3,16 @@
 
 #include "cpu/kernels/attention.h"
 #include "cpu/kernels/attention_backward.h"
-#include "cpu/kernels/cross_entropy.h"
-#include "cpu/kernels/decode_attention.h"
-#include "cpu/kernels/gates.h"
+#include "cpu/kernels/attention_decode.h"
 #include "cpu/kernels/glu.h"
-#include "cpu/kernels/int8_linear.h"
 #include "cpu/kernels/linear.h"
+#include "cpu/kernels/linear_int8.h"
+#include "cpu/kernels/linear_quantized.h"
+#include "cpu/kernels/loss.h"
 #include "cpu/kernels/norm_backward.h"
-#include "cpu/kernels/quantized_linear.h"
-#include "cpu/kernels/rotary_embedding.h"
+#include "cpu/kernels/recurrent.h"
+#include "cpu/kernels/rotary.h"
+#include "cpu/kernels/softmax.h"
 
 namespace eqxcallback::cpu {
 namespace {
@@ -19,6 +20,7 @@ namespace {
 constexpr Kernels kTable = {norm,
                             norm_backward,
                             group_norm,
+                            group_norm_backward,
                             add_rms_norm,
                             rotary_embedding,
                             rotary_embedding_backward,
@@ -26,8 +28,12 @@ constexpr Kernels kTable = {norm,
                             glu_backward,
                             cross_entropy,
                             cross_entropy_backward,
+                            softmax,
+                            softmax_backward,
                             lstm_gates,
+                            lstm_gates_backward,
                             gru_gates,
+                            gru_gates_backward,
                             attention,
                             attention_backward,
                             decode_attention,

@@ -1,0 +1,65 @@
+"""Programs of one op each, whose plans by XLA for a GPU benchmarks compare and tests read."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from eqxcallback import ops
+
+
+class Program(NamedTuple):
+    """`function(*args)`, where `args` are types.
+
+    **Attributes:**
+
+    - `donated`: the operands whose memory results may take.
+    - `differentiable`: the operands that a kernel computes the gradients of, or none.
+    """
+
+    function: Callable[..., jax.Array]
+    args: tuple[Any, ...]
+    donated: tuple[int, ...] = ()
+    differentiable: tuple[int, ...] = ()
+
+    @property
+    def gradients(self) -> "Program":
+        def loss(*args: Any) -> jax.Array:
+            return (self.function(*args).astype(jnp.float32) ** 2).sum()
+
+        return Program(jax.grad(loss, self.differentiable), self.args)
+
+
+def struct(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _attention(q: Any, k: Any, v: Any) -> jax.Array:
+    return ops.attention(q, k, v, causal=True)
+
+
+def _quantized_linear(encoding: Any) -> Callable[..., jax.Array]:
+    return lambda x, blocks: ops.quantized_linear(x, blocks, encoding=encoding)
+
+
+_WEIGHT, _TABLE = struct(576, dtype=jnp.float32), struct(5, 32, dtype=jnp.float32)
+_CACHE, _INDEX, _LABELS = struct(2, 256, 2, 64), struct(2, dtype=jnp.int32), struct(8, dtype=jnp.int32)
+_Q4_1, _Q8_0 = struct(576, 360, dtype=jnp.uint8), struct(576, 612, dtype=jnp.uint8)
+
+PROGRAMS = {
+    "rms_norm": Program(ops.rms_norm, (struct(8, 576), _WEIGHT), differentiable=(0, 1)),
+    "layer_norm": Program(ops.layer_norm, (struct(8, 576), _WEIGHT, _WEIGHT), differentiable=(0, 1, 2)),
+    "rotary_embedding": Program(ops.rotary_embedding, (struct(2, 5, 8, 64), _TABLE, _TABLE), differentiable=(0, 1, 2)),
+    "swiglu": Program(ops.swiglu, (struct(8, 1536), struct(8, 1536)), differentiable=(0, 1)),
+    "swiglu packed": Program(ops.swiglu, (struct(8, 3072),), differentiable=(0,)),
+    "softmax_cross_entropy": Program(ops.softmax_cross_entropy, (struct(8, 1000), _LABELS), differentiable=(0,)),
+    "softmax": Program(ops.softmax, (struct(8, 1000), struct(1000, dtype=jnp.bool_)), differentiable=(0,)),
+    "attention": Program(_attention, (struct(2, 256, 6, 64), _CACHE, _CACHE), differentiable=(0, 1, 2)),
+    "decode_attention": Program(ops.decode_attention, (struct(2, 6, 64), _CACHE, _CACHE, _INDEX)),
+    "cache_append": Program(
+        ops.cache_append, (struct(256, 2, 64), struct(1, 2, 64), struct(dtype=jnp.int32)), donated=(0,)
+    ),
+    "quantized_linear Q4_1": Program(_quantized_linear("Q4_1"), (struct(1, 576), _Q4_1)),
+    "quantized_linear Q8_0": Program(_quantized_linear("Q8_0"), (struct(64, 576), _Q8_0)),
+}

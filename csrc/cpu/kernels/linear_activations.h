@@ -1,0 +1,51 @@
+// Activations quantised to int8, as the caller has asked for: multiples of a 127th of the highest of a block.
+#pragma once
+
+#include "cpu/kernels/common.h"
+
+namespace eqxcallback::cpu {
+namespace {
+
+// A value is n * scale, n the integer nearest to it times `inverse`.
+struct Steps {
+  float scale, inverse;
+};
+
+// Sums of what is not higher, times GGUF weights without their scale, are finite.
+inline constexpr float kSummable = 0x1p110f;
+
+// The highest magnitude of `size` values, infinity if one of them is not finite.
+float magnitude_of(const float* x, int64_t size) {
+  const auto absolute = [&](F acc, int64_t i, auto count) { return Simd::max(acc, Simd::abs(load(x + i, count))); };
+  const auto times_zero = [&](F acc, int64_t i, auto count) {
+    return Simd::fma(load(x + i, count), Simd::zero(), acc);
+  };
+  return sum_of(size, times_zero) == 0 ? Simd::maximum(fold(size, Simd::zero(), absolute, Simd::max))
+                                       : __builtin_inff();
+}
+
+// Of `size` values. False if they are higher, or not finite.
+bool steps_of(Steps& steps, const float* x, int64_t size, float limit = -kLowest) {
+  const float highest = magnitude_of(x, size);
+  steps.scale = highest / 127;
+  steps.inverse = highest < 0x1p-100f ? 0 : 127 / highest;  // lower ones have no inverse
+  return highest <= limit;
+}
+
+// Blocks of `block` values, of which the last may be smaller. One that is not finite stays as it is.
+void quantize_activations(float* x, int64_t size, int64_t block) {
+  for (int64_t begin = 0; begin < size; begin += block) {
+    const int64_t n = smaller(block, size - begin);
+    Steps steps;
+    const bool is_finite = steps_of(steps, x + begin, n);
+    for_vectors(n, [&](int64_t i, auto count) {
+      const F v = load(x + begin + i, count);
+      const F quantized =
+          Simd::mul(Simd::nearest(Simd::mul(v, Simd::broadcast(steps.inverse))), Simd::broadcast(steps.scale));
+      store(x + begin + i, is_finite ? quantized : v, count);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace eqxcallback::cpu

@@ -1,0 +1,89 @@
+// Many rows that are quantised to int8 times rows of int8: weights are put along the lanes, a panel of them at a time,
+// so that nothing is summed over lanes.
+#pragma once
+
+#include "cpu/kernels/linear_byte_rows.h"
+#include "cpu/kernels/outer.h"
+
+namespace eqxcallback::cpu {
+namespace {
+
+inline constexpr int64_t kPanelSize = int64_t{1} << 16;  // an integer has room for the sum of so many products
+inline constexpr int64_t kPanel = Simd::kOuterVectors * kLanes;
+
+// panel[i, w]: four neighbours of row w, 128 too high. Those past its end meet zeros in x.
+void arrange_weights(ByteFour* panel, const int8_t* weights, int64_t rows, int64_t size) {
+  for (int64_t w = 0; w < kPanel; w += kLanes) {
+    for (int64_t i = 0; i < size; i += kBytes) {
+      const int64_t bytes = smaller(kBytes, size - i);
+      const __mmask64 mask = ~__mmask64{0} >> (kBytes - bytes);
+      F fours[kLanes];
+#pragma GCC unroll 16
+      for (int r = 0; r < kLanes; ++r) {
+        const __mmask64 found = w + r < rows ? mask : 0;
+        const __m512i row = _mm512_maskz_loadu_epi8(found, weights + (w + r) * size + i);
+        fours[r] = _mm512_castsi512_ps(without_sign(row));
+      }
+      Simd::transpose(fours);
+      for (int64_t j = 0; j < (bytes + 3) / 4; ++j) _mm512_storeu_ps(panel + (i / 4 + j) * kPanel + w, fours[j]);
+    }
+  }
+}
+
+// out = x W^T scale, kRows rows of it from `first` on, and `columns` of the panel's.
+template <int kRows, class T>
+void panel_tile(T* out, int64_t out_stride, const ByteRows& x, int64_t first, const ByteFour* panel, int64_t size,
+                const float* scale, int64_t columns) {
+  constexpr int kVectors = Simd::kOuterVectors;
+  __m512i acc[kRows][kVectors];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm512_setzero_si512();
+  }
+  add_outer(acc, reinterpret_cast<const ByteFour*>(x.integers(first)), x.stride() / 4, 1, panel, (size + 3) / 4,
+            kPanel);
+  alignas(64) int32_t sums[kRows][kPanel];
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) _mm512_store_si512(sums[r] + v * kLanes, acc[r][v]);
+  }
+  for (int r = 0; r < kRows; ++r) {
+    const __m512i offset = _mm512_set1_epi32(_mm512_reduce_add_epi32(x.offset(first + r)));
+    const F steps = Simd::broadcast(x.scale(first + r));
+    for_vectors(columns, [&](int64_t i, auto count) {
+      const __m512i sum = _mm512_add_epi32(_mm512_load_si512(sums[r] + i), offset);
+      const F scaled = Simd::mul(_mm512_cvtepi32_ps(sum), steps);
+      store(out + r * out_stride + i, Simd::mul(scaled, load(scale + i, count)), count);
+    });
+  }
+}
+
+template <class T>
+void multiply_panels(T* out, const ByteRows& x, int64_t num_rows, const int8_t* weights, const float* scale,
+                     int64_t num_weights, int64_t size, const Executor& executor) {
+  const double nanoseconds = static_cast<double>(size) * (0.02 + 0.005 * static_cast<double>(num_rows));
+  parallel_for(
+      executor, num_weights, nanoseconds,
+      [&](int64_t begin, int64_t end) {
+        Scratch scratch((size + 3) / 4 * kPanel);
+        auto* panel = reinterpret_cast<ByteFour*>(scratch.data());
+        for (int64_t o = begin; o < end; o += kPanel) {
+          const int64_t columns = smaller(kPanel, end - o);
+          arrange_weights(panel, weights + o * size, columns, size);
+          const auto tile = [&](auto rows, int64_t r) {
+            panel_tile<decltype(rows)::value>(out + r * num_weights + o, num_weights, x, r, panel, size, scale + o,
+                                              columns);
+          };
+          int64_t r = 0;
+          for (; r + Simd::kOuterRows <= num_rows; r += Simd::kOuterRows) tile(Int<Simd::kOuterRows>{}, r);
+          for (; r + 2 <= num_rows; r += 2) tile(Int<2>{}, r);
+          for (; r < num_rows; ++r) tile(Int<1>{}, r);
+        }
+      },
+      kPanel);
+}
+
+}  // namespace
+}  // namespace eqxcallback::cpu

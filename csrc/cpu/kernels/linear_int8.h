@@ -1,0 +1,83 @@
+// Linear layers over int8 weights with a scale for each output, which multiplies their sums in f32. Few rows of x read
+// each weight once; for more of them, a few rows of weights at a time are widened into cache.
+#pragma once
+
+#include "cpu/kernels/dots.h"
+#include "cpu/kernels/linear_activations.h"
+#include "cpu/kernels/linear_quantized.h"
+#ifdef __AVX512VNNI__
+#include "cpu/kernels/linear_byte_panels.h"
+#endif
+
+namespace eqxcallback::cpu {
+namespace {
+
+inline constexpr int64_t kFewRows = 16;
+
+#ifdef __AVX512VNNI__
+// False if x has no form in bytes, or is so long that sums have none.
+template <class T, class Put>
+bool multiply_quantized(T* out, const float* x, int64_t x_stride, const Int8Linear& args, const Executor& executor,
+                        const Put& put) {
+  const int64_t rows = args.rows, size = args.in_features;
+  if (size > int64_t{1} << 20) return false;
+  ByteRows bytes(rows, size);
+  for (int64_t r = 0; r < rows; ++r) {
+    if (!bytes.set(r, x + r * x_stride, size)) return false;
+  }
+  if (rows > kFewRows && size <= kPanelSize) {
+    multiply_panels(out, bytes, rows, args.weight, args.scale, args.out_features, size, executor);
+  } else {
+    multiply_few(bytes, rows, args.weight, args.out_features, size, executor, put);
+  }
+  return true;
+}
+#endif
+
+template <class T>
+void int8_linear_as(const Int8Linear& args, const Executor& executor) {
+  const int64_t rows = args.rows, size = args.in_features, padded = (size + kLanes - 1) / kLanes * kLanes;
+  const bool as_it_is = std::is_same_v<T, float> && size == padded && !args.quantized_activations;
+  Scratch scratch(as_it_is ? 1 : larger<int64_t>(1, rows * padded));
+  const float* x = scratch.data();  // rows are `padded` apart, with zeros at the end
+  if (as_it_is) {
+    x = static_cast<const float*>(args.x);
+  } else {
+    for (int64_t r = 0; r < rows; ++r) {
+      float* row = scratch.data() + r * padded;
+      for_vectors(size, [&](int64_t i, auto count) {
+        Simd::store(row + i, load(static_cast<const T*>(args.x) + r * size + i, count));
+      });
+    }
+  }
+  T* out = static_cast<T*>(args.out);
+  const auto put = [&](int64_t r, int64_t o, float sum) {
+    from_float(sum * args.scale[o], out[r * args.out_features + o]);
+  };
+  if (args.quantized_activations) {
+#ifdef __AVX512VNNI__
+    if (multiply_quantized(out, x, padded, args, executor, put)) return;
+#endif
+    for (int64_t r = 0; r < rows; ++r) quantize_activations(scratch.data() + r * padded, size, size);
+  }
+  if (rows <= kFewRows) {
+    const double nanoseconds = static_cast<double>(size) * (0.05 + 0.02 * static_cast<double>(rows)) + 5;
+    return parallel_for(
+        executor, args.out_features, nanoseconds,
+        [&](int64_t begin, int64_t end) { few_rows(x, rows, padded, args.weight, begin, end, size, put); }, 8);
+  }
+  multiply_decoded(
+      out, x, rows, args.out_features, padded, static_cast<double>(size) * 0.1, executor,
+      [&](float* row, int64_t o) {
+        for_vectors(size,
+                    [&](int64_t i, auto count) { Simd::store(row + i, load(args.weight + o * size + i, count)); });
+      },
+      [&](int64_t o) { return args.scale[o]; });
+}
+
+void int8_linear(Element element, const Int8Linear& args, const Executor& executor) {
+  with_type(element, [&](auto* type) { int8_linear_as<Pointee<decltype(type)>>(args, executor); });
+}
+
+}  // namespace
+}  // namespace eqxcallback::cpu

@@ -1,0 +1,129 @@
+// Linear layers over GGUF blocks. Sums are f32, whatever the weights are stored in.
+//
+// One row of x reads each weight once and has to be fast at decoding: linear_float_dots.h, or linear_byte_dots.h where
+// the processor multiplies bytes. Several rows: a few rows of weights at a time are decoded into cache, and multiplied
+// with all of x; or if x is quantised, linear_block_panels.h.
+#pragma once
+
+#include "cpu/kernels/linear_activations.h"
+#include "cpu/kernels/linear_block_decode.h"
+#ifdef __AVX512VNNI__
+#include "cpu/kernels/linear_block_panels.h"
+#include "cpu/kernels/linear_byte_dots.h"
+#else
+#include "cpu/kernels/linear_float_dots.h"
+#endif
+
+namespace eqxcallback::cpu {
+namespace {
+
+// A tile of the product: kDotRows rows of x with kDotColumns rows of decoded weights.
+template <class T, class Scale>
+void dot_tile(T* out, int64_t out_stride, const float* x, const float* weights, int64_t in_features, int rows,
+              int columns, const Scale& scale) {
+  constexpr int kRows = Simd::kDotRows, kColumns = Simd::kDotColumns;
+  static_assert(kRows * kColumns == kLanes);
+  F acc[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) acc[i] = Simd::zero();
+  for (int64_t i = 0; i < in_features; i += kLanes) {
+    F w[kColumns];
+#pragma GCC unroll 16
+    for (int c = 0; c < kColumns; ++c) w[c] = Simd::load(weights + c * in_features + i);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const F v = Simd::load(x + smaller(r, rows - 1) * in_features + i);
+#pragma GCC unroll 16
+      for (int c = 0; c < kColumns; ++c) acc[r * kColumns + c] = Simd::fma(v, w[c], acc[r * kColumns + c]);
+    }
+  }
+  float result[kLanes];
+  Simd::store(result, Simd::sums(acc));
+  for (int r = 0; r < rows; ++r) {
+    for (int c = 0; c < columns; ++c) from_float(result[r * kColumns + c] * scale(c), out[r * out_stride + c]);
+  }
+}
+
+// out = x W^T with rows of `size` elements, a multiple of kLanes. decode(row, o) writes row o of W but for its
+// scale(o), in about so long.
+template <class T, class Decode, class Scale>
+void multiply_decoded(T* out, const float* x, int64_t num_rows, int64_t out_features, int64_t size,
+                      double decode_nanoseconds, const Executor& executor, const Decode& decode, const Scale& scale) {
+  constexpr int kRows = Simd::kDotRows, kColumns = Simd::kDotColumns;
+  constexpr int kDecoded = 3 * kColumns;  // decoded at a time: they stay in the first cache with kRows of x
+  const double nanoseconds = static_cast<double>(num_rows * size) / (4 * kLanes) + decode_nanoseconds;
+  parallel_for(
+      executor, out_features, nanoseconds,
+      [&](int64_t begin, int64_t end) {
+        Scratch weights(kDecoded * size);
+        for (int64_t o = begin; o < end; o += kDecoded) {
+          const int decoded = static_cast<int>(smaller<int64_t>(kDecoded, end - o));
+          for (int c = 0; c < decoded; ++c) decode(weights.data() + c * size, o + c);
+          // The last tile may be narrower than its columns: those are computed from what is there, and dropped.
+          for (int c = decoded; c < kDecoded; ++c) {
+            std::memset(weights.data() + c * size, 0, static_cast<size_t>(size) * sizeof(float));
+          }
+          for (int64_t r = 0; r < num_rows; r += kRows) {
+            const int rows = static_cast<int>(smaller<int64_t>(kRows, num_rows - r));
+            for (int c = 0; c < decoded; c += kColumns) {
+              dot_tile(out + r * out_features + o + c, out_features, x + r * size, weights.data() + c * size, size,
+                       rows, smaller(kColumns, decoded - c), [&](int i) { return scale(o + c + i); });
+            }
+          }
+        }
+      },
+      kDecoded);
+}
+
+template <Encoding encoding, class T>
+void multiply_matrix(const QuantizedLinear& args, const float* x, const Executor& executor) {
+  const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(encoding);
+  multiply_decoded(
+      static_cast<T*>(args.out), x, args.rows, args.out_features, args.in_features, static_cast<double>(num_blocks) * 2,
+      executor, [&](float* row, int64_t o) { decode_row<encoding>(row, args.blocks + o * stride, num_blocks); },
+      [](int64_t) { return 1.0f; });
+}
+
+template <Encoding encoding, class T>
+void quantized_linear_as(const QuantizedLinear& args, const float* x, const Executor& executor) {
+  if (args.rows == 1 && multiply_vector<encoding, T>(args, x, executor)) return;
+  if (args.quantized_activations) {
+#ifdef __AVX512VNNI__
+    if (args.rows > 1 && multiply_block_panels<encoding, T>(args, x, executor)) return;
+#endif
+    const int64_t size = args.rows * args.in_features;
+    Scratch quantized(size);
+    std::memcpy(quantized.data(), x, static_cast<size_t>(size) * sizeof(float));
+    quantize_activations(quantized.data(), size, kBlockSize);
+    QuantizedLinear call = args;
+    call.quantized_activations = false;
+    return quantized_linear_as<encoding, T>(call, quantized.data(), executor);
+  }
+  multiply_matrix<encoding, T>(args, x, executor);
+}
+
+void quantized_linear(Element element, const QuantizedLinear& args, const Executor& executor) {
+  with_type(element, [&](auto* type) {
+    using T = Pointee<decltype(type)>;
+    const auto run = [&](const float* x) {
+      if (args.encoding == Encoding::kQ4_1) {
+        quantized_linear_as<Encoding::kQ4_1, T>(args, x, executor);
+      } else {
+        quantized_linear_as<Encoding::kQ8_0, T>(args, x, executor);
+      }
+    };
+    if constexpr (std::is_same_v<T, float>) {
+      run(static_cast<const float*>(args.x));
+    } else {
+      const int64_t size = args.rows * args.in_features;
+      Scratch x(size);
+      for_vectors(size, [&](int64_t i, auto count) {
+        store(x.data() + i, load(static_cast<const T*>(args.x) + i, count), count);
+      });
+      run(x.data());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace eqxcallback::cpu

@@ -1,0 +1,140 @@
+// Softmax and its gradient, a row at a time: a pass for the largest element, one for the powers, which stay in cache,
+// and one that divides them by their sum.
+#pragma once
+
+#include "cpu/kernels/math.h"
+#include "cpu/kernels/streams.h"
+
+namespace eqxcallback::cpu {
+namespace {
+
+// Lanes of x that take part, and `other` in place of those that do not. Without a mask all do.
+template <class Count>
+F taking(F x, const int8_t* mask, int64_t i, Count count, float other) {
+  return mask == nullptr ? x : Simd::select_less(Simd::zero(), load(mask + i, count), x, Simd::broadcast(other));
+}
+
+// The row of a mask that belongs to row r, of bytes that are 0 or 1.
+template <bool kMask>
+const int8_t* mask_row(const RowMask& mask, int64_t r, int64_t size) {
+  return kMask ? static_cast<const int8_t*>(mask.data) + r % mask.rows * size : nullptr;
+}
+
+// The row as powers of e that are relative to the largest of those that take part: `powers` is scratch of the row's
+// size. Calls added(i, power, count) for each vector of them, and gives their sum: 0 where nothing takes part, NaN
+// where the result is NaN.
+template <bool kMask, class T, class Added>
+float softmax_powers(const T* x, const int8_t* mask, float* powers, int64_t size, float scale, const Added& added) {
+  const float sign = scale < 0 ? -1.0f : 1.0f;
+  const F direction = Simd::broadcast(sign), factor = Simd::broadcast(scale * kLog2E);
+  const float highest = Simd::maximum(fold(
+      size, Simd::broadcast(-__builtin_inff()),
+      [&](F acc, int64_t i, auto count) {
+        const F v = first_or(Simd::mul(load(x + i, count), direction), count, -__builtin_inff());
+        return Simd::max(acc, kMask ? taking(v, mask, i, count, -__builtin_inff()) : v);
+      },
+      Simd::max));
+  // Subtracted before it is multiplied: no product overflows. NaN, infinity, and nothing but -inf become NaN here.
+  const F shift = Simd::broadcast(highest * sign);
+  return sum_of(size, [&](F acc, int64_t i, auto count) {
+    F power = Simd::exp2(Simd::mul(Simd::sub(load(x + i, count), shift), factor));
+    if constexpr (kMask) power = taking(power, mask, i, count, 0);
+    store(powers + i, power, count);
+    power = first_or(power, count, 0);
+    added(i, power, count);
+    return Simd::add(acc, power);
+  });
+}
+
+// A row of nothing but `value` where elements take part: NaN, or if nothing does, 0.
+template <class T, class Put>
+void fill_row(Put put, T* out, const int8_t* mask, int64_t size, float value) {
+  for_vectors(size,
+              [&](int64_t i, auto count) { put(out + i, taking(Simd::broadcast(value), mask, i, count, 0), count); });
+}
+
+template <bool kMask, class T, class Put>
+void softmax_row(Put put, T* out, const T* x, const int8_t* mask, float* powers, int64_t size, float scale) {
+  const float sum = softmax_powers<kMask>(x, mask, powers, size, scale, [](int64_t, F, auto) {});
+  if (kMask && !(sum > 0)) return fill_row(put, out, mask, size, sum);
+  const F inverse = Simd::broadcast(1.0f / sum);
+  for_vectors(size, [&](int64_t i, auto count) {
+    prefetch(x + size + i, kLanes);  // the next row
+    put(out + i, Simd::mul(load(powers + i, count), inverse), count);
+  });
+}
+
+template <bool kMask, class T>
+void softmax_as(const Softmax& args, const Executor& executor) {
+  const int64_t size = args.size;
+  const double nanoseconds = static_cast<double>(size) * 0.3 + 20;
+  const bool streams = exceeds_caches<T>(2 * args.rows * size, size, args.out);
+  parallel_for(executor, args.rows, nanoseconds, [&](int64_t begin, int64_t end) {
+    const Scratch scratch(size);
+    with_stores<T>(streams, [&](auto put) {
+      for (int64_t r = begin; r < end; ++r) {
+        softmax_row<kMask>(put, static_cast<T*>(args.out) + r * size, static_cast<const T*>(args.x) + r * size,
+                           mask_row<kMask>(args.mask, r, size), scratch.data(), size, args.scale);
+      }
+    });
+  });
+}
+
+void softmax(Element element, const Softmax& args, const Executor& executor) {
+  with_type(element, [&](auto* type) {
+    using T = Pointee<decltype(type)>;
+    args.mask.data == nullptr ? softmax_as<false, T>(args, executor) : softmax_as<true, T>(args, executor);
+  });
+}
+
+// dx = scale * y * (dout - sum(dout * y)), of results y that are computed anew: rounded to 16 bits, they would be too
+// coarse for the difference.
+template <bool kMask, class T, class Put>
+void softmax_backward_row(Put put, T* dx, const T* x, const T* dout, const int8_t* mask, float* powers, int64_t size,
+                          float scale) {
+  F products = Simd::zero();
+  const float sum = softmax_powers<kMask>(x, mask, powers, size, scale, [&](int64_t i, F power, auto count) {
+    F upstream = load(dout + i, count);
+    if constexpr (kMask) upstream = taking(upstream, mask, i, count, 0);
+    products = Simd::fma(upstream, power, products);
+  });
+  if (kMask && !(sum > 0)) return fill_row(put, dx, mask, size, sum);
+  const float inverse = 1.0f / sum;
+  const F dot = Simd::broadcast(Simd::sum(products) * inverse), factor = Simd::broadcast(scale * inverse);
+  for_vectors(size, [&](int64_t i, auto count) {
+    prefetch(x + size + i, kLanes);  // the next row
+    prefetch(dout + size + i, kLanes);
+    F gradient = Simd::mul(Simd::mul(load(powers + i, count), factor), Simd::sub(load(dout + i, count), dot));
+    if constexpr (kMask) gradient = taking(gradient, mask, i, count, 0);
+    put(dx + i, gradient, count);
+  });
+}
+
+template <bool kMask, class T>
+void softmax_backward_as(const SoftmaxBackward& args, const Executor& executor) {
+  const Softmax& of = args.forward;
+  const int64_t size = of.size;
+  const double nanoseconds = static_cast<double>(size) * 0.4 + 20;
+  const bool streams = exceeds_caches<T>(3 * of.rows * size, size, args.dx);
+  parallel_for(executor, args.dx == nullptr ? 0 : of.rows, nanoseconds, [&](int64_t begin, int64_t end) {
+    const Scratch scratch(size);
+    with_stores<T>(streams, [&](auto put) {
+      for (int64_t r = begin; r < end; ++r) {
+        softmax_backward_row<kMask>(put, static_cast<T*>(args.dx) + r * size, static_cast<const T*>(of.x) + r * size,
+                                    static_cast<const T*>(args.dout) + r * size, mask_row<kMask>(of.mask, r, size),
+                                    scratch.data(), size, of.scale);
+      }
+    });
+  });
+}
+
+void softmax_backward(Element element, const SoftmaxBackward& args, const Executor& executor) {
+  with_type(element, [&](auto* type) {
+    using T = Pointee<decltype(type)>;
+    args.forward.mask.data == nullptr ? softmax_backward_as<false, T>(args, executor)
+                                      : softmax_backward_as<true, T>(args, executor);
+  });
+}
+
+}  // namespace
+}  // namespace eqxcallback::cpu

@@ -1,0 +1,52 @@
+#include "ffi/huge_pages.h"
+
+#include <cstdint>
+
+#include "xla/ffi/api/ffi.h"
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+namespace eqxcallback {
+namespace {
+
+// Below it the time that a system call takes would be seen, and malloc keeps such memory mapped from call to call.
+constexpr size_t kSmallestResult = size_t{4} << 20;
+constexpr uintptr_t kPage = uintptr_t{2} << 20;
+
+size_t bytes_of(const XLA_FFI_Buffer& buffer) {
+  size_t bytes = xla::ffi::ByteWidth(static_cast<xla::ffi::DataType>(buffer.dtype));
+  for (int64_t i = 0; i < buffer.rank; ++i) bytes *= static_cast<size_t>(buffer.dims[i]);
+  return bytes;
+}
+
+bool is_operand(const XLA_FFI_CallFrame& frame, const void* data) {
+  for (int64_t i = 0; i < frame.args.size; ++i) {
+    if (static_cast<const XLA_FFI_Buffer*>(frame.args.args[i])->data == data) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
+#ifdef MADV_HUGEPAGE
+  if (bytes < kSmallestResult) return;
+  // Whole pages only: what lies beside the result keeps its own.
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#endif
+}
+
+void prefer_huge_pages(const XLA_FFI_CallFrame& frame) {
+  if (frame.stage != XLA_FFI_ExecutionStage_EXECUTE) return;
+  for (int64_t i = 0; i < frame.rets.size; ++i) {
+    if (frame.rets.types[i] != XLA_FFI_RetType_BUFFER) continue;
+    const auto& result = *static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[i]);
+    if (const size_t bytes = bytes_of(result); bytes >= kSmallestResult && !is_operand(frame, result.data))
+      prefer_huge_pages(result.data, bytes);
+  }
+}
+
+}  // namespace eqxcallback

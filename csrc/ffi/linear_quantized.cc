@@ -1,0 +1,93 @@
+// The handlers of linear layers over quantised weights.
+#include <string_view>
+
+#include "ffi/cpu_call.h"
+
+namespace eqxcallback {
+namespace {
+
+// Whether x is quantised to int8 first.
+bool quantizes(const char* op, std::string_view activations) {
+  REQUIRE(activations == "exact" || activations == "int8", op,
+          "the activations exact or int8; got " + std::string(activations));
+  return activations == "int8";
+}
+
+// -- quantized_linear: x [*batch, in_features], blocks u8 [out_features, bytes of a row]
+
+ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer blocks, Out out,
+                            std::string_view encoding_name, std::string_view activations) {
+  return guarded([&] {
+    constexpr const char* op = "quantized_linear";
+    REQUIRE(encoding_name == "Q4_1" || encoding_name == "Q8_0", op,
+            "the encoding Q4_1 or Q8_0; got " + std::string(encoding_name));
+    const cpu::Encoding encoding = encoding_name == "Q4_1" ? cpu::Encoding::kQ4_1 : cpu::Encoding::kQ8_0;
+    const Shape in(op, "x", x, 1), result(op, "the result", *out, 1);
+    require_type(op, "blocks", blocks, ffi::DataType::U8, "uint8");
+    const Dims weights = blocks.dimensions();
+    REQUIRE(in[0] % cpu::kBlockSize == 0 && weights.size() == 2 &&
+                weights[1] == in[0] / cpu::kBlockSize * cpu::block_bytes(encoding),
+            op,
+            "blocks of shape (out_features, bytes of " + std::to_string(in[0]) + " weights in blocks of 32); got " +
+                text(weights));
+    REQUIRE(result[0] == weights[0] && in.same_batch(result) && x.element_type() == out->element_type(), op,
+            "a result of shape (*batch, out_features); got " + text(out->dimensions()));
+    const cpu::QuantizedLinear call{out->untyped_data(),
+                                    x.untyped_data(),
+                                    blocks.typed_data<uint8_t>(),
+                                    in.batch(),
+                                    weights[0],
+                                    in[0],
+                                    encoding,
+                                    quantizes(op, activations)};
+    cpu::kernels().quantized_linear(element_of(op, x), call, executor_on(pool));
+  });
+}
+
+// -- int8_linear: x [*batch, in_features], weight s8 [out_features, in_features], scale f32 [out_features]
+
+ffi::Error int8_linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weight, ffi::AnyBuffer scale, Out out,
+                       std::string_view activations) {
+  return guarded([&] {
+    constexpr const char* op = "int8_linear";
+    const Shape in(op, "x", x, 1), result(op, "the result", *out, 1), factors(op, "scale", scale, 1);
+    require_type(op, "weight", weight, ffi::DataType::S8, "int8");
+    require_type(op, "scale", scale, ffi::DataType::F32, "float32");
+    const Dims weights = weight.dimensions();
+    REQUIRE(weights.size() == 2 && weights[1] == in[0], op,
+            "weight of shape (out_features, " + std::to_string(in[0]) + "); got " + text(weights));
+    REQUIRE(factors.batch_rank() == 0 && factors[0] == weights[0], op,
+            "scale of shape (" + std::to_string(weights[0]) + ",); got " + text(scale.dimensions()));
+    REQUIRE(result[0] == weights[0] && in.same_batch(result) && x.element_type() == out->element_type(), op,
+            "a result of shape (*batch, out_features); got " + text(out->dimensions()));
+    const cpu::Int8Linear call{out->untyped_data(),
+                               x.untyped_data(),
+                               weight.typed_data<int8_t>(),
+                               scale.typed_data<float>(),
+                               in.batch(),
+                               weights[0],
+                               in[0],
+                               quantizes(op, activations)};
+    cpu::kernels().int8_linear(element_of(op, x), call, executor_on(pool));
+  });
+}
+
+EQXCALLBACK_CPU_KERNEL(quantized_linear, quantized_linear,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // blocks
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<std::string_view>("encoding")
+                           .Attr<std::string_view>("activations"));
+EQXCALLBACK_CPU_KERNEL(int8_linear, int8_linear,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // x
+                           .Arg<ffi::AnyBuffer>()  // weight
+                           .Arg<ffi::AnyBuffer>()  // scale
+                           .Ret<ffi::AnyBuffer>()
+                           .Attr<std::string_view>("activations"));
+
+}  // namespace
+}  // namespace eqxcallback

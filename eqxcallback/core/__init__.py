@@ -1,0 +1,41 @@
+"""What every room may use: errors and warnings, when two callables are the same, aliases, checks. Imports nothing of ours."""
+
+from ._aliases import (
+    Aliases as Aliases,
+    Leaf as Leaf,
+    check_alias_pairs as check_alias_pairs,
+    check_aliases as check_aliases,
+    path_text as path_text,
+    resolve_aliases as resolve_aliases,
+    root_name as root_name,
+)
+from ._checks import (
+    check as check,
+    check_arrays as check_arrays,
+    check_flags as check_flags,
+    check_floats as check_floats,
+    check_loss_options as check_loss_options,
+    check_one_of as check_one_of,
+    epsilon as epsilon,
+    integer as integer,
+    integers as integers,
+    number as number,
+    scale_of as scale_of,
+    soft_cap_of as soft_cap_of,
+)
+from ._errors import (
+    Failures as Failures,
+    KernelError as KernelError,
+    blaming as blaming,
+    callable_name as callable_name,
+    from_the_user as from_the_user,
+    raise_poisoned as raise_poisoned,
+    raising as raising,
+    record_failure as record_failure,
+    record_poison as record_poison,
+    type_text as type_text,
+    types_text as types_text,
+)
+from ._identity import identity as identity
+from ._own_callable import OwnCallable as OwnCallable
+from ._warnings import PerformanceWarning as PerformanceWarning, quiet as quiet, warn_once as warn_once

@@ -1,0 +1,110 @@
+"""What functions and layers have in common when they check their arguments."""
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+
+def check(condition: bool, op: str, expected: str, **got: Any) -> None:
+    if not condition:
+        types = ", ".join(
+            f"{name}: {value if isinstance(value, int) else jax.typeof(value).str_short()}"
+            for name, value in got.items()
+        )
+        raise ValueError(f"{op}: expected {expected}; got {types}.")
+
+
+def check_one_of(who: str, name: str, value: Any, known: Iterable[str]) -> None:
+    known = tuple(known)
+    if value not in known:
+        raise ValueError(f"{who}: expected {name} to be one of {', '.join(known)}; got {value!r}.")
+
+
+def check_arrays(who: str, **arrays: Any) -> None:
+    for name, array in arrays.items():
+        if not (hasattr(array, "dtype") and hasattr(array, "shape")):
+            raise TypeError(
+                f"{who}: expected {name} to be an array; got {type(array).__name__}. `jnp.asarray` makes one of numbers."
+            )
+
+
+def check_floats(op: str, **arrays: jax.Array) -> None:
+    dtypes = {jnp.result_type(array) for array in arrays.values()}
+    floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
+    check(floats and len(dtypes) == 1, op, f"{', '.join(arrays)} of one floating dtype", **arrays)
+
+
+def check_flags(who: str, **flags: Any) -> None:
+    for name, value in flags.items():
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(
+                f"{who}: expected {name} to be True or False; got {value!r} of type {type(value).__name__}."
+            )
+
+
+def integer(who: str, expected: str, value: Any, *, least: float = -math.inf, remedy: str = "") -> int:
+    """`value` as an integer of Python, from one of NumPy too. A bool is none."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or isinstance(value, bool) or found < least:
+        raise ValueError(f"{who}: expected {expected}; got {value!r}. {remedy}".rstrip())
+    return found
+
+
+def number(who: str, expected: str, value: Any, *, least: float = -math.inf, most: float = math.inf) -> float:
+    """`value` as a float of Python. Neither text, which Python would parse, nor NaN is a number."""
+    try:
+        found = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, OverflowError):
+        found = math.nan
+    if not least <= found <= most:
+        raise ValueError(f"{who}: expected {expected}; got {value!r}.")
+    return found
+
+
+def epsilon(who: str, eps: Any) -> float:
+    return number(who, "eps to be a number", eps)
+
+
+def scale_of(who: str, scale: Any, size: int) -> float:
+    """By default what softmax of products of `size` numbers has."""
+    return 1 / math.sqrt(max(size, 1)) if scale is None else number(who, "scale to be a number or None", scale)
+
+
+def soft_cap_of(who: str, soft_cap: Any) -> float | None:
+    if soft_cap is None:
+        return None
+    limits: Any = jnp.finfo(jnp.float32)
+    expected = "soft_cap to be a positive number or None"
+    return number(who, expected, soft_cap, least=float(limits.tiny), most=float(limits.max))
+
+
+def check_loss_options(
+    who: str, label_smoothing: Any, z_loss: Any, ignore_index: Any
+) -> tuple[float, float, int | None]:
+    return (
+        number(who, "label_smoothing from 0 to 1", label_smoothing, least=0, most=1),
+        number(who, "z_loss to be a number", z_loss),
+        None if ignore_index is None else integer(who, "ignore_index to be an integer or None", ignore_index),
+    )
+
+
+def integers(op: str, name: str, x: ArrayLike, batch: tuple[int, ...]) -> jax.Array:
+    """`x`, of shape `batch` or `()`, as int32 of shape `batch`. What int32 lacks becomes its nearest."""
+    x = jnp.asarray(x)
+    fits = x.shape in ((), batch) and jnp.issubdtype(x.dtype, jnp.integer)
+    check(fits, op, f"{name} to be integers of shape () or {batch}", **{name: x})
+    own, int32 = jnp.iinfo(x.dtype), jnp.iinfo(jnp.int32)
+    if own.max > int32.max:
+        x = jnp.minimum(x, jnp.asarray(int32.max, x.dtype))
+    if own.min < int32.min:
+        x = jnp.maximum(x, jnp.asarray(int32.min, x.dtype))
+    return jnp.broadcast_to(x.astype(jnp.int32), batch)

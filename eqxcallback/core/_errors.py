@@ -1,0 +1,239 @@
+"""What a failing kernel looks like from outside: one class, the original exception, and where it happened."""
+
+import collections
+import contextlib
+import functools
+import itertools
+import logging
+import pickle
+import re
+import reprlib
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
+
+import jax
+from jax.errors import JaxRuntimeError
+
+from ._own_callable import OwnCallable
+
+
+_logger = logging.getLogger("eqxcallback")
+_logger.addHandler(logging.NullHandler())
+
+
+class KernelError(JaxRuntimeError):
+    """A kernel raised an exception. It is chained: `__cause__` and `original` are what the kernel raised.
+
+    Raised by eager calls, which wait for their kernel on a CPU, and inside [`eqxcallback.raising`][]. A program under
+    `jax.jit` raises JAX's own `JaxRuntimeError` otherwise, of which this is a subclass.
+
+    **Attributes:**
+
+    - `layer`: the name of the layer's class, or of the callback.
+    - `name_stack`: the path of transformations and named scopes down to the call, such as `"jit(step)/vmap()"`.
+    - `operands`: the types of inputs and outputs as text, such as `"(float32[3,4]) -> float32[3]"`.
+    - `original`: the exception itself.
+    """
+
+    layer: str
+    name_stack: str
+    operands: str
+    original: BaseException
+
+    def __init__(self, message: str, *, layer: str, name_stack: str, operands: str, original: BaseException):
+        super().__init__(message)
+        self.layer = layer
+        self.name_stack = name_stack
+        self.operands = operands
+        self.original = original
+
+    def __reduce__(self) -> tuple[Callable[..., "KernelError"], tuple[object, ...]]:
+        """For process pools and test runners. An original that cannot be pickled becomes a `RuntimeError` of its text."""
+        original = self.original
+        try:
+            pickle.loads(pickle.dumps(original))
+        except Exception:
+            original = RuntimeError(f"{type(original).__qualname__}: {original}")
+        return _rebuild, (str(self), self.layer, self.name_stack, self.operands, original)
+
+
+def _rebuild(message: str, layer: str, name_stack: str, operands: str, original: BaseException) -> KernelError:
+    error = KernelError(message, layer=layer, name_stack=name_stack, operands=operands, original=original)
+    error.__cause__ = original
+    return error
+
+
+_lock = threading.Lock()
+_numbers = itertools.count(1)
+
+# The first line of a failure's text, by which an error of XLA's is known to be its text. XLA puts its code before it.
+_FIRST_LINE = re.compile(r"[A-Z_]+: [^\n]* \[failure (\d+)\]")
+
+
+class Failures:
+    """Within this context, keeps what kernels raise, in any thread. Otherwise nothing is kept: tracebacks hold arrays."""
+
+    _listening: ClassVar[list["Failures"]] = []
+    _most: ClassVar[int] = 64
+
+    def __init__(self) -> None:
+        self._errors: collections.deque[tuple[int, KernelError]] = collections.deque(maxlen=self._most)
+
+    def __enter__(self) -> "Failures":
+        with _lock:
+            self._listening.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _lock:
+            self._listening.remove(self)
+        self._errors.clear()
+
+    @classmethod
+    def add(cls, number: int, error: KernelError) -> None:
+        with _lock:
+            for listener in cls._listening:
+                listener._errors.append((number, error))
+
+    def reraise(self, error: Exception) -> NoReturn:
+        """Raise the `KernelError` behind the error that XLA made of its text, or that error as it is."""
+        match = _FIRST_LINE.match(str(error)) if type(error) in (JaxRuntimeError, ValueError) else None
+        with _lock:  # other threads may fail meanwhile
+            found = [failure for number, failure in self._errors if match is not None and number == int(match[1])]
+        try:
+            if not found:
+                raise error
+            if not isinstance(found[0].original, Exception):
+                raise found[0].original  # KeyboardInterrupt and SystemExit are for the whole program
+            raise found[0] from found[0].original
+        finally:
+            del error, found  # or this frame and the exception hold each other
+
+
+@contextlib.contextmanager
+def raising() -> Iterator[None]:
+    """Inside this context a kernel that fails raises [`eqxcallback.KernelError`][], from the original exception.
+
+    Eager calls do so anyway. For programs under `jax.jit`, JAX knows only a text; this context puts the exception back.
+    `KeyboardInterrupt` and `SystemExit` from a kernel propagate as they are.
+
+    !!! example
+
+        ```python
+        with eqxcallback.raising():
+            jax.block_until_ready(step(x))
+        ```
+
+    JAX runs ahead of Python: wait for the results inside the context, or the failure may be raised after it.
+    """
+    with Failures() as failures:
+        try:
+            yield
+        except KernelError:
+            raise
+        except Exception as error:
+            failures.reraise(error)
+    raise_poisoned()
+
+
+def type_text(dtype: object, shape: Sequence[int]) -> str:
+    """As JAX prints types: `float32[3,4]`."""
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def types_text(outputs: Sequence[Any], inputs: Sequence[Any]) -> str:
+    """Of what a kernel is called with: `(float32[3,4]) -> (float32[3])`."""
+
+    def types(buffers: Sequence[Any]) -> str:
+        return ", ".join(type_text(buffer.dtype, buffer.shape) for buffer in buffers)
+
+    return f"({types(inputs)}) -> ({types(outputs)})"
+
+
+class _Type:
+    """In place of an array."""
+
+    def __init__(self, text: str):
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _shown(leaf: Any) -> Any:
+    return _Type(type_text(leaf.dtype, leaf.shape)) if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf
+
+
+@contextlib.contextmanager
+def blaming(who: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """An error of a function that the user gave says whose function it is. Its class and its text stay the user's own."""
+    try:
+        yield
+    except Exception as error:
+        args, kwargs = jax.tree.map(_shown, (tuple(args), dict(kwargs)))
+        given = [*map(reprlib.repr, args), *(f"{name}={reprlib.repr(value)}" for name, value in kwargs.items())]
+        error.add_note(f"{who}: its {function} failed, called with ({', '.join(given)}).")
+        raise
+
+
+def record_failure(error: BaseException, layer: str, name_stack: str, operands: str, lane: str = "python") -> str:
+    """Log a kernel's exception once, keep it for whoever listens, and return its text for XLA."""
+    number = next(_numbers)
+    where = f" in {name_stack}" if name_stack else ""
+    first_line = f"{layer}{where} failed; {lane} lane, {operands} [failure {number}]"
+    # XLA's texts are UTF-8 and end at a NUL.
+    text = "\n".join([first_line, "".join(traceback.format_exception(error)).rstrip()])
+    text = text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+    _logger.error("%s", text)
+    Failures.add(number, KernelError(text, layer=layer, name_stack=name_stack, operands=operands, original=error))
+    return text
+
+
+def from_the_user(error: BaseException) -> BaseException:
+    """`error`, its traceback without the frames of this package that stand before the user's."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None and _is_ours(trace.tb_frame.f_globals.get("__name__", "")):
+        trace = trace.tb_next
+    return error.with_traceback(trace)
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == __name__.partition(".")[0]
+
+
+_poisoned: list[KernelError] = []
+
+
+def record_poison(error: BaseException, layer: str, operands: str) -> None:
+    """Log a kernel's exception, and keep it for `raise_poisoned`: XLA will not hear of it."""
+    error = from_the_user(error)
+    text = "".join(traceback.format_exception(error)).rstrip()
+    text = f"{layer} failed, and poisoned its results; python lane, {operands}\n{text}"
+    _logger.error("%s", text)
+    kept = KernelError(text, layer=layer, name_stack="", operands=operands, original=error)
+    with _lock:
+        if len(_poisoned) < Failures._most:
+            _poisoned.append(kept)
+
+
+def raise_poisoned() -> None:
+    """Raise the first error that was kept, and forget the others, which are logged."""
+    with _lock:
+        found = _poisoned[:]
+        _poisoned.clear()
+    if found:
+        raise found[0] from found[0].original
+
+
+def callable_name(function: Callable[..., object]) -> str:
+    """The name under which a user knows a callable."""
+    for attribute in ("__qualname__", "__name__"):
+        name = getattr(function, attribute, None)
+        if isinstance(name, str):
+            return name
+    if isinstance(function, functools.partial):
+        return callable_name(function.func)
+    named = function._named_like() if isinstance(function, OwnCallable) else type(function).__qualname__
+    return named if isinstance(named, str) else callable_name(named)

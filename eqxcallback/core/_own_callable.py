@@ -1,0 +1,27 @@
+"""What programs ask of callables of our own."""
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class OwnCallable(abc.ABC):
+    """Wraps what a user has passed. A subclass is called as programs call it."""
+
+    @abc.abstractmethod
+    def _identity(self) -> object:
+        """Hashable, and equal for callables that do the same: see `identity`."""
+
+    @abc.abstractmethod
+    def _named_like(self) -> Callable[..., object] | str:
+        """The callable that errors name, or the name."""
+
+    def _refusal(self, what: str) -> Exception | None:
+        """The error for a transformation that the callable has no rule for; `None` is the usual one."""
+        del what
+        return None
+
+    def _takes(self, error: Exception, outputs: Sequence[Any], inputs: Sequence[Any]) -> bool:
+        """Whether the callable deals with an error that was found after its call, by results that stand for it."""
+        del error, outputs, inputs
+        return False

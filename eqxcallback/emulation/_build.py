@@ -1,0 +1,121 @@
+"""CUDA C++ built for the CPU, by g++ with cuda_cpu.h in front of it."""
+
+import functools
+import hashlib
+import importlib.util
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+
+
+_HERE = pathlib.Path(__file__).parent
+_HEADERS = sorted(_HERE.glob("cuda_cpu*.h"))
+_INCLUDE = re.compile(r'^[ \t]*#include[ \t]+"([^"\n]+)"', re.MULTILINE)
+# Shared memory whose size the launch says, inside of a function.
+_ALIGN = r"(?:(?:__align__|alignas)\s*\(\s*\w+\s*\)\s*)?"
+_DYNAMIC = re.compile(rf"\bextern\s+{_ALIGN}__shared__\s+{_ALIGN}([\w:<>]+(?:\s+[\w:<>]+)*)\s+(\w+)\s*\[\s*\]\s*;")
+# -O1 is built faster than it is slower. Aliasing: kernels read elements in packs of 16 bytes. longjmp between stacks is
+# what _FORTIFY_SOURCE takes for an attack. A kernel may have the name of a function of the process, or of another build.
+_FLAGS = (
+    *("-std=c++17", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"),
+    *("-fno-gnu-unique", "-Wl,-Bsymbolic"),
+    # Kernels that run one after the other have the same parameters.
+    *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-unused-parameter"),
+)
+_EXPORT = """
+extern "C" int soft_launch_{index}(void** params, const unsigned grid[3], const unsigned block[3], unsigned shared_bytes,
+                                   unsigned seed, char* error, size_t error_size) {{
+  return cuda_cpu::launch({entry}, params, grid, block, shared_bytes, seed, error, error_size);
+}}
+"""
+
+
+def build(
+    source: str | pathlib.Path, entries: Sequence[str], *, flags: Sequence[str] = (), sanitize: str | None = None
+) -> pathlib.Path:
+    """The path of a shared library that exports, for entry `i`,
+
+        int soft_launch_i(void** params, const unsigned grid[3], const unsigned block[3], unsigned shared_bytes,
+                          unsigned seed, char* error, size_t error_size)
+
+    which runs the grid on the CPU and returns 0, or 1 and a text in `error`. `params` are those of `cuLaunchKernel`: pointers to
+    the values. Seed 0 runs threads in order, another one shuffles them.
+
+    **Arguments:**
+
+    - `source`: CUDA C++: a text, or the path of a file, whose quoted includes are put into it.
+    - `entries`: kernels as C++ expressions, such as `eqxcallback::cross_entropy<float>`.
+    - `flags`: more flags of g++.
+    - `sanitize`: `"address"`, say. The process that loads the library needs the runtime of that sanitizer.
+
+    **Raises:** `RuntimeError` with what g++ says, and `OSError` where it is not installed.
+    """
+    text = _expanded(source, set()) if isinstance(source, pathlib.Path) else source
+    text += "".join(_EXPORT.format(index=index, entry=entry) for index, entry in enumerate(entries))
+    text = _DYNAMIC.sub(r"DYN_SHARED(\1, \2);", text)
+    include = cuda_include_dir()
+    command = ["g++", *_FLAGS, *flags, *(["-g1", f"-fsanitize={sanitize}"] if sanitize else [])]
+    command += [] if include is None else ["-isystem", str(include)]
+    command += ["-include", str(_HERE / "cuda_cpu.h"), "-x", "c++", "-"]
+    parts = [*(header.read_text() for header in _HEADERS), text, *command, compiler()]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    library = _folder() / f"{digest[:32]}.so"
+    if not library.exists():
+        # Another process may be building it as well: the last one wins, and none sees half a file.
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            made = pathlib.Path(folder) / library.name
+            environment = {**os.environ, "LC_ALL": "C"}  # its messages are read
+            result = subprocess.run(
+                [*command, "-o", str(made)], input=text, capture_output=True, text=True, env=environment
+            )
+            if result.returncode != 0:
+                raise RuntimeError(f"g++ refused {', '.join(entries)}:\n{result.stderr}")
+            made.replace(library)
+    return library
+
+
+@functools.cache
+def cuda_include_dir() -> pathlib.Path | None:
+    """Where cuda_fp16.h is: in a wheel of NVIDIA's, or in a toolkit."""
+    candidates = []
+    spec = importlib.util.find_spec("nvidia")
+    for place in [] if spec is None else spec.submodule_search_locations or []:
+        candidates += [pathlib.Path(place, "cu13/include"), pathlib.Path(place, "cuda_runtime/include")]
+    compiler = shutil.which("nvcc")
+    roots = [os.environ.get("CUDA_HOME"), compiler and os.path.dirname(os.path.dirname(os.path.realpath(compiler)))]
+    candidates += [pathlib.Path(root, "include") for root in (*roots, "/usr/local/cuda") if root]
+    needed = "cuda_fp16.h", "crt/host_defines.h"  # which are in two wheels
+    return next((path for path in candidates if all((path / name).is_file() for name in needed)), None)
+
+
+@functools.cache
+def compiler() -> str:
+    """The version of g++. Raises `OSError` where there is none."""
+    return subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
+
+
+def _folder() -> pathlib.Path:
+    """Where builds are kept until the machine is started again. What is in it is loaded: it has to be this user's own."""
+    folder = pathlib.Path(tempfile.gettempdir()) / f"eqxcallback-emulation-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022 or not folder.is_dir() or folder.is_symlink():
+        raise PermissionError(f"{folder} belongs to others, or others may write to it. Remove it.")
+    return folder
+
+
+def _expanded(path: pathlib.Path, seen: set[pathlib.Path]) -> str:
+    """The text of a file with its quoted includes in it, each once, and the lines that errors shall name."""
+    seen.add(path.resolve())
+
+    def included(match: re.Match[str]) -> str:
+        inner = path.parent / match[1]
+        text = "" if inner.resolve() in seen else _expanded(inner, seen)
+        line = match.string.count("\n", 0, match.start()) + 2
+        return f'{text}\n#line {line} "{path}"'
+
+    return f'#line 1 "{path}"\n' + _INCLUDE.sub(included, path.read_text())

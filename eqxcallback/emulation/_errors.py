@@ -1,0 +1,5 @@
+"""What is raised where a kernel cannot be emulated."""
+
+
+class NotEmulated(Exception):
+    """This machine, or the emulator, cannot run the kernel, which may be right. The text says why."""

@@ -1,0 +1,382 @@
+"""What a layer is for one type of arguments: checked and made once, and shared by all instances that differ in arrays alone."""
+
+import dataclasses
+import functools
+import inspect
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves
+
+from .. import backends, xla
+from ..core import Leaf, blaming, check_alias_pairs, check_aliases, path_text, resolve_aliases, root_name, type_text
+from ..kernel import Kernel, NativeKernel, PythonKernel, as_tuple
+from ..transform import (
+    Axes,
+    Binder,
+    BoundOp,
+    ForwardCall,
+    Options,
+    Slots,
+    Structure,
+    is_array,
+    named_types,
+    parse_sharding,
+)
+from . import _declarations as declarations, _rules as rules
+from ._bodies import KernelForward, LayerBackward, LayerForward
+from ._refs import WithRefs
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BoundLayer:
+    """**Attributes:**
+
+    - `call`: what the primitive calls.
+    - `outputs`: the tree of what callers get.
+    - `input_keys`, `output_keys`: flat indices of typed PRNG keys, which kernels take as the words that they are made of, and
+        their implementations.
+    """
+
+    call: ForwardCall
+    outputs: Structure
+    num_results: int
+    input_keys: dict[int, str]
+    output_keys: dict[int, str]
+
+
+@functools.lru_cache(maxsize=512)  # it holds static arguments, such as a lambda with all that it captures
+def bind_layer(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, ...], x64: bool) -> BoundLayer:
+    """**Arguments:** `inputs` is the structure of `(layer, args, kwargs)`, `avals` are the types of its arrays, of which
+    `refs` are changed in place: what becomes of them are results after those of the layer."""
+    del x64  # the types of results may depend on it
+    name = cls.__qualname__
+    if any(aval.dtype == jax.dtypes.float0 for aval in avals):
+        raise TypeError(
+            f"{name}: expected arrays; got one of float0, which is the tangent of integers and has no memory."
+        )
+    types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    layer, args, kwargs = inputs.build(types)
+    outputs, result_types = _result_types(cls, inputs, types, refs)
+    num_results = len(result_types)
+    if not (result_types or refs or layer.has_side_effect):
+        _check_computes(cls, args, outputs.build(()))
+    residuals, residual_types = _structure_of(
+        None
+        if (residual_type := declarations.method(cls, "residual_type")) is None
+        else residual_type(layer, *args, **kwargs),
+        f"{name}.residual_type",
+    )
+    kernel_outputs = outputs if residual_type is None else _pair(outputs, residuals)
+
+    input_keys, input_avals = _as_words(avals)
+    output_keys, result_avals = _as_words([*result_types, *(types[i] for i in refs), *residual_types])
+    leaves_in, leaves_out = (
+        _leaves(cls, layer, args, kwargs, types),
+        _named("result", outputs.build(result_types), set(map(id, result_types))),
+    )
+    num_own = sum(1 for leaf in leaves_in if str(leaf.root).startswith("self."))
+    pairs = _alias_pairs(cls.input_output_aliases, leaves_in, num_own, leaves_out, name)
+    ref_pairs = tuple((i, num_results + k) for k, i in enumerate(refs))
+
+    def static(kernel: Any, others: Mapping[str, Any]) -> dict[str, Any]:
+        """What a kernel takes beside buffers, `others` among it if it names them."""
+        if isinstance(kernel, NativeKernel):
+            wanted = kernel.attributes or ()
+        else:
+            wanted = [scalar for scalar, (_, function) in kernel.scalars.items() if function is None]
+        known = {name: value for name, value in others.items() if name in wanted}
+        names = [name for name in wanted if name not in known]
+        return _attributes(names, kernel.name, cls, layer, args, kwargs) | known
+
+    order = declarations.in_order(cls, kwargs)
+    statics = Options({}, name), name, layer.on_error
+
+    def backward_body(needs_grad: tuple[int, ...], function: Callable[..., None] = _nothing) -> LayerBackward:
+        return LayerBackward(
+            function, inputs, kernel_outputs, statics[0], outputs, needs_grad, *statics[1:], keywords=order
+        )
+
+    def backward_arguments(needs_grad: tuple[int, ...]) -> Any:
+        body = backward_body(needs_grad)
+        return lambda operands, results: (body.arguments(results, operands), {})
+
+    paths = tuple(leaf.path for leaf in leaves_out)
+    binder = Binder(
+        Slots.of(_with_absent(cls, layer, args, kwargs, types)),
+        (*paths, *("a ref",) * len(refs), *("a residual",) * len(residual_types)),
+        paths,
+        input_avals,
+        static,
+        functools.partial(_arguments, inputs),
+        backward_arguments,
+    )
+
+    def forward(kernel: Kernel | Callable[..., None], position: int) -> backends.BoundKernel:
+        own, body = pairs, None
+        if isinstance(kernel, Kernel) and kernel.aliases:
+            own = _alias_pairs(kernel.aliases, leaves_in, num_own, leaves_out, name)
+        if isinstance(kernel, PythonKernel):
+            body = KernelForward(kernel.body, inputs, kernel_outputs, *statics)
+        elif not isinstance(kernel, Kernel):
+            body = LayerForward(kernel, inputs, kernel_outputs, *statics)
+            kernel = PythonKernel(kernel, command_buffer_compatible=layer.command_buffer_compatible)
+        if refs and body is not None:
+            body = WithRefs(body, refs, num_results)
+        options = xla.CallOptions(
+            tuple(sorted(own + ref_pairs)),
+            layer.has_side_effect,
+            input_layouts=_layouts(layer.input_layouts, input_avals, num_own, f"{name}.input_layouts"),
+            output_layouts=_layouts(layer.output_layouts, result_avals, 0, f"{name}.output_layouts"),
+        )
+        return binder.forward(kernel, position, options, body)
+
+    def backward(needs_grad: tuple[int, ...]) -> dict[str, tuple[backends.BoundKernel, ...]]:
+        method = declarations.method(cls, "backward")
+        found = {
+            platform: tuple(binder.backward(each, i, needs_grad, None) for i, each in enumerate(as_tuple(kernels)))
+            for platform, kernels in layer.backward_kernels.items()
+        }
+        if method is not None:
+            kernel = PythonKernel(method, command_buffer_compatible=layer.command_buffer_compatible)
+            own = binder.backward(kernel, "backward", needs_grad, backward_body(needs_grad, method))
+            for platform in declarations.kernels_of(cls):
+                if platform in xla.PYTHON_PLATFORMS:
+                    found[platform] = (*found.get(platform, ()), own)
+        return found
+
+    def supports_types(structs: Sequence[Any]) -> tuple[Any, Mapping[str, Any]]:
+        own, args, kwargs = inputs.build(structs)
+        return named_types(("self", *declarations.names_of(cls, len(args))), (own, *args)), kwargs
+
+    has_backward = not refs and (declarations.method(cls, "backward") or cls.backward_kernels)
+    functions = rules.Functions(cls, inputs, outputs, input_keys, output_keys, tuple(result_types), order, refs)
+    bound = BoundOp(
+        key=(cls, inputs, avals, refs, kernel_outputs, tuple((aval.shape, aval.dtype) for aval in result_avals)),
+        name=name,
+        who=f"Layer {name}",
+        remedy="Define `backward` (a kernel) or `reference` (pure JAX) in the layer.",
+        names=tuple(str(leaf.root) for leaf in leaves_in),
+        input_avals=input_avals,
+        result_avals=result_avals,
+        forward={
+            platform: tuple(map(forward, kernels, range(len(kernels))))
+            for platform, kernels in declarations.kernels_of(cls).items()
+        },
+        backward=functools.cache(backward) if has_backward else None,
+        types=supports_types,
+        reference=None if declarations.method(cls, "reference") is None else functions.reference,
+        jvp=None if refs or declarations.method(cls, "jvp") is None else functions.jvp,
+        batch=None if refs or declarations.method(cls, "batch") is None else functions.batch,
+        batching=layer.vmap_method,
+        sharding=None
+        if layer.sharding is None
+        else parse_sharding(layer.sharding, binder.slots.indices, input_avals, result_avals, f"Layer {name}"),
+        num_residuals=len(residual_types),
+        has_side_effect=layer.has_side_effect,
+    )
+    visible_keys = {i: impl for i, impl in output_keys.items() if i < num_results}
+    return BoundLayer(ForwardCall(bound, Axes.none(len(avals))), outputs, num_results, input_keys, visible_keys)
+
+
+def _result_types(
+    cls: Any, inputs: Structure, types: Sequence[Any], refs: Sequence[int]
+) -> tuple[Structure, Sequence[Any]]:
+    """The tree of the results and the types of its arrays, on which `out_type` and `reference` agree."""
+    found: dict[str, tuple[Structure, Sequence[Any]]] = {}
+    layer, args, kwargs = inputs.build(types)
+    if cls._has_own_out_type():
+        with blaming(cls.__qualname__, "out_type", args, kwargs):
+            out = layer.out_type(*args, **kwargs)
+        found["out_type"] = _structure_of(out, f"{cls.__qualname__}.out_type")
+    reference = declarations.method(cls, "reference")
+    if reference is not None:
+        with blaming(cls.__qualname__, "reference", args, kwargs):
+            found["reference"] = rules.eval_type(cls, reference, inputs, types, refs)
+    (first, expected), *rest = found.items()
+    for other, got in rest:
+        if expected[0] != got[0] or _texts(expected[1]) != _texts(got[1]):
+            raise ValueError(
+                f"{cls.__qualname__}: expected out_type and reference to agree; {first} says {_texts(expected[1])} in "
+                f"{expected[0]!r}, and {other} gives {_texts(got[1])} in {got[0]!r}."
+            )
+    return expected
+
+
+def _check_computes(cls: Any, args: Sequence[Any], out: Any) -> None:
+    """Numbers of Python are static, and the result of such arguments alone is one that no kernel computes."""
+    if not any(isinstance(leaf, int | float | complex) for leaf in tree_leaves(out)):
+        return
+    named = zip(declarations.names_of(cls, len(args)), args, strict=True)
+    numbers = [
+        f"{path_text(name, path)} = {leaf!r}"
+        for name, arg in named
+        for path, leaf in tree_flatten_with_path(arg)[0]
+        if isinstance(leaf, int | float | complex)
+    ]
+    raise TypeError(
+        f"{cls.__qualname__}: expected an array among the arguments; got {', '.join(numbers[:3]) or 'none'}. Python's numbers "
+        f"are static, and the result would be {reprlib.repr(out)}, without a call of the kernel. Pass jnp.asarray(...)."
+    )
+
+
+def _texts(types: Sequence[Any]) -> list[str]:
+    return [type_text(leaf.dtype, leaf.shape) for leaf in types]
+
+
+def _structure_of(tree: Any, who: str) -> tuple[Structure, Sequence[Any]]:
+    leaves, treedef = tree_flatten(tree)
+    marked = [Structure.array if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf for leaf in leaves]
+    found = [leaf for leaf, mark in zip(leaves, marked, strict=True) if mark is Structure.array]
+    if leaves and not found:
+        raise TypeError(f"{who}: expected the types of arrays, `jax.ShapeDtypeStruct`s; got {tree!r}.")
+    for leaf in found:
+        try:
+            xla.result_aval(leaf.shape, leaf.dtype)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{who}: expected the types of arrays; got {leaf!r} ({error}).") from None
+    return Structure(treedef, marked, who), [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in found]
+
+
+def _pair(outputs: Structure, residuals: Structure) -> Structure:
+    arrays = [Structure.array] * outputs.num_arrays, [Structure.array] * residuals.num_arrays
+    leaves, treedef = tree_flatten((outputs.build(arrays[0]), residuals.build(arrays[1])))
+    return Structure(treedef, leaves, "")
+
+
+def _as_words(avals: Sequence[Any]) -> tuple[dict[int, str], tuple[Any, ...]]:
+    """The typed PRNG keys among `avals`, and the types with the words in place of keys."""
+    keys, words = {}, []
+    for i, aval in enumerate(avals):
+        if jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+
+            def words_of(key: jax.Array, i: int = i) -> jax.Array:
+                keys[i] = str(jax.random.key_impl(key))
+                return jax.random.key_data(key)
+
+            aval = jax.eval_shape(words_of, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+        words.append(xla.result_aval(aval.shape, aval.dtype))
+    return keys, tuple(words)
+
+
+def _leaves(cls: type, layer: Any, args: Sequence[Any], kwargs: dict[str, Any], types: Sequence[Any]) -> list[Leaf]:
+    """The flat operands, which are the leaves `types`, with the names that `input_output_aliases` has for them."""
+    arrays = set(map(id, types))
+    leaves = []
+    for path, leaf in tree_flatten_with_path(layer)[0]:
+        if id(leaf) in arrays:
+            root = f"self.{root_name(path)}"
+            leaves.append(Leaf(path_text("self", path), root, leaf.shape, leaf.dtype))
+    named = zip(declarations.names_of(cls, len(args)), args, strict=True)
+    for name, arg in [*named, *sorted(kwargs.items())]:
+        leaves.extend(_named(name, arg, arrays, name))
+    return leaves
+
+
+def _with_absent(
+    cls: type, layer: Any, args: Sequence[Any], kwargs: dict[str, Any], types: Sequence[Any]
+) -> list[tuple[str, Any]]:
+    """The paths of the flat operands, and of what is absent: `None`, in the layer or among the arguments."""
+    arrays = set(map(id, types))
+    named = zip(declarations.names_of(cls, len(args)), args, strict=True)
+    return [
+        (path_text(root, path), leaf)
+        for root, tree in [("self", layer), *named, *sorted(kwargs.items())]
+        for path, leaf in tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)[0]
+        if leaf is None or id(leaf) in arrays
+    ]
+
+
+def named_arrays(layer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The arrays of a call, which are its flat operands, with their paths."""
+    arrays = [leaf for leaf in tree_leaves((layer, args, kwargs)) if is_array(leaf)]
+    leaves = _leaves(type(layer), layer, args, kwargs, arrays)
+    return [(leaf.path, array) for leaf, array in zip(leaves, arrays, strict=True)]
+
+
+def _named(text: str, tree: Any, arrays: set[int], root: str | None = None) -> list[Leaf]:
+    return [
+        Leaf(path_text(text, path), root_name(path) if root is None else root, leaf.shape, leaf.dtype)
+        for path, leaf in tree_flatten_with_path(tree)[0]
+        if id(leaf) in arrays
+    ]
+
+
+def _alias_pairs(
+    declared: Any,
+    inputs: Sequence[Leaf],
+    num_own: int,
+    outputs: Sequence[Leaf],
+    who: str,
+) -> tuple[tuple[int, int], ...]:
+    declared = check_aliases(declared, who)
+    # Flat indices count the call's arguments: the layer's own arrays are not overwritten by accident.
+    named = {key: value for key, value in declared.items() if isinstance(key, str)}
+    counted = {key: value for key, value in declared.items() if not isinstance(key, str)}
+    pairs = resolve_aliases(counted, inputs[num_own:], outputs, who)
+    pairs = tuple((i + num_own, o) for i, o in pairs) + resolve_aliases(named, inputs, outputs, who)
+    check_alias_pairs(pairs, inputs, outputs, who)
+    return tuple(sorted(pairs))
+
+
+def _attributes(
+    names: Sequence[str], kernel: str, cls: type, layer: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """What a native kernel takes beside buffers: static arguments of the call, and static fields of the layer."""
+    given = {**dict(zip(declarations.names_of(cls, len(args)), args, strict=True)), **kwargs}
+    found = {}
+    for name in names:
+        if name not in given and not hasattr(layer, name):
+            raise ValueError(
+                f"{cls.__qualname__}: the kernel {kernel} takes {name!r}, which is neither an argument of the call nor "
+                "a field of the layer."
+            )
+        found[name] = given[name] if name in given else getattr(layer, name)
+    return found
+
+
+def _nothing(*_: Any) -> None:
+    """In place of a method, where a kernel takes it."""
+
+
+def _arguments(
+    inputs: Structure, operands: Sequence[Any], results: Sequence[Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What the functions of a kernel are called with, of types."""
+    del results
+    layer, args, kwargs = inputs.build(operands)
+    return (layer, *args), kwargs
+
+
+def _layouts(layouts: Any, avals: Sequence[Any], num_own: int, who: str) -> tuple[Any, ...] | None:
+    """For all arrays; those declared come after the layer's `num_own`."""
+    if layouts is None:
+        return None
+    declared = [None if layout is None else tuple(layout) for layout in layouts]
+    full = (*(None,) * num_own, *declared, *(None,) * (len(avals) - num_own - len(declared)))
+    if len(full) > len(avals):
+        raise ValueError(f"{who}: expected a layout for each of {len(avals) - num_own} arrays; got {len(declared)}.")
+    for layout, aval in zip(full, avals, strict=True):
+        if layout is not None and sorted(layout) != list(range(aval.ndim)):
+            raise ValueError(
+                f"{who}: expected the axes of {type_text(aval.dtype, aval.shape)} from major to minor, each once; got {layout}."
+            )
+    return full
+
+
+def bind(
+    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments in the order of the signature, defaults filled in."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.args, bound.kwargs
+
+
+def is_positional(signature: inspect.Signature) -> int | None:
+    """How many arguments a call has, if all of them are always given by position."""
+    parameters = signature.parameters.values()
+    plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    return len(parameters) if plain else None

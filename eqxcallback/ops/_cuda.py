@@ -1,0 +1,50 @@
+"""What the geometries of our kernels in CUDA C++ have in common."""
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from ..kernel import CudaKernel
+
+
+FOLDER = pathlib.Path(__file__).parent
+
+# Of an H100 and an H200. Where blocks work on several rows, this is how many there should be; any number is right.
+MULTIPROCESSORS = 132
+
+
+def ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def name(kernel: str, x: Any, *more: bool | int | str) -> str:
+    """Names the instance of a template for the dtype of `x`. `more` are its other arguments."""
+    arguments = (str(each).lower() if isinstance(each, bool) else str(each) for each in more)
+    return f"eqxcallback::{kernel}<{', '.join([CudaKernel.ctype(x.dtype), *arguments])}>"
+
+
+def pack(x: Any) -> int:
+    """How many elements a thread loads at once: 16 bytes."""
+    return 16 // x.dtype.itemsize
+
+
+def block_of_rows(x: Any, *, packs: int, most: int, least: int) -> tuple[int, int]:
+    """The block of kernels whose threads share the rows of `x`: threads of a row, and rows.
+
+    **Arguments:**
+
+    - `packs`: how many of 16 bytes a thread takes, as long as that needs no more than `most` threads.
+    - `least`: threads in a block, which then has several rows.
+    """
+    in_row = ceil(x.shape[-1] * x.dtype.itemsize, 16)
+    threads = min(max(32 * ceil(in_row, 32 * packs), 32), most)
+    return threads, max(1, least // threads)
+
+
+def of_first(function: Callable[[Any], Any]) -> Callable[..., Any]:
+    """`function` of the first argument of an op, as a function of what a backward kernel is called with."""
+
+    def of(grads: Any, args: Any, *_: Any, **__: Any) -> Any:
+        return function(args[0])
+
+    return of

@@ -1,0 +1,155 @@
+"""Scaled dot-product attention with grouped queries."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
+
+from ...core import check, integers, scale_of, soft_cap_of
+from ...kernel import NativeKernel
+from ...transform import Implementation, Op
+from .._supports import floats
+from . import _numpy, _reference, _triton
+from ._operands import FAR, OPTIONAL, Segments, Window, causal_window, check_keys, dropout_of, operands
+
+
+def _of_pair(
+    q: Any,
+    kv: Any,
+    bias: Any = None,
+    mask: Any = None,
+    alibi_slopes: Any = None,
+    query_segments: Any = None,
+    key_segments: Any = None,
+    lengths: Any = None,
+    offset: Any = None,
+    dropout_keys: Any = None,
+    kept: Any = None,
+    **options: Any,
+) -> Array:
+    """Calls the reference of the op, of which keys and values are one argument."""
+    segment_ids = None if query_segments is None else (query_segments, key_segments)
+    more = (bias, mask, alibi_slopes, segment_ids, lengths, offset, dropout_keys, kept)
+    return _reference.attention(q, kv[0], kv[1], *more, **options)
+
+
+_OPTIONS = ("causal", "scale", "window", "soft_cap", "dropout")
+_NATIVE = NativeKernel("attention", attributes=(*_OPTIONS, "present"), supports=floats)
+_NATIVE_BACKWARD = NativeKernel("attention_backward", attributes=(*_OPTIONS, "present", "needs_grad"), supports=floats)
+# Keys and values are one argument, which is mapped as a whole.
+_attention = Op(
+    "attention",
+    kernels={"cpu": (_NATIVE, _numpy.ATTENTION), "cuda": (_triton.ATTENTION, _numpy.ATTENTION)},
+    reference=_of_pair,
+    vmap_method={"q": "broadcast_all", "kv": "fold", **dict.fromkeys(OPTIONAL, "fold")},
+    backward={"cpu": _NATIVE_BACKWARD, "cuda": _triton.ATTENTION_BACKWARD},
+)
+
+
+def attention(
+    q: Float[Array, "*batch queries heads size"],
+    k: Float[Array, "*batch keys kv_heads size"],
+    v: Float[Array, "*batch keys kv_heads v_size"],
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window = None,
+    soft_cap: float | None = None,
+    bias: Float[ArrayLike, "..."] | None = None,
+    mask: Bool[ArrayLike, "..."] | None = None,
+    alibi_slopes: Float[ArrayLike, "*#batch heads"] | None = None,
+    segment_ids: Segments = None,
+    lengths: Int[ArrayLike, "*batch"] | None = None,
+    offset: Int[ArrayLike, "*batch"] | None = None,
+    dropout: float = 0.0,
+    key: PRNGKeyArray | None = None,
+    implementation: Implementation = "auto",
+) -> Float[Array, "*batch queries heads v_size"]:
+    r"""$\mathrm{softmax}(s\, q k^T)\, v$, computed in f32, without an array of queries times keys.
+
+    **Arguments:**
+
+    - `q`: queries, of shape `(*batch, queries, heads, size)`. f32, bf16 and f16 run the kernel, other dtypes the reference.
+    - `k`, `v`: keys and values, of shape `(*batch, keys, kv_heads, size)`. `heads` is a multiple of `kv_heads`: query head `h`
+        uses key/value head `h // (heads // kv_heads)`. Values may have another size than keys: the smaller ones are padded
+        with zeros then.
+    - `causal`: whether query `i`, which is at position `p = offset + i` among the keys, sees only the keys `j <= p`. A query
+        that sees no key gives zeros, and its gradients are zero.
+    - `scale`: $s$, by default $1 / \sqrt{\mathrm{size}}$.
+    - `window`: a positive number: under `causal` a query sees the last `window` keys up to its own position, `p - window < j`,
+        else those nearer than that on both sides, `abs(p - j) < window`. Or a tuple `(left, right)`, as FlashAttention has it:
+        the keys with `p - left <= j <= p + right`. `left` may be `None`, and under `causal`, where nothing after `p` is
+        seen, `right` too. By default all.
+    - `soft_cap`: $c$: logits $l$ become $c \tanh(l / c)$, before what is added to them. By default they stay.
+    - `bias`: added to the logits, of a shape that broadcasts to `(*batch, heads, queries, keys)`. It is shared among examples
+        and heads; one that is shared among queries or keys is copied. f32 or bf16 whatever `q` is. It may be `-inf`.
+    - `mask`: bool, of a shape that broadcasts as that of `bias`; `True` where a key is seen. One of keys alone, such as
+        `(*batch, 1, 1, keys)`, is not copied, unless there are `segment_ids`.
+    - `alibi_slopes`: $m_h$, of shape `(heads,)` or `(*batch, heads)`: $m_h |p - j|$ is subtracted from the logits.
+    - `segment_ids`: int32 arrays of shape `(*batch, queries)` and `(*batch, keys)`, a tuple, or one for both: a query sees the
+        keys of its own segment.
+    - `lengths`: int32 of shape `batch` or `()`: only the keys `j < lengths` are seen. The others may be
+        NaN, and the CPU's kernel does not read them.
+    - `offset`: the position of the first query, int32 of shape `batch` or `()`, by default `keys - queries`, so that the last
+        query is at the last key. Beyond 2^30 on both sides it is clamped.
+    - `dropout`: the probability with which a weight becomes zero; the others are divided by `1 - dropout`. It is from 0 up
+        to, and without, 1.
+    - `key`: for `dropout`, a key for each example, of shape `batch`. The weights of head `h` that stay are those
+        where `jax.random.bernoulli(jax.random.split(key, heads)[h], 1 - dropout, (queries, keys))` is true: the same as of
+        `equinox.nn.MultiheadAttention`.
+    - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].
+
+    **Returns:** an array of the shape and dtype of `q`, but for its last axis, which is that of `v`.
+
+    What is a conjunction: a key is seen where `causal`, `window`, `mask`, `segment_ids` and `lengths` all let it be. Those
+    that are not seen have a weight of zero, which does not hide NaN or infinities of theirs; only `lengths` does.
+
+    Memory, beside operands and results, is proportional to `queries + keys`, in the value and in its first and second
+    derivatives, on each platform. One exception is dropout with a key that is not of Threefry, or
+    without `jax_threefry_partitionable`, or with `jax_enable_x64`: which weights stay is then an array of bools of
+    shape `(*batch, heads, queries, keys)`. A `bias` has a gradient of its own size.
+
+    On a GPU the kernels know `causal` and `scale`; with any other option the reference runs there.
+
+    ??? cite
+
+        [FlashAttention](https://arxiv.org/abs/2205.14135), [GQA](https://arxiv.org/abs/2305.13245),
+        [ALiBi](https://arxiv.org/abs/2108.12409), [sliding windows](https://arxiv.org/abs/2004.05150),
+        [soft capping](https://arxiv.org/abs/2408.00118)
+    """
+    name = "attention"
+    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
+    check(q.ndim >= 3, name, "q of shape (*batch, queries, heads, size)", q=q)
+    check_keys(name, q, k, v, q.shape[:-3])
+    causal, kept_keys, ahead = causal_window(name, window, bool(causal), alibi_slopes is not None)
+    options: dict[str, Any] = {
+        "causal": causal,
+        "scale": scale_of(name, scale, q.shape[-1]),
+        "window": kept_keys,
+        "soft_cap": soft_cap_of(name, soft_cap) or 0.0,
+        "dropout": dropout_of(name, dropout, key),
+    }
+    if ahead:
+        batch = q.shape[:-3]
+        start = k.shape[-3] - q.shape[-3] if offset is None else offset
+        offset = jnp.clip(integers(name, "offset", start, batch), -FAR, FAR) + ahead
+    more = operands(
+        name,
+        q,
+        k.shape[-3],
+        bias=bias,
+        mask=mask,
+        alibi_slopes=alibi_slopes,
+        segment_ids=segment_ids,
+        lengths=lengths,
+        offset=offset,
+        dropout=dropout,
+        key=key,
+    )
+    size, v_size = q.shape[-1], v.shape[-1]
+    q, k, v = (_padded(x, max(size, v_size)) for x in (q, k, v))
+    return _attention.using(implementation)(q, (k, v), *more.values(), **options)[..., :v_size]
+
+
+def _padded(x: Array, size: int) -> Array:
+    return x if x.shape[-1] == size else jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, size - x.shape[-1])])

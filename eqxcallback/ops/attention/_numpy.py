@@ -1,0 +1,150 @@
+"""Attention: a block of queries and a block of keys at a time, so that no array has queries times keys."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...kernel import PythonKernel
+from .._numpy import finite, on_arrays, store, wide
+from ._numpy_dropout import kept as rows_kept
+
+
+_QUERIES, _KEYS = 64, 512  # of a block
+
+
+def attend(
+    xp: Any,
+    out: Any,
+    q: Any,
+    kv: Any,
+    bias: Any = None,
+    mask: Any = None,
+    alibi_slopes: Any = None,
+    query_segments: Any = None,
+    key_segments: Any = None,
+    lengths: Any = None,
+    offset: Any = None,
+    dropout_keys: Any = None,
+    kept: Any = None,
+    *,
+    causal: bool,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    dropout: float = 0.0,
+) -> None:
+    """The axes of operands are the last ones of those of `q`: all are aligned at the right end."""
+    queries, keys = q.shape[-3], kv[0].shape[-3]
+    if lengths is not None:  # whatever else is there: a weight of zero would not hide NaN
+        filled = xp.arange(keys)[:, None, None] < lengths[..., None, None, None]
+        kv = tuple(xp.where(filled, each, xp.zeros_like(each)) for each in kv)
+    before = keys - queries if offset is None else offset[..., None, None, None]
+    for start in range(0, queries, _QUERIES):
+        stop = min(start + _QUERIES, queries)
+        rows, index = slice(start, stop), xp.arange(start, stop)
+
+        def logits_of(logits: Any, columns: slice, rows: slice = rows, index: Any = index) -> Any:
+            key = xp.arange(columns.start, columns.stop)
+            away = index[:, None] + before - key
+            if soft_cap:
+                logits = soft_cap * xp.tanh(logits / soft_cap)
+            if bias is not None:
+                logits = logits + bias[..., rows, columns].astype(logits.dtype)
+            if alibi_slopes is not None:
+                slopes = alibi_slopes[..., None, None].astype(logits.dtype)
+                logits = logits - slopes * xp.abs(away).astype(logits.dtype)
+            seen = [away >= 0] if causal else []
+            if window:
+                seen += [away < window] if causal else [away < window, away > -window]
+            if mask is not None:
+                seen.append(mask[..., rows, columns])
+            if query_segments is not None:
+                seen.append(query_segments[..., None, rows, None] == key_segments[..., None, None, columns])
+            if lengths is not None:
+                seen.append(key < lengths[..., None, None, None])
+            for each in seen:
+                logits = xp.where(each, logits, -np.inf)
+            return logits
+
+        def dropped(weights: Any, columns: slice, rows: slice = rows, index: Any = index) -> Any:
+            if kept is not None:
+                stays = kept[..., rows, columns]
+            else:
+                stays = rows_kept(dropout_keys, index, xp.arange(columns.start, columns.stop), keys, dropout)
+            return xp.where(stays, weights / (1 - dropout), 0.0)
+
+        last = keys
+        if causal and offset is None:
+            last = min(last, max(stop + keys - queries, 0))
+        part = _attend(xp, q[..., rows, :, :], kv, last, logits_of, dropped if dropout else None, scale)
+        store(out[..., rows, :, :], part)
+
+
+@on_arrays
+def attention(xp: Any, out: Any, *args: Any, **options: Any) -> None:
+    attend(xp, out, *args, **options)
+
+
+@on_arrays
+def decode_attention(
+    xp: Any,
+    out: Any,
+    q: Any,
+    kv: Any,
+    length: Any,
+    alibi_slopes: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    **options: Any,
+) -> None:
+    """The query is at the position of the last entry. With scales, keys and values are int8."""
+    filled = min(kv[0].shape[-3], max(int(length.max()), 0)) if length.size else 0
+    length = xp.clip(length, 0, kv[0].shape[-3])
+    kv = tuple(each[..., :filled, :, :] for each in kv)
+    if k_scale is not None:
+        scales = (each[..., :filled, :, None] for each in (k_scale, v_scale))
+        kv = tuple(x.astype(scale.dtype) * scale for x, scale in zip(kv, scales, strict=True))
+    # Of one example, that is all that it sees.
+    places = {"lengths": length if length.size > 1 else None, "offset": length - 1}
+    one = (out[..., None, :, :], q[..., None, :, :])
+    attend(xp, *one, kv, alibi_slopes=alibi_slopes, causal=False, **places, **options)
+
+
+def _attend(
+    xp: Any,
+    q: Any,
+    kv: Any,
+    last: int,
+    logits_of: Callable[[Any, slice], Any],
+    dropped: Callable[[Any, slice], Any] | None,
+    scale: float,
+) -> Any:
+    """Some queries, the first `last` keys. Both functions take what is `(*batch, heads, queries, keys)`, and the keys."""
+    k, v = (xp.swapaxes(each, -2, -3)[..., None, :, :] for each in kv)  # kv_heads, 1, keys, size
+    *batch, queries, heads, size = q.shape
+    kv_heads = k.shape[-4]
+    group = (*batch, kv_heads, heads // kv_heads, queries)
+    rows = xp.moveaxis((wide(q) * scale).reshape(*batch, queries, *group[-3:-1], size), -4, -2)
+    sums = xp.zeros_like(rows)
+    total = xp.zeros((*group, 1), rows.dtype)
+    highest = total - np.inf
+    for first in range(0, last, _KEYS):
+        columns = slice(first, min(first + _KEYS, last))
+        width = columns.stop - first
+        logits = rows @ xp.swapaxes(wide(k[..., columns, :]), -1, -2)
+        logits = logits_of(logits.reshape(*batch, heads, queries, width), columns).reshape(*group, width)
+        higher = xp.maximum(highest, logits.max(axis=-1, keepdims=True))
+        shift = finite(higher, xp)
+        weights, before = xp.exp(logits - shift), xp.exp(highest - shift)
+        total = total * before + weights.sum(axis=-1, keepdims=True)
+        if dropped is not None:
+            weights = dropped(weights.reshape(*batch, heads, queries, width), columns).reshape(*group, width)
+        sums = sums * before + weights @ wide(v[..., columns, :])
+        highest = higher
+    # A query that sees nothing gives zeros.
+    return xp.moveaxis(sums / xp.where(total == 0, xp.ones_like(total), total), -2, -4).reshape(q.shape)
+
+
+ATTENTION = PythonKernel(attention, only_if_chosen=True)
+DECODE_ATTENTION = PythonKernel(decode_attention, only_if_chosen=True)

@@ -1,0 +1,227 @@
+"""Attention in Triton: what the kernels share, and the forward kernel.
+
+Of the operands of the op, `bias` to `kept` are parameters, and always `None`: there are kernels for CPUs alone.
+
+`q` is `(batch, queries, heads, size)`, `k` and `v` are `(kv_batch, keys, kv_heads, size)`, all contiguous. Query head `h` of
+example `b` uses head `h // (heads // kv_heads)` of example `b % kv_batch`. `causal`: query `i` sees the keys up to
+`i + keys - queries`. A query that sees no key gives zeros, and so do its gradients.
+
+Operands are f32, f16 or bf16; products are added up in f32, and softmax is in f32, with exponents of two. Weights are rounded to
+the operands' dtype for the second product. f32 is multiplied as it is, not as tf32.
+
+The head size is a constant of the program, in two tiles of `MAIN` and `TAIL` columns: 80 = 64 + 16 and 96 = 64 + 32. One tile of
+128 would make tensor cores and shared memory do 60% and 33% more. `_triton_tiles.split` chooses.
+
+Offsets of tiles are 64-bit, those within a tile 32-bit. The source of the method is FlashAttention-2, arXiv:2307.08691.
+"""
+
+# Triton reads the text of these functions and gives its own meaning to constexpr, ranges and arithmetic of tensors.
+# pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+
+import triton
+import triton.language as tl
+
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def place(count, heads, BLOCK: tl.constexpr, LAST_FIRST: tl.constexpr):
+    """The first row, the head and the example of this program.
+
+    Blocks of a head are neighbours, so that programs that run together find its keys and values in the L2 cache. Under causal,
+    the last block of queries sees the most keys: it goes first, and short programs fill the end of the launch.
+    """
+    program = tl.program_id(0)
+    blocks = tl.cdiv(count, BLOCK)
+    block = program % blocks
+    if LAST_FIRST:
+        block = blocks - 1 - block
+    head = (program // blocks) % heads
+    return block * BLOCK, head, program // blocks // heads
+
+
+@triton.jit
+def first_element(example, count, first, heads, head, SIZE: tl.constexpr):
+    """Where row `first` of a head begins, in elements."""
+    return ((tl.cast(example, tl.int64) * count + first) * heads + head) * SIZE
+
+
+@triton.jit
+def _part(pointer, stride, count, ROWS: tl.constexpr, SIZE: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr):
+    rows = tl.arange(0, ROWS)[:, None]
+    columns = FIRST + tl.arange(0, WIDTH)[None, :]
+    return pointer + (rows * stride + columns), (rows < count) & (columns < SIZE)
+
+
+@triton.jit
+def _load_part(pointer, stride, count, ROWS, SIZE, FIRST: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
+    at, inside = _part(pointer, stride, count, ROWS, SIZE, FIRST, WIDTH)
+    if WHOLE and FIRST + WIDTH <= SIZE:
+        return tl.load(at)
+    else:
+        return tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def load(
+    pointer,
+    stride,
+    count,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
+    WHOLE: tl.constexpr = False,
+):
+    """Two tiles of `ROWS` rows, with zeros from row `count` on. `WHOLE`: there are that many rows."""
+    main = _load_part(pointer, stride, count, ROWS, SIZE, 0, MAIN, WHOLE)
+    # Without a tail there is some tile in its place, which nobody reads.
+    return main, _load_part(pointer, stride, count, ROWS, SIZE, MAIN, TAIL, WHOLE) if TAIL else main
+
+
+@triton.jit
+def store(pointer, main, tail, stride, count, ROWS, SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr):
+    at, inside = _part(pointer, stride, count, ROWS, SIZE, 0, MAIN)
+    tl.store(at, main.to(pointer.dtype.element_ty), mask=inside)
+    if TAIL:
+        at, inside = _part(pointer, stride, count, ROWS, SIZE, MAIN, TAIL)
+        tl.store(at, tail.to(pointer.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def zeros(ROWS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr):
+    return tl.zeros([ROWS, MAIN], tl.float32), tl.zeros([ROWS, TAIL if TAIL else 16], tl.float32)
+
+
+@triton.jit
+def inner(a, a_tail, b, b_tail, TAIL: tl.constexpr):
+    """`a @ b.T` over the head size."""
+    out = tl.dot(a, tl.trans(b), input_precision="ieee")
+    if TAIL:
+        out = tl.dot(a_tail, tl.trans(b_tail), out, input_precision="ieee")
+    return out
+
+
+@triton.jit
+def outer(weights, b, b_tail, out, out_tail, TAIL: tl.constexpr):
+    """`out + weights @ b`, along the head size."""
+    weights = weights.to(b.dtype)
+    out = tl.dot(weights, b, out, input_precision="ieee")
+    if TAIL:
+        out_tail = tl.dot(weights, b_tail, out_tail, input_precision="ieee")
+    return out, out_tail
+
+
+@triton.jit
+def key_range(first, queries, keys, CAUSAL: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr):
+    """Blocks of keys before `whole` are seen by all queries of a block, those before `stop` by some of them."""
+    whole = keys
+    stop = keys
+    if CAUSAL:
+        whole = tl.minimum(tl.maximum(first + 1 + keys - queries, 0), keys)
+        stop = tl.minimum(tl.maximum(first + BLOCK_QUERIES + keys - queries, 0), keys)
+    return whole // BLOCK_KEYS * BLOCK_KEYS, stop
+
+
+@triton.jit
+def is_seen(query, key, queries, keys, CAUSAL: tl.constexpr):
+    """One comparison: under causal, no query sees keys past the end. Queries past the end may see anything."""
+    return key <= query + (keys - queries) if CAUSAL else key < keys
+
+
+@triton.jit
+def softmax_step(products, seen, top, total, scale, NEGATIVE: tl.constexpr, MASKED: tl.constexpr):
+    """Weights relative to the highest logit so far, and what earlier weights have to be multiplied by. `scale` has log2(e).
+
+    Where all products count, the maximum is taken before they are scaled: scaling is then part of the multiplication and
+    addition that the exponent needs anyway. So the sign of the scale has to be known.
+    """
+    if MASKED:
+        logits = tl.where(seen, products * scale, float("-inf"))
+        highest = tl.maximum(top, tl.max(logits, 1))
+        # A row that saw nothing has no highest logit; any number will do.
+        safe = tl.where(highest == float("-inf"), 0.0, highest)
+        weights = tl.exp2(logits - safe[:, None])
+    else:
+        extreme = tl.min(products, 1) if NEGATIVE else tl.max(products, 1)
+        highest = tl.maximum(top, extreme * scale)
+        safe = highest
+        weights = tl.exp2(products * scale - safe[:, None])
+    shrink = tl.exp2(top - safe)
+    return weights, shrink, highest, total * shrink + tl.sum(weights, 1)
+
+
+@triton.jit
+def _visit(
+    out,
+    out_tail,
+    top,
+    total,
+    q,
+    q_tail,
+    k,
+    v,
+    first,
+    start,
+    stop,
+    queries,
+    keys,
+    stride,
+    scale,
+    SIZE: tl.constexpr,
+    MAIN: tl.constexpr,
+    TAIL: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    NEGATIVE: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    query = first + tl.arange(0, BLOCK_QUERIES)[:, None]
+    # Without this, the loop may have no step as far as the assembler knows, and the zeros that it would leave are written where
+    # products may be under way. The assembler then waits after each of Hopper's products (its message C7515).
+    if start < stop:
+        for at in range(start, stop, BLOCK_KEYS):
+            step = tl.cast(at, tl.int64) * stride
+            block, block_tail = load(k + step, stride, keys - at, BLOCK_KEYS, SIZE, MAIN, TAIL, not MASKED)
+            products = inner(q, q_tail, block, block_tail, TAIL)
+            seen = is_seen(query, at + tl.arange(0, BLOCK_KEYS)[None, :], queries, keys, CAUSAL)
+            weights, shrink, top, total = softmax_step(products, seen, top, total, scale, NEGATIVE, MASKED)
+            out *= shrink[:, None]
+            if TAIL:
+                out_tail *= shrink[:, None]
+            block, block_tail = load(v + step, stride, keys - at, BLOCK_KEYS, SIZE, MAIN, TAIL, not MASKED)
+            out, out_tail = outer(weights, block, block_tail, out, out_tail, TAIL)
+    return out, out_tail, top, total
+
+
+@triton.jit
+def attention_forward(
+    q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
+    out,
+    batch, queries, keys, heads, kv_heads, kv_batch, scale,
+    SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+):  # fmt: skip
+    """One block of queries of one head. Grid: `(cdiv(queries, BLOCK_QUERIES) * heads * batch,)`."""
+    first, head, example = place(queries, heads, BLOCK_QUERIES, CAUSAL)
+    at = first_element(example, queries, first, heads, head, SIZE)
+    at_kv = first_element(example % kv_batch, keys, 0, kv_heads, head // (heads // kv_heads), SIZE)
+    q, q_tail = load(q + at, heads * SIZE, queries - first, BLOCK_QUERIES, SIZE, MAIN, TAIL)
+    scale *= LOG2_E
+    sums, sums_tail = zeros(BLOCK_QUERIES, MAIN, TAIL)
+    top = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_QUERIES], tl.float32)
+    whole, stop = key_range(first, queries, keys, CAUSAL, BLOCK_QUERIES, BLOCK_KEYS)
+    stride = kv_heads * SIZE
+    # fmt: off
+    sums, sums_tail, top, total = _visit(
+        sums, sums_tail, top, total, q, q_tail, k + at_kv, v + at_kv, first, 0, whole, queries, keys, stride, scale,
+        SIZE, MAIN, TAIL, CAUSAL, NEGATIVE, BLOCK_QUERIES, BLOCK_KEYS, False)
+    sums, sums_tail, top, total = _visit(
+        sums, sums_tail, top, total, q, q_tail, k + at_kv, v + at_kv, first, whole, stop, queries, keys, stride, scale,
+        SIZE, MAIN, TAIL, CAUSAL, NEGATIVE, BLOCK_QUERIES, BLOCK_KEYS, True)
+    # fmt: on
+    inverse = 1 / tl.where(total == 0, 1.0, total)[:, None]
+    store(out + at, sums * inverse, sums_tail * inverse, heads * SIZE, queries - first, BLOCK_QUERIES, SIZE, MAIN, TAIL)

@@ -1,0 +1,285 @@
+// The attention of one token over a cache with grouped queries, softmax(scale * q k^T) v, in two launches with the same
+// parameters: blocks take parts of the cache, then their softmaxes are joined.
+//
+// q, out [batch, heads, size] of T; k, v [kv_batch, keys, kv_heads, size] of T; length [length_batch] int32; sums are
+// f32. Example b has the keys of b % kv_batch and the length of b % length_batch, clamped to 0 .. keys: what lies
+// beyond is not read, and a length of 0 gives zeros. Query head h uses key/value head h / (heads / kv_heads). Each
+// example's keys are divided into `parts` by its length, not by `keys`: time follows length.
+//
+// Of the options of the op, alibi_slopes and the scales of a cache in int8 are parameters, and always null: there are
+// kernels for CPUs alone.
+//
+// Workspaces: highest, sums f32 [batch, heads, parts], sums_out f32 [batch, heads, parts, size]: the state of the
+// softmax of a part, in units of log 2: the highest score, the sum of exp2(score - highest), and that of the values
+// with these weights.
+#include "../common.cuh"
+
+namespace eqxcallback {
+
+constexpr long long kMinPartKeys = 64;
+
+__device__ inline long long clamped_length(const int* length, long long b, long long length_batch, long long keys) {
+  const long long wanted = length[b - divide(b, length_batch) * length_batch];
+  return min(max(wanted, 0ll), keys);
+}
+
+// How many of them a part has. The last ones may have fewer or none.
+__device__ inline long long keys_in_part(long long length, long long parts) {
+  return max(divide(length + parts - 1, parts), kMinPartKeys);
+}
+
+// The columns of a row that a lane has: `n` in packs, which are `lanes` packs apart. Those beyond `size` are 0.
+// kPacked: rows are whole packs.
+template <typename T, int n, bool kPacked>
+class Columns {
+ public:
+  __device__ Columns(unsigned lane, unsigned lanes, long long size) : lane_(lane), lanes_(lanes), size_(size) {}
+
+  __device__ long long column(int pack) const { return static_cast<long long>(lane_ + pack * lanes_) * kPack<T>; }
+
+  __device__ void read(const T* row, uint4 (&bits)[n / kPack<T>]) const {
+#pragma unroll
+    for (int p = 0; p < n / kPack<T>; ++p) {
+      bits[p] = make_uint4(0, 0, 0, 0);
+      if constexpr (kPacked) {
+        if (column(p) < size_) bits[p] = *reinterpret_cast<const uint4*>(row + column(p));
+      } else {
+        T elements[kPack<T>];
+#pragma unroll
+        for (int e = 0; e < kPack<T>; ++e) {
+          elements[e] = column(p) + e < size_ ? row[column(p) + e] : from_float<T>(0.0f);
+        }
+        memcpy(&bits[p], static_cast<const void*>(elements), sizeof(bits[p]));
+      }
+    }
+  }
+
+ private:
+  unsigned lane_, lanes_;
+  long long size_;
+};
+
+// The softmax of some keys for one query head.
+template <int n>
+struct State {
+  float highest = kLowest, sum = 0.0f;
+  float out[n] = {};
+
+  // Both as if they had seen the same highest score.
+  __device__ void rescale(float next) {
+    const float factor = exp2f(highest - next);
+    highest = next;
+    sum *= factor;
+#pragma unroll
+    for (int e = 0; e < n; ++e) out[e] *= factor;
+  }
+};
+
+// A block has kHeads query heads of one key/value head, and one part of its keys; `lanes` threads have a key, each
+// kColumns columns of it, and kSteps keys are on their way at a time.
+//
+//   block     128
+//   grid      batch * kv_heads * chunks * parts, where chunks = ceil(heads / kv_heads / kHeads)
+//   shared    (size + 2) * 16 bytes
+//   parts     clamp(floor(528 / (batch * kv_heads * chunks)), 1, ceil(keys / 64)), at least 1: four blocks for each of
+//   132
+//             multiprocessors; any other number is right
+//   kHeads    1, 2 or 4, the least that is not below heads / kv_heads, if possible: with fewer, the cache is read
+//   several times kColumns  16 for size up to 512; 32 for size up to 1024, with kHeads 1 or 2. There is none for more
+//   kPacked   whether size * sizeof(T) is a multiple of 16. Addresses have to be, as XLA's are
+template <typename T, int kHeads, int kColumns, bool kPacked>
+__global__ void __launch_bounds__(128)
+    decode_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+                     const int* __restrict__ length, const float* alibi_slopes, const float* k_scale,
+                     const float* v_scale, T* __restrict__ out, float* __restrict__ highest, float* __restrict__ sums,
+                     float* __restrict__ sums_out, long long batch, long long kv_batch, long long length_batch,
+                     long long keys, long long heads, long long kv_heads, long long size, long long parts,
+                     float scale) {
+  constexpr int kPacks = kColumns / kPack<T>, kSteps = kColumns > 16 ? 1 : 2, kWarps = 4;
+  constexpr float kLog2E = 1.44269504088896340736f;
+  DYN_SHARED(float, shared);  // [warps, size + 2]
+
+  // Blocks that read the same keys follow each other.
+  const long long group = divide(heads, kv_heads), chunks = (group + kHeads - 1) / kHeads;
+  long long rest = blockIdx.x, next = divide(rest, chunks);
+  const long long chunk = rest - next * chunks;
+  rest = next, next = divide(rest, parts);
+  const long long part = rest - next * parts;
+  rest = next, next = divide(rest, kv_heads);
+  const long long kv_head = rest - next * kv_heads, b = next;
+
+  const long long filled = clamped_length(length, b, length_batch, keys), part_keys = keys_in_part(filled, parts);
+  const long long begin = part * part_keys, end = min(begin + part_keys, filled);
+  if (begin >= end) return;
+
+  unsigned lanes = 1;
+  while (static_cast<long long>(lanes) * kColumns < size) lanes *= 2;
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Columns<T, kColumns, kPacked> columns(lane % lanes, lanes, size);
+
+  const long long first_head = kv_head * group + chunk * kHeads;
+  const int num_heads = static_cast<int>(min(group - chunk * kHeads, static_cast<long long>(kHeads)));
+  float queries[kHeads][kColumns];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    uint4 bits[kPacks];
+    columns.read(q + (b * heads + first_head + min(h, num_heads - 1)) * size, bits);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const Floats<kPack<T>> values = unpack<T>(bits[p]);
+#pragma unroll
+      for (int e = 0; e < kPack<T>; ++e) queries[h][p * kPack<T> + e] = values.at[e] * (scale * kLog2E);
+    }
+  }
+
+  State<kColumns> states[kHeads];
+  const long long row = kv_heads * size, b_kv = b - divide(b, kv_batch) * kv_batch;
+  const long long start = (b_kv * keys * kv_heads + kv_head) * size;
+  const long long at_a_time = 128 / lanes;
+  // All lanes of a warp go through the same number of steps.
+  for (long long key = begin; key < end; key += kSteps * at_a_time) {
+    uint4 of_k[kSteps][kPacks] = {}, of_v[kSteps][kPacks] = {};
+    bool seen[kSteps];
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+      const long long j = key + s * at_a_time + threadIdx.x / lanes;
+      seen[s] = j < end;
+      if (!seen[s]) continue;
+      columns.read(k + start + j * row, of_k[s]);
+      columns.read(v + start + j * row, of_v[s]);
+    }
+    float scores[kSteps][kHeads] = {};
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Floats<kPack<T>> values = unpack<T>(of_k[s][p]);
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+          for (int e = 0; e < kPack<T>; ++e) scores[s][h] += queries[h][p * kPack<T> + e] * values.at[e];
+        }
+      }
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        for (unsigned other = lanes / 2; other > 0; other /= 2) {
+          scores[s][h] += __shfl_xor_sync(kAllLanes, scores[s][h], other);
+        }
+        if (!seen[s]) scores[s][h] = 2 * kLowest;  // -inf, whose weight is 0
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      float most = states[h].highest;
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) most = fmaxf(most, scores[s][h]);
+      states[h].rescale(most);
+    }
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        scores[s][h] = exp2f(scores[s][h] - states[h].highest);
+        states[h].sum += scores[s][h];
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Floats<kPack<T>> values = unpack<T>(of_v[s][p]);
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) {
+#pragma unroll
+          for (int e = 0; e < kPack<T>; ++e) states[h].out[p * kPack<T> + e] += scores[s][h] * values.at[e];
+        }
+      }
+    }
+  }
+
+  // The keys of a warp are joined in its first lanes, and the warps in shared memory, one head after the other.
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    State<kColumns>& state = states[h];
+    for (unsigned other = lanes; other < 32; other *= 2) {
+      state.rescale(fmaxf(state.highest, __shfl_xor_sync(kAllLanes, state.highest, other)));
+      state.sum += __shfl_xor_sync(kAllLanes, state.sum, other);
+#pragma unroll
+      for (int e = 0; e < kColumns; ++e) state.out[e] += __shfl_xor_sync(kAllLanes, state.out[e], other);
+    }
+    float* const own = shared + warp * (size + 2);
+    if (lane < lanes) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+        for (int e = 0; e < kPack<T>; ++e) {
+          if (columns.column(p) + e < size) own[2 + columns.column(p) + e] = state.out[p * kPack<T> + e];
+        }
+      }
+    }
+    if (lane == 0) {
+      own[0] = state.highest;
+      own[1] = state.sum;
+    }
+    __syncthreads();
+    if (h < num_heads) {
+      const long long place = (b * heads + first_head + h) * parts + part;
+      float most = kLowest, factors[kWarps], total = 0.0f;
+      for (int w = 0; w < kWarps; ++w) most = fmaxf(most, shared[w * (size + 2)]);
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        factors[w] = exp2f(shared[w * (size + 2)] - most);
+        total += shared[w * (size + 2) + 1] * factors[w];
+      }
+      for (long long i = threadIdx.x; i < size; i += 128) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) sum += shared[w * (size + 2) + 2 + i] * factors[w];
+        sums_out[place * size + i] = sum;
+      }
+      if (threadIdx.x == 0) {
+        highest[place] = most;
+        sums[place] = total;
+      }
+    }
+    __syncthreads();
+  }
+}
+
+// The second launch. Block (32, 8): 32 columns of a query head. Grid batch * heads * ceil(size / 32). No shared bytes.
+template <typename T>
+__global__ void __launch_bounds__(256)
+    decode_attention_join(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+                          const int* __restrict__ length, const float* alibi_slopes, const float* k_scale,
+                          const float* v_scale, T* __restrict__ out, float* __restrict__ highest,
+                          float* __restrict__ sums, float* __restrict__ sums_out, long long batch, long long kv_batch,
+                          long long length_batch, long long keys, long long heads, long long kv_heads, long long size,
+                          long long parts, float scale) {
+  __shared__ float of_threads[8][32];
+  const long long chunks = (size + 31) / 32, head = divide(blockIdx.x, chunks), b = divide(head, heads);
+  const long long column = (blockIdx.x - head * chunks) * 32 + threadIdx.x;
+  const long long filled = clamped_length(length, b, length_batch, keys);
+  const long long used = divide(filled + keys_in_part(filled, parts) - 1, keys_in_part(filled, parts));
+  highest += head * parts;
+  sums += head * parts;
+  sums_out += head * parts * size;
+
+  // Each warp computes these two for itself.
+  float most = kLowest, total = 0.0f;
+  for (long long part = threadIdx.x; part < used; part += 32) most = fmaxf(most, highest[part]);
+  most = reduce_warp<Max>(most);
+  for (long long part = threadIdx.x; part < used; part += 32) total += sums[part] * exp2f(highest[part] - most);
+  total = reduce_warp<Add>(total);
+
+  float sum = 0.0f;
+  if (column < size) {
+#pragma unroll 4
+    for (long long part = threadIdx.y; part < used; part += 8) {
+      sum += sums_out[part * size + column] * exp2f(highest[part] - most);
+    }
+  }
+  of_threads[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= size) return;
+  for (int y = 1; y < 8; ++y) sum += of_threads[y][threadIdx.x];
+  out[head * size + column] = from_float<T>(total == 0.0f ? 0.0f : sum / total);
+}
+
+}  // namespace eqxcallback

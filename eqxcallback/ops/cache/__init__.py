@@ -1,0 +1,3 @@
+"""Rows written into a cache."""
+
+from ._cache import cache_append as cache_append

@@ -1,0 +1,33 @@
+"""The gated activations of feed-forward blocks. Packed is where gate and up are one array."""
+
+import importlib
+import math
+from typing import Any
+
+from ...kernel import PythonKernel
+from .._numpy import on_arrays, store, wide
+
+
+@on_arrays
+def glu(xp: Any, out: Any, gate: Any, up: Any = None, *, activation: str) -> None:
+    gate, up = _halves(gate, up)
+    store(out, _activated(xp, gate, activation) * up)
+
+
+def _activated(xp: Any, x: Any, activation: str) -> Any:
+    if activation == "silu":
+        return x / (1 + xp.exp(-x))
+    if activation == "gelu_tanh":
+        return 0.5 * x * (1 + xp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    special = importlib.import_module(f"{'' if xp.__name__ == 'numpy' else 'cupyx.'}scipy.special")
+    return 0.5 * x * special.erfc(-math.sqrt(0.5) * x)
+
+
+def _halves(gate: Any, up: Any) -> tuple[Any, Any]:
+    if up is None:
+        half = gate.shape[-1] // 2
+        gate, up = gate[..., :half], gate[..., half:]
+    return wide(gate), wide(up)
+
+
+GLU = PythonKernel(glu, only_if_chosen=True)

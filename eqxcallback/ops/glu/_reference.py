@@ -1,0 +1,36 @@
+"""The gated activations of feed-forward blocks."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .._precision import wide
+
+
+def glu(gate: Float[Array, "*batch size"], up: Float[Array, "*batch size"] | None = None, *, activation: str) -> Array:
+    """Without `up`, `gate` has both halves on its last axis, the gate first.
+
+    **Arguments:**
+
+    - `activation`: `"silu"`, `"gelu"` or `"gelu_tanh"`.
+    """
+    gate, up = _halves(gate, up)
+    dtype = wide(gate.dtype)
+    x = gate.astype(dtype)
+    activated = jax.nn.silu(x) if activation == "silu" else jax.nn.gelu(x, approximate=activation == "gelu_tanh")
+    return (activated * up.astype(dtype)).astype(gate.dtype)
+
+
+def swiglu(gate: Array, up: Array | None = None) -> Array:
+    return glu(gate, up, activation="silu")
+
+
+def geglu(gate: Array, up: Array | None = None, *, approximate: bool) -> Array:
+    return glu(gate, up, activation="gelu_tanh" if approximate else "gelu")
+
+
+def _halves(gate: Array, up: Array | None) -> tuple[Array, Array]:
+    if up is not None:
+        return gate, up
+    first, second = jnp.split(gate, 2, axis=-1)
+    return first, second

@@ -1,0 +1,11 @@
+"""Products with weights: floats, blocks of a few bits, int8; and rows of a table."""
+
+from ._int8 import Activations as Activations, int8_linear as int8_linear, quantize_int8 as quantize_int8
+from ._linear import embedding as embedding, linear as linear
+from ._quantized import (
+    ENCODINGS as ENCODINGS,
+    Encoding as Encoding,
+    dequantize as dequantize,
+    quantize as quantize,
+    quantized_linear as quantized_linear,
+)

@@ -1,0 +1,104 @@
+"""Linear layers, and tables of embeddings."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from ...core import check, check_floats, integers
+from ...kernel import NativeKernel
+from ...transform import Implementation, Op
+from .._precision import wide
+from .._supports import floats
+from . import _numpy, _reference
+
+
+# With more rows than these, weights that are in cache are worth more than memory that is read once.
+_FEW_ROWS = 16
+
+
+def _supports(types: Any, **_: Any) -> bool | str:
+    """XLA reads 16 bits more slowly than 32 unless it multiplies matrices, for which it has instructions."""
+    dtype, rows = types.x.dtype, math.prod(types.x.shape[:-1])
+    if dtype not in (jnp.bfloat16, jnp.float16):
+        return f"x has to be bfloat16 or float16, which XLA reads slowly; it is {dtype}"
+    if rows > _FEW_ROWS:
+        return f"x can have at most {_FEW_ROWS} rows, as XLA is faster at products of matrices; it has {rows}"
+    return True
+
+
+_NATIVE = NativeKernel("linear", attributes=("present",), supports=_supports)
+# Any number of rows is right, where a call names the kernel.
+_NATIVE_IF_CHOSEN = dataclasses.replace(_NATIVE, supports=floats, only_if_chosen=True)
+_linear = Op(
+    "linear",
+    kernels={"cpu": (_NATIVE, _NATIVE_IF_CHOSEN, _numpy.LINEAR), "cuda": _numpy.LINEAR},
+    reference=_reference.linear,
+    vmap_method={"x": "broadcast_all"},
+    sharding="... i, o i, o -> ... o",
+)
+_embedding = Op(
+    "embedding",
+    kernels={"cpu": _numpy.EMBEDDING, "cuda": _numpy.EMBEDDING},
+    reference=_reference.embedding,
+    vmap_method={"index": "broadcast_all"},
+)
+
+
+def linear(
+    x: Float[Array, "*batch in_features"],
+    weight: Float[Array, "out_features in_features"],
+    bias: Float[Array, " out_features"] | None = None,
+    *,
+    implementation: Implementation = "auto",
+) -> Float[Array, "*batch out_features"]:
+    r"""$x W^T + b$ over the last axis, summed in f32 and rounded once.
+
+    By default this is a plain product in XLA, which knows them best and fuses what follows; on a CPU, at most 16 rows of f16 or
+    bf16 are a kernel, which reads the weights once, at the speed of memory.
+
+    **Arguments:**
+
+    - `x`: an array of shape `(*batch, in_features)`.
+    - `weight`: $W$, of shape `(out_features, in_features)` and the dtype of `x`.
+    - `bias`: $b$, of shape `(out_features,)`.
+    - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].
+
+    **Returns:** an array of shape `(*batch, out_features)` and the dtype of `x`.
+
+    Derivatives of f16 and bf16 are products of 16 bits, summed in f32.
+    """
+    x, weight = jnp.asarray(x), jnp.asarray(weight)
+    check_floats("linear", x=x, weight=weight)
+    fits = x.ndim > 0 and weight.ndim == 2 and weight.shape[-1] == x.shape[-1]
+    check(fits, "linear", "weight of shape (out_features, in_features) for the last axis of x", x=x, weight=weight)
+    if bias is not None:
+        bias = jnp.asarray(bias)
+        check_floats("linear", bias=bias)
+        check(bias.shape == weight.shape[:1], "linear", "bias of shape (out_features,)", bias=bias, weight=weight)
+        bias = bias.astype(wide(x.dtype))
+    return _linear.using(implementation)(x, weight, bias)
+
+
+def embedding(
+    index: Int[ArrayLike, "*batch"], weight: Float[Array, "rows size"], *, implementation: Implementation = "auto"
+) -> Float[Array, "*batch size"]:
+    """`weight[index]`.
+
+    **Arguments:**
+
+    - `index`: integers of any shape. A negative one counts from the end. One that is out of range is clamped, as always when
+        `jax.numpy` reads.
+    - `weight`: the table, of shape `(rows, size)`, of any dtype.
+    - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].
+
+    **Returns:** an array of shape `(*batch, size)` and the dtype of `weight`.
+
+    The gradient of a table in f16 or bf16 is summed in f32.
+    """
+    index, weight = jnp.asarray(index), jnp.asarray(weight)
+    check(weight.ndim == 2, "embedding", "weight of shape (rows, size)", weight=weight)
+    index = integers("embedding", "index", index, index.shape)
+    return _embedding.using(implementation)(index, weight)

@@ -1,0 +1,74 @@
+"""Products with weights of floats, of blocks of a few bits, or of int8, and rows of tables."""
+
+from typing import Any
+
+import numpy as np
+
+from ...kernel import PythonKernel
+from .._numpy import on_arrays, store, wide
+
+
+_CHUNK = 1024  # output features whose weights are expanded at a time
+
+
+@on_arrays
+def linear(xp: Any, out: Any, x: Any, weight: Any, bias: Any = None) -> None:
+    y = wide(x) @ wide(weight).T
+    store(out, y if bias is None else y + bias)
+
+
+@on_arrays
+def embedding(xp: Any, out: Any, index: Any, weight: Any) -> None:
+    size = weight.shape[0]
+    out[...] = weight[xp.clip(xp.where(index < 0, index + size, index), 0, size - 1)]
+
+
+@on_arrays
+def quantized_linear(xp: Any, out: Any, x: Any, blocks: Any, *, encoding: str, activations: str) -> None:
+    x = wide(x) if activations == "exact" else _quantize_activations(xp, wide(x), 32)
+    for first in range(0, blocks.shape[0], _CHUNK):
+        here = slice(first, first + _CHUNK)
+        store(out[..., here], x @ _decoded(xp, blocks[here], encoding).T)
+
+
+@on_arrays
+def int8_linear(xp: Any, out: Any, x: Any, weight: Any, scale: Any, *, activations: str) -> None:
+    x = wide(x) if activations == "exact" else _quantize_activations(xp, wide(x), x.shape[-1])
+    for first in range(0, weight.shape[0], _CHUNK):
+        here = slice(first, first + _CHUNK)
+        store(out[..., here], x @ weight[here].astype(x.dtype).T * scale[here])
+
+
+def _quantize_activations(xp: Any, x: Any, block: int) -> Any:
+    """See `eqxcallback.ops.int8_linear`."""
+    if block == 0:
+        return x
+    parts = x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
+    highest = xp.max(xp.abs(parts), axis=-1, keepdims=True)
+    is_low = highest < 2.0**-100
+    inverse = xp.where(is_low, 0, 127 / xp.where(is_low, 1, highest)).astype(x.dtype)
+    finite = xp.isfinite(highest)
+    nearest = xp.round(xp.where(finite, parts, 0) * inverse) * (highest / 127)
+    return xp.where(finite, nearest, parts).reshape(x.shape)
+
+
+def _decoded(xp: Any, blocks: Any, encoding: str) -> Any:
+    """See `eqxcallback.ops.dequantize`."""
+    rows, size = blocks.shape
+    length = 20 if encoding == "Q4_1" else 34
+    parts = blocks.reshape(rows, size // length, length)
+    halves = 4 if encoding == "Q4_1" else 2
+    numbers = xp.ascontiguousarray(parts[..., :halves]).view(np.float16).astype(np.float32)
+    rest = xp.ascontiguousarray(parts[..., halves:])
+    if encoding == "Q4_1":
+        digits = xp.concatenate([rest & 15, rest >> 4], axis=-1).astype(np.float32)
+        values = digits * numbers[..., :1] + numbers[..., 1:]
+    else:
+        values = rest.view(np.int8).astype(np.float32) * numbers
+    return values.reshape(rows, size // length * 32)
+
+
+EMBEDDING = PythonKernel(embedding, only_if_chosen=True)
+INT8_LINEAR = PythonKernel(int8_linear, only_if_chosen=True)
+LINEAR = PythonKernel(linear, only_if_chosen=True)
+QUANTIZED_LINEAR = PythonKernel(quantized_linear, only_if_chosen=True)

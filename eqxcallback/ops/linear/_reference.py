@@ -1,0 +1,80 @@
+"""Products with weights, and rows of them."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jaxtyping import Array, Float, Int, Int8
+
+from .._precision import wide
+from ._reference_activations import quantize_activations
+
+
+def linear(
+    x: Float[Array, "*batch in_features"],
+    weight: Float[Array, "out_features in_features"],
+    bias: Float[Array, " out_features"] | None = None,
+) -> Float[Array, "*batch out_features"]:
+    dtype = wide(x.dtype)
+    y = _dot(x, weight, dtype) if x.dtype == dtype else _wide_dot(x, weight)
+    if bias is not None:
+        y = y + jnp.broadcast_to(bias.astype(dtype), y.shape)
+    return y.astype(x.dtype)
+
+
+def embedding(index: Int[Array, "*batch"], weight: Float[Array, "rows size"]) -> Float[Array, "*batch size"]:
+    floating = jnp.issubdtype(weight.dtype, jnp.floating)
+    narrow = floating and wide(weight.dtype) != weight.dtype
+    return _narrow_rows(index, weight) if narrow else weight[index]
+
+
+def _dot(x: Array, weight: Array, dtype: Any) -> Array:
+    axes = (((x.ndim - 1,), (1,)), ((), ()))
+    return jax.lax.dot_general(x, weight, axes, preferred_element_type=dtype)
+
+
+@jax.custom_jvp
+def _wide_dot(x: Array, weight: Array) -> Array:
+    """The sum is not rounded before the bias is added."""
+    return _dot(x, weight, wide(x.dtype))
+
+
+# The derivative that JAX would find multiplies f32 by 16 bits, which processors have no instructions for.
+@functools.partial(_wide_dot.defjvp, symbolic_zeros=True)
+def _wide_dot_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    (x, weight), (x_dot, weight_dot) = primals, tangents
+    out = _wide_dot(x, weight)
+    tangent = jnp.zeros_like(out)
+    if not isinstance(x_dot, SymbolicZero):
+        tangent += _dot(x_dot, weight, x.dtype).astype(out.dtype)
+    if not isinstance(weight_dot, SymbolicZero):
+        tangent += _dot(x, weight_dot, x.dtype).astype(out.dtype)
+    return out, tangent
+
+
+@jax.custom_jvp
+def _narrow_rows(index: Array, weight: Array) -> Array:
+    return weight[index]
+
+
+# What many equal indices add up for one row is a sum, and sums are in f32.
+@_narrow_rows.defjvp
+def _narrow_rows_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    (index, weight), (_, weight_dot) = primals, tangents
+    out = _narrow_rows(index, weight)
+    return out, weight_dot.astype(wide(weight.dtype))[index].astype(weight.dtype)
+
+
+def int8_linear(
+    x: Float[Array, "*batch in_features"],
+    weight: Int8[Array, "out_features in_features"],
+    scale: Float[Array, " out_features"],
+    *,
+    activations: str = "exact",
+) -> Float[Array, "*batch out_features"]:
+    dtype = wide(x.dtype)
+    y = x.astype(dtype) if activations == "exact" else quantize_activations(x.astype(dtype), x.shape[-1])
+    out = jnp.einsum("...i,oi->...o", y, weight.astype(dtype), precision=jax.lax.Precision.HIGHEST)
+    return (out * jnp.broadcast_to(scale.astype(dtype), out.shape)).astype(x.dtype)

@@ -1,0 +1,70 @@
+"""The loss of a language model: the output layer and the cross-entropy of its logits, in one."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Int
+
+from ...core import check, check_floats, integers, soft_cap_of
+from ...transform import Implementation, Op
+from .._precision import wide
+from . import _numpy, _reference
+from ._cross_entropy import loss_options
+
+
+_linear_cross_entropy = Op(
+    "linear_cross_entropy",
+    kernels={"cpu": _numpy.LINEAR_CROSS_ENTROPY, "cuda": _numpy.LINEAR_CROSS_ENTROPY},
+    reference=_reference.linear_cross_entropy,
+    vmap_method={"x": "broadcast_all", "labels": "broadcast_all"},
+)
+
+
+def linear_cross_entropy(
+    x: Float[Array, "*batch in_features"],
+    weight: Float[Array, "size in_features"],
+    labels: Int[ArrayLike, "*batch"],
+    *,
+    bias: Float[Array, " size"] | None = None,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    ignore_index: int | None = None,
+    soft_cap: float | None = None,
+    implementation: Implementation = "auto",
+) -> Float[Array, "*batch"]:
+    r"""[`eqxcallback.ops.softmax_cross_entropy`][] of the logits $x W^T + b$, which are never in memory all at once, computed in
+    f32.
+
+    A few hundred classes at a time are multiplied, and what the loss needs of them is added up. Each derivative, the second
+    one as well, does so again: a gradient costs four products in place of three, and its memory is that of the gradients
+    and a few hundred numbers for each row.
+
+    **Arguments:**
+
+    - `x`: an array of shape `(*batch, in_features)`.
+    - `weight`: $W$, of shape `(size, in_features)` and the dtype of `x`: a row for each class, as `equinox.nn.Linear` and
+        `equinox.nn.Embedding` have it.
+    - `labels`: integers of shape `batch`. A negative one counts from the end. One that is out of range gives NaN.
+    - `bias`: $b$, of shape `(size,)`.
+    - `label_smoothing`, `z_loss`, `ignore_index`: as in [`eqxcallback.ops.softmax_cross_entropy`][].
+    - `soft_cap`: $c$, which makes $c \tanh(z / c)$ of each logit $z$.
+    - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].
+
+    **Returns:** an array of shape `batch`, in f32, or in the dtype of `x` if that is wider.
+
+    **Limitations:** a `weight` that no length near 256 divides, from 128 to 512, is copied. XLA for CPUs keeps a `weight` in bf16
+    in f32 for the time of the call.
+    """
+    name = "linear_cross_entropy"
+    x, weight = jnp.asarray(x), jnp.asarray(weight)
+    check_floats(name, x=x, weight=weight)
+    fits = x.ndim > 0 and weight.ndim == 2 and weight.shape[-1] == x.shape[-1]
+    check(fits, name, "weight of shape (size, in_features) for the last axis of x", x=x, weight=weight)
+    cap = soft_cap_of(name, soft_cap)
+    options = loss_options(name, label_smoothing, z_loss, ignore_index)
+    options |= {} if cap is None else {"soft_cap": cap}
+    labels = integers(name, "labels", labels, x.shape[:-1])
+    if bias is not None:
+        bias = jnp.asarray(bias)
+        check_floats(name, bias=bias)
+        check(bias.shape == weight.shape[:1], name, "bias of shape (size,)", bias=bias, weight=weight)
+        bias = bias.astype(wide(x.dtype))
+    return _linear_cross_entropy.using(implementation)(x, weight, labels, bias, **options)

@@ -1,0 +1,77 @@
+"""Cross-entropy of a softmax, of logits or of a linear layer's, of which there is a chunk at a time."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ...kernel import PythonKernel
+from .._numpy import finite, on_arrays, store, wide
+
+
+_CHUNK = 1024  # classes
+
+
+@on_arrays
+def softmax_cross_entropy(xp: Any, out: Any, logits: Any, labels: Any, **options: Any) -> None:
+    _loss(xp, out, [(0, wide(logits))], labels, logits.shape[-1], **options)
+
+
+@on_arrays
+def linear_cross_entropy(
+    xp: Any,
+    out: Any,
+    x: Any,
+    weight: Any,
+    labels: Any,
+    bias: Any = None,
+    *,
+    soft_cap: float | None = None,
+    **options: Any,
+) -> None:
+    x, size = wide(x), weight.shape[0]
+
+    def chunks() -> Iterable[tuple[int, Any]]:
+        for first in range(0, size, _CHUNK):
+            here = slice(first, first + _CHUNK)
+            z = x @ wide(weight[here]).T
+            z = z if bias is None else z + bias[here]
+            yield first, z if soft_cap is None else soft_cap * xp.tanh(z / soft_cap)
+
+    _loss(xp, out, chunks(), labels, size, **options)
+
+
+def _loss(
+    xp: Any,
+    out: Any,
+    chunks: Iterable[tuple[int, Any]],
+    labels: Any,
+    size: int,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    ignore_index: int | None = None,
+) -> None:
+    """Of logits that come in chunks: the first class of each, and its logits."""
+    index = xp.where(labels < 0, labels + size, labels)
+    highest = xp.full(labels.shape, -np.inf, out.dtype)
+    total, chosen, every = (xp.zeros(labels.shape, out.dtype) for _ in range(3))
+    for first, z in chunks if size else ():
+        higher = xp.maximum(highest, z.max(axis=-1))
+        shift = finite(higher, xp)
+        total = total * xp.exp(highest - shift) + xp.exp(z - shift[..., None]).sum(axis=-1)
+        highest = higher
+        every = every + z.sum(axis=-1)
+        there = index - first
+        picked = xp.take_along_axis(z, xp.clip(there, 0, z.shape[-1] - 1)[..., None], axis=-1)[..., 0]
+        chosen = xp.where((there >= 0) & (there < z.shape[-1]), picked, chosen)
+    shift, log_total = finite(highest, xp), xp.log(total)
+    loss = log_total - (chosen - shift)
+    if label_smoothing:
+        loss = (1 - label_smoothing) * loss + label_smoothing * (log_total - (every / max(size, 1) - shift))
+    loss = xp.where((index >= 0) & (index < size), loss + z_loss * (log_total + shift) ** 2 if z_loss else loss, np.nan)
+    store(out, loss if ignore_index is None else xp.where(labels == ignore_index, 0.0, loss))
+
+
+CROSS_ENTROPY = PythonKernel(softmax_cross_entropy, only_if_chosen=True)
+LINEAR_CROSS_ENTROPY = PythonKernel(linear_cross_entropy, only_if_chosen=True)

@@ -1,0 +1,115 @@
+"""Cross-entropy of a softmax."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from .._precision import wide
+
+
+def softmax_cross_entropy(
+    logits: Float[Array, "*batch size"],
+    labels: Int[Array, "*batch"],
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    ignore_index: int | None = None,
+) -> Float[Array, "*batch"]:
+    logits = logits.astype(wide(logits.dtype))
+    ignored = jnp.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
+    if ignore_index is not None:  # what is ignored has no gradient, whatever its logits are
+        logits = jnp.where(ignored[..., None], 0.0, logits)
+    logs = jax.nn.log_softmax(logits, axis=-1)
+    # A negative label counts from the end, and one that is out of range gives NaN.
+    loss = -jnp.take_along_axis(logs, labels[..., None], axis=-1, mode="fill")[..., 0]
+    if label_smoothing:
+        loss = (1 - label_smoothing) * loss - label_smoothing * jnp.mean(logs, axis=-1)
+    if z_loss:
+        loss = loss + z_loss * jnp.square(jax.nn.logsumexp(logits, axis=-1))
+    return loss if ignore_index is None else jnp.where(ignored, 0.0, loss)
+
+
+# Classes of a chunk. It does not depend on the number of rows, of which `vmap` tells nothing.
+_CHUNK = 256
+
+
+def linear_cross_entropy(
+    x: Float[Array, "*batch in_features"],
+    weight: Float[Array, "size in_features"],
+    labels: Int[Array, "*batch"],
+    bias: Float[Array, " size"] | None = None,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    ignore_index: int | None = None,
+    soft_cap: float | None = None,
+) -> Float[Array, "*batch"]:
+    """In chunks of classes, and not of rows, `vmap` is one pass over the weight for all rows, the gradient of the weight is
+    written a chunk at a time, and that of `x` is the only sum.
+    """
+    dtype, size = wide(x.dtype), weight.shape[0]
+    ignored = jnp.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
+    if ignore_index is not None:  # what is ignored has no gradient, whatever is in x
+        x = jnp.where(ignored[..., None], jnp.zeros_like(x), x)
+    x = x.astype(dtype)
+    index = jnp.where(labels < 0, labels + size, labels)
+
+    @jax.checkpoint  # a chunk's logits are computed again for each derivative,
+    @jax.checkpoint  # and for those of the first derivative, which drops one of the two
+    def add(sums: Any, chunk: Any) -> Any:
+        highest, total, chosen, every = sums
+        first, weight, bias = chunk
+        z = jnp.einsum("...i,ci->...c", x, weight.astype(dtype), precision=jax.lax.Precision.HIGHEST)
+        if bias is not None:
+            z = z + jnp.broadcast_to(bias.astype(dtype), z.shape)
+        if soft_cap is not None:
+            z = soft_cap * jnp.tanh(z / soft_cap)
+        # The result does not depend on what is subtracted: so it needs no derivative.
+        higher = jax.lax.stop_gradient(jnp.maximum(highest, jnp.max(z, axis=-1)))
+        shift = _finite(higher)
+        total = total * jnp.exp(highest - shift) + jnp.sum(jnp.exp(z - shift[..., None]), axis=-1)
+        here = first + jax.lax.broadcasted_iota(jnp.int32, z.shape, z.ndim - 1) == index[..., None]
+        chosen = chosen + jnp.sum(jnp.where(here, z, 0.0), axis=-1)
+        return higher, total, chosen, every + jnp.sum(z, axis=-1) if label_smoothing else every
+
+    # What a scan carries has one type: in a `shard_map`, the first sums vary over the axes of all operands, as the next ones do.
+    operands = (x, weight, labels) if bias is None else (x, weight, labels, bias)
+    zeros = sum((jnp.zeros_like(each, dtype, ()) for each in operands), jnp.zeros(labels.shape, dtype))
+    sums = (zeros - jnp.inf, zeros, zeros, zeros)
+    length = _length(size)
+    count = size // length
+    whole = count * length
+    starts = length * jnp.arange(count, dtype=jnp.int32)
+    chunks = (starts, *(_split(array, count, length) for array in (weight, bias)))
+    sums, _ = jax.lax.scan(lambda sums, chunk: (add(sums, chunk), None), sums, chunks)
+    if whole < size:
+        sums = add(sums, (jnp.int32(whole), weight[whole:], None if bias is None else bias[whole:]))
+
+    highest, total, chosen, every = sums
+    shift, log_total = _finite(highest), jnp.log(total)
+    loss = log_total - (chosen - shift)
+    if label_smoothing:
+        loss = (1 - label_smoothing) * loss + label_smoothing * (log_total - (every / size - shift))
+    if z_loss:
+        loss = loss + z_loss * jnp.square(log_total + shift)
+    loss = jnp.where((index >= 0) & (index < size), loss, jnp.nan)
+    return loss if ignore_index is None else jnp.where(ignored, 0.0, loss)
+
+
+def _length(size: int) -> int:
+    """Of a chunk. Where it divides the size, the weight is not copied. XLA rounds products of a multiple of 8 columns half as
+    much as others on CPUs, which is seen where logits are in the hundreds."""
+    near = sorted(
+        range(_CHUNK // 2, 2 * _CHUNK + 1), key=lambda length: (length % 8 != 0, length > _CHUNK, abs(length - _CHUNK))
+    )
+    return next((length for length in near if size % length == 0 and size), min(_CHUNK, max(size, 1)))
+
+
+def _split(array: Array | None, count: int, length: int) -> Array | None:
+    return None if array is None else array[: count * length].reshape(count, length, *array.shape[1:])
+
+
+def _finite(highest: Array) -> Array:
+    return jnp.where(highest == -jnp.inf, 0.0, highest)

@@ -1,0 +1,100 @@
+"""RMS norm and layer norm. See norm.cu."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ...kernel import CudaKernel, Launch
+from .._cuda import FOLDER, MULTIPROCESSORS, block_of_rows, ceil, name, of_first
+from .._supports import floats
+
+
+# The dynamic shared memory in which a block sums the gradients of parameters, if they fit.
+_SHARED_BYTES = 96 << 10
+
+
+def _rows(x: Any) -> int:
+    return math.prod(x.shape[:-1])
+
+
+def _block(x: Any) -> tuple[int, int]:
+    return block_of_rows(x, packs=4, most=512, least=128)
+
+
+def _entry(x: Any, weight: Any = None, bias: Any = None, *, center: bool, **_: Any) -> str:
+    return name("normalize", x, center, weight is not None, bias is not None)
+
+
+NORM = CudaKernel(
+    FOLDER / "norm" / "norm.cu",
+    _entry,
+    Launch(grid=lambda x, *_, **__: ceil(_rows(x), _block(x)[1]), block=lambda x, *_, **__: _block(x)),
+    scalars={
+        "rows": ("int64", lambda x, *_, **__: _rows(x)),
+        "size": ("int64", lambda x, *_, **__: x.shape[-1]),
+        "eps": "float32",
+    },
+    supports=floats,
+)
+
+
+def _backward_block(x: Any) -> tuple[int, int]:
+    return block_of_rows(x, packs=2, most=512, least=256)
+
+
+def _parts(x: Any) -> int:
+    """The blocks of the backward kernel: those that run at a time, each of which sums over its rows."""
+    threads, rows = _backward_block(x)
+    return max(1, min(ceil(_rows(x), rows), MULTIPROCESSORS * max(1, 768 // (threads * rows))))
+
+
+def _wanted_sums(grads: Any) -> tuple[bool, bool]:
+    """Whether the gradients of weight and bias are needed, which are sums over rows."""
+    _, dweight, dbias = (*grads, None, None)[:3]
+    return dweight is not None, dbias is not None
+
+
+def _backward_entry(grads: Any, args: Any, *_: Any, center: bool, **__: Any) -> str:
+    x, weight = (*args, None)[:2]
+    return name("normalize_backward", x, center, weight is not None, *_wanted_sums(grads))
+
+
+def _sum_entry(grads: Any, args: Any, *more: Any, **options: Any) -> str:
+    if any(_wanted_sums(grads)):
+        return name("normalize_backward_sum", args[0])
+    return _backward_entry(grads, args, *more, **options)  # it is not launched, and need not be compiled
+
+
+def _shared_bytes(grads: Any, args: Any, *_: Any, **__: Any) -> int:
+    wanted = _backward_block(args[0])[1] * sum(_wanted_sums(grads)) * args[0].shape[-1] * 4
+    return wanted if wanted <= _SHARED_BYTES else 0
+
+
+def _workspaces(grads: Any, args: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
+    # Without sums it is empty, and still a parameter.
+    shape = _parts(args[0]), sum(_wanted_sums(grads)), args[0].shape[-1]
+    return [jax.ShapeDtypeStruct(shape, jnp.float32)]
+
+
+def _sum_blocks(grads: Any, args: Any, *_: Any, **__: Any) -> int:
+    return ceil(args[0].shape[-1], 32) if any(_wanted_sums(grads)) else 0
+
+
+NORM_BACKWARD = CudaKernel(
+    FOLDER / "norm" / "norm.cu",
+    _backward_entry,
+    [
+        Launch(grid=of_first(_parts), block=of_first(_backward_block), shared_bytes=_shared_bytes),
+        Launch(grid=_sum_blocks, block=(32, 8), entry=_sum_entry),
+    ],
+    scalars={
+        "rows": ("int64", of_first(_rows)),
+        "size": ("int64", of_first(lambda x: x.shape[-1])),
+        "parts": ("int64", of_first(_parts)),
+        "eps": "float32",
+    },
+    workspaces=_workspaces,
+    supports=floats,
+)

@@ -1,0 +1,31 @@
+"""The gates of recurrent cells, after their products."""
+
+from typing import Any
+
+from ...kernel import PythonKernel
+from .._numpy import on_arrays, store, wide
+
+
+@on_arrays
+def lstm_gates(xp: Any, out: Any, gates: Any, cell: Any) -> None:
+    enter, keep, candidate, leave = xp.split(wide(gates), 4, axis=-1)
+    new = _sigmoid(xp, keep) * wide(cell) + _sigmoid(xp, enter) * xp.tanh(candidate)
+    store(out[0], _sigmoid(xp, leave) * xp.tanh(new))
+    store(out[1], new)
+
+
+@on_arrays
+def gru_gates(xp: Any, out: Any, input_gates: Any, hidden_gates: Any, hidden: Any, bias_n: Any = None) -> None:
+    i_reset, i_update, i_new = xp.split(wide(input_gates), 3, axis=-1)
+    h_reset, h_update, h_new = xp.split(wide(hidden_gates), 3, axis=-1)
+    h_new = h_new if bias_n is None else h_new + bias_n
+    new = xp.tanh(i_new + _sigmoid(xp, i_reset + h_reset) * h_new)
+    store(out, new + _sigmoid(xp, i_update + h_update) * (wide(hidden) - new))
+
+
+def _sigmoid(xp: Any, x: Any) -> Any:
+    return 1 / (1 + xp.exp(-x))
+
+
+GRU_GATES = PythonKernel(gru_gates, only_if_chosen=True)
+LSTM_GATES = PythonKernel(lstm_gates, only_if_chosen=True)

@@ -1,0 +1,3 @@
+"""Rotary position embedding."""
+
+from ._rotary import rotary_embedding as rotary_embedding, rotary_table as rotary_table

@@ -1,0 +1,3 @@
+"""Softmax of the last axis."""
+
+from ._softmax import softmax as softmax

@@ -1,0 +1,93 @@
+"""`python -m eqxcallback doctor`: what is installed, which kernels can run, and whether they do."""
+
+import argparse
+import platform
+import traceback
+from collections.abc import Sequence
+from importlib import metadata
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .. import _ext, ops
+from ..backends import available_backends, missing
+from ..layer import Layer
+
+
+_PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "triton", "cupy-cuda12x", "cupy-cuda13x")
+
+
+class _Scale(Layer):
+    weight: jax.Array
+    vmap_method = "fold"
+
+    def kernel(self, ctx, out, x):
+        np.multiply(np.asarray(x), np.asarray(self.weight), out=np.asarray(out))
+
+    def reference(self, x):
+        return x * self.weight
+
+
+def _python() -> None:
+    weight = jnp.arange(3, dtype=jnp.float32)
+    layer, x = _Scale(weight), jnp.ones((4, 3))
+    with jax.default_device(jax.devices("cpu")[0]):
+        np.testing.assert_array_equal(jax.jit(jax.vmap(layer))(x), x * weight)
+        np.testing.assert_array_equal(jax.grad(lambda x: jax.vmap(layer)(x).sum())(x), jnp.tile(weight, (4, 1)))
+
+
+def _ops() -> None:
+    """By the kernels for the default device, whatever it is."""
+    x = jnp.sin(jnp.arange(4 * 96, dtype=jnp.float32)).reshape(4, 1, 3, 32)
+
+    def results(implementation):
+        def attend(x):
+            return ops.attention(x, x, x, causal=True, implementation=implementation)
+
+        return jax.jit(lambda x: (attend(x), jax.grad(lambda x: (attend(x) ** 2).sum())(x)))(x)
+
+    for got, want in zip(results("auto"), results("reference"), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+
+
+CHECKS = {"a layer with a kernel in Python": _python, "attention and its gradient": _ops}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def doctor() -> bool:
+    """Prints what it finds. False if a check fails."""
+    print(f"eqxcallback {_version('eqxcallback')}, Python {platform.python_version()}, {platform.platform()}")
+    for package in _PACKAGES:
+        print(f"  {package:<14}{_version(package)}")
+    print("devices:", ", ".join(f"{device} ({device.device_kind})" for device in jax.devices()))
+    print(f"kernels for CPUs: {_ext.isa()}, of {', '.join(_ext.available_isas())} (EQXCALLBACK_ISA chooses)")
+    print("backends:")
+    for name, found in available_backends().items():
+        print(f"  {name:<14}{'yes' if found is True else f'no: {found}'}")
+        if missing(name) is not None:
+            print(f'  {"":<14}implementation="auto" runs other kernels, or references, in place of those in {name}')
+    print("checks:")
+    well = True
+    for name, check in CHECKS.items():
+        try:
+            check()
+        except Exception:  # whatever it is, the other checks are of interest too
+            well = False
+            print(f"  {name}: FAILED\n{traceback.format_exc()}")
+        else:
+            print(f"  {name}: passed")
+    return well
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m eqxcallback", description=__doc__)
+    parser.add_argument("command", choices=["doctor"], help="what to do")
+    parser.parse_args(arguments)
+    return 0 if doctor() else 1

@@ -1,0 +1,144 @@
+"""Kernels for GPUs that are checked on a CPU, by emulation."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .. import debug, xla
+from ..core import raising
+from ..emulation import NotEmulated
+from ..kernel import DeviceKernel, Emulated, as_tuple, emulated as for_cpu
+from ..transform import Op
+from ._findings import NotApplicable
+from ._subject import Subject, kernels_of
+
+
+MODES = ("auto", "never")
+
+_PLATFORM = "cuda"
+# Of kernels that are checked beside those for this platform: what tells most, since emulation is slow.
+_ROWS = (
+    *("inputs untouched", "outputs written", "determinism", "reference", "vmap", "grad"),
+    *("vmap of grad", "grad of vmap", "odd shapes"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One subject of a check.
+
+    **Attributes:**
+
+    - `names`: of its rows.
+    - `prefix`: of these names in the table.
+    - `note`: of the title.
+    - `reason`: why none of them runs.
+    """
+
+    target: Any
+    names: Sequence[str]
+    prefix: str = ""
+    note: str = ""
+    reason: str | None = None
+
+
+def parts(target: Any, mode: str, names: Sequence[str], are_chosen: bool) -> list[Part]:
+    """What is checked: kernels for this platform, those for GPUs by emulation, or both."""
+    if mode not in MODES:
+        raise ValueError(f"testing.check: expected emulate to be one of {MODES}; got {mode!r}.")
+    platform, kernels = xla.platform_in_use(()), kernels_of(target)
+    has_own = not kernels or platform in kernels
+    if platform == "cpu" and mode == "auto" and _device_kernels(target, kernels):
+        note = f", its kernels for {_PLATFORM} emulated"
+        if not has_own:
+            return [Part(emulated(target), names, note=note)]
+        rows = names if are_chosen else [name for name in names if name in _ROWS]
+        note = f", and its kernels for {_PLATFORM} emulated"
+        return [Part(target, names), Part(emulated(target), rows, f"{_PLATFORM}: ", note)]
+    if has_own:
+        return [Part(target, names)]
+    return [Part(target, names, reason=f"there is no kernel for {platform}, only for {', '.join(kernels)}")]
+
+
+def refusal(it: Subject) -> str | None:
+    """Why its kernels cannot be emulated, if that is so. All else that is wrong is for the rows to say."""
+    try:
+        with raising(), debug.checked():
+            it.call(*it.arrays())
+            it.need_reverse()
+            it.pullback(it.arrays(), it.cotangents())
+    except NotApplicable:
+        pass
+    except Exception as error:
+        original = getattr(error, "original", error)
+        if isinstance(original, NotEmulated):
+            return str(original)
+    return None
+
+
+def emulated(layer_or_op: Any) -> Any:
+    """The same layer or op, with its kernels for GPUs in place of those for CPUs: CUDA C++ is built by g++, and Triton is run by
+    its interpreter. It works under every transformation, in a process without a GPU.
+
+    !!! example
+
+        ```python
+        y = jax.vmap(eqxcallback.testing.emulated(layer))(x)
+        ```
+
+    **Arguments:**
+
+    - `layer_or_op`: an [`eqxcallback.Layer`][] or an [`eqxcallback.Op`][] with a [`eqxcallback.CudaKernel`][] or a
+        [`eqxcallback.TritonKernel`][] for `"cuda"`.
+
+    **Returns:** a layer with the same arrays and fields, or an op.
+
+    **Raises:** `ValueError` if it has no such kernel. Where a kernel cannot be emulated, a call raises
+    [`eqxcallback.KernelError`][], which says why.
+    """
+    found = _device_kernels(layer_or_op, kernels_of(layer_or_op))
+    if not found:
+        raise ValueError(
+            f"testing.emulated: expected a layer or an op with a CudaKernel or a TritonKernel for {_PLATFORM}; got "
+            f"{layer_or_op!r} of type {type(layer_or_op).__name__}."
+        )
+    if isinstance(layer_or_op, Op):
+        backward: Any = layer_or_op.backward or {}
+        own = _for_cpu(backward.get(_PLATFORM, ()))
+        return dataclasses.replace(
+            layer_or_op, kernels={"cpu": _for_cpu(found)}, backward={"cpu": own} if own else None
+        )
+    # As Equinox makes a Module from leaves: without `__init__`.
+    made = object.__new__(_emulated_class(type(layer_or_op)))
+    for name, value in vars(layer_or_op).items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+@functools.lru_cache(maxsize=256)
+def _emulated_class(cls: Any) -> Any:
+    """One class for all instances: they share programs."""
+    backward = _for_cpu(cls.backward_kernels.get(_PLATFORM, ()))
+    return type(cls)(
+        cls.__name__,
+        (cls,),
+        {
+            "__module__": cls.__module__,
+            "__qualname__": cls.__qualname__,
+            "__doc__": cls.__doc__,
+            "kernels": {"cpu": _for_cpu(cls.kernels[_PLATFORM])},
+            "backward_kernels": {"cpu": backward} if backward else {},
+        },
+    )
+
+
+def _device_kernels(target: Any, kernels: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Those that may run on a GPU, and are not in Python or of a library."""
+    if _PLATFORM not in kernels or not isinstance(kernels[_PLATFORM], DeviceKernel):
+        return ()
+    return tuple(each for each in as_tuple(target.kernels[_PLATFORM]) if isinstance(each, DeviceKernel))
+
+
+def _for_cpu(kernels: Any) -> tuple[Emulated, ...]:
+    return tuple(for_cpu(each) for each in as_tuple(kernels) if isinstance(each, DeviceKernel))

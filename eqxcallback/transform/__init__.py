@@ -1,0 +1,17 @@
+"""What an op is under JAX's transformations. Knows no platform."""
+
+from ._axes import Axes as Axes
+from ._batching import DEFAULT_METHOD as DEFAULT_METHOD, METHODS as METHODS
+from ._bodies import Backward as Backward, Body as Body, as_gradients as as_gradients
+from ._binder import Binder as Binder, Slots as Slots
+from ._bound_op import BoundOp as BoundOp
+from ._choice import (
+    IMPLEMENTATIONS as IMPLEMENTATIONS,
+    Implementation as Implementation,
+    named_types as named_types,
+)
+from ._forward_call import ForwardCall as ForwardCall
+from ._op import Op as Op
+from ._options import Options as Options
+from ._sharding import parse_sharding as parse_sharding
+from ._structure import Structure as Structure, check_typed as check_typed, is_array as is_array, typed as typed

@@ -1,0 +1,96 @@
+"""The axes that `vmap` has added to a call, and the form in which a kernel sees them."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import xla
+
+
+Has = tuple[bool, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Axes:
+    """**Attributes:**
+
+    - `sizes`: of the axes, the outermost first.
+    - `operands`: for each flat operand, which of them it has. It has them in front, in order.
+    """
+
+    sizes: tuple[int, ...]
+    operands: tuple[Has, ...]
+
+    @classmethod
+    def none(cls, num_operands: int) -> "Axes":
+        return cls((), ((),) * num_operands)
+
+    def within(self, size: int, dims: Sequence[int | None]) -> "Axes":
+        """With one more axis around these, which the operands with a dim have."""
+        operands = zip(dims, self.operands, strict=True)
+        return Axes((size, *self.sizes), tuple((dim is not None, *has) for dim, has in operands))
+
+    def dims(self, has: Has) -> xla.Dims:
+        """The factors of the axes that an array has: they may always be split."""
+        return tuple(f"vmap{i}" for i, has_it in enumerate(has) if has_it)
+
+    def mapped(self, function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+        """`function` of one example, over these axes. All results have them all."""
+        for level, size in reversed(list(enumerate(self.sizes))):
+            in_axes = tuple(0 if has[level] else None for has in self.operands)
+            function = jax.vmap(function, in_axes=in_axes, axis_size=size)
+        return function
+
+
+def present(sizes: Sequence[int], has: Sequence[bool]) -> tuple[int, ...]:
+    """Those of the axes that an array `has`."""
+    return tuple(size for size, has_it in zip(sizes, has, strict=True) if has_it)
+
+
+# What a kernel takes of an operand that has the axes `has` of those of `sizes`.
+
+
+def batched(arg: Any, has: Has, sizes: Sequence[int]) -> Any:
+    """With all axes."""
+    own = arg.shape[sum(has) :]
+    return jnp.broadcast_to(expanded(arg, has, sizes), (*sizes, *own))
+
+
+def expanded(arg: Any, has: Has, sizes: Sequence[int]) -> Any:
+    """With all axes, of size 1 where it has none."""
+    del sizes
+    return jnp.expand_dims(arg, [i for i, has_it in enumerate(has) if not has_it])
+
+
+def folded(arg: Any, has: Has, sizes: Sequence[int]) -> Any:
+    """With all axes in one."""
+    own = arg.shape[sum(has) :]
+    return batched(arg, has, sizes).reshape(math.prod(sizes), *own)
+
+
+def extended(arg: Any, has: Has, wanted: Has | None, sizes: Sequence[int]) -> Any:
+    """With the axes `wanted`, of which it `has` some; `None` is all of them, of size 1 where it has none."""
+    if has == wanted:
+        return arg
+    if wanted is None:
+        return expanded(arg, has, sizes)
+    among = [i for i, wants in enumerate(wanted) if wants]
+    return batched(arg, tuple(has[i] for i in among), [sizes[i] for i in among])
+
+
+def front(sizes: Sequence[int], has: Has, wanted: Has | None) -> tuple[int, ...]:
+    """The sizes of the axes in front of what `extended` returns."""
+    if wanted is None:
+        return tuple(size if has_it else 1 for size, has_it in zip(sizes, has, strict=True))
+    return present(sizes, wanted)
+
+
+def reduced(arg: Any, has: Has, wanted: Has) -> Any:
+    """Summed over the axes in front that it `has` but shall not have."""
+    present = [wants for wants, has_it in zip(wanted, has, strict=True) if has_it]
+    missing = tuple(i for i, wants in enumerate(present) if not wants)
+    return jnp.sum(arg, missing, dtype=arg.dtype) if missing else arg

@@ -1,0 +1,151 @@
+"""How `vmap` calls a kernel: the methods, and what they make of operands and results.
+
+One method may be stated for all operands, or one for each parameter. The axes that `vmap` adds are in front of an operand:
+
+| method | an operand that is mapped | an operand that is not |
+| --- | --- | --- |
+| `"fold"`, of all | all axes in one, tiled over those of others | its own shape |
+| `"fold"`, of one | the axes from the outermost one that maps it inwards | its own shape |
+| `"broadcast_all"` | all axes | all axes: it is tiled |
+| `"expand_dims"` | all axes, of size 1 where it is not mapped | all axes, of size 1 |
+| `"sequential"`, `"sequential_unrolled"` | the kernel is called for each example | its own shape |
+
+Where none is stated it is `"sequential"`, which is right for a kernel that knows of one example alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .. import xla
+from . import _axes
+from ._axes import Has
+
+
+METHODS = ("fold", "sequential", "sequential_unrolled", "expand_dims", "broadcast_all")
+
+
+class Unstated(str):
+    """The method where none is stated. It equals the text, and a hint tells it from one that somebody chose."""
+
+
+DEFAULT_METHOD = Unstated("sequential")
+
+Batching = str | Mapping[str, str]
+Form = Has | None  # the axes that an operand shall have; `None`: all, of size 1 where it has none
+
+
+def method_of(batching: Batching, name: str) -> str:
+    """Of an operand that belongs to the parameter `name`; `""` is a result, or its cotangent, which has all axes."""
+    if isinstance(batching, str):
+        return batching
+    return batching.get(name, "sequential") if name else "broadcast_all"
+
+
+def is_stated(batching: Batching) -> bool:
+    return not isinstance(batching, Unstated)
+
+
+def is_sequential(batching: Batching, name: str) -> bool:
+    """Whether a kernel takes an operand of the parameter `name` for one example alone."""
+    return method_of(batching, name) in ("sequential", "sequential_unrolled")
+
+
+def sequential_method(batching: Batching, names: Sequence[str], dims: Sequence[int | None]) -> str | None:
+    """How the kernel is called for each example of an axis, if it is."""
+    mapped = {method_of(batching, name) for name, dim in zip(names, dims, strict=True) if dim is not None}
+    return max(mapped.intersection(("sequential", "sequential_unrolled")), default=None)
+
+
+def each_example(
+    method: str,
+    bind: Callable[..., Sequence[Any]],
+    args: Sequence[Any],
+    dims: Sequence[int | None],
+    result_avals: Sequence[Any],
+    is_python: bool,
+) -> tuple[Sequence[Any], Sequence[int]]:
+    return xla.batch(
+        lambda *args, result_avals: bind(*args),
+        args,
+        dims,
+        vmap_method=method,
+        result_avals=result_avals,
+        aliased=frozenset(),
+        is_python=is_python,
+    )
+
+
+def arrange(
+    batching: Batching,
+    names: Sequence[str],
+    args: Sequence[Any],
+    operands: Sequence[Has],
+    sizes: Sequence[int],
+    aliased: frozenset[int] = frozenset(),
+) -> Sequence[Any]:
+    """`args` as a kernel takes them.
+
+    - `names`: the parameters of the operands.
+    - `operands`: the axes of those of `sizes` that each one has.
+    - `aliased`: the operands that a result overwrites, which must have the result's shape.
+    """
+    if not sizes:
+        return args
+    if batching == "fold":
+        folds = [i in aliased or True in has for i, has in enumerate(operands)]
+        pairs = zip(args, operands, strict=True)
+        return [_axes.folded(*pair, sizes) if fold else pair[0] for fold, pair in zip(folds, pairs, strict=True)]
+    forms = seen(batching, names, operands, sizes, aliased)
+    return [_axes.extended(*each, sizes) for each in zip(args, operands, forms, strict=True)]
+
+
+def arranged_shapes(
+    batching: Batching,
+    names: Sequence[str],
+    shapes: Sequence[Sequence[int]],
+    operands: Sequence[Has],
+    sizes: Sequence[int],
+    aliased: frozenset[int],
+) -> list[tuple[int, ...]]:
+    """The shapes of what `arrange` returns for operands whose examples have these shapes."""
+    if batching == "fold":
+        folded = (math.prod(sizes),) if sizes else ()
+        fronts = [folded if i in aliased or True in has else () for i, has in enumerate(operands)]
+    else:
+        forms = seen(batching, names, operands, sizes, aliased)
+        fronts = [_axes.front(sizes, *pair) for pair in zip(operands, forms, strict=True)]
+    return [(*front, *shape) for front, shape in zip(fronts, shapes, strict=True)]
+
+
+def seen(
+    batching: Batching,
+    names: Sequence[str],
+    operands: Sequence[Has],
+    sizes: Sequence[int],
+    aliased: frozenset[int] = frozenset(),
+) -> list[Form]:
+    """The axes with which a kernel sees each operand, where they are not folded into one."""
+    every, none = (True,) * len(sizes), (False,) * len(sizes)
+    # The arrays of one argument, a PyTree, go together.
+    together: dict[str, Has] = {}
+    for name, has in zip(names, operands, strict=True):
+        together[name] = tuple(map(max, together.get(name, none), has))
+    forms = []
+    for i, name in enumerate(names):
+        method = method_of(batching, name)
+        if i in aliased or method == "broadcast_all":
+            forms.append(every)
+        elif method == "expand_dims":
+            forms.append(None)
+        else:
+            first = together[name].index(True) if True in together[name] else len(sizes)
+            forms.append((*none[:first], *every[first:]))
+    return forms
+
+
+def leading(batching: Batching, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The axes in front of a kernel's result that has them."""
+    if batching == "fold" and sizes:
+        return (math.prod(sizes),)
+    return tuple(sizes)

@@ -1,0 +1,212 @@
+"""An op bound to one type of arguments."""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten_with_path, tree_leaves, tree_unflatten
+from jaxtyping import PyTree
+
+from .. import backends, xla
+from ..core import Leaf, blaming, callable_name, check_aliases, path_text, resolve_aliases, root_name
+from ..kernel import Kernel, NativeKernel, PythonKernel
+from ._axes import Axes
+from ._binder import Binder, Slots
+from ._bodies import Backward, Forward
+from ._bound_op import BoundOp
+from ._choice import named_types
+from ._forward_call import ForwardCall
+from ._options import Options
+from ._sharding import parse_sharding
+from ._structure import Structure
+
+
+@functools.lru_cache(maxsize=4096)  # ops live as long as their modules
+def bind_op(op: Any, in_tree: Any, avals: tuple[Any, ...], options: Options, x64: bool) -> tuple[ForwardCall, Any]:
+    """What is checked and made once for each type of arguments."""
+    who = f"Op({op.name})"
+    structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    args = tree_unflatten(in_tree, structs)
+    inputs = _inputs(op, args)
+    out_tree, outputs = _result_types(op, args, options, who)
+    trees = Structure.of_arrays(in_tree), Structure.of_arrays(out_tree)
+    # An argument that was not given is absent as well, if that is what it is by default.
+    left_out = [(name, None) for name, default in list(op._defaults.items())[len(args) :] if default is None]
+    slots = Slots.of([*((path, leaf) for path, _, leaf in named_operands(op, args, with_absent=True)), *left_out])
+    names = tuple(leaf.path for leaf in outputs)
+
+    def arguments(types: Sequence[Any], _: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        return tree_unflatten(in_tree, types), options.values
+
+    def backward_body(needs_grad: tuple[int, ...], function: Callable[..., Any] = _nothing) -> Backward:
+        return Backward(function, *trees, options, trees[1], needs_grad)
+
+    def backward_arguments(needs_grad: tuple[int, ...]) -> Any:
+        body = backward_body(needs_grad)
+        return lambda types, results: (body.trees(results, types), options.values)
+
+    def static(kernel: Kernel, known: Mapping[str, Any]) -> Mapping[str, Any]:
+        return _attributes(op, kernel, options, known) if isinstance(kernel, NativeKernel) else options.values
+
+    binder = Binder(
+        slots, names, names, avals, static=static, arguments=arguments, backward_arguments=backward_arguments
+    )
+
+    def forward(kernel: Kernel, position: int) -> backends.BoundKernel:
+        body = None
+        if isinstance(kernel, PythonKernel):
+            _check_body(kernel.body, ("ctx", "out", *args), options, who)
+            body = Forward(kernel.body, *trees, options)
+        aliases = resolve_aliases(check_aliases(kernel.aliases, who), inputs, outputs, who)
+        return binder.forward(kernel, position, xla.CallOptions(aliases), body)
+
+    def backward(needs_grad: tuple[int, ...]) -> Mapping[str, tuple[backends.BoundKernel, ...]]:
+        return {
+            platform: tuple(of(needs_grad, kernel, i) for i, kernel in enumerate(kernels))
+            for platform, kernels in op.backward.items()
+        }
+
+    def of(needs_grad: tuple[int, ...], kernel: Kernel, position: int) -> backends.BoundKernel:
+        body = None
+        if isinstance(kernel, PythonKernel):
+            _check_body(kernel.body, ("ctx", "grads", "args", "out", "cotangents"), options, who)
+            body = backward_body(needs_grad, kernel.body)
+        return binder.backward(kernel, position, needs_grad, body)
+
+    def reference(*args: Any) -> Sequence[Any]:
+        assert op.reference is not None
+        return tree_leaves(op.reference(*tree_unflatten(in_tree, args), **options.values))
+
+    def types(structs: Sequence[Any]) -> tuple[Any, Mapping[str, Any]]:
+        return named_types(op._parameters, tree_unflatten(in_tree, structs)), options.values
+
+    bound = BoundOp(
+        key=(op, in_tree, avals, options, x64),
+        name=op.name,
+        who=who,
+        remedy="Give the Op a reference, or a kernel.",
+        label=f"({options!r})" if options.values else "",
+        names=tuple(str(leaf.root) for leaf in inputs),
+        input_avals=tuple(xla.result_aval(aval.shape, aval.dtype) for aval in avals),
+        result_avals=tuple(xla.result_aval(leaf.shape, leaf.dtype) for leaf in outputs),
+        forward={
+            platform: tuple(map(forward, kernels, range(len(kernels)))) for platform, kernels in op.kernels.items()
+        },
+        backward=functools.cache(backward) if op.backward else None,
+        types=types,
+        sharding=None if op.sharding is None else parse_sharding(op.sharding, slots.indices, avals, outputs, who),
+        reference=None if op.reference is None else reference,
+        reads_results=op.backward_reads_results,
+        batching=op.vmap_method,
+        implementation=op.implementation,
+    )
+    call = ForwardCall(bound, Axes.none(len(avals)))
+    call.check_supported()
+    return call, out_tree
+
+
+def _attributes(op: Any, kernel: NativeKernel, options: Options, others: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options that the kernel takes, and what it names of `others`."""
+    if kernel.attributes is None:
+        return options.values
+    known = {**others, **options.values}
+    missing = [name for name in kernel.attributes if name not in known]
+    if missing:
+        raise TypeError(f"Op({op.name}): the kernel {kernel.symbol} takes the option {missing[0]}; none was given.")
+    return {name: known[name] for name in kernel.attributes}
+
+
+def _result_types(op: Any, args: Any, options: Options, who: str) -> tuple[Any, list[Leaf]]:
+    """The tree and the leaves of the results, on which all who define them agree."""
+    types = {}
+    if op.reference is not None:
+        with _calling(op.reference, "reference", args, options, who):
+            types["the reference"] = jax.eval_shape(functools.partial(op.reference, **options.values), *args)
+    for platform, kernel in op._every_kernel:
+        if kernel.out_type is not None:
+            with _calling(kernel.out_type, f"out_type for {platform}", args, options, who):
+                types[f"the out_type for {platform}"] = kernel.out_type(*args, **options.values)
+    leaves = {name: _results(tree, f"{who}: {name}") for name, tree in types.items()}
+    (first, expected), *rest = leaves.items()
+    for name, got in rest:
+        if [(leaf.shape, leaf.dtype) for leaf in got] != [(leaf.shape, leaf.dtype) for leaf in expected]:
+            raise ValueError(
+                f"{who}: expected one type of results from all; {first} has {_text(expected)}, and {name} has {_text(got)}."
+            )
+    return jax.tree.structure(types[first]), expected
+
+
+def _inputs(op: Any, args: Sequence[Any]) -> list[Leaf]:
+    return [Leaf(path, root, leaf.shape, leaf.dtype) for path, root, leaf in named_operands(op, args)]
+
+
+def named_operands(op: Any, args: Sequence[Any], with_absent: bool = False) -> Iterator[tuple[str, str, Any]]:
+    """The path of each flat operand, the parameter that it belongs to, and itself."""
+    is_leaf = _is_absent if with_absent else None
+    for i, arg in enumerate(args):
+        root = op._parameters[i] if i < len(op._parameters) else f"args[{i}]"
+        for path, leaf in tree_flatten_with_path(arg, is_leaf=is_leaf)[0]:
+            yield path_text(root, path), root, leaf
+
+
+def _is_absent(leaf: Any) -> bool:
+    return leaf is None
+
+
+def _nothing(*_: Any) -> None:
+    """In place of a body in Python."""
+
+
+@contextlib.contextmanager
+def _calling(
+    function: Callable[..., Any], what: str, args: Sequence[Any], options: Options, who: str
+) -> Iterator[None]:
+    """Where `function`, which defines an op, is called: arguments that it does not take are a wrong call of the op."""
+    try:
+        with blaming(who, what, args, options.values):
+            yield
+    except TypeError as error:
+        problem = _problem(function, args, options)
+        if problem is None:
+            raise
+        raise TypeError(f"{who}: {problem}.") from error
+
+
+def _check_body(body: Callable[..., Any], args: Sequence[Any], options: Options, who: str) -> None:
+    """Now, for the kernel runs when it is too late for the caller."""
+    problem = _problem(body, args, options)
+    if problem is not None:
+        raise TypeError(f"{who}: expected its kernel {callable_name(body)} to take what it is called with; {problem}.")
+
+
+def _problem(function: Callable[..., Any], args: Sequence[Any], options: Options) -> str | None:
+    """Why `function` does not take these arguments, or `None`."""
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)  # of what is called, not of what it wraps
+    except (TypeError, ValueError):  # some callables written in C have none
+        return None
+    try:
+        signature.bind(*args, **options.values)
+    except TypeError as error:
+        return f"{error}; its arguments are {signature.replace(return_annotation=inspect.Signature.empty)}"
+    return None
+
+
+def _results(tree: PyTree, who: str) -> list[Leaf]:
+    leaves = []
+    for path, leaf in tree_flatten_with_path(tree)[0]:
+        text = path_text("result", path)
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            raise TypeError(
+                f"{who} has {text} = {leaf!r} of type {type(leaf).__name__}; expected `shape` and `dtype`, as of a "
+                "jax.ShapeDtypeStruct."
+            )
+        leaves.append(Leaf(text, root_name(path), tuple(leaf.shape), leaf.dtype))
+    return leaves
+
+
+def _text(leaves: Sequence[Leaf]) -> str:
+    return ", ".join(map(str, leaves)) or "none"

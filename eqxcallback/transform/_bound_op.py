@@ -1,0 +1,187 @@
+"""What an op is for one type of arguments: everything flat, and made once."""
+
+import dataclasses
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .. import backends, xla
+from ..core import warn_once
+from ..kernel import DeviceKernel, Emulated, anything
+from ._batching import Batching
+from ._choice import Choice, Implementation, check_reason
+
+
+Candidates = Mapping[str, tuple[backends.BoundKernel, ...]]
+
+
+def differentiable(avals: Sequence[Any]) -> tuple[int, ...]:
+    """The indices of the types that are floating."""
+    return tuple(i for i, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
+def _why_not_here(kernel: Any) -> str | None:
+    if isinstance(kernel, Emulated):  # by a compiler for CPUs
+        return None
+    backend, reason = kernel.backend, backends.missing(kernel.backend)
+    if reason is not None:
+        warn_once(
+            f"eqxcallback: {backend} kernels are passed over: {reason} Other kernels, or references, run in their place, and "
+            "eqxcallback.inspect shows which."
+        )
+    return reason
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BoundOp:
+    """Compares by `key`. All functions take and return flat arrays, of one example.
+
+    **Attributes:**
+
+    - `name`: of the op or layer; `who` with what it is, to begin an error.
+    - `remedy`: what gives it a derivative.
+    - `names`: for each operand, the parameter that it belongs to.
+    - `input_avals`, `result_avals`: the types of one example. The last `num_residuals` results are for `backward` only.
+    - `forward`: for each platform its kernels, the first choice first.
+    - `backward`: the kernels of the gradients, for the indices of the operands that need one; `None` where there is none.
+    - `types`: what `supports` of a kernel is called with, `(types, options)`, of the types of flat operands.
+    - `implementation`: the kind of kernels that may run.
+    - `reads_results`: whether `backward` reads the results of the call. If not, it is given the cotangents in their place.
+    - `reference`: the results in pure JAX, without residuals.
+    - `jvp`: the tangents of the results from the operands and their tangents, `None` where there is none.
+    - `batch`: a batching rule of its own: `(axis_size, args, is_mapped) -> (results, is_mapped)`, axes in front. It returns
+        `None` where it does not apply.
+    - `sharding`: how one example may be split between devices. By default not at all.
+    """
+
+    key: Hashable
+    name: str
+    who: str
+    remedy: str
+    names: tuple[str, ...]
+    input_avals: tuple[Any, ...]
+    result_avals: tuple[Any, ...]
+    forward: Candidates
+    backward: Callable[[tuple[int, ...]], Candidates] | None
+    types: Callable[[Sequence[Any]], tuple[Any, Mapping[str, Any]]]
+    reference: Callable[..., Sequence[Any]] | None
+    batching: Batching
+    implementation: Implementation = "auto"
+    num_residuals: int = 0
+    jvp: Callable[..., Sequence[Any]] | None = None
+    batch: Callable[..., Any] | None = None
+    sharding: xla.Factors | None = None
+    has_side_effect: bool = False
+    reads_results: bool = True
+    label: str = ""
+    _lowerings: dict[Any, xla.PythonLowering] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.key))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, BoundOp) and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined]
+
+    @property
+    def no_reference(self) -> str:
+        if self.backward is not None:
+            return (
+                f"{self.who}: there is no reference, and `backward` is for the first derivative in reverse mode only: forward "
+                f"mode and higher derivatives are those of a reference. {self.remedy}"
+            )
+        platforms = ", ".join(self.forward) or "no platform"
+        return (
+            f"{self.who}: there is no reference, so it has no derivative, and no value on a platform without a kernel (there "
+            f"are kernels for {platforms}). {self.remedy}"
+        )
+
+    @property
+    def num_results(self) -> int:
+        """Of those that callers see."""
+        return len(self.result_avals) - self.num_residuals
+
+    @property
+    def saved_avals(self) -> tuple[Any, ...]:
+        """Of the results that derivatives depend on."""
+        return self.result_avals if self.reads_results else ()
+
+    @property
+    def factors(self) -> xla.Factors:
+        if self.sharding is not None:
+            return self.sharding
+        return xla.Factors.whole(self.input_avals, self.result_avals)
+
+    def part(self, shapes: Sequence[Sequence[int]]) -> "BoundOp":
+        """Of operands of these shapes, which are parts of the own ones."""
+        if [tuple(aval.shape) for aval in self.input_avals] == list(map(tuple, shapes)):
+            return self
+        sizes = self.factors.sizes(shapes)
+        results = tuple(
+            aval.update(shape=tuple(sizes.get(name or "", size) for name, size in zip(dims, aval.shape, strict=True)))
+            for aval, dims in zip(self.result_avals, self.factors.results, strict=True)
+        )
+        inputs = tuple(aval.update(shape=tuple(shape)) for aval, shape in zip(self.input_avals, shapes, strict=True))
+        key = (self.key, tuple(map(tuple, shapes)))
+        return dataclasses.replace(self, key=key, input_avals=inputs, result_avals=results, _lowerings=self._lowerings)
+
+    def choose(
+        self,
+        candidates: Sequence[backends.BoundKernel],
+        shapes: Callable[[frozenset[int]], Sequence[Sequence[int]]],
+        implementation: Implementation = "auto",
+        *,
+        anywhere: bool,
+    ) -> Choice:
+        """The first of the kernels that supports a call with operands of these shapes, a function of the operands that a result
+        overwrites. Unless `anywhere`, one that was not chosen and cannot be compiled here is passed over.
+        """
+        reasons = []
+        for bound in candidates:
+            reason = self._why_not(bound, shapes, implementation)
+            if reason is None and implementation == "auto" and not anywhere:
+                reason = _why_not_here(bound.kernel)
+            if reason is None:
+                return Choice(bound, tuple(reasons))
+            reasons.append((f"{bound.kernel.backend} kernel {bound.name}", reason))
+        return Choice(None, tuple(reasons))
+
+    def _why_not(
+        self,
+        bound: backends.BoundKernel,
+        shapes: Callable[[frozenset[int]], Sequence[Sequence[int]]],
+        implementation: Implementation,
+    ) -> str | None:
+        kernel = bound.kernel
+        if implementation not in ("auto", kernel.backend):
+            return f'the call says implementation="{implementation}"'
+        if kernel.only_if_chosen and self.implementation != kernel.backend:
+            return f'runs only with implementation="{kernel.backend}"'
+        is_launched = isinstance(kernel, DeviceKernel)
+        if kernel.supports is anything and not is_launched:
+            return None
+        seen = shapes(frozenset(i for i, _ in bound.call.aliases))
+        if is_launched and any(jax.export.is_symbolic_dim(dim) for shape in seen for dim in shape):
+            return "its launch depends on sizes, and an exported program has symbols in their place"
+        structs = [jax.ShapeDtypeStruct(shape, aval.dtype) for shape, aval in zip(seen, self.input_avals, strict=True)]
+        types, options = self.types(structs)
+        try:
+            reason = kernel.supports(types, **options)
+        except jax.errors.InconclusiveDimensionOperation:
+            return "its `supports` depends on sizes, and an exported program has symbols in their place"
+        return check_reason(reason, f"{self.who}: `supports` of {bound.name}")
+
+    def lowering(self, bound: backends.BoundKernel, platform: str) -> xla.Lowering:
+        """A kernel, made runnable."""
+        # Python's lowerings are the identity of the callable in programs; native ones look for a rebuilt library anew.
+        key = (platform, bound.key)
+        if key in self._lowerings:
+            return self._lowerings[key]
+        lowering = backends.prepare(bound, platform, self.name)
+        if isinstance(lowering, xla.PythonLowering):
+            self._lowerings[key] = lowering
+        return lowering

@@ -1,0 +1,162 @@
+"""One call of an op in a program."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+
+from .. import xla
+from . import _batching
+from ._axes import Axes
+from ._choice import Choice
+from ._flat_call import FlatCall
+from ._jvp_call import JvpCall
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ForwardCall(FlatCall):
+    """The kernel, or the reference where there is none. Its results are those of the op, then the residuals."""
+
+    __hash__ = FlatCall.__hash__
+
+    @property
+    def example_avals(self) -> Sequence[Any]:
+        return self.bound.result_avals
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.bound.names
+
+    @property
+    def has_side_effect(self) -> bool:
+        return self.bound.has_side_effect
+
+    @property
+    def is_plain(self) -> bool:
+        bound = self.bound
+        own_rules = bound.backward is not None or bound.jvp is not None or bound.has_side_effect
+        return bound.reference is not None and not own_rules and not self.has_kernel
+
+    @property
+    def factors(self) -> xla.Factors:
+        own, axes = self.bound.factors, self.axes
+        all_axes = axes.dims((True,) * len(axes.sizes))
+        operands = tuple((*axes.dims(has), *dims) for has, dims in zip(axes.operands, own.operands, strict=True))
+        return xla.Factors(operands, tuple((*all_axes, *dims) for dims in own.results))
+
+    def part(self, shapes: Sequence[Sequence[int]]) -> "ForwardCall":
+        sizes = self.factors.sizes(shapes)
+        own = [shape[sum(has) :] for shape, has in zip(shapes, self.axes.operands, strict=True)]
+        local = tuple(sizes[f"vmap{i}"] for i in range(len(self.axes.sizes)))
+        return ForwardCall(self.bound.part(own), Axes(local, self.axes.operands))
+
+    def example(self, *args: Any) -> Sequence[Any]:
+        bound = self.bound
+        if bound.reference is None:
+            raise ValueError(bound.no_reference)
+        # Residuals are for a kernel that will not run here either.
+        residuals = bound.result_avals[bound.num_results :]
+        return [*bound.reference(*args), *(jnp.zeros(aval.shape, aval.dtype) for aval in residuals)]
+
+    def _choice(self, platform: str, *, anywhere: bool) -> Choice:
+        bound, axes = self.bound, self.axes
+        for name, has in zip(self.names, axes.operands, strict=True):
+            if True in has and _batching.is_sequential(bound.batching, name):
+                return Choice(
+                    None, (("vmap", f"a kernel takes {name or 'an operand'} for one example, and it is mapped"),)
+                )
+        candidates = bound.forward.get(platform, ())
+        return bound.choose(candidates, self.kernel_shapes, bound.implementation, anywhere=anywhere)
+
+    def kernel_shapes(self, aliased: frozenset[int]) -> list[tuple[int, ...]]:
+        """Of the operands as a kernel sees them."""
+        shapes = [aval.shape for aval in self.bound.input_avals]
+        axes = self.axes
+        return _batching.arranged_shapes(self.bound.batching, self.names, shapes, axes.operands, axes.sizes, aliased)
+
+    def check_supported(self) -> None:
+        """Where an implementation was chosen, one of its kernels has to support the call."""
+        implementation = self.bound.implementation
+        if implementation in ("auto", "reference") or self.has_kernel:
+            return
+        reasons = [self.choice(platform).text_of(implementation) for platform in self.bound.forward]
+        raise ValueError(
+            f'{self.bound.name}: expected a call that implementation="{implementation}" supports; '
+            f'{"; ".join(dict.fromkeys(filter(None, reasons)))}. Choose another implementation, or "auto".'
+        )
+
+    def lowering(self, platform: str) -> xla.Lowering | None:
+        choice, bound = self.choice(platform), self.bound
+        if choice.kernel is not None:
+            return bound.lowering(choice.kernel, platform)
+        if bound.implementation not in ("auto", "reference"):
+            platforms = ", ".join(platform for platform in bound.forward if self.choice(platform).kernel is not None)
+            why = choice.text_of(bound.implementation) or f"there is none for {platform}"
+            raise ValueError(
+                f"{bound.who}: there is no kernel of the chosen implementation for {platform}, only for "
+                f'{platforms or "no platform"} ({why}). Choose another one, or "auto".'
+            )
+        if bound.reference is None and choice.reasons:
+            raise ValueError(
+                f"{bound.no_reference} Of the kernels for {platform}, none runs this call ({choice.text})."
+            )
+        return None
+
+    def launch(self, lowering: xla.Lowering, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
+        batching, axes = self.bound.batching, self.axes
+        if not axes.sizes:
+            return run(*args, result_avals=self.example_avals)
+        aliased = frozenset(i for i, _ in lowering.options.aliases)
+        operands = _batching.arrange(batching, self.names, args, axes.operands, axes.sizes, aliased)
+        front = _batching.leading(batching, axes.sizes)
+        outs = run(*operands, result_avals=[aval.update(shape=(*front, *aval.shape)) for aval in self.example_avals])
+        return [out.reshape(aval.shape) for out, aval in zip(outs, self.result_avals, strict=True)]
+
+    def jvp(self, primals: Sequence[Any], outs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        bound = self.bound
+        active = tuple(i for i, tangent in enumerate(tangents) if tangent is not None)
+        tangent = JvpCall.of(self, active)
+        if not tangent.example_avals:
+            return [None] * len(outs)
+        if bound.reference is None and bound.jvp is None and bound.backward is None:
+            raise ValueError(bound.no_reference)
+        operands = [*primals, *(outs if bound.reads_results else ()), *(tangents[i] for i in active)]
+        # With a backward kernel the tangents are a call of their own, which becomes that kernel when it is transposed.
+        bind = tangent.reference if bound.backward is None else lambda *args: xla.op_call(tangent, *args)
+        found = iter(bind(*operands))
+        return [next(found) if i in tangent.results else None for i in range(len(outs))]
+
+    def differentiable(self, results: Sequence[int]) -> Callable[..., Sequence[Any]]:
+        """`results` as a function in pure JAX that has the right derivatives, and, with a rule of its own, those alone."""
+        own_rule = self.bound.jvp
+        if own_rule is None:
+            return lambda *args: [self.reference(*args)[i] for i in results]
+
+        @jax.custom_jvp
+        def example(*args: Any) -> Sequence[Any]:
+            avals = [self.example_avals[i] for i in results]
+            return xla.vary_like([jnp.zeros(aval.shape, aval.dtype) for aval in avals], args)
+
+        def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+            is_zero = [isinstance(tangent, SymbolicZero) for tangent in tangents]
+            found = own_rule(primals, [None if zero else t for t, zero in zip(tangents, is_zero, strict=True)])
+            return example(*primals), xla.vary_like([found[i] for i in results], primals)
+
+        example.defjvp(rule, symbolic_zeros=True)
+        return self.axes.mapped(example)
+
+    def batch(self, args: Sequence[Any], dims: Sequence[int | None]) -> tuple[Sequence[Any], Sequence[int]]:
+        if self.bound.batch is not None and not self.axes.sizes and not self.bound.num_residuals:
+            (size,) = {arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None}
+            found = self.bound.batch(size, xla.mapped_first(args, dims), [dim is not None for dim in dims])
+            if found is not None:
+                outs, is_mapped = found
+                missing = [not mapped for mapped in is_mapped]
+                return [
+                    jnp.broadcast_to(out, (size, *out.shape)) if lacks else out
+                    for out, lacks in zip(outs, missing, strict=True)
+                ], [0] * len(outs)
+        return super().batch(args, dims)

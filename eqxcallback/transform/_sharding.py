@@ -1,0 +1,71 @@
+"""The rule by which an op may be split between devices, as users write it."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from .. import xla
+
+
+def parse_sharding(
+    rule: str, slots: Sequence[int | None], operands: Sequence[Any], results: Sequence[Any], who: str
+) -> xla.Factors:
+    """The factors of `"... d, d -> ... d"`: for each flat operand and result, the names of its dimensions.
+
+    A name may be split between devices if all results have it: then each device calls the kernel on its own part. `_` is a
+    dimension that is whole, and `...` stands for leading dimensions, aligned at their right end.
+
+    **Arguments:** `operands` and `results` are types. `slots` has `None` for an operand that is absent, of which the rule
+    may have a term all the same.
+
+    **Raises:** `ValueError` if the rule does not fit.
+    """
+    sides = rule.split("->")
+    lists = [[] if not side.strip() else side.split(",") for side in sides]
+    if len(lists[0]) == len(slots):
+        lists[0] = [term for term, slot in zip(lists[0], slots, strict=True) if slot is not None]
+    counts = (len(operands), len(results))
+    if len(sides) != 2 or tuple(map(len, lists)) != counts:
+        raise ValueError(
+            f"{who}: expected sharding to be a rule with {counts[0]} operands and {counts[1]} results, such as "
+            f"'... d, d -> ... d'; got {rule!r}."
+        )
+    found = [
+        [_dims(text.split(), len(aval.shape), rule, who) for text, aval in zip(side, avals, strict=True)]
+        for side, avals in zip(lists, (operands, results), strict=True)
+    ]
+    sizes: dict[str, int] = {}
+    for dims, aval in zip([*found[0], *found[1]], [*operands, *results], strict=True):
+        for name, size in zip(dims, aval.shape, strict=True):
+            if name is not None and sizes.setdefault(name, size) != size:
+                raise ValueError(
+                    f"{who}: expected one size of {name.removeprefix('own_')} in sharding; got {sizes[name]} and {size} in "
+                    f"{rule!r}."
+                )
+    shared = set.intersection(*(set(dims) for dims in found[1])) if found[1] else set()
+    shared -= {None}
+
+    def kept(dims: xla.Dims) -> xla.Dims:
+        return tuple(name if name in shared else None for name in dims)
+
+    return xla.Factors(tuple(map(kept, found[0])), tuple(map(kept, found[1])))
+
+
+def _dims(names: Sequence[str], ndim: int, rule: str, who: str) -> xla.Dims:
+    if "..." in names:
+        if names.count("...") > 1 or names[0] != "...":
+            raise ValueError(f"{who}: expected `...` in front of a term of sharding, once; got {rule!r}.")
+        missing = ndim - (len(names) - 1)
+        names = [*(f"batch{missing - i}" for i in range(missing)), *names[1:]]
+    if len(names) != ndim:
+        raise ValueError(
+            f"{who}: expected {ndim} names for an array of {ndim} dimensions in sharding; got {len(names)} in {rule!r}."
+        )
+    wrong = [name for name in names if not name.replace("_", "a").isalnum()]
+    twice = [name for name, count in Counter(names).items() if count > 1 and name != "_"]
+    if wrong or twice:
+        raise ValueError(
+            f"{who}: expected names of letters and digits, each once in a term of sharding; got {(wrong or twice)[0]!r} in "
+            f"{rule!r}."
+        )
+    return tuple(None if name == "_" else f"own_{name}" for name in names)

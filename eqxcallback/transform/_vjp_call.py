@@ -1,0 +1,169 @@
+"""The backward kernel of an op, and what it is in pure JAX."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from .. import xla
+from . import _axes, _batching
+from ._axes import Axes, Has
+from ._choice import Choice
+from ._flat_call import FlatCall, LinearCall, around, of_some
+
+
+if TYPE_CHECKING:
+    from ._forward_call import ForwardCall
+    from ._jvp_call import JvpCall
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class VjpCall(LinearCall):
+    """Its operands are those of the op's call, the results of it that are saved, and the cotangents of the results that
+    callers see. Its results are the gradients of the operands `needs_grad`, summed over the axes that these lack in the call.
+    `results` are the results of floating type.
+    """
+
+    call: "ForwardCall"
+    needs_grad: tuple[int, ...]
+    results: tuple[int, ...]
+
+    __hash__ = FlatCall.__hash__
+
+    @classmethod
+    def of(cls, tangent: "JvpCall", needs_grad: tuple[int, ...]) -> "VjpCall":
+        """With the axes of `tangent`."""
+        outer, num_results = tangent.axes, tangent.bound.num_results
+        primals = outer.operands[: len(outer.operands) - len(tangent.active)]
+        axes = Axes(outer.sizes, (*primals, *[(True,) * len(outer.sizes)] * num_results))
+        return cls(tangent.bound, axes, tangent.call, needs_grad, tangent.results)
+
+    def __repr__(self) -> str:
+        return f"{self.call!r}.vjp"
+
+    @property
+    def example_avals(self) -> Sequence[Any]:
+        inner, avals = self.call.axes, self.bound.input_avals
+        return [
+            avals[i].update(shape=(*_axes.present(inner.sizes, inner.operands[i]), *avals[i].shape))
+            for i in self.needs_grad
+        ]
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [*self.bound.names, *[""] * (len(self.axes.operands) - len(self.bound.names))]
+
+    @property
+    def description(self) -> str:
+        return f"{super().description} {self.needs_grad}"
+
+    @property
+    def factors(self) -> xla.Factors:
+        inner, num_results = self.call.factors, self.bound.num_results
+        saved = inner.results[: len(self.bound.saved_avals)]
+        own = [*inner.operands, *saved, *inner.results[:num_results]]
+        factors = around(self.axes, own, [inner.operands[i] for i in self.needs_grad])
+        return dataclasses.replace(factors, sums=True)
+
+    def part(self, shapes: Sequence[Sequence[int]]) -> "VjpCall":
+        sizes = self.factors.sizes(shapes)
+        count = len(self.bound.input_avals)
+        own = [shape[sum(has) :] for shape, has in zip(shapes, self.axes.operands, strict=True)][:count]
+        axes = Axes(tuple(sizes[f"outer{i}"] for i in range(len(self.axes.sizes))), self.axes.operands)
+        inner_sizes = tuple(sizes[f"vmap{i}"] for i in range(len(self.call.axes.sizes)))
+        examples = [shape[sum(has) :] for shape, has in zip(own, self.call.axes.operands, strict=True)]
+        bound = self.bound.part(examples)
+        call = dataclasses.replace(self.call, bound=bound, axes=Axes(inner_sizes, self.call.axes.operands))
+        return dataclasses.replace(self, bound=bound, axes=axes, call=call)
+
+    def example(self, *args: Any) -> Sequence[Any]:
+        primals, _, cotangents = self.split(args)
+        function = of_some(self.call.differentiable(self.results), primals, self.needs_grad)
+        _, pullback = jax.vjp(function, *(primals[i] for i in self.needs_grad))
+        return pullback([cotangents[i] for i in self.results])
+
+    def _choice(self, platform: str, *, anywhere: bool) -> Choice:
+        """A kernel runs only where one did forward, whose operands it supports as well."""
+        bound, forward = self.bound, self._forward
+        if bound.backward is None:
+            return Choice(None)
+        ran = forward._choice(platform, anywhere=True) if anywhere else forward.choice(platform)
+        if ran.kernel is None:
+            return Choice(None, ran.reasons or (("forward", "the reference ran"),))
+        if self._has_one_for_each_example:
+            reason = "a parameter that the kernel sees once has a gradient for each example"
+            return Choice(None, (("vmap", reason),))
+        candidates = bound.backward(self.needs_grad).get(platform, ())
+        return bound.choose(candidates, forward.kernel_shapes, anywhere=anywhere)
+
+    @functools.cached_property
+    def _forward(self) -> "ForwardCall":
+        """The call whose results it has, with all axes that its results have."""
+        outer, inner = self.axes, self.call.axes
+        primals = outer.operands[: len(inner.operands)]
+        levels = [i for i, has in enumerate(self._result_axes) if has]
+        operands = zip(primals, inner.operands, strict=True)
+        axes = Axes(
+            (*(outer.sizes[i] for i in levels), *inner.sizes),
+            tuple((*(has[i] for i in levels), *own) for has, own in operands),
+        )
+        return dataclasses.replace(self.call, axes=axes)
+
+    @property
+    def _result_axes(self) -> Has:
+        """Which of the axes the results of the call have: those of any of its operands."""
+        primals = self.axes.operands[: len(self.bound.input_avals)]
+        return tuple(any(has[i] for has in primals) for i in range(len(self.axes.sizes)))
+
+    @property
+    def _has_one_for_each_example(self) -> bool:
+        """Whether a parameter that a kernel sees once shall have a gradient for each example. Those are the reference's."""
+        batching, names = self.bound.batching, self.bound.names
+        if not self.axes.sizes or self.bound.reference is None or isinstance(batching, str):
+            return False
+        return any(_batching.is_sequential(batching, names[i]) for i in self.needs_grad)
+
+    def launch(self, lowering: xla.Lowering, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
+        inner, batching, avals = self.call.axes, self.bound.batching, self.bound.input_avals
+        sizes = (*self.axes.sizes, *inner.sizes)
+        num_inputs = len(avals)
+        # A cotangent has the axes of its result: that of a sum is a constant, which no map touches.
+        of_result = self._result_axes
+        outer, args = list(self.axes.operands), list(args)
+        for i in range(num_inputs + len(self.bound.saved_avals), len(args)):
+            has = tuple(own or other for own, other in zip(outer[i], of_result, strict=True))
+            args[i] = _axes.extended(args[i], outer[i], has, self.axes.sizes)
+            outer[i] = has
+        if not self.bound.reads_results:  # the kernel has operands for them all the same
+            outer[num_inputs:], args[num_inputs:] = 2 * outer[num_inputs:], 2 * args[num_inputs:]
+        names = [*self.bound.names, *[""] * (len(args) - num_inputs)]
+        inner_has = [*inner.operands, *[(True,) * len(inner.sizes)] * (len(args) - num_inputs)]
+        has = [(*around, *own) for around, own in zip(outer, inner_has, strict=True)]
+
+        # The axes that each gradient shall have, and those that the kernel gives it.
+        computed = lowering.options.gradients
+        wanted = {i: (*(True,) * len(self.axes.sizes), *inner.operands[i]) for i in computed}
+        # One that shall have none is summed by the kernel; one that shall have some, here.
+        given = {i: (True in axes,) * len(sizes) for i, axes in wanted.items()}
+        if not isinstance(batching, str):
+            # A gradient has the form of its operand, of which there is one for each gradient that is wanted.
+            for i in self.needs_grad:
+                if _batching.method_of(batching, names[i]) == "fold":
+                    args[i], has[i] = _axes.extended(args[i], has[i], wanted[i], sizes), wanted[i]
+            forms = _batching.seen(batching, names, has, sizes)
+            given = {i: tuple(map(max, forms[i] or has[i], wanted[i])) for i in computed}
+        operands = _batching.arrange(batching, names, args, has, sizes)
+        outs = run(
+            *operands,
+            result_avals=[
+                avals[i].update(shape=(*_batching.leading(batching, _axes.present(sizes, given[i])), *avals[i].shape))
+                for i in computed
+            ],
+        )
+        found = dict(zip(computed, outs, strict=True))
+        return [
+            _axes.reduced(found[i].reshape(*_axes.present(sizes, given[i]), *avals[i].shape), given[i], wanted[i])
+            for i in self.needs_grad
+        ]

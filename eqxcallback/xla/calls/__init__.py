@@ -1,0 +1,19 @@
+"""The primitives and their rules: of ops, of callbacks, of taps."""
+
+from . import _conditions, _op_call, _python_call, _tap
+from ._batching import VMAP_METHODS as VMAP_METHODS, batch as batch, mapped_first as mapped_first
+from ._eager import platform_of as platform_of
+from ._inline import inline as inline
+from ._op_call import PLATFORMS as PLATFORMS, op_call as op_call, op_call_p as op_call_p, transpose as transpose
+from ._python_call import (
+    effectful_call_p as effectful_call_p,
+    python_call as python_call,
+    python_call_p as python_call_p,
+)
+from ._tap import Tap as Tap, tap as tap, tap_p as tap_p
+
+
+_conditions.register()
+_python_call.register()
+_op_call.register()
+_tap.register()

@@ -1,0 +1,43 @@
+"""What programs call, and how long it lives: bodies, their handles, lowerings of kernels, registered handlers."""
+
+from . import _failures, _portable, _targets
+from ._body import CallSpec as CallSpec, FlatBody as FlatBody, PythonBody as PythonBody
+from ._failures import unwritten_text as unwritten_text
+from ._handles import EagerState as EagerState, eager_state as eager_state, handle_for as handle_for
+from ._kernel_handle import KernelHandle as KernelHandle, kernel_handle as kernel_handle, python_handle as python_handle
+from ._lowering import (
+    LaunchLowering as LaunchLowering,
+    NativeLowering as NativeLowering,
+    Lowering as Lowering,
+    PythonLowering as PythonLowering,
+    Run as Run,
+    TypedLowering as TypedLowering,
+)
+from ._ownership import own as own
+from ._portable import (
+    import_exported as import_exported,
+    is_exported as is_exported,
+    portable_attributes as portable_attributes,
+)
+from ._targets import (
+    CPU_OPS as CPU_OPS,
+    LAUNCH as LAUNCH,
+    LAUNCH_CAPTURED as LAUNCH_CAPTURED,
+    PYTHON as PYTHON,
+    PYTHON_CAPTURED as PYTHON_CAPTURED,
+    PYTHON_EAGER as PYTHON_EAGER,
+    PYTHON_PLATFORMS as PYTHON_PLATFORMS,
+    compute_capabilities as compute_capabilities,
+    host_calls as host_calls,
+    is_registered as is_registered,
+    launch_platforms as launch_platforms,
+    launch_with as launch_with,
+    library_handler as library_handler,
+    register_handler as register_handler,
+    target_names as target_names,
+)
+
+
+_failures.register()
+_portable.register()
+_targets.register()

@@ -1,0 +1,144 @@
+"""The handlers of the extension, registered with XLA at import, and those of users' libraries, when they are needed."""
+
+import ctypes
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+# jaxlib's table of handlers is not public. Its callback handler is the one way to tell XLA that a thread runs a host
+# callback: see csrc/ffi/host_callback_scope.h. Without it, callbacks that run JAX on all devices at once deadlock.
+# Noticed by: tests/xla/test_private_jax.py and tests/callback/test_threads.py.
+from jaxlib import xla_client as _xla_client
+
+from ... import _ext
+
+
+# Names in the text of compiled programs, so they may not change between versions that share a cache.
+PYTHON = "eqxcallback_python"
+PYTHON_CAPTURED = "eqxcallback_python_captured"
+PYTHON_EAGER = "eqxcallback_python_eager"
+
+LAUNCH = "eqxcallback_launch"
+LAUNCH_CAPTURED = "eqxcallback_launch_captured"
+
+# The platforms, in JAX's spelling, that the python lane has handlers for.
+PYTHON_PLATFORMS = ("cpu", "cuda")
+
+
+# The targets of this package's kernels, by symbol.
+CPU_OPS = {symbol: f"eqxcallback_{symbol}" for symbol in _ext.cpu_ops()}
+
+_JAX_HANDLER = "xla_buffer_python_cpu_callback"
+
+
+def jax_handler() -> object:
+    """The capsule of jaxlib's own callback handler, or `None` if this version keeps it elsewhere."""
+    return _xla_client.custom_call_targets("Host").get(_JAX_HANDLER, {}).get("execute")
+
+
+def register() -> None:
+    if (handler := jax_handler()) is not None:
+        _ext.set_jax_handler(handler)
+    for name, handlers in _ext.python_call_targets().items():
+        for platform, handler in handlers.items():
+            jax.ffi.register_ffi_target(name, handler, platform=platform)
+    _register_launch("CUDA")
+    for symbol, handler in _ext.cpu_ops().items():
+        jax.ffi.register_ffi_target(CPU_OPS[symbol], handler, platform="cpu")
+
+
+def _register_launch(platform: str) -> None:
+    # The type of a handler's state goes first. JAX's CPU backend takes what was registered before it started in the wrong
+    # order, and does not start: there it has to be running.
+    state: Any = _ext.gpu_launch_type()
+    jax.ffi.register_ffi_type("eqxcallback_launch", state, platform=platform)
+    for name, handlers in _ext.gpu_launch_targets().items():
+        jax.ffi.register_ffi_target(name, handlers[platform], platform=platform)
+
+
+_launch_platforms = ["cuda"]
+
+
+def launch_platforms() -> Sequence[str]:
+    """Where our launcher launches kernels."""
+    return _launch_platforms
+
+
+def launch_with(driver: str) -> None:
+    """Launch with the library at `driver` in place of CUDA's own, on the platform `cpu` as well: for tests."""
+    _ext.set_gpu_driver(driver)
+    if "cpu" not in _launch_platforms:
+        jax.local_devices(backend="cpu")
+        _register_launch("cpu")
+        _launch_platforms.append("cpu")
+
+
+def compute_capabilities() -> Sequence[int]:
+    """Of the CUDA devices that this process has: 90 is 9.0."""
+    try:
+        devices = jax.local_devices(backend="cuda")
+    except RuntimeError:  # there are none
+        return []
+    return [int(str(device.compute_capability).replace(".", "")) for device in devices]
+
+
+def host_calls() -> int:
+    """How often kernels in Python, and those of our launcher, were called so far. What a GPU replays is not."""
+    return _ext.host_calls()
+
+
+def target_names() -> list[str]:
+    """Of all handlers that programs may call by now."""
+    return [
+        *_ext.python_call_targets(),
+        LAUNCH,
+        LAUNCH_CAPTURED,
+        *CPU_OPS.values(),
+        *sorted({name for name, _ in _registered}),
+    ]
+
+
+def is_registered(target: str, platform: str) -> bool:
+    """Whether programs for `platform`, in JAX's spelling, may call `target`."""
+    if target in CPU_OPS.values():
+        return platform == "cpu"
+    if target in (LAUNCH, LAUNCH_CAPTURED):
+        return platform in _launch_platforms
+    if target in _ext.python_call_targets():
+        return platform in PYTHON_PLATFORMS
+    return (target, platform) in _registered
+
+
+_registered: set[tuple[str, str]] = set()
+_versions: dict[str, list[str]] = {}  # of each library, the contents seen, in order
+_lock = threading.Lock()
+
+
+def register_handler(name: str, handler: object, platform: str) -> None:
+    """Register the capsule of a handler under `name`, once."""
+    with _lock:
+        if (name, platform) in _registered:
+            return
+        if platform == "cpu":
+            # A backend that starts later would take the handler from a queue, and a handler that it refuses, built for a
+            # newer XLA, would keep it from starting at all. One that is there refuses it here.
+            jax.local_devices(backend=platform)
+        # XLA's spelling: of another one, nobody would ask for the handler.
+        in_xla = {"cuda": "CUDA", "rocm": "ROCM"}.get(platform, platform)
+        jax.ffi.register_ffi_target(name, handler, platform=in_xla)
+        _registered.add((name, platform))
+
+
+def library_handler(path: str, digest: str, symbol: str) -> object:
+    """The capsule of the function `symbol` in the shared library at `path`, of this content. The library stays loaded."""
+    with _lock:
+        versions = _versions.setdefault(path, [])
+        if digest not in versions:
+            versions.append(digest)
+    # The loader takes a name that it has loaded before for the same library. One that was rebuilt needs another spelling.
+    folder, name = os.path.split(path)
+    spelled = os.path.join(folder, "./" * versions.index(digest) + name)
+    return jax.ffi.pycapsule(getattr(ctypes.CDLL(spelled), symbol))

@@ -1,0 +1,39 @@
+"""What exported programs call, and which of it this process has."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
+
+from ..handles import import_exported, is_registered
+
+
+# Of custom calls, by the convention of their version 4.
+_ATTRIBUTES = "mhlo.backend_config"
+
+
+def bring_back(module: bytes, platforms: Sequence[str]) -> list[str]:
+    """Import the Python kernels of a serialized program for `platforms`.
+
+    **Returns:** the targets that nobody has registered, of those that are this package's own affair.
+    """
+    missing: dict[str, None] = {}
+
+    def visit(operation: Any) -> Any:
+        if operation.name == "stablehlo.custom_call":
+            target = operation.attributes["call_target_name"].value
+            if target.startswith("eqxcallback_") and not any(is_registered(target, each) for each in platforms):
+                missing[target] = None
+            attributes = None
+            if _ATTRIBUTES in operation.attributes:  # older bindings have no `get`
+                attributes = operation.attributes[_ATTRIBUTES]
+            if isinstance(attributes, ir.DictAttr) and "portable" in attributes:
+                portable: Any = attributes["portable"]
+                import_exported(portable.value)
+        return ir.WalkResult.ADVANCE
+
+    with mlir.make_ir_context() as context:
+        stablehlo.deserialize_portable_artifact(context, module).operation.walk(visit)
+    return list(missing)

@@ -1,0 +1,128 @@
+"""Abstract values of results: their types, and where they live on a mesh."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+from jax.sharding import NamedSharding
+
+from ._sharding import Dims, Factors, spec_of, split
+
+
+# What an array has that a kernel is given. JAX knows more: XLA makes bools of its integers of one bit, and hands nobody its
+# floats of six.
+KERNEL_DTYPES = frozenset(
+    np.dtype(getattr(jnp, name))
+    for name in (
+        *(
+            "bool_",
+            "int2",
+            "int4",
+            "int8",
+            "int16",
+            "int32",
+            "int64",
+            "uint2",
+            "uint4",
+            "uint8",
+            "uint16",
+            "uint32",
+            "uint64",
+        ),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "float4_e2m1fn"),
+        *("float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn", "float8_e4m3fnuz"),
+        *("float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    )
+)
+_INSTEAD = {"int1": "int8", "uint1": "uint8", "float6_e2m3fn": "float8_e4m3fn", "float6_e3m2fn": "float8_e4m3fn"}
+
+
+def dtype_problem(dtype: Any) -> str | None:
+    """Why no kernel is given arrays of `dtype`, and the remedy; or `None`."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):  # a typed PRNG key, say
+        return None
+    dtype = np.dtype(dtype)
+    if dtype in KERNEL_DTYPES:
+        return None
+    if dtype == jax.dtypes.float0:
+        return "No array has this type, which is for tangents of integers. Leave it out"
+    if dtype.name in _INSTEAD:
+        return f"XLA gives no kernel arrays of {dtype.name}. Use {_INSTEAD[dtype.name]} instead"
+    return f"No kernel is given arrays of {dtype}. Use a dtype such as float32 or int32 instead"
+
+
+def result_aval(shape: Sequence[int], dtype: Any) -> Any:
+    """The abstract value of a result. 64-bit types stay what they are, also where `jax_enable_x64` is off."""
+    known = (dim for dim in shape if not jax.export.is_symbolic_dim(dim))
+    if dtype is None or any(operator.index(dim) < 0 for dim in known):
+        raise ValueError("no array has this type")
+    if (problem := dtype_problem(dtype)) is not None:
+        raise ValueError(problem)
+    is_extended = jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+    return ShapedArray(tuple(shape), dtype if is_extended else np.dtype(dtype))
+
+
+class Splittable(Protocol):
+    @property
+    def factors(self) -> Factors:
+        """How a call may be split between devices."""
+        ...
+
+
+def on_current_mesh(results: Sequence[Any], operands: Sequence[Any], call: Splittable | None = None) -> Sequence[Any]:
+    """`results` on the mesh in use, varying over the manual axes that the operands, all alike, vary over.
+
+    Without this `shard_map` would believe that results are the same on all devices. Where shardings are part of types,
+    results are split as the operands are, as far as `call` says that they can be.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return results
+    factors = None if call is None else call.factors
+    dims = [(None,) * len(aval.shape) for aval in results] if factors is None else factors.results
+    splits: dict[str, Any] = {}
+    if factors is not None:
+        specs = [operand.sharding.spec for operand in operands]
+        splits = split(factors, specs, factors.sizes([operand.shape for operand in operands]), mesh)
+
+    def typed(aval: Any, dims: Dims) -> Any:
+        sharding = NamedSharding(mesh, spec_of(dims, splits))
+        return aval.update(sharding=sharding, manual_axis_type=operands[0].mat if operands else aval.mat)
+
+    return [typed(aval, names) for aval, names in zip(results, dims, strict=True)]
+
+
+def split_alike(args: Sequence[Any], factors: Factors) -> Sequence[Any]:
+    """On a mesh of explicit axes: `args`, each split as `factors` and the others say. So results, which are split like that,
+    and their gradients have types that fit those of operands."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.explicit_axes:
+        return args
+    avals = [jax.typeof(arg) for arg in args]
+    splits = split(factors, [aval.sharding.spec for aval in avals], factors.sizes([a.shape for a in avals]), mesh)
+    wanted = [spec_of(dims, splits) for dims in factors.operands]
+    return [
+        arg if aval.sharding.spec == spec else jax.sharding.reshard(arg, NamedSharding(mesh, spec))
+        for arg, aval, spec in zip(args, avals, wanted, strict=True)
+    ]
+
+
+def vary_like(arrays: Sequence[Any], others: Sequence[Any]) -> Sequence[Any]:
+    """Inside `shard_map`: `arrays`, varying over each manual axis that one of them or of `others` varies over."""
+    return vary_alike([*arrays, *others])[: len(arrays)]
+
+
+def vary_alike(args: Sequence[Any]) -> Sequence[Any]:
+    """Inside `shard_map`: `args`, all varying over each manual axis that one of them varies over."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return args
+    varying = [jax.typeof(arg).mat.varying for arg in args]
+    union = frozenset().union(*varying)
+    return [
+        jax.lax.pcast(arg, tuple(union - axes), to="varying") if union - axes else arg
+        for arg, axes in zip(args, varying, strict=True)
+    ]

@@ -1,0 +1,122 @@
+"""What the kernels for GPUs support, and what they say of what they do not."""
+
+import collections
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from eqxcallback.ops.attention import _cuda as decode_cuda, _triton
+from eqxcallback.ops.cache import _cuda as cache_cuda
+from eqxcallback.ops.glu import _cuda as glu_cuda
+from eqxcallback.ops.linear import _cuda as linear_cuda
+from eqxcallback.ops.loss import _cuda as loss_cuda
+from eqxcallback.ops.norm import _cuda as norm_cuda
+from eqxcallback.ops.rotary import _cuda as rotary_cuda
+
+
+def array(*shape: int, dtype: Any = jnp.float32) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def said(kernel: Any, arguments: dict[str, Any], **options: Any) -> Any:
+    return kernel.supports(collections.namedtuple("Types", arguments)(**arguments), **options)
+
+
+X, LABELS = array(3, 8), array(3, dtype=jnp.int32)
+KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
+    "norm": (
+        [norm_cuda.NORM, norm_cuda.NORM_BACKWARD],
+        {"x": X, "weight": None, "bias": None},
+        {"eps": 1e-5, "center": False},
+    ),
+    "glu": ([glu_cuda.GLU, glu_cuda.GLU_BACKWARD], {"gate": X, "up": None}, {"activation": "gelu"}),
+    "rotary": (
+        [rotary_cuda.ROTARY_EMBEDDING, rotary_cuda.ROTARY_EMBEDDING_BACKWARD],
+        {"x": array(3, 2, 8), "table": (array(3, 4), array(3, 4))},
+        {},
+    ),
+    "loss": (
+        [loss_cuda.CROSS_ENTROPY, loss_cuda.CROSS_ENTROPY_BACKWARD],
+        {"logits": X, "labels": LABELS},
+        {"label_smoothing": 0.0, "z_loss": 0.0, "ignore_index": None},
+    ),
+    "linear": (
+        [linear_cuda.QUANTIZED_LINEAR],
+        {"x": array(3, 32), "blocks": array(4, 34, dtype=jnp.uint8)},
+        {"encoding": "Q8_0", "activations": "exact"},
+    ),
+    "decode": (
+        [decode_cuda.DECODE_ATTENTION],
+        {
+            "q": array(2, 8),
+            "kv": (array(5, 2, 8), array(5, 2, 8)),
+            "length": array(dtype=jnp.int32),
+            **dict.fromkeys(("alibi_slopes", "k_scale", "v_scale")),
+        },
+        {"scale": 1.0, "window": 0, "soft_cap": 0.0},
+    ),
+    "attention": (
+        [_triton.ATTENTION, _triton.ATTENTION_BACKWARD],
+        {
+            "q": array(4, 2, 8),
+            "kv": (array(5, 2, 8), array(5, 2, 8)),
+            **dict.fromkeys(("bias", "mask", "alibi_slopes", "query_segments", "key_segments")),
+            **dict.fromkeys(("lengths", "offset", "dropout_keys", "kept")),
+        },
+        {"causal": True, "scale": 1.0, "window": 0, "soft_cap": 0.0, "dropout": 0.0},
+    ),
+}
+LACKING = [
+    ("loss", {}, {"label_smoothing": 0.1}, "it has no label smoothing"),
+    ("loss", {}, {"z_loss": 1e-4}, "it has no z loss"),
+    ("loss", {}, {"ignore_index": 0}, "it has no label to ignore"),
+    ("glu", {}, {"activation": "relu"}, "it has no activation 'relu'"),
+    ("linear", {}, {"activations": "int8"}, "it has no int8 activations"),
+    ("decode", {}, {"window": 3}, "it has no window"),
+    ("decode", {}, {"soft_cap": 30.0}, "it has no soft cap"),
+    ("decode", {"alibi_slopes": array(2)}, {}, "it has no ALiBi slopes"),
+    ("decode", {"k_scale": array(5, 2), "v_scale": array(5, 2)}, {}, "it has no cache in int8"),
+    ("decode", {"q": array(2, 1025)}, {}, "heads have to be no longer than 1024; they are 1025"),
+    ("attention", {}, {"window": 3}, "it has no window"),
+    ("attention", {}, {"soft_cap": 30.0}, "it has no soft cap"),
+    ("attention", {}, {"dropout": 0.1}, "it has no dropout"),
+    *(("attention", {name: X}, {}, f"it has no {name}") for name in ("bias", "mask", "lengths", "offset")),
+    ("attention", {"alibi_slopes": X}, {}, "it has no ALiBi slopes"),
+    ("attention", {"query_segments": LABELS, "key_segments": LABELS}, {}, "it has no segments"),
+    ("attention", {"dropout_keys": LABELS}, {}, "it has no dropout"),
+    ("attention", {"kept": X}, {}, "it has no dropout"),
+    ("attention", {"q": array(4, 2, 257)}, {}, "heads have to be no longer than 256; they are 257"),
+]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_dtypes(name):
+    kernels, arguments, options = KERNELS[name]
+    first, x = next(iter(arguments.items()))
+    for kernel in kernels:
+        for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+            assert said(kernel, {**arguments, first: array(*x.shape, dtype=dtype)}, **options) is True
+        for dtype in (jnp.int32, jnp.float8_e5m2):
+            reason = f"{first} has to be float32, bfloat16 or float16; it is {jnp.dtype(dtype)}"
+            assert said(kernel, {**arguments, first: array(*x.shape, dtype=dtype)}, **options) == reason
+
+
+@pytest.mark.parametrize(("name", "arguments", "options", "reason"), LACKING, ids=str)
+def test_what_is_lacking(name, arguments, options, reason):
+    kernels, supported, defaults = KERNELS[name]
+    for kernel in kernels:
+        assert said(kernel, {**supported, **arguments}, **{**defaults, **options}) == reason
+
+
+def test_elements_of_a_cache():
+    def of(dtype):
+        cache = array(4, 3, dtype=dtype)
+        arguments = {"cache": cache, "rows": cache, "position": array(dtype=jnp.int32)}
+        return said(cache_cuda.CACHE_APPEND, arguments, row_rank=1)
+
+    for dtype in (jnp.float32, jnp.int8, jnp.bool, jnp.complex64, jnp.float8_e5m2):
+        assert of(dtype) is True
+    assert of(jnp.int4) == "elements of cache have to be whole bytes; they are int4"
+    assert of(jax.random.key(0).dtype) == "cache has to be an array of numbers; it is key<fry>"

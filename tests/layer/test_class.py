@@ -1,0 +1,204 @@
+"""What is wrong with a layer's class as soon as it is written, or with its first call, and would be silent otherwise."""
+
+import inspect
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxcallback as eqxc
+
+from .layers import Identity, Wave, X, struct
+
+
+class Double(eqxc.Layer):
+    vmap_method = "fold"
+
+    def kernel(self, ctx, out, x):
+        np.multiply(x, 2, out=np.asarray(out))
+
+    def reference(self, x):
+        return 2 * x
+
+
+def derived(**members):
+    return type("Derived", (Double,), {"__module__": __name__, **members})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("vmap_metod", "sequential", "vmap_method"),
+        ("input_output_alias", {}, "input_output_aliases"),
+        ("side_effect", True, "has_side_effect"),
+        ("on_errors", "poison", "on_error"),
+        ("out_layouts", None, "output_layouts"),
+        ("kernal", lambda self, ctx, out, x: None, "kernel"),
+        ("backwards", lambda self, ctx, grads, args, out, cotangents: None, "backward"),
+        ("refrence", lambda self, x: x, "reference"),
+        ("residual_types", lambda self, x: x, "residual_type"),
+        ("out_types", lambda self, x: x, "out_type"),
+    ],
+)
+def test_a_misspelt_declaration(name, value, meant):
+    with pytest.raises(TypeError, match=f"Derived: expected '{meant}'; got '{name}', which declares nothing"):
+        derived(**{name: value})
+
+
+def test_a_misspelt_class_variable():
+    with pytest.raises(TypeError, match="expected 'vmap_method'; got 'vmap_metod'"):
+
+        class Annotated(Double):
+            vmap_metod: ClassVar[str] = "sequential"
+
+
+def test_names_of_ones_own():
+    class Own(Double):
+        output_layout: str = eqx.field(static=True, default="rows")  # a field
+        kernel_size = 3
+        block_size = 256
+        _kernal = None
+        kernels: ClassVar[Any] = {"cpu": "kernal"}  # it is named there
+
+        def kernal(self, ctx, out, x):
+            self.kernel2(out, x)
+
+        def kernel2(self, out, x):
+            np.copyto(np.asarray(out), 2 * np.asarray(x))
+
+        def batched(self):
+            return self
+
+        @property
+        def references(self):
+            return ()
+
+    np.testing.assert_array_equal(Own()(X), 2 * X)
+
+
+def test_an_own_call_that_hides_the_kernel():
+    for call in (lambda self, x: x, jax.named_scope("a scope")(lambda self, x: x), eqx.filter_jit(lambda self, x: x)):
+        with pytest.raises(TypeError, match=r"Derived: expected no __call__ beside a kernel.*got one that hides it"):
+            derived(__call__=call)
+
+    class Mixin:
+        def __call__(self, x):
+            return x
+
+    with pytest.raises(TypeError, match="hides it"):
+        type("Mixed", (Mixin, Double), {})
+    type("Mixed", (Double, Mixin), {})
+
+
+def test_an_own_call_that_calls_the_kernel():
+    class Shifted(Double):
+        def __call__(self, x):
+            return super().__call__(x) + 1
+
+    class Mapped(Double):
+        @eqx.filter_jit
+        def __call__(self, x):
+            return jax.lax.map(lambda row: super(Mapped, self).__call__(row), x)
+
+    np.testing.assert_array_equal(Shifted()(X), 2 * X + 1)
+    np.testing.assert_array_equal(Mapped()(X[None]), 2 * X[None])
+
+
+def test_a_class_without_a_kernel_may_be_called():
+    class Abstract(eqxc.Layer):
+        def __call__(self, x):
+            return x
+
+    with pytest.raises(TypeError, match="hides it"):
+        type("Concrete", (Abstract,), {"kernel": lambda self, ctx, out, x: None})
+
+
+@pytest.mark.parametrize(
+    ("kernel", "signature", "problem"),
+    [
+        (lambda self, out, x: None, "(self, out, x)", "ctx is missing"),
+        (lambda self, x, out: None, "(self, x, out)", "ctx is missing"),
+        (lambda self, x: None, "(self, x)", "too many positional arguments"),
+        (lambda self, ctx, x: None, "(self, ctx, x)", "out is missing"),
+        (lambda self, ctx, x, out: None, "(self, ctx, x, out)", "they come in another order"),
+        (lambda self, out, ctx, x: None, "(self, out, ctx, x)", "they come in another order"),
+    ],
+)
+def test_arguments_of_a_kernel_in_the_wrong_place(kernel, signature, problem):
+    with pytest.raises(TypeError) as caught:
+        derived(kernel=kernel)()
+    expected = "Derived: expected the kernel for cpu to take (self, ctx, out, ...); its signature is "
+    assert str(caught.value).startswith(expected + signature)
+    assert problem in str(caught.value)
+
+
+def test_a_body_in_the_wrong_order():
+    with pytest.raises(
+        TypeError, match=r"the body of kernels\['cpu'\] to take \(ctx, out, self, \.\.\.\).*another order"
+    ):
+        derived(kernels={"cpu": eqxc.PythonKernel(lambda self, ctx, out, x: None)})()
+
+
+def test_other_names_and_arguments_named_out():
+    class Sum(eqxc.Layer):
+        def kernel(self, _, result, out, ctx):
+            np.add(out, ctx, out=np.asarray(result))
+
+        def reference(self, out, ctx):
+            return out + ctx
+
+    np.testing.assert_array_equal(Sum()(X, out := X), X + out)
+
+
+@pytest.mark.parametrize(
+    ("argument", "text"), [(3.0, "x = 3.0"), (True, "x = True"), ([1, 2.5], "x[0] = 1, x[1] = 2.5")]
+)
+def test_numbers_alone_are_not_computed_silently(argument, text):
+    with pytest.raises(TypeError) as caught:
+        Double()(argument)
+    assert f"Double: expected an array among the arguments; got {text}." in str(caught.value)
+    assert "Pass jnp.asarray" in str(caught.value)
+    with pytest.raises(TypeError, match="expected an array"):
+        eqx.filter_jit(Double())(argument)
+
+
+def test_numbers_that_are_computed():
+    class Fill(eqxc.Layer):
+        def kernel(self, ctx, out, value):
+            calls.append(type(value))
+            np.asarray(out)[...] = value
+
+        def out_type(self, value):
+            return jax.ShapeDtypeStruct((2,), jnp.float32)
+
+    calls: list[type] = []
+    np.testing.assert_array_equal(Fill()(3.0), [3, 3])
+    assert calls == [float]
+    for number in (np.float32(3), jnp.float32(3), np.array([3.0], np.float32)):
+        np.testing.assert_array_equal(Double()(number), 2 * number)
+    np.testing.assert_array_equal(jax.jit(Double())(3.0), 6)  # JAX makes it an array
+
+
+def test_the_signature_is_the_kernels():
+    class Options(eqxc.Layer):
+        weight: jax.Array
+
+        def kernel(self, ctx, out, x, scale=1.0, *rest, power: int = 2, **others):
+            raise NotImplementedError
+
+        def out_type(self, x, scale=1.0, *rest, power: int = 2, **others):
+            return struct(x)
+
+    assert str(inspect.signature(Options(jnp.asarray(X)))) == "(x, scale=1.0, *rest, power: int = 2, **others)"
+    assert list(inspect.signature(Options).parameters) == ["weight"]
+    assert (
+        str(inspect.signature(Wave(jnp.asarray(X))))
+        == str(inspect.signature(eqx.filter_jit(Wave(jnp.asarray(X)))))
+        == "(x)"
+    )
+    native = {"kernels": {"cpu": eqxc.NativeKernel("f")}, "reference": lambda self, x, y=None: x}
+    assert str(inspect.signature(type("Native", (eqxc.Layer,), native)())) == "(x, y=None)"
+    np.testing.assert_array_equal(eqx.filter_vmap(Identity(), in_axes={"x": 0})(X), X)

@@ -1,0 +1,349 @@
+"""Every option of attention, alone and with others, on every instruction set, against a plain loop over heads."""
+
+import functools
+import os
+import subprocess
+import sys
+from typing import Any
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies
+
+from eqxcallback import ops
+from eqxcallback.ops.attention._reference_dropout import counters, kept
+
+from .. import table
+from ..table import normal
+from . import options
+from .options import exact
+
+
+pytestmark = pytest.mark.any_jax_version
+
+by_option = pytest.mark.parametrize("name", options.NAMES)
+by_implementation = pytest.mark.parametrize("implementation", ["auto", "reference"])
+# A plain block and blocks in a loop of the reference; less and more than blocks of the kernel; queries before all keys.
+SHAPES = [(5, 9, 4, 2, 6), (70, 150, 2, 1, 17), (150, 40, 3, 3, 8)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [*[(SHAPES[0], name) for name in options.NAMES], (SHAPES[1], "all"), (SHAPES[2], "causal window")],
+    ids=str,
+)
+def test_values_of_the_definition(shape, name):
+    args, given = options.inputs(*shape), options.options(*shape[:3])[name]
+    f = table.quickly_compiled(lambda *args: ops.attention(*args, implementation="reference", **given))
+    np.testing.assert_allclose(f(*args), exact(*args, **given), rtol=2e-5, atol=1e-5)
+
+
+@by_option
+def test_values(name, isa):
+    for shape in SHAPES:
+        args, given = options.inputs(*shape), options.options(*shape[:3])[name]
+        f = table.quickly_compiled(lambda *args, given=given: ops.attention(*args, **given))
+        np.testing.assert_allclose(f(*args), exact(*args, **given), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["window", "all"])
+def test_values_of_bf16(name, isa):
+    shape = SHAPES[1]
+    args, given = options.inputs(*shape, table.DTYPES[1]), options.options(*shape[:3])[name]
+    got = table.quickly_compiled(lambda *args: ops.attention(*args, **given))(*args)
+    np.testing.assert_allclose(np.asarray(got, np.float32), exact(*args, **given), rtol=2**-8, atol=1e-4)
+
+
+def gradients(args, given, implementation):
+    """Of q, k, v, and of the bias and the slopes if there are any."""
+    more = [name for name in ("bias", "alibi_slopes") if name in given]
+    weights = normal(9, args[0].shape)
+
+    def loss(q, k, v, *rest):
+        options = {**given, **dict(zip(more, rest, strict=True)), "implementation": implementation}
+        return (jnp.asarray(weights) * ops.attention(q, k, v, **options).astype(jnp.float32)).sum()
+
+    f = jax.grad(loss, tuple(range(3 + len(more))))
+    return table.quickly_compiled(f)(*args, *(jnp.asarray(given[name]) for name in more))
+
+
+@functools.cache
+def defined(shape, name):
+    args, given = options.inputs(*shape), options.options(*shape[:3])[name]
+    return args, given, gradients(args, given, "reference")
+
+
+@by_option
+def test_gradients(name, isa):
+    """Of less than a block, and of several blocks; heads that share keys."""
+    for shape in SHAPES[:2]:
+        args, given, want = defined(shape, name)
+        for got, each in zip(gradients(args, given, "auto"), want, strict=True):
+            assert got.dtype == each.dtype
+            got, each = np.asarray(got, np.float32), np.asarray(each, np.float32)
+            np.testing.assert_allclose(got, each, rtol=1e-2 if "bf16" in name else 1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["causal window", "all"])
+def test_gradients_of_bf16(name, isa):
+    shape = SHAPES[1]
+    wide, given, want = defined(shape, name)
+    got = gradients(tuple(x.astype(table.DTYPES[1]) for x in wide), given, "auto")
+    for one, each in zip(got[:3], want[:3], strict=True):
+        scale = np.abs(np.asarray(each)).max()
+        np.testing.assert_allclose(np.asarray(one, np.float32), each, rtol=0.1, atol=0.03 * scale)
+
+
+def test_gradients_against_finite_differences():
+    """Of the loop over heads, in f64, along a direction of all operands."""
+    shape = SHAPES[0]
+    args, given, _ = defined(shape, "all")
+    finite = {**given, "bias": np.where(np.isinf(given["bias"]), -3.0, given["bias"])}
+    got = gradients(args, finite, "auto")
+    weights = normal(9, args[0].shape).astype(np.float64)
+    directions = [normal(i, x.shape, np.float64) for i, x in enumerate(got)]
+
+    def at(step):
+        moved = [x + step * d for x, d in zip((*args, finite["bias"], finite["alibi_slopes"]), directions, strict=True)]
+        return (weights * exact(*moved[:3], **{**finite, "bias": moved[3], "alibi_slopes": moved[4]})).sum()
+
+    slope = sum(np.sum(np.asarray(x, np.float64) * d) for x, d in zip(got, directions, strict=True))
+    np.testing.assert_allclose(slope, (at(1e-5) - at(-1e-5)) / 2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [(1, 1, 9), (3, 1, 9), (1, 4, 9), (3, 4, 9), (4, 9)], ids=str)
+def test_gradients_of_a_bias_that_examples_share(bias, isa):
+    bias, queries = (*bias[:-1], 70, 9), 70
+    q, k, v = (normal(i, (3, n, h, 5)) for i, (n, h) in enumerate([(queries, 4), (9, 2), (9, 2)]))
+    args: Any = (q, k, v)
+    given = {"bias": normal(4, bias), "alibi_slopes": np.ones(4, np.float32), "soft_cap": 1.0}
+    for got, want in zip(gradients(args, given, "auto"), gradients(args, given, "reference"), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=2e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("more", [{}, {"window": None}, {"soft_cap": None}, {"window": 1}, {"window": 300}], ids=str)
+@pytest.mark.parametrize("int8", [False, True], ids=["", "int8"])
+def test_one_token(more, int8, isa):
+    """Of caches of one part and of several, of which the window ends where parts do not."""
+    for keys in (9, 700):
+        case = options.decode_case((3,), keys, int8, **more)
+        table.tolerate(table.quickly_compiled(case.op)(*case.args), case.want(), 9 * case.terms)
+
+
+def test_one_token_is_the_last_query():
+    q, k, v = options.inputs(1, 9, 4, 2, 6)
+    given: Any = {"window": 3, "soft_cap": 2.0, "alibi_slopes": np.ones(4, np.float32)}
+    got = ops.decode_attention(q[0], k, v, 7, **given)
+    np.testing.assert_allclose(got, exact(q, k[:7], v[:7], causal=True, **given)[0], atol=1e-5)
+
+
+few = hypothesis.settings(
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+numbers = strategies.integers
+
+
+@few
+@hypothesis.given(
+    numbers(0, 70),
+    numbers(1, 300),
+    numbers(0, 20),
+    strategies.booleans(),
+    numbers(1, 200),
+    numbers(-90, 300),
+    numbers(-3, 320),
+)
+def test_places_of_any_kind(isa, queries, keys, size, causal, window, offset, length):
+    args = options.inputs(queries, keys, 2, 1, size)
+    given = {"causal": causal, "window": window, "offset": offset, "lengths": length, "scale": 0.5}
+    f = table.quickly_compiled(lambda *args: ops.attention(*args, **given))
+    np.testing.assert_allclose(f(*args), exact(*args, **given), rtol=1e-5, atol=1e-5)
+
+
+PROGRAM = """
+import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))} if sys.argv[1] == "1" else os.sched_getaffinity(0))
+import hashlib, jax, jax.numpy as jnp, numpy as np
+from eqxcallback import ops
+
+q, k, v, bias = (np.random.default_rng(i).standard_normal(s).astype(np.float32) for i, s in enumerate(
+    [(2, 150, 3, 8), (2, 300, 1, 8), (2, 300, 1, 8), (1, 150, 300)]))
+f = lambda q, k, v, bias, slopes: jnp.sin(ops.attention(q, k, v, bias=bias, alibi_slopes=slopes, causal=True)).sum()
+found = jax.jit(jax.grad(f, (0, 1, 2, 3, 4)))(q, k[:2], v, bias, np.ones(3, np.float32))
+print(hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in found)).hexdigest())
+"""
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    """One computes each tile once, several make one pass along the queries and one along the keys."""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", PROGRAM, threads], env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        for threads in ("1", "all")
+    ]
+    assert runs[0] == runs[1]
+
+
+@by_implementation
+def test_a_query_that_sees_nothing_gives_zeros_and_has_no_gradients(implementation):
+    q, k, v = options.inputs(70, 9, 2, 1, 4)
+    mask = np.ones((1, 70, 9), bool)
+    mask[:, 3] = False
+
+    def f(q, k, v, bias):
+        return ops.attention(q, k, v, mask=mask, bias=bias, implementation=implementation)
+
+    def gradient(*args):
+        return jax.grad(lambda *args: (f(*args) ** 2).sum(), (0, 1, 2, 3))(*args)
+
+    def second(*args):
+        return jax.grad(lambda *args: sum(jnp.sin(x).sum() for x in gradient(*args)), (0, 1, 2, 3))(*args)
+
+    args: Any = (q, k, v, np.zeros((2, 70, 9), np.float32))
+    value, *found = table.quickly_compiled(lambda *args: (f(*args), gradient(*args), second(*args)))(*args)
+    assert (np.asarray(value)[3] == 0).all()
+    for each in found:
+        assert (np.asarray(each[0])[3] == 0).all()
+        assert (np.asarray(each[3])[:, 3] == 0).all()
+        assert all(np.isfinite(x).all() for x in each)
+
+
+@by_implementation
+def test_large_logits(implementation):
+    q, k, v = options.inputs(9, 20, 2, 1, 4)
+    q, k = 1e2 * q, 1e2 * k
+    choices: Any = ({"window": 5}, {"bias": np.full((1, 9, 20), 1e4, np.float32)}, {"lengths": 7})
+    for given in choices:
+        f = table.quickly_compiled(
+            lambda *args, given=given: ops.attention(*args, implementation=implementation, **given)
+        )
+        got = f(q, k, v)
+        np.testing.assert_allclose(got, exact(q, k, v, **given), rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("implementation", ["native", "python", "reference"])
+def test_padding_may_be_anything(implementation):
+    """In memory that nobody wrote to it may be NaN, which no weight of zero hides."""
+    lengths = np.array([0, 5, 9], np.int32)
+    q, k, v = (np.stack([x] * 3) for x in options.inputs(70, 9, 2, 1, 4))
+    padding = np.arange(9)[:, None, None] >= lengths[:, None, None, None]
+
+    def results(filling):
+        def attend(q, k, v, length):
+            one = ops.decode_attention(q[0], k, v, length, implementation=implementation)
+            return ops.attention(q, k, v, lengths=length, implementation=implementation).at[0].add(one)
+
+        keys, values = (np.where(padding, np.float32(filling), x) for x in (k, v))
+        out, pull = jax.vjp(lambda q, k, v: jax.vmap(attend)(q, k, v, lengths), q, keys, values)
+        return out, *pull(jnp.cos(out))
+
+    got, want = (table.quickly_compiled(lambda filling=filling: results(filling))() for filling in (np.nan, 0.0))
+    for each, other in zip(got, want, strict=True):
+        assert np.isfinite(each).all()
+        np.testing.assert_array_equal(each, other)
+
+
+@pytest.mark.parametrize("bias", [-1e9, np.finfo(np.float32).min, 1e9])
+def test_gradients_of_queries_whose_logits_are_all_alike_far_away(bias, isa):
+    """As where a padded example is masked with a large number: its queries see all keys alike."""
+    q, k, v = options.inputs(70, 40, 2, 1, 4)
+    given: Any = np.zeros((1, 70, 40), np.float32)
+    given[:, 3] = bias
+
+    def gradients(implementation):
+        def loss(q, k, v, bias):
+            return jnp.sin(ops.attention(q, k, v, bias=bias, implementation=implementation)).sum()
+
+        return jax.jit(jax.grad(loss, (0, 1, 2, 3)))(q, k, v, given)
+
+    for got, want in zip(gradients("native"), gradients("reference"), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_gradients_beside_a_key_that_is_not_finite(value, isa):
+    """Of few queries: what their block has no queries for adds nothing."""
+    given: dict[str, Any] = dict(zip("qkv", options.inputs(5, 9, 2, 2, 8), strict=True))
+    given["k"][3] = value
+    segments = np.zeros(5, np.int32), np.zeros(9, np.int32)
+    segments[1][3] = 1
+
+    def gradients(implementation):
+        def loss(args):
+            out = ops.attention(**args, segment_ids=segments, implementation=implementation)
+            return jnp.where(jnp.isfinite(out), jnp.sin(out), 0).sum()
+
+        return jax.jit(jax.grad(loss))(given)
+
+    got, want = gradients("native"), gradients("reference")
+    for name in "qkv":
+        finite = np.isfinite(want[name])
+        np.testing.assert_allclose(np.asarray(got[name])[finite], np.asarray(want[name])[finite], rtol=1e-4, atol=1e-5)
+
+
+# Dropout.
+
+
+@pytest.mark.parametrize("dropout", [1e-4, 0.1, 1 / 3, 0.5, 0.9, 0.999])
+def test_rows_of_what_dropout_keeps(dropout):
+    key = jax.random.key(3)
+    want = jax.random.bernoulli(key, 1 - dropout, (37, 53))
+    got = jax.jit(lambda key: kept(key, jnp.arange(5, 20), 53, dropout))(jax.random.key_data(key))
+    np.testing.assert_array_equal(got, want[5:20])
+
+
+@pytest.mark.parametrize("columns", [1, 1000, 70001, 2**20 + 7])
+def test_counters_of_more_than_32_bits(columns):
+    rows = np.array([0, 1, 70000, *([2**31 - 5] if columns < 10**5 else [])])
+    high, low = counters(jnp.asarray(rows, jnp.int32), columns)
+    want = rows[:, None].astype(np.uint64) * np.uint64(columns) + np.arange(columns, dtype=np.uint64)
+    np.testing.assert_array_equal(high, want >> np.uint64(32))
+    np.testing.assert_array_equal(low, want & np.uint64(2**32 - 1))
+
+
+def dropped(q, k, v, key):
+    return table.quickly_compiled(lambda *args: ops.attention(*args[:3], dropout=0.3, key=args[3]))(q, k, v, key)
+
+
+def test_dropout_with_keys_of_each_kind():
+    """Of JAX's old form, and of another generator, whose numbers under `vmap` are its own."""
+    q, k, v = options.inputs(5, 9, 2, 1, 4)
+    want = dropped(q, k, v, jax.random.key(7))
+    np.testing.assert_array_equal(dropped(q, k, v, jax.random.PRNGKey(7)), want)
+    with jax.threefry_partitionable(False):
+        key = jax.random.key(7)
+        np.testing.assert_allclose(dropped(q, k, v, key), exact(q, k, v, dropout=0.3, key=key), atol=1e-5)
+    key = jax.random.key(7, impl="rbg")
+    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 0.7, (5, 9)))(jax.random.split(key, 2))
+    weights = dropped(q, k, np.eye(9, 4, dtype=np.float32)[:, None], key)
+    np.testing.assert_array_equal(np.asarray(weights) != 0, np.moveaxis(np.asarray(keep), 0, 1)[..., :4])
+
+
+def test_dropout_of_64_bits(x64):
+    for dtype in (np.float32, np.float64):
+        q, k, v = options.inputs(5, 9, 2, 1, 4, dtype)
+        key = jax.random.key(7)
+        got = dropped(q, k, v, key)
+        assert got.dtype == dtype
+        np.testing.assert_allclose(got, exact(q, k, v, dropout=0.3, key=key), atol=1e-5)
+
+
+def test_the_same_weights_as_equinox():
+    import equinox as eqx
+
+    layer = eqx.nn.MultiheadAttention(2, 8, dropout_p=0.4, key=jax.random.key(0))
+    x, key = normal(1, (6, 8)), jax.random.key(2)
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        want = layer(x, x, x, key=key)
+    heads = [jax.vmap(project)(x).reshape(6, 2, 4) for project in (layer.query_proj, layer.key_proj, layer.value_proj)]
+    out = table.quickly_compiled(lambda *args: ops.attention(*args, dropout=0.4, key=key))(*heads)
+    got = jax.vmap(layer.output_proj)(out.reshape(6, 8))
+    np.testing.assert_allclose(got, want, atol=1e-5)

@@ -1,0 +1,70 @@
+"""The tables of all families, as one."""
+
+import functools
+import importlib
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from eqxcallback import _ext
+
+from .table import DTYPES, Case, Row, has_backward_kernels, has_kernels, quickly_compiled
+
+
+# Each folder beside this file is a family's.
+FAMILIES = {
+    path.parent.name: importlib.import_module(f"{__package__}.{path.parent.name}.cases")
+    for path in sorted(pathlib.Path(__file__).parent.glob("*/cases.py"))
+}
+ROWS = [row for family in FAMILIES.values() for row in family.CASES]
+
+
+def tagged(tag: str) -> list[Row]:
+    return [row for row in ROWS if tag in row.tags]
+
+
+def by_op(rows: list[Row]) -> dict[str, list[Row]]:
+    """Those of each function that makes cases, which has the op's name."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.make.__name__, []).append(row)
+    return found
+
+
+@functools.cache
+def ops_with_kernels(backend: str) -> frozenset[str]:
+    """The names of those whose kernels for GPUs are of this kind, "cuda" or "triton"."""
+    return frozenset(op for op, case in _one_of_each().items() if has_kernels(case, backend))
+
+
+@functools.cache
+def ops_with_backward_kernels(backend: str) -> frozenset[str]:
+    """The names of those whose gradients are computed by such a kernel too."""
+    return frozenset(op for op in ops_with_kernels(backend) if has_backward_kernels(_one_of_each()[op], backend))
+
+
+def _one_of_each() -> dict[str, Case]:
+    return {op: rows[0](DTYPES[0]) for op, rows in by_op(tagged("edge")).items()}
+
+
+@functools.cache
+def together(functions: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
+    """One function of the operands of each: it compiles in a tenth of the time that they take one by one."""
+    return lambda operands: [function(*args) for function, args in zip(functions, operands, strict=True)]
+
+
+@functools.cache
+def every_case(op: str, dtype: Any) -> tuple[list[Case], Any]:
+    """Of the edges of an op, and what is to come out."""
+    found = [row(dtype) for row in by_op(tagged("edge"))[op]]
+    references = quickly_compiled(together(tuple(case.reference for case in found)))
+    return found, jax.device_get(references([case.wide() for case in found]))
+
+
+@functools.cache
+def every_result(op: str, dtype: Any, isa: str) -> Any:
+    found, _ = every_case(op, dtype)
+    assert isa == _ext.isa()
+    return jax.jit(together(tuple(case.op for case in found)))([case.args for case in found])

@@ -1,0 +1,109 @@
+"""Products with weights, also quantized ones: operands, what the references say of them, and which tests take which."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from eqxcallback import ops
+from eqxcallback.ops.linear import _reference_quantized as reference
+
+from ..table import BATCHES, Case, Row, floats, normal, python, row, rows, with_options
+
+
+ENCODINGS: Any = ops.ENCODINGS
+
+
+def quantized_linear(dtype: Any, encoding: Any, batch: Any, in_features: int, out_features: int) -> Case:
+    args = (normal(1, (*batch, in_features), dtype), blocks(2, out_features, in_features, encoding))
+    op, definition = (with_options(f, encoding=encoding) for f in (ops.quantized_linear, reference.quantized_linear))
+    return Case(op, definition, args, in_features)
+
+
+def blocks(seed: int, out_features: int, in_features: int, encoding: Any) -> Any:
+    """Random weights of either sign, of a size that keeps sums of products near 1."""
+    rng = np.random.default_rng((seed, out_features, in_features))
+    count = in_features // 32
+    parts = rng.integers(0, 256, (out_features, count, ENCODINGS[encoding]), np.uint8)
+    halves = 2 if encoding == "Q4_1" else 1
+    sizes = rng.uniform(0.5, 1, (out_features, count, halves)) / (8 if encoding == "Q4_1" else 128)
+    signs = rng.choice([-1, 1], sizes.shape)
+    parts[..., : 2 * halves] = (
+        (signs * sizes).astype(np.float16).view(np.uint8).reshape(out_features, count, 2 * halves)
+    )
+    return parts.reshape(out_features, count * ENCODINGS[encoding])
+
+
+def of_model(model: Any) -> Iterator[Row]:
+    for encoding in ENCODINGS:
+        yield row(quantized_linear, encoding, (), model.hidden, model.embedding, tags=())
+
+
+def _int8(*shape: int) -> Any:
+    return np.random.default_rng(5).integers(-128, 128, shape).astype(np.int8)
+
+
+CASES = [
+    *rows(
+        quantized_linear,
+        [
+            *[(encoding, batch, 64, 17) for encoding in ENCODINGS for batch in BATCHES],
+            *[(encoding, (), 96, features) for encoding in ENCODINGS for features in (0, 1, 3, 8, 9, 63)],
+            *[(encoding, (rows,), 32, 13) for encoding in ENCODINGS for rows in (0, 1, 2, 5, 63)],
+            *[(encoding, rows, 0, 5) for encoding in ENCODINGS for rows in ((), (3,))],
+            *[(encoding, (), 1056, 5) for encoding in ENCODINGS],
+        ],
+        "edge",
+    ),
+    *rows(quantized_linear, [(encoding, (), 1024, 3001) for encoding in ENCODINGS], "large"),
+    *rows(quantized_linear, [(encoding, (33,), 512, 1001) for encoding in ENCODINGS], "large"),
+    *rows(quantized_linear, [(encoding, batch, 96, 523) for encoding in ENCODINGS for batch in ((), (3,))], "written"),
+    row(quantized_linear, "Q4_1", (), 32, 3, tags=("mapped", "derived"), name="quantized_linear Q4_1"),
+    row(quantized_linear, "Q8_0", (2,), 32, 3, tags=["mapped"], name="quantized_linear Q8_0 of a batch"),
+    *rows(
+        quantized_linear,
+        [
+            *[(encoding, (rows,), 2048, 5632) for encoding in ENCODINGS for rows in (1, 8, 9, 200)],
+            *[(encoding, (1,), 576, 49_152) for encoding in ENCODINGS],
+        ],
+        "model",
+    ),
+    python("linear", ops.linear, lambda d: floats(d, (2, 5), (3, 5), (3,)), "python mapped"),
+    python("linear plain", ops.linear, lambda d: floats(d, (5,), (3, 5)), "python mapped"),
+    python(
+        "embedding",
+        ops.embedding,
+        lambda d: [np.array([[0, -1, 9], [-7, 2, 2]], np.int32), *floats(d, (5, 3))],
+        "python mapped",
+    ),
+    python(
+        "quantized_linear Q4_1",
+        with_options(ops.quantized_linear, encoding="Q4_1"),
+        lambda d: [*floats(d, (2, 64)), blocks(2, 1027, 64, "Q4_1")],
+        "python mapped",
+    ),
+    python(
+        "quantized_linear Q8_0",
+        with_options(ops.quantized_linear, encoding="Q8_0"),
+        lambda d: [*floats(d, (64,)), blocks(2, 17, 64, "Q8_0")],
+        "python mapped",
+    ),
+    python(
+        "int8_linear",
+        ops.int8_linear,
+        lambda d: [*floats(d, (2, 5)), _int8(1027, 5), *floats(d, (1027,), scale=0.1)],
+        *("python mapped", "python derived"),
+    ),
+    python(
+        "int8_linear int8",
+        with_options(ops.int8_linear, activations="int8"),
+        lambda d: [*floats(d, (2, 5)), _int8(1027, 5), *floats(d, (1027,), scale=0.1)],
+        "python mapped",
+    ),
+    python(
+        "quantized_linear int8",
+        with_options(ops.quantized_linear, encoding="Q8_0", activations="int8"),
+        lambda d: [*floats(d, (2, 64)), blocks(2, 17, 64, "Q8_0")],
+        "python mapped",
+    ),
+]

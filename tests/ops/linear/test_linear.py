@@ -1,0 +1,134 @@
+"""Products and tables: kernels and formulas in f64."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqxcallback import ops
+from eqxcallback.ops.linear import _reference as linear_reference
+
+from .. import table
+from ..formulas import f64, near
+from ..table import BATCHES, DTYPES, normal
+
+
+pytestmark = pytest.mark.any_jax_version
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (3, 7), (0,)])
+@pytest.mark.parametrize(("in_features", "out_features"), [(1, 1), (64, 17), (37, 30), (0, 3), (65, 0)])
+def test_linear(batch, in_features, out_features, isa):
+    linear = table.with_options(ops.linear, implementation="native")
+    for dtype in DTYPES:
+        x, weight = normal(1, (*batch, in_features), dtype), normal(2, (out_features, in_features), dtype, 0.1)
+        table.check_call(linear, linear_reference.linear, (x, weight), in_features)
+        table.check_call(linear, linear_reference.linear, (x, weight, normal(3, (out_features,))), in_features)
+
+
+@pytest.mark.parametrize("batch", [(), (6,)])
+def test_linear_on_many_threads(batch, isa):
+    linear = table.with_options(ops.linear, implementation="native")
+    for dtype in DTYPES:
+        args = (normal(1, (*batch, 1000), dtype), normal(2, (3001, 1000), dtype, 0.1), normal(3, (3001,)))
+        table.check_call(linear, linear_reference.linear, args, 1000)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "calls"), [(1, DTYPES[1], 1), (16, DTYPES[2], 1), (17, DTYPES[1], 0), (1, DTYPES[0], 0)]
+)
+def test_few_rows_of_sixteen_bits_are_for_the_kernel(rows, dtype, calls):
+    x, weight = normal(1, (rows, 33), dtype), normal(2, (5, 33), dtype)
+    for f in (ops.linear, jax.vmap(ops.linear, (0, None))):
+        assert jax.jit(f).lower(x, weight).as_text().count("custom_call @eqxcallback_linear") == calls
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 33), (0,)])
+@pytest.mark.parametrize(("in_features", "out_features"), [(1, 1), (64, 17), (37, 30), (0, 3), (65, 0)])
+def test_int8_linear(batch, in_features, out_features, isa):
+    weight: Any = np.random.default_rng(1).integers(-128, 128, (out_features, in_features), np.int8)
+    scale = normal(2, (out_features,), scale=0.01)
+    for dtype in DTYPES:
+        table.check_call(
+            ops.int8_linear,
+            linear_reference.int8_linear,
+            (normal(3, (*batch, in_features), dtype), weight, scale),
+            in_features,
+        )
+
+
+@pytest.mark.parametrize("batch", [(), (33,)])
+def test_int8_linear_on_many_threads(batch, isa):
+    weight: Any = np.random.default_rng(1).integers(-128, 128, (3001, 1000), np.int8)
+    for dtype in DTYPES:
+        table.check_call(
+            ops.int8_linear,
+            linear_reference.int8_linear,
+            (normal(3, (*batch, 1000), dtype), weight, normal(2, (3001,), scale=0.01)),
+            1000,
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("bias", [None, jnp.float32, jnp.bfloat16])
+def test_linear_is_its_formula(dtype, batch, bias):
+    x, weight = normal(1, (*batch, 7), dtype), normal(2, (5, 7), dtype)
+    added = None if bias is None else normal(3, (5,), bias)
+    wide, matrix, vector = f64(x, weight, 0 if added is None else added)
+    near(ops.linear(x, weight, added), wide @ matrix.T + vector, dtype)
+
+
+@pytest.mark.parametrize(("batch", "size", "out"), [((), 0, 3), ((2,), 3, 0), ((0,), 3, 2), ((), 0, 0)])
+def test_linear_without_elements(batch, size, out):
+    got = ops.linear(jnp.ones((*batch, size)), jnp.ones((out, size)), jnp.ones(out))
+    np.testing.assert_array_equal(got, np.full((*batch, out), size + 1.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_derivatives_of_linear(dtype):
+    """Of first and second order, of any of the operands."""
+    x, weight, bias = normal(1, (3, 7), dtype), normal(2, (5, 7), dtype), normal(3, (5,))
+
+    def loss(product):
+        return lambda *args: jnp.sum(jnp.sin(product(*args).astype(jnp.float32)))
+
+    def plain(x, weight, bias):
+        wide = jnp.matmul(x.astype(jnp.float32), weight.astype(jnp.float32).T)
+        return (wide + jnp.broadcast_to(bias, wide.shape)).astype(x.dtype)
+
+    def derivatives(product):
+        gradient = jax.grad(loss(product), (0, 1, 2))
+        tangents = tuple(jnp.ones_like(jnp.asarray(each)) for each in (x, weight, bias))
+        return gradient(x, weight, bias), jax.jvp(gradient, (x, weight, bias), tangents)[1]
+
+    got, want = jax.jit(lambda: [derivatives(product) for product in (ops.linear, plain)])()
+    tolerance = 1e-5 if dtype == jnp.float32 else 8 * float(jnp.finfo(dtype).eps)
+    for g, w in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        assert g.dtype == w.dtype
+        g, w = f64(g, w)
+        np.testing.assert_allclose(g, w, rtol=tolerance, atol=tolerance * np.max(np.abs(w)))
+
+
+@pytest.mark.parametrize("index", [0, [[3, -1], [-4, 2]], [], [7, -9, 2**31 - 1]], ids=str)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8, jnp.complex64])
+def test_embedding(index, dtype):
+    table = jnp.asarray(np.arange(12).reshape(4, 3), dtype)
+    index = jnp.asarray(index, jnp.int32)
+    got = ops.embedding(index, table)
+    assert got.dtype == dtype
+    np.testing.assert_array_equal(got, table[index])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_derivatives_of_embedding(dtype):
+    table, tangent = normal(1, (4, 3), dtype), normal(2, (4, 3), dtype)
+    index = jnp.array([1, 3, 1, -3, 9])
+    out, out_dot = jax.jvp(lambda table: ops.embedding(index, table), (table,), (tangent,))
+    np.testing.assert_array_equal(out, table[np.array([1, 3, 1, 1, 3])])
+    np.testing.assert_array_equal(out_dot, tangent[np.array([1, 3, 1, 1, 3])])
+    gradient = jax.grad(lambda table: ops.embedding(index, table).astype(jnp.float32).sum())(table)
+    # As in `jax.numpy`, the index that is out of range gives no gradient.
+    np.testing.assert_array_equal(gradient.astype(jnp.float32), np.array([0, 3, 0, 1])[:, None] * np.ones(3))

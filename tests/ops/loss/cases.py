@@ -1,0 +1,67 @@
+"""Losses: operands, what the references say of them, and which tests take which."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from eqxcallback import ops
+from eqxcallback.ops.loss import _reference as reference
+
+from ..table import BATCHES, Case, Row, floats, normal, python, row, rows, with_options
+
+
+def softmax_cross_entropy(dtype: Any, shape: Any) -> Case:
+    args = (normal(1, shape, dtype, 3.0), _labels(shape[:-1], shape[-1]))
+    return Case(ops.softmax_cross_entropy, reference.softmax_cross_entropy, args, shape[-1], np.dtype(np.float32))
+
+
+def _labels(shape: Any, size: int) -> Any:
+    return (np.random.default_rng(4).integers(-size, size, shape) if size else np.zeros(shape)).astype(np.int32)
+
+
+def of_model(model: Any) -> Iterator[Row]:
+    yield row(softmax_cross_entropy, (2, model.vocabulary), tags=())
+
+
+_SMOOTH: Any = {"label_smoothing": 0.1, "z_loss": 0.01, "ignore_index": -2}
+
+CASES = [
+    *rows(
+        softmax_cross_entropy,
+        [
+            *[((*batch, size),) for batch in BATCHES for size in (1, 17)],
+            *[((3, size),) for size in (3, 16, 63, 300)],
+            ((0, 5),),
+        ],
+        "edge",
+    ),
+    row(softmax_cross_entropy, (301, 2003), tags=("large", "large gradient")),
+    row(softmax_cross_entropy, (1200, 17), tags=["written"]),
+    *rows(softmax_cross_entropy, [((17,),), ((3, 1),), ((2, 3, 300),), ((2, 5000),)], "gradient"),
+    row(softmax_cross_entropy, (2, 5), tags=("mapped", "derived"), name="softmax_cross_entropy"),
+    *rows(softmax_cross_entropy, [((1024, 32_000),), ((7, 151_936),)], "model"),
+    python(
+        "softmax_cross_entropy",
+        ops.softmax_cross_entropy,
+        lambda d: [*floats(d, (2, 17), scale=3.0), _labels((2,), 17)],
+        "python mapped",
+    ),
+    python(
+        "softmax_cross_entropy smooth",
+        with_options(ops.softmax_cross_entropy, **_SMOOTH),
+        lambda d: [*floats(d, (5, 3)), np.array([-2, 1, 0, 2, -2], np.int32)],
+        "python mapped",
+    ),
+    python(
+        "linear_cross_entropy",
+        ops.linear_cross_entropy,
+        lambda d: [*floats(d, (2, 5), (7, 5)), _labels((2,), 7)],
+        *("python mapped", "python derived"),
+    ),
+    python(
+        "linear_cross_entropy of many",
+        with_options(ops.linear_cross_entropy, soft_cap=2.0, **_SMOOTH),
+        lambda d: [*floats(d, (3, 5), (1030, 5)), np.array([1029, -2, 300], np.int32)],
+    ),
+]

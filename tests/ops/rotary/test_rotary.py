@@ -1,0 +1,20 @@
+"""What the reference of a rotation is worth."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqxcallback import ops
+
+from ..table import normal
+
+
+pytestmark = pytest.mark.any_jax_version
+
+
+def test_a_rotation_is_one_of_complex_numbers():
+    x, positions = normal(1, (7, 3, 10)), np.arange(7) * 5
+    angles = positions[:, None, None] * 100.0 ** (-np.arange(5) / 5)
+    rotated = (x[..., :5] + 1j * x[..., 5:]) * np.exp(1j * angles)
+    got = ops.rotary_embedding(x, *ops.rotary_table(jnp.asarray(positions), 10, theta=100.0))
+    np.testing.assert_allclose(got, np.concatenate([rotated.real, rotated.imag], -1), atol=2e-5)

@@ -1,0 +1,106 @@
+"""Softmax: operands, what the reference says of them, and which tests take which."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from eqxcallback import ops
+from eqxcallback.ops.softmax import _reference as reference
+
+from ..table import BATCHES, Case, Row, normal, python, row, rows, with_options
+
+
+def softmax(dtype: Any, shape: Any, mask: Any = None, scale: float = 1.0) -> Case:
+    """`mask`: its shape."""
+    op, of_reference = with_options(ops.softmax, scale=scale), with_options(reference.softmax, scale=scale)
+    return Case(op, of_reference, tuple(_operands(dtype, shape, mask)), shape[-1])
+
+
+def _operands(dtype: Any, shape: Any, mask: Any = None) -> list[Any]:
+    masks = [] if mask is None else [np.random.default_rng(2).random(mask) < 0.6]
+    return [normal(1, shape, dtype, 3.0), *masks]
+
+
+def of_model(model: Any) -> Iterator[Row]:
+    yield row(softmax, (2, model.vocabulary), tags=())
+    yield row(softmax, (model.heads, 17, 130), (17, 130), model.head_size**-0.5, tags=())
+
+
+EDGES = [
+    *[((*batch, size),) for batch in BATCHES for size in (1, 17)],
+    *[((3, size),) for size in (0, 3, 16, 63, 300)],
+    *[((*batch, 17), (*batch, 17)) for batch in BATCHES],
+    *[((2, 3, size), (3, size)) for size in (1, 16, 63, 300)],
+    *[((2, 3, 37), (37,), scale) for scale in (0.25, -2.0, 0.0)],
+    ((3, 70), None, -0.5),
+    ((0, 5),),
+    ((2, 0, 3), (0, 3)),
+    ((3, 0), (0,)),
+]
+CASES = [
+    *rows(softmax, EDGES, "edge"),
+    *rows(softmax, [((1001, 1023),), ((2, 301, 2003), (301, 2003), -0.5)], "large", "large gradient"),
+    *rows(softmax, [((35, 17),), ((4, 35, 17), (35, 17))], "written"),
+    row(softmax, (2, 5), tags=("mapped", "derived"), name="softmax"),
+    row(softmax, (2, 5), (2, 5), 0.5, tags=("mapped", "derived"), name="softmax with a mask"),
+    row(softmax, (2, 5), (5,), tags=["mapped"], name="softmax of a batch with one mask"),
+    row(softmax, (2, 2, 5), (2, 5), -0.5, tags=["mapped"], name="softmax of batches with one mask"),
+    # The weights of attention, with the shape of a causal mask, and a vocabulary.
+    *rows(softmax, [((16, 1024, 1024), (1024, 1024), 0.125), ((16_384, 1024),), ((7, 151_936),)], "model"),
+    python("softmax", ops.softmax, lambda d: _operands(d, (2, 17)), "python mapped"),
+    python(
+        "softmax with a mask",
+        with_options(ops.softmax, scale=-0.5),
+        lambda d: _operands(d, (2, 3, 17), (3, 17)),
+        *("python mapped", "python derived"),
+    ),
+    python("softmax of nothing", ops.softmax, lambda d: _operands(d, (3, 0))),
+]
+
+
+# What the handlers take.
+
+
+def array(*shape: int, dtype: Any = np.float32) -> Any:
+    return np.zeros(shape, dtype)
+
+
+def attributes(present: int, **more: int) -> dict[str, Any]:
+    return {"scale": np.float64(2), "present": np.int64(present), **{key: np.int64(x) for key, x in more.items()}}
+
+
+X, QUARTERS, MASK, OF_X = array(2, 4), array(2, 4) + np.float32(0.25), array(4, dtype=bool), {"needs_grad": 1}
+HANDLED = {
+    "softmax": ([X, MASK], X, attributes(3)),
+    "softmax, plain": ([X], QUARTERS, attributes(1)),
+    "softmax_backward": ([X, MASK, X, X], X, attributes(3, **OF_X)),
+    "softmax_backward, plain": ([X, X, X], X, attributes(1, **OF_X)),
+}
+# What they do not, and what they say.
+OF_AXES = r"a mask of the last axes of x, of shape \(2, 4\); got "
+NOT_HANDLED = [
+    ("softmax", [X], array(2, 3), attributes(1), r"softmax\[native\]: expected a result of the type of x\."),
+    ("softmax", [array()], array(), attributes(1), r"x with at least 1 axes; got the shape \(\)"),
+    ("softmax", [MASK], MASK, attributes(1), r"arrays of float32, bfloat16 or float16"),
+    ("softmax", [X, X], X, attributes(3), r"a mask of bool"),
+    ("softmax", [X, array(dtype=bool)], X, attributes(3), r"a mask with at least 1 axes"),
+    ("softmax", [X, array(2, dtype=bool)], X, attributes(3), OF_AXES + r"\(2\)"),
+    ("softmax", [X, array(3, 4, dtype=bool)], X, attributes(3), OF_AXES + r"\(3, 4\)"),
+    ("softmax_backward", [X, array(1, 2, 4, dtype=bool), X, X], X, attributes(3, **OF_X), OF_AXES + r"\(1, 2, 4\)"),
+    ("softmax_backward", [X, X, array(4)], X, attributes(1, **OF_X), r"a cotangent of the type of x"),
+    (
+        "softmax_backward",
+        [X, X, X],
+        array(4),
+        attributes(1, **OF_X),
+        r"gradients of the types of the operands; got \(4\)",
+    ),
+    (
+        "softmax_backward",
+        [X, MASK, X, X],
+        [X, MASK],
+        attributes(3, needs_grad=3),
+        r"needs_grad to be a mask of operands of floating type; got 3",
+    ),
+]
