@@ -190,9 +190,10 @@ struct Attention {
   float scale;
   bool causal;
   const AttentionOptions* options;  // null: none
+  float* lse = nullptr;             // [B, S, H], of the exponentials of the logits; null where nobody asks for it
 };
 
-// The gradients of the sum of cotangent * out.
+// The gradients of the sum of cotangent * out, and of that of lse_cotangent * lse, if it is not null.
 struct AttentionBackward {
   Attention call;  // whose result is read
   const void* cotangent;
@@ -200,6 +201,7 @@ struct AttentionBackward {
   void* dbias;  // of all that the bias has
   float* dslopes;
   int64_t bias_size, slopes_size;  // how many elements those two have
+  const float* lse_cotangent = nullptr;
 };
 
 // The attention of one query for each head over the first `length` keys.

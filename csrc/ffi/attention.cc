@@ -48,13 +48,26 @@ Operands attention_operands(const char* op, const ffi::RemainingArgs& args, int6
                   3, others);
 }
 
-ffi::Error attention(ffi::ThreadPool pool, ffi::RemainingArgs args, Out out, int64_t present, bool causal, double scale,
-                     int64_t window, double soft_cap, double dropout) {
+// What lse of the queries, or its cotangent, has to be: f32 [*batch, S, H].
+float* lse_of(const char* op, const ffi::AnyBuffer& lse, const ffi::AnyBuffer& q) {
+  const Dims dims = lse.dimensions(), query = q.dimensions();
+  REQUIRE(lse.element_type() == ffi::DataType::F32 && dims.size() + 1 == query.size() &&
+              std::equal(dims.begin(), dims.end(), query.begin()),
+          op, "log-sum-exps in float32 of the shape of q without its last axis; got " + text(dims));
+  return reinterpret_cast<float*>(lse.untyped_data());
+}
+
+// Results: that of the type of q, and, where there is a second one, the log-sum-exps of the logits.
+ffi::Error attention(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t present,
+                     bool causal, double scale, int64_t window, double soft_cap, double dropout) {
   return guarded([&] {
     constexpr const char* op = "attention";
     const Operands operands = attention_operands(op, args, present, 0);
     const ffi::AnyBuffer q = operands[kQ];
-    cpu::Attention call = attention_call(op, q, operands[kK], operands[kV], *out, causal, scale);
+    REQUIRE(rets.size() == 1 || rets.size() == 2, op, "one result or two; got " + std::to_string(rets.size()));
+    const ffi::AnyBuffer out = **rets.get<ffi::AnyBuffer>(0);
+    cpu::Attention call = attention_call(op, q, operands[kK], operands[kV], out, causal, scale);
+    if (rets.size() == 2) call.lse = lse_of(op, **rets.get<ffi::AnyBuffer>(1), q);
     const Shape query(op, "q", q, 3);
     const AttentionOperands more(op, operands, query, call.kv_length, {window, soft_cap, dropout});
     call.options = more.any();
@@ -62,7 +75,8 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::RemainingArgs args, Out out, int
   });
 }
 
-// -- attention_backward: operands, result and its cotangent; results are gradients of q, k, v, the bias and the slopes
+// -- attention_backward: operands, results and their cotangents; results are gradients of q, k, v, the bias and the
+// slopes
 
 ffi::Error attention_backward(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t present,
                               int64_t needs_grad, bool causal, double scale, int64_t window, double soft_cap,
@@ -70,9 +84,11 @@ ffi::Error attention_backward(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi
   return guarded([&] {
     constexpr const char* op = "attention_backward";
     constexpr uint64_t kFloating = 1u << kQ | 1u << kK | 1u << kV | 1u << kBias | 1u << kSlopes;
-    const Operands operands = attention_operands(op, args, present, 2);
+    const bool has_lse = args.size() == Mask(op, "present", present, kAttentionSlots).count() + 4;
+    const Operands operands = attention_operands(op, args, present, has_lse ? 4 : 2);
     const Gradients gradients(op, rets, needs_grad, kAttentionSlots, ~kFloating);
-    const ffi::AnyBuffer q = operands[kQ], k = operands[kK], v = operands[kV], cotangent = operands.other(1);
+    const ffi::AnyBuffer q = operands[kQ], k = operands[kK], v = operands[kV],
+                         cotangent = operands.other(has_lse ? 2 : 1);
     cpu::AttentionBackward backward{};
     backward.call = attention_call(op, q, k, v, operands.other(0), causal, scale);
     REQUIRE(same_type(q, cotangent), op, "a cotangent of the type of q");
@@ -80,6 +96,7 @@ ffi::Error attention_backward(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi
     const AttentionOperands more(op, operands, query, backward.call.kv_length, {window, soft_cap, dropout});
     backward.call.options = more.any();
     backward.cotangent = cotangent.untyped_data();
+    if (has_lse) backward.lse_cotangent = lse_of(op, operands.other(3), q);
     backward.dq = data_of(gradients(kQ, q));
     backward.dk = data_of(gradients(kK, k));
     backward.dv = data_of(gradients(kV, v));
@@ -146,7 +163,9 @@ ffi::Error decode_attention(ffi::ThreadPool pool, ffi::RemainingArgs args, Out o
 }
 
 EQXCALLBACK_CPU_KERNEL(attention, attention,
-                       bind_forward()
+                       optional_operands()
+                           .RemainingRets()
+                           .Attr<int64_t>("present")
                            .Attr<bool>("causal")
                            .Attr<double>("scale")
                            .Attr<int64_t>("window")

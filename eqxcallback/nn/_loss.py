@@ -45,12 +45,17 @@ class SoftmaxCrossEntropy(eqx.Module):
 
     @jax.named_scope("eqxcallback.nn.SoftmaxCrossEntropy")
     def __call__(
-        self, logits: Float[Array, " size"], label: Int[ArrayLike, ""], *, key: PRNGKeyArray | None = None
+        self,
+        logits: Float[Array, " size"],
+        label: Int[ArrayLike, ""] | Float[ArrayLike, " size"],
+        *,
+        key: PRNGKeyArray | None = None,
     ) -> Float[Array, ""]:
         """**Arguments:**
 
         - `logits`: an array of shape `(size,)`.
-        - `label`: an integer of shape `()`. A negative one counts from the end. One that is out of range gives NaN.
+        - `label`: an integer of shape `()`. A negative one counts from the end. One that is out of range gives NaN. Or floats
+            of shape `(size,)`, a target for each class.
         - `key`: ignored.
 
         **Returns:** the loss, in f32, or in the dtype of `logits` if that is wider.

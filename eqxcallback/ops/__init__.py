@@ -1,7 +1,11 @@
 """Arrays in, arrays out: one function for each op. A kernel where there is one for the platform, else the reference."""
 
 from ..transform import Implementation as Implementation
-from .attention import attention as attention, decode_attention as decode_attention
+from .attention import (
+    attention as attention,
+    attention_with_lse as attention_with_lse,
+    decode_attention as decode_attention,
+)
 from .cache import cache_append as cache_append
 from .glu import geglu as geglu, swiglu as swiglu
 from .linear import (

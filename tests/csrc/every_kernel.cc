@@ -208,6 +208,16 @@ static void attention(cpu::Element element, int64_t tokens, int64_t heads, int64
                                      kExecutor);
         },
         Gradient<T>{dq, {}}, Gradient<T>{dk, {}}, Gradient<T>{dv, {}});
+    const auto lse_cotangent = numbers<float>(tokens * heads);
+    std::vector<float> lse(lse_cotangent.size());
+    cpu::Attention with_lse = call;
+    with_lse.lse = lse.data();
+    kernels.attention(element, with_lse, kExecutor);
+    kernels.attention_backward(
+        element,
+        {with_lse, cotangent.data(), dq.data(), dk.data(), dv.data(), nullptr, nullptr, 0, 0, lse_cotangent.data()},
+        kExecutor);
+    show(out, lse, dq, dk, dv);
   }
   // With a bias and slopes: of each head, and then one bias for all heads.
   const int64_t pairs = tokens * tokens;

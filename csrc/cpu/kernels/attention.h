@@ -3,6 +3,8 @@
 // processor multiplies pairs of bf16: their products are the same.
 #pragma once
 
+#include <cmath>
+
 #include "cpu/kernels/attention_options.h"
 
 namespace eqxcallback::cpu {
@@ -45,6 +47,20 @@ void score_tile(const Attention& args, const QueryBlock& block, const float* que
 
 // Of sums of weights. A query without keys has zero, as what it gives.
 F inverse_or_zero(F sum) { return Simd::select_less(Simd::zero(), sum, Simd::div(Simd::broadcast(1.0f), sum), sum); }
+
+// The logarithms of the sums of weights above the highest logits, which are powers of two. A query without keys has
+// -inf.
+void store_lse(const Attention& args, const QueryBlock& block, const F* highest, const F* sum, int vectors) {
+  float high[kQueryBlock], total[kQueryBlock];
+  for (int v = 0; v < vectors; ++v) {
+    Simd::store(high + v * kLanes, highest[v]), Simd::store(total + v * kLanes, sum[v]);
+  }
+  float* out = args.lse + (block.b * args.q_length + block.begin) * args.heads + block.h;
+  for (int64_t i = 0; i < block.queries; ++i) {
+    const double power = static_cast<double>(high[i]) + std::log2(static_cast<double>(total[i]));
+    out[i * args.heads] = static_cast<float>(power / static_cast<double>(kLog2E));
+  }
+}
 
 // The queries from `begin` of one head, at most kQueryBlock of them, which fit into so many vectors.
 template <class T, bool kOptions, int kVectors = Simd::kOuterVectors>
@@ -112,6 +128,7 @@ void attend(const Attention& args, int64_t b, int64_t h, int64_t begin, float* s
 
   store_columns(static_cast<T*>(args.out) + q_offset, q_stride, block.queries, D, out_t,
                 [&](int64_t i) { return inverse_or_zero(sum[i / kLanes]); });
+  if (args.lse != nullptr) store_lse(args, block, highest, sum, kVectors);
 }
 
 void attention(Element element, const Attention& args, const Executor& executor) {

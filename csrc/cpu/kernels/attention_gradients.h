@@ -105,6 +105,13 @@ void sum_products(const float* out, int64_t stride, const QueryBlock& block, con
   }
 }
 
+// The share of `lse` in the gradients of the logits, weight * cotangent, is subtracted from delta.
+void subtract_lse(const AttentionBackward& args, const QueryBlock& block, float* delta) {
+  const int64_t heads = args.call.heads;
+  const float* cotangent = args.lse_cotangent + (block.b * args.call.q_length + block.begin) * heads + block.h;
+  for (int64_t i = 0; i < block.queries; ++i) delta[i] -= cotangent[i * heads];
+}
+
 // delta = the sum of cotangent * out; the highest of the logits, as powers of two, and 1 / the sum of what they are
 // above it, which is zero for a query that sees nothing, or is none. (Not the logarithm of the sum: added to a high
 // logit, it would be lost.) Logits are kept in `kept`, rows of keys from block.first on, if there is room.
@@ -151,6 +158,7 @@ void sum_queries(const AttentionBackward& args, const QueryBlock& block, const T
     Simd::store(to.inverse + v * kLanes, inverse);
     if (kFromWeights) Simd::store(to.delta + v * kLanes, Simd::mul(delta[v], inverse));
   }
+  if (args.lse_cotangent != nullptr) subtract_lse(args, block, to.delta);
 }
 
 // The weights of a tile after dropout, and the gradients of its logits, before what was added to them: `added` gets

@@ -1,5 +1,6 @@
 """Scaled dot-product attention with grouped queries."""
 
+import inspect
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from . import _numpy, _reference, _triton
 from ._operands import FAR, OPTIONAL, Segments, Window, causal_window, check_keys, dropout_of, operands
 
 
-def _of_pair(
+def _both(
     q: Any,
     kv: Any,
     bias: Any = None,
@@ -26,23 +27,35 @@ def _of_pair(
     dropout_keys: Any = None,
     kept: Any = None,
     **options: Any,
-) -> Array:
-    """Calls the reference of the op, of which keys and values are one argument."""
+) -> tuple[Array, Array]:
+    """Calls the reference of the ops, of which keys and values are one argument."""
     segment_ids = None if query_segments is None else (query_segments, key_segments)
     more = (bias, mask, alibi_slopes, segment_ids, lengths, offset, dropout_keys, kept)
-    return _reference.attention(q, kv[0], kv[1], *more, **options)
+    return _reference.attention_with_lse(q, kv[0], kv[1], *more, **options)
+
+
+def _of_pair(*args: Any, **options: Any) -> Array:
+    return _both(*args, **options)[0]
 
 
 _OPTIONS = ("causal", "scale", "window", "soft_cap", "dropout")
 _NATIVE = NativeKernel("attention", attributes=(*_OPTIONS, "present"), supports=floats)
 _NATIVE_BACKWARD = NativeKernel("attention_backward", attributes=(*_OPTIONS, "present", "needs_grad"), supports=floats)
 # Keys and values are one argument, which is mapped as a whole.
+_METHODS = {"q": "broadcast_all", "kv": "fold", **dict.fromkeys(OPTIONAL, "fold")}
 _attention = Op(
     "attention",
     kernels={"cpu": (_NATIVE, _numpy.ATTENTION), "cuda": (_triton.ATTENTION, _numpy.ATTENTION)},
     reference=_of_pair,
-    vmap_method={"q": "broadcast_all", "kv": "fold", **dict.fromkeys(OPTIONAL, "fold")},
+    vmap_method=_METHODS,
     backward={"cpu": _NATIVE_BACKWARD, "cuda": _triton.ATTENTION_BACKWARD},
+)
+_attention_with_lse = Op(
+    "attention_with_lse",
+    kernels={"cpu": (_NATIVE, _numpy.ATTENTION_WITH_LSE), "cuda": _numpy.ATTENTION_WITH_LSE},
+    reference=_both,
+    vmap_method=_METHODS,
+    backward={"cpu": _NATIVE_BACKWARD},
 )
 
 
@@ -117,7 +130,78 @@ def attention(
         [ALiBi](https://arxiv.org/abs/2108.12409), [sliding windows](https://arxiv.org/abs/2004.05150),
         [soft capping](https://arxiv.org/abs/2408.00118)
     """
-    name = "attention"
+    return _attend(
+        _attention,
+        q,
+        k,
+        v,
+        causal=causal,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        bias=bias,
+        mask=mask,
+        alibi_slopes=alibi_slopes,
+        segment_ids=segment_ids,
+        lengths=lengths,
+        offset=offset,
+        dropout=dropout,
+        key=key,
+        implementation=implementation,
+    )[0]
+
+
+def attention_with_lse(
+    q: Float[Array, "*batch queries heads size"],
+    k: Float[Array, "*batch keys kv_heads size"],
+    v: Float[Array, "*batch keys kv_heads v_size"],
+    **options: Any,
+) -> tuple[Float[Array, "*batch queries heads v_size"], Float[Array, "*batch queries heads"]]:
+    r"""[`eqxcallback.ops.attention`][], and for each query the logarithm of the sum of the exponentials of its logits.
+
+    Attention over parts of the keys is put together from both, as in a ring of devices, with a cache in pages, or with a prefix
+    that several prompts share:
+
+    ```python
+    parts = [eqxcallback.ops.attention_with_lse(q, k, v) for k, v in ((k1, v1), (k2, v2))]
+    out, lse = map(jnp.stack, zip(*parts))
+    whole = (jax.nn.softmax(lse, axis=0)[..., None] * out).sum(axis=0)
+    ```
+
+    **Arguments:**
+
+    - `q`, `k`, `v`, `options`: those of [`eqxcallback.ops.attention`][].
+
+    **Returns:** a tuple of what it returns, and of an array of shape `(*batch, queries, heads)`, in f32, or in the dtype of `q`
+    if that is wider. A query that sees no key has `-inf` there. `dropout` does not change it. Both have derivatives; JAX's
+    `return_residual=True` has none.
+
+    On a GPU the reference runs.
+    """
+    if unknown := [name for name in options if name not in _KEYWORDS]:
+        raise TypeError(f"attention_with_lse: expected options of attention; got {unknown[0]!r}.")
+    return _attend(_attention_with_lse, q, k, v, **options)
+
+
+def _attend(
+    op: Op,
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Window = None,
+    soft_cap: float | None = None,
+    alibi_slopes: Any = None,
+    offset: Any = None,
+    dropout: float = 0.0,
+    key: Any = None,
+    implementation: Implementation = "auto",
+    **more: Any,
+) -> Any:
+    """A tuple of the results of `op`."""
+    name = op.name
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     check(q.ndim >= 3, name, "q of shape (*batch, queries, heads, size)", q=q)
     check_keys(name, q, k, v, q.shape[:-3])
@@ -133,22 +217,16 @@ def attention(
         batch = q.shape[:-3]
         start = k.shape[-3] - q.shape[-3] if offset is None else offset
         offset = jnp.clip(integers(name, "offset", start, batch), -FAR, FAR) + ahead
-    more = operands(
-        name,
-        q,
-        k.shape[-3],
-        bias=bias,
-        mask=mask,
-        alibi_slopes=alibi_slopes,
-        segment_ids=segment_ids,
-        lengths=lengths,
-        offset=offset,
-        dropout=dropout,
-        key=key,
-    )
+    more |= {"alibi_slopes": alibi_slopes, "offset": offset, "dropout": dropout, "key": key}
+    optional = operands(name, q, k.shape[-3], **more)
     size, v_size = q.shape[-1], v.shape[-1]
     q, k, v = (_padded(x, max(size, v_size)) for x in (q, k, v))
-    return _attention.using(implementation)(q, (k, v), *more.values(), **options)[..., :v_size]
+    results = op.using(implementation)(q, (k, v), *optional.values(), **options)
+    out, *lse = results if isinstance(results, tuple) else (results,)
+    return (out if v_size == out.shape[-1] else out[..., :v_size], *lse)
+
+
+_KEYWORDS = {name for name, each in inspect.signature(attention).parameters.items() if each.kind == each.KEYWORD_ONLY}
 
 
 def _padded(x: Array, size: int) -> Array:

@@ -33,6 +33,7 @@ def attend(
     window: int = 0,
     soft_cap: float = 0.0,
     dropout: float = 0.0,
+    lse: Any = None,
 ) -> None:
     """The axes of operands are the last ones of those of `q`: all are aligned at the right end."""
     queries, keys = q.shape[-3], kv[0].shape[-3]
@@ -77,13 +78,21 @@ def attend(
         last = keys
         if causal and offset is None:
             last = min(last, max(stop + keys - queries, 0))
-        part = _attend(xp, q[..., rows, :, :], kv, last, logits_of, dropped if dropout else None, scale)
+        part, sums = _attend(xp, q[..., rows, :, :], kv, last, logits_of, dropped if dropout else None, scale)
         store(out[..., rows, :, :], part)
+        if lse is not None:
+            store(lse[..., rows, :], sums)
 
 
 @on_arrays
 def attention(xp: Any, out: Any, *args: Any, **options: Any) -> None:
     attend(xp, out, *args, **options)
+
+
+@on_arrays
+def attention_with_lse(xp: Any, results: Any, *args: Any, **options: Any) -> None:
+    out, lse = results
+    attend(xp, out, *args, lse=lse, **options)
 
 
 @on_arrays
@@ -119,8 +128,10 @@ def _attend(
     logits_of: Callable[[Any, slice], Any],
     dropped: Callable[[Any, slice], Any] | None,
     scale: float,
-) -> Any:
-    """Some queries, the first `last` keys. Both functions take what is `(*batch, heads, queries, keys)`, and the keys."""
+) -> tuple[Any, Any]:
+    """Of some queries and the first `last` keys, the result and the log-sum-exp. Both functions take what is
+    `(*batch, heads, queries, keys)`, and the keys.
+    """
     k, v = (xp.swapaxes(each, -2, -3)[..., None, :, :] for each in kv)  # kv_heads, 1, keys, size
     *batch, queries, heads, size = q.shape
     kv_heads = k.shape[-4]
@@ -142,9 +153,12 @@ def _attend(
             weights = dropped(weights.reshape(*batch, heads, queries, width), columns).reshape(*group, width)
         sums = sums * before + weights @ wide(v[..., columns, :])
         highest = higher
-    # A query that sees nothing gives zeros.
-    return xp.moveaxis(sums / xp.where(total == 0, xp.ones_like(total), total), -2, -4).reshape(q.shape)
+    # A query that sees nothing gives zeros, and -inf.
+    nothing, total = total == 0, xp.where(total == 0, xp.ones_like(total), total)
+    lse = xp.where(nothing, -np.inf, finite(highest, xp) + xp.log(total)).reshape(*batch, heads, queries)
+    return xp.moveaxis(sums / total, -2, -4).reshape(q.shape), xp.swapaxes(lse, -1, -2)
 
 
 ATTENTION = PythonKernel(attention, only_if_chosen=True)
+ATTENTION_WITH_LSE = PythonKernel(attention_with_lse, only_if_chosen=True)
 DECODE_ATTENTION = PythonKernel(decode_attention, only_if_chosen=True)

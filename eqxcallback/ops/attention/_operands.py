@@ -36,14 +36,14 @@ def operands(
     q: Array,
     keys: int,
     *,
-    bias: ArrayLike | None,
-    mask: ArrayLike | None,
-    alibi_slopes: ArrayLike | None,
-    segment_ids: Segments,
-    lengths: ArrayLike | None,
-    offset: ArrayLike | None,
-    dropout: float,
-    key: Any,
+    bias: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    alibi_slopes: ArrayLike | None = None,
+    segment_ids: Segments = None,
+    lengths: ArrayLike | None = None,
+    offset: ArrayLike | None = None,
+    dropout: float = 0.0,
+    key: Any = None,
 ) -> dict[str, Any]:
     """`OPTIONAL` by name, `None` where one is absent. All have the batch axes of `q`, perhaps of size 1."""
     batch, heads = q.shape[:-3], q.shape[-2]

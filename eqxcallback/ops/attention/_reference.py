@@ -1,5 +1,7 @@
 """Scaled dot-product attention with grouped queries."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
@@ -12,7 +14,11 @@ from ._reference_dropout import kept as rows_kept
 ROWS = 64
 
 
-def attention(
+def attention(*args: Any, **options: Any) -> Float[Array, "*batch queries heads size"]:
+    return attention_with_lse(*args, **options)[0]
+
+
+def attention_with_lse(
     q: Float[Array, "*batch queries heads size"],
     k: Float[Array, "*batch keys kv_heads size"],
     v: Float[Array, "*batch keys kv_heads size"],
@@ -30,8 +36,10 @@ def attention(
     window: int = 0,
     soft_cap: float = 0.0,
     dropout: float = 0.0,
-) -> Array:
-    """`window` and `soft_cap` of 0 are none. With `dropout`, either `dropout_keys` or `kept` says which weights stay."""
+) -> tuple[Float[Array, "*batch queries heads size"], Float[Array, "*batch queries heads"]]:
+    """The result, and the log-sum-exp of the logits. `window` and `soft_cap` of 0 are none. With `dropout`, either
+    `dropout_keys` or `kept` says which weights stay.
+    """
     queries, keys = q.shape[-3], k.shape[-3]
     ids, key_ids = (None, None) if segment_ids is None else segment_ids
     dtype = wide(q.dtype)
@@ -85,8 +93,14 @@ def attention(
     # Twice: the first derivative uses up one of them, and the second would keep what it computes.
     for _ in range(2):
         block = jax.checkpoint(block, prevent_cse=False)
-    out = jax.lax.map(lambda x: block(*x), (rows * jnp.arange(count, dtype=jnp.int32), *per_row))
-    return jnp.moveaxis(out, 0, -4).reshape(*q.shape[:-3], count * rows, *q.shape[-2:])[..., :queries, :, :]
+    blocks = jax.lax.map(lambda x: block(*x), (rows * jnp.arange(count, dtype=jnp.int32), *per_row))
+
+    def join(x: Array, axis: int) -> Array:
+        x = jnp.moveaxis(x, 0, axis - 1)
+        x = x.reshape(*x.shape[: axis - 1], count * rows, *x.shape[axis + 1 :])
+        return jax.lax.slice_in_dim(x, 0, queries, axis=axis)
+
+    return join(blocks[0], -3), join(blocks[1], -2)
 
 
 def decode_attention(
@@ -136,7 +150,7 @@ def _attend(
     terms: list[Array],
     kept: Bool[Array, "*batch heads queries keys"] | None,
     dropout: float,
-) -> Array:
+) -> tuple[Array, Array]:
     heads, size = q.shape[-2:]
     kv_heads, keys = k.shape[-2], k.shape[-3]
     group = (kv_heads, heads // kv_heads) if kv_heads else (0, 0)
@@ -152,9 +166,11 @@ def _attend(
     highest_logit = jnp.where(highest_logit == -jnp.inf, 0.0, highest_logit)
     weights = jnp.exp(jnp.where(seen, logits - highest_logit, -jnp.inf))
     total = weights.sum(axis=-1, keepdims=True)
-    weights = weights / jnp.where(total == 0, 1.0, total)
+    nothing, total = total == 0, jnp.where(total == 0, 1.0, total)
+    lse = jnp.where(nothing, -jnp.inf, highest_logit + jnp.log(total))
+    weights = weights / total
     if kept is not None:
         weights = jnp.where(kept, weights / (1 - dropout), 0.0)
     weights = weights.reshape(*q.shape[:-3], *group, q.shape[-3], keys)
     out = jnp.einsum("...kgst,...tkd->...skgd", weights, v, precision=highest)
-    return out.reshape(q.shape).astype(q.dtype)
+    return out.reshape(q.shape).astype(q.dtype), jnp.swapaxes(lse[..., 0], -1, -2)

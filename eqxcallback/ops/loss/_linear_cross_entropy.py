@@ -7,7 +7,7 @@ from ...core import check, check_floats, integers, soft_cap_of
 from ...transform import Implementation, Op
 from .._precision import wide
 from . import _numpy, _reference
-from ._cross_entropy import loss_options
+from ._cross_entropy import loss_options, weights_of
 
 
 _linear_cross_entropy = Op(
@@ -24,6 +24,7 @@ def linear_cross_entropy(
     labels: Int[ArrayLike, "*batch"],
     *,
     bias: Float[Array, " size"] | None = None,
+    class_weights: Float[ArrayLike, " size"] | None = None,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     ignore_index: int | None = None,
@@ -42,8 +43,10 @@ def linear_cross_entropy(
     - `x`: an array of shape `(*batch, in_features)`.
     - `weight`: $W$, of shape `(size, in_features)` and the dtype of `x`: a row for each class, as `equinox.nn.Linear` and
         `equinox.nn.Embedding` have it.
-    - `labels`: integers of shape `batch`. A negative one counts from the end. One that is out of range gives NaN.
+    - `labels`: integers of shape `batch`. A negative one counts from the end. One that is out of range gives NaN. A target for
+        each class would be as large as the logits: pass these to [`eqxcallback.ops.softmax_cross_entropy`][].
     - `bias`: $b$, of shape `(size,)`.
+    - `class_weights`: of shape `(size,)`, as in [`eqxcallback.ops.softmax_cross_entropy`][].
     - `label_smoothing`, `z_loss`, `ignore_index`: as in [`eqxcallback.ops.softmax_cross_entropy`][].
     - `soft_cap`: $c$, which makes $c \tanh(z / c)$ of each logit $z$.
     - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].
@@ -67,4 +70,5 @@ def linear_cross_entropy(
         check_floats(name, bias=bias)
         check(bias.shape == weight.shape[:1], name, "bias of shape (size,)", bias=bias, weight=weight)
         bias = bias.astype(wide(x.dtype))
-    return _linear_cross_entropy.using(implementation)(x, weight, labels, bias, **options)
+    weights = None if class_weights is None else weights_of(name, class_weights, weight.shape[0], x.dtype)
+    return _linear_cross_entropy.using(implementation)(x, weight, labels, bias, weights, **options)

@@ -25,6 +25,7 @@ def linear_cross_entropy(
     weight: Any,
     labels: Any,
     bias: Any = None,
+    class_weights: Any = None,
     *,
     soft_cap: float | None = None,
     **options: Any,
@@ -38,7 +39,7 @@ def linear_cross_entropy(
             z = z if bias is None else z + bias[here]
             yield first, z if soft_cap is None else soft_cap * xp.tanh(z / soft_cap)
 
-    _loss(xp, out, chunks(), labels, size, **options)
+    _loss(xp, out, chunks(), labels, size, class_weights, **options)
 
 
 def _loss(
@@ -47,6 +48,7 @@ def _loss(
     chunks: Iterable[tuple[int, Any]],
     labels: Any,
     size: int,
+    class_weights: Any = None,
     *,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
@@ -61,14 +63,18 @@ def _loss(
         shift = finite(higher, xp)
         total = total * xp.exp(highest - shift) + xp.exp(z - shift[..., None]).sum(axis=-1)
         highest = higher
-        every = every + z.sum(axis=-1)
+        weighted = z if class_weights is None else z * class_weights[first : first + z.shape[-1]]
+        every = every + weighted.sum(axis=-1)
         there = index - first
         picked = xp.take_along_axis(z, xp.clip(there, 0, z.shape[-1] - 1)[..., None], axis=-1)[..., 0]
         chosen = xp.where((there >= 0) & (there < z.shape[-1]), picked, chosen)
     shift, log_total = finite(highest, xp), xp.log(total)
-    loss = log_total - (chosen - shift)
+    loss, weights = log_total - (chosen - shift), 1.0
+    if class_weights is not None and size:
+        loss, weights = loss * class_weights[xp.clip(index, 0, size - 1)], class_weights.mean()
     if label_smoothing:
-        loss = (1 - label_smoothing) * loss + label_smoothing * (log_total - (every / max(size, 1) - shift))
+        mean = every / max(size, 1) - weights * shift
+        loss = (1 - label_smoothing) * loss + label_smoothing * (weights * log_total - mean)
     loss = xp.where((index >= 0) & (index < size), loss + z_loss * (log_total + shift) ** 2 if z_loss else loss, np.nan)
     store(out, loss if ignore_index is None else xp.where(labels == ignore_index, 0.0, loss))
 

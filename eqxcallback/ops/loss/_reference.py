@@ -40,6 +40,7 @@ def linear_cross_entropy(
     weight: Float[Array, "size in_features"],
     labels: Int[Array, "*batch"],
     bias: Float[Array, " size"] | None = None,
+    class_weights: Float[Array, " size"] | None = None,
     *,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
@@ -60,7 +61,7 @@ def linear_cross_entropy(
     @jax.checkpoint  # and for those of the first derivative, which drops one of the two
     def add(sums: Any, chunk: Any) -> Any:
         highest, total, chosen, every = sums
-        first, weight, bias = chunk
+        first, weight, bias, class_weights = chunk
         z = jnp.einsum("...i,ci->...c", x, weight.astype(dtype), precision=jax.lax.Precision.HIGHEST)
         if bias is not None:
             z = z + jnp.broadcast_to(bias.astype(dtype), z.shape)
@@ -72,26 +73,33 @@ def linear_cross_entropy(
         total = total * jnp.exp(highest - shift) + jnp.sum(jnp.exp(z - shift[..., None]), axis=-1)
         here = first + jax.lax.broadcasted_iota(jnp.int32, z.shape, z.ndim - 1) == index[..., None]
         chosen = chosen + jnp.sum(jnp.where(here, z, 0.0), axis=-1)
-        return higher, total, chosen, every + jnp.sum(z, axis=-1) if label_smoothing else every
+        if label_smoothing:
+            every = every + jnp.sum(
+                z if class_weights is None else z * jnp.broadcast_to(class_weights, z.shape), axis=-1
+            )
+        return higher, total, chosen, every
 
     # What a scan carries has one type: in a `shard_map`, the first sums vary over the axes of all operands, as the next ones do.
-    operands = (x, weight, labels) if bias is None else (x, weight, labels, bias)
+    operands = (each for each in (x, weight, labels, bias, class_weights) if each is not None)
     zeros = sum((jnp.zeros_like(each, dtype, ()) for each in operands), jnp.zeros(labels.shape, dtype))
     sums = (zeros - jnp.inf, zeros, zeros, zeros)
     length = _length(size)
     count = size // length
     whole = count * length
     starts = length * jnp.arange(count, dtype=jnp.int32)
-    chunks = (starts, *(_split(array, count, length) for array in (weight, bias)))
+    chunks = (starts, *(_split(array, count, length) for array in (weight, bias, class_weights)))
     sums, _ = jax.lax.scan(lambda sums, chunk: (add(sums, chunk), None), sums, chunks)
     if whole < size:
-        sums = add(sums, (jnp.int32(whole), weight[whole:], None if bias is None else bias[whole:]))
+        rest = (None if each is None else each[whole:] for each in (bias, class_weights))
+        sums = add(sums, (jnp.int32(whole), weight[whole:], *rest))
 
     highest, total, chosen, every = sums
     shift, log_total = _finite(highest), jnp.log(total)
-    loss = log_total - (chosen - shift)
+    loss, weights = log_total - (chosen - shift), 1.0
+    if class_weights is not None:
+        loss, weights = loss * class_weights.at[labels].get(mode="fill", fill_value=0.0), jnp.mean(class_weights)
     if label_smoothing:
-        loss = (1 - label_smoothing) * loss + label_smoothing * (log_total - (every / size - shift))
+        loss = (1 - label_smoothing) * loss + label_smoothing * (weights * log_total - (every / size - weights * shift))
     if z_loss:
         loss = loss + z_loss * jnp.square(log_total + shift)
     loss = jnp.where((index >= 0) & (index < size), loss, jnp.nan)

@@ -11,7 +11,12 @@ from .. import table
 from ..table import normal
 
 
-def exact(
+def exact(*args: Any, **options: Any) -> Any:
+    """Of one example."""
+    return exact_with_lse(*args, **options)[0]
+
+
+def exact_with_lse(
     q: Any,
     k: Any,
     v: Any,
@@ -29,7 +34,6 @@ def exact(
     dropout=0.0,
     key: Any = None,
 ) -> Any:
-    """Of one example."""
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     (queries, heads, size), (keys, kv_heads, _) = q.shape, k.shape
     position = (keys - queries if offset is None else int(offset)) + np.arange(queries)[:, None]
@@ -47,7 +51,7 @@ def exact(
     if segment_ids is not None:
         of_queries, of_keys = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
         seen &= np.asarray(of_queries)[:, None] == np.asarray(of_keys)[None]
-    out = np.zeros((queries, heads, v.shape[-1]))
+    out, lse = np.zeros((queries, heads, v.shape[-1])), np.full((queries, heads), -np.inf)
     for h in range(heads):
         group = h // (heads // kv_heads)
         logits = (size**-0.5 if scale is None else scale) * q[:, h] @ k[:, group].T
@@ -61,12 +65,14 @@ def exact(
         logits = np.where(now, logits, -np.inf)
         highest = logits.max(1, keepdims=True, initial=-np.inf)
         weights = np.exp(logits - np.where(np.isinf(highest), 0, highest))
+        some = ~np.isinf(highest[:, 0])
+        lse[some, h] = (highest[:, 0] + np.log(np.maximum(weights.sum(1), 1e-300)))[some]
         weights = weights / np.maximum(weights.sum(1, keepdims=True), 1e-300)
         if dropout:
             kept = jax.random.bernoulli(jax.random.split(key, heads)[h], 1 - dropout, (queries, keys))
             weights = np.where(kept, weights / (1 - dropout), 0)
         out[:, h] = weights @ v[:, group]
-    return out
+    return out, lse
 
 
 def inputs(queries, keys, heads, kv_heads, size, dtype: Any = np.float32):

@@ -1,0 +1,29 @@
+"""Cross-entropy of a softmax against a target for every class."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from .._precision import wide
+
+
+def cross_entropy_of_targets(
+    logits: Float[Array, "*batch size"], targets: Float[Array, "*batch size"], *, z_loss: float = 0.0
+) -> Float[Array, "*batch"]:
+    logits = logits.astype(wide(logits.dtype))
+    logs = jax.nn.log_softmax(logits, axis=-1)
+    # A class that is hidden by a logit of -inf may have no target: zero times infinity would be NaN.
+    loss = -jnp.sum(jnp.where(targets == 0, 0.0, targets * jnp.where(targets == 0, 0.0, logs)), axis=-1)
+    return loss + z_loss * jnp.square(jax.nn.logsumexp(logits, axis=-1)) if z_loss else loss
+
+
+def targets_of_labels(
+    labels: Int[Array, "*batch"], class_weights: Float[Array, " size"], label_smoothing: float
+) -> Float[Array, "*batch size"]:
+    """One that is out of range has NaN."""
+    size = class_weights.shape[0]
+    index = jnp.where(labels < 0, labels + size, labels)[..., None]
+    chosen = jax.lax.broadcasted_iota(jnp.int32, (*labels.shape, size), labels.ndim) == index
+    weights = jnp.broadcast_to(class_weights, chosen.shape)
+    targets = weights * ((1 - label_smoothing) * chosen.astype(weights.dtype) + label_smoothing / max(size, 1))
+    return jnp.where((index >= 0) & (index < size), targets, jnp.nan)
