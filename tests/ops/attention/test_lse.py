@@ -104,7 +104,7 @@ def in_parts(q, k, v, cuts, **given):
 def test_parts_are_the_whole(implementation):
     """Also where a part has no key for a query, and in the derivatives."""
     args, given = options.inputs(40, 60, 4, 2, 8), {"causal": True, "implementation": implementation}
-    whole, parts = (lambda *args: ops.attention(*args, **given)), (lambda *args: in_parts(*args, (20, 45), **given))
+    whole, parts = (lambda *args: ops.attention(*args, **given)), (lambda q, k, v: in_parts(q, k, v, (20, 45), **given))
     np.testing.assert_allclose(parts(*args), whole(*args), rtol=1e-5, atol=1e-6)
     got, want = (
         jax.jit(jax.grad(lambda *args, f=f: jnp.sin(f(*args)).sum(), (0, 1, 2)))(*args) for f in (parts, whole)
