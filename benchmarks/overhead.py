@@ -1,7 +1,8 @@
 """What a callback costs: `python -m benchmarks overhead [--quick] [--readme]`.
 
 Calls: a chain of 100 on f32[128] in one jit, for each way to leave XLA. Sizes: identity and add-one from 4 KiB to 256 MiB,
-in place and not; and how the cost grows from 4 to 32 MiB. Seconds are of this machine; the ratios are what means something.
+in place and not; and how the cost grows from 4 to 32 MiB. Layers outside of `jit`, beside Equinox's. Seconds are of this
+machine; the ratios are what means something.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from . import _report
 from ._empty import empty, empty_but_first
 from ._memory import keep_freed_memory
 from ._native import load, native_library
+from ._overhead_layers import measure_layers, report_layers
 from ._overhead_sizes import measure_size, microseconds, report_growth, report_sizes
 from ._rows import Goal
 from ._timing import Timing, interleaved
@@ -203,12 +205,13 @@ def main() -> None:
     options = parser.parse_args()
     rounds, seconds = {"full": (21, 0.05), "quick": (5, 0.05), "tiny": (2, 0.0)}[options.mode]
     calls, eager = measure_calls(rounds, seconds), measure_eager(rounds, seconds)
+    layers = measure_layers(rounds, seconds)
     exponents = {"full": (12, 16, 20, 22, 25, 28), "quick": (12, 18, 22, 25), "tiny": (12, 22, 25)}[options.mode]
     rounds, seconds = {"full": (9, 0.2), "quick": (5, 0.02), "tiny": (2, 0.0)}[options.mode]
     sizes = {1 << e: measure_size(1 << e, rounds, seconds) for e in exponents}
     keep_freed_memory()  # last: it stays so
     kept = {1 << e: measure_size(1 << e, rounds, seconds) for e in exponents if e >= 22}
-    tables = [report_calls(calls, eager), report_sizes(sizes), report_growth(sizes, kept)]
+    tables = [report_calls(calls, eager), report_layers(layers), report_sizes(sizes), report_growth(sizes, kept)]
     markdown = "\n\n".join([*tables, _report.measured_on()])
     print(markdown)
     data = {
@@ -216,6 +219,7 @@ def main() -> None:
         "rows": goals(calls),
         "calls": {name: t._asdict() for name, t in calls.items()},
         "eager": {name: t._asdict() for name, t in eager.items()},
+        "eager layers": {name: {who: t._asdict() for who, t in row.items()} for name, row in layers.items()},
         "sizes": _as_data(sizes),
         "sizes, malloc keeps memory": _as_data(kept),
     }

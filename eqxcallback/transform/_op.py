@@ -147,10 +147,10 @@ class Op:
         for name, method in self.vmap_method.items():
             if method not in METHODS:
                 raise ValueError(f"{who}: expected vmap_method[{name!r}] to be one of {METHODS}; got {method!r}.")
-            if self._parameters and name not in self._parameters:
+            if name not in self._parameters:
+                there = ", ".join(self._parameters) or "none, as its reference has no parameters with names"
                 raise ValueError(
-                    f"{who}: vmap_method has {name!r}, which is not a parameter of the op; there are "
-                    f"{', '.join(self._parameters)}."
+                    f"{who}: vmap_method has {name!r}, which is not a parameter of the op; there are {there}."
                 )
 
     @property

@@ -65,6 +65,11 @@ def aliased(aliases: Any):
             r"vmap_method has 'z', which is not a parameter of the op; there are x\.",
         ),
         (
+            lambda: op({}, lambda *args: args[0], {"x": "sequential"}),
+            ValueError,
+            r"'x', which is not a parameter of the op; there are none, as its reference has no parameters with names\.",
+        ),
+        (
             lambda: op({"cpu": aliased([0])}),
             TypeError,
             r"Op\(norm\): .* to be a mapping; got list",

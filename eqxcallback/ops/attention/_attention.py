@@ -1,5 +1,6 @@
 """Scaled dot-product attention with grouped queries."""
 
+import functools
 import inspect
 from typing import Any
 
@@ -34,6 +35,7 @@ def _both(
     return _reference.attention_with_lse(q, kv[0], kv[1], *more, **options)
 
 
+@functools.wraps(_both)  # its parameters are those of the op
 def _of_pair(*args: Any, **options: Any) -> Array:
     return _both(*args, **options)[0]
 
