@@ -19,7 +19,7 @@ from ._timing import Timing, interleaved
 SIZE = 64
 
 
-def layers() -> dict[str, tuple[Any, tuple[jax.Array, ...]]]:
+def layers() -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Equinox's, and arguments of theirs."""
     key, x = jr.key(0), jnp.ones(SIZE)
     return {

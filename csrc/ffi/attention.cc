@@ -64,7 +64,7 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remaini
     constexpr const char* op = "attention";
     const Operands operands = attention_operands(op, args, present, 0);
     const ffi::AnyBuffer q = operands[kQ];
-    REQUIRE(rets.size() == 1 || rets.size() == 2, op, "one result or two; got " + std::to_string(rets.size()));
+    REQUIRE(rets.size() == 1 || rets.size() == 2, op, "one of the results, or two; got " + std::to_string(rets.size()));
     const ffi::AnyBuffer out = **rets.get<ffi::AnyBuffer>(0);
     cpu::Attention call = attention_call(op, q, operands[kK], operands[kV], out, causal, scale);
     if (rets.size() == 2) call.lse = lse_of(op, **rets.get<ffi::AnyBuffer>(1), q);

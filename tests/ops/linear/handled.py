@@ -1,0 +1,44 @@
+"""What the handlers of this family take, by names that begin with their symbol, and what they do not."""
+
+from ..handled import BF16, a, i8, i32, present, u8
+
+
+Q8 = {"encoding": "Q8_0", "activations": "int8"}
+EXACT = {"activations": "exact"}
+LINEAR = present(0, 1)
+
+HANDLED = {
+    "linear": ([a(2, 5), a(3, 5), a(3)], a(2, 3), present(0, 1, 2)),
+    "linear, plain": ([a(2, 5), a(3, 5)], a(2, 3), present(0, 1)),
+    "int8_linear": ([a(2, 5), i8(3, 5), a(3)], a(2, 3), EXACT),
+    "int8_linear, int8": ([a(2, 5), i8(3, 5), a(3)], a(2, 3), {"activations": "int8"}),
+    "quantized_linear": ([a(2, 32), u8(3, 34)], a(2, 3), Q8),
+}
+NOT_HANDLED = [
+    ("linear", [a(2, 5)], a(2, 3), present(0), r"weight to be present; got the mask 1"),
+    ("linear", [a(2, 5), a(3, 5, dtype=BF16)], a(2, 3), LINEAR, r"weight of the type of x and shape"),
+    ("linear", [a(2, 5), a(3, 4)], a(2, 3), LINEAR, r"shape \(out_features, 5\); got \(3, 4\)"),
+    ("linear", [a(2, 5), a(3, 5), a(4)], a(2, 3), present(0, 1, 2), r"bias of shape \(3,\); got \(4\)"),
+    ("linear", [a(2, 5), a(3, 5), a(3, dtype=BF16)], a(2, 3), present(0, 1, 2), r"bias of float32"),
+    ("linear", [a(2, 5), a(3, 5)], a(2, 4), LINEAR, r"a result of shape \(\*batch, out_features\)"),
+    ("int8_linear", [a(2, 5), u8(3, 5), a(3)], a(2, 3), EXACT, r"weight of int8"),
+    ("int8_linear", [a(2, 5), i8(3, 4), a(3)], a(2, 3), EXACT, r"weight of shape \(out_features, 5\); got \(3, 4\)"),
+    ("int8_linear", [a(2, 5), i8(3, 5), a(4)], a(2, 3), EXACT, r"scale of shape \(3,\); got \(4\)"),
+    ("int8_linear", [a(2, 5), i8(3, 5), a(3)], a(2, 4), EXACT, r"a result of shape \(\*batch, out_features\)"),
+    ("int8_linear", [a(2, 5), i8(3, 5), a(3)], a(2, 3), {"activations": "bf16"}, r"exact or int8; got bf16"),
+    ("quantized_linear", [a(32), u8(3, 34)], a(3), {**Q8, "encoding": "Q4_0"}, r"the encoding Q4_1 or Q8_0; got Q4_0"),
+    ("quantized_linear", [a(32), u8(3, 34)], a(3), {**Q8, "encoding": ""}, r"the encoding Q4_1 or Q8_0; got \."),
+    ("quantized_linear", [a(32), u8(3, 34)], a(3), {**Q8, "activations": ""}, r"the activations exact or int8; got \."),
+    ("quantized_linear", [a(), u8(3, 34)], a(3), Q8, r"x with at least 1 axes"),
+    ("quantized_linear", [a(32), u8(3, 34)], a(), Q8, r"the result with at least 1 axes"),
+    ("quantized_linear", [a(32), a(3, 34)], a(3), Q8, r"blocks of uint8"),
+    ("quantized_linear", [a(33), u8(3, 34)], a(3), Q8, r"bytes of 33 weights in blocks of 32\); got \(3, 34\)"),
+    ("quantized_linear", [a(64), u8(3, 34)], a(3), Q8, r"blocks of shape \(out_features, bytes of 64 weights"),
+    ("quantized_linear", [a(32), u8(102)], a(3), Q8, r"blocks of shape \(out_features"),
+    ("quantized_linear", [a(32), u8(1, 3, 34)], a(3), Q8, r"blocks of shape \(out_features"),
+    ("quantized_linear", [a(32), u8(3, 34)], a(4), Q8, r"a result of shape \(\*batch, out_features\); got \(4\)"),
+    ("quantized_linear", [a(2, 32), u8(3, 34)], a(3), Q8, r"a result of shape \(\*batch, out_features\)"),
+    ("quantized_linear", [a(2, 32), u8(3, 34)], a(5, 3), Q8, r"a result of shape \(\*batch, out_features\)"),
+    ("quantized_linear", [a(32), u8(3, 34)], a(3, dtype=BF16), Q8, r"a result of shape \(\*batch, out_features\)"),
+    ("quantized_linear", [i32(32), u8(3, 34)], i32(3), Q8, r"arrays of float32, bfloat16 or float16"),
+]
