@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -29,9 +30,12 @@ class Nvrtc(Protocol):
 def find() -> Nvrtc:
     """Raises `ImportError`, with what to install, where there is none."""
     problems = []
+    _load_builtins()
     for technology in (_CuPy, _Library):
         try:
-            return technology()
+            nvrtc = technology()
+            nvrtc.compile("__global__ void empty() {}", "empty.cu", (), ("empty",), False)
+            return nvrtc
         except Exception as error:  # CuPy raises anything when its libraries do not fit
             problems.append(f"{technology.__name__.strip('_')}: {error}")
     raise ImportError(
@@ -122,12 +126,16 @@ class _Library:
             raise RuntimeError(f"nvrtc{function}: {self._library.nvrtcGetErrorString(code).decode()}")
 
 
+def _load_builtins() -> None:
+    """The compiler looks for them by name when it compiles, whoever has loaded it, and its wheel does not say where they are."""
+    for folder in _folders("lib"):
+        for path in folder.glob("libnvrtc-builtins.so.*"):
+            ctypes.CDLL(str(path))
+
+
 def _open() -> ctypes.CDLL:
     for folder in _folders("lib"):
         for path in sorted(folder.glob("libnvrtc.so.*"), reverse=True):
-            # It looks for this one by name when it compiles, and the wheel does not say where it is.
-            for builtins in folder.glob("libnvrtc-builtins.so.*"):
-                ctypes.CDLL(str(builtins))
             return ctypes.CDLL(str(path))
     for name in ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
         try:
@@ -143,13 +151,19 @@ def include_options(major: int) -> list[str]:
     wheels = [
         folder for folder in _folders("include") if f"cu{major}" in folder.parts or "cuda_runtime" in folder.parts
     ]
-    for folder in [*wheels, *_system_folders()]:
-        if not (folder / "cuda_fp16.h").is_file():
-            continue
-        found.append(folder)
-        found += [path for path in (folder / "cccl", folder.parent / "cccl") if path.is_dir()]
-        break
+    # All of them: the wheel of the runtime lacks what others have, `mma.h` and `cub/` among it, and a toolkit has everything.
+    for folder in [*wheels, *(folder for folder in _system_folders() if _major_of(folder) in (major, None))]:
+        if (folder / "cuda_fp16.h").is_file() and folder not in found:
+            found.append(folder)
+            found += [path for path in (folder / "cccl", folder.parent / "cccl") if path.is_dir()]
     return [f"--include-path={path}" for path in found]
+
+
+def _major_of(folder: pathlib.Path) -> int | None:
+    """The version of a toolkit's headers."""
+    header = folder / "cuda.h"
+    match = re.search(r"#define CUDA_VERSION (\d+)", header.read_text(errors="replace")) if header.is_file() else None
+    return int(match[1]) // 1000 if match else None
 
 
 def _folders(kind: str) -> Iterator[pathlib.Path]:

@@ -12,8 +12,10 @@ from ._device_call import DeviceCall, Program, Step
 from ._image import kernels_of
 
 
-# Those that all versions of Triton that we support know.
-_VERSIONS = (80, 86, 87, 89, 90, 100, 120)
+# Those that all versions of Triton that we support know: LLVM ends the process for others.
+_VERSIONS = (80, 86, 87, 89, 90, 100, 103, 120, 121)
+# From 90 on, Triton writes PTX that runs on one architecture alone.
+_NEWEST_PORTABLE = 89
 
 # What Triton calls the types of arrays and scalars.
 _TYPES = {
@@ -35,11 +37,12 @@ _OPTIONS = "num_warps", "num_stages"  # of the compiler
 def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
     arch = architecture(kernel.arch)
     version = version_of(arch)
-    # LLVM ends the process for one that it does not know. A newer device gets PTX.
-    known = max((each for each in _VERSIONS if each <= version), default=None)
-    if known is None:
+    if version < _VERSIONS[0]:
         raise ValueError(f"{call.who}: expected arch to be sm_{_VERSIONS[0]} or newer; got {arch}.")
-    is_cubin = arch.startswith("sm_") and known == version
+    is_cubin = arch.startswith("sm_") and version in _VERSIONS
+    # Several devices, and those that are newer than Triton, get PTX.
+    portable = min(version, _NEWEST_PORTABLE)
+    known = version if is_cubin else max(each for each in _VERSIONS if each <= portable)
     types = tuple(None if aval is None else f"*{_type(aval.dtype, name, call)}" for name, aval in call.pointers)
     # A value that is a multiple of 16 lets the compiler load more at once.
     scalars = tuple((name, _type(dtype, name, call), _is_multiple(value)) for name, dtype, value in call.scalars)

@@ -1,5 +1,6 @@
 import builtins
 import importlib
+import importlib.util
 
 import pytest
 
@@ -53,3 +54,38 @@ def test_what_is_missing_is_named(driver, monkeypatch):
 def test_a_gpu_that_is_not_there(driver):
     driver.fail("cuDeviceGetCount", 100)
     assert "cuDeviceGetCount failed" in str(eqxc.available_backends()["cuda"])
+
+
+def test_a_compiler_that_compiles_nothing_is_none(monkeypatch):
+    """CuPy's says its version, also where it does not find its own builtins."""
+    if importlib.util.find_spec("cupy") is None:
+        pytest.skip("CuPy is not installed")
+
+    def compile(*_):
+        raise _nvrtc.CompileError("nvrtc: error: failed to open libnvrtc-builtins.so.13.0")
+
+    monkeypatch.setattr(_nvrtc._CuPy, "compile", compile)
+    assert isinstance(_nvrtc.find(), _nvrtc._Library)
+    monkeypatch.setattr(_nvrtc._Library, "compile", compile)
+    _nvrtc.find.cache_clear()
+    with pytest.raises(ImportError, match=r"there is no NVRTC.*CuPy: nvrtc: error: failed to open libnvrtc-builtins"):
+        _nvrtc.find()
+
+
+def test_headers_of_a_wheel_and_of_a_toolkit(monkeypatch, tmp_path):
+    """Those of the wheel are first; what it lacks is in the toolkit, if that is of the same major version."""
+
+    def folder(name, version=None):
+        path = tmp_path / name
+        path.mkdir(parents=True)
+        (path / "cuda_fp16.h").touch()
+        if version is not None:
+            (path / "cuda.h").write_text(f"#define CUDA_VERSION {version}\n")
+        return path
+
+    wheel, older, same = folder("cu13/include"), folder("old", 12090), folder("new", 13000)
+    (same / "cccl").mkdir()
+    monkeypatch.setattr(_nvrtc, "_folders", lambda kind: iter([wheel]))
+    monkeypatch.setattr(_nvrtc, "_system_folders", lambda: iter([older, same, same, tmp_path / "none"]))
+    assert _nvrtc.include_options(13) == [f"--include-path={path}" for path in (wheel, same, same / "cccl")]
+    assert _nvrtc.include_options(12) == [f"--include-path={older}"]

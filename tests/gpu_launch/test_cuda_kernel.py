@@ -135,6 +135,13 @@ def test_a_device_newer_than_the_compiler_gets_ptx():
     assert f".target sm_{max(_nvrtc.find().archs)}".encode() in image
 
 
+def test_a_generic_lambda_needs_no_annotation():
+    """Compilers before 13.2 took it for a function of the host."""
+    body = "auto twice = [=](auto i) { return 2 * x[i]; }; out[threadIdx.x] = twice(threadIdx.x);"
+    source = f'extern "C" __global__ void entry(const float* x, float* out) {{ {body} }}'
+    assert b".entry entry" in image_of(lowered(simple(source), F32))
+
+
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16"]
 DTYPES += ["float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"]
 

@@ -1,0 +1,43 @@
+"""What a Triton kernel becomes for a device: a binary for those that are known by name, and portable PTX for all others."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from ..testing.triton_kernels import row_sums, sums_of
+
+
+pytestmark = pytest.mark.usefixtures("triton_cache")
+
+
+def image(monkeypatch, arch: str) -> bytes:
+    monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", arch)
+    op, x = sums_of(row_sums), jax.ShapeDtypeStruct((3, 10), jnp.float32)
+    text = jax.jit(op).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    found = re.search(r'images = dense<"0x([0-9A-F]+)">', text)
+    assert found is not None
+    return bytes.fromhex(found[1])
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"])
+def test_known_by_name(arch, monkeypatch):
+    assert image(monkeypatch, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(
+    ("arch", "target"),
+    [("compute_80", "80"), ("compute_86", "86"), ("compute_90", "89"), ("sm_110", "89"), ("sm_999", "89")],
+)
+def test_portable_code(arch, target, monkeypatch):
+    """From sm_90 on, Triton's PTX has instructions of one architecture alone: a B200 refuses that of an H100."""
+    assert f".target sm_{target}\n".encode() in image(monkeypatch, arch).replace(b",", b"\n")
+
+
+def test_an_old_one(monkeypatch):
+    with pytest.raises(ValueError, match=r"expected arch to be sm_80 or newer; got sm_75\."):
+        image(monkeypatch, "sm_75")
