@@ -60,7 +60,7 @@ def _entry(entry: Any, call: DeviceCall) -> str:
 
 
 # Before 13.2, NVRTC takes a generic lambda for a function of the host, and refuses it, unless told so.
-_FLAGS = ("--std=c++17", "--device-as-default-execution-space")
+FLAGS = ("--std=c++17", "--device-as-default-execution-space")
 
 
 @functools.lru_cache(maxsize=512)
@@ -80,7 +80,7 @@ def compiled_source(
     except ImportError as error:
         raise ValueError(f"{who}: the kernel cannot be compiled: {error}") from None
     arch = _supported(arch, nvrtc.archs)
-    flags = (f"--gpu-architecture={arch}", *_FLAGS, *options)
+    flags = (f"--gpu-architecture={arch}", *FLAGS, *options)
     entries = tuple(dict.fromkeys(entries))
     whole = text + checks(entries, pointers, scalars)
     key = _cache.key_of(("cuda", whole, file, flags, entries, nvrtc.version))

@@ -6,7 +6,7 @@ import pathlib
 import re
 from collections.abc import Sequence
 
-from eqxcallback.backends import _nvrtc, _source
+from eqxcallback.backends import _cuda, _nvrtc, _source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ def compiled(source: pathlib.Path, entries: Sequence[str], arch: str) -> dict[st
     text, name = _source.read_source(source, "compiling")
     options = [
         f"--gpu-architecture={arch}",
-        "--std=c++17",
+        *_cuda.FLAGS,
         "--ptxas-options=-v",
         *_nvrtc.include_options(nvrtc.version[0]),
     ]
