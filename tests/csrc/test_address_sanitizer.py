@@ -15,6 +15,9 @@ from .kernel_output import assert_same, kernel_output
 from .sanitized import ROOT, build, run
 
 
+pytestmark = pytest.mark.sanitizers
+
+
 @pytest.fixture(scope="module")
 def address_package(tmp_path_factory):
     return build("address,undefined", tmp_path_factory.mktemp("address"))
