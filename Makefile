@@ -1,6 +1,7 @@
 # make demo: create .venv, install, ask a language model.   make test: the same, then checks and the test suite.
 # PYTHON chooses the interpreter, VENV where it goes, JAX a version: make test PYTHON=python3.12 VENV=.venv-3.12 JAX=0.11.2
-# WITH are more packages to install, and TESTS arguments of pytest: make test TESTS=tests/layer. Files of tests run side by side, one on each core.
+# WITH are more packages to install, and TESTS arguments of pytest: make test TESTS=tests/layer. Files of tests run side by side,
+# one on each core.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
