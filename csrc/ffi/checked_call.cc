@@ -1,5 +1,7 @@
 #include "ffi/checked_call.h"
 
+#include <nanobind/stl/string.h>
+
 #include <atomic>
 #include <exception>
 #include <stdexcept>
@@ -8,6 +10,8 @@
 
 #include "core/dtype.h"
 #include "ffi/cpu_targets.h"
+#include "ffi/created_error.h"
+#include "ffi/struct_copy.h"
 #include "python/handle.h"
 #include "python/interpreter.h"
 #include "xla/ffi/api/ffi.h"
@@ -28,17 +32,36 @@ void set_checked_native(nb::object hook) {
   checked_native() = hook.is_none() ? nb::object() : std::move(hook);
 }
 
-XLA_FFI_Error* error_of(const XLA_FFI_CallFrame* frame, const std::string& text) {
-  XLA_FFI_Error_Create_Args args{XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, text.c_str(),
-                                 XLA_FFI_Error_Code_INTERNAL};
-  return frame->api->XLA_FFI_Error_Create(&args);
+// Errors of checked mode itself are not those of the kernel.
+XLA_FFI_Error* error_of(const XLA_FFI_Api* api, const std::string& text) {
+  XLA_FFI_Error* error = create_error(api, XLA_FFI_Error_Code_INTERNAL, text);
+  last_created_error().error = nullptr;
+  return error;
+}
+
+// {results or operands: what was overwritten beside them}, for Python.
+nb::object child_call_object(const ChildCall& call) {
+  nb::dict said;
+  said["ending"] = ending_object(call.ending);
+  nb::list overruns, ignored;
+  for (const ChildCall::Overrun& overrun : call.overruns) {
+    overruns.append(nb::make_tuple(overrun.index, overrun.is_after, overrun.bytes.count, overrun.bytes.nearest));
+  }
+  for (const std::string& name : call.ignored_attributes) ignored.append(name);
+  said["overruns"] = overruns;
+  said["ignored_attributes"] = ignored;
+  said["fault"] = nb::none();
+  if (call.fault) said["fault"] = nb::make_tuple(call.fault->index, call.fault->is_after, call.fault->distance);
+  return said;
 }
 
 // One call, of which Python decides when and where it runs. Needs the GIL.
 class NativeCall {
  public:
-  NativeCall(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame)
+  // With `kernel`, a user's, in a child process.
+  NativeCall(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame, UserKernel* kernel)
       : handler_(handler),
+        kernel_(kernel),
         frame_(frame),
         outputs_(frame->rets.rets, frame->rets.size),
         inputs_(frame->args.args, frame->args.size),
@@ -58,7 +81,7 @@ class NativeCall {
     return true;
   }
 
-  void run() {
+  nb::object run(double seconds) {
     if (error_ != nullptr) throw std::logic_error("eqxcallback: the kernel has failed already");
     size_t slot = 0;
     for (Memory* memory : {&outputs_, &inputs_}) {
@@ -66,17 +89,21 @@ class NativeCall {
         buffer.data = reinterpret_cast<void*>(nb::inst_ptr<Buffer>(lent_.buffer_object(slot++))->address());
       }
     }
-    XLA_FFI_CallFrame inner = *frame_;
-    inner.rets.rets = outputs_.pointers.data();
-    inner.args.args = inputs_.pointers.data();
+    StructCopy<XLA_FFI_CallFrame> inner(*frame_);
+    inner->rets.rets = outputs_.pointers.data();
+    inner->args.args = inputs_.pointers.data();
+    if (kernel_ != nullptr) return run_in_child(*inner.get(), seconds);
     {
       nb::gil_scoped_release released;
-      error_ = handler_(&inner);
+      error_ = handler_(inner.get());
     }
     if (error_ != nullptr) throw std::runtime_error("the kernel failed");
+    return nb::none();
   }
 
   const Frame& lent() const { return lent_; }
+  // The kernel goes on after its call: nobody can look at what it writes.
+  bool is_asynchronous() const { return is_asynchronous_; }
   // What the kernel itself has said, if anything.
   XLA_FFI_Error* error() const { return error_; }
 
@@ -93,6 +120,21 @@ class NativeCall {
     std::vector<XLA_FFI_Buffer> buffers;
     std::vector<void*> pointers;
   };
+
+  nb::object run_in_child(const XLA_FFI_CallFrame& inner, double seconds) {
+    // The child has Python's lock, as a kernel may want it.
+    const ChildCall call = call_in_child(*kernel_, inner, seconds, [](const std::function<void()>& wait) {
+      nb::gil_scoped_release released;
+      wait();
+    });
+    is_asynchronous_ = call.is_asynchronous;
+    if (is_asynchronous_) throw std::runtime_error("the kernel is asynchronous");
+    if (call.error) {
+      error_ = create_error(frame_->api, call.error->code, call.error->message);
+      throw std::runtime_error("the kernel failed");
+    }
+    return child_call_object(call);
+  }
 
   bool lend(size_t slot, const XLA_FFI_Buffer& buffer, bool writeable) {
     const DType* dtype = find_dtype(buffer.dtype);
@@ -111,38 +153,61 @@ class NativeCall {
   }
 
   XLA_FFI_Handler* handler_;
+  UserKernel* kernel_;
   XLA_FFI_CallFrame* frame_;
+  bool is_asynchronous_ = false;
   Memory outputs_, inputs_;
   Frame lent_;
   XLA_FFI_Error* error_ = nullptr;
 };
 
-}  // namespace
-
-XLA_FFI_Error* run_checked(const char* symbol, XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame) {
-  if (!is_checked.load(std::memory_order_relaxed)) return handler(frame);
+XLA_FFI_Error* run(const std::function<std::string()>& who, XLA_FFI_Handler* handler, UserKernel* kernel,
+                   XLA_FFI_CallFrame* frame) {
   const bool is_call = frame->extension_start == nullptr && frame->stage == XLA_FFI_ExecutionStage_EXECUTE;
   if (!is_call || !python_is_running()) return handler(frame);
 
   nb::gil_scoped_acquire gil;
   try {
     nb::object hook = checked_native();
-    NativeCall call(handler, frame);
+    NativeCall call(handler, frame, kernel);
     if (!hook.is_valid() || !call.lend()) {
       nb::gil_scoped_release released;
       return handler(frame);
     }
-    nb::object run = nb::cpp_function([&call] { call.run(); });
+    nb::object run = nb::cpp_function([&call](double seconds) { return call.run(seconds); }, nb::arg("seconds") = 0.0);
+    const std::string symbol = who();
     try {
       hook(symbol, run, call.lent().outputs(), call.lent().inputs());
     } catch (nb::python_error& error) {
       if (call.error() != nullptr) return call.error();
-      return error_of(frame, report_failure(nb::str(symbol), error, call.lent(), ""));
+      if (!call.is_asynchronous())
+        return error_of(frame->api, report_failure(nb::str(symbol.c_str()), error, call.lent(), ""));
     }
-    return nullptr;
+    if (!call.is_asynchronous()) return nullptr;
   } catch (const std::exception& error) {
-    return error_of(frame, std::string("eqxcallback: ") + error.what());
+    return error_of(frame->api, std::string("eqxcallback: ") + error.what());
   }
+  nb::gil_scoped_release released;
+  return handler(frame);
+}
+
+}  // namespace
+
+XLA_FFI_Error* run_checked(const char* symbol, XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame) {
+  if (!is_checked.load(std::memory_order_relaxed)) return handler(frame);
+  return run([symbol] { return std::string(symbol); }, handler, nullptr, frame);
+}
+
+XLA_FFI_Error* run_checked_in_child(const std::function<std::string()>& who, UserKernel& kernel,
+                                    XLA_FFI_CallFrame* frame) {
+  if (!is_checked.load(std::memory_order_relaxed)) return kernel.handler(frame);
+  return run(who, kernel.handler, &kernel, frame);
+}
+
+nb::object ending_object(const Ending& ending) {
+  constexpr const char* kKinds[] = {"returned", "threw", "signal", "exit", "time limit", "not started"};
+  return nb::make_tuple(kKinds[static_cast<int>(ending.kind)], ending.number,
+                        reinterpret_cast<uintptr_t>(ending.address), ending.is_write, ending.text);
 }
 
 void bind_checked_call(nb::module_& m) {

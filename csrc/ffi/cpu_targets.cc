@@ -8,6 +8,7 @@
 
 #include "ffi/capsule.h"
 #include "ffi/cpu_call.h"
+#include "ffi/front.h"
 
 namespace eqxcallback {
 namespace {
@@ -32,7 +33,7 @@ nanobind::dict cpu_targets() {
       throw std::logic_error(std::string("eqxcallback: two CPU kernels have the symbol ") + symbol);
   }
   nanobind::dict symbols;
-  for (const auto& [symbol, target] : sorted) symbols[symbol.c_str()] = capsule(target);
+  for (const auto& [symbol, target] : sorted) symbols[symbol.c_str()] = capsule(front_of_ours(target));
   return symbols;
 }
 

@@ -3,6 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include "ffi/child_process.h"
+
 namespace eqxcallback {
 
 // {symbol: capsule}, sorted by symbol.
@@ -10,5 +12,8 @@ nanobind::dict cpu_targets();
 
 // `_ext.set_checked_native`. See checked_call.h.
 void bind_checked_call(nanobind::module_& m);
+
+// How a child process ended, as Python sees it: (kind, number, address, whether it was a write, text).
+nanobind::object ending_object(const Ending& ending);
 
 }  // namespace eqxcallback

@@ -37,5 +37,10 @@ from ._errors import (
     types_text as types_text,
 )
 from ._identity import identity as identity
+from ._native_errors import (
+    keep_native as keep_native,
+    record_native_error as record_native_error,
+    reraise_native as reraise_native,
+)
 from ._own_callable import OwnCallable as OwnCallable
 from ._warnings import PerformanceWarning as PerformanceWarning, quiet as quiet, warn_once as warn_once

@@ -56,11 +56,13 @@ class KernelError(JaxRuntimeError):
             pickle.loads(pickle.dumps(original))
         except Exception:
             original = RuntimeError(f"{type(original).__qualname__}: {original}")
-        return _rebuild, (str(self), self.layer, self.name_stack, self.operands, original)
+        return _rebuild, (type(self), str(self), self.layer, self.name_stack, self.operands, original)
 
 
-def _rebuild(message: str, layer: str, name_stack: str, operands: str, original: BaseException) -> KernelError:
-    error = KernelError(message, layer=layer, name_stack=name_stack, operands=operands, original=original)
+def _rebuild(
+    kind: type[KernelError], message: str, layer: str, name_stack: str, operands: str, original: BaseException
+) -> KernelError:
+    error = kind(message, layer=layer, name_stack=name_stack, operands=operands, original=original)
     error.__cause__ = original
     return error
 
@@ -69,7 +71,7 @@ _lock = threading.Lock()
 _numbers = itertools.count(1)
 
 # The first line of a failure's text, by which an error of XLA's is known to be its text. XLA puts its code before it.
-_FIRST_LINE = re.compile(r"[A-Z_]+: [^\n]* \[failure (\d+)\]")
+FIRST_LINE = re.compile(r"[A-Z_]+: [^\n]* \[failure (\d+)\]")
 
 
 class Failures:
@@ -99,7 +101,7 @@ class Failures:
 
     def reraise(self, error: Exception) -> NoReturn:
         """Raise the `KernelError` behind the error that XLA made of its text, or that error as it is."""
-        match = _FIRST_LINE.match(str(error)) if type(error) in (JaxRuntimeError, ValueError) else None
+        match = FIRST_LINE.match(str(error)) if type(error) in (JaxRuntimeError, ValueError) else None
         with _lock:  # other threads may fail meanwhile
             found = [failure for number, failure in self._errors if match is not None and number == int(match[1])]
         try:
@@ -178,17 +180,29 @@ def blaming(who: str, function: str, args: Sequence[Any], kwargs: Mapping[str, A
         raise
 
 
-def record_failure(error: BaseException, layer: str, name_stack: str, operands: str, lane: str = "python") -> str:
+def record_failure(error: BaseException, layer: str, name_stack: str, operands: str) -> str:
     """Log a kernel's exception once, keep it for whoever listens, and return its text for XLA."""
-    number = next(_numbers)
     where = f" in {name_stack}" if name_stack else ""
-    first_line = f"{layer}{where} failed; {lane} lane, {operands} [failure {number}]"
+    traceback_text = "".join(traceback.format_exception(error)).rstrip()
+
+    def text(number: int) -> str:
+        return f"{layer}{where} failed; python lane, {operands} [failure {number}]\n{traceback_text}"
+
+    _, failure = keep_failure(text, layer=layer, name_stack=name_stack, operands=operands, original=error)
+    return str(failure)
+
+
+def keep_failure(
+    text: Callable[[int], str], kind: type[KernelError] = KernelError, **fields: Any
+) -> tuple[int, KernelError]:
+    """Log the failure of this text, which has its number, and keep it for whoever listens. Returns both."""
+    number = next(_numbers)
     # XLA's texts are UTF-8 and end at a NUL.
-    text = "\n".join([first_line, "".join(traceback.format_exception(error)).rstrip()])
-    text = text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
-    _logger.error("%s", text)
-    Failures.add(number, KernelError(text, layer=layer, name_stack=name_stack, operands=operands, original=error))
-    return text
+    plain = text(number).encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+    _logger.error("%s", plain)
+    error = kind(plain, **fields)
+    Failures.add(number, error)
+    return number, error
 
 
 def from_the_user(error: BaseException) -> BaseException:

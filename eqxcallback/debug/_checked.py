@@ -6,12 +6,16 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from .. import _ext, xla
 from ..core import callable_name
 from . import _strict
+from ._child import has_returned, problems_of_child
 from ._compare import call_and_compare
 
+
+_SECONDS = 10.0  # for one call of a user's native kernel
 
 _lock = threading.Lock()
 _depth = 0
@@ -19,13 +23,18 @@ _depth = 0
 
 @contextlib.contextmanager
 def checked() -> Iterator[None]:
-    """Within this context every Python kernel on a CPU, and every kernel of this package in C++, is checked, in all threads and
-    also in compiled programs. They run on copies of their operands and results.
+    """Within this context every kernel on a CPU is checked, in Python and in C++, in all threads and also in compiled programs.
+    They run on copies of their operands and results.
 
     - Outputs are filled with noise first: elements that were never written are an error that names them. Those of an output
         that overwrites an input are not checked.
     - Inputs that changed are an error, and so is a write to the 1024 bytes before or after an operand or result.
     - Bytes of a bool other than 0 and 1 are an error, in outputs and inputs.
+    - In native kernels of yours: each call runs in a child process, so that a crash, an `abort()`, an exception and a call that
+        takes more than 10 seconds are errors as well, and so is a read or write farther away, which says where. Attributes
+        that a kernel is given and never reads are an error. What a kernel keeps for its next call is forgotten. The child has
+        one thread: `ffi::ThreadPool` and OpenMP work in it, other threads that were made before do not. Kernels that
+        return an `ffi::Future` are not checked.
     - In Python kernels: a Buffer, or an array over one, that was kept past the call is an error.
     - In Python kernels: an assignment to `out.numpy()`, or to a view of it, that broadcasts an array, or casts to a type that
         holds less (as floats to integers), is an error. Those to `np.asarray(out)` cannot be seen.
@@ -104,10 +113,19 @@ def _checked_call(
 
 
 def _checked_native(
-    symbol: str, run: Callable[[], None], outputs: tuple[_ext.Buffer, ...], inputs: tuple[_ext.Buffer, ...]
+    symbol: str, run: Callable[..., Any], outputs: tuple[_ext.Buffer, ...], inputs: tuple[_ext.Buffer, ...]
 ) -> None:
     del symbol  # the failure has it
-    _report(call_and_compare(run, outputs, inputs))
+    problems: dict[str, None] = {}  # the kernel may run several times
+
+    def call() -> None:
+        if (said := run(seconds=_SECONDS)) is not None:  # a user's kernel, in a child process
+            problems.update(dict.fromkeys(problems_of_child(said, outputs, inputs, _SECONDS)))
+            if not has_returned(said):
+                _report(list(problems))
+
+    found = call_and_compare(call, outputs, inputs)
+    _report([*problems, *found])
 
 
 def _report(problems: Sequence[str]) -> None:

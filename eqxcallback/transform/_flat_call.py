@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from .. import xla
 from ..core import warn_once
+from ..kernel import NativeKernel
 from . import _batching
 from ._axes import Axes
 from ._bound_op import BoundOp
@@ -113,6 +114,10 @@ class FlatCall(abc.ABC):
     def is_python(self, platform: str) -> bool:
         kernel = self.choice(platform).kernel
         return kernel is not None and kernel.body is not None
+
+    def is_native(self, platform: str) -> bool:
+        kernel = self.choice(platform).kernel
+        return kernel is not None and isinstance(kernel.kernel, NativeKernel)
 
     def launch(self, lowering: xla.Lowering, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
         raise NotImplementedError

@@ -34,7 +34,7 @@ from .handles import (
     kernel_handle as kernel_handle,
     launch_platforms as launch_platforms,
     launch_with as launch_with,
-    library_handler as library_handler,
+    library_function as library_function,
     python_handle as python_handle,
     register_handler as register_handler,
     target_names as target_names,

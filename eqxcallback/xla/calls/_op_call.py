@@ -6,9 +6,11 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.errors import JaxRuntimeError
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from ...core import reraise_native
 from ..handles import LaunchLowering, Lowering, PythonLowering, Run, handle_for, own
 from ..types import (
     Factors,
@@ -70,6 +72,10 @@ class OpCall(Protocol):
         """Whether that kernel is one in Python."""
         ...
 
+    def is_native(self, platform: str) -> bool:
+        """Whether it is one in C++."""
+        ...
+
     def launch(self, lowering: Lowering, run: Run, args: Sequence[Any]) -> Sequence[Any]:
         """Call the kernel, which `run` does, on operands in the form that it takes."""
         ...
@@ -121,7 +127,7 @@ def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
     # A call of a Python kernel outside of any program is one of the callback: no program is made for it.
     lowering = call.lowering("cpu") if platform_of(args) == "cpu" and call.is_python("cpu") else None
     if not isinstance(lowering, PythonLowering):
-        return run_eagerly(_program(call), call, *args) if debugging else _program(call)(*args)
+        return run_eagerly(_program(call), call, *args) if debugging else _run_native(call, args)
     if is_spread(args) and not debugging:
         return run_and_wait(_program(call), args)
 
@@ -132,6 +138,19 @@ def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
         return run_on_cpu(lowering.eager_state, spec, args)
 
     return call.launch(lowering, run, args)
+
+
+def _run_native(call: OpCall, args: Sequence[Any]) -> Sequence[jax.Array]:
+    """Run the program of a call whose kernel is not in Python. On a CPU its kernel's error is raised here."""
+    try:
+        outs = _program(call)(*args)
+        if platform_of(args) == "cpu" and call.is_native("cpu"):
+            for out in outs:
+                out.block_until_ready()
+    except (JaxRuntimeError, ValueError) as error:
+        reraise_native(error)
+        raise
+    return outs
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: OpCall) -> tuple[Sequence[Any], Sequence[Any]]:

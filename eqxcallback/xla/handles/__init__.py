@@ -5,6 +5,7 @@ from ._body import CallSpec as CallSpec, FlatBody as FlatBody, PythonBody as Pyt
 from ._failures import unwritten_text as unwritten_text
 from ._handles import EagerState as EagerState, eager_state as eager_state, handle_for as handle_for
 from ._kernel_handle import KernelHandle as KernelHandle, kernel_handle as kernel_handle, python_handle as python_handle
+from ._libraries import library_function as library_function
 from ._lowering import (
     LaunchLowering as LaunchLowering,
     NativeLowering as NativeLowering,
@@ -32,7 +33,6 @@ from ._targets import (
     is_registered as is_registered,
     launch_platforms as launch_platforms,
     launch_with as launch_with,
-    library_handler as library_handler,
     register_handler as register_handler,
     target_names as target_names,
 )

@@ -6,7 +6,16 @@ from typing import Any
 import numpy as np
 
 from ... import _ext
-from ...core import OwnCallable, callable_name, from_the_user, record_failure, type_text, types_text
+from ...core import (
+    OwnCallable,
+    callable_name,
+    from_the_user,
+    keep_native,
+    record_failure,
+    record_native_error,
+    type_text,
+    types_text,
+)
 from ._body import PythonBody
 
 
@@ -16,7 +25,10 @@ def _on_failure(
     operands = types_text(outputs, inputs)
     error = from_the_user(error)
     if isinstance(body, str):  # a native kernel, which checked mode has found fault with
-        return record_failure(error, body, name_stack, operands, lane="native")
+        lane = f"native lane, {operands}"
+        layer, _, is_of_the_user = body.partition("[native]")
+        text = f"{body}: {error}\n{lane}" if is_of_the_user else f"{body} failed; {lane}\n{type(error).__name__}: {error}"
+        return keep_native(error.with_traceback(None), layer, text, operands)
     return record_failure(error, callable_name(_callable(body)), name_stack, operands)
 
 
@@ -53,4 +65,5 @@ def _callable(body: Any) -> Any:
 
 def register() -> None:
     _ext.on_failure(_on_failure)
+    _ext.on_native_error(record_native_error)
     _ext.on_unwritten(_on_unwritten)

@@ -1,7 +1,5 @@
-"""The handlers of the extension, registered with XLA at import, and those of users' libraries, when they are needed."""
+"""The handlers of the extension, registered with XLA at import, and what else is registered later."""
 
-import ctypes
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -113,7 +111,6 @@ def is_registered(target: str, platform: str) -> bool:
 
 
 _registered: set[tuple[str, str]] = set()
-_versions: dict[str, list[str]] = {}  # of each library, the contents seen, in order
 _lock = threading.Lock()
 
 
@@ -130,15 +127,3 @@ def register_handler(name: str, handler: object, platform: str) -> None:
         in_xla = {"cuda": "CUDA", "rocm": "ROCM"}.get(platform, platform)
         jax.ffi.register_ffi_target(name, handler, platform=in_xla)
         _registered.add((name, platform))
-
-
-def library_handler(path: str, digest: str, symbol: str) -> object:
-    """The capsule of the function `symbol` in the shared library at `path`, of this content. The library stays loaded."""
-    with _lock:
-        versions = _versions.setdefault(path, [])
-        if digest not in versions:
-            versions.append(digest)
-    # The loader takes a name that it has loaded before for the same library. One that was rebuilt needs another spelling.
-    folder, name = os.path.split(path)
-    spelled = os.path.join(folder, "./" * versions.index(digest) + name)
-    return jax.ffi.pycapsule(getattr(ctypes.CDLL(spelled), symbol))

@@ -1,0 +1,210 @@
+#include "ffi/front.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/dtype.h"
+#include "ffi/capsule.h"
+#include "ffi/checked_call.h"
+#include "ffi/cpu_targets.h"
+#include "ffi/created_error.h"
+#include "ffi/probe.h"
+#include "ffi/struct_copy.h"
+#include "python/interpreter.h"
+
+namespace eqxcallback {
+namespace {
+
+namespace nb = nanobind;
+
+constexpr size_t kFronts = 512;
+
+struct Front {
+  UserKernel kernel;
+  std::string symbol;  // empty for handlers of this package
+  bool is_checked = false;
+
+  std::mutex mutex;
+  std::vector<std::string> ops;  // that call it
+  // XLA's API, with an `Error_Create` of ours. Never freed: promises of handlers may use it at any time.
+  std::atomic<StructCopy<XLA_FFI_Api>*> api{nullptr};
+  const XLA_FFI_Api* theirs = nullptr;
+
+  std::string op_names() {
+    const std::lock_guard lock(mutex);
+    std::string names;
+    for (const std::string& op : ops) names += (names.empty() ? "" : " or ") + op;
+    return names;
+  }
+  // `saxpy[native]: kernel Saxpy`.
+  std::string who() { return op_names() + "[native]: kernel " + symbol; }
+};
+
+std::array<Front, kFronts>& fronts() {
+  static auto* all = new std::array<Front, kFronts>();
+  return *all;
+}
+std::atomic<size_t> taken{0};
+
+nb::object& error_hook() {
+  static auto* hook = new nb::object();
+  return *hook;
+}
+
+void type_texts(std::string& text, void* const* buffers, int64_t size) {
+  text += "(";
+  for (int64_t i = 0; i < size; ++i) {
+    const auto& buffer = *static_cast<const XLA_FFI_Buffer*>(buffers[i]);
+    const DType* dtype = find_dtype(buffer.dtype);
+    text += std::string(i > 0 ? ", " : "") + (dtype == nullptr ? "token" : dtype->name) + "[";
+    for (int64_t axis = 0; axis < buffer.rank; ++axis) {
+      text += (axis > 0 ? "," : "") + std::to_string(buffer.dims[axis]);
+    }
+    text += "]";
+  }
+  text += ")";
+}
+
+// The same error, which Python has recorded, with the text that it gave it.
+XLA_FFI_Error* recorded(Front& front, const XLA_FFI_CallFrame& frame, XLA_FFI_Error* error) {
+  const CreatedError created = last_created_error();
+  if (created.error != error || !python_is_running()) return error;
+  std::string operands;
+  type_texts(operands, frame.args.args, frame.args.size);
+  operands += " -> ";
+  type_texts(operands, frame.rets.rets, frame.rets.size);
+  std::string text;
+  {
+    nb::gil_scoped_acquire gil;
+    if (!error_hook().is_valid()) return error;
+    try {
+      text = nb::cast<std::string>(
+          error_hook()(front.op_names(), front.symbol, static_cast<int>(created.code), created.message, operands));
+    } catch (nb::python_error&) {
+      return error;
+    }
+  }
+  XLA_FFI_Error_Destroy_Args destroyed{XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, error};
+  frame.api->XLA_FFI_Error_Destroy(&destroyed);
+  return create_error(frame.api, created.code, text);
+}
+
+XLA_FFI_Error* create_error_of(Front& front, XLA_FFI_Error_Create_Args* args) {
+  XLA_FFI_Error* error =
+      create_error(front.theirs, args->errc, front.symbol.empty() ? args->message : front.who() + ": " + args->message);
+  last_created_error() = {error, args->errc, args->message};
+  return error;
+}
+
+const XLA_FFI_Api* api_of(Front& front, const XLA_FFI_Api* theirs, XLA_FFI_Error_Create* create) {
+  if (StructCopy<XLA_FFI_Api>* api = front.api.load(std::memory_order_acquire)) return api->get();
+  const std::lock_guard lock(front.mutex);
+  if (front.api.load(std::memory_order_relaxed) == nullptr) {
+    auto api = std::make_unique<StructCopy<XLA_FFI_Api>>(*theirs);
+    (*api)->XLA_FFI_Error_Create = create;
+    front.theirs = theirs;
+    front.api.store(api.release(), std::memory_order_release);
+  }
+  return front.api.load(std::memory_order_relaxed)->get();
+}
+
+XLA_FFI_Error* call(Front& front, XLA_FFI_CallFrame* frame, XLA_FFI_Error_Create* create) {
+  // Questions about the handler, such as its traits, are not for us.
+  if (frame->extension_start != nullptr) return front.kernel.handler(frame);
+  const XLA_FFI_Api* theirs = frame->api;
+  frame->api = api_of(front, theirs, create);
+  XLA_FFI_Error* error = front.is_checked ? run_checked_in_child([&front] { return front.who(); }, front.kernel, frame)
+                                          : front.kernel.handler(frame);
+  frame->api = theirs;
+  return error == nullptr ? nullptr : recorded(front, *frame, error);
+}
+
+template <size_t i>
+XLA_FFI_Error* create_error_at(XLA_FFI_Error_Create_Args* args) {
+  return create_error_of(fronts()[i], args);
+}
+
+template <size_t i>
+XLA_FFI_Error* call_at(XLA_FFI_CallFrame* frame) {
+  return call(fronts()[i], frame, create_error_at<i>);
+}
+
+template <size_t... i>
+constexpr std::array<XLA_FFI_Handler*, kFronts> handlers(std::index_sequence<i...>) {
+  return {call_at<i>...};
+}
+constexpr std::array<XLA_FFI_Handler*, kFronts> kHandlers = handlers(std::make_index_sequence<kFronts>());
+
+// The number of a free front, or `kFronts`.
+size_t take() {
+  size_t number = taken.load();
+  while (number < kFronts && !taken.compare_exchange_weak(number, number + 1)) {
+  }
+  return number;
+}
+
+// In front of the handler `symbol` of a user's library, at `address`: its number, and a capsule of it. Without a free
+// one -1, and a capsule of the handler itself. With `is_checked` it is called in a child process in checked mode, where
+// `set_threads`, an address or zero, is called with 1 before.
+nb::tuple front(uintptr_t address, std::string symbol, bool is_checked, uintptr_t set_threads) {
+  auto* handler = reinterpret_cast<XLA_FFI_Handler*>(address);
+  const size_t number = take();
+  if (number == kFronts) return nb::make_tuple(-1, capsule(handler));
+  Front& front = fronts()[number];
+  front.kernel.handler = handler;
+  front.kernel.set_threads = reinterpret_cast<void (*)(int)>(set_threads);
+  front.symbol = std::move(symbol);
+  front.is_checked = is_checked;
+  return nb::make_tuple(number, capsule(kHandlers[number]));
+}
+
+// Errors of the front `number` name the op `op` from now on.
+void name_caller(size_t number, std::string op) {
+  Front& front = fronts().at(number);
+  const std::lock_guard lock(front.mutex);
+  if (std::find(front.ops.begin(), front.ops.end(), op) == front.ops.end()) front.ops.push_back(std::move(op));
+}
+
+// Nothing if the function at `address` is an XLA FFI handler, or how it ended when it was asked: see
+// `ending_object`.
+nb::object describe_function(uintptr_t address, double seconds) {
+  const Waiting waiting = [](const std::function<void()>& wait) {
+    nb::gil_scoped_release released;
+    wait();
+  };
+  const Answer answer = ask_for_metadata(reinterpret_cast<XLA_FFI_Handler*>(address), seconds, waiting);
+  return answer.is_handler ? nb::none() : ending_object(answer.ending);
+}
+
+void on_native_error(nb::object hook) { error_hook() = hook.is_none() ? nb::object() : std::move(hook); }
+
+}  // namespace
+
+XLA_FFI_Handler* front_of_ours(XLA_FFI_Handler* handler) {
+  for (size_t number = 0; number < taken; ++number) {
+    if (fronts()[number].kernel.handler == handler) return kHandlers[number];
+  }
+  const size_t number = take();
+  if (number == kFronts) return handler;
+  fronts()[number].kernel.handler = handler;
+  return kHandlers[number];
+}
+
+void bind_front(nb::module_& m) {
+  m.def("front", &front, nb::arg("address"), nb::arg("symbol"), nb::arg("is_checked"), nb::arg("set_threads"));
+  m.def("name_caller", &name_caller, nb::arg("number"), nb::arg("op"));
+  m.def("describe_function", &describe_function, nb::arg("address"), nb::arg("seconds"));
+  m.def("on_native_error", &on_native_error, nb::arg("hook").none());
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] { on_native_error(nb::none()); }));
+}
+
+}  // namespace eqxcallback

@@ -1,0 +1,28 @@
+// Copies of structs of XLA's C API, which may be longer than the headers of this build say.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+namespace eqxcallback {
+
+template <typename T>
+class StructCopy {
+ public:
+  // The size that a struct says of itself may leave out its last field, and so may not be less than ours.
+  explicit StructCopy(const T& origin) : bytes_(std::max(sizeof(T), origin.struct_size)) {
+    std::memcpy(bytes_.data(), &origin, bytes_.size());
+  }
+  StructCopy(const StructCopy&) = delete;
+  StructCopy& operator=(const StructCopy&) = delete;
+
+  T* get() { return reinterpret_cast<T*>(bytes_.data()); }
+  T* operator->() { return get(); }
+
+ private:
+  std::vector<unsigned char> bytes_;  // aligned for anything
+};
+
+}  // namespace eqxcallback

@@ -1,0 +1,62 @@
+"""What handlers in C++ return, as exceptions: they have a code and a text, and no frames."""
+
+import collections
+import threading
+
+from jax.errors import JaxRuntimeError
+
+from ._errors import FIRST_LINE, Failures, KernelError, keep_failure
+
+
+# Codes of `XLA_FFI_Error_Code` that are another exception than a `RuntimeError`.
+_INVALID_ARGUMENT = 3
+
+_lock = threading.Lock()
+# Those of calls that did not wait are never asked for.
+_last: collections.deque[tuple[int, KernelError]] = collections.deque(maxlen=64)
+
+
+class InvalidArgument(KernelError, ValueError):
+    """The `KernelError` of a handler that says that an argument is invalid."""
+
+
+def record_native_error(ops: str, symbol: str, code: int, message: str, operands: str) -> str:
+    """Log the error of the handler `symbol`, keep it for whoever calls it, and return its text for XLA."""
+    # Handlers of this package name the op themselves, and have no symbol here.
+    text = f"{ops}[native]: kernel {symbol}: {message}" if symbol else message
+    layer = ops or message.partition("[")[0]
+    is_invalid = code == _INVALID_ARGUMENT
+    original = ValueError(message) if is_invalid else RuntimeError(message)
+    kind = InvalidArgument if is_invalid else KernelError
+    return keep_native(original, layer, f"{text}\nnative lane, {operands}", operands, kind)
+
+
+def keep_native(
+    original: BaseException, layer: str, text: str, operands: str, kind: type[KernelError] = KernelError
+) -> str:
+    """The same for any exception, and any text."""
+    first, *rest = text.split("\n")
+
+    def numbered(number: int) -> str:
+        return "\n".join([f"{first} [failure {number}]", *rest])
+
+    number, error = keep_failure(numbered, kind, layer=layer, name_stack="", operands=operands, original=original)
+    with _lock:
+        _last.append((number, error))
+    return str(error)
+
+
+def reraise_native(error: Exception) -> None:
+    """Raise the `KernelError` behind the error that XLA made of its text, if it is one of a native kernel."""
+    match = FIRST_LINE.match(str(error)) if type(error) in (JaxRuntimeError, ValueError) else None
+    if match is None:
+        return
+    with _lock:
+        found = [pair for pair in _last if pair[0] == int(match[1])]
+        for pair in found:
+            _last.remove(pair)  # as it is raised, it gets a traceback, and that holds arrays
+    try:
+        if found:
+            raise found[0][1] from found[0][1].original
+    finally:
+        del error, found

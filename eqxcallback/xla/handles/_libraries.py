@@ -1,0 +1,83 @@
+"""Handlers in shared libraries of users: found, asked whether they are handlers, and registered when they are needed."""
+
+import ctypes
+import dataclasses
+import os
+import signal
+import threading
+
+from ... import _ext
+from ._targets import register_handler
+
+
+_SECONDS = 5.0  # for an answer
+
+_lock = threading.Lock()
+_versions: dict[str, list[str]] = {}  # of each library, the contents seen, in order
+_answers: dict[tuple[str, str], str | None] = {}
+_fronts: dict[tuple[str, str], tuple[int, object]] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class LibraryFunction:
+    """The function `symbol` of a library of this content.
+
+    **Attributes:**
+
+    - `set_threads`: the address of OpenMP's `omp_set_num_threads`, if the library has it, or zero.
+    """
+
+    digest: str
+    symbol: str
+    address: int
+    set_threads: int
+
+    def refusal(self) -> str | None:
+        """What it did when it was asked for its metadata, if it is not a handler. It is asked once, in another process."""
+        key = (self.digest, self.symbol)
+        with _lock:
+            if key not in _answers:
+                _answers[key] = _refusal(_ext.describe_function(self.address, _SECONDS))
+            return _answers[key]
+
+    def register(self, target: str, platform: str, op: str) -> None:
+        """Register it under the name `target`, and name `op` in its errors."""
+        key = (target, platform)
+        with _lock:
+            if key not in _fronts:
+                _fronts[key] = _ext.front(self.address, self.symbol, platform == "cpu", self.set_threads)
+            number, handler = _fronts[key]
+        register_handler(target, handler, platform)
+        if number >= 0:  # there are fronts for some hundred handlers only
+            _ext.name_caller(number, op)
+
+
+def library_function(path: str, digest: str, symbol: str) -> LibraryFunction:
+    """Of the shared library at `path`, of this content. It stays loaded."""
+    with _lock:
+        versions = _versions.setdefault(path, [])
+        if digest not in versions:
+            versions.append(digest)
+    # The loader takes a name that it has loaded before for the same library. One that was rebuilt needs another spelling.
+    folder, name = os.path.split(path)
+    library = ctypes.CDLL(os.path.join(folder, "./" * versions.index(digest) + name))
+    set_threads = _address(library.omp_set_num_threads) if hasattr(library, "omp_set_num_threads") else 0
+    return LibraryFunction(digest, symbol, _address(getattr(library, symbol)), set_threads)
+
+
+def _address(function: object) -> int:
+    return ctypes.cast(function, ctypes.c_void_p).value or 0  # pyright: ignore[reportArgumentType]
+
+
+def _refusal(ending: tuple[str, int, int, bool, str] | None) -> str | None:
+    if ending is None:
+        return None
+    kind, number, *_ = ending
+    texts = {
+        "returned": "did not answer",
+        "threw": "threw a C++ exception",
+        "signal": f"crashed ({signal.strsignal(number)})",
+        "exit": f"ended the process with status {number}",
+        "time limit": f"did not answer within {_SECONDS:.0f} s",
+    }
+    return texts.get(kind)  # nothing if no process could be started
