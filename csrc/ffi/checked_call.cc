@@ -6,6 +6,7 @@
 #include <exception>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.h"
@@ -27,7 +28,10 @@ nb::object& checked_native() {
 }
 std::atomic<bool> is_checked{false};  // the same, for those who do not have the GIL
 
-void set_checked_native(nb::object hook) {
+double seconds_in_child = 0;
+
+void set_checked_native(nb::object hook, double seconds) {
+  seconds_in_child = seconds;
   is_checked = !hook.is_none();
   checked_native() = hook.is_none() ? nb::object() : std::move(hook);
 }
@@ -66,7 +70,10 @@ class NativeCall {
         outputs_(frame->rets.rets, frame->rets.size),
         inputs_(frame->args.args, frame->args.size),
         lent_(outputs_.buffers.size(), inputs_.buffers.size()) {}
-  ~NativeCall() { lent_.release(false); }
+  ~NativeCall() {
+    forget_error();
+    lent_.release(false);
+  }
   NativeCall(const NativeCall&) = delete;
   NativeCall& operator=(const NativeCall&) = delete;
 
@@ -81,8 +88,8 @@ class NativeCall {
     return true;
   }
 
-  nb::object run(double seconds) {
-    if (error_ != nullptr) throw std::logic_error("eqxcallback: the kernel has failed already");
+  nb::object run() {
+    forget_error();  // Python has gone on
     size_t slot = 0;
     for (Memory* memory : {&outputs_, &inputs_}) {
       for (XLA_FFI_Buffer& buffer : memory->buffers) {
@@ -92,7 +99,7 @@ class NativeCall {
     StructCopy<XLA_FFI_CallFrame> inner(*frame_);
     inner->rets.rets = outputs_.pointers.data();
     inner->args.args = inputs_.pointers.data();
-    if (kernel_ != nullptr) return run_in_child(*inner.get(), seconds);
+    if (kernel_ != nullptr) return run_in_child(*inner.get());
     {
       nb::gil_scoped_release released;
       error_ = handler_(inner.get());
@@ -104,8 +111,8 @@ class NativeCall {
   const Frame& lent() const { return lent_; }
   // The kernel goes on after its call: nobody can look at what it writes.
   bool is_asynchronous() const { return is_asynchronous_; }
-  // What the kernel itself has said, if anything.
-  XLA_FFI_Error* error() const { return error_; }
+  // What the kernel itself has said, if anything. It is the caller's.
+  XLA_FFI_Error* take_error() { return std::exchange(error_, nullptr); }
 
  private:
   // Copies of what XLA says of operands or results, with memory of our choice.
@@ -121,9 +128,15 @@ class NativeCall {
     std::vector<void*> pointers;
   };
 
-  nb::object run_in_child(const XLA_FFI_CallFrame& inner, double seconds) {
+  void forget_error() {
+    if (error_ == nullptr) return;
+    XLA_FFI_Error_Destroy_Args args{XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, take_error()};
+    frame_->api->XLA_FFI_Error_Destroy(&args);
+  }
+
+  nb::object run_in_child(const XLA_FFI_CallFrame& inner) {
     // The child has Python's lock, as a kernel may want it.
-    const ChildCall call = call_in_child(*kernel_, inner, seconds, [](const std::function<void()>& wait) {
+    const ChildCall call = call_in_child(*kernel_, inner, seconds_in_child, [](const std::function<void()>& wait) {
       nb::gil_scoped_release released;
       wait();
     });
@@ -174,12 +187,12 @@ XLA_FFI_Error* run(const std::function<std::string()>& who, XLA_FFI_Handler* han
       nb::gil_scoped_release released;
       return handler(frame);
     }
-    nb::object run = nb::cpp_function([&call](double seconds) { return call.run(seconds); }, nb::arg("seconds") = 0.0);
+    nb::object run = nb::cpp_function([&call] { return call.run(); });
     const std::string symbol = who();
     try {
       hook(symbol, run, call.lent().outputs(), call.lent().inputs());
     } catch (nb::python_error& error) {
-      if (call.error() != nullptr) return call.error();
+      if (XLA_FFI_Error* own = call.take_error()) return own;
       if (!call.is_asynchronous())
         return error_of(frame->api, report_failure(nb::str(symbol.c_str()), error, call.lent(), ""));
     }
@@ -211,8 +224,8 @@ nb::object ending_object(const Ending& ending) {
 }
 
 void bind_checked_call(nb::module_& m) {
-  m.def("set_checked_native", &set_checked_native, nb::arg("hook").none());
-  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] { set_checked_native(nb::none()); }));
+  m.def("set_checked_native", &set_checked_native, nb::arg("hook").none(), nb::arg("seconds") = 10.0);
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] { set_checked_native(nb::none(), 0); }));
 }
 
 }  // namespace eqxcallback

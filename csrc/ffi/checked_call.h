@@ -14,8 +14,8 @@ namespace eqxcallback {
 // `hook(symbol, run, outputs, inputs)`, where `run()` calls it on the memory that the Buffers have by then.
 XLA_FFI_Error* run_checked(const char* symbol, XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame);
 
-// The same for a user's kernel, which is called `who()`. There `run(seconds)` calls it in a child process, and returns
-// what it did: a dictionary, see `child_call_object`.
+// The same for a user's kernel, which is called `who()`. There `run()` calls it in a child process, for as many seconds
+// as were set with the function, and returns what it did: a dictionary, see `child_call_object`.
 XLA_FFI_Error* run_checked_in_child(const std::function<std::string()>& who, UserKernel& kernel,
                                     XLA_FFI_CallFrame* frame);
 

@@ -51,8 +51,8 @@ def _library_target(kernel: NativeKernel, platform: str, op: str) -> str:
         ) from None
     if (refusal := function.refusal()) is not None:
         raise ValueError(
-            f"{who}: expected an XLA FFI handler; got the function {kernel.symbol!r} of {path}, which {refusal} when it was asked "
-            f"for what XLA asks handlers. Define one around it with XLA_FFI_DEFINE_HANDLER_SYMBOL({kernel.symbol}, ...)."
+            f"{who}: expected an XLA FFI handler; got the function {kernel.symbol!r} of {path}, which {refusal} when it was "
+            f"asked what XLA asks handlers. Define one around it with XLA_FFI_DEFINE_HANDLER_SYMBOL({kernel.symbol}, ...)."
         )
     # The name stands in compiled programs, which may outlive this process: it says what the code is, not where it lies.
     target = f"eqxcallback_{kernel.symbol}_{digest}"

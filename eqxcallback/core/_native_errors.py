@@ -5,7 +5,7 @@ import threading
 
 from jax.errors import JaxRuntimeError
 
-from ._errors import FIRST_LINE, Failures, KernelError, keep_failure
+from ._errors import FIRST_LINE, KernelError, keep_failure
 
 
 # Codes of `XLA_FFI_Error_Code` that are another exception than a `RuntimeError`.
@@ -46,17 +46,21 @@ def keep_native(
     return str(error)
 
 
-def reraise_native(error: Exception) -> None:
-    """Raise the `KernelError` behind the error that XLA made of its text, if it is one of a native kernel."""
+def reraise_native(error: Exception, op: str | None) -> None:
+    """Raise the `KernelError` behind the error that XLA made of its text, if it is one of a native kernel. A handler does not
+    know which of its ops it was called for: here it is `op`.
+    """
     match = FIRST_LINE.match(str(error)) if type(error) in (JaxRuntimeError, ValueError) else None
     if match is None:
         return
     with _lock:
-        found = [pair for pair in _last if pair[0] == int(match[1])]
-        for pair in found:
-            _last.remove(pair)  # as it is raised, it gets a traceback, and that holds arrays
-    try:
-        if found:
-            raise found[0][1] from found[0][1].original
-    finally:
-        del error, found
+        found = [failure for number, failure in _last if number == int(match[1])]
+    if not found:
+        return
+    (kept,) = found
+    _, is_of_the_user, rest = str(kept).partition("[native]: kernel ")
+    layer, text = (op, f"{op}{is_of_the_user}{rest}") if op and is_of_the_user else (kept.layer, str(kept))
+    # Another one than is kept: as it is raised, it gets a traceback, and that holds arrays.
+    raise type(kept)(
+        text, layer=layer, name_stack=kept.name_stack, operands=kept.operands, original=kept.original
+    ) from kept.original

@@ -61,7 +61,7 @@ def _enter() -> None:
     with _lock:
         _depth += 1
         _ext.set_checked_call(_checked_call)
-        _ext.set_checked_native(_checked_native)
+        _ext.set_checked_native(_checked_native, _SECONDS)
         _strict.switch(on=True)
 
 
@@ -113,13 +113,16 @@ def _checked_call(
 
 
 def _checked_native(
-    symbol: str, run: Callable[..., Any], outputs: tuple[_ext.Buffer, ...], inputs: tuple[_ext.Buffer, ...]
+    symbol: str,
+    run: Callable[[], dict[str, Any] | None],
+    outputs: tuple[_ext.Buffer, ...],
+    inputs: tuple[_ext.Buffer, ...],
 ) -> None:
     del symbol  # the failure has it
     problems: dict[str, None] = {}  # the kernel may run several times
 
     def call() -> None:
-        if (said := run(seconds=_SECONDS)) is not None:  # a user's kernel, in a child process
+        if (said := run()) is not None:  # a user's kernel, in a child process
             problems.update(dict.fromkeys(problems_of_child(said, outputs, inputs, _SECONDS)))
             if not has_returned(said):
                 _report(list(problems))

@@ -15,7 +15,9 @@ def problems_of_child(
     said: Mapping[str, Any], outputs: Sequence[_ext.Buffer], inputs: Sequence[_ext.Buffer], seconds: float
 ) -> list[str]:
     """`said` is what the call returned: see csrc/ffi/checked_call.cc."""
-    names = [f"{kind} {i} ({b!r})" for kind, side in (("output", outputs), ("input", inputs)) for i, b in enumerate(side)]
+    names = [
+        f"{kind} {i} ({b!r})" for kind, side in (("output", outputs), ("input", inputs)) for i, b in enumerate(side)
+    ]
     problems = [
         f"{names[index]}: {count} bytes {_side(is_after)} its memory were overwritten, the nearest at {nearest}"
         for index, is_after, count, nearest in said["overruns"]
@@ -24,7 +26,9 @@ def problems_of_child(
         index, is_after, distance = said["fault"]
         _, _, _, is_write, _ = said["ending"]
         what = "wrote" if is_write else "read"
-        problems.append(f"{names[index]}: the kernel {what} at {distance} bytes {_side(is_after)} its memory, and crashed")
+        problems.append(
+            f"{names[index]}: the kernel {what} at {distance} bytes {_side(is_after)} its memory, and crashed"
+        )
     elif not has_returned(said):
         problems.append(_ending_text(said["ending"], seconds))
     if ignored := said["ignored_attributes"]:
@@ -47,7 +51,7 @@ def _ending_text(ending: tuple[str, int, int, bool, str], seconds: float) -> str
     return {
         "threw": f"the kernel threw a C++ exception, which ends the process: {text}",
         "exit": f"the kernel ended the process with status {number}",
-        "time limit": f"the kernel did not end within {seconds:.0f} s. In checked mode it runs in a process of its own, without the "
-        "threads of this one: one that waits for them never ends",
+        "time limit": f"the kernel did not end within {seconds:g} s. In checked mode it runs in a process of its own, without "
+        "the threads of this one: a kernel that waits for them never ends",
         "not started": f"no process could be started for the kernel (errno {number})",
     }[kind]

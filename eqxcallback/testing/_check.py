@@ -31,6 +31,8 @@ ROWS: Mapping[str, Callable[[Subject, Findings], None]] = {
     "types": values.types,
     "inputs untouched": memory.inputs_untouched,
     "outputs written": memory.outputs_written,
+    "late reads": memory.late_reads,
+    "attributes": memory.attributes,
     "buffers released": memory.buffers_released,
     "determinism": values.determinism,
     "stateless": values.stateless,
@@ -110,9 +112,11 @@ def check(
     **Rows:**
 
     - `types`: `out_type`, the reference and a call agree; `reference`: so do the values; `jit`: and a compiled call.
-    - `inputs untouched`, `outputs written`, `buffers released`: what kernels do to memory, in checked mode; `aliasing`: what
-        results overwrite is donated or copied. A kernel that writes beyond its memory fails `inputs untouched`, whichever rows
-        were chosen, and no other row is run: the process could die of it.
+    - `inputs untouched`, `outputs written`, `late reads`, `attributes`, `buffers released`: what kernels do to memory, in
+        [checked mode][eqxcallback.debug.checked]: a late read is one of an operand whose memory a result has overwritten, and
+        attributes are those of a native kernel, which it has to read. `aliasing`: what results overwrite is donated or
+        copied. A kernel that writes beyond its memory, crashes, or does not end fails `inputs untouched`, whichever rows were
+        chosen, and no other row is run: the process could die of it.
     - `determinism`: the same call has the same bits; `stateless`: and after another call; `threads`: and beside others.
     - `vmap`: each array alone, along each kind of axis; `vmap of all`: together, and an ensemble of layers; `nested vmap`:
         around the same and around different arrays; `zero size`, `odd shapes`: batches of 0, 1, 7 and 17.
@@ -128,9 +132,9 @@ def check(
     explain each other: mend the first one that failed, and check again. `TypeError` or `ValueError` for a wrong option.
 
     **Limitations:** other examples than the given one are made of it: floating values vary by a quarter, others are moved
-    along their first axis. Other shapes come from `vmap` alone. Outputs of native kernels are looked at in compiled calls
-    alone. What cannot be tried on this machine is not applicable, and the table says why. `capture` records all Python kernels
-    of a function if one is declared, after a first call: what a kernel does only once is not seen, nor is PyTorch's own pool.
+    along their first axis. Other shapes come from `vmap` alone. What cannot be tried on this machine is not applicable, and
+    the table says why. `capture` records all Python kernels of a function if one is declared, after a first call: what a
+    kernel does only once is not seen, nor is PyTorch's own pool.
     """
     names = _selected(only, skip, capture)
     tolerance, shown = Tolerance(rtol, atol), Progress(progress)
@@ -170,13 +174,16 @@ def _rows(part: Part, it: Subject, tolerance: Tolerance, shown: Progress) -> lis
 
 
 def _overrun(names: Sequence[str], it: Subject) -> tuple[Row, ...]:
-    """The rows of what writes beyond its memory: none may run it, since the process could die of that. Else nothing."""
+    """The rows of what writes beyond its memory, or ends its process: none may run it, since this process could die of that.
+    Else nothing.
+    """
     start = time.perf_counter()
     faults = memory.overruns(it)
     if not faults:
         return ()
     told = Row("inputs untouched", FAILED, None, time.perf_counter() - start, "\n".join(faults))
-    reason = "not run: a kernel writes beyond its memory"
+    what = "writes beyond its memory" if any("its memory" in fault for fault in faults) else "ends its process"
+    reason = f"not run: a kernel {what}"
     others = {name: Row(name, NOT_APPLICABLE, None, 0.0, reason) for name in names}
     rows = others | {told.name: told}
     return tuple(rows[name] for name in ROWS if name in rows)

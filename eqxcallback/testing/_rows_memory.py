@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import debug
 from ..core import raising
+from ..debug._compare import finding_late_reads
 from ._findings import Findings, NotApplicable, error_text, host, unwritten_aside
 from ._subject import Subject, is_native
 
@@ -20,13 +21,16 @@ _SIZE = 3
 # What checked mode says, by the row that it belongs to.
 _WRITTEN = "never written", "bytes other than"
 _CHANGED = ("was changed",)
-_BEYOND = ("its memory were overwritten",)
+_BEYOND = "its memory were overwritten", "its memory, and crashed"
+_ENDED = "the kernel crashed", "the kernel ended the process", "the kernel did not end", "threw a C++ exception"
+_LATE = ("apart from each other they give",)
+_IGNORED = ("reads none of its attributes",)
 _KEPT = ("was kept past the call",)
 
 
 def overruns(subject: Subject) -> list[str]:
-    """Where kernels write beyond what they are given: in checked mode, where that is nobody's memory. All else that is wrong
-    is for the rows to say.
+    """Where kernels write beyond what they are given, or end their process: in checked mode, where that is nobody's memory, and
+    nobody's process. All else that is wrong is for the rows to say.
     """
     faults: list[str] = []
     with contextlib.suppress(Exception):  # of wrong types there are no programs
@@ -34,7 +38,7 @@ def overruns(subject: Subject) -> list[str]:
             try:
                 _checked(function, make)
             except Exception as error:
-                faults += [f"{where}: {problem}" for problem in _problems(error, _BEYOND)]
+                faults += [f"{where}: {problem}" for problem in _problems(error, _BEYOND + _ENDED)]
     return faults
 
 
@@ -58,12 +62,28 @@ def outputs_written(subject: Subject, found: Findings) -> None:
     """Kernels write every element of every output, and do not read what is there before."""
     if subject.is_known and subject.kernel is None:
         raise NotApplicable(f"no kernel for {jax.default_backend()}: XLA writes them")
-    has_python = not is_native(subject.kernel) and jax.default_backend() == "cpu"
-    if has_python:
+    if has_checked_mode():
         for where, got, want in _in_checked_mode(subject, found, _WRITTEN):
             found.close(got, want, f"{where}: outputs that held other values before")
-    if not has_python or not subject.is_known:  # a function may call kernels of either kind
+    if not has_checked_mode() or not subject.is_known:  # a function may call handlers that are not ours
         _in_donated_memory(subject, found)
+
+
+def late_reads(subject: Subject, found: Findings) -> None:
+    """No kernel reads an operand after the result that overwrites it was written."""
+    if subject.is_known and not subject.aliases:
+        raise NotApplicable("nothing is overwritten")
+    with finding_late_reads():
+        _in_checked_mode(subject, found, _LATE)
+
+
+def attributes(subject: Subject, found: Findings) -> None:
+    """Native kernels read the attributes that they are given. XLA counts those of handlers that bind any by name, and
+    ignores what it gives to others.
+    """
+    if not is_native(subject.kernel):
+        raise NotApplicable("no native kernel: Python checks the options of others")
+    _in_checked_mode(subject, found, _IGNORED)
 
 
 def buffers_released(subject: Subject, found: Findings) -> None:

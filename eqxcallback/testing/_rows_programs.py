@@ -67,8 +67,22 @@ def vmap_of_grad(subject: Subject, found: Findings) -> None:
             got = jax.jit(jax.vmap(one, in_axes=(in_axes, 0)))(arrays, _stack(cotangents))
             for name, reference in subject.pullbacks:
                 rows = [reference(*pair) for pair in zip(_arrays(subject, examples), cotangents, strict=True)]
-                want = [np.stack([host(row[i]) for row in rows]) for i in range(len(got))]
-                found.close(got, want, f"{where}, against {name}", factor=GRADIENT_FACTOR)
+                for i, index in enumerate(subject.differentiable):
+                    leaf = subject.operands[index].name
+                    want = [np.stack([host(row[i]) for row in rows])]
+                    text = f"{where}, the gradient of {leaf} against {name}"
+                    if not is_mapped[index]:
+                        text += (
+                            f" (a batch of {SIZE} in front, which {leaf} has not: a gradient for each example"
+                            f"{', not their sum' if _is_sum(got[i], want[0]) else ''})"
+                        )
+                    found.close([got[i]], want, text, factor=GRADIENT_FACTOR)
+
+
+def _is_sum(got: Any, rows: np.ndarray) -> bool:
+    """Whether some example has the gradient of all."""
+    total = rows.sum(0)
+    return any(np.allclose(host(row), total, 1e-2, 1e-2) for row in got) and not np.allclose(rows, total, 1e-2, 1e-2)
 
 
 def first_batched(subject: Subject) -> tuple[str, list[bool]]:

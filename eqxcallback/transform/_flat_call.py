@@ -115,9 +115,9 @@ class FlatCall(abc.ABC):
         kernel = self.choice(platform).kernel
         return kernel is not None and kernel.body is not None
 
-    def is_native(self, platform: str) -> bool:
+    def native_name(self, platform: str) -> str | None:
         kernel = self.choice(platform).kernel
-        return kernel is not None and isinstance(kernel.kernel, NativeKernel)
+        return self.bound.name if kernel is not None and isinstance(kernel.kernel, NativeKernel) else None
 
     def launch(self, lowering: xla.Lowering, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
         raise NotImplementedError

@@ -175,6 +175,12 @@ class WrongSecond(Scale):
         (dense(ForgetsCotangent), "grad", "the gradient of args[0]"),
         (dense(NeedsAll), "partial grads", "NoneType"),
         (dense(NeverSums), "grad of vmap", "arguments mapped, the gradient"),
+        (
+            dense(AlwaysSums),
+            "vmap of grad",
+            "the gradient of self.bias against the gradients one by one (a batch of 3 in front, which self.bias has not: a "
+            "gradient for each example, not their sum)",
+        ),
         (scale(WrongReferenceDerivative), "finite differences", "the slope along args[0]"),
         (
             (WrongWithoutReference(normal(1, 3)), normal(2, 3)),

@@ -16,6 +16,7 @@ SAXPY = pathlib.Path(_built.name) / "libsaxpy.so"
 
 
 def build(path, source="saxpy.cc", *flags):
+    """`source` is one of this folder, or any by its whole path."""
     command = ["g++", "-std=c++17", "-O0", "-fPIC", "-shared", "-isystem", jax.ffi.include_dir(), *flags]
     subprocess.run([*command, str(FOLDER / source), "-o", str(path)], check=True)
     return path

@@ -181,7 +181,7 @@ def test_wrong_aliases(aliases, message):
 @pytest.mark.parametrize("jit", [False, True])
 def test_an_error_of_the_kernel(jit):
     op = eqxc.Op("fail", {"cpu": native("Fail", lambda x: F32)})
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: this kernel always fails"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"fail\[native\]: kernel Fail: this kernel always fails"):
         jax.block_until_ready((jax.jit(op) if jit else op)(X))
     np.testing.assert_array_equal(saxpy_with(native("Saxpy"))(X, Y, a=1.0), X + Y)
 
@@ -211,7 +211,11 @@ def test_wrong_operands_are_an_error_of_the_handler():
         ("saxpy", None, r"has no symbol 'saxpy'"),  # static in the library
         ("NewerMinor", None, r"XLA refuses the handler 'NewerMinor' of .* API version .* Build it with the headers"),
         ("NewerMajor", None, r"XLA refuses the handler 'NewerMajor' of .* API version"),
-        ("NotAHandler", None, r"XLA refuses the handler 'NotAHandler' of .* API version"),
+        (
+            "NotAHandler",
+            None,
+            r"expected an XLA FFI handler; got the function 'NotAHandler' of .*, which did not answer",
+        ),
     ],
 )
 def test_a_wrong_library(symbol, library, message):
@@ -245,7 +249,7 @@ for symbol in ("NewerMinor", "NewerMajor", "NotAHandler"):
     try:
         jax.jit(lambda x: op(symbol)(x, x, a=2.0)).trace(x).lower(lowering_platforms=("cpu",))
     except ValueError as error:
-        assert f"XLA refuses the handler '{symbol}'" in str(error), error
+        assert ("got the function" if symbol == "NotAHandler" else "XLA refuses the handler") in str(error), error
     else:
         raise AssertionError(symbol)
 print(op("Saxpy")(x, x, a=2.0), jax.devices())

@@ -72,8 +72,8 @@ class OpCall(Protocol):
         """Whether that kernel is one in Python."""
         ...
 
-    def is_native(self, platform: str) -> bool:
-        """Whether it is one in C++."""
+    def native_name(self, platform: str) -> str | None:
+        """If it is one in C++, the name under which its errors are raised."""
         ...
 
     def launch(self, lowering: Lowering, run: Run, args: Sequence[Any]) -> Sequence[Any]:
@@ -142,13 +142,14 @@ def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
 
 def _run_native(call: OpCall, args: Sequence[Any]) -> Sequence[jax.Array]:
     """Run the program of a call whose kernel is not in Python. On a CPU its kernel's error is raised here."""
+    name = call.native_name("cpu") if platform_of(args) == "cpu" else None
     try:
         outs = _program(call)(*args)
-        if platform_of(args) == "cpu" and call.is_native("cpu"):
+        if name is not None:
             for out in outs:
                 out.block_until_ready()
     except (JaxRuntimeError, ValueError) as error:
-        reraise_native(error)
+        reraise_native(error, name)
         raise
     return outs
 

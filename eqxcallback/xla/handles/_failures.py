@@ -27,7 +27,9 @@ def _on_failure(
     if isinstance(body, str):  # a native kernel, which checked mode has found fault with
         lane = f"native lane, {operands}"
         layer, _, is_of_the_user = body.partition("[native]")
-        text = f"{body}: {error}\n{lane}" if is_of_the_user else f"{body} failed; {lane}\n{type(error).__name__}: {error}"
+        text = (
+            f"{body}: {error}\n{lane}" if is_of_the_user else f"{body} failed; {lane}\n{type(error).__name__}: {error}"
+        )
         return keep_native(error.with_traceback(None), layer, text, operands)
     return record_failure(error, callable_name(_callable(body)), name_stack, operands)
 

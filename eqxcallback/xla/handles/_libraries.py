@@ -73,11 +73,15 @@ def _refusal(ending: tuple[str, int, int, bool, str] | None) -> str | None:
     if ending is None:
         return None
     kind, number, *_ = ending
-    texts = {
-        "returned": "did not answer",
-        "threw": "threw a C++ exception",
-        "signal": f"crashed ({signal.strsignal(number)})",
-        "exit": f"ended the process with status {number}",
-        "time limit": f"did not answer within {_SECONDS:.0f} s",
-    }
-    return texts.get(kind)  # nothing if no process could be started
+    match kind:
+        case "returned":
+            return "did not answer"
+        case "threw":
+            return "threw a C++ exception"
+        case "signal":
+            return f"crashed ({signal.strsignal(number)})"
+        case "exit":
+            return f"ended the process with status {number}"
+        case "time limit":
+            return f"did not answer within {_SECONDS:g} s"
+    return None  # no process could be started
