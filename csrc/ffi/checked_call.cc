@@ -43,7 +43,7 @@ XLA_FFI_Error* error_of(const XLA_FFI_Api* api, const std::string& text) {
   return error;
 }
 
-// {results or operands: what was overwritten beside them}, for Python.
+// For Python: of an index, results come before operands. See eqxcallback/debug/_child.py.
 nb::object child_call_object(const ChildCall& call) {
   nb::dict said;
   said["ending"] = ending_object(call.ending);

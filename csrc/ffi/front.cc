@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -89,7 +90,7 @@ XLA_FFI_Error* recorded(Front& front, const XLA_FFI_CallFrame& frame, XLA_FFI_Er
     try {
       text = nb::cast<std::string>(
           error_hook()(front.op_names(), front.symbol, static_cast<int>(created.code), created.message, operands));
-    } catch (nb::python_error&) {
+    } catch (const std::exception&) {  // such as a text that is not UTF-8
       return error;
     }
   }

@@ -103,6 +103,9 @@ static ffi::Error refuse(F32, F32Result, std::string_view text, bool is_invalid)
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     Refuse, refuse, ffi::Ffi::Bind().Arg<F32>().Ret<F32>().Attr<std::string_view>("text").Attr<bool>("is_invalid"));
 
+static ffi::Error latin1(F32, F32Result) { return ffi::Error::Internal("caf\xe9 is closed"); }
+XLA_FFI_DEFINE_HANDLER_SYMBOL(Latin1, latin1, ffi::Ffi::Bind().Arg<F32>().Ret<F32>());
+
 // Reads what it is given, by a name or not.
 static ffi::Error all_attributes(F32 x, F32Result out, ffi::Dictionary attributes) {
   twice(x.typed_data(), out->typed_data(), x.element_count());

@@ -15,7 +15,7 @@ _built = tempfile.TemporaryDirectory()
 SAXPY = pathlib.Path(_built.name) / "libsaxpy.so"
 
 
-def build(path, source="saxpy.cc", *flags):
+def build(path: pathlib.Path, source: str | pathlib.Path = "saxpy.cc", *flags: str) -> pathlib.Path:
     """`source` is one of this folder, or any by its whole path."""
     command = ["g++", "-std=c++17", "-O0", "-fPIC", "-shared", "-isystem", jax.ffi.include_dir(), *flags]
     subprocess.run([*command, str(FOLDER / source), "-o", str(path)], check=True)

@@ -1,7 +1,10 @@
 """What users see of the errors of their handlers, and of XLA's complaints about how they are called."""
 
 import logging
+import os
 import pickle
+import subprocess
+import sys
 import traceback
 
 import jax
@@ -153,3 +156,33 @@ def test_a_handler_is_asked_once(monkeypatch):
     for name in ("a", "b"):
         eqxc.Op(name, {"cpu": eqxc.NativeKernel("Right", library())}, lambda x: 2 * x)(X)
     assert len(asked) == 1
+
+
+def test_handlers_without_a_front():
+    """There is a fixed number of fronts. A handler beyond them is registered as it is."""
+    code = """
+import ctypes, sys
+import jax, numpy as np, eqxcallback as eqxc
+from eqxcallback import _ext
+right = ctypes.cast(ctypes.CDLL(sys.argv[1]).Right, ctypes.c_void_p).value
+while _ext.front(right, "Right", True, 0)[0] >= 0:
+    pass
+op = lambda symbol: eqxc.Op("mine", {"cpu": eqxc.NativeKernel(symbol, sys.argv[1])}, lambda x, **_: 2 * x)
+with eqxc.debug.checked():
+    print(op("Right")(np.ones(3, np.float32)))
+try:
+    op("Refuse")(np.ones(3, np.float32), text="x is odd", is_invalid=True)
+except jax.errors.JaxRuntimeError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", code, str(library())]
+    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.stdout == "[2. 2. 2.]\nINVALID_ARGUMENT: x is odd\n", result.stderr
+
+
+def test_a_text_that_is_not_utf8():
+    """It loses its failure number, and nothing else."""
+    odd = op("Latin1", lambda x: x)
+    with pytest.raises(Exception, match=r"mine\[native\]: kernel Latin1: caf"):
+        odd(X)
