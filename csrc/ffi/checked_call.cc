@@ -51,7 +51,7 @@ nb::object child_call_object(const ChildCall& call) {
   for (const ChildCall::Overrun& overrun : call.overruns) {
     overruns.append(nb::make_tuple(overrun.index, overrun.is_after, overrun.bytes.count, overrun.bytes.nearest));
   }
-  for (const std::string& name : call.ignored_attributes) ignored.append(name);
+  for (const std::string& name : call.ignored_attributes) ignored.append(text_object(name));
   said["overruns"] = overruns;
   said["ignored_attributes"] = ignored;
   said["fault"] = nb::none();
@@ -217,10 +217,15 @@ XLA_FFI_Error* run_checked_in_child(const std::function<std::string()>& who, Use
   return run(who, kernel.handler, &kernel, frame);
 }
 
+nb::object text_object(const std::string& text) {
+  const auto size = static_cast<Py_ssize_t>(text.size());
+  return nb::steal(PyUnicode_DecodeUTF8(text.data(), size, "backslashreplace"));
+}
+
 nb::object ending_object(const Ending& ending) {
   constexpr const char* kKinds[] = {"returned", "threw", "signal", "exit", "time limit", "not started"};
   return nb::make_tuple(kKinds[static_cast<int>(ending.kind)], ending.number,
-                        reinterpret_cast<uintptr_t>(ending.address), ending.is_write, ending.text);
+                        reinterpret_cast<uintptr_t>(ending.address), ending.is_write, text_object(ending.text));
 }
 
 void bind_checked_call(nb::module_& m) {

@@ -3,6 +3,8 @@
 
 #include <nanobind/nanobind.h>
 
+#include <string>
+
 #include "ffi/child_process.h"
 
 namespace eqxcallback {
@@ -12,6 +14,9 @@ nanobind::dict cpu_targets();
 
 // `_ext.set_checked_native`. See checked_call.h.
 void bind_checked_call(nanobind::module_& m);
+
+// A text of a user's code, whatever its encoding.
+nanobind::object text_object(const std::string& text);
 
 // How a child process ended, as Python sees it: (kind, number, address, whether it was a write, text).
 nanobind::object ending_object(const Ending& ending);

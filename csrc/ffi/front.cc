@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -88,9 +87,9 @@ XLA_FFI_Error* recorded(Front& front, const XLA_FFI_CallFrame& frame, XLA_FFI_Er
     nb::gil_scoped_acquire gil;
     if (!error_hook().is_valid()) return error;
     try {
-      text = nb::cast<std::string>(
-          error_hook()(front.op_names(), front.symbol, static_cast<int>(created.code), created.message, operands));
-    } catch (const std::exception&) {  // such as a text that is not UTF-8
+      text = nb::cast<std::string>(error_hook()(front.op_names(), front.symbol, static_cast<int>(created.code),
+                                                text_object(created.message), operands));
+    } catch (const nb::python_error&) {
       return error;
     }
   }

@@ -44,7 +44,7 @@ def test_the_build_is_sanitized(address_package):
 
 
 def test_addresses_in_callbacks(address_package):
-    checked = [f"tests/debug/test_{part}.py" for part in ("checked", "guards", "inline", "strict")]
+    checked = [f"tests/debug/test_{part}.py" for part in ("checked", "guards", "inline", "strict", "user_kernels")]
     # The quarantine of freed memory looks like a leak.
     assert "passed" in run_with_addresses(address_package, "tests/callback", *checked, "-k", "not leak")
 

@@ -125,9 +125,10 @@ def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
     if debugging and not is_inline(call.result_avals):
         return run_eagerly(_program(call), call, *args)
     # A call of a Python kernel outside of any program is one of the callback: no program is made for it.
-    lowering = call.lowering("cpu") if platform_of(args) == "cpu" and call.is_python("cpu") else None
+    on_cpu = platform_of(args) == "cpu"
+    lowering = call.lowering("cpu") if on_cpu and call.is_python("cpu") else None
     if not isinstance(lowering, PythonLowering):
-        return run_eagerly(_program(call), call, *args) if debugging else _run_native(call, args)
+        return run_eagerly(_program(call), call, *args) if debugging else _run_program(call, args, on_cpu)
     if is_spread(args) and not debugging:
         return run_and_wait(_program(call), args)
 
@@ -140,11 +141,18 @@ def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
     return call.launch(lowering, run, args)
 
 
-def _run_native(call: OpCall, args: Sequence[Any]) -> Sequence[jax.Array]:
-    """Run the program of a call whose kernel is not in Python. On a CPU its kernel's error is raised here."""
-    name = call.native_name("cpu") if platform_of(args) == "cpu" else None
+@functools.lru_cache(maxsize=1024)
+def _native_program(call: OpCall) -> tuple[Callable[..., Sequence[jax.Array]], str | None]:
+    return _program(call), call.native_name("cpu")
+
+
+def _run_program(call: OpCall, args: Sequence[Any], on_cpu: bool) -> Sequence[jax.Array]:
+    """Call a kernel that is not in Python. On a CPU its error is raised here."""
+    if not on_cpu:
+        return _program(call)(*args)
+    program, name = _native_program(call)
     try:
-        outs = _program(call)(*args)
+        outs = program(*args)
         if name is not None:
             for out in outs:
                 out.block_until_ready()
