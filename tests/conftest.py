@@ -1,11 +1,13 @@
 """Strict promotion everywhere: a kernel gets the dtypes and ranks that it was given, or an error."""
 
+import contextlib
 import ctypes
 import importlib.metadata
 import os
 import pathlib
 import re
 import sys
+from typing import Any
 
 
 # Read by XLA when the first test imports JAX: several devices, so that sharded programs run on any machine. Compiling takes most
@@ -24,6 +26,7 @@ except OSError:
     sys.path.append(os.path.join(sys.prefix, "deviceless"))  # where `make test` installs it
 
 import jax
+import jaxtyping
 import pytest
 
 from eqxcallback import _ext
@@ -31,6 +34,48 @@ from eqxcallback import _ext
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+_raises = pytest.raises
+
+
+@contextlib.contextmanager
+def _unchecked():
+    """Nothing is checked against its annotations, under jaxtyping's import hook too."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
+
+
+class _RaisesUnchecked:
+    """A generator would be a cycle with the exception, which keeps what the test made alive."""
+
+    def __init__(self, *args, **kwargs):
+        self._expected: Any = _raises(*args, **kwargs)
+        self._unchecked = _unchecked()
+
+    def __enter__(self):
+        self._unchecked.__enter__()
+        return self._expected.__enter__()
+
+    def __exit__(self, *error):
+        self._unchecked.__exit__(None, None, None)
+        return self._expected.__exit__(*error)
+
+
+def pytest_configure(config):
+    # Wrong calls must get our errors, which users see, and under the hook they would get the type checker's.
+    if config.getoption("--jaxtyping-packages"):
+        pytest.raises = _RaisesUnchecked
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    with _unchecked() if item.get_closest_marker("wrong_types") else contextlib.nullcontext():
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,14 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class CompileError(Exception):
     """The source does not compile. Its text is the compiler's log."""
 
 
+@runtime_checkable
 class Nvrtc(Protocol):
     version: tuple[int, ...]
     archs: tuple[int, ...]

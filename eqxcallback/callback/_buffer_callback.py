@@ -8,7 +8,17 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_unflatten
 from jaxtyping import PyTree
 
 from .. import xla
-from ..core import Aliases, Leaf, callable_name, check_aliases, check_flags, path_text, resolve_aliases, root_name
+from ..core import (
+    Aliases,
+    AnyBool,
+    Leaf,
+    callable_name,
+    check_aliases,
+    check_flags,
+    path_text,
+    resolve_aliases,
+    root_name,
+)
 from . import _arguments
 
 
@@ -19,10 +29,10 @@ def buffer_callback(
     callback: Callable[..., None],
     result_shape_dtypes: PyTree[jax.ShapeDtypeStruct],
     *,
-    has_side_effect: bool = False,
+    has_side_effect: AnyBool = False,
     vmap_method: str | None = None,
     input_output_aliases: Aliases | None = None,
-    command_buffer_compatible: bool = False,
+    command_buffer_compatible: AnyBool = False,
 ) -> Callable[..., PyTree[jax.Array]]:
     """Turn a function that works in place on buffers into a function of JAX arrays.
 

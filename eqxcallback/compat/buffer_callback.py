@@ -13,7 +13,7 @@ from jax.errors import JaxRuntimeError
 from .. import _ext
 from .._ext import Buffer as Buffer, ExecutionStage as ExecutionStage
 from ..callback import buffer_callback as _buffer_callback
-from ..core import Aliases, OwnCallable, identity
+from ..core import Aliases, AnyBool, OwnCallable, identity
 
 
 class ExecutionContext:
@@ -56,10 +56,10 @@ def buffer_callback(
     callback: Callable[..., None],
     result_shape_dtypes: Any,
     *,
-    has_side_effect: bool = False,
+    has_side_effect: AnyBool = False,
     vmap_method: str | None = None,
     input_output_aliases: Aliases | None = None,
-    command_buffer_compatible: bool = False,
+    command_buffer_compatible: AnyBool = False,
 ) -> Callable[..., Any]:
     """As `jax.experimental.buffer_callback.buffer_callback`; see [`eqxcallback.buffer_callback`][] for the arguments."""
     return _buffer_callback(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import debug as _debug
+from ..core import AnyBool, AnyInt
 from ..debug import CallbackException as CallbackException
 
 
@@ -28,8 +29,8 @@ def id_tap(
     arg: Any,
     *,
     result: Any = None,
-    tap_with_device: bool = False,
-    device_index: int = 0,
+    tap_with_device: AnyBool = False,
+    device_index: AnyInt = 0,
     callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
     **kwargs: Any,
 ) -> Any:
@@ -54,8 +55,8 @@ def id_print(
     arg: Any,
     *,
     result: Any = None,
-    tap_with_device: bool = False,
-    device_index: int = 0,
+    tap_with_device: AnyBool = False,
+    device_index: AnyInt = 0,
     output_stream: Any = None,
     threshold: int | None = None,
     callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
@@ -72,8 +73,8 @@ def call(
     arg: Any,
     *,
     result_shape: Any = None,
-    call_with_device: bool = False,
-    device_index: int = 0,
+    call_with_device: AnyBool = False,
+    device_index: AnyInt = 0,
     callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
 ) -> Any:
     """The result of `callback_func(arg)`, or of `callback_func(arg, device=device)`, on the host."""

@@ -43,4 +43,12 @@ from ._native_errors import (
     reraise_native as reraise_native,
 )
 from ._own_callable import OwnCallable as OwnCallable
+from ._types import (
+    AnyArray as AnyArray,
+    AnyBool as AnyBool,
+    AnyInt as AnyInt,
+    Keys as Keys,
+    AnyNumber as AnyNumber,
+    Size as Size,
+)
 from ._warnings import PerformanceWarning as PerformanceWarning, quiet as quiet, warn_once as warn_once

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
+from ._types import AnyNumber, Size
 
-def check(condition: bool, op: str, expected: str, **got: Any) -> None:
+
+def check(condition: bool | np.bool_, op: str, expected: str, **got: Any) -> None:
     if not condition:
         types = ", ".join(
             f"{name}: {value if isinstance(value, int) else jax.typeof(value).str_short()}"
@@ -48,7 +50,7 @@ def check_flags(who: str, **flags: Any) -> None:
             )
 
 
-def integer(who: str, expected: str, value: Any, *, least: float = -math.inf, remedy: str = "") -> int:
+def integer(who: str, expected: str, value: Any, *, least: AnyNumber = -math.inf, remedy: str = "") -> int:
     """`value` as an integer of Python, from one of NumPy too. A bool is none."""
     try:
         found = operator.index(value)
@@ -59,7 +61,7 @@ def integer(who: str, expected: str, value: Any, *, least: float = -math.inf, re
     return found
 
 
-def number(who: str, expected: str, value: Any, *, least: float = -math.inf, most: float = math.inf) -> float:
+def number(who: str, expected: str, value: Any, *, least: AnyNumber = -math.inf, most: AnyNumber = math.inf) -> float:
     """`value` as a float of Python. Neither text, which Python would parse, nor NaN is a number."""
     try:
         found = math.nan if isinstance(value, str | bytes) else float(value)
@@ -97,7 +99,7 @@ def check_loss_options(
     )
 
 
-def integers(op: str, name: str, x: ArrayLike, batch: tuple[int, ...]) -> jax.Array:
+def integers(op: str, name: str, x: ArrayLike, batch: tuple[Size, ...]) -> jax.Array:
     """`x`, of shape `batch` or `()`, as int32 of shape `batch`. What int32 lacks becomes its nearest."""
     x = jnp.asarray(x)
     fits = x.shape in ((), batch) and jnp.issubdtype(x.dtype, jnp.integer)

@@ -17,6 +17,7 @@ import jax
 from jax.errors import JaxRuntimeError
 
 from ._own_callable import OwnCallable
+from ._types import Size
 
 
 _logger = logging.getLogger("eqxcallback")
@@ -140,7 +141,7 @@ def raising() -> Iterator[None]:
     raise_poisoned()
 
 
-def type_text(dtype: object, shape: Sequence[int]) -> str:
+def type_text(dtype: object, shape: Sequence[Size]) -> str:
     """As JAX prints types: `float32[3,4]`."""
     return f"{dtype}[{','.join(map(str, shape))}]"
 
@@ -206,7 +207,7 @@ def keep_failure(
 
 
 def from_the_user(error: BaseException) -> BaseException:
-    """`error`, its traceback without the frames of this package that stand before the user's."""
+    """`error`, its traceback without the frames of this package, or of a check of annotations, that stand before the user's."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and _is_ours(trace.tb_frame.f_globals.get("__name__", "")):
         trace = trace.tb_next
@@ -214,7 +215,7 @@ def from_the_user(error: BaseException) -> BaseException:
 
 
 def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == __name__.partition(".")[0]
+    return module.partition(".")[0] in (__name__.partition(".")[0], "jaxtyping")
 
 
 _poisoned: list[KernelError] = []
@@ -241,7 +242,7 @@ def raise_poisoned() -> None:
         raise found[0] from found[0].original
 
 
-def callable_name(function: Callable[..., object]) -> str:
+def callable_name(function: Callable[..., object] | OwnCallable) -> str:
     """The name under which a user knows a callable."""
     for attribute in ("__qualname__", "__name__"):
         name = getattr(function, attribute, None)

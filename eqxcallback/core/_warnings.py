@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 # Their frames are not where somebody who reads the warning can change anything.
-_PACKAGES = ("eqxcallback", "jax", "equinox", "contextlib", "functools")
+_PACKAGES = ("eqxcallback", "jax", "jaxtyping", "equinox", "contextlib", "functools")
 
 
 class PerformanceWarning(UserWarning):

@@ -5,7 +5,7 @@ import logging
 import time
 
 from .. import xla
-from ..core import raise_poisoned
+from ..core import AnyNumber, raise_poisoned
 from ._deliveries import deliveries
 from ._failures import raise_kept
 
@@ -13,7 +13,7 @@ from ._failures import raise_kept
 _logger = logging.getLogger("eqxcallback")
 
 
-def barrier_wait(name: str | None = None, *, timeout: float | None = None) -> None:
+def barrier_wait(name: str | None = None, *, timeout: AnyNumber | None = None) -> None:
     """Wait for all effects of programs that were started, and for all calls of tap functions, and raise what failed.
 
     Those are the programs that this thread started, and, of other threads, those that have begun to call tap functions. It is
@@ -34,13 +34,14 @@ def barrier_wait(name: str | None = None, *, timeout: float | None = None) -> No
     """
     who = "eqxcallback.debug.barrier_wait" + (f"({name})" if name else "")
     _logger.debug("%s: begins", who)
-    end = None if timeout is None else time.monotonic() + timeout
+    seconds = None if timeout is None else float(timeout)
+    end = None if seconds is None else time.monotonic() + seconds
     if deliveries().is_inside():
         raise RuntimeError(
             f"{who}: called by a tap function, it would wait for itself. Call it from the program that is watched."
         )
-    if not xla.wait_for_effects(timeout):
-        pending = deliveries().wait(0) or "no call of a tap function"
+    if not xla.wait_for_effects(seconds):
+        pending = deliveries().wait(0.0) or "no call of a tap function"
         raise TimeoutError(f"{who}: after {timeout} s programs are running; pending: {pending}.")
     pending = deliveries().wait(None if end is None else max(0.0, end - time.monotonic()))
     if pending is not None:

@@ -9,7 +9,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from .. import _ext, xla
-from ..core import OwnCallable, callable_name, check_flags, identity, type_text
+from ..core import AnyBool, OwnCallable, callable_name, check_flags, identity, type_text
 from ._host import copy_from_host, copy_to_host, device_of
 from ._leaves import Leaves
 
@@ -90,7 +90,9 @@ class HostFunction(OwnCallable):
         return results
 
 
-def call(fn: Callable[..., Any], x: Any, *, result_shape: Any, with_device: bool = False, ordered: bool = False) -> Any:
+def call(
+    fn: Callable[..., Any], x: Any, *, result_shape: Any, with_device: AnyBool = False, ordered: AnyBool = False
+) -> Any:
     """Call `fn(x)` on the host, and go on with what it returns.
 
     !!! example

@@ -3,15 +3,16 @@
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..core import OwnCallable, identity
+from ..core import AnyBool, AnyInt, OwnCallable, identity
 from ._layout import layout
 from ._tap import Mode, tap_leaves
 
 
+@runtime_checkable
 class Stream(Protocol):
     def write(self, text: str, /) -> object: ...
 
@@ -75,9 +76,9 @@ def print(
     *,
     what: Any = None,
     result: Any = None,
-    with_device: bool = False,
-    device_index: int | None = None,
-    ordered: bool = False,
+    with_device: AnyBool = False,
+    device_index: AnyInt | None = None,
+    ordered: AnyBool = False,
     mode: Mode = "sync",
     output_stream: Stream | None = None,
     threshold: int | None = 1024,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from .. import _ext, xla
-from ..core import OwnCallable, callable_name, check_flags, identity
+from ..core import AnyBool, AnyInt, OwnCallable, callable_name, check_flags, identity
 from ._deliveries import deliveries
 from ._host import copy_to_host, device_of
 from ._leaves import Leaves
@@ -70,9 +70,9 @@ def tap(
     x: Any,
     *,
     result: Any = None,
-    with_device: bool = False,
-    device_index: int | None = None,
-    ordered: bool = False,
+    with_device: AnyBool = False,
+    device_index: AnyInt | None = None,
+    ordered: AnyBool = False,
     mode: Mode = "sync",
 ) -> Any:
     """The identity, which calls `fn(x, transforms)` whenever `x` has been computed.
@@ -123,9 +123,9 @@ def tap_tangents(
     fn: Callable[..., Any],
     x: Any,
     *,
-    with_device: bool = False,
-    device_index: int | None = None,
-    ordered: bool = False,
+    with_device: AnyBool = False,
+    device_index: AnyInt | None = None,
+    ordered: AnyBool = False,
     mode: Mode = "sync",
 ) -> Any:
     """The identity, which calls `fn(tangents, transforms)` with the tangents of `x` under forward-mode differentiation.
@@ -140,9 +140,9 @@ def tap_cotangents(
     fn: Callable[..., Any],
     x: Any,
     *,
-    with_device: bool = False,
-    device_index: int | None = None,
-    ordered: bool = False,
+    with_device: AnyBool = False,
+    device_index: AnyInt | None = None,
+    ordered: AnyBool = False,
     mode: Mode = "sync",
 ) -> Any:
     """The identity, which calls `fn(cotangents, transforms)` with the cotangents of `x` under reverse-mode differentiation.
@@ -158,9 +158,9 @@ def tap_leaves(
     of: str,
     fn: Callable[..., Any],
     x: Any,
-    with_device: bool,
-    device_index: int | None,
-    ordered: bool,
+    with_device: AnyBool,
+    device_index: AnyInt | None,
+    ordered: AnyBool,
     mode: Mode,
 ) -> Any:
     who = f"eqxcallback.debug.{name}"
@@ -178,7 +178,7 @@ def tap_leaves(
     return leaves.from_program(outs)
 
 
-def _index(device_index: int | None, who: str) -> int | None:
+def _index(device_index: AnyInt | None, who: str) -> int | None:
     if device_index is None:
         return None
     try:

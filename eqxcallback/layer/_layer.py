@@ -136,7 +136,7 @@ class Layer(eqx.Module):
         """For `inspect.signature`, and what shows it or binds arguments by it."""
         return _signature(type(self))[0]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> PyTree[jax.Array]:
+    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
         cls = type(self)
         signature, count, takes_key = _signature(cls)
         if not takes_key:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_pytree_node_class, tree_flatten, tree_leaves, tree_map, tree_structure
 
-from ..core import type_text
+from ..core import Size, type_text
 from ..transform import Structure, is_array
 from . import _declarations as declarations
 from ._refs import new
@@ -132,7 +132,7 @@ class Functions:
             tangents.append(leaf)
         return tangents
 
-    def batch(self, axis_size: int, arrays: Sequence[Any], is_mapped: Sequence[bool]) -> Any:
+    def batch(self, axis_size: Size, arrays: Sequence[Any], is_mapped: Sequence[bool]) -> Any:
         """`None` if arrays of the layer itself are mapped: the rule is about the arguments."""
         args = self._arguments(self._build(arrays))
         layer = args.self
@@ -145,7 +145,7 @@ class Functions:
             raise TypeError(f"{self.cls.__qualname__}.batch: expected (out, out_axes) to be returned; got {found!r}.")
         return self._mapped_results(*found, axis_size)
 
-    def _mapped_results(self, out: Any, out_axes: Any, axis_size: int) -> tuple[Sequence[Any], Sequence[bool]]:
+    def _mapped_results(self, out: Any, out_axes: Any, axis_size: Size) -> tuple[Sequence[Any], Sequence[bool]]:
         """`out_axes` is as of `jax.vmap`, or has booleans as `jax.custom_batching.custom_vmap` has them."""
         who = f"{self.cls.__qualname__}.batch"
         if tree_structure(out) != self.outputs.treedef:

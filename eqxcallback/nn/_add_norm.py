@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .. import ops
+from ..core import AnyArray, AnyNumber
 
 
 class FusedAddRMSNorm(eqx.Module):
@@ -29,7 +30,7 @@ class FusedAddRMSNorm(eqx.Module):
     """
 
     shape: tuple[int, ...] = eqx.field(static=True)
-    eps: float = eqx.field(static=True)
+    eps: AnyNumber = eqx.field(static=True)
     use_weight: bool = eqx.field(static=True)
     weight: Float[Array, "*shape"] | None
     implementation: ops.Implementation = eqx.field(static=True)
@@ -37,7 +38,7 @@ class FusedAddRMSNorm(eqx.Module):
     def __init__(
         self,
         shape: int | Sequence[int],
-        eps: float = 1e-5,
+        eps: AnyNumber = 1e-5,
         use_weight: bool = True,
         dtype: Any = None,
         *,
@@ -59,7 +60,7 @@ class FusedAddRMSNorm(eqx.Module):
 
     @jax.named_scope("eqxcallback.nn.FusedAddRMSNorm")
     def __call__(
-        self, x: Float[Array, "*shape"], residual: Float[Array, "*shape"], *, key: PRNGKeyArray | None = None
+        self, x: Float[AnyArray, "*shape"], residual: Float[AnyArray, "*shape"], *, key: PRNGKeyArray | None = None
     ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
         """**Arguments:**
 

@@ -8,9 +8,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Num, PRNGKeyArray
 
 from .. import ops
+from ..core import AnyArray, AnyNumber
 from ._adopt import adopt
 from ._arrays import are_floats
 from ._linear import Linear
@@ -47,7 +48,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         use_key_bias: bool = False,
         use_value_bias: bool = False,
         use_output_bias: bool = False,
-        dropout_p: float = 0.0,
+        dropout_p: AnyNumber = 0.0,
         inference: bool = False,
         dtype: Any = None,
         *,
@@ -67,7 +68,8 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         - `key`: for the initial values of the parameters.
         - `implementation`: of the attention; `"reference"` is that of the linear layers too. See [`eqxcallback.Op.using`][].
         """
-        super().__init__(
+        equinox: Any = super()
+        equinox.__init__(
             num_heads,
             query_size,
             key_size,
@@ -95,17 +97,17 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
     @jax.named_scope("eqxcallback.nn.MultiheadAttention")
     def __call__(
         self,
-        query: Float[Array, "queries query_size"],
-        key_: Float[Array, "keys key_size"],
-        value: Float[Array, "keys value_size"],
-        mask: Bool[Array, "*num_heads queries keys"] | None = None,
+        query: Num[AnyArray, "queries query_size"],
+        key_: Num[AnyArray, "keys key_size"],
+        value: Num[AnyArray, "keys value_size"],
+        mask: Bool[AnyArray, "*num_heads queries keys"] | None = None,
         *,
         key: PRNGKeyArray | None = None,
         inference: bool | None = None,
         deterministic: bool | None = None,
         process_heads: ProcessHeads | None = None,
         causal: bool = False,
-    ) -> Float[Array, "queries output_size"]:
+    ) -> Num[Array, "queries output_size"]:
         """**Arguments:**
 
         - `query`, `key_`, `value`: of shapes `(queries, query_size)`, `(keys, key_size)` and `(keys, value_size)`.
@@ -131,7 +133,8 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             if causal:
                 seen = jnp.tri(query.shape[0], key_.shape[0], key_.shape[0] - query.shape[0], dtype=bool)
                 mask = seen if mask is None else mask & jnp.broadcast_to(seen, mask.shape)
-            return super().__call__(query, key_, value, mask, key=key, inference=inference, process_heads=process_heads)
+            equinox: Any = super()
+            return equinox.__call__(query, key_, value, mask, key=key, inference=inference, process_heads=process_heads)
         queries, _ = query.shape
         keys, _ = key_.shape
         if value.shape[0] != keys:
@@ -164,7 +167,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         )
         return jax.vmap(self.output_proj)(out[..., :vo_size].reshape(queries, self.num_heads * vo_size))
 
-    def _project(self, proj: Any, x: Array) -> Array:
+    def _project(self, proj: Any, x: AnyArray) -> Array:
         """Equinox's, for empty sequences too."""
         queries, _ = x.shape
         out = jax.vmap(proj)(x)
@@ -180,7 +183,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             raise RuntimeError("Dropout requires a key when running in non-deterministic mode.")
         return float(p) if is_known and p < 1 else None
 
-    def _per_head(self, mask: Array, queries: int, keys: int) -> Array:
+    def _per_head(self, mask: AnyArray, queries: int, keys: int) -> AnyArray:
         """A mask as attention takes it."""
         shapes = ((queries, keys), (self.num_heads, queries, keys))
         if mask.shape not in shapes:

@@ -5,10 +5,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from .. import ops
-from ..core import check, check_floats, integer, scale_of
+from ..core import AnyArray, AnyInt, AnyNumber, Size, check, check_floats, integer, scale_of
 from . import _int8_cache, _ring
 
 
@@ -34,7 +34,9 @@ class KVCache(eqx.Module):
     v_scale: Float[Array, "entries kv_heads"] | None
     window: int | None = eqx.field(static=True)
 
-    def __init__(self, max_length: int, kv_heads: int, size: int, dtype: Any = None, *, window: int | None = None):
+    def __init__(
+        self, max_length: Size, kv_heads: Size, size: Size, dtype: Any = None, *, window: AnyInt | None = None
+    ):
         """**Arguments:**
 
         - `max_length`, `kv_heads`, `size`: the shape of keys and values.
@@ -62,10 +64,10 @@ class KVCache(eqx.Module):
 
     def append(
         self,
-        k: Float[Array, "count kv_heads size"],
-        v: Float[Array, "count kv_heads size"],
+        k: Float[AnyArray, "count kv_heads size"],
+        v: Float[AnyArray, "count kv_heads size"],
         *,
-        valid: Int[Array, ""] | int | None = None,
+        valid: Integer[AnyArray, ""] | AnyInt | None = None,
     ) -> "KVCache":
         """The cache with more tokens.
 
@@ -78,21 +80,22 @@ class KVCache(eqx.Module):
         - `valid`: how many of them count, by default all. The others are padding: the next `append` overwrites them, and a
             ring buffer does not take them.
         """
+        k, v = jnp.asarray(k), jnp.asarray(v)
         self._check_rows("KVCache.append", k, v)
         return self._append(self._stored(k, v), None if valid is None else jnp.asarray(valid, jnp.int32))
 
     def attend(
         self,
-        q: Float[Array, "*queries heads size"],
+        q: Float[AnyArray, "*queries heads size"],
         *,
-        scale: float | None = None,
+        scale: AnyNumber | None = None,
         causal: bool = True,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        alibi_slopes: Float[Array, " heads"] | None = None,
-        bias: Float[Array, "heads queries entries"] | None = None,
-        mask: Bool[Array, "heads queries entries"] | None = None,
-        offset: Int[Array, ""] | int | None = None,
+        window: AnyInt | None = None,
+        soft_cap: AnyNumber | None = None,
+        alibi_slopes: Float[AnyArray, " heads"] | None = None,
+        bias: Float[AnyArray, "#heads queries entries"] | None = None,
+        mask: Bool[AnyArray, "#heads queries entries"] | None = None,
+        offset: Integer[AnyArray, ""] | AnyInt | None = None,
         implementation: ops.Implementation = "auto",
     ) -> Float[Array, "*queries heads size"]:
         """The attention of the last tokens over the tokens so far, their own included if they have been appended.
@@ -147,18 +150,18 @@ class KVCache(eqx.Module):
 
     def update(
         self,
-        q: Float[Array, "count heads size"],
-        k: Float[Array, "count kv_heads size"],
-        v: Float[Array, "count kv_heads size"],
+        q: Float[AnyArray, "count heads size"],
+        k: Float[AnyArray, "count kv_heads size"],
+        v: Float[AnyArray, "count kv_heads size"],
         *,
-        valid: Int[Array, ""] | int | None = None,
-        scale: float | None = None,
+        valid: Integer[AnyArray, ""] | AnyInt | None = None,
+        scale: AnyNumber | None = None,
         causal: bool = True,
-        window: int | None = None,
-        soft_cap: float | None = None,
-        alibi_slopes: Float[Array, " heads"] | None = None,
-        bias: Float[Array, "heads count entries"] | None = None,
-        mask: Bool[Array, "heads count entries"] | None = None,
+        window: AnyInt | None = None,
+        soft_cap: AnyNumber | None = None,
+        alibi_slopes: Float[AnyArray, " heads"] | None = None,
+        bias: Float[AnyArray, "#heads count entries"] | None = None,
+        mask: Bool[AnyArray, "#heads count entries"] | None = None,
         implementation: ops.Implementation = "auto",
     ) -> tuple[Float[Array, "count heads size"], "KVCache"]:
         """What new tokens see, and the cache with them: one step of an attention layer, for a prompt as for one token.
@@ -204,7 +207,7 @@ class KVCache(eqx.Module):
         out = ops.attention(q.astype(k.dtype), k, v, lengths=lengths, offset=filled, **options)
         return out.astype(q.dtype), self._append(rows, kept)
 
-    def _attend_one(self, q: Array, window: int | None, slopes: Array | None, options: dict[str, Any]) -> Array:
+    def _attend_one(self, q: Array, window: int | None, slopes: AnyArray | None, options: dict[str, Any]) -> Array:
         is_int8 = self.k_scale is not None
         x = q if is_int8 else q.astype(self.k.dtype)
         if self.window is None or (slopes is None and window == self.window):
@@ -240,7 +243,7 @@ class KVCache(eqx.Module):
         )
 
     @property
-    def _arrays(self) -> tuple[Array, Array, Array | None, Array | None]:
+    def _arrays(self) -> tuple[Any, Any, Any, Any]:
         return self.k, self.v, self.k_scale, self.v_scale
 
     def _stored(self, k: Array, v: Array) -> tuple[Array, Array, Array | None, Array | None]:
@@ -270,7 +273,7 @@ class KVCache(eqx.Module):
         entries = self.k.shape[0]
         check(self.window is not None or k.shape[0] <= entries, who, f"not more tokens than the {entries} entries", k=k)
 
-    def _check_queries(self, who: str, q: Array, scale: float | None) -> float:
+    def _check_queries(self, who: str, q: Array, scale: AnyNumber | None) -> float:
         kv_heads, size = self.k.shape[1:]
         check(
             q.ndim in (2, 3) and q.shape[-1] == size and q.shape[-2] % kv_heads == 0,
@@ -281,7 +284,7 @@ class KVCache(eqx.Module):
         check_floats(who, q=q)
         return scale_of(who, scale, size)
 
-    def _window(self, who: str, window: int | None) -> int | None:
+    def _window(self, who: str, window: AnyInt | None) -> int | None:
         if window is None:
             return self.window
         window = integer(who, "window to be a positive integer or None", window, least=1)

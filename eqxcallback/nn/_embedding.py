@@ -5,9 +5,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Integer, PRNGKeyArray, Shaped
 
 from .. import ops
+from ..core import AnyArray
 from ._arrays import ARRAYS
 from ._compiled import compiled
 
@@ -24,7 +25,7 @@ class Embedding(eqx.nn.Embedding):
         self,
         num_embeddings: int | None = None,
         embedding_size: int | None = None,
-        weight: Float[Array, "num_embeddings embedding_size"] | None = None,
+        weight: Shaped[AnyArray, "num_embeddings embedding_size"] | None = None,
         dtype: Any = None,
         *,
         key: PRNGKeyArray | None = None,
@@ -38,10 +39,11 @@ class Embedding(eqx.nn.Embedding):
         - `key`: initialises it.
         - `implementation`: see [`eqxcallback.Op.using`][].
         """
-        super().__init__(num_embeddings, embedding_size, weight, dtype, key=key)
+        equinox: Any = super()
+        equinox.__init__(num_embeddings, embedding_size, weight, dtype, key=key)
         self.implementation = implementation
 
-    def __call__(self, x: Int[ArrayLike, ""], *, key: PRNGKeyArray | None = None) -> Array:
+    def __call__(self, x: Integer[ArrayLike, ""], *, key: PRNGKeyArray | None = None) -> Array:
         """**Arguments:**
 
         - `x`: the index, an integer of shape `()`.

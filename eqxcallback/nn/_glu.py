@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .. import ops
+from ..core import AnyArray
 from ._linear import Linear
 
 
@@ -60,7 +61,7 @@ class SwiGLU(eqx.Module):
 
     @jax.named_scope("eqxcallback.nn.SwiGLU")
     def __call__(
-        self, x: Float[Array, " in_features"], *, key: PRNGKeyArray | None = None
+        self, x: Float[AnyArray, " in_features"], *, key: PRNGKeyArray | None = None
     ) -> Float[Array, " out_features"]:
         """**Arguments:**
 
@@ -126,7 +127,7 @@ class GEGLU(eqx.Module):
 
     @jax.named_scope("eqxcallback.nn.GEGLU")
     def __call__(
-        self, x: Float[Array, " in_features"], *, key: PRNGKeyArray | None = None
+        self, x: Float[AnyArray, " in_features"], *, key: PRNGKeyArray | None = None
     ) -> Float[Array, " out_features"]:
         """**Arguments:**
 

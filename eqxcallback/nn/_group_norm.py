@@ -8,6 +8,7 @@ import jax
 from jaxtyping import Array, PRNGKeyArray
 
 from .. import ops
+from ..core import AnyArray, AnyInt, AnyNumber
 from ._arrays import are_floats
 from ._compiled import compiled
 
@@ -30,9 +31,9 @@ class GroupNorm(eqx.nn.GroupNorm):
 
     def __init__(
         self,
-        groups: int,
+        groups: AnyInt,
         channels: int | None = None,
-        eps: float = 1e-5,
+        eps: AnyNumber = 1e-5,
         channelwise_affine: bool = True,
         dtype: Any = None,
         *,
@@ -47,19 +48,20 @@ class GroupNorm(eqx.nn.GroupNorm):
         - `dtype`: of both; by default JAX's default float.
         - `implementation`: see [`eqxcallback.Op.using`][].
         """
-        super().__init__(groups, channels, eps, channelwise_affine, dtype)
+        equinox: Any = super()
+        equinox.__init__(groups, channels, eps, channelwise_affine, dtype)
         self.implementation = implementation
 
     @overload
-    def __call__(self, x: Array, *, key: PRNGKeyArray | None = None) -> Array: ...
+    def __call__(self, x: AnyArray, *, key: PRNGKeyArray | None = None) -> Array: ...
 
     @overload
     def __call__(
-        self, x: Array, state: eqx.nn.State, *, key: PRNGKeyArray | None = None
+        self, x: AnyArray, state: eqx.nn.State, *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, eqx.nn.State]: ...
 
     def __call__(
-        self, x: Array, state: eqx.nn.State = _no_state, *, key: PRNGKeyArray | None = None
+        self, x: AnyArray, state: eqx.nn.State = _no_state, *, key: PRNGKeyArray | None = None
     ) -> Array | tuple[Array, eqx.nn.State]:
         """**Arguments:**
 
@@ -73,7 +75,8 @@ class GroupNorm(eqx.nn.GroupNorm):
             options: dict[str, Any] = {"eps": self.eps, "implementation": self.implementation}
             out = _group_norm(x, weight, bias, groups=self.groups, **options)
         else:
-            out = super().__call__(x, key=key)
+            equinox: Any = super()
+            out = equinox.__call__(x, key=key)
         return out if state is _no_state else (out, state)
 
 

@@ -7,10 +7,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
 from .. import ops
-from ..core import check, check_arrays, integer, number, soft_cap_of
+from ..core import AnyArray, AnyInt, AnyNumber, check, check_arrays, integer, number, soft_cap_of
 from ._cache import KVCache
 from ._linear import Linear
 
@@ -72,11 +72,11 @@ class GroupedQueryAttention(eqx.Module):
         use_value_bias: bool = False,
         use_output_bias: bool = False,
         causal: bool = True,
-        window: int | None = None,
-        soft_cap: float | None = None,
+        window: AnyInt | None = None,
+        soft_cap: AnyNumber | None = None,
         alibi: bool = False,
-        rope_theta: float | None = None,
-        dropout_p: float = 0.0,
+        rope_theta: AnyNumber | None = None,
+        dropout_p: AnyNumber = 0.0,
         inference: bool = False,
         dtype: Any = None,
         implementation: ops.Implementation = "auto",
@@ -137,7 +137,8 @@ class GroupedQueryAttention(eqx.Module):
         self.key_proj = linear(query_size, num_kv_heads * head_size, use_key_bias, key_key)
         self.value_proj = linear(query_size, num_kv_heads * head_size, use_value_bias, value_key)
         self.output_proj = linear(num_heads * head_size, output_size, use_output_bias, output_key)
-        self.dropout = eqx.nn.Dropout(dropout_p, inference=inference)
+        rate: Any = dropout_p
+        self.dropout = eqx.nn.Dropout(rate, inference=inference)
         self.num_heads = num_heads
         self.query_size = query_size
         self.num_kv_heads = num_kv_heads
@@ -167,13 +168,13 @@ class GroupedQueryAttention(eqx.Module):
     @overload
     def __call__(
         self,
-        x: Array,
-        kv: Array | None = None,
+        x: AnyArray,
+        kv: AnyArray | None = None,
         *,
-        bias: Array | None = None,
-        mask: Array | None = None,
-        segment_ids: Array | tuple[Array, Array] | None = None,
-        length: Array | int | None = None,
+        bias: AnyArray | None = None,
+        mask: AnyArray | None = None,
+        segment_ids: AnyArray | tuple[AnyArray, AnyArray] | None = None,
+        length: AnyArray | AnyInt | None = None,
         cache: None = None,
         key: PRNGKeyArray | None = None,
         inference: bool | None = None,
@@ -182,13 +183,13 @@ class GroupedQueryAttention(eqx.Module):
     @overload
     def __call__(
         self,
-        x: Array,
-        kv: Array | None = None,
+        x: AnyArray,
+        kv: AnyArray | None = None,
         *,
-        bias: Array | None = None,
-        mask: Array | None = None,
-        segment_ids: Array | tuple[Array, Array] | None = None,
-        length: Array | int | None = None,
+        bias: AnyArray | None = None,
+        mask: AnyArray | None = None,
+        segment_ids: AnyArray | tuple[AnyArray, AnyArray] | None = None,
+        length: AnyArray | AnyInt | None = None,
         cache: KVCache,
         key: PRNGKeyArray | None = None,
         inference: bool | None = None,
@@ -197,13 +198,15 @@ class GroupedQueryAttention(eqx.Module):
     @jax.named_scope("eqxcallback.nn.GroupedQueryAttention")
     def __call__(
         self,
-        x: Float[Array, "queries query_size"],
-        kv: Float[Array, "keys query_size"] | None = None,
+        x: Float[AnyArray, "queries query_size"],
+        kv: Float[AnyArray, "keys query_size"] | None = None,
         *,
-        bias: Float[Array, "*heads queries keys"] | None = None,
-        mask: Bool[Array, "*heads queries keys"] | None = None,
-        segment_ids: Int[Array, " queries"] | tuple[Int[Array, " queries"], Int[Array, " keys"]] | None = None,
-        length: Int[Array, ""] | int | None = None,
+        bias: Float[AnyArray, "*heads queries keys"] | None = None,
+        mask: Bool[AnyArray, "*heads queries keys"] | None = None,
+        segment_ids: Integer[AnyArray, " queries"]
+        | tuple[Integer[AnyArray, " queries"], Integer[AnyArray, " keys"]]
+        | None = None,
+        length: Integer[AnyArray, ""] | AnyInt | None = None,
         cache: KVCache | None = None,
         key: PRNGKeyArray | None = None,
         inference: bool | None = None,
@@ -302,7 +305,7 @@ def alibi_slopes(heads: int) -> list[float]:
     return [2 ** (-8 * i / power) for i in range(1, power + 1)] + more
 
 
-def _with_heads(who: str, name: str, x: Array | None) -> Array | None:
+def _with_heads(who: str, name: str, x: AnyArray | None) -> AnyArray | None:
     if x is None:
         return None
     check_arrays(who, **{name: x})

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, PRNGKeyArray
 
 from .. import ops
 from ._arrays import ARRAYS, are_floats, is_float
@@ -46,7 +46,7 @@ class Linear(eqx.nn.Linear):
         super().__init__(in_features, out_features, use_bias, dtype, key=key)
         self.implementation = implementation
 
-    def __call__(self, x: Array, *, key: PRNGKeyArray | None = None) -> Array:
+    def __call__(self, x: ArrayLike, *, key: PRNGKeyArray | None = None) -> Array:
         """**Arguments:**
 
         - `x`: an array of shape `(in_features,)`, or `()` if `in_features="scalar"`.
@@ -54,14 +54,15 @@ class Linear(eqx.nn.Linear):
 
         **Returns:** an array of shape `(out_features,)`, or `()` if `out_features="scalar"`.
         """
+        equinox: Any = super()
         weight, bias = self.weight, self.bias
         parameters = (weight,) if bias is None else (weight, bias)
         if not are_floats(*parameters) or not _fits(x, weight, bias, self.in_features, self.out_features):
-            return super().__call__(x, key=key)
+            return equinox.__call__(x, key=key)
         if not isinstance(x, ARRAYS):
             x = jnp.asarray(x)
         if not is_float(x.dtype) and not is_float(jnp.result_type(x, *parameters)):
-            return super().__call__(x, key=key)
+            return equinox.__call__(x, key=key)
         is_scalar = self.out_features == "scalar"
         return _linear(x, weight, bias, is_scalar=is_scalar, implementation=self.implementation)
 

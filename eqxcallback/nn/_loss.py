@@ -5,10 +5,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Float, Integer, PRNGKeyArray
 
 from .. import ops
-from ..core import check_loss_options, soft_cap_of
+from ..core import AnyArray, AnyInt, AnyNumber, check_loss_options, soft_cap_of
 from ._linear import Linear, check_linear
 
 
@@ -27,9 +27,9 @@ class SoftmaxCrossEntropy(eqx.Module):
     def __init__(
         self,
         *,
-        label_smoothing: float = 0.0,
-        z_loss: float = 0.0,
-        ignore_index: int | None = None,
+        label_smoothing: AnyNumber = 0.0,
+        z_loss: AnyNumber = 0.0,
+        ignore_index: AnyInt | None = None,
         implementation: ops.Implementation = "auto",
     ):
         """**Arguments:**
@@ -46,8 +46,8 @@ class SoftmaxCrossEntropy(eqx.Module):
     @jax.named_scope("eqxcallback.nn.SoftmaxCrossEntropy")
     def __call__(
         self,
-        logits: Float[Array, " size"],
-        label: Int[ArrayLike, ""] | Float[ArrayLike, " size"],
+        logits: Float[AnyArray, " size"],
+        label: Integer[ArrayLike, ""] | Float[ArrayLike, " size"],
         *,
         key: PRNGKeyArray | None = None,
     ) -> Float[Array, ""]:
@@ -109,10 +109,10 @@ class FusedLinearCrossEntropy(eqx.Module):
         num_classes: int,
         use_bias: bool = False,
         *,
-        label_smoothing: float = 0.0,
-        z_loss: float = 0.0,
-        ignore_index: int | None = None,
-        soft_cap: float | None = None,
+        label_smoothing: AnyNumber = 0.0,
+        z_loss: AnyNumber = 0.0,
+        ignore_index: AnyInt | None = None,
+        soft_cap: AnyNumber | None = None,
         dtype: Any = None,
         key: PRNGKeyArray,
         implementation: ops.Implementation = "auto",
@@ -155,7 +155,7 @@ class FusedLinearCrossEntropy(eqx.Module):
 
     @jax.named_scope("eqxcallback.nn.FusedLinearCrossEntropy")
     def __call__(
-        self, x: Float[Array, " in_features"], label: Int[ArrayLike, ""], *, key: PRNGKeyArray | None = None
+        self, x: Float[AnyArray, " in_features"], label: Integer[ArrayLike, ""], *, key: PRNGKeyArray | None = None
     ) -> Float[Array, ""]:
         """**Arguments:**
 

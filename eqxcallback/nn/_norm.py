@@ -5,9 +5,10 @@ from typing import Any, overload
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Num, PRNGKeyArray
 
 from .. import ops
+from ..core import AnyArray, AnyNumber
 from ._arrays import are_floats
 from ._compiled import compiled
 
@@ -30,7 +31,7 @@ class LayerNorm(eqx.nn.LayerNorm):
     def __init__(
         self,
         shape: int | Sequence[int],
-        eps: float = 1e-5,
+        eps: AnyNumber = 1e-5,
         use_weight: bool = True,
         use_bias: bool = True,
         dtype: Any = None,
@@ -47,19 +48,20 @@ class LayerNorm(eqx.nn.LayerNorm):
         - `elementwise_affine`: the deprecated name of `use_weight` and `use_bias`.
         - `implementation`: see [`eqxcallback.Op.using`][].
         """
-        super().__init__(shape, eps, use_weight, use_bias, dtype, elementwise_affine=elementwise_affine)
+        equinox: Any = super()
+        equinox.__init__(shape, eps, use_weight, use_bias, dtype, elementwise_affine=elementwise_affine)
         self.implementation = implementation
 
     @overload
-    def __call__(self, x: Array, *, key: PRNGKeyArray | None = None) -> Array: ...
+    def __call__(self, x: AnyArray, *, key: PRNGKeyArray | None = None) -> Array: ...
 
     @overload
     def __call__(
-        self, x: Array, state: eqx.nn.State, *, key: PRNGKeyArray | None = None
+        self, x: AnyArray, state: eqx.nn.State, *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, eqx.nn.State]: ...
 
     def __call__(
-        self, x: Float[Array, "*shape"], state: eqx.nn.State = _no_state, *, key: PRNGKeyArray | None = None
+        self, x: Num[AnyArray, "*shape"], state: eqx.nn.State = _no_state, *, key: PRNGKeyArray | None = None
     ) -> Array | tuple[Array, eqx.nn.State]:
         """**Arguments:**
 
@@ -72,7 +74,8 @@ class LayerNorm(eqx.nn.LayerNorm):
         if _fits(x, self.shape, weight, bias):
             out = _layer_norm(x, weight, bias, eps=self.eps, implementation=self.implementation)
         else:
-            out = super().__call__(x, key=key)
+            equinox: Any = super()
+            out = equinox.__call__(x, key=key)
         return out if state is _no_state else (out, state)
 
 
@@ -91,7 +94,7 @@ class RMSNorm(eqx.nn.RMSNorm):
     def __init__(
         self,
         shape: int | Sequence[int],
-        eps: float = 1e-5,
+        eps: AnyNumber = 1e-5,
         use_weight: bool = True,
         use_bias: bool = True,
         dtype: Any = None,
@@ -106,19 +109,20 @@ class RMSNorm(eqx.nn.RMSNorm):
         - `dtype`: of both; by default JAX's default float.
         - `implementation`: see [`eqxcallback.Op.using`][].
         """
-        super().__init__(shape, eps, use_weight, use_bias, dtype)
+        equinox: Any = super()
+        equinox.__init__(shape, eps, use_weight, use_bias, dtype)
         self.implementation = implementation
 
     @overload
-    def __call__(self, x: Array, *, key: PRNGKeyArray | None = None) -> Array: ...
+    def __call__(self, x: AnyArray, *, key: PRNGKeyArray | None = None) -> Array: ...
 
     @overload
     def __call__(
-        self, x: Array, state: eqx.nn.State, *, key: PRNGKeyArray | None = None
+        self, x: AnyArray, state: eqx.nn.State, *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, eqx.nn.State]: ...
 
     def __call__(
-        self, x: Float[Array, "*shape"], state: eqx.nn.State = _no_state, *, key: PRNGKeyArray | None = None
+        self, x: Num[AnyArray, "*shape"], state: eqx.nn.State = _no_state, *, key: PRNGKeyArray | None = None
     ) -> Array | tuple[Array, eqx.nn.State]:
         """**Arguments:**
 
@@ -131,7 +135,8 @@ class RMSNorm(eqx.nn.RMSNorm):
         if _fits(x, self.shape, weight, bias):
             out = _rms_norm(x, weight, bias, eps=self.eps, implementation=self.implementation)
         else:
-            out = super().__call__(x, key=key)
+            equinox: Any = super()
+            out = equinox.__call__(x, key=key)
         return out if state is _no_state else (out, state)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8, PRNGKeyArray, UInt8
 
 from .. import ops
-from ..core import check, check_arrays, check_one_of
+from ..core import AnyArray, check, check_arrays, check_one_of
 from ._linear import check_linear
 
 
@@ -123,7 +123,7 @@ class QuantizedLinear(eqx.Module):
 
     @jax.named_scope("eqxcallback.nn.QuantizedLinear")
     def __call__(
-        self, x: Float[Array, " in_features"], *, key: PRNGKeyArray | None = None
+        self, x: Float[AnyArray, " in_features"], *, key: PRNGKeyArray | None = None
     ) -> Float[Array, " out_features"]:
         """**Arguments:**
 
@@ -148,7 +148,7 @@ class QuantizedLinear(eqx.Module):
             )
         return out if self.bias is None else out + self.bias.astype(out.dtype)
 
-    def rows(self, index: Array) -> Float[Array, "*index in_features"]:
+    def rows(self, index: AnyArray) -> Float[Array, "*index in_features"]:
         """The weights of some output features, in f32: the layer's use as an embedding.
 
         **Arguments:**

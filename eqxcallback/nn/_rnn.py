@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from .. import ops
+from ..core import AnyArray
 from ._arrays import are_floats
 from ._compiled import compiled
 
@@ -41,7 +42,7 @@ class GRUCell(eqx.nn.GRUCell):
         super().__init__(input_size, hidden_size, use_bias, dtype, key=key)
         self.implementation = implementation
 
-    def __call__(self, input: Array, hidden: Array, *, key: PRNGKeyArray | None = None) -> Array:
+    def __call__(self, input: AnyArray, hidden: AnyArray, *, key: PRNGKeyArray | None = None) -> Array:
         """**Arguments:**
 
         - `input`: an array of shape `(input_size,)`.
@@ -52,7 +53,8 @@ class GRUCell(eqx.nn.GRUCell):
         """
         weights, biases = (self.weight_ih, self.weight_hh), (self.bias, self.bias_n) if self.use_bias else ()
         if not _fits(self.hidden_size, 3, input, hidden, *weights, biases):
-            return super().__call__(input, hidden, key=key)
+            equinox: Any = super()
+            return equinox.__call__(input, hidden, key=key)
         return _gru_step(input, hidden, *weights, *(biases or (None, None)), implementation=self.implementation)
 
 
@@ -86,7 +88,7 @@ class LSTMCell(eqx.nn.LSTMCell):
         self.implementation = implementation
 
     def __call__(
-        self, input: Array, hidden: tuple[Array, Array], *, key: PRNGKeyArray | None = None
+        self, input: AnyArray, hidden: tuple[AnyArray, AnyArray], *, key: PRNGKeyArray | None = None
     ) -> tuple[Array, Array]:
         """**Arguments:**
 
@@ -99,7 +101,8 @@ class LSTMCell(eqx.nn.LSTMCell):
         h, c = hidden
         weights, biases = (self.weight_ih, self.weight_hh), (self.bias,) if self.use_bias else ()
         if not _fits(self.hidden_size, 4, input, h, *weights, biases) or not are_floats(c) or c.shape != h.shape:
-            return super().__call__(input, hidden, key=key)
+            equinox: Any = super()
+            return equinox.__call__(input, hidden, key=key)
         return _lstm_step(input, h, c, *weights, *(biases or (None,)), implementation=self.implementation)
 
 

@@ -8,9 +8,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Num, PRNGKeyArray
 
 from .. import ops
+from ..core import AnyArray
 from ._arrays import are_floats
 
 
@@ -31,8 +32,8 @@ class RotaryPositionalEmbedding(eqx.nn.RotaryPositionalEmbedding):
 
     @jax.named_scope("eqxcallback.nn.RotaryPositionalEmbedding")
     def __call__(
-        self, x: Float[Array, "seq_length embedding_size"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "seq_length embedding_size"]:
+        self, x: Num[AnyArray, "seq_length embedding_size"], *, key: PRNGKeyArray | None = None
+    ) -> Num[Array, "seq_length embedding_size"]:
         """**Arguments:**
 
         - `x`: an array of shape `(seq_length, embedding_size)`. Its rows are the positions 0, 1, and so on.
@@ -41,6 +42,7 @@ class RotaryPositionalEmbedding(eqx.nn.RotaryPositionalEmbedding):
         **Returns:** an array of the shape and dtype of `x`.
         """
         del key
+        x = jnp.asarray(x)
         length, size = x.shape
         if size != self.embedding_size:
             raise ValueError(
@@ -58,7 +60,7 @@ class RotaryPositionalEmbedding(eqx.nn.RotaryPositionalEmbedding):
         rotated = x.astype(dtype) * cos + self.rotate_half(x).astype(dtype) * sin
         return rotated.astype(x.dtype)
 
-    def _promoted(self, x: Array) -> Any:
+    def _promoted(self, x: AnyArray) -> Any:
         try:
             return jnp.promote_types(x.dtype, self.dtype)
         except ValueError as error:  # JAX's own class for it, which is not public

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import debug
-from ..core import quiet, raising
+from ..core import AnyNumber, quiet, raising
 from . import (
     _rows_capture as capturing,
     _rows_derivatives as derivatives,
@@ -71,8 +71,8 @@ def check(
     layer_or_op: Callable[..., Any],
     *args: Any,
     reference: Callable[..., Any] | None = None,
-    rtol: float | None = None,
-    atol: float | None = None,
+    rtol: AnyNumber | None = None,
+    atol: AnyNumber | None = None,
     only: str | Sequence[str] | None = None,
     skip: str | Sequence[str] = (),
     capture: bool = False,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.errors import JaxRuntimeError
 
-from ..core import KernelError, raising, type_text
+from ..core import AnyNumber, KernelError, raising, type_text
 
 
 _MOST_FAULTS = 8
@@ -28,12 +28,12 @@ class Tolerance:
     largest value of the array: sums may be in any order, and their terms may cancel.
     """
 
-    rtol: float | None = None
-    atol: float | None = None
+    rtol: AnyNumber | None = None
+    atol: AnyNumber | None = None
 
     def relative(self, dtype: Any) -> float:
         if self.rtol is not None:
-            return self.rtol
+            return float(self.rtol)
         eps = float(jnp.finfo(dtype).eps)
         # Kernels and references in 16 bits round after each operation, of which there are a few; in 32 they sum many.
         return (8 if eps > 1e-4 else 256) * eps
@@ -62,7 +62,7 @@ class Findings:
             self.faults.append(text)
 
     def close(
-        self, got: Sequence[Any], want: Sequence[Any], where: str, *, factor: float = 1.0, slack: Any = None
+        self, got: Sequence[Any], want: Sequence[Any], where: str, *, factor: AnyNumber = 1.0, slack: Any = None
     ) -> None:
         """Compare flat results. `factor` widens the tolerance; `slack` has an absolute one for each result, or nothing."""
         if len(got) != len(want):
@@ -91,7 +91,7 @@ class Findings:
         if self.worst is None:
             self.worst = 0.0
 
-    def _compare(self, got: np.ndarray, want: np.ndarray, where: str, factor: float, slack: Any) -> None:
+    def _compare(self, got: np.ndarray, want: np.ndarray, where: str, factor: AnyNumber, slack: Any) -> None:
         if not jnp.issubdtype(want.dtype, jnp.inexact):
             different = np.asarray(got != want)
             error = np.where(different, 1.0, 0.0)
@@ -125,15 +125,15 @@ def host(array: Any) -> np.ndarray:
     return np.array(array, order="C")
 
 
-def scale_of(array: np.ndarray) -> float:
+def scale_of(array: np.ndarray | np.generic) -> float:
     if not np.issubdtype(array.dtype, np.inexact):
         return 1.0
     size = np.abs(array)
     return max(_SMALLEST_SCALE, float(np.max(size, initial=0.0, where=np.isfinite(size))))
 
 
-def _wide(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+def _wide(array: np.ndarray | np.generic) -> np.ndarray:
+    return np.asarray(array, np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
 def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:

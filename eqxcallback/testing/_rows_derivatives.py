@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core import AnyNumber
 from ._differences import differences
 from ._findings import Findings, NotApplicable, host
 from ._subject import Subject, pullback, pushforward, quickly_compiled
@@ -167,7 +168,7 @@ def _each(
     got: Sequence[Any],
     want: Sequence[Any],
     where: str,
-    factor: float = GRADIENT_FACTOR,
+    factor: AnyNumber = GRADIENT_FACTOR,
 ) -> None:
     for index, a, b in zip(subject.differentiable, got, want, strict=True):
         found.close([a], [b], f"{where}: the gradient of {subject.operands[index].name}", factor=factor)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import xla
+from ..core import Size
 
 
 Has = tuple[bool, ...]
@@ -22,14 +23,14 @@ class Axes:
     - `operands`: for each flat operand, which of them it has. It has them in front, in order.
     """
 
-    sizes: tuple[int, ...]
+    sizes: tuple[Size, ...]
     operands: tuple[Has, ...]
 
     @classmethod
     def none(cls, num_operands: int) -> "Axes":
         return cls((), ((),) * num_operands)
 
-    def within(self, size: int, dims: Sequence[int | None]) -> "Axes":
+    def within(self, size: Size, dims: Sequence[int | None]) -> "Axes":
         """With one more axis around these, which the operands with a dim have."""
         operands = zip(dims, self.operands, strict=True)
         return Axes((size, *self.sizes), tuple((dim is not None, *has) for dim, has in operands))
@@ -46,7 +47,7 @@ class Axes:
         return function
 
 
-def present(sizes: Sequence[int], has: Sequence[bool]) -> tuple[int, ...]:
+def present(sizes: Sequence[Size], has: Sequence[bool]) -> tuple[Size, ...]:
     """Those of the axes that an array `has`."""
     return tuple(size for size, has_it in zip(sizes, has, strict=True) if has_it)
 
@@ -54,25 +55,25 @@ def present(sizes: Sequence[int], has: Sequence[bool]) -> tuple[int, ...]:
 # What a kernel takes of an operand that has the axes `has` of those of `sizes`.
 
 
-def batched(arg: Any, has: Has, sizes: Sequence[int]) -> Any:
+def batched(arg: Any, has: Has, sizes: Sequence[Size]) -> Any:
     """With all axes."""
     own = arg.shape[sum(has) :]
     return jnp.broadcast_to(expanded(arg, has, sizes), (*sizes, *own))
 
 
-def expanded(arg: Any, has: Has, sizes: Sequence[int]) -> Any:
+def expanded(arg: Any, has: Has, sizes: Sequence[Size]) -> Any:
     """With all axes, of size 1 where it has none."""
     del sizes
     return jnp.expand_dims(arg, [i for i, has_it in enumerate(has) if not has_it])
 
 
-def folded(arg: Any, has: Has, sizes: Sequence[int]) -> Any:
+def folded(arg: Any, has: Has, sizes: Sequence[Size]) -> Any:
     """With all axes in one."""
     own = arg.shape[sum(has) :]
     return batched(arg, has, sizes).reshape(math.prod(sizes), *own)
 
 
-def extended(arg: Any, has: Has, wanted: Has | None, sizes: Sequence[int]) -> Any:
+def extended(arg: Any, has: Has, wanted: Has | None, sizes: Sequence[Size]) -> Any:
     """With the axes `wanted`, of which it `has` some; `None` is all of them, of size 1 where it has none."""
     if has == wanted:
         return arg
@@ -82,7 +83,7 @@ def extended(arg: Any, has: Has, wanted: Has | None, sizes: Sequence[int]) -> An
     return batched(arg, tuple(has[i] for i in among), [sizes[i] for i in among])
 
 
-def front(sizes: Sequence[int], has: Has, wanted: Has | None) -> tuple[int, ...]:
+def front(sizes: Sequence[Size], has: Has, wanted: Has | None) -> tuple[Size, ...]:
     """The sizes of the axes in front of what `extended` returns."""
     if wanted is None:
         return tuple(size if has_it else 1 for size, has_it in zip(sizes, has, strict=True))

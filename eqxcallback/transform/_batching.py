@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import xla
+from ..core import Size
 from . import _axes
 from ._axes import Has
 
@@ -81,7 +82,7 @@ def arrange(
     names: Sequence[str],
     args: Sequence[Any],
     operands: Sequence[Has],
-    sizes: Sequence[int],
+    sizes: Sequence[Size],
     aliased: frozenset[int] = frozenset(),
 ) -> Sequence[Any]:
     """`args` as a kernel takes them.
@@ -103,9 +104,9 @@ def arrange(
 def arranged_shapes(
     batching: Batching,
     names: Sequence[str],
-    shapes: Sequence[Sequence[int]],
+    shapes: Sequence[Sequence[Size]],
     operands: Sequence[Has],
-    sizes: Sequence[int],
+    sizes: Sequence[Size],
     aliased: frozenset[int],
 ) -> list[tuple[int, ...]]:
     """The shapes of what `arrange` returns for operands whose examples have these shapes."""
@@ -122,7 +123,7 @@ def seen(
     batching: Batching,
     names: Sequence[str],
     operands: Sequence[Has],
-    sizes: Sequence[int],
+    sizes: Sequence[Size],
     aliased: frozenset[int] = frozenset(),
 ) -> list[Form]:
     """The axes with which a kernel sees each operand, where they are not folded into one."""
@@ -144,7 +145,7 @@ def seen(
     return forms
 
 
-def leading(batching: Batching, sizes: Sequence[int]) -> tuple[int, ...]:
+def leading(batching: Batching, sizes: Sequence[Size]) -> tuple[Size, ...]:
     """The axes in front of a kernel's result that has them."""
     if batching == "fold" and sizes:
         return (math.prod(sizes),)

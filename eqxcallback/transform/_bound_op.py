@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import backends, xla
-from ..core import warn_once
+from ..core import Size, warn_once
 from ..kernel import DeviceKernel, Emulated, anything
 from ._batching import Batching
 from ._choice import Choice, Implementation, check_reason
@@ -116,7 +116,7 @@ class BoundOp:
             return self.sharding
         return xla.Factors.whole(self.input_avals, self.result_avals)
 
-    def part(self, shapes: Sequence[Sequence[int]]) -> "BoundOp":
+    def part(self, shapes: Sequence[Sequence[Size]]) -> "BoundOp":
         """Of operands of these shapes, which are parts of the own ones."""
         if [tuple(aval.shape) for aval in self.input_avals] == list(map(tuple, shapes)):
             return self
@@ -132,7 +132,7 @@ class BoundOp:
     def choose(
         self,
         candidates: Sequence[backends.BoundKernel],
-        shapes: Callable[[frozenset[int]], Sequence[Sequence[int]]],
+        shapes: Callable[[frozenset[int]], Sequence[Sequence[Size]]],
         implementation: Implementation = "auto",
         *,
         anywhere: bool,
@@ -153,7 +153,7 @@ class BoundOp:
     def _why_not(
         self,
         bound: backends.BoundKernel,
-        shapes: Callable[[frozenset[int]], Sequence[Sequence[int]]],
+        shapes: Callable[[frozenset[int]], Sequence[Sequence[Size]]],
         implementation: Implementation,
     ) -> str | None:
         kernel = bound.kernel

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import xla
-from ..core import warn_once
+from ..core import Size, warn_once
 from ..kernel import NativeKernel
 from . import _batching
 from ._axes import Axes
@@ -67,7 +67,7 @@ class FlatCall(abc.ABC):
         """The same text in each process, and another one for a call that does something else with its kernel."""
         return f"{self!r} {self.factors} {self.bound.batching}"
 
-    def part(self, shapes: Sequence[Sequence[int]]) -> "FlatCall":
+    def part(self, shapes: Sequence[Sequence[Size]]) -> "FlatCall":
         """The call on a part of its operands, of these shapes. For those with a kernel."""
         del shapes
         return self
@@ -132,7 +132,7 @@ class FlatCall(abc.ABC):
         outs = xla.op_call(call, *xla.mapped_first(args, dims))
         return outs, [0] * len(outs)
 
-    def _for_each(self, size: int) -> "FlatCall":
+    def _for_each(self, size: Size) -> "FlatCall":
         """The call that is made for each of so many examples."""
         if _batching.is_stated(self.bound.batching):
             return self

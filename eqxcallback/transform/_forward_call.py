@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from .. import xla
+from ..core import Size
 from . import _batching
 from ._axes import Axes
 from ._choice import Choice
@@ -47,7 +48,7 @@ class ForwardCall(FlatCall):
         operands = tuple((*axes.dims(has), *dims) for has, dims in zip(axes.operands, own.operands, strict=True))
         return xla.Factors(operands, tuple((*all_axes, *dims) for dims in own.results))
 
-    def part(self, shapes: Sequence[Sequence[int]]) -> "ForwardCall":
+    def part(self, shapes: Sequence[Sequence[Size]]) -> "ForwardCall":
         sizes = self.factors.sizes(shapes)
         own = [shape[sum(has) :] for shape, has in zip(shapes, self.axes.operands, strict=True)]
         local = tuple(sizes[f"vmap{i}"] for i in range(len(self.axes.sizes)))

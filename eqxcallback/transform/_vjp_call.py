@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from .. import xla
+from ..core import Size
 from . import _axes, _batching
 from ._axes import Axes, Has
 from ._choice import Choice
@@ -67,7 +68,7 @@ class VjpCall(LinearCall):
         factors = around(self.axes, own, [inner.operands[i] for i in self.needs_grad])
         return dataclasses.replace(factors, sums=True)
 
-    def part(self, shapes: Sequence[Sequence[int]]) -> "VjpCall":
+    def part(self, shapes: Sequence[Sequence[Size]]) -> "VjpCall":
         sizes = self.factors.sizes(shapes)
         count = len(self.bound.input_avals)
         own = [shape[sum(has) :] for shape, has in zip(shapes, self.axes.operands, strict=True)][:count]

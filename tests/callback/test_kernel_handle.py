@@ -142,6 +142,7 @@ def test_kernels_in_cpp():
     assert norm != handle_of(lambda x: eqxc.ops.layer_norm(x, implementation="native"), x)
 
 
+@pytest.mark.wrong_types  # a lowering that nothing lowers
 def test_the_content_of_others():
     """A user's library has its hash in its target; code for a GPU is described by all it is made of."""
     first, second = (xla.kernel_handle(xla.LaunchLowering(target, {}), "op") for target in ("f_1", "f_2"))

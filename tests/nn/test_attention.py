@@ -251,6 +251,7 @@ def test_implementations(implementation):
     same(ours, theirs, *inputs(ours))
 
 
+@pytest.mark.wrong_types
 def test_an_unknown_implementation():
     ours = nn.MultiheadAttention(HEADS, 6, key=KEY, implementation="fast")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match=r"expected implementation to be one of auto, .*; got 'fast'"):

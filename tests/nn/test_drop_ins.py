@@ -127,6 +127,7 @@ def test_serialised_by_one_and_read_by_the_other(case):
 
 
 @every_layer
+@pytest.mark.wrong_types
 @pytest.mark.parametrize("change", ["another size", "another rank", "no axes"])
 def test_the_same_errors(case, change):
     """Or none, where Equinox has none: the product of a matrix and a matrix is one."""
@@ -254,6 +255,7 @@ def test_check_against_equinox(case, implementation):
     assert not report.failed
 
 
+@pytest.mark.wrong_types
 @every_layer
 def test_an_unknown_implementation(case):
     layer = case.make(implementation="fast")

@@ -46,6 +46,7 @@ def test_parameters_of_one_dtype_and_inputs_of_another(name, options, dtype):
     np.testing.assert_allclose(got.astype(jnp.float32), want.astype(jnp.float32), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.wrong_types  # it is passed on whatever it is
 @pytest.mark.parametrize("layer", [nn.LayerNorm(3), nn.RMSNorm(3), nn.GroupNorm(1, 3)], ids=lambda x: type(x).__name__)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32])
 def test_state_is_passed_on(layer, dtype):

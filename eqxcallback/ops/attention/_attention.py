@@ -5,9 +5,9 @@ import inspect
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Bool, Float, Integer
 
-from ...core import check, integers, scale_of, soft_cap_of
+from ...core import AnyArray, AnyNumber, Keys, check, integers, scale_of, soft_cap_of
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import floats
@@ -62,22 +62,22 @@ _attention_with_lse = Op(
 
 
 def attention(
-    q: Float[Array, "*batch queries heads size"],
-    k: Float[Array, "*batch keys kv_heads size"],
-    v: Float[Array, "*batch keys kv_heads v_size"],
+    q: Float[AnyArray, "*batch queries heads size"],
+    k: Float[AnyArray, "*batch keys kv_heads size"],
+    v: Float[AnyArray, "*batch keys kv_heads v_size"],
     *,
     causal: bool = False,
-    scale: float | None = None,
+    scale: AnyNumber | None = None,
     window: Window = None,
-    soft_cap: float | None = None,
+    soft_cap: AnyNumber | None = None,
     bias: Float[ArrayLike, "..."] | None = None,
     mask: Bool[ArrayLike, "..."] | None = None,
     alibi_slopes: Float[ArrayLike, "*#batch heads"] | None = None,
     segment_ids: Segments = None,
-    lengths: Int[ArrayLike, "*batch"] | None = None,
-    offset: Int[ArrayLike, "*batch"] | None = None,
-    dropout: float = 0.0,
-    key: PRNGKeyArray | None = None,
+    lengths: Integer[ArrayLike, "*batch"] | None = None,
+    offset: Integer[ArrayLike, "*batch"] | None = None,
+    dropout: AnyNumber = 0.0,
+    key: Keys | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch queries heads v_size"]:
     r"""$\mathrm{softmax}(s\, q k^T)\, v$, computed in f32, without an array of queries times keys.
@@ -154,9 +154,9 @@ def attention(
 
 
 def attention_with_lse(
-    q: Float[Array, "*batch queries heads size"],
-    k: Float[Array, "*batch keys kv_heads size"],
-    v: Float[Array, "*batch keys kv_heads v_size"],
+    q: Float[AnyArray, "*batch queries heads size"],
+    k: Float[AnyArray, "*batch keys kv_heads size"],
+    v: Float[AnyArray, "*batch keys kv_heads v_size"],
     **options: Any,
 ) -> tuple[Float[Array, "*batch queries heads v_size"], Float[Array, "*batch queries heads"]]:
     r"""[`eqxcallback.ops.attention`][], and for each query the logarithm of the sum of the exponentials of its logits.
@@ -192,12 +192,12 @@ def _attend(
     v: Any,
     *,
     causal: bool = False,
-    scale: float | None = None,
+    scale: AnyNumber | None = None,
     window: Window = None,
-    soft_cap: float | None = None,
+    soft_cap: AnyNumber | None = None,
     alibi_slopes: Any = None,
     offset: Any = None,
-    dropout: float = 0.0,
+    dropout: AnyNumber = 0.0,
     key: Any = None,
     implementation: Implementation = "auto",
     **more: Any,

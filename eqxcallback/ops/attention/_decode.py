@@ -3,9 +3,9 @@
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Int, Int8
+from jaxtyping import Array, ArrayLike, Float, Int8, Integer
 
-from ...core import check, check_floats, integers, scale_of, soft_cap_of
+from ...core import AnyArray, AnyInt, AnyNumber, check, check_floats, integers, scale_of, soft_cap_of
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
@@ -38,17 +38,17 @@ _decode_attention = Op(
 
 
 def decode_attention(
-    q: Float[Array, "*batch heads size"],
-    k: Float[Array, "*batch keys kv_heads size"] | Int8[Array, "*batch keys kv_heads size"],
-    v: Float[Array, "*batch keys kv_heads size"] | Int8[Array, "*batch keys kv_heads size"],
-    length: Int[ArrayLike, "*batch"],
+    q: Float[AnyArray, "*batch heads size"],
+    k: Float[AnyArray, "*batch keys kv_heads size"] | Int8[AnyArray, "*batch keys kv_heads size"],
+    v: Float[AnyArray, "*batch keys kv_heads size"] | Int8[AnyArray, "*batch keys kv_heads size"],
+    length: Integer[ArrayLike, "*batch"],
     *,
-    scale: float | None = None,
-    window: int | None = None,
-    soft_cap: float | None = None,
+    scale: AnyNumber | None = None,
+    window: AnyInt | None = None,
+    soft_cap: AnyNumber | None = None,
     alibi_slopes: Float[ArrayLike, "*#batch heads"] | None = None,
-    k_scale: Float[Array, "*batch keys kv_heads"] | None = None,
-    v_scale: Float[Array, "*batch keys kv_heads"] | None = None,
+    k_scale: Float[AnyArray, "*batch keys kv_heads"] | None = None,
+    v_scale: Float[AnyArray, "*batch keys kv_heads"] | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch heads size"]:
     """The attention of one new token over the first `length` entries of a cache. Its time follows `length`, not `keys`.

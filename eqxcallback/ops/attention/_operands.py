@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
-from ...core import check, check_floats, integer, integers, number
+from ...core import AnyInt, AnyNumber, Size, check, check_floats, integer, integers, number
 from .._supports import KERNEL_DTYPES
 
 
@@ -34,7 +34,7 @@ Segments = ArrayLike | tuple[ArrayLike, ArrayLike] | None
 def operands(
     name: str,
     q: Array,
-    keys: int,
+    keys: Size,
     *,
     bias: ArrayLike | None = None,
     mask: ArrayLike | None = None,
@@ -42,7 +42,7 @@ def operands(
     segment_ids: Segments = None,
     lengths: ArrayLike | None = None,
     offset: ArrayLike | None = None,
-    dropout: float = 0.0,
+    dropout: AnyNumber = 0.0,
     key: Any = None,
 ) -> dict[str, Any]:
     """`OPTIONAL` by name, `None` where one is absent. All have the batch axes of `q`, perhaps of size 1."""
@@ -67,7 +67,7 @@ def operands(
     }
 
 
-def slopes_of(name: str, x: ArrayLike, q: Array, batch: tuple[int, ...], heads: int) -> Array:
+def slopes_of(name: str, x: ArrayLike, q: Array, batch: tuple[Size, ...], heads: int) -> Array:
     x = jnp.asarray(x)
     fits = x.shape in ((heads,), (*batch, heads)) and jnp.issubdtype(x.dtype, jnp.floating)
     shapes = f"({heads},)" + (f" or {(*batch, heads)}" if batch else "")
@@ -76,7 +76,7 @@ def slopes_of(name: str, x: ArrayLike, q: Array, batch: tuple[int, ...], heads: 
     return x if x.ndim > 1 else x.reshape(*[1] * len(batch), heads)
 
 
-def check_keys(name: str, q: Array, k: Array, v: Array, batch: tuple[int, ...], *, int8: bool = False) -> None:
+def check_keys(name: str, q: Array, k: Array, v: Array, batch: tuple[Size, ...], *, int8: bool = False) -> None:
     """Values may have another size than keys, which is for the caller to refuse."""
     if int8:
         check_floats(name, q=q)
@@ -102,13 +102,13 @@ def check_keys(name: str, q: Array, k: Array, v: Array, batch: tuple[int, ...], 
     )
 
 
-def window_of(name: str, window: int | None) -> int:
+def window_of(name: str, window: AnyInt | None) -> int:
     if window is None:
         return 0
     return min(integer(name, "window to be a positive integer or None", window, least=1), FAR)
 
 
-Window = int | tuple[int | None, int | None] | None
+Window = AnyInt | tuple[AnyInt | None, AnyInt | None] | None
 
 
 def causal_window(name: str, window: Window, causal: bool, alibi: bool) -> tuple[bool, int, int]:
@@ -142,7 +142,7 @@ def causal_window(name: str, window: Window, causal: bool, alibi: bool) -> tuple
     return True, 0 if left is None else min(left + right + 1, FAR), right
 
 
-def dropout_of(name: str, dropout: float, key: Any) -> float:
+def dropout_of(name: str, dropout: AnyNumber, key: Any) -> float:
     expected = "dropout to be a number from 0 up to, and without, 1"
     rate = number(name, expected, dropout, least=0, most=math.nextafter(1, 0))
     if rate and key is None:
@@ -150,7 +150,7 @@ def dropout_of(name: str, dropout: float, key: Any) -> float:
     return rate
 
 
-def _per_pair(name: str, what: str, x: Array, q: Array, keys: int) -> Array:
+def _per_pair(name: str, what: str, x: Array, q: Array, keys: Size) -> Array:
     """`x`, which broadcasts to `(*batch, heads, queries, keys)`, with as many axes."""
     batch, shape = q.shape[:-3], (*q.shape[:-3], q.shape[-2], q.shape[-3], keys)
     fits = x.ndim <= len(shape) and all(a in (1, b) for a, b in zip(x.shape[::-1], shape[::-1], strict=False))
@@ -158,25 +158,25 @@ def _per_pair(name: str, what: str, x: Array, q: Array, keys: int) -> Array:
     return x.reshape(*[1] * (len(shape) - x.ndim), *x.shape)
 
 
-def _every_pair(x: Array, q: Array, keys: int) -> Array:
+def _every_pair(x: Array, q: Array, keys: Size) -> Array:
     """`x` for each query and key: kernels share it among examples and heads only."""
     return jnp.broadcast_to(x, (*x.shape[:-2], q.shape[-3], keys))
 
 
-def _bias(name: str, bias: ArrayLike, q: Array, keys: int) -> Array:
+def _bias(name: str, bias: ArrayLike, q: Array, keys: Size) -> Array:
     x = jnp.asarray(bias)
     check(jnp.issubdtype(x.dtype, jnp.floating), name, "bias of a floating dtype", bias=x)
     x = _per_pair(name, "bias", x, q, keys)
     return x.astype(jnp.float32) if q.dtype in KERNEL_DTYPES and x.dtype not in KERNEL_DTYPES else x
 
 
-def _mask(name: str, mask: ArrayLike, q: Array, keys: int) -> Array:
+def _mask(name: str, mask: ArrayLike, q: Array, keys: Size) -> Array:
     x = jnp.asarray(mask)
     check(x.dtype == jnp.bool_, name, "mask of dtype bool, True where a key is seen", mask=x)
     return _per_pair(name, "mask", x, q, keys)
 
 
-def _segments(name: str, segment_ids: Segments, q: Array, keys: int) -> dict[str, Array | None]:
+def _segments(name: str, segment_ids: Segments, q: Array, keys: Size) -> dict[str, Array | None]:
     if segment_ids is None:
         return {"query_segments": None, "key_segments": None}
     batch, queries = q.shape[:-3], q.shape[-3]
@@ -195,7 +195,7 @@ def _segments(name: str, segment_ids: Segments, q: Array, keys: int) -> dict[str
     return {"query_segments": found[0].astype(jnp.int32), "key_segments": found[1].astype(jnp.int32)}
 
 
-def _dropout(name: str, q: Array, keys: int, dropout: float, key: Any) -> tuple[Array | None, Array | None]:
+def _dropout(name: str, q: Array, keys: Size, dropout: AnyNumber, key: Any) -> tuple[Array | None, Array | None]:
     """The data of a key for each head, from which kernels compute what is kept; or, of other generators, what is kept."""
     if not dropout:
         return None, None

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, Int8, UInt32
 
 from .._precision import wide
 from ._reference_dropout import kept as rows_kept
@@ -105,8 +105,8 @@ def attention_with_lse(
 
 def decode_attention(
     q: Float[Array, "*batch heads size"],
-    k: Float[Array, "*batch keys kv_heads size"],
-    v: Float[Array, "*batch keys kv_heads size"],
+    k: Float[Array, "*batch keys kv_heads size"] | Int8[Array, "*batch keys kv_heads size"],
+    v: Float[Array, "*batch keys kv_heads size"] | Int8[Array, "*batch keys kv_heads size"],
     length: Int[Array, "*batch"],
     alibi_slopes: Float[Array, "*#batch heads"] | None = None,
     k_scale: Float[Array, "*batch keys kv_heads"] | None = None,
@@ -135,7 +135,7 @@ def decode_attention(
     return jnp.squeeze(out, axis=-3)
 
 
-def _to(x: Array, shape: tuple[int, ...]) -> Array:
+def _to(x: Array, shape: tuple[Any, ...]) -> Array:
     """Aligned at the right end."""
     return jnp.broadcast_to(jnp.expand_dims(x, range(len(shape) - x.ndim)), shape)
 

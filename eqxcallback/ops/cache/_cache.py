@@ -1,9 +1,9 @@
 """Rows written into a cache, in place."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Int
+from jaxtyping import Array, ArrayLike, Integer
 
-from ...core import check, integers
+from ...core import AnyArray, check, integers
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from . import _cuda, _numpy, _reference
@@ -20,9 +20,9 @@ _cache_append = Op(
 
 
 def cache_append(
-    cache: Array,
-    rows: Array,
-    position: Int[ArrayLike, "*batch"],
+    cache: AnyArray,
+    rows: AnyArray,
+    position: Integer[ArrayLike, "*batch"],
     *,
     batch_dims: int = 0,
     implementation: Implementation = "auto",

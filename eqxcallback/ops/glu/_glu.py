@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ...core import check, check_floats
+from ...core import AnyArray, check, check_floats
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import floats
@@ -29,8 +29,8 @@ _swiglu, _geglu = _glu_op("swiglu"), _glu_op("geglu")
 
 
 def swiglu(
-    gate: Float[Array, "*batch size"],
-    up: Float[Array, "*batch size"] | None = None,
+    gate: Float[AnyArray, "*batch size"],
+    up: Float[AnyArray, "*batch size"] | None = None,
     *,
     implementation: Implementation = "auto",
 ) -> Float[Array, "..."]:
@@ -53,8 +53,8 @@ def swiglu(
 
 
 def geglu(
-    gate: Float[Array, "*batch size"],
-    up: Float[Array, "*batch size"] | None = None,
+    gate: Float[AnyArray, "*batch size"],
+    up: Float[AnyArray, "*batch size"] | None = None,
     *,
     approximate: bool = True,
     implementation: Implementation = "auto",

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8
 
-from ...core import check, check_floats, check_one_of
+from ...core import AnyArray, check, check_floats, check_one_of
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
@@ -24,9 +24,9 @@ Activations = Literal["exact", "int8"]
 
 
 def int8_linear(
-    x: Float[Array, "*batch in_features"],
-    weight: Int8[Array, "out_features in_features"],
-    scale: Float[Array, " out_features"],
+    x: Float[AnyArray, "*batch in_features"],
+    weight: Int8[AnyArray, "out_features in_features"],
+    scale: Float[AnyArray, " out_features"],
     *,
     activations: Activations = "exact",
     implementation: Implementation = "auto",
@@ -59,7 +59,7 @@ def int8_linear(
 
 
 def quantize_int8(
-    weight: Float[Array, "out_features in_features"],
+    weight: Float[AnyArray, "out_features in_features"],
 ) -> tuple[Int8[Array, "out_features in_features"], Float[Array, " out_features"]]:
     """The nearest `weight` and `scale` that [`eqxcallback.ops.int8_linear`][] takes: `weight * scale[:, None]` is off by half a
     scale at most, which is the largest absolute value of the row over 127.

@@ -5,9 +5,9 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Integer, Shaped
 
-from ...core import check, check_floats, integers
+from ...core import AnyArray, check, check_floats, integers
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
@@ -48,9 +48,9 @@ _embedding = Op(
 
 
 def linear(
-    x: Float[Array, "*batch in_features"],
-    weight: Float[Array, "out_features in_features"],
-    bias: Float[Array, " out_features"] | None = None,
+    x: Float[AnyArray, "*batch in_features"],
+    weight: Float[AnyArray, "out_features in_features"],
+    bias: Float[AnyArray, " out_features"] | None = None,
     *,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch out_features"]:
@@ -83,8 +83,11 @@ def linear(
 
 
 def embedding(
-    index: Int[ArrayLike, "*batch"], weight: Float[Array, "rows size"], *, implementation: Implementation = "auto"
-) -> Float[Array, "*batch size"]:
+    index: Integer[ArrayLike, "*batch"],
+    weight: Shaped[AnyArray, "rows size"],
+    *,
+    implementation: Implementation = "auto",
+) -> Shaped[Array, "*batch size"]:
     """`weight[index]`.
 
     **Arguments:**

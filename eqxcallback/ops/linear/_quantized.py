@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float, UInt8
 
-from ...core import check, check_floats, check_one_of
+from ...core import AnyArray, check, check_floats, check_one_of
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import KERNEL_DTYPES, floats
@@ -34,8 +34,8 @@ _quantized_linear = Op(
 
 
 def quantized_linear(
-    x: Float[Array, "*batch in_features"],
-    blocks: UInt8[Array, "out_features bytes"],
+    x: Float[AnyArray, "*batch in_features"],
+    blocks: UInt8[AnyArray, "out_features bytes"],
     *,
     encoding: Encoding,
     activations: Activations = "exact",
@@ -76,7 +76,7 @@ def quantized_linear(
     return _quantized_linear.using(implementation)(x, blocks, encoding=encoding, activations=activations)
 
 
-def dequantize(blocks: UInt8[Array, "*rows bytes"], *, encoding: Encoding) -> Float[Array, "*rows features"]:
+def dequantize(blocks: UInt8[AnyArray, "*rows bytes"], *, encoding: Encoding) -> Float[Array, "*rows features"]:
     """The weights of `blocks` in f32.
 
     **Arguments:**
@@ -91,7 +91,7 @@ def dequantize(blocks: UInt8[Array, "*rows bytes"], *, encoding: Encoding) -> Fl
     return _reference_quantized.dequantize(blocks, encoding=encoding)
 
 
-def quantize(weight: Float[Array, "*rows features"], *, encoding: Encoding) -> UInt8[Array, "*rows bytes"]:
+def quantize(weight: Float[AnyArray, "*rows features"], *, encoding: Encoding) -> UInt8[Array, "*rows bytes"]:
     """Blocks whose weights are near `weight`: what [`eqxcallback.ops.dequantize`][] undoes.
 
     **Arguments:**

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array, Float, Int, Int8
+from jaxtyping import Array, Float, Int, Int8, Shaped
 
 from .._precision import wide
 from ._reference_activations import quantize_activations
@@ -24,7 +24,7 @@ def linear(
     return y.astype(x.dtype)
 
 
-def embedding(index: Int[Array, "*batch"], weight: Float[Array, "rows size"]) -> Float[Array, "*batch size"]:
+def embedding(index: Int[Array, "*batch"], weight: Shaped[Array, "rows size"]) -> Shaped[Array, "*batch size"]:
     floating = jnp.issubdtype(weight.dtype, jnp.floating)
     narrow = floating and wide(weight.dtype) != weight.dtype
     return _narrow_rows(index, weight) if narrow else weight[index]

@@ -3,9 +3,9 @@
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Integer
 
-from ...core import check, check_floats, check_loss_options, integers
+from ...core import AnyArray, AnyInt, AnyNumber, check, check_floats, check_loss_options, integers
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
@@ -37,13 +37,13 @@ _of_targets = Op(
 
 
 def softmax_cross_entropy(
-    logits: Float[Array, "*batch size"],
-    labels: Int[ArrayLike, "*batch"] | Float[ArrayLike, "*batch size"],
+    logits: Float[AnyArray, "*batch size"],
+    labels: Integer[ArrayLike, "*batch"] | Float[ArrayLike, "*batch size"],
     *,
     class_weights: Float[ArrayLike, " size"] | None = None,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    ignore_index: int | None = None,
+    label_smoothing: AnyNumber = 0.0,
+    z_loss: AnyNumber = 0.0,
+    ignore_index: AnyInt | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch"]:
     r"""$(1 - \alpha) (l - z_\mathrm{label}) + \alpha (l - \frac{1}{n} \sum_i z_i) + \beta l^2$ of logits $z$ over the last axis,
@@ -118,7 +118,9 @@ def _targets(
     return targets if weights is None else targets * jnp.broadcast_to(weights, targets.shape)
 
 
-def loss_options(name: str, label_smoothing: float, z_loss: float, ignore_index: int | None) -> dict[str, Any]:
+def loss_options(
+    name: str, label_smoothing: AnyNumber, z_loss: AnyNumber, ignore_index: AnyInt | None
+) -> dict[str, Any]:
     """The options that are not the default."""
     label_smoothing, z_loss, ignore_index = check_loss_options(name, label_smoothing, z_loss, ignore_index)
     options = {"label_smoothing": label_smoothing, "z_loss": z_loss}

@@ -1,9 +1,9 @@
 """The loss of a language model: the output layer and the cross-entropy of its logits, in one."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Integer
 
-from ...core import check, check_floats, integers, soft_cap_of
+from ...core import AnyArray, AnyInt, AnyNumber, check, check_floats, integers, soft_cap_of
 from ...transform import Implementation, Op
 from .._precision import wide
 from . import _numpy, _reference
@@ -19,16 +19,16 @@ _linear_cross_entropy = Op(
 
 
 def linear_cross_entropy(
-    x: Float[Array, "*batch in_features"],
-    weight: Float[Array, "size in_features"],
-    labels: Int[ArrayLike, "*batch"],
+    x: Float[AnyArray, "*batch in_features"],
+    weight: Float[AnyArray, "size in_features"],
+    labels: Integer[ArrayLike, "*batch"],
     *,
-    bias: Float[Array, " size"] | None = None,
+    bias: Float[AnyArray, " size"] | None = None,
     class_weights: Float[ArrayLike, " size"] | None = None,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    ignore_index: int | None = None,
-    soft_cap: float | None = None,
+    label_smoothing: AnyNumber = 0.0,
+    z_loss: AnyNumber = 0.0,
+    ignore_index: AnyInt | None = None,
+    soft_cap: AnyNumber | None = None,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch"]:
     r"""[`eqxcallback.ops.softmax_cross_entropy`][] of the logits $x W^T + b$, which are never in memory all at once, computed in

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ...core import check, check_floats, epsilon
+from ...core import AnyArray, AnyNumber, check, check_floats, epsilon
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
@@ -21,11 +21,11 @@ _add_rms_norm = Op(
 
 
 def add_rms_norm(
-    x: Float[Array, "*batch size"],
-    residual: Float[Array, "*batch size"],
-    weight: Float[Array, " size"] | None = None,
+    x: Float[AnyArray, "*batch size"],
+    residual: Float[AnyArray, "*batch size"],
+    weight: Float[AnyArray, " size"] | None = None,
     *,
-    eps: float = 1e-5,
+    eps: AnyNumber = 1e-5,
     implementation: Implementation = "auto",
 ) -> tuple[Float[Array, "*batch size"], Float[Array, "*batch size"]]:
     r"""$s = x + r$, and [`eqxcallback.ops.rms_norm`][] of it.

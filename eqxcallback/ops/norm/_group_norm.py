@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ...core import check, check_floats, epsilon, integer
+from ...core import AnyArray, AnyInt, AnyNumber, check, check_floats, epsilon, integer
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
@@ -26,12 +26,12 @@ _group_norm = Op(
 
 
 def group_norm(
-    x: Float[Array, "*batch channels size"],
-    weight: Float[Array, " channels"] | None = None,
-    bias: Float[Array, " channels"] | None = None,
+    x: Float[AnyArray, "*batch channels size"],
+    weight: Float[AnyArray, " channels"] | None = None,
+    bias: Float[AnyArray, " channels"] | None = None,
     *,
-    groups: int,
-    eps: float = 1e-5,
+    groups: AnyInt,
+    eps: AnyNumber = 1e-5,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch channels size"]:
     r"""$\frac{x - \mathbb{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over each group of neighbouring channels,

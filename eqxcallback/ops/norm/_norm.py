@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ...core import check, check_floats, epsilon
+from ...core import AnyArray, AnyNumber, check, check_floats, epsilon
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
@@ -32,11 +32,11 @@ _rms_norm, _layer_norm = _norm_op("rms_norm"), _norm_op("layer_norm")
 
 
 def rms_norm(
-    x: Float[Array, "*batch size"],
-    weight: Float[Array, " size"] | None = None,
-    bias: Float[Array, " size"] | None = None,
+    x: Float[AnyArray, "*batch size"],
+    weight: Float[AnyArray, " size"] | None = None,
+    bias: Float[AnyArray, " size"] | None = None,
     *,
-    eps: float = 1e-5,
+    eps: AnyNumber = 1e-5,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch size"]:
     r"""$\frac{x}{\sqrt{\varepsilon + \frac{1}{n}\Vert x \Vert^2_2}} \gamma + \beta$ over the last axis, computed in f32.
@@ -58,11 +58,11 @@ def rms_norm(
 
 
 def layer_norm(
-    x: Float[Array, "*batch size"],
-    weight: Float[Array, " size"] | None = None,
-    bias: Float[Array, " size"] | None = None,
+    x: Float[AnyArray, "*batch size"],
+    weight: Float[AnyArray, " size"] | None = None,
+    bias: Float[AnyArray, " size"] | None = None,
     *,
-    eps: float = 1e-5,
+    eps: AnyNumber = 1e-5,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch size"]:
     r"""$\frac{x - \mathbb{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over the last axis, computed in f32.
@@ -84,7 +84,7 @@ def layer_norm(
 
 
 def _normalize(
-    op: Op, x: Any, weight: Any, bias: Any, eps: float, implementation: Implementation, *, center: bool
+    op: Op, x: Any, weight: Any, bias: Any, eps: AnyNumber, implementation: Implementation, *, center: bool
 ) -> Float[Array, "*batch size"]:
     x = jnp.asarray(x)
     check_floats(op.name, x=x)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ...core import check, check_floats
+from ...core import AnyArray, check, check_floats
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
@@ -35,7 +35,10 @@ _gru_gates = Op(
 
 
 def lstm_gates(
-    gates: Float[Array, "*batch 4*size"], cell: Float[Array, "*batch size"], *, implementation: Implementation = "auto"
+    gates: Float[AnyArray, "*batch four_sizes"],
+    cell: Float[AnyArray, "*batch size"],
+    *,
+    implementation: Implementation = "auto",
 ) -> tuple[Float[Array, "*batch size"], Float[Array, "*batch size"]]:
     r"""What an LSTM does after its products: $c' = \sigma(f) c + \sigma(i) \tanh(g)$ and $h' = \sigma(o) \tanh(c')$, computed
     in f32.
@@ -62,10 +65,10 @@ def lstm_gates(
 
 
 def gru_gates(
-    input_gates: Float[Array, "*batch 3*size"],
-    hidden_gates: Float[Array, "*batch 3*size"],
-    hidden: Float[Array, "*batch size"],
-    bias_n: Float[Array, " size"] | None = None,
+    input_gates: Float[AnyArray, "*batch three_sizes"],
+    hidden_gates: Float[AnyArray, "*batch three_sizes"],
+    hidden: Float[AnyArray, "*batch size"],
+    bias_n: Float[AnyArray, " size"] | None = None,
     *,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch size"]:

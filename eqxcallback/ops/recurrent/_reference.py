@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from .._precision import wide
 
 
-def lstm_gates(gates: Float[Array, "*batch 4*size"], cell: Float[Array, "*batch size"]) -> tuple[Array, Array]:
+def lstm_gates(gates: Float[Array, "*batch four_sizes"], cell: Float[Array, "*batch size"]) -> tuple[Array, Array]:
     """`gates`: input, forget, candidate, output. The results are the hidden state and the cell state."""
     dtype = wide(cell.dtype)
     enter, keep, candidate, leave = jnp.split(gates.astype(dtype), 4, axis=-1)
@@ -17,8 +17,8 @@ def lstm_gates(gates: Float[Array, "*batch 4*size"], cell: Float[Array, "*batch 
 
 
 def gru_gates(
-    input_gates: Float[Array, "*batch 3*size"],
-    hidden_gates: Float[Array, "*batch 3*size"],
+    input_gates: Float[Array, "*batch three_sizes"],
+    hidden_gates: Float[Array, "*batch three_sizes"],
     hidden: Float[Array, "*batch size"],
     bias_n: Float[Array, " size"] | None = None,
 ) -> Float[Array, "*batch size"]:

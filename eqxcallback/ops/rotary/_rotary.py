@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
 
-from ...core import check, check_floats
+from ...core import AnyArray, AnyNumber, check, check_floats
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
@@ -32,7 +32,11 @@ _rotary_embedding = Op(
 
 
 def rotary_table(
-    positions: Int[Array, "*rows"], head_size: int, *, theta: float = 10_000.0, dtype: DTypeLike = jnp.float32
+    positions: Integer[AnyArray, "*rows"],
+    head_size: int,
+    *,
+    theta: AnyNumber = 10_000.0,
+    dtype: DTypeLike = jnp.float32,
 ) -> tuple[Float[Array, "*rows half"], Float[Array, "*rows half"]]:
     r"""Cosine and sine of the angles $p \, \theta^{-2i / d}$, for [`eqxcallback.ops.rotary_embedding`][].
 
@@ -55,9 +59,9 @@ def rotary_table(
 
 
 def rotary_embedding(
-    x: Float[Array, "*batch rows heads size"],
-    cos: Float[Array, "... rows half"],
-    sin: Float[Array, "... rows half"],
+    x: Float[AnyArray, "*batch rows heads size"],
+    cos: Float[AnyArray, "... rows half"],
+    sin: Float[AnyArray, "... rows half"],
     *,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch rows heads size"]:

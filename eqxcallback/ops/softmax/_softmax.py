@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from ...core import check, check_floats, number
+from ...core import AnyArray, AnyNumber, Size, check, check_floats, number
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import floats
@@ -26,10 +26,10 @@ _softmax = Op(
 
 
 def softmax(
-    x: Float[Array, "*batch size"],
+    x: Float[AnyArray, "*batch size"],
     mask: Bool[ArrayLike, "..."] | None = None,
     *,
-    scale: float = 1.0,
+    scale: AnyNumber = 1.0,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch size"]:
     r"""$\frac{m_i e^{s x_i}}{\sum_j m_j e^{s x_j}}$ over the last axis, computed in f32.
@@ -82,6 +82,6 @@ def softmax(
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
-def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+def _broadcasts(shape: tuple[Size, ...], to: tuple[Size, ...]) -> bool:
     """Whether an array of `shape` does: leading axes may be missing, and any may have the length 1."""
     return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(shape[::-1], to[::-1], strict=False))

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax.errors import JaxRuntimeError
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from ...core import reraise_native
+from ...core import Size, reraise_native
 from ..handles import LaunchLowering, Lowering, PythonLowering, Run, handle_for, own
 from ..types import (
     Factors,
@@ -32,6 +32,7 @@ from ._loops import stays_in_loops
 PLATFORMS = ("cpu", "cuda", "rocm")
 
 
+@runtime_checkable
 class OpCall(Protocol):
     """What the primitive calls. Hashable, and equal for calls that share a program. `None` stands for zero tangents."""
 
@@ -56,7 +57,7 @@ class OpCall(Protocol):
         """Whether it is its reference on every platform, with the reference's own derivatives."""
         ...
 
-    def part(self, shapes: Sequence[Sequence[int]]) -> "OpCall":
+    def part(self, shapes: Sequence[Sequence[Size]]) -> "OpCall":
         """The call on a part of its operands, of these shapes."""
         ...
 

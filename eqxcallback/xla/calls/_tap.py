@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jax.extend.core import Primitive
@@ -18,6 +18,7 @@ from ._loops import stays_in_loops
 from ._python_call import effectful_call_p
 
 
+@runtime_checkable
 class Receiver(Protocol):
     """What taps hand their values to. Hashable, and equal for those that do the same."""
 

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import NamedSharding
 
+from ...core import Size
 from ._sharding import Dims, Factors, spec_of, split
 
 
@@ -55,7 +56,7 @@ def dtype_problem(dtype: Any) -> str | None:
     return f"No kernel is given arrays of {dtype}. Use a dtype such as float32 or int32 instead"
 
 
-def result_aval(shape: Sequence[int], dtype: Any) -> Any:
+def result_aval(shape: Sequence[Size], dtype: Any) -> Any:
     """The abstract value of a result. 64-bit types stay what they are, also where `jax_enable_x64` is off."""
     known = (dim for dim in shape if not jax.export.is_symbolic_dim(dim))
     if dtype is None or any(operator.index(dim) < 0 for dim in known):
@@ -66,6 +67,7 @@ def result_aval(shape: Sequence[int], dtype: Any) -> Any:
     return ShapedArray(tuple(shape), dtype if is_extended else np.dtype(dtype))
 
 
+@runtime_checkable
 class Splittable(Protocol):
     @property
     def factors(self) -> Factors:

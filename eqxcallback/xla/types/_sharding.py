@@ -7,6 +7,8 @@ from typing import Any
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ...core import Size
+
 
 # One name for each dimension of an array. `None` where it must be whole.
 Dims = tuple[str | None, ...]
@@ -39,9 +41,9 @@ class Factors:
         names = tuple(tuple(f"split{i}x{j}" for j in range(len(aval.shape))) for i, aval in enumerate(operands))
         return cls(names, (), independent=True)
 
-    def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+    def sizes(self, shapes: Sequence[Sequence[Size]]) -> dict[str, Size]:
         """From the shapes of operands."""
-        found: dict[str, int] = {}
+        found: dict[str, Size] = {}
         for dims, shape in zip(self.operands, shapes, strict=True):
             for name, size in zip(dims, shape, strict=True):
                 if name is not None:
@@ -49,7 +51,7 @@ class Factors:
         return found
 
 
-def split(factors: Factors, specs: Sequence[Any], sizes: Mapping[str, int], mesh: Any) -> dict[str, Any]:
+def split(factors: Factors, specs: Sequence[Any], sizes: Mapping[str, Size], mesh: Any) -> dict[str, Any]:
     """The mesh axes of each factor: those of the first array that has any. A mesh axis splits one factor, evenly.
 
     **Arguments:** `specs` are of the operands, or of those and the results.

@@ -194,6 +194,12 @@ CASES = [
         lambda d: _attended(d, (), 7, 5, 3, 1, 6),
         "python mapped",
     ),
+    python(
+        "attention_with_lse",
+        with_options(ops.attention_with_lse, causal=True),
+        lambda d: _attended(d, (2,), 3, 5, 4, 2, 6),
+        *("python mapped", "python derived"),
+    ),
     python("attention of no keys", ops.attention, lambda d: _attended(d, (), 3, 0, 4, 2, 5)),
     python(
         "attention with options",

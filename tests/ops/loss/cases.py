@@ -60,12 +60,6 @@ CASES = [
         *("python mapped", "python derived"),
     ),
     python(
-        "linear_cross_entropy of weights",
-        lambda *args, **options: ops.linear_cross_entropy(*args[:3], class_weights=args[3], **_SMOOTH, **options),
-        lambda d: [*floats(d, (3, 5), (1030, 5)), np.array([1029, -2, 300], np.int32), np.abs(normal(7, (1030,)))],
-        *("python mapped", "python derived"),
-    ),
-    python(
         "linear_cross_entropy of many",
         with_options(ops.linear_cross_entropy, soft_cap=2.0, **_SMOOTH),
         lambda d: [*floats(d, (3, 5), (1030, 5)), np.array([1029, -2, 300], np.int32)],

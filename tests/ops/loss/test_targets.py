@@ -80,6 +80,14 @@ def test_class_weights_of_a_linear_layer(size, options, x64):
     same(derivatives(ours, x, weight, weights), want, 1e-9)
 
 
+@by_options
+def test_class_weights_in_python(options):
+    x, weight, labels = examples(size=1030)
+    f = functools.partial(ops.linear_cross_entropy, class_weights=np.abs(normal(3, (1030,))), **options)
+    got, want = (f(x, weight, labels, implementation=each) for each in ("python", "reference"))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", table.DTYPES, ids=str)
 def test_class_weights_run_the_kernel(dtype):
     logits, labels, weights = normal(1, (5, 300), dtype, 3.0), np.array([1, -1, 299, 0, 7], np.int32), normal(2, (300,))
