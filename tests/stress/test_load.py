@@ -163,7 +163,6 @@ def test_four_devices_of_which_one_fails(mesh):
                 np.testing.assert_array_equal(call(x), 2 * np.arange(8.0))
 
     in_time(work)
-    jax.effects_barrier()
 
 
 def test_a_hundred_thousand_calls(growth, monkeypatch):
