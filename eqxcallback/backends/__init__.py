@@ -1,6 +1,10 @@
 """How a kernel becomes runnable on a platform. One file for each technology."""
 
-from ._available import available_backends as available_backends, missing as missing
+from ._available import (
+    available_backends as available_backends,
+    missing as missing,
+    why_not_here as why_not_here,
+)
 from ._bound_kernel import BoundKernel as BoundKernel
 from ._native import register_library as register_library
 from ._prepare import prepare as prepare

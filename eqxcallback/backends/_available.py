@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import _ext, emulation
+from ..kernel import Emulated, Kernel
 from . import _nvrtc
 
 
@@ -35,6 +36,11 @@ def missing(backend: str) -> str | None:
     need = {"cuda": _nvrtc.find, "triton": _triton}.get(backend)
     problem = True if need is None else _first_problem(need)
     return problem if isinstance(problem, str) else None
+
+
+def why_not_here(kernel: Kernel) -> str | None:
+    """Why this kernel cannot be compiled here, or `None`."""
+    return None if isinstance(kernel, Emulated) else missing(kernel.backend)  # an emulated one is for another compiler
 
 
 def _triton() -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .. import backends, xla
 from ..core import Size, warn_once
-from ..kernel import DeviceKernel, Emulated, anything
+from ..kernel import DeviceKernel, anything
 from ._batching import Batching
 from ._choice import Choice, Implementation, check_reason
 
@@ -23,13 +23,11 @@ def differentiable(avals: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _why_not_here(kernel: Any) -> str | None:
-    if isinstance(kernel, Emulated):  # by a compiler for CPUs
-        return None
-    backend, reason = kernel.backend, backends.missing(kernel.backend)
+    reason = backends.why_not_here(kernel)
     if reason is not None:
         warn_once(
-            f"eqxcallback: {backend} kernels are passed over: {reason} Other kernels, or references, run in their place, and "
-            "eqxcallback.inspect shows which."
+            f"eqxcallback: {kernel.backend} kernels are passed over: {reason} Other kernels, or references, run in their place, "
+            "and eqxcallback.inspect shows which."
         )
     return reason
 
