@@ -117,6 +117,29 @@ def test_backward(shape, which, dtype):
     check_gradients(got, which.wanted_gradients(dout, *args), kernels.ALL, shape[-1] + shape[0])
 
 
+@by_usual_norm
+@pytest.mark.parametrize("factor", [2.0**40, 2.0**63, 2.0**66, 2.0**100, 2.0**124])
+def test_rows_whose_squares_overflow(factor, which):
+    """Their norm is that of the small row, and its derivative is inverse to their size."""
+    shape = (3, 257)
+    (x, weight, bias), dout = which.example(shape, F32), normal(9, shape)
+    factors = np.array([[1.0], [factor], [factor]], np.float32)
+    small, large = (x, weight, bias), (x * factors, weight, bias)
+    check(results(which.forward(*large))[0], which.wanted(*small), shape[-1])
+    dx, *others = results(which.backward(*large, dout))
+    expected = which.wanted_gradients(dout, *small)
+    check_gradients([dx * factors, *others], expected, kernels.ALL, sum(shape))
+
+
+@by_usual_norm
+def test_a_row_of_one_large_value(which):
+    x = np.full((2, 70), 3e38, np.float32)
+    weight, bias = (None if each is None else each[:70] for each in which.example((2, 70), F32)[1:])
+    y = 0.0 if which.center else weight
+    want = np.broadcast_to(y if bias is None else y + bias, x.shape)
+    check(results(which.forward(x, weight, bias))[0], want, 70)
+
+
 @by_norm
 @pytest.mark.parametrize("shape", [(19, 40), (3, 257)], ids=str)
 def test_gradients_that_are_not_needed(shape, which):

@@ -72,6 +72,22 @@ class Rows {
   uint4 kept_[kPacks][kRows];
 };
 
+// Squares overflow from 2^64 on. So every sum over a row is made twice, of its elements and of these times a power of
+// two, by which the squares of all rows that overflow are normal numbers.
+constexpr float kShrink = 0x1p-96f;
+
+// A row is normalized to y = (x * factor - mean) * inverse.
+struct Scaling {
+  float factor, mean, inverse;
+};
+// `squares` are the sums of both, and `means` those of the elements.
+__device__ inline Scaling scaling_of(float mean, float shrunk_mean, float squares, float shrunk_squares, float length,
+                                     float eps) {
+  if (squares <= -kLowest) return {1.0f, mean, rsqrtf(squares / length + eps)};
+  constexpr float kSmallest = 0x1p-126f;  // in place of eps, which is nothing beside them: for rows of one value
+  return {kShrink, shrunk_mean, rsqrtf(shrunk_squares / length + kSmallest)};
+}
+
 // Forward. kCenter: layer norm, else RMS norm. Without kWeight, `weight` is null, and likewise for the bias. No shared
 // bytes.
 template <typename T, bool kCenter, bool kWeight, bool kBias>
@@ -84,20 +100,29 @@ __global__ void __launch_bounds__(512, 1)
   const Span<T> span(exists ? size : 0, x, out);
   const Rows<T, 1, 4> in(span, {x});
 
-  float mean[1] = {0.0f};
+  const float length = static_cast<float>(size);
+  float means[2] = {0.0f, 0.0f};
   if constexpr (kCenter) {
     in.for_each([&](const auto& elements, auto count) {
-      for (const float value : elements.row[0].at) mean[0] += value;
+      for (const float value : elements.row[0].at) {
+        means[0] += value;
+        means[1] += value * kShrink;
+      }
     });
-    sum_row(mean);
-    mean[0] /= static_cast<float>(size);
+    sum_row(means);
+    means[0] /= length;
+    means[1] /= length;
   }
-  float squares[1] = {0.0f};
+  float squares[2] = {0.0f, 0.0f};
   in.for_each([&](const auto& elements, auto count) {
-    for (const float value : elements.row[0].at) squares[0] += (value - mean[0]) * (value - mean[0]);
+    for (const float value : elements.row[0].at) {
+      const float centered = value - means[0], shrunk = value * kShrink - means[1];
+      squares[0] += centered * centered;
+      squares[1] += shrunk * shrunk;
+    }
   });
   sum_row(squares);
-  const float inverse = rsqrtf(squares[0] / static_cast<float>(size) + eps);
+  const Scaling scaling = scaling_of(means[0], means[1], squares[0], squares[1], length, eps);
 
   in.for_each([&](const auto& elements, auto count) {
     constexpr int n = decltype(count)::value;
@@ -106,7 +131,7 @@ __global__ void __launch_bounds__(512, 1)
     if constexpr (kBias) shift = load_any<n>(bias + elements.first);
 #pragma unroll
     for (int e = 0; e < n; ++e) {
-      values.at[e] = (values.at[e] - mean[0]) * inverse;
+      values.at[e] = (values.at[e] * scaling.factor - scaling.mean) * scaling.inverse;
       if constexpr (kWeight) values.at[e] *= scale.at[e];
       if constexpr (kBias) values.at[e] += shift.at[e];
     }
@@ -158,7 +183,7 @@ __global__ void __launch_bounds__(768, 1)
       return values;
     };
 
-    float means[2] = {0.0f, 0.0f};  // of x and g
+    float means[3] = {0.0f, 0.0f, 0.0f};  // of x, g and x * kShrink
     if constexpr (kCenter) {
       in.for_each([&](const auto& elements, auto count) {
         const auto g = scaled(elements, count);
@@ -166,13 +191,14 @@ __global__ void __launch_bounds__(768, 1)
         for (int e = 0; e < decltype(count)::value; ++e) {
           means[0] += elements.row[0].at[e];
           means[1] += g.at[e];
+          means[2] += elements.row[0].at[e] * kShrink;
         }
       });
       sum_row(means);
-      means[0] /= length;
-      means[1] /= length;
+#pragma unroll
+      for (float& mean : means) mean /= length;
     }
-    float products[2] = {0.0f, 0.0f};  // of x with x and g
+    float products[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // of x with x and g, and of x * kShrink
     in.for_each([&](const auto& elements, auto count) {
       const auto g = scaled(elements, count);
 #pragma unroll
@@ -180,11 +206,15 @@ __global__ void __launch_bounds__(768, 1)
         const float centered = elements.row[0].at[e] - means[0];
         products[0] += centered * centered;
         products[1] += centered * g.at[e];
+        const float shrunk = elements.row[0].at[e] * kShrink - means[2];
+        products[2] += shrunk * shrunk;
+        products[3] += shrunk * g.at[e];
       }
     });
     sum_row(products);
-    const float inverse = rsqrtf(products[0] / length + eps);
-    const float slope = products[1] * inverse / length;
+    const Scaling scaling = scaling_of(means[0], means[2], products[0], products[2], length, eps);
+    const float slope = (scaling.factor == 1.0f ? products[1] : products[3]) * scaling.inverse / length;
+    const float inverse = scaling.inverse * scaling.factor;
 
     in.for_each([&](const auto& elements, auto count) {
       constexpr int n = decltype(count)::value;
@@ -192,7 +222,7 @@ __global__ void __launch_bounds__(768, 1)
       Floats<n> values, with_weight;
 #pragma unroll
       for (int e = 0; e < n; ++e) {
-        const float y = (elements.row[0].at[e] - means[0]) * inverse;
+        const float y = (elements.row[0].at[e] * scaling.factor - scaling.mean) * scaling.inverse;
         values.at[e] = inverse * (g.at[e] - means[1] - y * slope);
         with_weight.at[e] = elements.row[1].at[e] * y;
       }
