@@ -9,7 +9,9 @@ import pytest
 from .sanitized import ROOT, build, run
 
 
-@pytest.mark.sanitizers
+pytestmark = pytest.mark.sanitizers
+
+
 def test_threads(tmp_path):
     package = build("thread", tmp_path)
     # JAX and CPython are not built for it: what they do between our lines cannot be judged.

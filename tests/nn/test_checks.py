@@ -102,7 +102,8 @@ def reference(example: Example, plain: Any, dtype: Any) -> Callable[..., Any]:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_check(name, implementation):
     example = EXAMPLES[name]
-    for dtype in DTYPES.values():
+    # The other implementations compute f16 as they compute bf16.
+    for dtype in DTYPES.values() if implementation == "native" else (jnp.float32, jnp.bfloat16):
         arrays, whole = apart(example.make(implementation, dtype))
         args = example.args(dtype)
         call = lambda arrays, *args: example.call(whole(arrays), *args)  # noqa: B023
