@@ -68,7 +68,7 @@ class _RaisesUnchecked:
 
 def pytest_configure(config):
     # Wrong calls must get our errors, which users see, and under the hook they would get the type checker's.
-    if config.getoption("--jaxtyping-packages"):
+    if config.getoption("--jaxtyping-packages", None):
         pytest.raises = _RaisesUnchecked
 
 
