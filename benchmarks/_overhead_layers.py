@@ -1,4 +1,4 @@
-"""What layers of `eqxcallback.nn` cost outside of `jit`, beside Equinox's."""
+"""How long eager calls of layers of `eqxcallback.nn` take, and those of Equinox's."""
 
 import functools
 from collections.abc import Callable

@@ -11,7 +11,7 @@ from ...transform import Implementation, Op
 from .._precision import wide
 from .._supports import floats
 from . import _cuda, _numpy, _reference
-from ._reference_targets import cross_entropy_of_targets, targets_of_labels
+from ._reference_targets import cross_entropy_of_targets, targets_of_labels, weighted_targets
 
 
 _softmax_cross_entropy = Op(
@@ -112,10 +112,7 @@ def _targets(
         raise ValueError(
             f"{name}: expected no ignore_index with targets; got {ignore_index!r}. A row of zeros has no loss."
         )
-    targets = targets.astype(wide(logits.dtype))
-    if label_smoothing:
-        targets = (1 - label_smoothing) * targets + label_smoothing / max(logits.shape[-1], 1)
-    return targets if weights is None else targets * jnp.broadcast_to(weights, targets.shape)
+    return weighted_targets(targets.astype(wide(logits.dtype)), weights, label_smoothing)
 
 
 def loss_options(

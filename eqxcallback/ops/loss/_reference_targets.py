@@ -17,6 +17,15 @@ def cross_entropy_of_targets(
     return loss + z_loss * jnp.square(jax.nn.logsumexp(logits, axis=-1)) if z_loss else loss
 
 
+def weighted_targets(
+    targets: Float[Array, "*batch size"], class_weights: Float[Array, " size"] | None, label_smoothing: float
+) -> Float[Array, "*batch size"]:
+    """A part of each target belongs to all classes alike, and each class has its weight."""
+    if label_smoothing:
+        targets = (1 - label_smoothing) * targets + label_smoothing / max(targets.shape[-1], 1)
+    return targets if class_weights is None else targets * jnp.broadcast_to(class_weights, targets.shape)
+
+
 def targets_of_labels(
     labels: Int[Array, "*batch"], class_weights: Float[Array, " size"], label_smoothing: float
 ) -> Float[Array, "*batch size"]:
@@ -24,6 +33,5 @@ def targets_of_labels(
     size = class_weights.shape[0]
     index = jnp.where(labels < 0, labels + size, labels)[..., None]
     chosen = jax.lax.broadcasted_iota(jnp.int32, (*labels.shape, size), labels.ndim) == index
-    weights = jnp.broadcast_to(class_weights, chosen.shape)
-    targets = weights * ((1 - label_smoothing) * chosen.astype(weights.dtype) + label_smoothing / max(size, 1))
+    targets = weighted_targets(chosen.astype(class_weights.dtype), class_weights, label_smoothing)
     return jnp.where((index >= 0) & (index < size), targets, jnp.nan)
