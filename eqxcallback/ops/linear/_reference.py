@@ -18,7 +18,7 @@ def linear(
     bias: Float[Array, " out_features"] | None = None,
 ) -> Float[Array, "*batch out_features"]:
     dtype = wide(x.dtype)
-    y = _dot(x, weight, dtype) if x.dtype == dtype else _wide_dot(x, weight)
+    y = _wide_dot(x, weight)
     if bias is not None:
         y = y + jnp.broadcast_to(bias.astype(dtype), y.shape)
     return y.astype(x.dtype)
@@ -35,10 +35,27 @@ def _dot(x: Array, weight: Array, dtype: Any) -> Array:
     return jax.lax.dot_general(x, weight, axes, preferred_element_type=dtype)
 
 
+@jax.custom_batching.custom_vmap
+def _forward_dot(x: Array, weight: Array) -> Array:
+    return _dot(x, weight, wide(x.dtype))
+
+
+@_forward_dot.def_vmap
+def _batched_forward_dot(axis_size: int, mapped: Any, x: Array, weight: Array) -> tuple[Array, bool]:
+    if not mapped[1]:
+        return _forward_dot(x, weight), True
+    if mapped[0]:
+        return jax.vmap(lambda x, weight: _dot(x, weight, wide(x.dtype)))(x, weight), True
+    # An ensemble of one x. JAX's rule has x first, for which XLA on a CPU transposes all weights before it multiplies.
+    axes = (((2,), (x.ndim - 1,)), ((), ()))
+    out = jax.lax.dot_general(weight, x, axes, preferred_element_type=wide(x.dtype))
+    return jnp.moveaxis(out, 1, -1), True
+
+
 @jax.custom_jvp
 def _wide_dot(x: Array, weight: Array) -> Array:
     """The sum is not rounded before the bias is added."""
-    return _dot(x, weight, wide(x.dtype))
+    return _forward_dot(x, weight)
 
 
 # The derivative that JAX would find multiplies f32 by 16 bits, which processors have no instructions for.

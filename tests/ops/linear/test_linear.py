@@ -132,3 +132,52 @@ def test_derivatives_of_embedding(dtype):
     gradient = jax.grad(lambda table: ops.embedding(index, table).astype(jnp.float32).sum())(table)
     # As in `jax.numpy`, the index that is out of range gives no gradient.
     np.testing.assert_array_equal(gradient.astype(jnp.float32), np.array([0, 3, 0, 1])[:, None] * np.ones(3))
+
+
+def test_an_ensemble_transposes_no_weights():
+    """Mapped weights and one x: the product needs them as they are."""
+    members = jax.vmap(ops.linear, (None, 0))
+    x, weights = normal(1, (3, 5)), normal(2, (8, 6, 5))
+    text = jax.jit(members).lower(x, weights).compile().as_text()
+    assert "f32[48,5]" in text  # all members are one matrix
+    assert not [shape for shape in ("f32[5,48]", "f32[5,8,6]") if shape in text]
+
+
+SHARED, OWN = (None, 0), (0, 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("axes", "x_shape", "formula"),
+    [
+        ([SHARED], (3, 5), "si,eoi->eso"),
+        ([SHARED], (2, 3, 5), "bsi,eoi->ebso"),
+        ([OWN], (8, 3, 5), "esi,eoi->eso"),
+        ([(0, None), SHARED], (2, 3, 5), "bsi,eoi->ebso"),
+        ([SHARED, (0, None)], (2, 3, 5), "bsi,eoi->beso"),
+        ([OWN, (0, None)], (2, 8, 3, 5), "besi,eoi->beso"),
+    ],
+    ids=str,
+)
+def test_maps_of_weights(axes, x_shape, formula, dtype):
+    """In any order, the innermost first, with derivatives."""
+    x, weights = normal(1, x_shape, dtype), normal(2, (8, 6, 5), dtype)
+    function = ops.linear
+    for each in axes:
+        function = jax.vmap(function, each)
+    out, pull = jax.vjp(function, x, weights)
+    wide = f64(x, weights)
+    near(out, np.einsum(formula, *wide), dtype)
+    cotangent = jnp.cos(out)
+    terms, want = formula.split("->")
+    x_axes, weight_axes = terms.split(",")
+    got_x, got_weights = pull(cotangent)
+    (wide_cotangent,) = f64(cotangent)
+    tolerance = 1e-5 if dtype == jnp.float32 else 8 * float(jnp.finfo(dtype).eps)
+    for got, operands, result in (
+        (got_x, (wide_cotangent, wide[1]), f"{want},{weight_axes}->{x_axes}"),
+        (got_weights, (wide_cotangent, wide[0]), f"{want},{x_axes}->{weight_axes}"),
+    ):
+        assert got.dtype == dtype
+        gradient = np.einsum(result, *operands)
+        np.testing.assert_allclose(*f64(got, gradient), rtol=tolerance, atol=tolerance * np.max(np.abs(gradient)))
