@@ -12,6 +12,7 @@ from .inspection import inspect as inspect
 from .kernel import (
     CudaKernel as CudaKernel,
     Launch as Launch,
+    JaxKernel as JaxKernel,
     NativeKernel as NativeKernel,
     PythonKernel as PythonKernel,
     TritonKernel as TritonKernel,

@@ -159,6 +159,7 @@ def test_public_names():
         "CudaKernel",
         "ExecutionContext",
         "ExecutionStage",
+        "JaxKernel",
         "KernelError",
         "KernelHandle",
         "Launch",

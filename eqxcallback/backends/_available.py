@@ -13,6 +13,7 @@ def available_backends() -> Mapping[str, bool | str]:
     """Which kinds of kernels can run in this process: `{name: True}`, or `{name: why not}`.
 
     - `"python"`: a [`eqxcallback.PythonKernel`][] or the kernel of a layer.
+    - `"jax"`: a [`eqxcallback.JaxKernel`][].
     - `"native"`: a [`eqxcallback.NativeKernel`][].
     - `"cuda"`: a [`eqxcallback.CudaKernel`][].
     - `"triton"`: a [`eqxcallback.TritonKernel`][].
@@ -23,6 +24,7 @@ def available_backends() -> Mapping[str, bool | str]:
     """
     return {
         "python": True,
+        "jax": True,
         "native": True,
         "cuda": _first_problem(_nvrtc.find, _ext.gpu_driver_version),
         "triton": _first_problem(_triton, _ext.gpu_driver_version),

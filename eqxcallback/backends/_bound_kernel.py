@@ -18,6 +18,7 @@ class BoundKernel:
     - `call`: what the call declares.
     - `options`: for a native kernel, its attributes; for one that our launcher launches, what its scalars may be.
     - `body`: for a Python kernel, its body as a function `(ctx, outputs, inputs)` of tuples of buffers.
+    - `function`: for a JAX function, itself as one `(operands, result_avals) -> results` of flat arrays.
     - `arguments`: for one that our launcher launches, what its functions are called with, `(args, options)`, of the types of
         flat operands and results.
     - `operands`, `results`: for the latter, its pointers: the name of each, and which flat operand or result it is; `None` for a
@@ -29,6 +30,7 @@ class BoundKernel:
     call: xla.CallOptions = dataclasses.field(default_factory=xla.CallOptions)
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     body: Callable[..., None] | None = None
+    function: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] | None = None
     arguments: Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], Mapping[str, Any]]] | None = None
     operands: tuple[tuple[str, int | None], ...] = ()
     results: tuple[tuple[str, int | None], ...] = ()

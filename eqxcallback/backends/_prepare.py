@@ -1,8 +1,8 @@
 """The choice of a technology for a kernel."""
 
 from .. import xla
-from ..kernel import DeviceKernel, Emulated, PythonKernel
-from . import _device, _emulated, _native, _python
+from ..kernel import DeviceKernel, Emulated, JaxKernel, PythonKernel
+from . import _device, _emulated, _jax, _native, _python
 from ._bound_kernel import BoundKernel
 
 
@@ -13,6 +13,8 @@ def prepare(bound: BoundKernel, platform: str, who: str) -> xla.Lowering:
     kernel = bound.kernel
     if isinstance(kernel, PythonKernel):
         return _python.prepare(bound, kernel)
+    if isinstance(kernel, JaxKernel):
+        return _jax.prepare(bound, kernel, who)
     if isinstance(kernel, Emulated):
         return _emulated.prepare(bound, kernel, platform, who)
     if isinstance(kernel, DeviceKernel):

@@ -1,7 +1,7 @@
 """What is known of an external call before the program is compiled."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,8 +13,10 @@ from ..transform import ForwardCall
 from ._report import Alias, ExternalCall
 
 
-def external_call(site: xla.CallSite, program: str, platform: str, donated: Sequence[bool]) -> ExternalCall:
-    """**Arguments:**
+def external_calls(site: xla.CallSite, program: str, platform: str, donated: Sequence[bool]) -> Iterator[ExternalCall]:
+    """The one of `site`, and those in it.
+
+    **Arguments:**
 
     - `site`: in the jaxpr of `program`.
     - `donated`: for each flat argument of the program.
@@ -28,7 +30,9 @@ def external_call(site: xla.CallSite, program: str, platform: str, donated: Sequ
     # A call outside of all scopes of its own is told by its name.
     path = "/".join(part for part in (f"jit({program})", site.path, call.op) if part)
     aliases = tuple(dataclasses.replace(alias, reason=_donation(site, alias, donated)) for alias in call.in_place)
-    return dataclasses.replace(call, path=path, in_place=aliases)
+    yield dataclasses.replace(call, path=path, in_place=aliases)
+    for inner in _inside(site, platform):
+        yield from external_calls(inner, program, platform, donated)
 
 
 def _of_op(site: xla.CallSite, platform: str) -> ExternalCall:
@@ -36,22 +40,8 @@ def _of_op(site: xla.CallSite, platform: str) -> ExternalCall:
     bound = call.bound
     kind = "forward" if isinstance(call, ForwardCall) else repr(call).rpartition(".")[2]  # jvp, vjp
     lowering = call.lowering(platform)
-    if lowering is None:
-        return ExternalCall(
-            path="",
-            op=bound.name,
-            kind=kind,
-            lane="reference",
-            target=None,
-            operands=_types(site.operands),
-            results=_types(site.results),
-            in_place=(),
-            captured=None,
-            captured_reason="XLA treats the reference as it does all code of its own",
-            fallback=_why_reference(call, kind, platform),
-            times=site.times,
-            hint=_hint(call),
-        )
+    if lowering is None or isinstance(lowering, xla.JaxLowering):
+        return _of_jax_code(call, kind, lowering, site, platform)
     operands, results = _kernel_types(call, lowering, site)
     is_python = isinstance(lowering, xla.PythonLowering)
     # The handler of a native kernel says it, and not its declaration.
@@ -75,6 +65,50 @@ def _of_op(site: xla.CallSite, platform: str) -> ExternalCall:
         passed_over=call.choice(platform).reasons,
         hint=_hint(call),
     )
+
+
+def _of_jax_code(
+    call: Any, kind: str, lowering: xla.JaxLowering | None, site: xla.CallSite, platform: str
+) -> ExternalCall:
+    """A `JaxKernel`, or the reference where `lowering` is `None`."""
+    is_reference = lowering is None
+    operands, results = (
+        (_types(site.operands), _types(site.results)) if lowering is None else _kernel_types(call, lowering, site)
+    )
+    return ExternalCall(
+        path="",
+        op=call.bound.name,
+        kind=kind,
+        lane="reference" if is_reference else "jax",
+        target=None,
+        operands=operands,
+        results=results,
+        in_place=(),
+        captured=None,
+        captured_reason=f"XLA treats {'the reference' if is_reference else 'it'} as it does all code of its own",
+        fallback=_why_reference(call, kind, platform) if is_reference else "",
+        times=site.times,
+        passed_over=() if is_reference else call.choice(platform).reasons,
+        hint=_hint(call),
+    )
+
+
+def _inside(site: xla.CallSite, platform: str) -> Iterator[xla.CallSite]:
+    """The calls in what a `JaxKernel` is."""
+    call: Any = site.params.get("call")
+    lowering = call.lowering(platform) if site.primitive == "op" else None
+    if not isinstance(lowering, xla.JaxLowering):
+        return
+
+    def run(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
+        return lowering.function(args, result_avals)
+
+    structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in site.operands]
+    program = jax.make_jaxpr(lambda *args: call.launch(lowering, run, args))(*structs)
+    for inner in xla.call_sites(program, platform):
+        path = "/".join(part for part in (site.path, call.bound.name, inner.path) if part)
+        times = None if site.times is None or inner.times is None else site.times * inner.times
+        yield dataclasses.replace(inner, path=path, times=times, arguments=(None,) * len(inner.arguments))
 
 
 def _of_callback(site: xla.CallSite, platform: str) -> ExternalCall:

@@ -11,7 +11,7 @@ from jax.errors import JaxRuntimeError
 from .. import xla
 from ..core import quiet
 from . import _captured, _copies
-from ._calls import external_call
+from ._calls import external_calls
 from ._program import trace
 from ._report import ExternalCall, Inspection
 from ._runs import host_calls
@@ -73,7 +73,7 @@ def _inspected(fn: Callable[..., Any], args: tuple[Any, ...], wanted: str | None
     platform = in_use if wanted is None else wanted
     donated = [info.donated for info in jax.tree.leaves(traced.args_info)]
     sites = xla.call_sites(traced.jaxpr, platform)
-    calls = [external_call(site, traced.fun_name, platform, donated) for site in sites]
+    calls = [call for site in sites for call in external_calls(site, traced.fun_name, platform, donated)]
     if platform == in_use:
         found = _compiled(traced, options, platform, calls)
         return dataclasses.replace(found, host_calls=host_calls(fn, args, runs))

@@ -42,8 +42,9 @@ class ExternalCall:
     - `path`: the path of transformations, named scopes and layers down to it.
     - `op`: the name of the layer, of the op, or of the callback.
     - `kind`: `"forward"`, `"jvp"`, `"vjp"`, or `"callback"` for what has no derivative of its own.
-    - `lane`: `"native"` (C++ alone), `"python"`, `"reference"` (no kernel: the op in pure JAX, compiled by XLA), and for JAX's
-        own calls `"ffi"` or `"jax callback"`.
+    - `lane`: `"native"` (C++ alone), `"python"`, `"jax"` (a [`eqxcallback.JaxKernel`][], whose own calls are the next
+        rows), `"reference"` (no kernel: the op in pure JAX, compiled by XLA), and for JAX's own calls `"ffi"` or
+        `"jax callback"`.
     - `target`: the name of XLA's custom call, or `None`.
     - `operands`, `results`: the types that the kernel sees, such as `"float32[3,4]"`. Under `vmap` with the mapped axes.
     - `in_place`: for each result that overwrites an operand, whether XLA copies the operand first.
@@ -51,7 +52,7 @@ class ExternalCall:
         the program was not compiled for a GPU, and XLA would decide.
     - `fallback`: why the reference runs, or `""`.
     - `passed_over`: for each kernel that would have run before this one, its name and why it does not support the call.
-    - `handle`: the kernel's [`eqxcallback.KernelHandle`][]; `None` where the reference runs, and for JAX's own calls.
+    - `handle`: the kernel's [`eqxcallback.KernelHandle`][]; `None` where JAX code runs, and for JAX's own calls.
     - `times`: how often it is called in one run of the program, or `None` if that depends on data. Branches of
         `jax.lax.cond` count as if they were taken.
     - `hint`: how it could be faster: with a `vmap_method`, where none is stated.

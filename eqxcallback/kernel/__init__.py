@@ -8,6 +8,7 @@ from ._emulated import (
     EmulatedTriton as EmulatedTriton,
     emulated as emulated,
 )
+from ._jax import JaxKernel as JaxKernel
 from ._launch import Launch as Launch, dims as dims
 from ._native import NativeKernel as NativeKernel
 from ._python import PythonKernel as PythonKernel
@@ -17,4 +18,4 @@ from ._triton import TritonKernel as TritonKernel
 DeviceKernel = CudaKernel | TritonKernel
 """Those that our launcher launches on a GPU."""
 
-Kernel = NativeKernel | PythonKernel | DeviceKernel
+Kernel = NativeKernel | PythonKernel | JaxKernel | DeviceKernel

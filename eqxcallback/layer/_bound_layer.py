@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves
 
 from .. import backends, xla
 from ..core import Leaf, blaming, check_alias_pairs, check_aliases, path_text, resolve_aliases, root_name, type_text
-from ..kernel import Kernel, NativeKernel, PythonKernel, as_tuple
+from ..kernel import JaxKernel, Kernel, NativeKernel, PythonKernel, as_tuple
 from ..transform import (
     Axes,
     Binder,
@@ -22,6 +22,8 @@ from ..transform import (
     Slots,
     Structure,
     is_array,
+    jax_backward,
+    jax_forward,
     named_types,
     parse_sharding,
 )
@@ -103,6 +105,11 @@ def bind_layer(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[
         body = backward_body(needs_grad)
         return lambda operands, results: (body.arguments(results, operands), {})
 
+    functions = rules.Functions(cls, inputs, outputs, input_keys, output_keys, tuple(result_types), order, refs)
+
+    def jax_name(kernel: JaxKernel) -> str:
+        return f"Layer {name}: {kernel.name}"
+
     paths = tuple(leaf.path for leaf in leaves_out)
     binder = Binder(
         Slots.of(_with_absent(cls, layer, args, kwargs, types)),
@@ -115,6 +122,9 @@ def bind_layer(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[
     )
 
     def forward(kernel: Kernel | Callable[..., None], position: int) -> backends.BoundKernel:
+        if isinstance(kernel, JaxKernel):
+            call = functools.partial(functions.kernel, kernel.function)
+            return binder.forward(kernel, position, xla.CallOptions(), jax_forward(call, jax_name(kernel)))
         own, body = pairs, None
         if isinstance(kernel, Kernel) and kernel.aliases:
             own = _alias_pairs(kernel.aliases, leaves_in, num_own, leaves_out, name)
@@ -133,10 +143,17 @@ def bind_layer(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[
         )
         return binder.forward(kernel, position, options, body)
 
+    def backward_kernel(kernel: Kernel, position: int, needs_grad: tuple[int, ...]) -> backends.BoundKernel:
+        if not isinstance(kernel, JaxKernel):
+            return binder.backward(kernel, position, needs_grad, None)
+        call = functools.partial(functions.backward_kernel, kernel.function, backward_body(needs_grad), needs_grad)
+        body = jax_backward(call, needs_grad, jax_name(kernel))
+        return binder.backward(kernel, position, needs_grad, body)
+
     def backward(needs_grad: tuple[int, ...]) -> dict[str, tuple[backends.BoundKernel, ...]]:
         method = declarations.method(cls, "backward")
         found = {
-            platform: tuple(binder.backward(each, i, needs_grad, None) for i, each in enumerate(as_tuple(kernels)))
+            platform: tuple(backward_kernel(each, i, needs_grad) for i, each in enumerate(as_tuple(kernels)))
             for platform, kernels in layer.backward_kernels.items()
         }
         if method is not None:
@@ -152,7 +169,6 @@ def bind_layer(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[
         return named_types(("self", *declarations.names_of(cls, len(args))), (own, *args)), kwargs
 
     has_backward = not refs and (declarations.method(cls, "backward") or cls.backward_kernels)
-    functions = rules.Functions(cls, inputs, outputs, input_keys, output_keys, tuple(result_types), order, refs)
     bound = BoundOp(
         key=(cls, inputs, avals, refs, kernel_outputs, tuple((aval.shape, aval.dtype) for aval in result_avals)),
         name=name,

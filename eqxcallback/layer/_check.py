@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import xla
 from ..core import check_aliases
-from ..kernel import Kernel, PythonKernel, as_tuple
+from ..kernel import JaxKernel, Kernel, PythonKernel, as_tuple
 from ..transform import METHODS
 from . import _declarations as declarations
 from ._declarations import kernels_of, method, overrides_kernels, signature_of
@@ -112,6 +112,8 @@ def _faults_of_mapping(cls: Any, declared: Mapping[Any, Any]) -> Iterator[Fault]
                 yield ValueError, f"on_error='poison' is for Python kernels; {entry} is {kernel.name}, which is none."
         elif platform not in xla.PYTHON_PLATFORMS:
             yield ValueError, f"{entry} is a Python kernel; expected it for one of {xla.PYTHON_PLATFORMS}."
+        if isinstance(kernel, JaxKernel):
+            yield from _takes(kernel.function, ("self",), f"the function of {entry}")
         if isinstance(kernel, PythonKernel):
             yield from _takes(kernel.body, ("ctx", "out", "self"), f"the body of {entry}")
             yield from _misplaces(cls, kernel.body, ("ctx", "out", "self"), f"the body of {entry}")

@@ -12,6 +12,7 @@ from jax.tree_util import register_pytree_node_class, tree_flatten, tree_leaves,
 from ..core import Size, type_text
 from ..transform import Structure, is_array
 from . import _declarations as declarations
+from ._bodies import LayerBackward
 from ._refs import new
 
 
@@ -87,6 +88,23 @@ class Functions:
         function: Any = declarations.method(self.cls, "reference")
         out = self._flat(function(layer, *args, **kwargs))
         return [*out, *(mutable[i][...] for i in self.refs)]
+
+    def kernel(self, function: Any, operands: Sequence[Any]) -> Sequence[Any]:
+        """Of a `JaxKernel`: its results, with what becomes of `refs` before the residuals."""
+        mutable = new(operands, self.refs)
+        layer, args, kwargs = self._build(mutable)
+        leaves = [leaf for leaf in tree_leaves(function(layer, *args, **kwargs)) if is_array(leaf)]
+        count = len(self.result_types)
+        return unwrapped([*leaves[:count], *(mutable[i][...] for i in self.refs), *leaves[count:]], self.output_keys)
+
+    def backward_kernel(
+        self, function: Any, body: LayerBackward, needs_grad: Sequence[int], operands: Sequence[Any]
+    ) -> tuple[Any, Any]:
+        """Of a `JaxKernel`: the gradients, and the same tree with the numbers of `needs_grad`."""
+        count = self.inputs.num_arrays
+        keys = self.input_keys | {count + i: impl for i, impl in self.output_keys.items()}
+        layer, numbers, args, out, cotangents = body.arguments(needs_grad, wrapped(operands, keys))
+        return function(layer, args, out, cotangents), numbers
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
         """Of the results of floating type; zeros for others."""

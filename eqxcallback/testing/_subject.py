@@ -11,7 +11,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from .. import xla
-from ..kernel import Emulated, Kernel, PythonKernel, as_tuple
+from ..kernel import Emulated, JaxKernel, Kernel, PythonKernel, as_tuple
 from ..layer import Layer
 from ..layer._declarations import overrides_kernels
 from ..transform import Op, is_array
@@ -288,12 +288,14 @@ def _aliases(target: Any, kernel: Any) -> bool:
 
 
 def _functions(target: Any, kernels: Mapping[str, Any]) -> tuple[Any, ...]:
-    found = [getattr(kernel, "body", kernel) for kernel in kernels.values() if not is_native(kernel)]
+    # What JAX code is, a saved program has.
+    python = [kernel for kernel in kernels.values() if not is_native(kernel) and not isinstance(kernel, JaxKernel)]
+    found = [getattr(kernel, "body", kernel) for kernel in python]
     return (type(target), *found) if isinstance(target, Layer) and found else tuple(found)
 
 
 def is_native(kernel: Any) -> bool:
-    return isinstance(kernel, Kernel) and not isinstance(kernel, PythonKernel | Emulated)
+    return isinstance(kernel, Kernel) and not isinstance(kernel, PythonKernel | JaxKernel | Emulated)
 
 
 def is_x64() -> bool:

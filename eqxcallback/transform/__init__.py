@@ -11,6 +11,7 @@ from ._choice import (
     named_types as named_types,
 )
 from ._forward_call import ForwardCall as ForwardCall
+from ._jax_functions import jax_backward as jax_backward, jax_forward as jax_forward
 from ._op import Op as Op
 from ._options import Options as Options
 from ._sharding import parse_sharding as parse_sharding

@@ -12,13 +12,14 @@ from jaxtyping import PyTree
 
 from .. import backends, xla
 from ..core import Leaf, blaming, callable_name, check_aliases, path_text, resolve_aliases, root_name
-from ..kernel import Kernel, NativeKernel, PythonKernel
+from ..kernel import JaxKernel, Kernel, NativeKernel, PythonKernel
 from ._axes import Axes
 from ._binder import Binder, Slots
 from ._bodies import Backward, Forward
 from ._bound_op import BoundOp
 from ._choice import named_types
 from ._forward_call import ForwardCall
+from ._jax_functions import jax_backward, jax_forward
 from ._options import Options
 from ._sharding import parse_sharding
 from ._structure import Structure
@@ -60,6 +61,8 @@ def bind_op(op: Any, in_tree: Any, avals: tuple[Any, ...], options: Options, x64
         if isinstance(kernel, PythonKernel):
             _check_body(kernel.body, ("ctx", "out", *args), options, who)
             body = Forward(kernel.body, *trees, options)
+        elif isinstance(kernel, JaxKernel):
+            body = jax_forward(functools.partial(results, kernel.function), _who(who, kernel))
         aliases = resolve_aliases(check_aliases(kernel.aliases, who), inputs, outputs, who)
         return binder.forward(kernel, position, xla.CallOptions(aliases), body)
 
@@ -74,11 +77,21 @@ def bind_op(op: Any, in_tree: Any, avals: tuple[Any, ...], options: Options, x64
         if isinstance(kernel, PythonKernel):
             _check_body(kernel.body, ("ctx", "grads", "args", "out", "cotangents"), options, who)
             body = backward_body(needs_grad, kernel.body)
+        elif isinstance(kernel, JaxKernel):
+            call = functools.partial(gradients, kernel.function, needs_grad)
+            body = jax_backward(call, needs_grad, _who(who, kernel))
         return binder.backward(kernel, position, needs_grad, body)
+
+    def results(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        return function(*tree_unflatten(in_tree, operands), **options.values)
+
+    def gradients(function: Callable[..., Any], needs_grad: tuple[int, ...], operands: Sequence[Any]) -> Any:
+        numbers, *trees = backward_body(needs_grad).trees(needs_grad, operands)
+        return function(*trees, **options.values), numbers
 
     def reference(*args: Any) -> Sequence[Any]:
         assert op.reference is not None
-        return tree_leaves(op.reference(*tree_unflatten(in_tree, args), **options.values))
+        return tree_leaves(results(op.reference, args))
 
     def types(structs: Sequence[Any]) -> tuple[Any, Mapping[str, Any]]:
         return named_types(op._parameters, tree_unflatten(in_tree, structs)), options.values
@@ -106,6 +119,10 @@ def bind_op(op: Any, in_tree: Any, avals: tuple[Any, ...], options: Options, x64
     call = ForwardCall(bound, Axes.none(len(avals)))
     call.check_supported()
     return call, out_tree
+
+
+def _who(who: str, kernel: JaxKernel) -> str:
+    return f"{who}: {kernel.name}"
 
 
 def _attributes(op: Any, kernel: NativeKernel, options: Options, others: Mapping[str, Any]) -> Mapping[str, Any]:

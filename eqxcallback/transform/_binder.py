@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import backends, xla
-from ..kernel import DeviceKernel, Kernel, NativeKernel, PythonKernel
+from ..kernel import DeviceKernel, JaxKernel, Kernel, NativeKernel, PythonKernel
 from ._bound_op import differentiable
 
 
@@ -55,9 +55,11 @@ class Binder:
     backward_arguments: Callable[[tuple[int, ...]], Arguments]
 
     def forward(
-        self, kernel: Kernel, key: Any, options: xla.CallOptions, body: Callable[..., None] | None
+        self, kernel: Kernel, key: Any, options: xla.CallOptions, body: Callable[..., Any] | None
     ) -> backends.BoundKernel:
-        """**Arguments:** `body` is that of a Python kernel, on flat buffers."""
+        """**Arguments:** `body` is that of a Python kernel, on flat buffers, or the function of a JAX kernel, of flat arrays."""
+        if isinstance(kernel, JaxKernel):
+            return backends.BoundKernel(kernel, key, function=body)
         if isinstance(kernel, PythonKernel):
             return backends.BoundKernel(kernel, key, _declared(kernel, options), body=body)
         if isinstance(kernel, NativeKernel):
@@ -73,10 +75,12 @@ class Binder:
         )
 
     def backward(
-        self, kernel: Kernel, key: Any, needs_grad: tuple[int, ...], body: Callable[..., None] | None
+        self, kernel: Kernel, key: Any, needs_grad: tuple[int, ...], body: Callable[..., Any] | None
     ) -> backends.BoundKernel:
         """The kernel of the gradients of these operands, and perhaps of others."""
         key, options = (key, needs_grad), xla.CallOptions(gradients=needs_grad)
+        if isinstance(kernel, JaxKernel):
+            return backends.BoundKernel(kernel, key, options, function=body)
         if isinstance(kernel, PythonKernel):
             return backends.BoundKernel(kernel, key, _declared(kernel, options), body=body)
         if isinstance(kernel, NativeKernel):

@@ -21,6 +21,7 @@ from .handles import (
     EagerState as EagerState,
     FlatBody as FlatBody,
     KernelHandle as KernelHandle,
+    JaxLowering as JaxLowering,
     LaunchLowering as LaunchLowering,
     NativeLowering as NativeLowering,
     Lowering as Lowering,

@@ -1,6 +1,6 @@
 """The primitives and their rules: of ops, of callbacks, of taps."""
 
-from . import _conditions, _op_call, _python_call, _tap
+from . import _conditions, _jax_code, _op_call, _python_call, _tap
 from ._batching import VMAP_METHODS as VMAP_METHODS, batch as batch, mapped_first as mapped_first
 from ._eager import platform_of as platform_of
 from ._inline import inline as inline
@@ -16,4 +16,5 @@ from ._tap import Tap as Tap, tap as tap, tap_p as tap_p
 _conditions.register()
 _python_call.register()
 _op_call.register()
+_jax_code.register()
 _tap.register()

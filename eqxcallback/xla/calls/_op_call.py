@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from ...core import Size, reraise_native
-from ..handles import LaunchLowering, Lowering, PythonLowering, Run, handle_for, own
+from ..handles import JaxLowering, LaunchLowering, Lowering, PythonLowering, Run, handle_for, own
 from ..types import (
     Factors,
     kernel_effect,
@@ -25,6 +25,7 @@ from . import _partition, _python_call
 from ._debug import check_values, is_debugging, run_eagerly
 from ._eager import is_spread, platform_of, run_and_wait, run_on_cpu
 from ._inline import is_inline, run_inline
+from ._jax_code import jax_code
 from ._loops import stays_in_loops
 
 
@@ -292,6 +293,8 @@ def _lower_kernel(
             return _python_call.named_call_p.bind(
                 *args, body=lowering.body, spec=spec, name_stack=name_stack, owned=owned
             )
+        if isinstance(lowering, JaxLowering):
+            return jax_code(lowering, args, result_avals)
         launch = lowering.for_types([jax.typeof(arg) for arg in args], result_avals)
         outs = _native_call_p.bind(*args, lowering=launch, result_avals=(*result_avals, *launch.workspaces))
         return outs[: len(result_avals)]

@@ -6,7 +6,7 @@ from importlib import metadata
 from typing import Any
 
 from ._handles import handle_for
-from ._lowering import LaunchLowering, Lowering, PythonLowering
+from ._lowering import JaxLowering, LaunchLowering, Lowering, PythonLowering
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +40,10 @@ def python_handle(body: Any) -> KernelHandle:
     return entry.owner.kernel_handle
 
 
-def kernel_handle(lowering: Lowering, name: str) -> KernelHandle:
+def kernel_handle(lowering: Lowering, name: str) -> KernelHandle | None:
     """Of what `lowering` calls, for the op `name`."""
+    if isinstance(lowering, JaxLowering):  # nothing outside of the program
+        return None
     if isinstance(lowering, PythonLowering):
         return python_handle(lowering.body)
     if isinstance(lowering, LaunchLowering):

@@ -77,8 +77,21 @@ class PythonLowering:
         return f"{self.body.description} {self.spec(())}"
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class JaxLowering:
+    """No lane: `function(operands, result_avals)` is JAX code, which becomes part of the program."""
+
+    function: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+    describe: Callable[[], str]
+    options: CallOptions = dataclasses.field(default_factory=CallOptions)
+
+    @property
+    def description(self) -> str:
+        return self.describe()
+
+
 NativeLowering = LaunchLowering | TypedLowering
-Lowering = NativeLowering | PythonLowering
+Lowering = NativeLowering | PythonLowering | JaxLowering
 
 # `run(*operands, result_avals=...)` calls the kernel.
 Run = Callable[..., Sequence[Any]]

@@ -1,0 +1,67 @@
+"""What `JaxKernel`s are on flat arrays: `function(operands, result_avals)`, checked to return arrays of these types."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax.tree_util import tree_leaves, tree_map
+
+from ..core import type_text
+from ._structure import is_array
+
+
+Function = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+
+
+def jax_forward(call: Callable[[Sequence[Any]], Any], who: str) -> Function:
+    """**Arguments:** `call` takes the operands, and returns the tree of the results."""
+
+    def function(operands: Sequence[Any], result_avals: Sequence[Any]) -> Sequence[Any]:
+        if result_avals and all(0 in aval.shape for aval in result_avals):  # calls in it may have no launch for that
+            return [jnp.zeros(aval.shape, aval.dtype) for aval in result_avals]
+        results = [leaf for leaf in tree_leaves(call(operands)) if is_array(leaf)]
+        if _types(results) != _types(result_avals):
+            raise TypeError(f"{who}: expected results of types {_types(result_avals)}; got {_types(results)}.")
+        return results
+
+    return function
+
+
+def jax_backward(call: Callable[[Sequence[Any]], tuple[Any, Any]], needs_grad: Sequence[int], who: str) -> Function:
+    """**Arguments:** `call` takes the operands, and returns the tree of the gradients, and the same tree with the operands'
+    numbers where a gradient is needed, and `None` elsewhere.
+    """
+
+    def function(operands: Sequence[Any], result_avals: Sequence[Any]) -> Sequence[Any]:
+        gradients, numbers = call(operands)
+        found: dict[int, Any] = {}
+
+        def note(gradient: Any, part: Any) -> None:
+            found.update((i, gradient) for i in tree_leaves(part))
+
+        arrays = tree_map(lambda leaf: leaf if is_array(leaf) else None, gradients)
+        try:
+            tree_map(note, arrays, numbers, is_leaf=lambda leaf: leaf is None)
+        except ValueError as error:
+            raise TypeError(f"{who}: expected gradients in the tree of the arguments; {error}") from error
+        got = [_summed(found[i], aval) for i, aval in zip(needs_grad, result_avals, strict=True)]
+        if _types(got) != _types(result_avals):
+            raise TypeError(
+                f"{who}: expected gradients of types {_types(result_avals)}, of those that are needed; got {_types(got)}."
+            )
+        return got
+
+    return function
+
+
+def _summed(gradient: Any, aval: Any) -> Any:
+    """Over leading axes that the operand lacks, as `grad.write` of other kernels does."""
+    if gradient is None:
+        return None
+    more = gradient.ndim - len(aval.shape)
+    return gradient.sum(range(more)) if more > 0 and gradient.shape[more:] == aval.shape else gradient
+
+
+def _types(leaves: Sequence[Any]) -> str:
+    texts = ["None" if leaf is None else type_text(leaf.dtype, leaf.shape) for leaf in leaves]
+    return f"({', '.join(texts)})"

@@ -1,0 +1,45 @@
+"""JAX functions in the place of kernels, which see plain arrays: those of one device, outside of any `shard_map`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+# `jax._src.config._check_vma`: a `shard_map` around the call asks calls in it, `pallas_call` for one, over which axes their
+# results vary. What we bind says it for them, and there is no public way to end the question.
+# Noticed by: tests/transform/test_jax_kernel.py.
+from jax._src import config as _config
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from ..handles import JaxLowering
+from ..types import on_current_mesh
+
+
+_jax_code_p = Primitive("jax_code")
+_jax_code_p.multiple_results = True
+
+
+def jax_code(lowering: JaxLowering, args: Sequence[Any], result_avals: Sequence[Any]) -> Sequence[Any]:
+    return _jax_code_p.bind(*args, lowering=lowering, result_avals=tuple(result_avals))
+
+
+@_jax_code_p.def_abstract_eval
+def _abstract_eval(*avals: Any, lowering: JaxLowering, result_avals: Sequence[Any]) -> Sequence[Any]:
+    del lowering
+    return on_current_mesh(result_avals, avals)
+
+
+def _lower(
+    ctx: mlir.LoweringRuleContext, *operands: Any, lowering: JaxLowering, result_avals: Sequence[Any]
+) -> Sequence[Any]:
+    def function(*args: Any) -> Sequence[Any]:
+        return lowering.function(args, result_avals)
+
+    plain = ctx.replace(avals_in=[jax.core.ShapedArray(aval.shape, aval.dtype) for aval in ctx.avals_in])
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())), _config._check_vma(False):
+        return mlir.lower_fun(function, multiple_results=True)(plain, *operands)
+
+
+def register() -> None:
+    mlir.register_lowering(_jax_code_p, _lower)
