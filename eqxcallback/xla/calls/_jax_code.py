@@ -13,7 +13,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from ..handles import JaxLowering
-from ..types import on_current_mesh
+from ..types import on_current_mesh, result_aval
 
 
 _jax_code_p = Primitive("jax_code")
@@ -36,7 +36,8 @@ def _lower(
     def function(*args: Any) -> Sequence[Any]:
         return lowering.function(args, result_avals)
 
-    plain = ctx.replace(avals_in=[jax.core.ShapedArray(aval.shape, aval.dtype) for aval in ctx.avals_in])
+    avals: list[Any] = list(ctx.avals_in)
+    plain = ctx.replace(avals_in=[result_aval(aval.shape, aval.dtype) for aval in avals])
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())), _config._check_vma(False):
         return mlir.lower_fun(function, multiple_results=True)(plain, *operands)
 

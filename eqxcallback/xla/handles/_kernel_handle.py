@@ -6,7 +6,7 @@ from importlib import metadata
 from typing import Any
 
 from ._handles import handle_for
-from ._lowering import JaxLowering, LaunchLowering, Lowering, PythonLowering
+from ._lowering import LaunchLowering, NativeLowering, PythonLowering
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +40,8 @@ def python_handle(body: Any) -> KernelHandle:
     return entry.owner.kernel_handle
 
 
-def kernel_handle(lowering: Lowering, name: str) -> KernelHandle | None:
+def kernel_handle(lowering: NativeLowering | PythonLowering, name: str) -> KernelHandle:
     """Of what `lowering` calls, for the op `name`."""
-    if isinstance(lowering, JaxLowering):  # nothing outside of the program
-        return None
     if isinstance(lowering, PythonLowering):
         return python_handle(lowering.body)
     if isinstance(lowering, LaunchLowering):
