@@ -3,7 +3,6 @@
 import pathlib
 import subprocess
 import sys
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ import pytest
 import eqxcallback as eqxc
 from eqxcallback.backends._description import description
 
+from ..gpu.saxpy import Saxpy
 from .cuda_programs import F32, SAXPY, attributes, lowered, saxpy, simple
 
 
@@ -82,24 +82,6 @@ def test_kernels_are_equal_by_what_they_are():
 
 
 def test_in_a_layer():
-    import equinox as eqx
-
-    class Saxpy(eqxc.Layer):
-        y: jax.Array
-        a: float = eqx.field(static=True)
-        kernels: ClassVar = {
-            "cuda": eqxc.CudaKernel(
-                SAXPY.replace("const float* x, const float* y", "const float* y, const float* x"),
-                "saxpy",
-                eqxc.Launch(grid=lambda self, x: -(-x.size // 256), block=256),
-                scalars={"n": ("int32", lambda self, x: x.size), "a": "float32"},
-            )
-        }
-        vmap_method = "fold"
-
-        def reference(self, x):
-            return self.a * x + self.y
-
     layer = Saxpy(jnp.ones(1000), 0.5)
     text = jax.jit(lambda y, x: Saxpy(y, 0.5)(x)).trace(F32, F32).lower(lowering_platforms=("cuda",))
     assert attributes(text)["scalars"].view("u4").tolist() == [1000, 0, np.float32(0.5).view("u4"), 0]

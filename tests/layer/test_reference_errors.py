@@ -31,8 +31,8 @@ class Scale(eqxc.Layer):
     def kernel(self, ctx, out, x):
         np.multiply(x, self.weight, out=np.asarray(out))
 
-    def reference(self, x, *, power=1):
-        return x * self.weight**power
+    def reference(self, x):
+        return x * self.weight
 
 
 @pytest.mark.parametrize(
