@@ -138,11 +138,11 @@ def test_private_imports_of_jax_give_their_reason(path):
             assert any("Noticed by: tests/" in comment for comment in above), f"{path.name}:{number + 1}"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*FILES, *sorted((ROOT / "csrc").rglob("*.cc")), *sorted((ROOT / "csrc").rglob("*.h"))],
-    ids=lambda path: str(path.relative_to(ROOT)),
-)
+SOURCES = [path for suffix in ("cc", "h") for path in sorted((ROOT / "csrc").rglob(f"*.{suffix}"))]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", [*FILES, *SOURCES, *TESTS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_are_short_and_say_what_they_are_for(path):
     text = path.read_text()
     assert len(text.splitlines()) <= 400

@@ -1,3 +1,5 @@
+"""What a test's taps have seen, and that it leaves nothing to the next one."""
+
 import pytest
 
 from eqxcallback import debug

@@ -6,9 +6,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-import numpy as np
 
 import eqxcallback as eqxc
+
+from ..layers import Scale
 
 
 KEY = jr.key(0)
@@ -95,16 +96,7 @@ def test_layers_that_are_alike_are_one_line():
 
 
 def test_our_own_layers_have_no_line():
-    class Twice(eqxc.Layer):
-        weight: jax.Array
-
-        def kernel(self, ctx, out, x):
-            np.multiply(x, self.weight, out=np.asarray(out))
-
-        def reference(self, x):
-            return x * self.weight
-
-    model = [Twice(jnp.ones(3)), eqxc.nn.SwiGLU(4, 8, key=KEY), eqxc.nn.Linear(2, 2, key=KEY)]
+    model = [Scale(jnp.ones(3)), eqxc.nn.SwiGLU(4, 8, key=KEY), eqxc.nn.Linear(2, 2, key=KEY)]
     fused, report = eqxc.fuse(model)
     assert fused is model
     assert str(report) == "fuse: 0 layers replaced, 0 left alone"

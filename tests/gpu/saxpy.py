@@ -1,4 +1,9 @@
-"""A user's op in CUDA C++, which programs in other processes import as well."""
+"""A user's op and layer in CUDA C++, which programs in other processes import as well."""
+
+from typing import ClassVar
+
+import equinox as eqx
+import jax
 
 import eqxcallback as eqxc
 
@@ -40,3 +45,22 @@ def op(**changed):
         reference=lambda x, y, *, a: a * x + y,
         vmap_method={"x": "broadcast_all", "y": "broadcast_all"},
     )
+
+
+class Saxpy(eqxc.Layer):
+    """The same, with `y` among the layer's own arrays, which come first."""
+
+    y: jax.Array
+    a: float = eqx.field(static=True)
+    kernels: ClassVar = {
+        "cuda": eqxc.CudaKernel(
+            SOURCE.replace("const float* x, const float* y, float* out", "const float* y, const float* x, float* out"),
+            "saxpy",
+            eqxc.Launch(grid=lambda self, x: -(-x.size // 256), block=256),
+            scalars={"n": ("int32", lambda self, x: x.size), "a": "float32"},
+        )
+    }
+    vmap_method = "fold"
+
+    def reference(self, x):
+        return self.a * x + self.y

@@ -9,9 +9,9 @@ from eqxcallback import ops
 
 from ..ops.attention.cases import attention
 from ..ops.families import tagged
-from ..ops.table import normal, quickly_compiled
+from ..ops.table import normal, quickly_compiled, wide
 from .conftest import require_gpu
-from .values import BF16, DTYPES, F16, F32, close, kernels_in, on_device, tolerate_products, wide
+from .values import BF16, DTYPES, F16, F32, close, kernels_in, on_device, tolerate_products
 
 
 pytestmark = pytest.mark.gpu

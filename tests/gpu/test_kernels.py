@@ -6,7 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -66,30 +66,12 @@ def test_gradients_and_batches(xy):
 
 
 def test_a_layer_in_a_training_step():
-    class Saxpy(eqxc.Layer):
-        y: jax.Array
-        a: float = eqx.field(static=True)
-        kernels: ClassVar = {
-            "cuda": eqxc.CudaKernel(
-                saxpy.SOURCE.replace(
-                    "const float* x, const float* y, float* out", "const float* y, const float* x, float* out"
-                ),
-                "saxpy",
-                eqxc.Launch(grid=lambda self, x: -(-x.size // 256), block=256),
-                scalars={"n": ("int32", lambda self, x: x.size), "a": "float32"},
-            )
-        }
-        vmap_method = "fold"
-
-        def reference(self, x):
-            return self.a * x + self.y
-
     @eqx.filter_jit
     def step(layer, x):
         grads = eqx.filter_grad(lambda layer: (layer(x) ** 2).sum())(layer)
         return eqx.apply_updates(layer, jax.tree.map(lambda g: -0.1 * g, grads))
 
-    np.testing.assert_allclose(step(Saxpy(jnp.ones(1000), 0.5), jnp.zeros(1000)).y, np.full(1000, 0.8), rtol=1e-6)
+    np.testing.assert_allclose(step(saxpy.Saxpy(jnp.ones(1000), 0.5), jnp.zeros(1000)).y, np.full(1000, 0.8), rtol=1e-6)
 
 
 TWICE = """

@@ -11,9 +11,9 @@ import pytest
 from eqxcallback import ops
 
 from ..ops.families import by_op, ops_with_backward_kernels, ops_with_kernels, tagged
-from ..ops.table import floating, normal, quickly_compiled
+from ..ops.table import floating, normal, quickly_compiled, wide
 from .conftest import require_gpu
-from .values import DTYPES, F16, F32, kernels_in, on_device, tolerate, wide
+from .values import DTYPES, F16, F32, kernels_in, on_device, tolerate
 
 
 pytestmark = pytest.mark.gpu

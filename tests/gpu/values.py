@@ -38,11 +38,6 @@ def _rounding(got):
     return _F32 if np.asarray(got).dtype == F32 else float(ml_dtypes.finfo(np.asarray(got).dtype).eps)
 
 
-def wide(x):
-    """f32 in place of floats of 16 bits."""
-    return x.astype(np.float32) if x.dtype in DTYPES else x
-
-
 def on_device(function, *args):
     """A reference, compiled for the GPU and in f32's full precision: XLA would take TF32 for its products."""
     with jax.default_matmul_precision("highest"):

@@ -47,6 +47,13 @@ def driver(fake_driver):
 
 
 @pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+    """The real compiler, with nothing compiled yet."""
+    monkeypatch.setenv("EQXCALLBACK_CACHE_DIR", str(tmp_path / "cache"))
+    _cuda.compiled_source.cache_clear()
+
+
+@pytest.fixture
 def compiler(monkeypatch, tmp_path):
     found = NoCompiler()
     monkeypatch.setattr(_nvrtc, "find", lambda: found)

@@ -1,3 +1,5 @@
+"""What `available_backends` says of each, and why one is not there."""
+
 import builtins
 import importlib
 import importlib.util

@@ -10,21 +10,7 @@ import pytest
 
 import eqxcallback as eqxc
 
-
-SAXPY = """
-extern "C" __global__ void saxpy(const float* x, const float* y, float* out, int n, float a) {
-  int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n) out[i] = a * x[i] + y[i];
-}
-extern "C" __global__ void gradients(const float* x, const float* y, const float* out, const float* ct, float* dx,
-                                     float* dy, int n, float a) {
-  int i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n) {
-    if (dx) dx[i] = a * ct[i];
-    if (dy) dy[i] = ct[i];
-  }
-}
-"""
+from ..gpu.saxpy import SOURCE as SAXPY
 
 
 def size(x, y, *, a):

@@ -1,3 +1,5 @@
+"""A machine without what compiles for a GPU."""
+
 import pytest
 
 from eqxcallback import xla

@@ -7,15 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from .kernels import BF16, DTYPES, F16
+from ..ops.families import by_op, tagged
+from ..ops.table import Row, quickly_compiled, wide
+from .kernels import BF16, F16
 
 
 SEEDS = [0, 1, 2]
-
-
-@functools.cache
-def _compiled(function: Any) -> Any:
-    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
+ROWS: dict[str, list[Row]] = by_op(tagged("cuda"))
 
 
 @functools.cache
@@ -23,20 +21,16 @@ def _pullback(function: Any) -> Any:
     def pulled(cotangent: Any, *args: Any) -> Any:
         return jax.vjp(function, *args)[1](cotangent)
 
-    return _compiled(pulled)
-
-
-def _wide(x: Any) -> Any:
-    return x.astype(np.float32) if x.dtype in DTYPES else x
+    return quickly_compiled(pulled)
 
 
 def want(function: Any, *args: Any) -> Any:
     """Of the same values in f32. `function` is one object for all calls, so that it is compiled once for each shape."""
-    return np.asarray(_compiled(function)(*map(_wide, args)))
+    return np.asarray(quickly_compiled(function)(*map(wide, args)))
 
 
 def want_gradients(function: Any, cotangent: Any, *args: Any) -> list[Any]:
-    return [np.asarray(x) for x in _pullback(function)(_wide(cotangent), *map(_wide, args))]
+    return [np.asarray(x) for x in _pullback(function)(wide(cotangent), *map(wide, args))]
 
 
 def check(got: Any, expected: Any, terms: int, scale: float | None = None) -> None:
@@ -48,7 +42,3 @@ def check(got: Any, expected: Any, terms: int, scale: float | None = None) -> No
         scale = max(1.0, float(np.max(np.abs(expected), initial=0, where=np.isfinite(expected))))
     atol = 2.0**-20 * math.sqrt(terms + 1) * scale
     np.testing.assert_allclose(got.astype(np.float32), expected, rtol=precision, atol=atol)
-
-
-def normal(seed: int, shape: Any, dtype: Any = np.float32, scale: float = 1.0) -> Any:
-    return (scale * np.random.default_rng((seed, *shape)).standard_normal(shape)).astype(dtype)

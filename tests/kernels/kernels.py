@@ -8,8 +8,6 @@ import pathlib
 from typing import Any
 
 import jax
-import ml_dtypes
-import numpy as np
 import pytest
 
 import eqxcallback
@@ -25,13 +23,13 @@ from eqxcallback.ops.norm import _cuda as norm_cuda
 from eqxcallback.ops.rotary import _cuda as rotary_cuda
 from eqxcallback.ops.softmax import _cuda as softmax_cuda
 
+from ..ops.table import DTYPES
 from .running import Call, Launch, run
 
 
 FOLDER = pathlib.Path(eqxcallback.__file__).parent / "ops"
-F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
-CTYPES = {F32: "float", F16: "__half", BF16: "__nv_bfloat16"}
-DTYPES = list(CTYPES)
+F32, BF16, F16 = DTYPES
+CTYPES = {F32: "float", BF16: "__nv_bfloat16", F16: "__half"}
 # The indices of all operands of any kernel.
 ALL = range(12)
 

@@ -1,18 +1,17 @@
 """Rows appended to a cache, on a CPU."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from eqxcallback.ops.cache import _reference as reference
-
+from ..ops.table import normal
 from . import kernels
-from .checking import SEEDS, normal
-from .kernels import BF16, results
+from .checking import ROWS, SEEDS
+from .kernels import BF16, F32, results
 
 
-CASES = [(batch, 7, count, row) for batch in (1, 3) for count, row in ((0, (3,)), (1, ()), (3, (2, 5)), (7, (8,)))]
+# Those that say where, and the others.
+CLAMPED = [row for row in ROWS["cache_append"] if len(row.arguments) == 5]
+ANYWHERE = [row for row in ROWS["cache_append"] if row not in CLAMPED]
 
 
 def appended(cache, rows, position):
@@ -24,27 +23,24 @@ def appended(cache, rows, position):
     return out
 
 
-@pytest.mark.parametrize("dtype", [np.dtype(np.int8), BF16, np.dtype(np.float32), np.dtype(np.complex64)], ids=str)
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_values(case, dtype):
-    batch, length, count, row = case
-    cache = (100 * normal(1, (batch, length, *row))).astype(dtype)
-    rows = (100 * normal(2, (batch, count, *row))).astype(dtype)
-    for position in (np.arange(-1, batch - 1), np.array([4])):
+@pytest.mark.parametrize("dtype", [np.dtype(np.int8), BF16, F32, np.dtype(np.complex64)], ids=str)
+@pytest.mark.parametrize("row", ANYWHERE, ids=str)
+def test_values(row, dtype):
+    cache, rows = ((100 * x).astype(dtype) for x in row(F32).args[:2])
+    for position in (np.arange(-1, len(cache) - 1), np.array([4])):
         call = kernels.cache_append(cache, rows, position.astype(np.int32))
         expected = appended(cache, rows, position).tobytes()
         assert results(call)[0].tobytes() == expected
         assert results(kernels.with_one_block(call), misaligned=True)[0].tobytes() == expected
 
 
-@pytest.mark.parametrize("position", [-(2**31), -1, 0, 6, 7, 8, 2**31 - 1])
-def test_positions_are_clamped(position):
-    cache, rows = normal(1, (2, 9, 3)), normal(2, (2, 2, 3))
-    positions = np.array([position], np.int32)
-    of_batch: Any = np.resize(positions, 2)
-    (got,) = results(kernels.cache_append(cache, rows, positions))
+@pytest.mark.parametrize("row", CLAMPED, ids=str)
+def test_positions_are_clamped(row):
+    """One position, which all examples have."""
+    case, expected = row.wanted(F32)
+    cache, rows, positions = case.args
+    (got,) = results(kernels.cache_append(cache, rows, positions[:1]))
     np.testing.assert_array_equal(got, appended(cache, rows, positions))
-    expected = reference.cache_append(cache, rows, of_batch, row_rank=1)
     np.testing.assert_array_equal(got, expected)
 
 

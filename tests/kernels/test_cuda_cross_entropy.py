@@ -1,45 +1,41 @@
 """Cross-entropy, forward and backward, on a CPU."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqxcallback.ops.loss._reference import softmax_cross_entropy as reference
+
+from ..ops.loss.cases import softmax_cross_entropy
+from ..ops.table import DTYPES, normal
 from . import kernels
-from .checking import SEEDS, check, normal, want, want_gradients
-from .kernels import DTYPES, F32, results
+from .checking import ROWS, SEEDS, check, want, want_gradients
+from .kernels import F32, results
 
 
-# Less than a pack, odd, one warp and several warps a row, and the vocabulary of GPT-2.
-SHAPES = [(1, 1), (5, 7), (9, 264), (3, 1001), (2, 50_257)]
-by_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
-
-
-def reference(logits, labels):
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=-1)[:, 0]
+by_row = pytest.mark.parametrize("row", ROWS["softmax_cross_entropy"], ids=str)
 
 
 def of_logits(logits, labels):
     return lambda cotangent: want_gradients(reference, cotangent, logits, labels)[0]
 
 
-def example(shape, dtype, scale=3.0):
-    rows, size = shape
-    return normal(1, shape, dtype, scale), np.random.default_rng(2).integers(0, size, rows).astype(np.int32)
+def example(shape, dtype):
+    return softmax_cross_entropy(dtype, shape).args
 
 
-@by_shape
-def test_forward(shape):
+@by_row
+def test_forward(row):
     for dtype in DTYPES:
-        logits, labels = example(shape, dtype)
-        check(results(kernels.cross_entropy(logits, labels))[0], want(reference, logits, labels), shape[1])
+        case, expected = row.wanted(dtype)
+        check(results(kernels.cross_entropy(*case.args))[0], expected, case.terms)
 
 
-@by_shape
-def test_backward(shape):
+@by_row
+def test_backward(row):
     for dtype in DTYPES:
-        logits, labels = example(shape, dtype)
-        loss, dloss = want(reference, logits, labels), normal(3, shape[:1])
+        case, loss = row.wanted(dtype)
+        logits, labels = case.args
+        dloss = normal(3, loss.shape)
         got, _ = results(kernels.cross_entropy_backward(logits, labels, loss, dloss), seed=2)
         check(got, of_logits(logits, labels)(dloss), 1)
 

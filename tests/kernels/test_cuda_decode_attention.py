@@ -1,59 +1,39 @@
 """The attention of one token, on a CPU."""
 
-import functools
 import math
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from eqxcallback.ops.attention import _reference as reference
 
+from ..ops.attention.cases import decode_attention
+from ..ops.table import DTYPES, with_options
 from . import kernels
-from .checking import SEEDS, check, normal, want
-from .kernels import BF16, DTYPES, F32, results
+from .checking import ROWS, SEEDS, check, want
+from .kernels import BF16, F32, results
 
 
-# Batch, keys, heads, key/value heads, size: packs and no packs, one and several heads and lanes, several parts, wide heads.
-SHAPES = [
-    (1, 17, 4, 2, 16),
-    (2, 70, 3, 1, 17),
-    (2, 130, 6, 1, 64),
-    (1, 300, 2, 2, 128),
-    (1, 5, 2, 2, 1),
-    (1, 70, 2, 1, 520),
-    (1, 9, 3, 1, 601),
-]
+def scaled(args) -> Any:
+    """With the scale, which the kernel is told."""
+    return *args, 1 / math.sqrt(max(args[0].shape[-1], 1))
 
 
-@functools.cache
-def of_scale(scale):
-    def one(q, k, v, length):
-        batch = len(q)
-        k, v = (jnp.concatenate([x] * (batch // len(x))) for x in (k, v))
-        return reference.decode_attention(q, k, v, jnp.concatenate([length] * (batch // len(length))), scale=scale)
-
-    return one
+def example(shape, dtype, lengths=None) -> Any:
+    batch, *of_one = shape
+    return scaled(decode_attention(dtype, (batch,), *of_one, lengths=lengths).args)
 
 
-def example(shape, dtype, lengths=None, kv_batch=None, scale=1.0) -> Any:
-    batch, keys, heads, kv_heads, size = shape
-    of_cache = (kv_batch or batch, keys, kv_heads, size)
-    lengths = np.random.default_rng(4).integers(-1, keys + 2, batch) if lengths is None else lengths
-    q, k, v = normal(1, (batch, heads, size), dtype, scale), normal(2, of_cache, dtype), normal(3, of_cache, dtype)
-    return q, k, v, np.asarray(lengths, np.int32), 1 / math.sqrt(max(size, 1))
+def expected(q, k, v, lengths, scale):
+    return want(with_options(reference.decode_attention, scale=scale), q, k, v, lengths)
 
 
-def expected(q, k, v, length, scale):
-    return want(of_scale(scale), q, k, v, length)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_values(shape):
+@pytest.mark.parametrize("row", ROWS["decode_attention"], ids=str)
+def test_values(row):
     for dtype in DTYPES:
-        case = example(shape, dtype, lengths=[shape[1], 1][: shape[0]])
-        check(results(kernels.decode_attention(*case))[0], expected(*case), shape[1] + shape[4])
+        case, wanted = row.wanted(dtype)
+        check(results(kernels.decode_attention(*scaled(case.args)))[0], wanted, case.terms)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 40])
@@ -73,8 +53,11 @@ def test_lengths(length):
 
 
 def test_cache_and_length_of_a_part_of_the_batch():
-    q, k, v, lengths, scale = example((6, 70, 4, 2, 16), BF16, lengths=[70, 3, 40], kv_batch=2)
-    check(results(kernels.decode_attention(q, k, v, lengths, scale))[0], expected(q, k, v, lengths, scale), 86)
+    """Which the others have again."""
+    q, k, v, lengths, scale = example((6, 70, 4, 2, 16), BF16, lengths=[70, 3, 40] * 2)
+    every_k, every_v = (np.concatenate([x[:2]] * 3) for x in (k, v))
+    (got,) = results(kernels.decode_attention(q, k[:2], v[:2], lengths[:3], scale))
+    check(got, expected(q, every_k, every_v, lengths, scale), 86)
 
 
 def test_the_order_of_threads_does_not_matter():

@@ -8,13 +8,17 @@ import jax
 import numpy as np
 import pytest
 
+from ..ops.table import DTYPES, normal
 from . import kernels
-from .checking import SEEDS, check, normal, want, want_gradients
-from .kernels import BF16, DTYPES, F32, results
+from .checking import ROWS, SEEDS, check, want, want_gradients
+from .kernels import BF16, F32, results
 
 
-SHAPES = [(1, 1), (3, 7), (5, 64), (2, 1001)]
-by_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+ACTIVATED = [
+    *(("silu", row) for row in ROWS["swiglu"]),
+    *(("gelu_tanh" if row.arguments[-1] else "gelu", row) for row in ROWS["geglu"]),
+]
+by_row = pytest.mark.parametrize(("activation", "row"), ACTIVATED, ids=str)
 
 
 def gelu_tanh(x):
@@ -27,7 +31,6 @@ FUNCTIONS: dict[str, Any] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": gelu_tanh,
 }
-by_activation = pytest.mark.parametrize("activation", FUNCTIONS)
 
 
 @functools.cache
@@ -35,22 +38,20 @@ def reference(activation):
     return lambda gate, up: FUNCTIONS[activation](gate) * up
 
 
-@by_activation
-@by_shape
-def test_forward(shape, activation):
+@by_row
+def test_forward(activation, row):
     for dtype in DTYPES:
-        gate, up = normal(1, shape, dtype, 4.0), normal(2, shape, dtype)
+        gate, up = row(dtype).args
         expected = want(reference(activation), gate, up)
         check(results(kernels.glu(gate, up, activation=activation))[0], expected, 1)
         check(results(kernels.glu(np.concatenate([gate, up], 1), activation=activation))[0], expected, 1)
 
 
-@by_activation
-@by_shape
-def test_backward(shape, activation):
+@by_row
+def test_backward(activation, row):
     for dtype in DTYPES:
-        gate, up, dout = normal(1, shape, dtype, 4.0), normal(2, shape, dtype), normal(3, shape, dtype)
-        out = np.full(shape, np.nan, dtype)
+        gate, up = row(dtype).args
+        dout, out = normal(3, gate.shape, dtype), np.full_like(gate, np.nan)
         expected = want_gradients(reference(activation), dout, gate, up)
         got = results(kernels.glu_backward(gate, up, out, dout, activation=activation), seed=2)
         packed = kernels.glu_backward(np.concatenate([gate, up], 1), None, out, dout, activation=activation)
@@ -61,12 +62,12 @@ def test_backward(shape, activation):
             check(half, gradient, 2)
 
 
-@by_activation
-@by_shape
-def test_one_gradient(shape, activation):
+@by_row
+def test_one_gradient(activation, row):
     """The pointer of the other one is null: to write there ends the process."""
     for dtype in DTYPES:
-        gate, up, dout = normal(1, shape, dtype, 4.0), normal(2, shape, dtype), normal(3, shape, dtype)
+        gate, up = row(dtype).args
+        dout = normal(3, gate.shape, dtype)
         expected = want_gradients(reference(activation), dout, gate, up)
         for needed in (0, 1):
             call = kernels.glu_backward(gate, up, dout, dout, activation=activation, needed=[needed])

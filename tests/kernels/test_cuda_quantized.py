@@ -1,44 +1,31 @@
 """Products with weights in blocks, on a CPU."""
 
-import functools
 from typing import Any
 
 import numpy as np
 import pytest
 
 from eqxcallback import ops
-from eqxcallback.ops.linear import _reference_quantized as reference_quantized
+from eqxcallback.ops.linear import _reference_quantized as reference
 
+from ..ops.linear.cases import quantized_linear
+from ..ops.table import DTYPES, with_options
 from . import kernels
-from .checking import SEEDS, check, normal, want
-from .kernels import BF16, DTYPES, F32, results
+from .checking import ROWS, SEEDS, check, want
+from .kernels import BF16, F32, results
 
 
 by_encoding = pytest.mark.parametrize("encoding", ops.ENCODINGS)
 
 
-@functools.cache
-def reference(encoding):
-    return functools.partial(reference_quantized.quantized_linear, encoding=encoding)
-
-
-def blocks(out_features, in_features, encoding) -> Any:
-    rng = np.random.default_rng((7, out_features, in_features))
-    parts = rng.integers(0, 256, (out_features, in_features // 32, ops.ENCODINGS[encoding]), np.uint8)
-    halves = 2 if encoding == "Q4_1" else 1
-    scales = rng.choice([-1, 1], (*parts.shape[:2], halves)) * rng.uniform(0.5, 1, (*parts.shape[:2], halves))
-    parts[..., : 2 * halves] = (scales / (8 if halves == 2 else 128)).astype(np.float16).view(np.uint8)
-    return parts.reshape(out_features, parts.shape[1] * parts.shape[2])
-
-
 def example(shape, encoding, dtype: Any = F32) -> Any:
     rows, in_features, out_features = shape
-    return normal(1, (rows, in_features), dtype), blocks(out_features, in_features, encoding)
+    return quantized_linear(dtype, encoding, (rows,), in_features, out_features).args
 
 
 def exact_enough(got, x, weights, encoding):
     """By the sizes of what is added up: a Q4_1 weight is d * q + m, and its digits are multiplied as 16 + q."""
-    exact = np.asarray(reference_quantized.dequantize(weights, encoding=encoding), np.float64)
+    exact = np.asarray(reference.dequantize(weights, encoding=encoding), np.float64)
     largest = np.abs(exact)
     if encoding == "Q4_1":
         scales = weights.reshape(len(weights), -1, 20)[..., :4].copy().view(np.float16).astype(np.float64)
@@ -47,19 +34,15 @@ def exact_enough(got, x, weights, encoding):
     assert (error <= 3e-7 * (np.abs(np.asarray(x, np.float64)) @ largest.T)).all()
 
 
-@by_encoding
-@pytest.mark.parametrize(
-    "shape",
-    [(1, 64, 17), (2, 96, 3), (3, 32, 4), (5, 1056, 9), (8, 64, 1), (65, 64, 70)],
-    ids=str,
-)
-def test_values(shape, encoding):
+@pytest.mark.parametrize("row", ROWS["quantized_linear"], ids=str)
+def test_values(row):
+    encoding = row.arguments[0]
     for dtype in DTYPES:
-        x, weights = example(shape, encoding, dtype)
-        expected = want(reference(encoding), x, weights)
-        for tiled in (False, True) if shape[1] < 1000 and shape[0] < 60 else (shape[0] > 8,):
+        case, expected = row.wanted(dtype)
+        x, weights = case.args
+        for tiled in (False, True) if x.shape[1] < 1000 and len(x) < 60 else (len(x) > 8,):
             (got,) = results(kernels.quantized_linear(x, weights, encoding=encoding, tiled=tiled))
-            check(got, expected, shape[1], scale=4.0)
+            check(got, expected, case.terms, scale=4.0)
             if dtype == F32:
                 exact_enough(got, x, weights, encoding)
 
@@ -88,7 +71,7 @@ def test_not_finite(rows, value, encoding):
     parts[4, 1, :2] = np.array([value], np.float16).view(np.uint8)
     got, expected = (
         results(kernels.quantized_linear(x, weights, encoding=encoding))[0],
-        want(reference(encoding), x, weights),
+        want(with_options(reference.quantized_linear, encoding=encoding), x, weights),
     )
     np.testing.assert_array_equal(np.isfinite(got), np.isfinite(expected))
     finite = np.isfinite(expected)

@@ -1,48 +1,35 @@
 """Softmax, forward and backward, on a CPU."""
 
-import functools
 import itertools
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqxcallback.ops.softmax import _reference as reference
+
+from ..ops.softmax.cases import softmax
+from ..ops.table import DTYPES, normal, with_options
 from . import kernels
-from .checking import SEEDS, check, normal, want, want_gradients
-from .kernels import DTYPES, F32, results
+from .checking import ROWS, SEEDS, check, want, want_gradients
+from .kernels import F32, results
 
 
-# Less than a pack, odd, one warp and several warps a row, and more than the threads of a block take at once.
-SHAPES = [(1, 1), (5, 7), (9, 264), (3, 1001), (2, 50_257)]
-by_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
-by_mask = pytest.mark.parametrize("mask_rows", [None, 1, 3, 6], ids=str)
-
-
-@functools.cache
-def reference(scale):
-    """With a mask for each row, or None: one in which something takes part."""
-
-    def of(x, mask=None):
-        return jax.nn.softmax(scale * x, where=mask)
-
-    return of
+by_row = pytest.mark.parametrize("row", ROWS["softmax"], ids=str)
 
 
 def example(shape, dtype, mask_rows=None) -> Any:
     """`x`, and a mask of so many rows."""
-    x = normal(1, shape, dtype, 3.0)
-    if mask_rows is None:
-        return x, None
-    mask = np.random.default_rng(2).random((mask_rows, shape[-1])) < 0.6
-    mask[:, shape[-1] // 2] = True
-    return x, mask
+    x, *mask = softmax(dtype, shape, None if mask_rows is None else (mask_rows, shape[-1])).args
+    return x, mask[0] if mask else None
 
 
-def tiled(x, mask) -> Any:
-    """The arguments of the reference."""
-    return (x,) if mask is None else (x, np.tile(mask, (len(x) // len(mask), 1)))
+def flat(case) -> Any:
+    """`x` and the mask as the kernels have them, of one axis of rows; what takes part; and the scale."""
+    x, *mask = case.args
+    size = x.shape[-1]
+    there = np.broadcast_to(mask[0] if mask else True, x.shape).reshape(-1, size)
+    return x.reshape(-1, size), mask[0].reshape(-1, size) if mask else None, there, case.op.keywords["scale"]
 
 
 def calls(dtype):
@@ -52,56 +39,43 @@ def calls(dtype):
         yield kernels.softmax_backward(x, mask, x, x, scale=0.5)
 
 
-@by_shape
-def test_of_any_size(shape):
-    for dtype, scale in itertools.product(DTYPES, (1.0, -0.3)):
-        x, _ = example(shape, dtype)
-        (out,) = results(kernels.softmax(x, None, scale=scale))
-        check(out, want(reference(scale), x), shape[1])
-
-
-@by_mask
-@pytest.mark.parametrize("size", [1, 7, 264])
-def test_forward(size, mask_rows):
+@by_row
+def test_forward(row):
     """What the mask hides is NaN."""
     for dtype in DTYPES:
-        x, mask = example((6, size), dtype, mask_rows)
-        args = tiled(x, mask)
-        expected = want(reference(0.5), *args)
-        if mask is not None:
-            x = np.where(args[1], x, np.asarray(np.nan, dtype))
+        case, expected = row.wanted(dtype)
+        x, mask, there, scale = flat(case)
+        hidden = np.where(there, x, np.asarray(np.nan, dtype))
         for options in ({}, {"misaligned": True}):
-            (out,) = results(kernels.softmax(x, mask, scale=0.5), seed=3, **options)
-            check(out, expected, size)
-            assert mask is None or (out[~args[1]] == 0).all()
+            (out,) = results(kernels.softmax(hidden, mask, scale=scale), seed=3, **options)
+            check(out, expected.reshape(x.shape), case.terms)
+            assert (out[~there] == 0).all()
 
 
-@by_mask
-@pytest.mark.parametrize("shape", [(6, 1), (6, 7), (6, 264), (6, 1001)], ids=str)
-def test_backward(shape, mask_rows):
+@by_row
+def test_backward(row):
     """The result is not read, nor the cotangent of what is hidden."""
     for dtype in DTYPES:
-        x, mask = example(shape, dtype, mask_rows)
-        args, dout = tiled(x, mask), normal(3, shape, dtype)
-        exact = np.asarray(want(reference(-0.5), *args), np.float64)
-        there = True if mask is None else args[1]
+        case, expected = row.wanted(dtype)
+        x, mask, there, scale = flat(case)
+        dout = normal(3, x.shape, dtype)
+        exact = expected.reshape(x.shape).astype(np.float64)
         upstream = np.where(there, dout, 0).astype(np.float64)
-        expected = -0.5 * exact * (upstream - (exact * upstream).sum(-1, keepdims=True)) * there
+        gradient = scale * exact * (upstream - (exact * upstream).sum(-1, keepdims=True))
         hidden = np.where(there, dout, np.asarray(np.nan, dtype))
-        call = kernels.softmax_backward(x, mask, np.full_like(x, np.nan), hidden, scale=-0.5)
+        call = kernels.softmax_backward(x, mask, np.full_like(x, np.nan), hidden, scale=scale)
         for options in ({}, {"misaligned": True}):
             got, of_mask = results(call, seed=2, **options)
-            check(got, expected, shape[1])
+            check(got, gradient, case.terms)
             assert of_mask is None
 
 
 def test_the_formula_is_the_derivative():
-    x, mask = example((6, 40), F32, 3)
-    dout = normal(3, x.shape)
-    got, _ = results(kernels.softmax_backward(x, mask, np.full_like(x, np.nan), dout, scale=0.7))
-    args = tiled(x, mask)
-    expected = want_gradients(lambda x: reference(0.7)(x, jnp.asarray(args[1])), dout, x)[0]
-    check(got, expected, 40)
+    case = softmax(F32, (2, 3, 40), (3, 40), 0.7)
+    x, mask, _, scale = flat(case)
+    dout = normal(3, case.args[0].shape)
+    got, _ = results(kernels.softmax_backward(x, mask, np.full_like(x, np.nan), dout.reshape(x.shape), scale=scale))
+    check(got, want_gradients(case.reference, dout, *case.args)[0].reshape(x.shape), 40)
 
 
 def test_the_order_of_threads_does_not_matter():
@@ -125,8 +99,7 @@ def test_values_at_the_edges(size):
     x[1, :2], mask[1, :2] = top, True
     x[2, 5], x[3, 5], x[4, 5], x[5] = np.nan, np.inf, -np.inf, -np.inf
     mask[2:5, 5], mask[6] = True, False
-    expected = np.array(want(reference(1.0), x, mask))
-    expected[6] = 0
+    expected = want(with_options(reference.softmax, scale=1.0), x, mask)
     (got,) = results(kernels.softmax(x, mask, scale=1.0))
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(got[~mask], 0)

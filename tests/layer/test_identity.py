@@ -1,7 +1,6 @@
 """Which layers and calls share a program, and which do not."""
 
 import collections
-import dataclasses
 import functools
 from typing import Any
 
@@ -86,10 +85,6 @@ def jitted(layer, x):
 def jitted_gradient(layer, x):
     traces["jit"] += 1
     return eqx.filter_grad(mean_square)(layer, x)
-
-
-def mapped(layer, x):
-    return jax.vmap(layer, 1, 1)(x[:, None])
 
 
 @pytest.mark.parametrize(
@@ -185,141 +180,6 @@ def test_what_needs_another_program():
     assert traces["out_type"] == before + 4
 
 
-# Static values that are equal, but not the same.
-
-SAME: list[Any] = [1, True, 1.0, 0, False, 0.0, -0.0, complex(0, -0.0), 0j, 1j]
-# Of which Equinox warns if they are a static field themselves.
-SAME_OF_NUMPY = [np.float32(0.0), np.float32(-0.0), np.int32(0), np.bool_(False)]
-
-
-def text(value):
-    return f"{type(value).__name__} {value!r}"
-
-
-class Shows(eqxc.Layer):
-    """What it finds in a static field, or in an argument, as a number that no other value has."""
-
-    field: Any = eqx.field(static=True, default=None)
-    vmap_method = "fold"
-
-    def kernel(self, ctx, out, x, argument=None):
-        np.asarray(out)[...] = self.number(argument)
-
-    def reference(self, x, argument=None):
-        return jnp.full(x.shape, float(self.number(argument)))
-
-    def number(self, argument):
-        value = self.field if argument is None else argument
-        while not isinstance(value, bool | int | float | complex | np.generic):
-            value = next(iter(vars(value).values() if dataclasses.is_dataclass(value) else value))
-        return [text(v) for v in (*SAME, *SAME_OF_NUMPY)].index(text(value))
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    scale: Any
-
-
-class Module(eqx.Module):
-    scale: Any = eqx.field(static=True)
-
-
-WRAPPERS = {
-    "alone": lambda v: v,
-    "tuple": lambda v: (v,),
-    "nested": lambda v: (((v,),),),
-    "frozenset": lambda v: frozenset([v]),
-    "dataclass": Config,
-    "dataclass in a tuple": lambda v: (Config((v,)),),
-    "frozenset in a dataclass": lambda v: Config(frozenset([v])),
-}
-
-
-@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=list(WRAPPERS))
-@pytest.mark.parametrize("order", [1, -1])
-def test_equal_but_not_the_same(wrap, order):
-    values = SAME if jax.tree.leaves(wrap(1)) == [1] else (*SAME, *SAME_OF_NUMPY)
-    items = list(enumerate(values))[::order]
-    for i, value in items:
-        layer = Shows(wrap(value))
-        assert layer(X)[0] == i
-        assert jax.vmap(layer)(X)[0] == i
-    for i, value in items:
-        assert Shows()(X, wrap(value))[0] == i
-        assert Shows()(X, argument=wrap(value))[0] == i
-
-
-@pytest.mark.parametrize("wrap", [WRAPPERS["alone"], WRAPPERS["dataclass"]])
-def test_equal_but_not_the_same_in_one_program(wrap):
-    want = list(range(len(SAME)))
-    f = lambda x: [Shows(wrap(value))(x)[0] for value in SAME]
-    np.testing.assert_array_equal(jax.jit(f)(X), want)
-    np.testing.assert_array_equal(jax.jit(jax.vmap(f))(X[None, :]), np.reshape(want, (-1, 1)))
-    text = jax.jit(f).trace(X).lower(lowering_platforms=("tpu",)).as_text()
-    assert all(f"{float(i):.6e}" in text for i in want)
-
-
-def test_in_the_fields_of_other_modules():
-    class Outer(eqxc.Layer):
-        inner: Module
-        vmap_method = "fold"
-
-        def kernel(self, ctx, out, x):
-            np.asarray(out)[...] = [text(v) for v in SAME].index(text(self.inner.scale))
-
-        def out_type(self, x):
-            return struct(x)
-
-    for i, value in enumerate(SAME):
-        assert Outer(Module(value))(X)[0] == i
-
-
-def test_derivatives_of_the_same_but_not_equal():
-    class Power(eqxc.Layer):
-        kind: Any = eqx.field(static=True)
-        vmap_method = "fold"
-
-        def factor(self):
-            return {"int": 1.0, "bool": 10.0, "float": 100.0}[type(self.kind).__name__] * np.copysign(1, self.kind)
-
-        def kernel(self, ctx, out, x):
-            np.asarray(out)[...] = np.asarray(x) * np.float32(self.factor())
-
-        def reference(self, x):
-            return x * float(self.factor())
-
-        def backward(self, ctx, grads, args, out, cotangents):
-            np.asarray(grads[1])[...] = np.asarray(cotangents) * np.float32(self.factor())
-
-    kinds, want = [1, True, 1.0, -0.0, 0.0], [1, 10, 100, -100, 100]
-    one = jnp.float32(1)
-    assert [float(jax.grad(Power(kind))(one)) for kind in kinds] == want
-    assert [float(jax.jvp(Power(kind), (one,), (one,))[1]) for kind in kinds] == want
-    assert jax.jit(jax.grad(lambda x: sum(Power(kind)(x) for kind in kinds)))(one) == sum(want)
-
-
-def test_equal_specifications_are_one():
-    calls = []
-
-    class Takes(eqxc.Layer):
-        config: Config = eqx.field(static=True)
-        vmap_method = "fold"
-
-        def kernel(self, ctx, out, x, f):
-            np.asarray(out)[...] = f(np.asarray(x))
-
-        def out_type(self, x, f):
-            calls.append(f)
-            return struct(x)
-
-    Takes(Config((1, "a")))(X, np.sin)
-    Takes(Config((1, "a")))(X, np.sin)
-    assert len(calls) == 1
-    Takes(Config((1, "b")))(X, np.sin)
-    Takes(Config((1, "a")))(X, np.cos)
-    assert len(calls) == 3
-
-
 def test_functions_as_static_arguments():
     class Apply(eqxc.Layer):
         vmap_method = "fold"
@@ -370,52 +230,3 @@ def test_classes_of_one_name():
     assert_close(jax.vmap(two)(X), 2 * X)
     assert_close(jax.vmap(three)(X), 3 * X)
     assert jax.grad(lambda x: two(x) + three(three(x)))(1.0) == 11
-
-
-def test_instances_of_which_a_kernel_depends_on_static_fields():
-    class Repeat(eqxc.Layer):
-        count: int = eqx.field(static=True)
-        vmap_method = "fold"
-
-        def kernel(self, ctx, out, x):
-            np.asarray(out)[...] = np.tile(np.asarray(x), self.count)
-
-        def reference(self, x):
-            return jnp.tile(x, self.count)
-
-    for count in (1, 3, 2, 3):
-        assert Repeat(count)(X).shape == (3 * count,)
-    out = jax.jit(lambda x: [Repeat(count)(x) for count in (1, 2, 3)])(X)
-    assert [o.shape[0] for o in out] == [3, 6, 9]
-
-
-def test_a_leaf_that_is_static_or_traced():
-    """Of one class and one value: as a number it is static, as an array it is an operand."""
-
-    class Scale(eqxc.Layer):
-        factor: Any
-        vmap_method = "fold"
-
-        def kernel(self, ctx, out, x):
-            np.asarray(out)[...] = np.asarray(x) * np.float32(np.asarray(self.factor))
-
-        def reference(self, x):
-            return x * jnp.asarray(self.factor, x.dtype)
-
-    for factor in (2.0, np.float32(2), jnp.float32(2), 2, np.float64(2)):
-        assert_close(Scale(factor)(X), 2 * X)
-    assert_close(jax.grad(lambda layer: layer(X).sum())(Scale(2.0)).factor, X.sum())
-
-
-def test_static_dictionaries():
-    class Kind(eqxc.Layer):
-        options: dict[str, Any] = eqx.field(static=True)
-        vmap_method = "fold"
-
-        def kernel(self, ctx, out, x):
-            np.asarray(out)[...] = ["int", "bool", "float"].index(type(self.options["a"]).__name__)
-
-        def out_type(self, x):
-            return struct(x)
-
-    assert [int(Kind({"a": value})(X)[0]) for value in (1, True, 1.0)] == [0, 1, 2]

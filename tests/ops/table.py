@@ -18,17 +18,21 @@ DTYPES = [np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float1
 # Of a number that is rounded once.
 ROUNDING = {DTYPES[0]: 2.0**-21, DTYPES[1]: 2.0**-8, DTYPES[2]: 2.0**-11}
 BATCHES = [(), (3,), (2, 3)]
+# With their operand larger than the caches: rows of whole vectors, and of others.
+STREAMED = [(4100, 1056), (4100, 1058)]
 
 # What takes a row.
 TAGS = {
     "edge": "every kernel, and every dtype, on every instruction set and GPU: sizes at the edges",
     "large": "the same with work for many threads: more than kSerialNanoseconds of csrc/cpu/executor.h",
     "written": "what is written, and what is not: odd sizes, and more bytes of results than a C library keeps at hand",
+    "streamed": "ops of rows that know nothing of each other: all of `STREAMED` at once, and in parts",
     "gradient": "kernels of gradients, of every dtype on every instruction set",
     "large gradient": "the same with work for many threads",
     "mapped": "vmap of each operand",
     "derived": "derivatives of both modes and orders",
     "model": "GPUs, at sizes of language models: the rows of a batch of prompts or of a token, vocabularies, heads",
+    "cuda": "a kernel in CUDA C++ by itself, and its gradients, in guarded memory: packs, warps, blocks, and more than fits",
     "python": "the kernel in Python, of every dtype",
     "python mapped": "the same under vmap",
     "python derived": "its gradients",
@@ -47,8 +51,7 @@ class Case:
     dtype: Any = None  # of the result, if it is not that of the first operand
 
     def wide(self) -> list[Any]:
-        """Operands of the same values, in f32."""
-        return [np.asarray(x, np.float32) if x.dtype in DTYPES else x for x in self.args]
+        return [wide(x) for x in self.args]
 
     def want(self) -> Any:
         return np.asarray(quickly_compiled(self.reference)(*self.wide()))
@@ -107,6 +110,11 @@ def tolerate(got: Any, want: Any, terms: int) -> None:
     np.testing.assert_allclose(got.astype(np.float32), want, rtol=rtol, atol=2.0**-21 * math.sqrt(terms + 1) * scale)
 
 
+def wide(x: Any) -> Any:
+    """The same values in f32."""
+    return np.asarray(x, np.float32) if getattr(x, "dtype", None) in DTYPES else x
+
+
 @functools.cache
 def quickly_compiled(function: Callable[..., Any]) -> Any:
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
@@ -114,9 +122,8 @@ def quickly_compiled(function: Callable[..., Any]) -> Any:
 
 def check_call(native: Any, reference: Any, args: Any, terms: int = 1, **options: Any) -> None:
     """All results of a call with these options, some arguments of which may be absent."""
-    wide = [np.asarray(x, np.float32) if getattr(x, "dtype", None) in DTYPES else x for x in args]
     got = quickly_compiled(with_options(native, **options))(*args)
-    want = quickly_compiled(with_options(reference, **options))(*wide)
+    want = quickly_compiled(with_options(reference, **options))(*map(wide, args))
     for one, exact in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert one.dtype == args[0].dtype
         tolerate(one, np.asarray(exact), terms)

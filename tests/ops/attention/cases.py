@@ -187,6 +187,20 @@ CASES = [
         ],
         "model",
     ),
+    # Packs and no packs, one and several heads and lanes, several parts, wide heads.
+    *rows(
+        decode_attention,
+        [
+            ((1,), 17, 4, 2, 16, (17,)),
+            ((2,), 70, 3, 1, 17, (70, 1)),
+            ((2,), 130, 6, 1, 64, (130, 1)),
+            ((1,), 300, 2, 2, 128, (300,)),
+            ((1,), 5, 2, 2, 1, (5,)),
+            ((1,), 70, 2, 1, 520, (70,)),
+            ((1,), 9, 3, 1, 601, (9,)),
+        ],
+        "cuda",
+    ),
     python("attention", ops.attention, lambda d: _attended(d, (2,), 3, 5, 4, 2, 6), "python mapped", "python derived"),
     python(
         "attention causal",

@@ -26,12 +26,14 @@ def cache_append(dtype: Any, batch: Any, length: int, count: int, shape: Any, po
     return Case(op, with_options(reference.cache_append, row_rank=len(shape)), args, 0)
 
 
+# Of two rows in nine: those that do not fit are clamped.
+_POSITIONS = [-(2**31), -1, 0, 6, 7, 8, 2**31 - 1]
 CASES = [
     *rows(
         cache_append,
         [
             *[(batch, 7, n, shape) for batch in BATCHES for n, shape in ((0, (3,)), (1, ()), (3, (2, 5)), (7, (3,)))],
-            *[((), 9, 2, (3,), position) for position in (-(2**31), -1, 0, 6, 7, 8, 2**31 - 1)],
+            *[((), 9, 2, (3,), position) for position in _POSITIONS],
             ((0,), 3, 1, (2,)),
             ((2,), 0, 0, (2,)),
             ((2,), 3, 1, (0,)),
@@ -41,6 +43,14 @@ CASES = [
     row(cache_append, (2,), 61, 3, (5,), tags=["written"]),
     row(cache_append, (), 5, 2, (3,), 2, tags=("mapped", "derived"), name="cache_append"),
     row(cache_append, (2,), 5, 2, (3,), (1, 3), tags=["mapped"], name="cache_append to a batch"),
+    *rows(
+        cache_append,
+        [
+            *[((batch,), 7, n, shape) for batch in (1, 3) for n, shape in ((0, (3,)), (1, ()), (3, (2, 5)), (7, (8,)))],
+            *[((2,), 9, 2, (3,), position) for position in _POSITIONS],
+        ],
+        "cuda",
+    ),
     *rows(cache_append, [((8,), 4096, 1, (8, 128)), ((2,), 1000, 37, (3, 64))], "model"),
     python(
         "cache_append",

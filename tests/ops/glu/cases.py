@@ -6,7 +6,7 @@ from typing import Any
 from eqxcallback import ops
 from eqxcallback.ops.glu import _reference as reference
 
-from ..table import BATCHES, Case, Row, floats, normal, python, row, rows, with_options
+from ..table import BATCHES, STREAMED, Case, Row, floats, normal, python, row, rows, with_options
 
 
 def swiglu(dtype: Any, shape: Any, packed: bool = False) -> Case:
@@ -24,6 +24,8 @@ def of_model(model: Any) -> Iterator[Row]:
     yield row(swiglu, (2, model.hidden), tags=())
 
 
+# Less than a pack, odd, and one warp and several of a row.
+_CUDA = [(1, 1), (3, 7), (5, 64), (2, 1001)]
 CASES = [
     *rows(
         swiglu,
@@ -49,9 +51,13 @@ CASES = [
     row(swiglu, (301, 2002), True, tags=("large", "large gradient")),
     row(swiglu, (35, 17), tags=["written"]),
     row(swiglu, (35, 34), True, tags=["written"]),
+    *rows(swiglu, [(shape, packed) for shape in STREAMED for packed in (False, True)], "streamed"),
+    *rows(geglu, [(shape,) for shape in STREAMED], "streamed"),
     *rows(swiglu, [(shape, packed) for shape in ((34,), (3, 2), (2, 3, 126)) for packed in (0, 1)], "gradient"),
     row(swiglu, (2, 5), tags=("mapped", "derived"), name="swiglu"),
     row(swiglu, (2, 6), True, tags=("mapped", "derived"), name="swiglu packed"),
+    *rows(swiglu, [(shape,) for shape in _CUDA], "cuda"),
+    *rows(geglu, [(shape, False, approximate) for shape in _CUDA for approximate in (True, False)], "cuda"),
     *rows(swiglu, [((1024, 11_008),), ((1001, 3072), True), ((333, 1001),)], "model"),
     python("swiglu", ops.swiglu, lambda d: floats(d, (2, 17), (2, 17), scale=4.0), "python mapped"),
     python("swiglu packed", ops.swiglu, lambda d: floats(d, (3, 10), scale=4.0), "python mapped"),

@@ -68,6 +68,19 @@ CASES = [
         ],
         "model",
     ),
+    # One row and several, no whole packs of features, and more rows and features than a tile has.
+    *rows(
+        quantized_linear,
+        [
+            (encoding, (rows,), in_features, features)
+            for encoding in ENCODINGS
+            for rows, in_features, features in (
+                *((1, 64, 17), (2, 96, 3), (3, 32, 4)),
+                *((5, 1056, 9), (8, 64, 1), (65, 64, 70)),
+            )
+        ],
+        "cuda",
+    ),
     python("linear", ops.linear, lambda d: floats(d, (2, 5), (3, 5), (3,)), "python mapped"),
     python("linear plain", ops.linear, lambda d: floats(d, (5,), (3, 5)), "python mapped"),
     python(

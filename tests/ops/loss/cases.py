@@ -40,6 +40,8 @@ CASES = [
     row(softmax_cross_entropy, (1200, 17), tags=["written"]),
     *rows(softmax_cross_entropy, [((17,),), ((3, 1),), ((2, 3, 300),), ((2, 5000),)], "gradient"),
     row(softmax_cross_entropy, (2, 5), tags=("mapped", "derived"), name="softmax_cross_entropy"),
+    # Less than a pack, odd, one warp and several of a row, and the vocabulary of GPT-2.
+    *rows(softmax_cross_entropy, [((1, 1),), ((5, 7),), ((9, 264),), ((3, 1001),), ((2, 50_257),)], "cuda"),
     *rows(softmax_cross_entropy, [((1024, 32_000),), ((7, 151_936),)], "model"),
     python(
         "softmax_cross_entropy",

@@ -7,7 +7,7 @@ from typing import Any
 from eqxcallback import ops
 from eqxcallback.ops.norm import _reference as reference
 
-from ..table import BATCHES, Case, Row, floats, normal, python, row, rows, with_options
+from ..table import BATCHES, STREAMED, Case, Row, floats, normal, python, row, rows, with_options
 
 
 def rms_norm(dtype: Any, shape: Any, weight: bool = True, eps: float = 1e-5, x: Any = None) -> Case:
@@ -72,6 +72,8 @@ CASES = [
     ),
     *[row(make, (1001, 1023), tags=("large", "large gradient")) for make in (rms_norm, layer_norm)],
     *[row(make, (35, 17), tags=["written"]) for make in (rms_norm, layer_norm)],
+    *rows(rms_norm, [(shape,) for shape in STREAMED], "streamed"),
+    *rows(layer_norm, [(shape, False, False) for shape in STREAMED], "streamed"),
     *rows(
         rms_norm,
         [
@@ -110,6 +112,12 @@ CASES = [
     ),
     row(group_norm, (5, 64, 300), 8, tags=["large gradient"]),
     row(group_norm, (2, 4, 3), 2, tags=("mapped", "derived"), name="group_norm"),
+    # Less than a pack, odd, of one warp, of several, and more than stays in registers.
+    *[
+        row(make, shape, tags=["cuda"])
+        for make in (rms_norm, layer_norm)
+        for shape in ((1, 1), (3, 7), (5, 64), (2, 1000), (9, 257), (3, 4096), (2, 9001))
+    ],
     *rows(rms_norm, [((4096, 4096),), ((1, 576),), ((33, 50_257), False)], "model"),
     *rows(layer_norm, [((4096, 1024),), ((33, 50_257), True, False)], "model"),
     python("rms_norm", ops.rms_norm, lambda d: floats(d, (2, 17), (17,)), "python mapped"),

@@ -8,7 +8,7 @@ import numpy as np
 from eqxcallback import ops
 from eqxcallback.ops.rotary import _reference as reference
 
-from ..table import BATCHES, Case, Row, normal, python, row, rows
+from ..table import BATCHES, STREAMED, Case, Row, normal, python, row, rows
 
 
 def rotary_embedding(dtype: Any, shape: Any, shared: bool = False) -> Case:
@@ -42,6 +42,7 @@ CASES = [
     ),
     row(rotary_embedding, (2, 501, 9, 126), True, tags=("large", "large gradient")),
     row(rotary_embedding, (2, 5, 2, 34), tags=["written"]),
+    *rows(rotary_embedding, [((length, 1, size),) for length, size in STREAMED], "streamed"),
     *rows(
         rotary_embedding,
         [((*batch, 3, 2, size), shared) for batch, size in (((), 2), ((4,), 34), ((2, 3), 6)) for shared in (0, 1)],
@@ -51,6 +52,15 @@ CASES = [
     row(rotary_embedding, (2, 3, 2, 4), tags=["mapped"], name="rotary_embedding of a batch"),
     row(rotary_embedding, (2, 3, 2, 4), True, tags=["mapped"], name="rotary_embedding of a batch with one table"),
     row(rotary_embedding, (2, 2, 3, 2, 4), True, tags=["mapped"], name="rotary_embedding of batches with one table"),
+    # Packs, no packs, more heads than a thread has, one table for the examples of a batch.
+    *rows(
+        rotary_embedding,
+        [
+            *[((3, 2, 2),), ((1, 3, 128),)],
+            *[(shape, True) for shape in ((2, 2, 5, 32), (2, 3, 9, 12), (3, 2, 1, 18))],
+        ],
+        "cuda",
+    ),
     *rows(rotary_embedding, [((2, 1024, 32, 128),), ((2, 1024, 9, 64), True)], "model"),
     python("rotary_embedding", ops.rotary_embedding, lambda d: _rotation(d, 2, 3, 5, 6), "python mapped"),
     python(

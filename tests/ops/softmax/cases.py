@@ -46,6 +46,27 @@ CASES = [
     row(softmax, (2, 5), (2, 5), 0.5, tags=("mapped", "derived"), name="softmax with a mask"),
     row(softmax, (2, 5), (5,), tags=["mapped"], name="softmax of a batch with one mask"),
     row(softmax, (2, 2, 5), (2, 5), -0.5, tags=["mapped"], name="softmax of batches with one mask"),
+    # Less than a pack, odd, one warp and several of a row, and more than the threads of a block take at once.
+    *rows(
+        softmax,
+        [
+            *[
+                (shape, None, scale)
+                for shape in ((1, 1), (5, 7), (9, 264), (3, 1001), (2, 50_257))
+                for scale in (1.0, -0.3)
+            ],
+            *[
+                (shape, mask, scale)
+                for size in (1, 7, 264, 1001)
+                for shape, mask in (
+                    *(((6, size), mask) for mask in (None, (size,), (6, size))),
+                    ((2, 3, size), (3, size)),
+                )
+                for scale in (0.5, -0.5)
+            ],
+        ],
+        "cuda",
+    ),
     # The weights of attention, with the shape of a causal mask, and a vocabulary.
     *rows(softmax, [((16, 1024, 1024), (1024, 1024), 0.125), ((16_384, 1024),), ((7, 151_936),)], "model"),
     python("softmax", ops.softmax, lambda d: _operands(d, (2, 17)), "python mapped"),
