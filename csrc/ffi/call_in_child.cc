@@ -45,7 +45,7 @@ class GuardedBuffers {
       std::shared_ptr<GuardedMemory>& memory = bytes_of(*buffer->get()) == 0 ? nowhere : by_origin_[(*buffer)->data];
       if (memory == nullptr) {
         const size_t size = &memory == &nowhere ? 0 : sizes[(*buffer)->data];
-        memory = std::make_shared<GuardedMemory>(size);
+        memory = std::make_shared<GuardedMemory>(size, memory_.size());
         if (size != 0) std::memcpy(memory->data(), (*buffer)->data, size);
       }
       memory_.push_back(memory);

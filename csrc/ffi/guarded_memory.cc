@@ -20,17 +20,18 @@ uint8_t* map(size_t bytes) {
   return static_cast<uint8_t*>(memory);
 }
 
-// The noise at a distance from the memory, so that each run finds the same: no byte is that of its neighbour, and none is zero.
-uint8_t noise(ptrdiff_t distance) {
-  const auto i = static_cast<size_t>(distance);
-  return static_cast<uint8_t>(1 + (i * 97 + (i >> 8) * 31) % 255);
-}
-
 size_t distance(const uint8_t* from, const uint8_t* to) { return static_cast<size_t>(to - from); }
 
 }  // namespace
 
-GuardedMemory::GuardedMemory(size_t size) : size_(size) {
+// It depends on the distance from the memory, and not on the address, so that each run finds the same. No byte is that
+// of its neighbour or of another memory at the same distance, and none is zero.
+uint8_t GuardedMemory::noise(const uint8_t* place) const {
+  const auto i = static_cast<size_t>(place - data_);
+  return static_cast<uint8_t>(1 + (i * 97 + (i >> 8) * 31 + number_ * 53) % 255);
+}
+
+GuardedMemory::GuardedMemory(size_t size, size_t number) : size_(size), number_(number) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   const size_t open = round_up(kBand + round_up(size, kAlignment), page);
   region_size_ = kForbidden + open + kForbidden;
@@ -42,8 +43,8 @@ GuardedMemory::GuardedMemory(size_t size) : size_(size) {
     munmap(region_, region_size_);
     throw std::bad_alloc();
   }
-  for (uint8_t* place = first_; place < data_; ++place) *place = noise(place - data_);
-  for (uint8_t* place = data_ + size_; place < last_; ++place) *place = noise(place - data_);
+  for (uint8_t* place = first_; place < data_; ++place) *place = noise(place);
+  for (uint8_t* place = data_ + size_; place < last_; ++place) *place = noise(place);
 }
 
 GuardedMemory::~GuardedMemory() { munmap(region_, region_size_); }
@@ -51,7 +52,7 @@ GuardedMemory::~GuardedMemory() { munmap(region_, region_size_); }
 Beside GuardedMemory::before() const {
   Beside found;
   for (const uint8_t* place = first_; place < data_; ++place) {
-    if (*place == noise(place - data_)) continue;
+    if (*place == noise(place)) continue;
     ++found.count;
     found.nearest = distance(place, data_);
   }
@@ -61,7 +62,7 @@ Beside GuardedMemory::before() const {
 Beside GuardedMemory::after() const {
   Beside found;
   for (const uint8_t* place = last_; place-- > data_ + size_;) {
-    if (*place == noise(place - data_)) continue;
+    if (*place == noise(place)) continue;
     ++found.count;
     found.nearest = distance(data_ + size_, place) + 1;
   }

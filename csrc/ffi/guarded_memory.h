@@ -20,7 +20,8 @@ struct Beside {
 
 class GuardedMemory {
  public:
-  explicit GuardedMemory(size_t size);  // throws std::bad_alloc
+  // Memories of a call have different numbers, and so different noise. Throws std::bad_alloc.
+  GuardedMemory(size_t size, size_t number);
   ~GuardedMemory();
   GuardedMemory(const GuardedMemory&) = delete;
   GuardedMemory& operator=(const GuardedMemory&) = delete;
@@ -37,7 +38,10 @@ class GuardedMemory {
   std::optional<size_t> after(const void* address) const;
 
  private:
+  uint8_t noise(const uint8_t* place) const;
+
   size_t size_;
+  size_t number_;
   uint8_t* region_;
   size_t region_size_;
   uint8_t* first_;  // of what is not forbidden
