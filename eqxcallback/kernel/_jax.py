@@ -1,6 +1,7 @@
 """A JAX function in the place of a kernel."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -59,7 +60,10 @@ class JaxKernel(KernelContract):
 
     @property
     def name(self) -> str:
-        return getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        function = self.function
+        while isinstance(function, functools.partial):
+            function = function.func
+        return getattr(function, "__qualname__", type(function).__qualname__)
 
     def __hash__(self) -> int:
         return hash_of(self)

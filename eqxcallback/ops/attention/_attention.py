@@ -11,7 +11,7 @@ from ...core import AnyArray, AnyNumber, Keys, check, integers, scale_of, soft_c
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import floats
-from . import _numpy, _reference, _triton
+from . import _jax, _numpy, _reference, _triton
 from ._operands import FAR, OPTIONAL, Segments, Window, causal_window, check_keys, dropout_of, operands
 
 
@@ -47,17 +47,17 @@ _NATIVE_BACKWARD = NativeKernel("attention_backward", attributes=(*_OPTIONS, "pr
 _METHODS = {"q": "broadcast_all", "kv": "fold", **dict.fromkeys(OPTIONAL, "fold")}
 _attention = Op(
     "attention",
-    kernels={"cpu": (_NATIVE, _numpy.ATTENTION), "cuda": (_triton.ATTENTION, _numpy.ATTENTION)},
+    kernels={"cpu": (_NATIVE, _numpy.ATTENTION), "cuda": (_triton.ATTENTION, _jax.ATTENTION, _numpy.ATTENTION)},
     reference=_of_pair,
     vmap_method=_METHODS,
-    backward={"cpu": _NATIVE_BACKWARD, "cuda": _triton.ATTENTION_BACKWARD},
+    backward={"cpu": _NATIVE_BACKWARD, "cuda": (_triton.ATTENTION_BACKWARD, _jax.ATTENTION_BACKWARD)},
 )
 _attention_with_lse = Op(
     "attention_with_lse",
-    kernels={"cpu": (_NATIVE, _numpy.ATTENTION_WITH_LSE), "cuda": _numpy.ATTENTION_WITH_LSE},
+    kernels={"cpu": (_NATIVE, _numpy.ATTENTION_WITH_LSE), "cuda": (_jax.ATTENTION_WITH_LSE, _numpy.ATTENTION_WITH_LSE)},
     reference=_both,
     vmap_method=_METHODS,
-    backward={"cpu": _NATIVE_BACKWARD},
+    backward={"cpu": _NATIVE_BACKWARD, "cuda": _jax.ATTENTION_WITH_LSE_BACKWARD},
 )
 
 

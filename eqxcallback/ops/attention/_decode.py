@@ -10,7 +10,7 @@ from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
 from .._supports import floats
-from . import _cuda, _numpy, _reference
+from . import _cuda, _jax, _numpy, _reference
 from ._operands import check_keys, slopes_of, window_of
 
 
@@ -27,9 +27,10 @@ _decode_attention = Op(
     "decode_attention",
     kernels={
         "cpu": (_NATIVE, _numpy.DECODE_ATTENTION),
-        "cuda": (_cuda.DECODE_ATTENTION, _numpy.DECODE_ATTENTION),
+        "cuda": (_cuda.DECODE_ATTENTION, _jax.DECODE_ATTENTION, _numpy.DECODE_ATTENTION),
     },
     reference=_of_pair,
+    backward={"cuda": _jax.DECODE_ATTENTION_BACKWARD},
     vmap_method={
         "q": "broadcast_all",
         **dict.fromkeys(("kv", "length", "alibi_slopes", "k_scale", "v_scale"), "fold"),

@@ -1,5 +1,6 @@
 """Scaled dot-product attention with grouped queries."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,21 @@ from jaxtyping import Array, Bool, Float, Int, Int8, UInt32
 from .._precision import wide
 from ._reference_dropout import kept as rows_kept
 
+
+def _wide_logits(
+    q: Float[Array, "*batch queries kv_heads group size"], k: Float[Array, "*batch keys kv_heads size"], scale: float
+) -> Float[Array, "*batch kv_heads group queries keys"]:
+    return jnp.einsum("...skgd,...tkd->...kgst", q.astype(k.dtype) * scale, k, precision=jax.lax.Precision.HIGHEST)
+
+
+def _wide_values(
+    weights: Float[Array, "*batch kv_heads group queries keys"], v: Float[Array, "*batch keys kv_heads size"]
+) -> Float[Array, "*batch queries kv_heads group size"]:
+    return jnp.einsum("...kgst,...tkd->...skgd", weights, v, precision=jax.lax.Precision.HIGHEST)
+
+
+# The two products: logits from queries and keys, and results from weights and values.
+_WIDE = (_wide_logits, _wide_values)
 
 # Queries at a time: what is kept of them is ROWS x keys, in the value and in its derivatives.
 ROWS = 64
@@ -36,9 +52,11 @@ def attention_with_lse(
     window: int = 0,
     soft_cap: float = 0.0,
     dropout: float = 0.0,
+    products: tuple[Callable[..., Array], Callable[..., Array]] = _WIDE,
+    rows: int = ROWS,
 ) -> tuple[Float[Array, "*batch queries heads size"], Float[Array, "*batch queries heads"]]:
     """The result, and the log-sum-exp of the logits. `window` and `soft_cap` of 0 are none. With `dropout`, either
-    `dropout_keys` or `kept` says which weights stay.
+    `dropout_keys` or `kept` says which weights stay. `products` and `rows` at a time are for others than the definition.
     """
     queries, keys = q.shape[-3], k.shape[-3]
     ids, key_ids = (None, None) if segment_ids is None else segment_ids
@@ -73,9 +91,9 @@ def attention_with_lse(
             terms.append(_to(-alibi_slopes.astype(dtype)[..., None, None], shape) * jnp.abs(away).astype(dtype))
         if dropout_keys is not None:
             kept = rows_kept(dropout_keys, index, keys, dropout)
-        return _attend(q, k, v, seen, scale, soft_cap, terms, kept, dropout)
+        return _attend(q, k, v, seen, scale, soft_cap, terms, kept, dropout, products)
 
-    count = max(-(-queries // ROWS), 1)
+    count = max(-(-queries // rows), 1)
     if count == 1:
         return block(jnp.int32(0), q, bias, mask, ids, kept)
     rows = -(-queries // count)
@@ -115,6 +133,7 @@ def decode_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
+    **more: Any,
 ) -> Array:
     """The query is at the position of the last entry. With scales, `k` and `v` are int8."""
     if k_scale is not None and v_scale is not None:
@@ -131,6 +150,7 @@ def decode_attention(
         scale=scale,
         window=window,
         soft_cap=soft_cap,
+        **more,
     )
     return jnp.squeeze(out, axis=-3)
 
@@ -150,13 +170,13 @@ def _attend(
     terms: list[Array],
     kept: Bool[Array, "*batch heads queries keys"] | None,
     dropout: float,
+    products: tuple[Callable[..., Array], Callable[..., Array]],
 ) -> tuple[Array, Array]:
     heads, size = q.shape[-2:]
     kv_heads, keys = k.shape[-2], k.shape[-3]
     group = (kv_heads, heads // kv_heads) if kv_heads else (0, 0)
-    grouped = q.astype(k.dtype).reshape(*q.shape[:-2], *group, size) * scale
-    highest = jax.lax.Precision.HIGHEST
-    logits = jnp.einsum("...skgd,...tkd->...kgst", grouped, k, precision=highest).reshape(seen.shape)
+    logits_of, values_of = products
+    logits = logits_of(q.reshape(*q.shape[:-2], *group, size), k, scale).reshape(seen.shape)
     if soft_cap:
         logits = soft_cap * jnp.tanh(logits / soft_cap)
     for term in terms:
@@ -172,5 +192,4 @@ def _attend(
     if kept is not None:
         weights = jnp.where(kept, weights / (1 - dropout), 0.0)
     weights = weights.reshape(*q.shape[:-3], *group, q.shape[-3], keys)
-    out = jnp.einsum("...kgst,...tkd->...skgd", weights, v, precision=highest)
-    return out.reshape(q.shape).astype(q.dtype), jnp.swapaxes(lse[..., 0], -1, -2)
+    return values_of(weights, v).reshape(q.shape).astype(q.dtype), jnp.swapaxes(lse[..., 0], -1, -2)

@@ -1,5 +1,6 @@
 """Linear layers over weights in blocks. See quantized.cu."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -37,8 +38,14 @@ def _grid(x: Any, blocks: Any, **_: Any) -> tuple[int, int]:
     return ceil(blocks.shape[0], 4), ceil(_rows(x), _rows_of_block(x))
 
 
-def _supports(types: Any, *, activations: str = "exact", **options: Any) -> bool | str:
+def _supports_any_rows(types: Any, *, activations: str = "exact", **options: Any) -> bool | str:
     return floats(types, **options) if activations == "exact" else f"it has no {activations} activations"
+
+
+def _supports(types: Any, **options: Any) -> bool | str:
+    if _is_tiled(types.x):
+        return f"x can have at most {_FEW_ROWS} rows, as XLA is faster at products of matrices; it has {_rows(types.x)}"
+    return _supports_any_rows(types, **options)
 
 
 QUANTIZED_LINEAR = CudaKernel(
@@ -52,3 +59,4 @@ QUANTIZED_LINEAR = CudaKernel(
     },
     supports=_supports,
 )
+QUANTIZED_LINEAR_IF_CHOSEN = dataclasses.replace(QUANTIZED_LINEAR, supports=_supports_any_rows, only_if_chosen=True)

@@ -10,12 +10,16 @@ from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
 from .._supports import floats
-from . import _numpy, _reference, _reference_quantized
+from . import _jax, _numpy, _reference, _reference_quantized
 
 
 _int8_linear = Op(
     "int8_linear",
-    kernels={"cpu": (NativeKernel("int8_linear", supports=floats), _numpy.INT8_LINEAR), "cuda": _numpy.INT8_LINEAR},
+    kernels={
+        "cpu": (NativeKernel("int8_linear", supports=floats), _numpy.INT8_LINEAR),
+        "cuda": (_jax.INT8_LINEAR, _numpy.INT8_LINEAR),
+    },
+    backward={"cuda": _jax.INT8_LINEAR_BACKWARD},
     reference=_reference.int8_linear,
     vmap_method={"x": "broadcast_all"},
 )

@@ -11,7 +11,7 @@ from ...core import AnyArray, check, check_floats, check_one_of
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import KERNEL_DTYPES, floats
-from . import _cuda, _numpy, _reference_quantized
+from . import _cuda, _jax, _numpy, _reference_quantized
 from ._int8 import Activations
 
 
@@ -26,8 +26,14 @@ _quantized_linear = Op(
     "quantized_linear",
     kernels={
         "cpu": (NativeKernel("quantized_linear", supports=floats), _numpy.QUANTIZED_LINEAR),
-        "cuda": (_cuda.QUANTIZED_LINEAR, _numpy.QUANTIZED_LINEAR),
+        "cuda": (
+            _cuda.QUANTIZED_LINEAR,
+            _jax.QUANTIZED_LINEAR,
+            _cuda.QUANTIZED_LINEAR_IF_CHOSEN,
+            _numpy.QUANTIZED_LINEAR,
+        ),
     },
+    backward={"cuda": _jax.QUANTIZED_LINEAR_BACKWARD},
     reference=_reference_quantized.quantized_linear,
     vmap_method={"x": "broadcast_all"},
 )

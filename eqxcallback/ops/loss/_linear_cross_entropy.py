@@ -6,15 +6,16 @@ from jaxtyping import Array, ArrayLike, Float, Integer
 from ...core import AnyArray, AnyInt, AnyNumber, check, check_floats, integers, soft_cap_of
 from ...transform import Implementation, Op
 from .._precision import wide
-from . import _numpy, _reference
+from . import _jax, _numpy, _reference
 from ._cross_entropy import loss_options, weights_of
 
 
 _linear_cross_entropy = Op(
     "linear_cross_entropy",
-    kernels={"cpu": _numpy.LINEAR_CROSS_ENTROPY, "cuda": _numpy.LINEAR_CROSS_ENTROPY},
-    reference=_reference.linear_cross_entropy,
+    kernels={platform: (kernel, _numpy.LINEAR_CROSS_ENTROPY) for platform, kernel in _jax.LINEAR_CROSS_ENTROPY.items()},
+    reference=_reference.linear_cross_entropy_with_sums,
     vmap_method={"x": "broadcast_all", "labels": "broadcast_all"},
+    backward=_jax.LINEAR_CROSS_ENTROPY_BACKWARD,
 )
 
 
@@ -71,4 +72,4 @@ def linear_cross_entropy(
         check(bias.shape == weight.shape[:1], name, "bias of shape (size,)", bias=bias, weight=weight)
         bias = bias.astype(wide(x.dtype))
     weights = None if class_weights is None else weights_of(name, class_weights, weight.shape[0], x.dtype)
-    return _linear_cross_entropy.using(implementation)(x, weight, labels, bias, weights, **options)
+    return _linear_cross_entropy.using(implementation)(x, weight, labels, bias, weights, **options)[0]

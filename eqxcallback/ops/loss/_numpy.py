@@ -20,7 +20,7 @@ def softmax_cross_entropy(xp: Any, out: Any, logits: Any, labels: Any, **options
 @on_arrays
 def linear_cross_entropy(
     xp: Any,
-    out: Any,
+    results: Any,
     x: Any,
     weight: Any,
     labels: Any,
@@ -39,7 +39,9 @@ def linear_cross_entropy(
             z = z if bias is None else z + bias[here]
             yield first, z if soft_cap is None else soft_cap * xp.tanh(z / soft_cap)
 
-    _loss(xp, out, chunks(), labels, size, class_weights, **options)
+    out, *sums = results
+    for result, value in zip(sums, _loss(xp, out, chunks(), labels, size, class_weights, **options), strict=True):
+        store(result, value)
 
 
 def _loss(
@@ -53,8 +55,10 @@ def _loss(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     ignore_index: int | None = None,
-) -> None:
-    """Of logits that come in chunks: the first class of each, and its logits."""
+) -> tuple[Any, Any]:
+    """Of logits that come in chunks: the first class of each, and its logits. Returns what the softmax is made of: the highest,
+    or 0 for none, and the sum of the exponentials of what they are below it.
+    """
     index = xp.where(labels < 0, labels + size, labels)
     highest = xp.full(labels.shape, -np.inf, out.dtype)
     total, chosen, every = (xp.zeros(labels.shape, out.dtype) for _ in range(3))
@@ -77,6 +81,7 @@ def _loss(
         loss = (1 - label_smoothing) * loss + label_smoothing * (weights * log_total - mean)
     loss = xp.where((index >= 0) & (index < size), loss + z_loss * (log_total + shift) ** 2 if z_loss else loss, np.nan)
     store(out, loss if ignore_index is None else xp.where(labels == ignore_index, 0.0, loss))
+    return shift, total
 
 
 CROSS_ENTROPY = PythonKernel(softmax_cross_entropy, only_if_chosen=True)

@@ -1,5 +1,6 @@
 """Cross-entropy of a softmax."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,7 +36,17 @@ def softmax_cross_entropy(
 _CHUNK = 256
 
 
-def linear_cross_entropy(
+def linear_cross_entropy(*args: Any, **options: Any) -> Float[Array, "*batch"]:
+    return linear_cross_entropy_with_sums(*args, **options)[0]
+
+
+def _wide_product(
+    x: Float[Array, "*batch in_features"], weight: Float[Array, "chunk in_features"]
+) -> Float[Array, "*batch chunk"]:
+    return jnp.einsum("...i,ci->...c", x, weight.astype(x.dtype), precision=jax.lax.Precision.HIGHEST)
+
+
+def linear_cross_entropy_with_sums(
     x: Float[Array, "*batch in_features"],
     weight: Float[Array, "size in_features"],
     labels: Int[Array, "*batch"],
@@ -46,9 +57,13 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     ignore_index: int | None = None,
     soft_cap: float | None = None,
-) -> Float[Array, "*batch"]:
-    """In chunks of classes, and not of rows, `vmap` is one pass over the weight for all rows, the gradient of the weight is
-    written a chunk at a time, and that of `x` is the only sum.
+    product: Callable[[Array, Array], Array] = _wide_product,
+    length: int | None = None,
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """The loss, and what the softmax of the logits is made of: the highest one, or 0 for none, and the sum of the exponentials of
+    what they are below it. In chunks of classes, and not of rows, `vmap` is one pass over the weight for
+    all rows, the gradient of the weight is written a chunk at a time, and that of `x` is the only sum. `product` and the `length`
+    of a chunk are for others than the definition.
     """
     dtype, size = wide(x.dtype), weight.shape[0]
     ignored = jnp.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
@@ -62,14 +77,14 @@ def linear_cross_entropy(
     def add(sums: Any, chunk: Any) -> Any:
         highest, total, chosen, every = sums
         first, weight, bias, class_weights = chunk
-        z = jnp.einsum("...i,ci->...c", x, weight.astype(dtype), precision=jax.lax.Precision.HIGHEST)
+        z = product(x, weight)
         if bias is not None:
             z = z + jnp.broadcast_to(bias.astype(dtype), z.shape)
         if soft_cap is not None:
             z = soft_cap * jnp.tanh(z / soft_cap)
         # The result does not depend on what is subtracted: so it needs no derivative.
         higher = jax.lax.stop_gradient(jnp.maximum(highest, jnp.max(z, axis=-1)))
-        shift = _finite(higher)
+        shift = finite(higher)
         total = total * jnp.exp(highest - shift) + jnp.sum(jnp.exp(z - shift[..., None]), axis=-1)
         here = first + jax.lax.broadcasted_iota(jnp.int32, z.shape, z.ndim - 1) == index[..., None]
         chosen = chosen + jnp.sum(jnp.where(here, z, 0.0), axis=-1)
@@ -83,18 +98,10 @@ def linear_cross_entropy(
     operands = (each for each in (x, weight, labels, bias, class_weights) if each is not None)
     zeros = sum((jnp.zeros_like(each, dtype, ()) for each in operands), jnp.zeros(labels.shape, dtype))
     sums = (zeros - jnp.inf, zeros, zeros, zeros)
-    length = _length(size)
-    count = size // length
-    whole = count * length
-    starts = length * jnp.arange(count, dtype=jnp.int32)
-    chunks = (starts, *(_split(array, count, length) for array in (weight, bias, class_weights)))
-    sums, _ = jax.lax.scan(lambda sums, chunk: (add(sums, chunk), None), sums, chunks)
-    if whole < size:
-        rest = (None if each is None else each[whole:] for each in (bias, class_weights))
-        sums = add(sums, (jnp.int32(whole), weight[whole:], *rest))
-
+    length = chunk_length(size) if length is None else length
+    sums, _ = each_chunk(lambda sums, chunk: (add(sums, chunk), None), sums, length, weight, bias, class_weights)
     highest, total, chosen, every = sums
-    shift, log_total = _finite(highest), jnp.log(total)
+    shift, log_total = finite(highest), jnp.log(total)
     loss, weights = log_total - (chosen - shift), 1.0
     if class_weights is not None:
         loss, weights = loss * class_weights.at[labels].get(mode="fill", fill_value=0.0), jnp.mean(class_weights)
@@ -103,12 +110,31 @@ def linear_cross_entropy(
     if z_loss:
         loss = loss + z_loss * jnp.square(log_total + shift)
     loss = jnp.where((index >= 0) & (index < size), loss, jnp.nan)
-    return loss if ignore_index is None else jnp.where(ignored, 0.0, loss)
+    return loss if ignore_index is None else jnp.where(ignored, 0.0, loss), shift, total
 
 
-def _length(size: int) -> int:
-    """Of a chunk. Where it divides the size, the weight is not copied. XLA rounds products of a multiple of 8 columns half as
-    much as others on CPUs, which is seen where logits are in the hundreds."""
+def each_chunk(step: Callable[..., Any], carry: Any, length: int, *arrays: Any) -> tuple[Any, Any]:
+    """`carry, result = step(carry, (first, *chunks))` for each chunk of so many rows, of which `first` is the first one. The
+    results are one after the other. Arrays may be `None`.
+    """
+    size = arrays[0].shape[0]
+    count = size // length
+    whole = count * length
+    starts = length * jnp.arange(count, dtype=jnp.int32)
+    chunks = (starts, *(_split(array, count, length) for array in arrays))
+    carry, results = jax.lax.scan(step, carry, chunks)
+    results = jax.tree.map(lambda result: result.reshape(whole, *result.shape[2:]), results)
+    if whole < size:
+        rest = (None if array is None else array[whole:] for array in arrays)
+        carry, last = step(carry, (jnp.int32(whole), *rest))
+        results = jax.tree.map(lambda result, more: jnp.concatenate([result, more]), results, last)
+    return carry, results
+
+
+def chunk_length(size: int) -> int:
+    """Of the definition's chunks. Where it divides the size, the weight is not copied. XLA rounds products of a multiple of 8
+    columns half as much as others on CPUs, which is seen where logits are in the hundreds.
+    """
     near = sorted(
         range(_CHUNK // 2, 2 * _CHUNK + 1), key=lambda length: (length % 8 != 0, length > _CHUNK, abs(length - _CHUNK))
     )
@@ -119,5 +145,5 @@ def _split(array: Array | None, count: int, length: int) -> Array | None:
     return None if array is None else array[: count * length].reshape(count, length, *array.shape[1:])
 
 
-def _finite(highest: Array) -> Array:
+def finite(highest: Array) -> Array:
     return jnp.where(highest == -jnp.inf, 0.0, highest)

@@ -225,7 +225,7 @@ def second(x, weight, labels):
         (loss_of_each, 10),
         (jax.value_and_grad(loss_of_all, (0, 1)), 12),
         (jax.value_and_grad(loss_of_each, (0, 1)), 12),
-        (second, 50),
+        (second, 70),
     ],
     ids=["value", "value of vmap", "gradient", "gradient of vmap", "second"],
 )

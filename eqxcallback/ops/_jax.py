@@ -1,0 +1,51 @@
+"""What XLA does best on a GPU: products of 16 bits on tensor cores, summed in f32."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def product(subscripts: str, dtype: Any, a: Array, b: Array) -> Array:
+    """`jnp.einsum` of two arrays, in f32. They are rounded to `dtype` before, as are cotangents in its derivatives. No subscript
+    may be summed over that one array alone has.
+    """
+    highest = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+    a, b = a.astype(dtype), b.astype(dtype)
+    return jnp.einsum(subscripts, a, b, precision=highest, preferred_element_type=jnp.float32)
+
+
+def _forward(subscripts: str, dtype: Any, a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:
+    return product(subscripts, dtype, a, b), (a, b)
+
+
+def _backward(subscripts: str, dtype: Any, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    a, b = saved
+    inputs, out = subscripts.split("->")
+    of_a, of_b = inputs.split(",")
+    d_a = product(f"{out},{of_b}->{of_a}", dtype, cotangent, b)
+    d_b = product(f"{out},{of_a}->{of_b}", dtype, cotangent, a)
+    return d_a.astype(a.dtype), d_b.astype(b.dtype)
+
+
+product.defvjp(_forward, _backward)
+
+
+def backward_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradients of `function`, as the function of a `JaxKernel`."""
+
+    def backward(args: Any, out: Any, cotangents: Any, **options: Any) -> Any:
+        floats, others = eqx.partition(args, eqx.is_inexact_array)
+
+        def of_floats(floats: Any) -> Any:
+            return function(*eqx.combine(floats, others), **options)
+
+        (gradients,) = jax.vjp(of_floats, floats)[1](cotangents)
+        return gradients
+
+    return backward

@@ -1,0 +1,115 @@
+"""Attention as XLA does it best on a GPU, for options that no kernel of ours has there: all queries at once, as long as their
+logits fit into memory, by products of 16 bits.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from ...kernel import JaxKernel
+from .._jax import backward_of, product
+from .._supports import floats
+from . import _reference
+
+
+# Logits that are in memory at the same time: 1 GiB of them.
+_LOGITS = 2**28
+
+
+def _queries(q: Any, keys: int) -> int:
+    """How many queries of each head are worked on at a time."""
+    of_each = math.prod(q.shape[:-3]) * q.shape[-2] * keys
+    return max(_LOGITS // max(of_each, 1), _reference.ROWS)
+
+
+def _logits(dtype: Any, q: Array, k: Array, scale: float) -> Array:
+    return scale * product("...skgd,...tkd->...kgst", dtype, q, k)
+
+
+def _values(dtype: Any, weights: Array, v: Array) -> Array:
+    return product("...kgst,...tkd->...skgd", dtype, weights, v)
+
+
+def _for_gpus(q: Array, k: Array) -> dict[str, Any]:
+    products = functools.partial(_logits, q.dtype), functools.partial(_values, q.dtype)
+    return {"products": products, "rows": _queries(q, k.shape[-3])}
+
+
+def _with_axes_of(q: Array, kv: Any) -> list[Array]:
+    """What no map has touched lacks its axis."""
+    return [jnp.broadcast_to(x, (*q.shape[: q.ndim - 3], *x.shape[-3:])) for x in kv]
+
+
+def _ranked(x: Any, rank: int) -> Any:
+    return None if x is None else jnp.expand_dims(x, range(rank - x.ndim))
+
+
+def attention_with_lse(
+    q: Array,
+    kv: Any,
+    bias: Any = None,
+    mask: Any = None,
+    alibi_slopes: Any = None,
+    query_segments: Any = None,
+    key_segments: Any = None,
+    lengths: Any = None,
+    offset: Any = None,
+    dropout_keys: Any = None,
+    kept: Any = None,
+    **options: Any,
+) -> tuple[Array, Array]:
+    batch = q.ndim - 3
+    k, v = _with_axes_of(q, kv)
+    bias, mask, kept = (_ranked(x, batch + 3) for x in (bias, mask, kept))
+    alibi_slopes, query_segments, key_segments = (
+        _ranked(x, batch + 1) for x in (alibi_slopes, query_segments, key_segments)
+    )
+    lengths, offset, dropout_keys = _ranked(lengths, batch), _ranked(offset, batch), _ranked(dropout_keys, batch + 2)
+    segment_ids = None if query_segments is None else (query_segments, key_segments)
+    return _reference.attention_with_lse(
+        q,
+        k,
+        v,
+        bias,
+        mask,
+        alibi_slopes,
+        segment_ids,
+        lengths,
+        offset,
+        dropout_keys,
+        kept,
+        **options,
+        **_for_gpus(q, k),
+    )
+
+
+def attention(*args: Any, **options: Any) -> Array:
+    return attention_with_lse(*args, **options)[0]
+
+
+def decode_attention(
+    q: Array,
+    kv: Any,
+    length: Array,
+    alibi_slopes: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    **options: Any,
+) -> Array:
+    one = q[..., None, :, :]
+    k, v = _with_axes_of(one, kv)
+    batch = q.ndim - 2
+    k_scale, v_scale = (None if x is None else jnp.broadcast_to(x, k.shape[:-1]) for x in (k_scale, v_scale))
+    length, alibi_slopes = _ranked(length, batch), _ranked(alibi_slopes, batch + 1)
+    return _reference.decode_attention(q, k, v, length, alibi_slopes, k_scale, v_scale, **options, **_for_gpus(one, k))
+
+
+ATTENTION = JaxKernel(attention, supports=floats)
+ATTENTION_BACKWARD = JaxKernel(backward_of(attention), supports=floats)
+ATTENTION_WITH_LSE = JaxKernel(attention_with_lse, supports=floats)
+ATTENTION_WITH_LSE_BACKWARD = JaxKernel(backward_of(attention_with_lse), supports=floats)
+DECODE_ATTENTION = JaxKernel(decode_attention, supports=floats)
+DECODE_ATTENTION_BACKWARD = JaxKernel(backward_of(decode_attention), supports=floats)

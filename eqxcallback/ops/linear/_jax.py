@@ -1,0 +1,68 @@
+"""Products with quantised weights as XLA does them best on a GPU, where there are many rows: by products of 16 bits, or of
+integers, on tensor cores.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from ...kernel import JaxKernel
+from .._jax import product
+from .._supports import floats
+from ._reference_activations import quantize_activations
+from ._reference_quantized import dequantize
+
+
+def _rows_times(x: Array, weight: Array) -> Array:
+    return product("...i,oi->...o", x.dtype, x, weight)
+
+
+def _back(cotangent: Array, weight: Array, x: Array) -> Array:
+    return product("...o,oi->...i", x.dtype, cotangent, weight).astype(x.dtype)
+
+
+def _unscaled(x: Array, weight: Array, activations: str) -> Array:
+    """The sums before they are multiplied by the scales of `weight`, which is int8."""
+    if activations == "exact":
+        return _rows_times(x, weight)
+    wide = x.astype(jnp.float32)
+    highest = jnp.max(jnp.abs(wide), axis=-1, keepdims=True, initial=0.0)
+    # Without an inverse a row is zero. Where one is not finite the definition may have an infinity, and this has NaN.
+    is_plain = (highest >= 2.0**-100) & jnp.isfinite(highest)
+    step = jnp.where(is_plain, highest, 1.0)
+    digits = jnp.round(wide * (127 / step)).astype(jnp.int8)
+    sums = jax.lax.dot_general(
+        digits, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.int32
+    ).astype(jnp.float32)
+    return jnp.where(is_plain, sums * (highest / 127), jnp.where(jnp.isfinite(highest), 0.0, jnp.nan))
+
+
+def _int8_linear(x: Array, weight: Array, scale: Array, *, activations: str) -> Array:
+    sums = _unscaled(x, weight, activations)
+    return (sums * jnp.broadcast_to(scale, sums.shape)).astype(x.dtype)
+
+
+def _int8_linear_backward(args: Any, out: Any, cotangent: Array, *, activations: str) -> Any:
+    x, weight, scale = args
+    wide = cotangent.astype(jnp.float32)
+    d_scale = wide * _unscaled(x, weight, activations)
+    return _back(wide * jnp.broadcast_to(scale, wide.shape), weight, x), None, d_scale.sum(range(x.ndim - 1))
+
+
+def _quantized_linear(x: Array, blocks: Array, *, encoding: str, activations: str) -> Array:
+    if activations == "int8":
+        x = quantize_activations(x.astype(jnp.float32), 32).astype(x.dtype)
+    return _rows_times(x, dequantize(blocks, encoding=encoding)).astype(x.dtype)
+
+
+def _quantized_linear_backward(args: Any, out: Any, cotangent: Array, *, encoding: str, activations: str) -> Any:
+    x, blocks = args
+    return _back(cotangent, dequantize(blocks, encoding=encoding), x), None
+
+
+INT8_LINEAR = JaxKernel(_int8_linear, supports=floats)
+INT8_LINEAR_BACKWARD = JaxKernel(_int8_linear_backward, supports=floats)
+QUANTIZED_LINEAR = JaxKernel(_quantized_linear, supports=floats)
+QUANTIZED_LINEAR_BACKWARD = JaxKernel(_quantized_linear_backward, supports=floats)

@@ -1,0 +1,134 @@
+"""The loss of a language model as large products, and its gradients, for which the logits are computed once more. What of them
+is in memory is a chunk of classes.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from ...kernel import JaxKernel
+from .._jax import product
+from .._supports import floats
+from . import _reference
+
+
+# Logits that are in memory at the same time on a GPU: 1 GiB of them.
+_LOGITS = 2**28
+
+
+def _large(x: Array, size: int) -> int:
+    """How many classes are a chunk on a GPU: as many as fit, of chunks of one size."""
+    most = max(_LOGITS // max(math.prod(x.shape[:-1]), 1), 1)
+    return max(-(-size // max(-(-size // most), 1)), 1)
+
+
+def _small(x: Array, size: int) -> int:
+    return _reference.chunk_length(size)
+
+
+def _narrow(x: Array) -> Any:
+    return x.dtype
+
+
+def _wide(x: Array) -> Any:
+    return jnp.float32
+
+
+def forward(
+    dtype_of: Callable[[Array], Any],
+    length_of: Callable[[Array, int], int],
+    x: Array,
+    weight: Array,
+    *args: Any,
+    **options: Any,
+) -> tuple[Array, Array, Array]:
+    logits = functools.partial(product, "...i,ci->...c", dtype_of(x))
+    length = length_of(x, weight.shape[0])
+    return _reference.linear_cross_entropy_with_sums(x, weight, *args, **options, product=logits, length=length)
+
+
+def backward(
+    dtype_of: Callable[[Array], Any],
+    length_of: Callable[[Array, int], int],
+    args: Any,
+    out: Any,
+    cotangents: Any,
+    *,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    ignore_index: int | None = None,
+    soft_cap: float | None = None,
+) -> Any:
+    r"""With $p = \mathrm{softmax}(z)$, the label $y$, class weights $w$ and smoothing $s$, the gradient of a logit is
+    $g ((1 - s) w_y + s \bar w + 2 \zeta l) p_j - g (1 - s) w_y [j = y] - g s w_j / n$, where $l$ is the log-sum-exp and
+    $\zeta$ the factor of its square. Callers see the loss alone: the other results have no cotangent.
+    """
+    x, weight, labels, bias, class_weights = args
+    (_, highest, total), (of_loss, *_) = out, cotangents
+    lse = highest + jnp.log(total)
+    dtype, size = dtype_of(x), weight.shape[0]
+    index = jnp.where(labels < 0, labels + size, labels)
+    counts = (index >= 0) & (index < size)
+    ignored = jnp.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
+    if ignore_index is not None:
+        x = jnp.where(ignored[..., None], jnp.zeros_like(x), x)
+    of_loss = jnp.where(counts & ~ignored, of_loss, 0.0)
+    own, mean = jnp.ones_like(of_loss), 1.0
+    if class_weights is not None:
+        own, mean = class_weights.at[labels].get(mode="fill", fill_value=0.0), jnp.mean(class_weights)
+    of_label = of_loss * (1 - label_smoothing) * own
+    of_each = of_loss * (label_smoothing / max(size, 1))
+    of_sum = of_label + of_loss * (label_smoothing * mean)
+    if z_loss:
+        of_sum = of_sum + of_loss * (2 * z_loss * lse)
+    inverse = 1 / jnp.where(total == 0, 1.0, total)
+
+    def chunk(d_x: Array, part: Any) -> tuple[Array, Any]:
+        first, weight, bias, class_weights = part
+        z = product("...i,ci->...c", dtype, x, weight)
+        if bias is not None:
+            z = z + jnp.broadcast_to(bias, z.shape)
+        if soft_cap is not None:
+            z = soft_cap * jnp.tanh(z / soft_cap)
+        here = first + jax.lax.broadcasted_iota(jnp.int32, z.shape, z.ndim - 1) == index[..., None]
+        every = of_each[..., None]
+        if class_weights is not None:
+            every = every * jnp.broadcast_to(class_weights, z.shape)
+        d_z = (
+            (of_sum * inverse)[..., None] * jnp.exp(z - highest[..., None])
+            - jnp.where(here, of_label[..., None], 0.0)
+            - every
+        )
+        d_class_weights = None
+        if class_weights is not None:
+            below = lse[..., None] - z
+            terms = jnp.where(here, (of_loss * (1 - label_smoothing))[..., None] * below, 0.0)
+            if label_smoothing:
+                terms = terms + of_each[..., None] * below
+            d_class_weights = terms.sum(range(index.ndim))
+        if soft_cap is not None:
+            d_z = d_z * (1 - (z / soft_cap) ** 2)
+        d_weight = product("...c,...i->ci", dtype, d_z, x).astype(weight.dtype)
+        d_bias = None if bias is None else d_z.sum(range(index.ndim)).astype(bias.dtype)
+        return d_x + product("...c,ci->...i", dtype, d_z, weight), (d_weight, d_bias, d_class_weights)
+
+    d_x = jnp.zeros(x.shape, jnp.float32)
+    d_x, found = _reference.each_chunk(chunk, d_x, length_of(x, size), weight, bias, class_weights)
+    d_x = jnp.where(ignored[..., None], 0.0, d_x) if ignore_index is not None else d_x
+    d_weight, d_bias, d_class_weights = found
+    return d_x.astype(x.dtype), d_weight, None, d_bias, d_class_weights
+
+
+LINEAR_CROSS_ENTROPY = {
+    "cpu": JaxKernel(functools.partial(forward, _wide, _small), supports=floats),
+    "cuda": JaxKernel(functools.partial(forward, _narrow, _large), supports=floats),
+}
+LINEAR_CROSS_ENTROPY_BACKWARD = {
+    "cpu": JaxKernel(functools.partial(backward, _wide, _small), supports=floats),
+    "cuda": JaxKernel(functools.partial(backward, _narrow, _large), supports=floats),
+}

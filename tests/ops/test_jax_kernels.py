@@ -1,0 +1,211 @@
+"""What JAX does on a GPU where no kernel of ours does, run here on the CPU: the functions, not what XLA makes of them there."""
+
+import dataclasses
+import importlib
+import pkgutil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxcallback as eqxc
+from eqxcallback import ops
+from eqxcallback.kernel import JaxKernel
+from eqxcallback.ops.attention import _jax as attention_kernels
+from eqxcallback.ops.loss import _jax as loss_kernels
+
+from . import table
+from .attention import options
+from .families import ROWS
+from .table import DTYPES, floating, normal
+
+
+def of_jax(kernels: Any) -> tuple[JaxKernel, ...]:
+    return tuple(kernel for kernel in kernels.get("cuda", ()) if isinstance(kernel, JaxKernel))
+
+
+# The module, and the name in it, of each op that has some.
+OPS = [
+    (module, name, op)
+    for info in pkgutil.walk_packages(ops.__path__, f"{ops.__name__}.")
+    for module in [importlib.import_module(info.name)]
+    for name, op in vars(module).items()
+    if isinstance(op, eqxc.Op) and of_jax(op.kernels)
+]
+NAMES = {op.name for _, _, op in OPS}
+
+
+def tuples(kernels: Any) -> Any:
+    return {platform: each if isinstance(each, tuple) else (each,) for platform, each in (kernels or {}).items()}
+
+
+@pytest.fixture(autouse=True)
+def only_jax(monkeypatch):
+    """The ops have these kernels alone, on the CPU."""
+    for module, name, op in OPS:
+        kernels, backward = of_jax(op.kernels), of_jax(tuples(op.backward))
+        own = {"kernels": {"cpu": kernels}, "backward": {"cpu": backward} if backward else None}
+        monkeypatch.setattr(module, name, dataclasses.replace(op, **own))
+
+
+_ROUNDING = {DTYPES[0]: 2.0**-19, DTYPES[1]: 2.0**-6, DTYPES[2]: 2.0**-9}
+
+
+def is_near(got, want, dtype):
+    """Weights of a softmax, and cotangents, are rounded to the dtype before they are multiplied."""
+    for one, exact in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        exact = np.asarray(exact, np.float32)
+        rounding = max(_ROUNDING[np.dtype(dtype)], _ROUNDING[np.dtype(one.dtype)])
+        scale = max(float(np.max(np.abs(exact), initial=0, where=np.isfinite(exact))), 1e-3)
+        np.testing.assert_allclose(np.asarray(one, np.float32), exact, rtol=rounding, atol=rounding * scale)
+
+
+def rows_with(*tags: str) -> list[Any]:
+    """Of these ops. Those for kernels in Python are theirs as well."""
+    return [row for row in ROWS if row.tags & set(tags) and row.name.replace(" ", "-").split("-")[0] in NAMES]
+
+
+def with_dtypes(rows: list[Any]) -> Any:
+    """Some are for f32 alone."""
+    pairs = [(row, dtype) for row in rows for dtype in (DTYPES if "python" in row.tags else DTYPES[:1])]
+    return pytest.mark.parametrize(("row", "dtype"), pairs, ids=[f"{row}-{dtype}" for row, dtype in pairs])
+
+
+def runs(function, args):
+    """It is a JAX function that runs."""
+    lanes = [call.lane for call in eqxc.inspect(function, *args).calls]
+    assert set(lanes) == {"jax"}, lanes
+
+
+@with_dtypes(rows_with("mapped", "python"))
+def test_results(row, dtype):
+    case = row(dtype)
+    if all(np.size(each) for each in case.args):
+        runs(case.op, case.args)
+    want = table.quickly_compiled(case.reference)(*case.wide())
+    is_near(table.quickly_compiled(case.op)(*case.args), want, dtype)
+
+
+def loss_of(function):
+    """With cotangents that do not depend on the results. What is not finite counts nothing."""
+
+    def loss(*args):
+        leaves = [leaf.astype(jnp.float32) for leaf in jax.tree.leaves(function(*args))]
+        weights = [jnp.cos(jnp.arange(leaf.size, dtype=jnp.float32)).reshape(leaf.shape) for leaf in leaves]
+        return sum(jnp.sum(jnp.where(jnp.isfinite(x), x * w, 0)) for x, w in zip(leaves, weights, strict=True))
+
+    return loss
+
+
+@with_dtypes(rows_with("mapped", "derived", "python derived"))
+def test_gradients(row, dtype):
+    case = row(dtype)
+    numbers = floating(case.args)
+    gradients = jax.grad(loss_of(case.op), numbers)
+    runs(gradients, case.args)
+    want = table.quickly_compiled(jax.grad(loss_of(case.reference), numbers))(*case.wide())
+    is_near(table.quickly_compiled(gradients)(*case.args), want, dtype)
+
+
+@pytest.mark.parametrize("row", rows_with("mapped", "python mapped"), ids=str)
+def test_maps(row):
+    """Of each operand, of all, and one in the other."""
+    case = row(DTYPES[0])
+
+    def stacked(x: Any, size: int) -> Any:
+        return np.stack([np.roll(x, i, -1) if x.ndim and x.dtype in DTYPES else x for i in range(size)])
+
+    count = len(case.args)
+    every = [[i == j for j in range(count)] for i in range(count)] + [[True] * count]
+    for mapped in every:
+        args = [stacked(x, 3) if is_mapped else x for x, is_mapped in zip(case.args, mapped, strict=True)]
+        axes = [0 if is_mapped else None for is_mapped in mapped]
+        got, want = (table.quickly_compiled(jax.vmap(f, axes))(*args) for f in (case.op, case.reference))
+        is_near(got, want, np.float32)
+    first = [0 if i == 0 else None for i in range(count)]
+    args = [stacked(stacked(case.args[0], 3), 2), *(stacked(x, 2) for x in case.args[1:])]
+    got, want = (table.quickly_compiled(jax.vmap(jax.vmap(f, first)))(*args) for f in (case.op, case.reference))
+    is_near(got, want, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (ops.attention_with_lse, [(0, 2, 4), (3, 2, 4), (3, 2, 4)]),
+        (ops.attention_with_lse, [(3, 2, 4), (0, 2, 4), (0, 2, 4)]),
+        (lambda x, weight: ops.linear_cross_entropy(x, weight, jnp.zeros(x.shape[0], int)), [(0, 4), (5, 4)]),
+    ],
+    ids=["no queries", "no keys", "no rows"],
+)
+def test_without_elements(function, shapes):
+    args = [normal(i, shape) for i, shape in enumerate(shapes)]
+    got, gradients = value_and_gradients(function, tuple(range(len(args))))(*args)
+    for leaf in jax.tree.leaves((got, gradients)):
+        assert not np.any(np.isfinite(leaf) & (np.asarray(leaf) != 0))
+    assert [gradient.shape for gradient in gradients] == shapes
+
+
+def value_and_gradients(function, numbers):
+    return lambda *args: (function(*args), jax.grad(loss_of(function), numbers)(*args))
+
+
+@pytest.mark.any_jax_version
+@pytest.mark.parametrize(("dtype", "logits"), [(DTYPES[0], 1), (DTYPES[1], 2**28)], ids=["several blocks", "one block"])
+@pytest.mark.parametrize("name", options.NAMES)
+def test_every_option_of_attention(name, dtype, logits, monkeypatch):
+    """With the log-sum-exp, and the gradients of all operands that have one."""
+    queries, keys, heads = 130, 70, 4
+    chosen = options.options(queries, keys, heads)[name]
+    arrays = {key: value for key, value in chosen.items() if key in ("bias", "alibi_slopes")}
+    static = {key: value for key, value in chosen.items() if key not in arrays}
+    q, k, v = options.inputs(queries, keys, heads, 2, 16, dtype)
+    monkeypatch.setattr(attention_kernels, "_LOGITS", logits)
+
+    def attend(implementation):
+        def f(q, k, v, arrays):
+            return ops.attention_with_lse(q, k, v, **arrays, **static, implementation=implementation)
+
+        return value_and_gradients(f, (0, 1, 2, 3))
+
+    wide = [x.astype(np.float32) for x in (q, k, v)]
+    runs(attend("jax"), (q, k, v, arrays))
+    got = table.quickly_compiled(attend("jax"))(q, k, v, arrays)
+    is_near(got, table.quickly_compiled(attend("reference"))(*wide, arrays), dtype)
+
+
+@pytest.mark.any_jax_version
+@pytest.mark.parametrize(("dtype", "logits"), [(DTYPES[0], 2**28), (DTYPES[1], 18 * 70)], ids=["one chunk", "several"])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {},
+        {"label_smoothing": 0.1},
+        {"z_loss": 0.01},
+        {"ignore_index": 3},
+        {"soft_cap": 2.0},
+        {"label_smoothing": 0.2, "z_loss": 0.02, "ignore_index": 0, "soft_cap": 3.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("given", [(), ("bias",), ("bias", "class_weights")], ids=str)
+def test_every_option_of_the_linear_loss(given, chosen, dtype, logits, monkeypatch):
+    x, weight, labels = normal(1, (2, 9, 8), dtype), normal(2, (300, 8), dtype), np.arange(18).reshape(2, 9) % 7 - 3
+    labels[1, 2], x[0, 6] = 300, 3 * x[0, 6]  # no class; some logits are large
+    if "ignore_index" in chosen:
+        x[labels == chosen["ignore_index"]] = np.nan  # what is ignored is not read
+    more = {"bias": normal(3, (300,)), "class_weights": np.abs(normal(4, (300,)))}
+    more = {name: more[name] for name in given}
+    monkeypatch.setattr(loss_kernels, "_LOGITS", logits)
+
+    def loss(implementation):
+        def f(x, weight, more):
+            return ops.linear_cross_entropy(x, weight, labels, **more, **chosen, implementation=implementation)
+
+        return value_and_gradients(f, (0, 1, 2))
+
+    wide = [x.astype(np.float32), weight.astype(np.float32), more]
+    runs(loss("jax"), (x, weight, more))
+    got = table.quickly_compiled(loss("jax"))(x, weight, more)
+    is_near(got, table.quickly_compiled(loss("reference"))(*wide), dtype)
