@@ -26,6 +26,7 @@ def _text(value: Any, who: str, seen: frozenset[int]) -> Any:
         return _text(item, who, seen)
 
     if isinstance(value, types.FunctionType):
+        value = _without_checks(value)
         cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
         named = {name: value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__}
         parts = value.__defaults__, value.__kwdefaults__, cells, named
@@ -47,6 +48,13 @@ def _text(value: Any, who: str, seen: frozenset[int]) -> Any:
     if dataclasses.is_dataclass(value):
         return [of(getattr(value, field.name)) for field in dataclasses.fields(value)]
     return repr(value)
+
+
+def _without_checks(function: Any) -> Any:
+    """What jaxtyping checks the annotations of: the check is no part of what a kernel does, and refers to half of Python."""
+    while hasattr(function, "__wrapped__") and function.__globals__["__name__"].partition(".")[0] == "jaxtyping":
+        function = function.__wrapped__
+    return function
 
 
 def _names(code: types.CodeType) -> list[str]:

@@ -12,6 +12,7 @@ from ..core import (
     Aliases,
     AnyBool,
     Leaf,
+    ShapeAndDtype,
     callable_name,
     check_aliases,
     check_flags,
@@ -27,7 +28,7 @@ _WHO = "eqxcallback.buffer_callback"
 
 def buffer_callback(
     callback: Callable[..., None],
-    result_shape_dtypes: PyTree[jax.ShapeDtypeStruct],
+    result_shape_dtypes: PyTree[ShapeAndDtype],
     *,
     has_side_effect: AnyBool = False,
     vmap_method: str | None = None,

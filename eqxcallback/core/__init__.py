@@ -49,6 +49,7 @@ from ._types import (
     AnyInt as AnyInt,
     Keys as Keys,
     AnyNumber as AnyNumber,
+    ShapeAndDtype as ShapeAndDtype,
     Size as Size,
 )
 from ._warnings import PerformanceWarning as PerformanceWarning, quiet as quiet, warn_once as warn_once

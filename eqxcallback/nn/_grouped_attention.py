@@ -10,7 +10,7 @@ import jax.random as jr
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
 from .. import ops
-from ..core import AnyArray, AnyInt, AnyNumber, check, check_arrays, integer, number, soft_cap_of
+from ..core import AnyArray, AnyInt, AnyNumber, Size, check, check_arrays, integer, number, soft_cap_of
 from ._cache import KVCache
 from ._linear import Linear
 
@@ -61,12 +61,12 @@ class GroupedQueryAttention(eqx.Module):
 
     def __init__(
         self,
-        num_heads: int,
-        query_size: int,
+        num_heads: AnyInt,
+        query_size: AnyInt,
         *,
-        num_kv_heads: int | None = None,
-        head_size: int | None = None,
-        output_size: int | None = None,
+        num_kv_heads: AnyInt | None = None,
+        head_size: AnyInt | None = None,
+        output_size: AnyInt | None = None,
         use_query_bias: bool = False,
         use_key_bias: bool = False,
         use_value_bias: bool = False,
@@ -155,7 +155,7 @@ class GroupedQueryAttention(eqx.Module):
         self.rope_theta = rope_theta
         self.implementation = implementation
 
-    def init_cache(self, max_length: int, dtype: Any = None) -> KVCache:
+    def init_cache(self, max_length: Size, dtype: Any = None) -> KVCache:
         """An empty cache for this layer, a ring buffer if it has a window.
 
         **Arguments:**

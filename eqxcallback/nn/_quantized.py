@@ -34,10 +34,10 @@ class QuantizedLinear(eqx.Module):
         [`eqxcallback.ops.int8_linear`][].
     """
 
-    blocks: UInt8[Array, "out_features bytes"] | Int8[Array, "out_features in_features"]
+    blocks: UInt8[Array, "*layers out_features bytes"] | Int8[Array, "*layers out_features in_features"]
     encoding: QuantizedEncoding = eqx.field(static=True)
-    scale: Float[Array, " out_features"] | None = None
-    bias: Float[Array, " out_features"] | None = None
+    scale: Float[Array, "*layers out_features"] | None = None
+    bias: Float[Array, "*layers out_features"] | None = None
     activations: ops.Activations = eqx.field(static=True, default="exact", kw_only=True)
     implementation: ops.Implementation = eqx.field(static=True, default="auto", kw_only=True)
 

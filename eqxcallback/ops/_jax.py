@@ -1,6 +1,5 @@
 """What XLA does best on a GPU: products of 16 bits on tensor cores, summed in f32."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +9,14 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def product(subscripts: str, dtype: Any, a: Array, b: Array) -> Array:
     """`jnp.einsum` of two arrays, in f32. They are rounded to `dtype` before, as are cotangents in its derivatives. No subscript
     may be summed over that one array alone has.
     """
+    return _product(subscripts, dtype, a, b)
+
+
+def _einsum(subscripts: str, dtype: Any, a: Array, b: Array) -> Array:
     highest = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
     a, b = a.astype(dtype), b.astype(dtype)
     return jnp.einsum(subscripts, a, b, precision=highest, preferred_element_type=jnp.float32)
@@ -33,7 +35,8 @@ def _backward(subscripts: str, dtype: Any, saved: tuple[Array, Array], cotangent
     return d_a.astype(a.dtype), d_b.astype(b.dtype)
 
 
-product.defvjp(_forward, _backward)
+_product: Any = jax.custom_vjp(_einsum, nondiff_argnums=(0, 1))
+_product.defvjp(_forward, _backward)
 
 
 def backward_of(function: Callable[..., Any]) -> Callable[..., Any]:

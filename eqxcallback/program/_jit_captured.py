@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 
 from .. import xla
-from ..core import integer
+from ..core import AnyInt, integer
 
 
 _WHO = "eqxcallback.jit_captured"
@@ -75,7 +75,7 @@ def jit_captured(
     fn: Callable[..., Any] | None = None,
     *,
     donate: str = "none",
-    min_graph_size: int = 1,
+    min_graph_size: AnyInt = 1,
     loops: bool = True,
     compiler_options: Mapping[str, Any] | None = None,
     **jit_kwargs: Any,

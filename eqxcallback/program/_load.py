@@ -4,7 +4,7 @@ import io
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -12,7 +12,14 @@ from .. import xla
 from ._program import Program
 
 
-def load(file: str | os.PathLike[str] | bytes | bytearray | BinaryIO) -> Program:
+@runtime_checkable
+class Readable(Protocol):
+    """A file that is open for reading bytes. `typing.BinaryIO` has more, which `io.BytesIO` lacks."""
+
+    def read(self) -> bytes: ...
+
+
+def load(file: str | os.PathLike[str] | bytes | bytearray | Readable) -> Program:
     """Bring back a program of [`eqxcallback.export`][], and what it needs: its Python kernels are imported.
 
     **Arguments:**

@@ -7,6 +7,7 @@ called alone, on a stream of its own which is captured in XLA's mode, and the dr
 
 import collections
 import contextlib
+import inspect
 import linecache
 import pathlib
 import re
@@ -73,7 +74,7 @@ _BY_CODE = {
 _NODES = {0: "kernel", 1: "copy", 2: "fill", 3: "host function", 4: "graph", 5: "empty node"}
 _ALLOCATION_NODES = {10, 11}  # inside of a graph in a graph, which XLA makes, they are not allowed
 
-_LIBRARIES = ("cupy", "cupy_backends", "cuda", "numba", "torch")
+_LIBRARIES = ("cupy", "cupy_backends", "cuda", "numba", "torch", "jaxtyping")
 
 
 class _Allocation(Exception):
@@ -174,7 +175,8 @@ def _where(error: BaseException) -> tuple[str, list[str]]:
     """The user's line, and the names of the functions of libraries below it."""
     frames = list(traceback.walk_tb(error.__traceback__))
     is_own = [frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES for frame, _ in frames]
-    last = max((i for i, own in enumerate(is_own) if own and frames[i][0].f_code is not _refuse.__code__), default=None)
+    refuse = inspect.unwrap(_refuse).__code__  # without a check of annotations
+    last = max((i for i, own in enumerate(is_own) if own and frames[i][0].f_code is not refuse), default=None)
     if last is None:
         return "in C", []
     frame, number = frames[last]

@@ -108,7 +108,7 @@ def arranged_shapes(
     operands: Sequence[Has],
     sizes: Sequence[Size],
     aliased: frozenset[int],
-) -> list[tuple[int, ...]]:
+) -> list[tuple[Size, ...]]:
     """The shapes of what `arrange` returns for operands whose examples have these shapes."""
     if batching == "fold":
         folded = (math.prod(sizes),) if sizes else ()

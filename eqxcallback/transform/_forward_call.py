@@ -72,7 +72,7 @@ class ForwardCall(FlatCall):
         candidates = bound.forward.get(platform, ())
         return bound.choose(candidates, self.kernel_shapes, bound.implementation, anywhere=anywhere)
 
-    def kernel_shapes(self, aliased: frozenset[int]) -> list[tuple[int, ...]]:
+    def kernel_shapes(self, aliased: frozenset[int]) -> list[tuple[Size, ...]]:
         """Of the operands as a kernel sees them."""
         shapes = [aval.shape for aval in self.bound.input_avals]
         axes = self.axes

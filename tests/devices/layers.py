@@ -82,7 +82,7 @@ LANES = [
     Lane(
         "package",
         lambda weight, x: ops.rms_norm(x, weight),
-        lambda weight, x: reference.rms_norm(x, weight, eps=1e-5),
+        lambda weight, x: reference.rms_norm(x, jnp.asarray(weight), eps=1e-5),
     ),
 ]
 

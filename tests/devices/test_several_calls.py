@@ -103,7 +103,7 @@ def test_one_op_with_several_types_and_axes(lane):
     )
     call, plain = {
         "native": (lambda x, w: scale(x, w, shared=False), lambda x, w: x * w),
-        "package": (lambda x, w: ops.rms_norm(x, w), lambda x, w: reference.rms_norm(x, w, eps=1e-5)),
+        "package": (lambda x, w: ops.rms_norm(x, w), lambda x, w: reference.rms_norm(x, jnp.asarray(w), eps=1e-5)),
         "python": (lambda x, w: ScaleBackward(w)(x), lambda x, w: jnp.tanh(x * w)),
     }[lane]
     mesh = mesh_of(4)

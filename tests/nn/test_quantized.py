@@ -268,15 +268,24 @@ def test_made_of_what_are_not_arrays():
 
 
 @pytest.mark.parametrize("bits", [{"bits": 8}, {"encoding": "int8"}], ids=str)
-def test_stacked_and_abstract_layers(bits):
-    """Constructors see shapes of traced and of missing arrays, and some of many layers at once."""
+def test_stacked_layers(bits):
+    """Constructors see shapes of traced arrays, and some of many layers at once."""
     make = lambda key: nn.QuantizedLinear.from_linear(eqx.nn.Linear(32, 5, key=key), **bits)
     keys = jax.random.split(KEY, 3)
-    stacked, abstract = eqx.filter_vmap(make)(keys), eqx.filter_eval_shape(make, KEY)
-    assert stacked.blocks.shape == (3, *abstract.blocks.shape)
-    for layer in (stacked, abstract):
-        again = nn.QuantizedLinear(layer.blocks, layer.encoding, layer.scale, layer.bias)
-        assert jax.tree.structure(again) == jax.tree.structure(layer)
+    stacked = eqx.filter_vmap(make)(keys)
+    assert stacked.blocks.shape == (3, *make(KEY).blocks.shape)
+    again = nn.QuantizedLinear(stacked.blocks, stacked.encoding, stacked.scale, stacked.bias)
+    assert jax.tree.structure(again) == jax.tree.structure(stacked)
     x = normal(1, 32)
     got = eqx.filter_vmap(lambda layer, x: layer(x), in_axes=(eqx.if_array(0), None))(stacked, x)
     np.testing.assert_allclose(got[1], make(keys[1])(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.wrong_types  # shapes in place of arrays
+@pytest.mark.parametrize("bits", [{"bits": 8}, {"encoding": "int8"}], ids=str)
+def test_abstract_layers(bits):
+    layer = eqx.filter_eval_shape(
+        lambda key: nn.QuantizedLinear.from_linear(eqx.nn.Linear(32, 5, key=key), **bits), KEY
+    )
+    again = nn.QuantizedLinear(layer.blocks, layer.encoding, layer.scale, layer.bias)
+    assert jax.tree.structure(again) == jax.tree.structure(layer)

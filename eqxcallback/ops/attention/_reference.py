@@ -41,7 +41,7 @@ def attention_with_lse(
     bias: Float[Array, "*#batch #heads queries keys"] | None = None,
     mask: Bool[Array, "*#batch #heads queries keys"] | None = None,
     alibi_slopes: Float[Array, "*#batch heads"] | None = None,
-    segment_ids: tuple[Int[Array, "*batch queries"], Int[Array, "*batch keys"]] | None = None,
+    segment_ids: tuple[Int[Array, "*#batch queries"], Int[Array, "*#batch keys"]] | None = None,
     lengths: Int[Array, "*batch"] | None = None,
     offset: Int[Array, "*batch"] | None = None,
     dropout_keys: UInt32[Array, "*batch heads 2"] | None = None,

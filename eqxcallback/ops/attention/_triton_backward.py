@@ -18,6 +18,8 @@ which program is first. `dlogits` are rounded to the operands' dtype for their p
 
 # pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
 
+from typing import no_type_check
+
 import triton
 import triton.language as tl
 
@@ -40,6 +42,7 @@ LOG_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
+@no_type_check
 def _visit_rows(
     top,
     total,
@@ -74,6 +77,7 @@ def _visit_rows(
 
 
 @triton.jit
+@no_type_check
 def attention_backward_rows(
     q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
     out, dout,
@@ -113,6 +117,7 @@ def attention_backward_rows(
 
 
 @triton.jit
+@no_type_check
 def _weights(products, lse, seen, scale, MASKED: tl.constexpr):
     """Both `scale` and `lse` are for exponents of two."""
     exponents = products * scale - lse
@@ -122,6 +127,7 @@ def _weights(products, lse, seen, scale, MASKED: tl.constexpr):
 
 
 @triton.jit
+@no_type_check
 def _visit_keys(
     dk,
     dk_tail,
@@ -169,6 +175,7 @@ def _visit_keys(
 
 
 @triton.jit
+@no_type_check
 def attention_backward_keys(
     q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
     out, dout,
@@ -219,6 +226,7 @@ def attention_backward_keys(
 
 
 @triton.jit
+@no_type_check
 def _visit_queries(
     dq,
     dq_tail,
@@ -260,6 +268,7 @@ def _visit_queries(
 
 
 @triton.jit
+@no_type_check
 def attention_backward_queries(
     q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
     out, dout,

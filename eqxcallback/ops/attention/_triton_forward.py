@@ -15,8 +15,11 @@ The head size is a constant of the program, in two tiles of `MAIN` and `TAIL` co
 Offsets of tiles are 64-bit, those within a tile 32-bit. The source of the method is FlashAttention-2, arXiv:2307.08691.
 """
 
-# Triton reads the text of these functions and gives its own meaning to constexpr, ranges and arithmetic of tensors.
+# Triton reads the text of these functions and gives its own meaning to constexpr, ranges and arithmetic of tensors. It finds what
+# they name beside the very function that it gets, so nothing may wrap that to check its types.
 # pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
+
+from typing import no_type_check
 
 import triton
 import triton.language as tl
@@ -26,6 +29,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+@no_type_check
 def place(count, heads, BLOCK: tl.constexpr, LAST_FIRST: tl.constexpr):
     """The first row, the head and the example of this program.
 
@@ -42,12 +46,14 @@ def place(count, heads, BLOCK: tl.constexpr, LAST_FIRST: tl.constexpr):
 
 
 @triton.jit
+@no_type_check
 def first_element(example, count, first, heads, head, SIZE: tl.constexpr):
     """Where row `first` of a head begins, in elements."""
     return ((tl.cast(example, tl.int64) * count + first) * heads + head) * SIZE
 
 
 @triton.jit
+@no_type_check
 def _part(pointer, stride, count, ROWS: tl.constexpr, SIZE: tl.constexpr, FIRST: tl.constexpr, WIDTH: tl.constexpr):
     rows = tl.arange(0, ROWS)[:, None]
     columns = FIRST + tl.arange(0, WIDTH)[None, :]
@@ -55,6 +61,7 @@ def _part(pointer, stride, count, ROWS: tl.constexpr, SIZE: tl.constexpr, FIRST:
 
 
 @triton.jit
+@no_type_check
 def _load_part(pointer, stride, count, ROWS, SIZE, FIRST: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
     at, inside = _part(pointer, stride, count, ROWS, SIZE, FIRST, WIDTH)
     if WHOLE and FIRST + WIDTH <= SIZE:
@@ -64,6 +71,7 @@ def _load_part(pointer, stride, count, ROWS, SIZE, FIRST: tl.constexpr, WIDTH: t
 
 
 @triton.jit
+@no_type_check
 def load(
     pointer,
     stride,
@@ -81,6 +89,7 @@ def load(
 
 
 @triton.jit
+@no_type_check
 def store(pointer, main, tail, stride, count, ROWS, SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr):
     at, inside = _part(pointer, stride, count, ROWS, SIZE, 0, MAIN)
     tl.store(at, main.to(pointer.dtype.element_ty), mask=inside)
@@ -90,11 +99,13 @@ def store(pointer, main, tail, stride, count, ROWS, SIZE: tl.constexpr, MAIN: tl
 
 
 @triton.jit
+@no_type_check
 def zeros(ROWS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr):
     return tl.zeros([ROWS, MAIN], tl.float32), tl.zeros([ROWS, TAIL if TAIL else 16], tl.float32)
 
 
 @triton.jit
+@no_type_check
 def inner(a, a_tail, b, b_tail, TAIL: tl.constexpr):
     """`a @ b.T` over the head size."""
     out = tl.dot(a, tl.trans(b), input_precision="ieee")
@@ -104,6 +115,7 @@ def inner(a, a_tail, b, b_tail, TAIL: tl.constexpr):
 
 
 @triton.jit
+@no_type_check
 def outer(weights, b, b_tail, out, out_tail, TAIL: tl.constexpr):
     """`out + weights @ b`, along the head size."""
     weights = weights.to(b.dtype)
@@ -114,6 +126,7 @@ def outer(weights, b, b_tail, out, out_tail, TAIL: tl.constexpr):
 
 
 @triton.jit
+@no_type_check
 def key_range(first, queries, keys, CAUSAL: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr):
     """Blocks of keys before `whole` are seen by all queries of a block, those before `stop` by some of them."""
     whole = keys
@@ -125,12 +138,14 @@ def key_range(first, queries, keys, CAUSAL: tl.constexpr, BLOCK_QUERIES: tl.cons
 
 
 @triton.jit
+@no_type_check
 def is_seen(query, key, queries, keys, CAUSAL: tl.constexpr):
     """One comparison: under causal, no query sees keys past the end. Queries past the end may see anything."""
     return key <= query + (keys - queries) if CAUSAL else key < keys
 
 
 @triton.jit
+@no_type_check
 def softmax_step(products, seen, top, total, scale, NEGATIVE: tl.constexpr, MASKED: tl.constexpr):
     """Weights relative to the highest logit so far, and what earlier weights have to be multiplied by. `scale` has log2(e).
 
@@ -153,6 +168,7 @@ def softmax_step(products, seen, top, total, scale, NEGATIVE: tl.constexpr, MASK
 
 
 @triton.jit
+@no_type_check
 def _visit(
     out,
     out_tail,
@@ -197,6 +213,7 @@ def _visit(
 
 
 @triton.jit
+@no_type_check
 def attention_forward(
     q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
     out,

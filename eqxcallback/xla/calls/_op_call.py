@@ -10,7 +10,7 @@ from jax.errors import JaxRuntimeError
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from ...core import Size, reraise_native
+from ...core import AnyArray, Size, reraise_native
 from ..handles import JaxLowering, LaunchLowering, Lowering, PythonLowering, Run, handle_for, own
 from ..types import (
     Factors,
@@ -99,7 +99,7 @@ op_call_p = Primitive("op_call")
 op_call_p.multiple_results = True
 
 
-def op_call(call: OpCall, *args: Any) -> Sequence[jax.Array]:
+def op_call(call: OpCall, *args: Any) -> Sequence[AnyArray]:
     return op_call_p.bind(*fit_mesh(args, call), call=call)
 
 

@@ -126,10 +126,10 @@ def test_the_highest_sums(size, isa):
 def test_rows_of_extreme_values(isa):
     x = normal(1, (4, 64))
     x[0, 3], x[1, 3], x[2] = np.inf, np.nan, x[2] * 1e-40
-    weight, scale = weights_of(3, 64)
+    weight, scale = map(jnp.asarray, weights_of(3, 64))
     functions = [(lambda x: int8_linear(x, weight, scale), lambda x: INT8_REFERENCE(x, weight, scale))]
     for encoding in ops.ENCODINGS:
-        blocks = cases.blocks(2, 3, 64, encoding)
+        blocks = jnp.asarray(cases.blocks(2, 3, 64, encoding))
         reference = functools.partial(BLOCKS_REFERENCE, blocks=blocks, encoding=encoding)
         functions.append((functools.partial(quantized_linear(encoding), blocks=blocks), reference))
     for rows in (x, x[0], x[1], x[2], x[3] * np.float32(1e33)):
@@ -159,7 +159,7 @@ def test_sums_over_small_weights_of_numbers_near_the_highest(rows, activations, 
     scale = 1e37 * np.sign(scale)
     got = ops.int8_linear(x, integers, scale, activations=activations, implementation="native")
     reference = linear_reference.int8_linear if activations == "exact" else INT8_REFERENCE
-    want = reference(jnp.asarray(x), integers, scale)
+    want = reference(*map(jnp.asarray, (x, integers, scale)))
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * np.abs(want).max())
 
 
