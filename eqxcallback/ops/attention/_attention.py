@@ -120,11 +120,12 @@ def attention(
     that are not seen have a weight of zero, which does not hide NaN or infinities of theirs; only `lengths` does.
 
     Memory, beside operands and results, is proportional to `queries + keys`, in the value and in its first and second
-    derivatives, on each platform. One exception is dropout with a key that is not of Threefry, or
+    derivatives. One exception is dropout with a key that is not of Threefry, or
     without `jax_threefry_partitionable`, or with `jax_enable_x64`: which weights stay is then an array of bools of
     shape `(*batch, heads, queries, keys)`. A `bias` has a gradient of its own size.
 
-    On a GPU the kernels know `causal` and `scale`; with any other option the reference runs there.
+    On a GPU our kernels know `causal` and `scale`. With any other option XLA multiplies there: in the dtype of `q` with sums in
+    f32, where weights are rounded to that dtype before they multiply values, and with up to 1 GiB of logits in memory at a time.
 
     ??? cite
 
@@ -178,7 +179,7 @@ def attention_with_lse(
     if that is wider. A query that sees no key has `-inf` there. `dropout` does not change it. Both have derivatives; JAX's
     `return_residual=True` has none.
 
-    On a GPU the reference runs.
+    On a GPU XLA multiplies, as there for options that our kernels lack.
     """
     if unknown := [name for name in options if name not in _KEYWORDS]:
         raise TypeError(f"attention_with_lse: expected options of attention; got {unknown[0]!r}.")

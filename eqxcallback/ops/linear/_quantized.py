@@ -61,8 +61,8 @@ def quantized_linear(
 
     **Returns:** an array of shape `(*batch, out_features)` and the dtype of `x`.
 
-    The derivative with respect to `x` is that of the reference, which does expand the weights; integers have none, and
-    quantizing has that of the identity.
+    The derivative with respect to `x` does expand the weights; integers have none, and quantizing has that of the identity. So do
+    more than eight rows on a GPU, where XLA multiplies weights and `x` in the dtype of `x` with sums in f32.
     """
     name = "quantized_linear"
     x, blocks = jnp.asarray(x), jnp.asarray(blocks)
