@@ -61,5 +61,5 @@ PROGRAMS = {
         ops.cache_append, (struct(256, 2, 64), struct(1, 2, 64), struct(dtype=jnp.int32)), donated=(0,)
     ),
     "quantized_linear Q4_1": Program(_quantized_linear("Q4_1"), (struct(1, 576), _Q4_1)),
-    "quantized_linear Q8_0": Program(_quantized_linear("Q8_0"), (struct(64, 576), _Q8_0)),
+    "quantized_linear Q8_0": Program(_quantized_linear("Q8_0"), (struct(8, 576), _Q8_0)),
 }

@@ -57,7 +57,7 @@ def test_add_rms_norm(shape, isa):
         for parameters in ((), (weight,)):
             got, total = ops.add_rms_norm(x, residual, *parameters, eps=1e-5)
             np.testing.assert_array_equal(total, jnp.asarray(x) + jnp.asarray(residual))
-            want = norm_reference.rms_norm(total.astype(jnp.float32), *parameters, eps=1e-5)
+            want = norm_reference.rms_norm(total.astype(jnp.float32), *map(jnp.asarray, parameters), eps=1e-5)
             table.tolerate(got, np.asarray(want), shape[-1])
 
 
