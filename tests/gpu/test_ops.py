@@ -11,9 +11,9 @@ import pytest
 from eqxcallback import ops
 
 from ..ops.families import by_op, ops_with_backward_kernels, ops_with_kernels, tagged
-from ..ops.table import floating, normal, quickly_compiled, wide
+from ..ops.table import floating, kernels_of, normal, quickly_compiled, wide
 from .conftest import require_gpu
-from .values import DTYPES, F16, F32, kernels_in, on_device, tolerate
+from .values import DTYPES, F16, F32, kernels_in, on_device, tolerate, tolerate_products
 
 
 pytestmark = pytest.mark.gpu
@@ -40,11 +40,12 @@ BACKWARD = [made for made in LARGE if made[1].make.__name__ in ops_with_backward
 
 
 def check(case, want):
+    by_xla = kernels_of(case.op, *case.args) == ["jax"]  # what it is better at, such as many rows of weights in blocks
     if all(x.size for x in case.args):
-        assert kernels_in(case.op, *case.args) == 1
+        assert kernels_in(case.op, *case.args) == (not by_xla)
     got = np.asarray(jax.jit(case.op)(*case.args))
     assert got.dtype == (case.args[0].dtype if case.dtype is None else case.dtype)
-    tolerate(got, want, case.terms)
+    (tolerate_products if by_xla else tolerate)(got, want, case.terms)
 
 
 @pytest.mark.parametrize("made", EDGES, ids=identified)
