@@ -1,6 +1,11 @@
 """What of a kernel's functions makes it another kernel."""
 
+import subprocess
+import sys
+from typing import Any
+
 import beartype
+import jax
 import jaxtyping
 
 import eqxcallback as eqxc
@@ -17,3 +22,37 @@ def test_a_check_of_annotations_does_not():
         return x + 1
 
     assert described(jaxtyping.jaxtyped(typechecker=beartype.beartype)(grid)) == described(grid)
+
+
+def test_it_is_the_same_in_each_process():
+    """Of functions of JAX that have rules, and are wrapped by JAX."""
+    run = subprocess.run([sys.executable, "-c", DESCRIBE], check=True, capture_output=True, text=True)
+    own: dict[str, Any] = {}
+    exec(DESCRIBE, own)
+    assert run.stdout.split() == own["described"]
+    assert len(set(own["described"])) == len(own["described"]) > 4
+
+
+DESCRIBE = """
+from eqxcallback.backends._description import description
+from eqxcallback.ops.attention import _jax as attention
+from eqxcallback.ops.linear import _jax as linear
+from eqxcallback.ops.loss import _jax as loss
+
+kernels = [
+    attention.ATTENTION, attention.ATTENTION_BACKWARD, linear.INT8_LINEAR, linear.QUANTIZED_LINEAR,
+    *loss.LINEAR_CROSS_ENTROPY.values(), *loss.LINEAR_CROSS_ENTROPY_BACKWARD.values(),
+]
+described = [description(kernel, "op").split()[1] for kernel in kernels]
+print(*described)
+"""
+
+
+def test_a_rule_of_a_derivative_is_a_part():
+    def described_with(rule):
+        function = jax.custom_jvp(lambda x: x)
+        function.defjvp(rule)
+        return description(eqxc.JaxKernel(lambda x: function(x)), "op")
+
+    first, second = (lambda p, t: (p[0], t[0])), (lambda p, t: (p[0], 2 * t[0]))
+    assert described_with(first) == described_with(first) != described_with(second)
