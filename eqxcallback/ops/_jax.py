@@ -11,15 +11,13 @@ from jaxtyping import Array
 
 def product(subscripts: str, dtype: Any, a: Array, b: Array) -> Array:
     """`jnp.einsum` of two arrays, in f32. They are rounded to `dtype` before, as are cotangents in its derivatives. No subscript
-    may be summed over that one array alone has.
+    may be summed over that one array alone has. Products of f32 are as precise as `jax.default_matmul_precision` says.
     """
     return _product(subscripts, dtype, a, b)
 
 
 def _einsum(subscripts: str, dtype: Any, a: Array, b: Array) -> Array:
-    highest = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
-    a, b = a.astype(dtype), b.astype(dtype)
-    return jnp.einsum(subscripts, a, b, precision=highest, preferred_element_type=jnp.float32)
+    return jnp.einsum(subscripts, a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
 
 
 def _forward(subscripts: str, dtype: Any, a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:

@@ -39,7 +39,7 @@ def _rounding(got):
 
 
 def on_device(function, *args):
-    """A reference, compiled for the GPU and in f32's full precision: XLA would take TF32 for its products."""
+    """Compiled for the GPU, in f32's full precision: XLA would take TF32 for its products."""
     with jax.default_matmul_precision("highest"):
         return jax.tree.map(np.asarray, jax.jit(function)(*args))
 

@@ -125,7 +125,8 @@ def attention(
     shape `(*batch, heads, queries, keys)`. A `bias` has a gradient of its own size.
 
     On a GPU our kernels know `causal` and `scale`. With any other option XLA multiplies there: in the dtype of `q` with sums in
-    f32, where weights are rounded to that dtype before they multiply values, and with up to 1 GiB of logits in memory at a time.
+    f32, where weights are rounded to that dtype before they multiply values, f32 as `jax.default_matmul_precision` says, and
+    with up to 1 GiB of logits in memory at a time.
 
     ??? cite
 
