@@ -48,11 +48,10 @@ def _text(value: Any, who: str, seen: frozenset[int]) -> Any:
         return of((value.func, value.args, value.keywords))
     if dataclasses.is_dataclass(value):
         return [of(getattr(value, field.name)) for field in dataclasses.fields(value)]
-    if callable(value) and hasattr(
-        value, "__wrapped__"
-    ):  # what JAX makes of a function: with its rules, if it has some
+    wrapped = getattr(value, "__wrapped__", None)
+    if wrapped is not None:  # what JAX makes of a function: with its rules, if it has some
         rules = [item for item in vars(value).values() if isinstance(item, types.FunctionType)]
-        return type(value).__qualname__, of(value.__wrapped__), of(rules)
+        return type(value).__qualname__, of(wrapped), of(rules)
     return re.sub(" at 0x[0-9a-f]+", "", repr(value))
 
 
