@@ -41,7 +41,7 @@ def _forward_dot(x: Array, weight: Array) -> Array:
 
 
 @_forward_dot.def_vmap
-def _batched_forward_dot(axis_size: int, mapped: Any, x: Array, weight: Array) -> tuple[Array, bool]:
+def _batched_forward_dot(axis_size: Any, mapped: Any, x: Array, weight: Array) -> tuple[Array, bool]:
     if not mapped[1]:
         return _forward_dot(x, weight), True
     if mapped[0]:
