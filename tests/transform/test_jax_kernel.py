@@ -49,9 +49,16 @@ def lanes(function, *args, **options):
     return [(call.op, call.kind, call.lane) for call in eqxc.inspect(function, *args, **options).calls]
 
 
-@pytest.mark.parametrize("function", [by_ffi, by_pallas])
-@pytest.mark.parametrize("vmap_method", ["broadcast_all", "expand_dims", "sequential", {"x": "fold"}], ids=str)
-@pytest.mark.parametrize("backward", [None, gradients])
+@pytest.mark.parametrize(
+    ("function", "vmap_method", "backward"),
+    [
+        *((by_ffi, method, gradients) for method in ("broadcast_all", "expand_dims", "sequential", {"x": "fold"})),
+        (by_ffi, "broadcast_all", None),
+        (by_pallas, "broadcast_all", gradients),
+        (by_pallas, "sequential", None),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_check(function, vmap_method, backward):
     own = {} if backward is None else {"backward": {"cpu": eqxc.JaxKernel(backward)}}
     report = eqxc.testing.check(saxpy(function, vmap_method=vmap_method, **own), X, Y, a=2.0, skip=("dtypes", "export"))
