@@ -125,7 +125,7 @@ def backward(
 
 
 def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """As on a CPU all that is no plain product: in f32, and not in what XLA takes for it where nobody says."""
+    """On a CPU: in f32, as the definition, whatever `jax.default_matmul_precision` says."""
 
     def call(*args: Any, **options: Any) -> Any:
         with jax.default_matmul_precision("highest"):
