@@ -56,7 +56,7 @@ def _text(value: Any, who: str, seen: frozenset[int]) -> Any:
 
 
 def _without_checks(function: Any) -> Any:
-    """What jaxtyping checks the annotations of: the check is no part of what a kernel does, and refers to half of Python."""
+    """The function in jaxtyping's wrapper, which checks annotations. The wrapper would bring half of Python into the text."""
     while hasattr(function, "__wrapped__") and function.__globals__["__name__"].partition(".")[0] == "jaxtyping":
         function = function.__wrapped__
     return function

@@ -90,7 +90,7 @@ class Functions:
         return [*out, *(mutable[i][...] for i in self.refs)]
 
     def kernel(self, function: Any, operands: Sequence[Any]) -> Sequence[Any]:
-        """Of a `JaxKernel`: its results, with what becomes of `refs` before the residuals."""
+        """The results of a `JaxKernel`'s function, then the new values of `refs`, then the residuals."""
         mutable = new(operands, self.refs)
         layer, args, kwargs = self._build(mutable)
         leaves = [leaf for leaf in tree_leaves(function(layer, *args, **kwargs)) if is_array(leaf)]
@@ -100,7 +100,7 @@ class Functions:
     def backward_kernel(
         self, function: Any, body: LayerBackward, needs_grad: Sequence[int], operands: Sequence[Any]
     ) -> tuple[Any, Any]:
-        """Of a `JaxKernel`: the gradients, and the same tree with the numbers of `needs_grad`."""
+        """The gradients that a `JaxKernel`'s function returns, and a tree like theirs that has the numbers of `needs_grad`."""
         count = self.inputs.num_arrays
         keys = self.input_keys | {count + i: impl for i, impl in self.output_keys.items()}
         layer, numbers, args, out, cotangents = body.arguments(needs_grad, wrapped(operands, keys))

@@ -1,4 +1,4 @@
-"""What XLA does best on a GPU: products of 16 bits on tensor cores, summed in f32."""
+"""Products that XLA gives to the tensor cores of a GPU: of 16 bits, summed in f32."""
 
 from collections.abc import Callable
 from typing import Any

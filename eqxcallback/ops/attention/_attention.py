@@ -11,33 +11,14 @@ from ...core import AnyArray, AnyNumber, Keys, check, integers, scale_of, soft_c
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import floats
-from . import _jax, _numpy, _reference, _triton
+from . import _jax, _numpy, _triton
+from ._of_pair import of_pair
 from ._operands import FAR, OPTIONAL, Segments, Window, causal_window, check_keys, dropout_of, operands
 
 
-def _both(
-    q: Any,
-    kv: Any,
-    bias: Any = None,
-    mask: Any = None,
-    alibi_slopes: Any = None,
-    query_segments: Any = None,
-    key_segments: Any = None,
-    lengths: Any = None,
-    offset: Any = None,
-    dropout_keys: Any = None,
-    kept: Any = None,
-    **options: Any,
-) -> tuple[Array, Array]:
-    """Calls the reference of the ops, of which keys and values are one argument."""
-    segment_ids = None if query_segments is None else (query_segments, key_segments)
-    more = (bias, mask, alibi_slopes, segment_ids, lengths, offset, dropout_keys, kept)
-    return _reference.attention_with_lse(q, kv[0], kv[1], *more, **options)
-
-
-@functools.wraps(_both)  # its parameters are those of the op
-def _of_pair(*args: Any, **options: Any) -> Array:
-    return _both(*args, **options)[0]
+@functools.wraps(of_pair)  # its parameters are those of the op
+def _without_lse(*args: Any, **options: Any) -> Array:
+    return of_pair(*args, **options)[0]
 
 
 _OPTIONS = ("causal", "scale", "window", "soft_cap", "dropout")
@@ -48,14 +29,14 @@ _METHODS = {"q": "broadcast_all", "kv": "fold", **dict.fromkeys(OPTIONAL, "fold"
 _attention = Op(
     "attention",
     kernels={"cpu": (_NATIVE, _numpy.ATTENTION), "cuda": (_triton.ATTENTION, _jax.ATTENTION, _numpy.ATTENTION)},
-    reference=_of_pair,
+    reference=_without_lse,
     vmap_method=_METHODS,
     backward={"cpu": _NATIVE_BACKWARD, "cuda": (_triton.ATTENTION_BACKWARD, _jax.ATTENTION_BACKWARD)},
 )
 _attention_with_lse = Op(
     "attention_with_lse",
     kernels={"cpu": (_NATIVE, _numpy.ATTENTION_WITH_LSE), "cuda": (_jax.ATTENTION_WITH_LSE, _numpy.ATTENTION_WITH_LSE)},
-    reference=_both,
+    reference=of_pair,
     vmap_method=_METHODS,
     backward={"cpu": _NATIVE_BACKWARD, "cuda": _jax.ATTENTION_WITH_LSE_BACKWARD},
 )

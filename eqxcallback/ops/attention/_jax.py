@@ -13,7 +13,22 @@ from ...kernel import JaxKernel
 from .._jax import backward_of, product
 from .._supports import floats
 from . import _reference
+from ._of_pair import of_pair
+from ._operands import OPTIONAL
 
+
+# How many an optional operand has beside those of the batch.
+_OWN_AXES = {
+    "bias": 3,
+    "mask": 3,
+    "alibi_slopes": 1,
+    "query_segments": 1,
+    "key_segments": 1,
+    "lengths": 0,
+    "offset": 0,
+    "dropout_keys": 2,
+    "kept": 3,
+}
 
 # Logits that are in memory at the same time: 1 GiB of them.
 _LOGITS = 2**28
@@ -39,7 +54,7 @@ def _for_gpus(q: Array, k: Array) -> dict[str, Any]:
 
 
 def _with_axes_of(q: Array, kv: Any) -> list[Array]:
-    """What no map has touched lacks its axis."""
+    """Keys and values that `vmap` does not map lack its axes, which they get here."""
     return [jnp.broadcast_to(x, (*q.shape[: q.ndim - 3], *x.shape[-3:])) for x in kv]
 
 
@@ -47,43 +62,10 @@ def _ranked(x: Any, rank: int) -> Any:
     return None if x is None else jnp.expand_dims(x, range(rank - x.ndim))
 
 
-def attention_with_lse(
-    q: Array,
-    kv: Any,
-    bias: Any = None,
-    mask: Any = None,
-    alibi_slopes: Any = None,
-    query_segments: Any = None,
-    key_segments: Any = None,
-    lengths: Any = None,
-    offset: Any = None,
-    dropout_keys: Any = None,
-    kept: Any = None,
-    **options: Any,
-) -> tuple[Array, Array]:
-    batch = q.ndim - 3
+def attention_with_lse(q: Array, kv: Any, *optional: Any, **options: Any) -> tuple[Array, Array]:
     k, v = _with_axes_of(q, kv)
-    bias, mask, kept = (_ranked(x, batch + 3) for x in (bias, mask, kept))
-    alibi_slopes, query_segments, key_segments = (
-        _ranked(x, batch + 1) for x in (alibi_slopes, query_segments, key_segments)
-    )
-    lengths, offset, dropout_keys = _ranked(lengths, batch), _ranked(offset, batch), _ranked(dropout_keys, batch + 2)
-    segment_ids = None if query_segments is None else (query_segments, key_segments)
-    return _reference.attention_with_lse(
-        q,
-        k,
-        v,
-        bias,
-        mask,
-        alibi_slopes,
-        segment_ids,
-        lengths,
-        offset,
-        dropout_keys,
-        kept,
-        **options,
-        **_for_gpus(q, k),
-    )
+    ranked = (_ranked(x, q.ndim - 3 + _OWN_AXES[name]) for x, name in zip(optional, OPTIONAL, strict=False))
+    return of_pair(q, (k, v), *ranked, **options, **_for_gpus(q, k))
 
 
 def attention(*args: Any, **options: Any) -> Array:

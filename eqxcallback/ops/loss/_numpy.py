@@ -56,8 +56,8 @@ def _loss(
     z_loss: float = 0.0,
     ignore_index: int | None = None,
 ) -> tuple[Any, Any]:
-    """Of logits that come in chunks: the first class of each, and its logits. Returns what the softmax is made of: the highest,
-    or 0 for none, and the sum of the exponentials of what they are below it.
+    """The loss of logits that come in chunks, each as its first class and its logits. Returns what the softmax is made of: the
+    highest logit, or 0 for none, and the sum of the exponentials of what they are below it.
     """
     index = xp.where(labels < 0, labels + size, labels)
     highest = xp.full(labels.shape, -np.inf, out.dtype)

@@ -132,8 +132,8 @@ def each_chunk(step: Callable[..., Any], carry: Any, length: int, *arrays: Any) 
 
 
 def chunk_length(size: int) -> int:
-    """Of the definition's chunks. Where it divides the size, the weight is not copied. XLA rounds products of a multiple of 8
-    columns half as much as others on CPUs, which is seen where logits are in the hundreds.
+    """How many classes are a chunk of the definition. Where that divides the size, the weight is not copied. XLA rounds products
+    of a multiple of 8 columns half as much as others on CPUs, which is seen where logits are in the hundreds.
     """
     near = sorted(
         range(_CHUNK // 2, 2 * _CHUNK + 1), key=lambda length: (length % 8 != 0, length > _CHUNK, abs(length - _CHUNK))
