@@ -82,7 +82,8 @@ class Failures:
     _most: ClassVar[int] = 64
 
     def __init__(self) -> None:
-        self._errors: collections.deque[tuple[int, KernelError]] = collections.deque(maxlen=self._most)
+        # By number; the first to be forgotten is the first.
+        self._errors: collections.OrderedDict[int, KernelError] = collections.OrderedDict()
 
     def __enter__(self) -> "Failures":
         with _lock:
@@ -96,21 +97,32 @@ class Failures:
 
     @classmethod
     def add(cls, number: int, error: KernelError) -> None:
+        forgotten = []  # freed outside of the lock: a traceback holds what may run anything when it goes
         with _lock:
             for listener in cls._listening:
-                listener._errors.append((number, error))
+                listener._errors[number] = error
+                if len(listener._errors) > cls._most:
+                    forgotten.append(listener._errors.popitem(last=False))
+
+    @classmethod
+    def _take(cls, listener: "Failures", number: int) -> KernelError | None:
+        """What a listener kept. Others forget it before what no one raised: of many threads one may be slow to ask."""
+        with _lock:
+            for other in cls._listening:
+                if number in other._errors:
+                    other._errors.move_to_end(number, last=False)
+            return listener._errors.get(number)
 
     def reraise(self, error: Exception) -> NoReturn:
         """Raise the `KernelError` behind the error that XLA made of its text, or that error as it is."""
         match = FIRST_LINE.match(str(error)) if type(error) in (JaxRuntimeError, ValueError) else None
-        with _lock:  # other threads may fail meanwhile
-            found = [failure for number, failure in self._errors if match is not None and number == int(match[1])]
+        found = self._take(self, int(match[1])) if match is not None else None
         try:
-            if not found:
+            if found is None:
                 raise error
-            if not isinstance(found[0].original, Exception):
-                raise found[0].original  # KeyboardInterrupt and SystemExit are for the whole program
-            raise found[0] from found[0].original
+            if not isinstance(found.original, Exception):
+                raise found.original  # KeyboardInterrupt and SystemExit are for the whole program
+            raise found from found.original
         finally:
             del error, found  # or this frame and the exception hold each other
 
