@@ -147,7 +147,8 @@ def test_failures_that_others_raise_meanwhile_replace_none(eager):
     """As a slow thread sees it, while others fail many times and catch it."""
     f = callback_like(broken, F32)
     jitted = jax.jit(f)
-    with pytest.raises(eqxc.KernelError) as caught, eqxc.raising():
+
+    def slow():
         try:
             jax.block_until_ready(jitted(jnp.zeros(2)))
         except JaxRuntimeError as error:
@@ -155,6 +156,9 @@ def test_failures_that_others_raise_meanwhile_replace_none(eager):
                 with pytest.raises(eqxc.KernelError), eqxc.raising():
                     jax.block_until_ready((f if eager else jitted)(jnp.zeros(2)))
             raise error
+
+    with pytest.raises(eqxc.KernelError) as caught, eqxc.raising():
+        slow()
     assert isinstance(caught.value.original, Oops)
 
 
