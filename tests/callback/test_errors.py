@@ -142,26 +142,6 @@ def test_raising_does_not_replace_the_users_own_exception():
         step()
 
 
-@pytest.mark.parametrize("eager", [False, True])
-def test_failures_that_others_raise_meanwhile_replace_none(eager):
-    """As a slow thread sees it, while others fail many times and catch it."""
-    f = callback_like(broken, F32)
-    jitted = jax.jit(f)
-
-    def slow():
-        try:
-            jax.block_until_ready(jitted(jnp.zeros(2)))
-        except JaxRuntimeError as error:
-            for _ in range(200):
-                with pytest.raises(eqxc.KernelError), eqxc.raising():
-                    jax.block_until_ready((f if eager else jitted)(jnp.zeros(2)))
-            raise error
-
-    with pytest.raises(eqxc.KernelError) as caught, eqxc.raising():
-        slow()
-    assert isinstance(caught.value.original, Oops)
-
-
 def test_the_exception_is_that_of_its_own_call():
     """Two calls fail with the same text at the same time; and one after the other inside one `raising()`."""
     both = threading.Barrier(2)

@@ -102,6 +102,33 @@ def test_failing_calls_among_good_ones(caplog):
     assert len([record for record in caplog.records if record.name == "eqxcallback"]) == failed
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_failures_that_others_raise_meanwhile_replace_none(eager):
+    """As a slow thread sees it, while others fail many times and catch it."""
+
+    class Odd(Exception):
+        pass
+
+    def kernel(ctx, out, x):
+        raise Odd
+
+    f = callback_like(kernel, X)
+    jitted = jax.jit(f)
+
+    def slow():
+        try:
+            jax.block_until_ready(jitted(X))
+        except jax.errors.JaxRuntimeError as error:
+            for _ in range(200):
+                _, again = attempt(functools.partial(in_raising, f if eager else jitted, X), eqxc.KernelError)
+                assert again is not None
+            raise error
+
+    with pytest.raises(eqxc.KernelError) as caught, eqxc.raising():
+        slow()
+    assert isinstance(caught.value.original, Odd)
+
+
 def test_callbacks_that_run_jax_call_callbacks_and_wait():
     """Four threads, at random: a callback that runs a program, one that calls a callback, eager and under jit, or waits."""
     inner = callback_like(add_one, jax.ShapeDtypeStruct((), jnp.float32))
