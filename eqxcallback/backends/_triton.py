@@ -50,12 +50,14 @@ def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
     for each in (kernel, *kernel.then):
         settings = _settings(each, version, call)
         options = {name: settings.pop(name) for name in _OPTIONS}
+        grid = call.value(each.grid, "grid", **settings)
+        if each is not kernel and 0 in dims(grid, f"{call.who}: expected grid of {each.name}"):
+            continue  # nothing of it is launched: it need not be compiled
         fn = _function(each, call.who)
         image, entry, shared, hidden = _compiled_function(
             fn, known, is_cubin, types, scalars, tuple(sorted(settings.items())), tuple(options.items()), call.who
         )
         images.append(image)
-        grid = call.value(each.grid, "grid", **settings)
         steps.append(
             Step.checked(len(steps), entry, grid, 32 * options["num_warps"], shared, f"{call.who}: {each.name}")
         )

@@ -79,15 +79,13 @@ LACKING = [
     ("decode", {"alibi_slopes": array(2)}, {}, "it has no ALiBi slopes"),
     ("decode", {"k_scale": array(5, 2), "v_scale": array(5, 2)}, {}, "it has no cache in int8"),
     ("decode", {"q": array(2, 1025)}, {}, "heads have to be no longer than 1024; they are 1025"),
-    ("attention", {}, {"window": 3}, "it has no window"),
-    ("attention", {}, {"soft_cap": 30.0}, "it has no soft cap"),
-    ("attention", {}, {"dropout": 0.1}, "it has no dropout"),
-    *(("attention", {name: X}, {}, f"it has no {name}") for name in ("bias", "mask", "lengths", "offset")),
-    ("attention", {"alibi_slopes": X}, {}, "it has no ALiBi slopes"),
-    ("attention", {"query_segments": LABELS, "key_segments": LABELS}, {}, "it has no segments"),
-    ("attention", {"dropout_keys": LABELS}, {}, "it has no dropout"),
-    ("attention", {"kept": X}, {}, "it has no dropout"),
     ("attention", {"q": array(4, 2, 257)}, {}, "heads have to be no longer than 256; they are 257"),
+    (
+        "attention",
+        {"q": array(2, 3, 4, 4, 2, 8), "mask": array(2, 1, 4, 1, 4, 5, dtype=jnp.bool)},
+        {},
+        "mask has a batch axis of 1 between others: it is bool[2,1,4,1,4,5]",
+    ),
 ]
 
 

@@ -13,8 +13,11 @@ import numpy as np
 from eqxcallback.ops.attention import _reference as reference, _triton_tiles as tiles
 
 
-# What the op has after q, k and v, which these kernels do not.
+# What the op has after q, k and v: tests/triton/test_options.py.
 ABSENT = (None,) * 9
+# Examples and heads of it, which nobody reads, and the settings of none.
+NO_SCALARS = (1,) * 20
+NO_OPTIONS = {"WINDOW": 0, "SOFT_CAP": 0.0, "DROPOUT": 0.0, "KEEP": 0, "HAS": 0}
 F32, F16, BF16 = np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 MODULES = "eqxcallback.ops.attention"
 
@@ -60,48 +63,54 @@ class Case:
 
     @functools.cached_property
     def wanted(self):
-        """`out` and the gradients, of the same values in f64."""
+        """`out`, the gradients, and `lse`, of the same values in f64."""
         with jax.enable_x64(True):
             wide = [jnp.asarray(x.astype(np.float64)) for x in self.operands]
             return [np.asarray(x) for x in _definition(self.causal, self.used_scale)(*wide)]
 
     @property
-    def options(self) -> dict[str, Any]:
-        return {"causal": self.causal, "queries": self.queries, "keys": self.keys, "scale": self.used_scale}
+    def lse(self):
+        return self.wanted[4]
 
     @property
     def scalars(self):
-        return (self.batch, self.queries, self.keys, self.heads, self.kv_heads, self.kv_batch, self.used_scale)
+        sizes = (self.batch, self.queries, self.keys, self.heads, self.kv_heads, self.kv_batch, self.used_scale)
+        return (*sizes, *NO_SCALARS)
 
     def forward(self, interpreter):
-        """`q, k, v, out`, as the kernel leaves them."""
+        """`q, k, v, out, lse`, as the kernel leaves them."""
         q, k, v, _ = self.operands
-        choice = self._tiled(tiles.choose_forward(90, self.size, self.dtype.name, **self.options))
-        grid = tiles.queries_grid(choice, self.batch, self.queries, self.heads)
-        args = (q, k, v, *ABSENT, _poison(q), *self.scalars)
-        left = interpreter(f"{MODULES}._triton_forward", "attention_forward", grid, args, choice.constants)
+        constants = self._constants(tiles.choose_forward)
+        args = (q, k, v, *ABSENT, _poison(q), _poison(self._rows), *self.scalars)
+        left = interpreter(
+            f"{MODULES}._triton_forward", "attention_forward", self._of_queries(constants), args, constants
+        )
         return [x for x in left if isinstance(x, np.ndarray)]
 
     def backward(self, interpreter, needed=(True, True, True)):
-        """`q, k, v, out, dout, dq, dk, dv, lse, delta`, as the kernels leave them. Gradients that are not `needed` are `None`."""
+        """`q, k, v, out, dout, dq, dk, dv, sums, delta`, as the kernels leave them. Gradients not `needed` are `None`."""
         q, k, v, dout = self.operands
-        statistics = np.empty((self.batch, self.heads, self.queries), np.float32)
         # The result of the forward kernel was rounded as well.
-        out = self.wanted[0].astype(self.dtype)
+        out, lse = self.wanted[0].astype(self.dtype), self.lse.astype(np.float32)
         grads = [_poison(x) if is_needed else None for x, is_needed in zip((q, k, v), needed, strict=True)]
-        arrays = [q, k, v, *ABSENT, out, dout, *grads, *ABSENT, _poison(statistics), _poison(statistics)]
-        choices = tiles.choose_backward(90, self.size, self.dtype.name, **self.options)
-        rows, of_keys, of_queries = map(self._tiled, choices)
+        results = (out, lse, dout, np.zeros_like(lse))
+        workspaces = (_poison(np.moveaxis(self._rows, 1, 2).copy()), _poison(np.moveaxis(self._rows, 1, 2).copy()))
+        arrays = [q, k, v, *ABSENT, *results, *grads, *ABSENT, *workspaces, np.zeros(1, np.float32)]
+        rows, of_keys, of_queries = map(self._constants, (tiles.choose_rows, tiles.choose_keys, tiles.choose_queries))
         launches = [
-            ("rows", rows, tiles.queries_grid(rows, self.batch, self.queries, self.heads)),
-            ("keys", of_keys, tiles.keys_grid(of_keys, self.kv_batch, self.keys, self.kv_heads)),
-            ("queries", of_queries, tiles.queries_grid(of_queries, self.batch, self.queries, self.heads)),
+            ("rows", rows, self._of_queries(rows)),
+            ("keys", of_keys, -(-self.keys // of_keys["BLOCK_KEYS"]) * self.kv_heads * self.kv_batch),
+            ("queries", of_queries, self._of_queries(of_queries)),
         ]
-        for name, choice, grid in launches:
+        for name, constants, grid in launches:
             if grid:
                 kernel = f"{MODULES}._triton_backward", f"attention_backward_{name}"
-                arrays = interpreter(*kernel, grid, (*arrays, *self.scalars), choice.constants)[: len(arrays)]
-        return [*arrays[:3], *arrays[12:17], *arrays[-2:]]
+                arrays = interpreter(*kernel, grid, (*arrays, *self.scalars), constants)[: len(arrays)]
+        return [*arrays[:3], arrays[12], arrays[14], *arrays[16:19], *arrays[28:30]]
+
+    @property
+    def _rows(self):
+        return np.empty((self.batch, self.queries, self.heads), np.float32)
 
     def check(self, got, want, rtol=0.0):
         """`rtol` is for what the reference loses in the kernels' precision."""
@@ -112,11 +121,13 @@ class Case:
         scale = max(1.0, float(np.abs(want).max(initial=0)))
         np.testing.assert_allclose(got.astype(np.float64), want, rtol=0, atol=(eps + rtol) * scale)
 
-    def _tiled(self, choice: tiles.Choice) -> tiles.Choice:
-        if self.tile is None:
-            return choice
-        blocks = dict(zip(("BLOCK_QUERIES", "BLOCK_KEYS"), self.tile, strict=True))
-        return dataclasses.replace(choice, constants=choice.constants | blocks)
+    def _constants(self, choose: Any) -> dict[str, Any]:
+        choice = choose(90, self.size, self.dtype.name, queries=self.queries)
+        blocks = {} if self.tile is None else dict(zip(("BLOCK_QUERIES", "BLOCK_KEYS"), self.tile, strict=True))
+        return choice.constants | blocks | NO_OPTIONS | {"CAUSAL": self.causal, "NEGATIVE": self.used_scale < 0}
+
+    def _of_queries(self, constants: dict[str, Any]) -> int:
+        return -(-self.queries // constants["BLOCK_QUERIES"]) * self.heads * self.batch
 
 
 @functools.cache
@@ -124,11 +135,11 @@ def _definition(causal, scale):
     def attention(q, k, v):
         times = q.shape[0] // k.shape[0]
         k, v = jnp.tile(k, (times, 1, 1, 1)), jnp.tile(v, (times, 1, 1, 1))
-        return reference.attention(q, k, v, causal=causal, scale=scale)
+        return reference.attention_with_lse(q, k, v, causal=causal, scale=scale)
 
     def both(q, k, v, dout):
-        out, vjp = jax.vjp(attention, q, k, v)
-        return out, *vjp(dout)
+        out, vjp, lse = jax.vjp(attention, q, k, v, has_aux=True)
+        return out, *vjp(dout), lse
 
     return jax.jit(both, compiler_options={"xla_backend_optimization_level": 0})
 

@@ -12,19 +12,23 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from eqxcallback.ops.attention._operands import OPTIONAL
+from eqxcallback.ops.attention._reference_dropout import threshold
+
 
 # The most that one program may have of a multiprocessor's.
 SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 
 _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-_INTEGERS = ("batch", "queries", "keys", "heads", "kv_heads", "kv_batch")
-_STATISTICS = ("lse", "delta")
-# What the op has after q, k and v, and the gradients of it: the kernels get none of them.
-_OPTIONAL = (
-    *("bias", "mask", "alibi_slopes", "query_segments", "key_segments"),
-    *("lengths", "offset", "dropout_keys", "kept"),
-)
-_ABSENT = {*_OPTIONAL, *(f"d{name}" for name in _OPTIONAL)}
+_POINTERS = {
+    **dict.fromkeys(("lse", "dlse", "sums", "delta", "of_slopes", "alibi_slopes", "dalibi_slopes"), "*fp32"),
+    **dict.fromkeys(("bias", "dbias"), "*bf16"),
+    **dict.fromkeys(("mask", "kept"), "*i1"),
+    **dict.fromkeys(("query_segments", "key_segments", "lengths", "offset"), "*i32"),
+    "dropout_keys": "*u32",
+}
+# What no kernel asks for: they have no gradient.
+_INTEGERS = ("mask", "query_segments", "key_segments", "lengths", "offset", "dropout_keys", "kept")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +50,7 @@ def _compiled(
     warps: int,
     stages: int,
 ) -> Compiled:
-    known = dict(constants) | {name: None for name in kernel.arg_names if name in _ABSENT or name in absent}
+    known = dict(constants) | {name: None for name in kernel.arg_names if name in absent}
     signature = {name: _type(name, dtype, known) for name in kernel.arg_names}
     pointers = [index for index, kind in enumerate(signature.values()) if kind.startswith("*")]
     aligned: Any = {(index,): [["tt.divisibility", 16]] for index in pointers}
@@ -59,19 +63,39 @@ def _compiled(
     return Compiled(made.asm["ptx"], usage["REG"], usage["STACK"] + usage["LOCAL"], made.metadata.shared)
 
 
-def compiled(kernel, arch: int, dtype: str, choice, absent: tuple[str, ...] = ()) -> Compiled:
-    """`absent`: gradients that are not needed."""
-    return _compiled(kernel, arch, dtype, tuple(choice.constants.items()), absent, choice.num_warps, choice.num_stages)
+def compiled(
+    kernel,
+    arch: int,
+    dtype: str,
+    choice,
+    absent: tuple[str, ...] = (),
+    *,
+    has: tuple[str, ...] = (),
+    causal: bool = True,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    dropout: float = 0.0,
+) -> Compiled:
+    """`absent`: gradients that are not needed. `has`: of `OPTIONAL`, what the call has."""
+    lacking = [name for name in OPTIONAL if name not in has]
+    absent = (*absent, *lacking, *(f"d{name}" for name in (*lacking, *_INTEGERS)))
+    settings = {
+        **choice.constants,
+        **{"CAUSAL": causal, "NEGATIVE": False, "WINDOW": window, "SOFT_CAP": soft_cap, "DROPOUT": dropout},
+        "KEEP": threshold(dropout),
+        "HAS": sum(1 << OPTIONAL.index(name) for name in has),
+    }
+    return _compiled(kernel, arch, dtype, tuple(settings.items()), absent, choice.num_warps, choice.num_stages)
 
 
 def _type(name: str, dtype: str, constants: dict[str, Any]) -> str:
     if name in constants:
         return "constexpr"
-    if name in _INTEGERS:
-        return "i32"
-    if name == "scale":
-        return "fp32"
-    return "*fp32" if name in _STATISTICS else f"*{_TYPES[dtype]}"
+    if name in _POINTERS:
+        return _POINTERS[name]
+    if name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv"):
+        return f"*{_TYPES[dtype]}"
+    return "fp32" if name == "scale" else "i32"
 
 
 def assembler_warnings(ptx: str) -> list[str]:

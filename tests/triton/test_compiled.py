@@ -16,6 +16,7 @@ from eqxcallback.ops.attention import (
     _triton_forward as attention,
     _triton_tiles as tiles,
 )
+from eqxcallback.ops.attention._operands import OPTIONAL
 
 from .compiled import SHARED_MEMORY, assembler_warnings, compiled
 
@@ -23,16 +24,35 @@ from .compiled import SHARED_MEMORY, assembler_warnings, compiled
 pytestmark = pytest.mark.usefixtures("triton_cache")
 
 SIZES = [64, 80, 96, 128, 256]
-BACKWARD = [
-    attention_backward.attention_backward_rows,
-    attention_backward.attention_backward_keys,
-    attention_backward.attention_backward_queries,
-]
+BACKWARD = {
+    "rows": (attention_backward.attention_backward_rows, tiles.choose_rows),
+    "keys": (attention_backward.attention_backward_keys, tiles.choose_keys),
+    "queries": (attention_backward.attention_backward_queries, tiles.choose_queries),
+}
 
 
 def forward(arch, size, dtype, causal=True, queries=4096):
-    choice = tiles.choose_forward(arch, size, dtype, causal=causal, queries=queries, keys=4096)
-    return compiled(attention.attention_forward, arch, dtype, choice)
+    choice = tiles.choose_forward(arch, size, dtype, queries=queries)
+    return compiled(attention.attention_forward, arch, dtype, choice, causal=causal)
+
+
+def backward(step, arch, size, dtype, absent=()):
+    kernel, choose = BACKWARD[step]
+    return compiled(kernel, arch, dtype, choose(arch, size, dtype), absent)
+
+
+EVERY_OPTION = {
+    "has": tuple(name for name in OPTIONAL if name != "kept"),
+    "window": 700,
+    "soft_cap": 30.0,
+    "dropout": 0.1,
+}
+KERNELS = {
+    "forward": (attention.attention_forward, tiles.choose_forward),
+    **BACKWARD,
+    "slopes": (attention_backward.attention_backward_slopes, tiles.choose_queries),
+    "bias": (attention_backward.attention_backward_bias, tiles.choose_bias),
+}
 
 
 def within_limits(made, arch):
@@ -78,28 +98,45 @@ def test_forward_of_other_options(causal, queries):
         (90, 128, "float32"),
     ],
 )
-@pytest.mark.parametrize("step", [0, 1, 2], ids=["rows", "keys", "queries"])
+@pytest.mark.parametrize("step", list(BACKWARD))
 def test_backward(step, arch, size, dtype):
-    choices = tiles.choose_backward(arch, size, dtype, causal=True, queries=4096, keys=4096)
-    made = compiled(BACKWARD[step], arch, dtype, choices[step])
+    made = backward(step, arch, size, dtype)
     within_limits(made, arch)
     if arch == 90:
         assert not assembler_warnings(made.ptx)
-    # A loop that spills its accumulators would need far more.
-    assert made.spilled <= (512 if step == 1 else 64)
+    # A loop that spills its accumulators would need far more. Triton 3.6 has 616 where 3.9 has 496.
+    assert made.spilled <= (640 if step == "keys" else 64)
 
 
-@pytest.mark.parametrize(("step", "absent"), [(1, ("dk",)), (1, ("dv",)), (1, ("dk", "dv")), (2, ("dq",))], ids=str)
+@pytest.mark.parametrize(
+    ("step", "absent"), [("keys", ("dk",)), ("keys", ("dv",)), ("keys", ("dk", "dv")), ("queries", ("dq",))], ids=str
+)
 def test_backward_without_gradients_that_are_not_needed(step, absent):
-    choices = tiles.choose_backward(90, 64, "bfloat16", causal=True, queries=4096, keys=4096)
-    some = compiled(BACKWARD[step], 90, "bfloat16", choices[step], absent)
+    some = backward(step, 90, 64, "bfloat16", absent)
     within_limits(some, 90)
     # What is not stored is not computed.
-    products = [
-        made.ptx.count("wgmma.mma_async.sync")
-        for made in (some, compiled(BACKWARD[step], 90, "bfloat16", choices[step]))
-    ]
+    products = [made.ptx.count("wgmma.mma_async.sync") for made in (some, backward(step, 90, 64, "bfloat16"))]
     assert products[0] < products[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "size", "chosen"),
+    [
+        *[(name, 90, 128, EVERY_OPTION) for name in KERNELS if name != "rows"],
+        *[(name, 86, 256, EVERY_OPTION) for name in ("forward", "keys", "queries")],
+        *[(name, 120, 80, {"has": ("bias",)}) for name in ("forward", "keys", "queries", "bias")],
+        ("forward", 100, 128, {"has": ("lengths", "offset")}),  # a prompt into a cache
+        ("forward", 90, 128, {"window": 1000}),
+    ],
+    ids=lambda x: "-".join(map(str, x)) if isinstance(x, dict) else str(x),
+)
+def test_options(name, arch, size, chosen):
+    kernel, choose = KERNELS[name]
+    has = sum(1 << OPTIONAL.index(each) for each in chosen.get("has", ()))
+    choice = choose(arch, size, "bfloat16", queries=4096, has=has, soft_cap=chosen.get("soft_cap", 0.0))
+    made = compiled(kernel, arch, "bfloat16", choice, **chosen)
+    within_limits(made, arch)
+    assert made.spilled <= 512
 
 
 def test_hopper_multiplies_with_warpgroups():
@@ -143,10 +180,3 @@ def test_every_size_is_covered():
         assert main + tail >= size
         assert main + tail <= max(16, 1 << (size - 1).bit_length())
         assert tail < main
-
-
-def test_a_launch_has_a_program_for_each_block():
-    choice = tiles.choose_forward(90, 128, "bfloat16", causal=True, queries=4097, keys=4096)
-    assert tiles.queries_grid(choice, 2, 4097, 8) == 33 * 2 * 8
-    assert tiles.queries_grid(choice, 2, 0, 8) == 0
-    assert tiles.keys_grid(choice, 2, 4097, 8) == 33 * 2 * 8

@@ -1,6 +1,5 @@
 """Scaled dot-product attention with grouped queries."""
 
-import functools
 import inspect
 from typing import Any
 
@@ -16,29 +15,18 @@ from ._of_pair import of_pair
 from ._operands import FAR, OPTIONAL, Segments, Window, causal_window, check_keys, dropout_of, operands
 
 
-@functools.wraps(of_pair)  # its parameters are those of the op
-def _without_lse(*args: Any, **options: Any) -> Array:
-    return of_pair(*args, **options)[0]
-
-
 _OPTIONS = ("causal", "scale", "window", "soft_cap", "dropout")
 _NATIVE = NativeKernel("attention", attributes=(*_OPTIONS, "present"), supports=floats)
 _NATIVE_BACKWARD = NativeKernel("attention_backward", attributes=(*_OPTIONS, "present", "needs_grad"), supports=floats)
 # Keys and values are one argument, which is mapped as a whole.
 _METHODS = {"q": "broadcast_all", "kv": "fold", **dict.fromkeys(OPTIONAL, "fold")}
+# The second result is the log-sum-exp of the logits, from which a gradient need not add up the exponentials again.
 _attention = Op(
     "attention",
     kernels={"cpu": (_NATIVE, _numpy.ATTENTION), "cuda": (_triton.ATTENTION, _jax.ATTENTION, _numpy.ATTENTION)},
-    reference=_without_lse,
-    vmap_method=_METHODS,
-    backward={"cpu": _NATIVE_BACKWARD, "cuda": (_triton.ATTENTION_BACKWARD, _jax.ATTENTION_BACKWARD)},
-)
-_attention_with_lse = Op(
-    "attention_with_lse",
-    kernels={"cpu": (_NATIVE, _numpy.ATTENTION_WITH_LSE), "cuda": (_jax.ATTENTION_WITH_LSE, _numpy.ATTENTION_WITH_LSE)},
     reference=of_pair,
     vmap_method=_METHODS,
-    backward={"cpu": _NATIVE_BACKWARD, "cuda": _jax.ATTENTION_WITH_LSE_BACKWARD},
+    backward={"cpu": _NATIVE_BACKWARD, "cuda": (_triton.ATTENTION_BACKWARD, _jax.ATTENTION_BACKWARD)},
 )
 
 
@@ -105,9 +93,9 @@ def attention(
     without `jax_threefry_partitionable`, or with `jax_enable_x64`: which weights stay is then an array of bools of
     shape `(*batch, heads, queries, keys)`. A `bias` has a gradient of its own size.
 
-    On a GPU our kernels know `causal` and `scale`. With any other option XLA multiplies there: in the dtype of `q` with sums in
-    f32, where weights are rounded to that dtype before they multiply values, f32 as `jax.default_matmul_precision` says, and
-    with up to 1 GiB of logits in memory at a time.
+    On a GPU a kernel in Triton takes every option, and so do its gradients: products are of the dtype of `q` with sums in f32,
+    where weights are rounded to that dtype before they multiply values. Blocks of keys that no query of a block sees are not
+    read. For heads longer than 256 XLA multiplies there, with up to 1 GiB of logits in memory at a time.
 
     ??? cite
 
@@ -116,7 +104,7 @@ def attention(
         [soft capping](https://arxiv.org/abs/2408.00118)
     """
     return _attend(
-        _attention,
+        "attention",
         q,
         k,
         v,
@@ -160,16 +148,14 @@ def attention_with_lse(
     **Returns:** a tuple of what it returns, and of an array of shape `(*batch, queries, heads)`, in f32, or in the dtype of `q`
     if that is wider. A query that sees no key has `-inf` there. `dropout` does not change it. Both have derivatives; JAX's
     `return_residual=True` has none.
-
-    On a GPU XLA multiplies, as there for options that our kernels lack.
     """
     if unknown := [name for name in options if name not in _KEYWORDS]:
         raise TypeError(f"attention_with_lse: expected options of attention; got {unknown[0]!r}.")
-    return _attend(_attention_with_lse, q, k, v, **options)
+    return _attend("attention_with_lse", q, k, v, **options)
 
 
 def _attend(
-    op: Op,
+    name: str,
     q: Any,
     k: Any,
     v: Any,
@@ -184,9 +170,8 @@ def _attend(
     key: Any = None,
     implementation: Implementation = "auto",
     **more: Any,
-) -> Any:
-    """A tuple of the results of `op`."""
-    name = op.name
+) -> tuple[Array, Array]:
+    """The result and the log-sum-exps."""
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     check(q.ndim >= 3, name, "q of shape (*batch, queries, heads, size)", q=q)
     check_keys(name, q, k, v, q.shape[:-3])
@@ -206,9 +191,8 @@ def _attend(
     optional = operands(name, q, k.shape[-3], **more)
     size, v_size = q.shape[-1], v.shape[-1]
     q, k, v = (_padded(x, max(size, v_size)) for x in (q, k, v))
-    results = op.using(implementation)(q, (k, v), *optional.values(), **options)
-    out, *lse = results if isinstance(results, tuple) else (results,)
-    return (out if v_size == out.shape[-1] else out[..., :v_size], *lse)
+    out, lse = _attention.using(implementation)(q, (k, v), *optional.values(), **options)
+    return out if v_size == out.shape[-1] else out[..., :v_size], lse
 
 
 _KEYWORDS = {name for name, each in inspect.signature(attention).parameters.items() if each.kind == each.KEYWORD_ONLY}

@@ -14,21 +14,8 @@ from .._jax import backward_of, product
 from .._supports import floats
 from . import _reference
 from ._of_pair import of_pair
-from ._operands import OPTIONAL
+from ._operands import OPTIONAL, OWN_AXES
 
-
-# How many an optional operand has beside those of the batch.
-_OWN_AXES = {
-    "bias": 3,
-    "mask": 3,
-    "alibi_slopes": 1,
-    "query_segments": 1,
-    "key_segments": 1,
-    "lengths": 0,
-    "offset": 0,
-    "dropout_keys": 2,
-    "kept": 3,
-}
 
 # Logits that are in memory at the same time: 1 GiB of them.
 _LOGITS = 2**28
@@ -62,14 +49,10 @@ def _ranked(x: Any, rank: int) -> Any:
     return None if x is None else jnp.expand_dims(x, range(rank - x.ndim))
 
 
-def attention_with_lse(q: Array, kv: Any, *optional: Any, **options: Any) -> tuple[Array, Array]:
+def attention(q: Array, kv: Any, *optional: Any, **options: Any) -> tuple[Array, Array]:
     k, v = _with_axes_of(q, kv)
-    ranked = (_ranked(x, q.ndim - 3 + _OWN_AXES[name]) for x, name in zip(optional, OPTIONAL, strict=False))
+    ranked = (_ranked(x, q.ndim - 3 + OWN_AXES[name]) for x, name in zip(optional, OPTIONAL, strict=False))
     return of_pair(q, (k, v), *ranked, **options, **_for_gpus(q, k))
-
-
-def attention(*args: Any, **options: Any) -> Array:
-    return attention_with_lse(*args, **options)[0]
 
 
 def decode_attention(
@@ -91,7 +74,5 @@ def decode_attention(
 
 ATTENTION = JaxKernel(attention, supports=floats)
 ATTENTION_BACKWARD = JaxKernel(backward_of(attention), supports=floats)
-ATTENTION_WITH_LSE = JaxKernel(attention_with_lse, supports=floats)
-ATTENTION_WITH_LSE_BACKWARD = JaxKernel(backward_of(attention_with_lse), supports=floats)
 DECODE_ATTENTION = JaxKernel(decode_attention, supports=floats)
 DECODE_ATTENTION_BACKWARD = JaxKernel(backward_of(decode_attention), supports=floats)

@@ -85,12 +85,7 @@ def attend(
 
 
 @on_arrays
-def attention(xp: Any, out: Any, *args: Any, **options: Any) -> None:
-    attend(xp, out, *args, **options)
-
-
-@on_arrays
-def attention_with_lse(xp: Any, results: Any, *args: Any, **options: Any) -> None:
+def attention(xp: Any, results: Any, *args: Any, **options: Any) -> None:
     out, lse = results
     attend(xp, out, *args, lse=lse, **options)
 
@@ -160,5 +155,4 @@ def _attend(
 
 
 ATTENTION = PythonKernel(attention, only_if_chosen=True)
-ATTENTION_WITH_LSE = PythonKernel(attention_with_lse, only_if_chosen=True)
 DECODE_ATTENTION = PythonKernel(decode_attention, only_if_chosen=True)

@@ -28,6 +28,19 @@ OPTIONAL = (
     "kept",
 )
 
+# How many axes each has beside those of the batch.
+OWN_AXES = {
+    "bias": 3,
+    "mask": 3,
+    "alibi_slopes": 1,
+    "query_segments": 1,
+    "key_segments": 1,
+    "lengths": 0,
+    "offset": 0,
+    "dropout_keys": 2,
+    "kept": 3,
+}
+
 Segments = ArrayLike | tuple[ArrayLike, ArrayLike] | None
 
 

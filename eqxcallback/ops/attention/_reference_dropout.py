@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, UInt32
 
 
-_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def kept(
@@ -54,7 +54,7 @@ def _threefry(key0: Array, key1: Array, x0: Array, x1: Array) -> tuple[Array, Ar
     keys = (key0, key1, key0 ^ key1 ^ jnp.uint32(0x1BD11BDA))
     x0, x1 = x0 + keys[0], x1 + keys[1]
     for group in range(5):
-        for rotation in _ROTATIONS[group % 2]:
+        for rotation in ROTATIONS[group % 2]:
             x0 = x0 + x1
             x1 = ((x1 << rotation) | (x1 >> (32 - rotation))) ^ x0
         x0, x1 = x0 + keys[(group + 1) % 3], x1 + keys[(group + 2) % 3] + jnp.uint32(group + 1)

@@ -7,10 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ...core import type_text
 from ...kernel import TritonKernel
 from .._cuda import ceil
 from .._supports import floats
-from ._triton_tiles import Choice, choose_backward, choose_forward
+from ._operands import OPTIONAL, OWN_AXES
+from ._reference_dropout import threshold
+from ._triton_tiles import Choice, choose_bias, choose_forward, choose_keys, choose_queries, choose_rows
 
 
 # The longest head whose tiles fit into shared memory.
@@ -23,31 +26,40 @@ def _batch(x: Any) -> int:
     return math.prod(x.shape[:-3])
 
 
-def _choice(choose: Callable[..., Any], arch: int, q: Any, kv: Any, causal: bool, scale: float) -> Any:
-    queries, _, size = q.shape[-3:]
-    # Heads without elements have nothing to launch, but a kernel all the same.
-    return choose(arch, max(size, 1), q.dtype.name, causal=causal, queries=queries, keys=kv[0].shape[-3], scale=scale)
-
-
-def _settings(choice: Choice) -> Mapping[str, Any]:
-    return {**choice.constants, "num_warps": choice.num_warps, "num_stages": choice.num_stages}
-
-
 def _blocks(x: Any, rows: int) -> int:
     """The number of blocks of `rows` rows of one head of one example."""
     return ceil(x.shape[-3], rows) * x.shape[-2] * _batch(x) if x.shape[-1] else 0
 
 
-def _forward(q: Any, kv: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-    return q, kv
+def _given(*args: Any, **_: Any) -> Any:
+    return args
 
 
-def _backward(grads: Any, args: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-    return _forward(*args)
+def _differentiated(grads: Any, args: Any, *_: Any, **__: Any) -> Any:
+    return args
 
 
-def _scalars(arguments: Callable[..., tuple[Any, Any]]) -> Mapping[str, Any]:
-    """`arguments`: `q` and `kv` of what the kernel's functions are called with."""
+def _places(batch: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, int] | None:
+    """Example `e` of a call has example `e // every % count` of an operand of the batch axes `own`: `every` and `count`.
+
+    `None` if no such numbers do, as for the axes `(2, 1, 3)` of `(2, 4, 3)`.
+    """
+    own = (*[1] * (len(batch) - len(own)), *own)
+    axes = [i for i, size in enumerate(own) if size != 1]
+    if not axes:
+        return 1, 1
+    first, last = axes[0], axes[-1] + 1
+    if own[first:last] != tuple(batch[first:last]):
+        return None
+    return math.prod(batch[last:]), math.prod(own)
+
+
+def _places_of(q: Any, name: str, x: Any) -> tuple[int, int] | None:
+    return (1, 1) if x is None else _places(q.shape[:-3], x.shape[: x.ndim - OWN_AXES[name]])
+
+
+def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:
+    """`arguments`: those of the op, of what the kernel's functions are called with."""
 
     def of_q(function: Callable[[Any], int]) -> tuple[str, Any]:
         return "int32", lambda *args, **options: function(arguments(*args, **options)[0])
@@ -55,7 +67,23 @@ def _scalars(arguments: Callable[..., tuple[Any, Any]]) -> Mapping[str, Any]:
     def of_k(function: Callable[[Any], int]) -> tuple[str, Any]:
         return "int32", lambda *args, **options: function(arguments(*args, **options)[1][0])
 
-    return {
+    def of_optional(name: str, index: int) -> tuple[str, Any]:
+        def place(*args: Any, **options: Any) -> int:
+            q, _, *optional = arguments(*args, **options)
+            found = _places_of(q, name, optional[OPTIONAL.index(name)])
+            assert found is not None  # or the call is not supported
+            return found[index]
+
+        return "int32", place
+
+    def heads_of(name: str) -> tuple[str, Any]:
+        def heads(*args: Any, **options: Any) -> int:
+            x = arguments(*args, **options)[2 + OPTIONAL.index(name)]
+            return 1 if x is None else x.shape[-3]
+
+        return "int32", heads
+
+    found: dict[str, Any] = {
         "batch": of_q(_batch),
         "queries": of_q(lambda q: q.shape[-3]),
         "keys": of_k(lambda k: k.shape[-3]),
@@ -64,32 +92,55 @@ def _scalars(arguments: Callable[..., tuple[Any, Any]]) -> Mapping[str, Any]:
         "kv_batch": of_k(_batch),
         "scale": "float32",
     }
+    for name in OPTIONAL:
+        short = name.removeprefix("alibi_")
+        found |= {f"{short}_every": of_optional(name, 0), f"{short}_batch": of_optional(name, 1)}
+        if name in ("bias", "mask"):
+            found[f"{short}_heads"] = heads_of(name)
+    return found
 
 
-# Names of operands and options in words.
-_WORDS = {
-    "alibi_slopes": "ALiBi slopes",
-    "query_segments": "segments",
-    "key_segments": "segments",
-    "dropout_keys": "dropout",
-    "kept": "dropout",
-    "soft_cap": "soft cap",
-}
-
-
-def _supports(types: Any, *, window: int, soft_cap: float, dropout: float, **options: Any) -> bool | str:
-    # A window, a soft cap or a dropout of 0 is none.
-    more = {**types._asdict(), "window": window or None, "soft_cap": soft_cap or None, "dropout": dropout or None}
-    lacking = [_WORDS.get(name, name) for name, value in more.items() if value is not None and name not in ("q", "kv")]
-    if lacking:
-        return f"it has no {lacking[0]}"
-    if types.q.shape[-1] > _MAX_SIZE:
-        return f"heads have to be no longer than {_MAX_SIZE}; they are {types.q.shape[-1]}"
+def _supports(types: Any, **options: Any) -> bool | str:
+    q, _, *optional = types
+    if q.shape[-1] > _MAX_SIZE:
+        return f"heads have to be no longer than {_MAX_SIZE}; they are {q.shape[-1]}"
+    for name, x in zip(OPTIONAL, optional, strict=True):
+        if _places_of(q, name, x) is None:
+            return f"{name} has a batch axis of 1 between others: it is {type_text(x.dtype, x.shape)}"
     return floats(types, **options)
 
 
-def _choose_forward(arch: int, q: Any, kv: Any, *_: Any, causal: bool, scale: float, **__: Any) -> Mapping[str, Any]:
-    return _settings(_choice(choose_forward, arch, q, kv, causal, scale))
+def _settings(
+    choose: Callable[..., Choice],
+    arch: int,
+    q: Any,
+    kv: Any,
+    *optional: Any,
+    causal: bool,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    dropout: float,
+) -> Mapping[str, Any]:
+    has = sum(1 << i for i, x in enumerate(optional) if x is not None)
+    # Heads without elements have nothing to launch, but a kernel all the same.
+    choice = choose(arch, max(q.shape[-1], 1), q.dtype.name, queries=q.shape[-3], has=has, soft_cap=soft_cap)
+    return {
+        **choice.constants,
+        "num_warps": choice.num_warps,
+        "num_stages": choice.num_stages,
+        "CAUSAL": causal,
+        "NEGATIVE": scale < 0,
+        "WINDOW": window,
+        "SOFT_CAP": float(soft_cap),
+        "DROPOUT": float(dropout),
+        "KEEP": threshold(dropout),
+        "HAS": has,
+    }
+
+
+def _choose_forward(arch: int, *args: Any, **options: Any) -> Mapping[str, Any]:
+    return _settings(choose_forward, arch, *args, **options)
 
 
 def _forward_grid(q: Any, *_: Any, BLOCK_QUERIES: int, **__: Any) -> int:  # noqa: N803 - a constant of the kernel
@@ -99,7 +150,7 @@ def _forward_grid(q: Any, *_: Any, BLOCK_QUERIES: int, **__: Any) -> int:  # noq
 ATTENTION = TritonKernel(
     f"{_MODULES[0]}:attention_forward",
     _forward_grid,
-    scalars=_scalars(_forward),
+    scalars=_scalars(_given),
     choose=_choose_forward,
     supports=_supports,
 )
@@ -115,31 +166,55 @@ def _keys_grid(grads: Any, args: Any, *_: Any, BLOCK_KEYS: int, **__: Any) -> in
 
 
 def _queries_grid(grads: Any, args: Any, *_: Any, BLOCK_QUERIES: int, **__: Any) -> int:  # noqa: N803
-    return 0 if grads[0] is None else _blocks(args[0], BLOCK_QUERIES)
+    return _blocks(args[0], BLOCK_QUERIES) if grads[0] is not None or _needs_slopes(grads) else 0
 
 
-def _step(index: int, name: str, grid: Callable[..., int], **more: Any) -> TritonKernel:
-    """One of the three launches of the backward pass."""
+def _slopes_grid(grads: Any, args: Any, *_: Any, **__: Any) -> int:
+    return math.prod(grads[_SLOPES].shape) if _needs_slopes(grads) else 0
 
-    def choose(arch: int, *args: Any, causal: bool, scale: float, **_: Any) -> Mapping[str, Any]:
-        q, kv = _backward(*args)
-        return _settings(_choice(choose_backward, arch, q, kv, causal, scale)[index])
 
-    return TritonKernel(f"{_MODULES[1]}:attention_backward_{name}", grid, choose=choose, **more)
+def _bias_grid(grads: Any, args: Any, *_: Any, BLOCK_QUERIES: int, BLOCK_KEYS: int, **__: Any) -> int:  # noqa: N803
+    if grads[_BIAS] is None:
+        return 0
+    *shared, queries, keys = grads[_BIAS].shape
+    return math.prod(shared) * ceil(queries, BLOCK_QUERIES) * ceil(keys, BLOCK_KEYS)
+
+
+_BIAS, _SLOPES = (2 + OPTIONAL.index(name) for name in ("bias", "alibi_slopes"))
+
+
+def _needs_slopes(grads: Any) -> bool:
+    return grads[_SLOPES] is not None
+
+
+def _step(name: str, grid: Callable[..., int], choose: Callable[..., Choice], **more: Any) -> TritonKernel:
+    """One of the launches of the backward pass."""
+
+    def settings(arch: int, grads: Any, args: Any, *_: Any, **options: Any) -> Mapping[str, Any]:
+        return _settings(choose, arch, *args, **options)
+
+    return TritonKernel(f"{_MODULES[1]}:attention_backward_{name}", grid, choose=settings, **more)
 
 
 def _workspaces(grads: Any, args: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
-    """The logarithms of the sums of a row's exponentials, and the products of its results and cotangents."""
+    """The sums and products of rows, and the gradient of a slope of each block of queries, of which the shortest has 16."""
     queries, heads, _ = args[0].shape[-3:]
-    return [jax.ShapeDtypeStruct((_batch(args[0]), heads, queries), jnp.float32)] * 2
+    of_rows = (_batch(args[0]), heads, queries)
+    of_blocks = (*of_rows[:2], ceil(queries, 16)) if _needs_slopes(grads) else (1,)
+    return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (of_rows, of_rows, of_blocks)]
 
 
 ATTENTION_BACKWARD = _step(
-    0,
     "rows",
     _rows_grid,
-    scalars=_scalars(_backward),
+    choose_rows,
+    scalars=_scalars(_differentiated),
     workspaces=_workspaces,
-    then=[_step(1, "keys", _keys_grid), _step(2, "queries", _queries_grid)],
+    then=[
+        _step("keys", _keys_grid, choose_keys),
+        _step("queries", _queries_grid, choose_queries),
+        _step("slopes", _slopes_grid, choose_queries),
+        _step("bias", _bias_grid, choose_bias),
+    ],
     supports=_supports,
 )

@@ -1,19 +1,22 @@
 """The gradients of attention in Triton. Shapes, dtypes and the mask are those of `_triton_forward.py`.
 
-Three kernels run one after the other, with the same parameters: operands, `out` and `dout` of the forward kernel, a gradient for
-each operand, and two workspaces, f32 of shape `(batch, heads, queries)`, which are written by the first kernel and read by the
-others:
+Kernels run one after the other, with the same parameters: operands, results and their cotangents, a gradient for each operand,
+and workspaces in f32, of which the first two have the shape `(batch, heads, queries)`. The kernel of rows writes them, and the
+others read them:
 
-    lse    the logarithm of the sum of exp(logits) of a query, the logits with their scale; -inf where it sees no key
-    delta  the sum of dout * out of a query, which is the sum of weights * dweights
+    sums      `lse` of a query; inf where it sees no key
+    delta     the sum of dout * out of a query, which is the sum of weights * dweights, less the cotangent of `lse`
+    of_slopes the gradient of a slope, of each block of queries
 
-A gradient that is not needed is `None`. The kernel of keys runs if `dk` or `dv` is needed, that of queries if `dq` is.
+A gradient that is not needed is `None`, and a kernel runs if one of its own is needed: that of keys has `dk` and `dv`, that of
+queries has `dq` and the parts of a slope's gradient, that of slopes adds up these, and that of bias has `dbias`.
 
-With `lse` and `delta` the weights are `exp(logits - lse)`, `dlogits = weights * (dweights - delta)`, and a block needs to know no
-other one. A forward kernel that keeps `lse` can take the place of one half of the first kernel.
+With `sums` and `delta` the weights are `exp(logits - sums)`, `dlogits = weights * (dweights - delta)`, and a block needs to know
+no other one.
 
-Gradients of shared heads and examples are summed by one program, in one order: there are no atomics, and results do not depend on
-which program is first. `dlogits` are rounded to the operands' dtype for their product with `q` and `k`; sums are f32.
+Gradients of what is shared by heads and examples are summed by one program, in one order: there are no atomics, and results do
+not depend on which program is first. `dlogits` are rounded to the operands' dtype for their product with `q` and `k`; sums are
+f32.
 """
 
 # pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
@@ -23,154 +26,128 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from ._triton_forward import (
+from ._triton_forward import first_element, inner, load, outer, place, store, zeros
+from ._triton_pairs import (
+    ASKED,
+    DROPPED,
+    LENGTHS,
     LOG2_E,
-    first_element,
-    inner,
+    dropped,
+    exponents,
+    filled_of,
     is_seen,
     key_range,
-    load,
-    outer,
-    place,
-    softmax_step,
-    store,
-    zeros,
+    options_of,
+    query_range,
+    start_of,
 )
-
-
-LOG_2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-@no_type_check
-def _visit_rows(
-    top,
-    total,
-    q,
-    q_tail,
-    k,
-    first,
-    start,
-    stop,
-    queries,
-    keys,
-    stride,
-    scale,
-    SIZE: tl.constexpr,
-    MAIN: tl.constexpr,
-    TAIL: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    NEGATIVE: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    MASKED: tl.constexpr,
-):
-    query = first + tl.arange(0, BLOCK_QUERIES)[:, None]
-    if start < stop:  # as in _triton_forward.py
-        for at in range(start, stop, BLOCK_KEYS):
-            at_k = k + tl.cast(at, tl.int64) * stride
-            block, block_tail = load(at_k, stride, keys - at, BLOCK_KEYS, SIZE, MAIN, TAIL, not MASKED)
-            products = inner(q, q_tail, block, block_tail, TAIL)
-            seen = is_seen(query, at + tl.arange(0, BLOCK_KEYS)[None, :], queries, keys, CAUSAL)
-            _, _, top, total = softmax_step(products, seen, top, total, scale, NEGATIVE, MASKED)
-    return top, total
 
 
 @triton.jit
 @no_type_check
 def attention_backward_rows(
     q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
-    out, dout,
+    out, lse, dout, dlse,
     dq, dk, dv, dbias, dmask, dalibi_slopes, dquery_segments, dkey_segments, dlengths, doffset, ddropout_keys, dkept,
-    lse, delta,
+    sums, delta, of_slopes,
     batch, queries, keys, heads, kv_heads, kv_batch, scale,
+    bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
+    query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
+    lengths_every, lengths_batch, offset_every, offset_batch,
+    dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
     SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """`lse` and `delta` of one block of queries. Grid: `(cdiv(queries, BLOCK_QUERIES) * heads * batch,)`."""
-    first, head, example = place(queries, heads, BLOCK_QUERIES, CAUSAL)
+    """`sums` and `delta` of one block of queries. Grid: `(cdiv(queries, BLOCK_QUERIES) * heads * batch,)`."""
+    first, head, example = place(queries, heads, BLOCK_QUERIES, False)
     at = first_element(example, queries, first, heads, head, SIZE)
     stride, left = heads * SIZE, queries - first
     out_main, out_tail = load(out + at, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
     dout_main, dout_tail = load(dout + at, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
-    sums = tl.sum(out_main.to(tl.float32) * dout_main.to(tl.float32), 1)
+    products = tl.sum(out_main.to(tl.float32) * dout_main.to(tl.float32), 1)
     if TAIL:
-        sums += tl.sum(out_tail.to(tl.float32) * dout_tail.to(tl.float32), 1)
-    q, q_tail = load(q + at, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
-    at_k = first_element(example % kv_batch, keys, 0, kv_heads, head // (heads // kv_heads), SIZE)
-    top = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_QUERIES], tl.float32)
-    whole, stop = key_range(first, queries, keys, CAUSAL, BLOCK_QUERIES, BLOCK_KEYS)
-    # fmt: off
-    top, total = _visit_rows(
-        top, total, q, q_tail, k + at_k, first, 0, whole, queries, keys, kv_heads * SIZE, scale * LOG2_E,
-        SIZE, MAIN, TAIL, CAUSAL, NEGATIVE, BLOCK_QUERIES, BLOCK_KEYS, False)
-    top, total = _visit_rows(
-        top, total, q, q_tail, k + at_k, first, whole, stop, queries, keys, kv_heads * SIZE, scale * LOG2_E,
-        SIZE, MAIN, TAIL, CAUSAL, NEGATIVE, BLOCK_QUERIES, BLOCK_KEYS, True)
-    # fmt: on
+        products += tl.sum(out_tail.to(tl.float32) * dout_tail.to(tl.float32), 1)
     rows = tl.arange(0, BLOCK_QUERIES)
-    statistics = first_element(example, heads, head, queries, first, 1)
-    logarithm = tl.where(total == 0, float("-inf"), top * LOG_2 + tl.log(tl.where(total == 0, 1.0, total)))
-    tl.store(lse + statistics + rows, logarithm, mask=rows < left)
-    tl.store(delta + statistics + rows, sums, mask=rows < left)
+    here = first_element(example, queries, first, heads, head, 1) + rows * heads
+    logarithms = tl.load(lse + here, mask=rows < left, other=0.0)
+    products -= tl.load(dlse + here, mask=rows < left, other=0.0)
+    there = first_element(example, heads, head, queries, first, 1) + rows
+    # No weight is left of exponents that are -inf, which minus -inf would be NaN.
+    tl.store(sums + there, tl.where(logarithms == float("-inf"), float("inf"), logarithms), mask=rows < left)
+    tl.store(delta + there, products, mask=rows < left)
 
 
 @triton.jit
 @no_type_check
-def _weights(products, lse, seen, scale, MASKED: tl.constexpr):
-    """Both `scale` and `lse` are for exponents of two."""
-    exponents = products * scale - lse
+def _weights(
+    products, query, key, sums, options, queries, keys, scale,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, HAS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """And the tangents of a soft cap. Both `scale` and `sums` are for exponents of two."""
+    logits, tangents = exponents(products, query, key, options, queries, keys, scale, SOFT_CAP, HAS)
+    relative = logits - sums
     if MASKED:
-        exponents = tl.where(seen, exponents, float("-inf"))
-    return tl.exp2(exponents)
+        seen = is_seen(query, key, options, queries, keys, CAUSAL, WINDOW, HAS)
+        relative = tl.where(seen, relative, float("-inf"))
+    return tl.exp2(relative), tangents
+
+
+@triton.jit
+@no_type_check
+def _dlogits(
+    weights, dweights, delta, query, key, options, queries, keys,
+    DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    if HAS & DROPPED:
+        dweights = dropped(dweights, query, key, options, queries, keys, DROPOUT, KEEP, HAS)
+    dlogits = weights * (dweights - delta)
+    if MASKED and HAS & LENGTHS:
+        # A value past the end may be NaN.
+        dlogits = tl.where(key < filled_of(options), dlogits, 0.0)
+    return dlogits
+
+
+@triton.jit
+@no_type_check
+def _before_the_cap(dlogits, tangents, SOFT_CAP: tl.constexpr):
+    return dlogits * (1 - tangents * tangents) if SOFT_CAP != 0 else dlogits
 
 
 @triton.jit
 @no_type_check
 def _visit_keys(
-    dk,
-    dk_tail,
-    dv,
-    dv_tail,
-    k,
-    k_tail,
-    v,
-    v_tail,
-    q,
-    dout,
-    lse,
-    delta,
-    first,
-    start,
-    stop,
-    queries,
-    keys,
-    stride,
-    scale,
-    SIZE: tl.constexpr,
-    MAIN: tl.constexpr,
-    TAIL: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    dk, dk_tail, dv, dv_tail, k, k_tail, v, v_tail, q, dout, sums, delta, first, start, stop,
+    queries, keys, stride, scale, options,
+    SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     key = first + tl.arange(0, BLOCK_KEYS)[:, None]
     for at in range(start, stop, BLOCK_QUERIES):
         step, left = tl.cast(at, tl.int64) * stride, queries - at
         rows = tl.arange(0, BLOCK_QUERIES)
-        # Rows past the end are zeros all through, and add nothing whatever their weights are.
+        query = (at + rows)[None, :]
+        # Rows past the end have no weights.
         q_main, q_tail = load(q + step, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
-        sums = tl.load(lse + at + rows, mask=rows < left, other=0.0)
+        # Volatile: Triton 3.6 would copy them ahead into shared memory, four bytes at a time, with registers for each address.
+        of_rows = tl.load(sums + at + rows, mask=rows < left, other=float("inf"), volatile=True)
         products = inner(k, k_tail, q_main, q_tail, TAIL)
-        seen = is_seen((at + rows)[None, :], key, queries, keys, CAUSAL)
-        weights = _weights(products, sums[None, :] * LOG2_E, seen, scale, MASKED)
+        # fmt: off
+        weights, tangents = _weights(
+            products, query, key, of_rows[None, :] * LOG2_E, options, queries, keys, scale,
+            CAUSAL, WINDOW, SOFT_CAP, HAS, MASKED)
+        # fmt: on
         dout_main, dout_tail = load(dout + step, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
-        dv, dv_tail = outer(weights, dout_main, dout_tail, dv, dv_tail, TAIL)
-        deltas = tl.load(delta + at + rows, mask=rows < left, other=0.0)
-        dlogits = weights * (inner(v, v_tail, dout_main, dout_tail, TAIL) - deltas[None, :])
-        dk, dk_tail = outer(dlogits, q_main, q_tail, dk, dk_tail, TAIL)
+        kept = dropped(weights, query, key, options, queries, keys, DROPOUT, KEEP, HAS)
+        dv, dv_tail = outer(kept, dout_main, dout_tail, dv, dv_tail, TAIL)
+        deltas = tl.load(delta + at + rows, mask=rows < left, other=0.0, volatile=True)
+        dweights = inner(v, v_tail, dout_main, dout_tail, TAIL)
+        # fmt: off
+        dlogits = _dlogits(
+            weights, dweights, deltas[None, :], query, key, options, queries, keys, DROPOUT, KEEP, HAS, MASKED)
+        # fmt: on
+        dk, dk_tail = outer(_before_the_cap(dlogits, tangents, SOFT_CAP), q_main, q_tail, dk, dk_tail, TAIL)
     return dk, dk_tail, dv, dv_tail
 
 
@@ -178,11 +155,16 @@ def _visit_keys(
 @no_type_check
 def attention_backward_keys(
     q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
-    out, dout,
+    out, lse, dout, dlse,
     dq, dk, dv, dbias, dmask, dalibi_slopes, dquery_segments, dkey_segments, dlengths, doffset, ddropout_keys, dkept,
-    lse, delta,
+    sums, delta, of_slopes,
     batch, queries, keys, heads, kv_heads, kv_batch, scale,
+    bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
+    query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
+    lengths_every, lengths_batch, offset_every, offset_batch,
+    dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
     SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
     """`dk` and `dv` of one block of keys of one of *their* heads. Grid: `(cdiv(keys, BLOCK_KEYS) * kv_heads * kv_batch,)`."""
@@ -193,31 +175,48 @@ def attention_backward_keys(
     v_main, v_tail = load(v + at, kv_heads * SIZE, left, BLOCK_KEYS, SIZE, MAIN, TAIL)
     k_sums, k_sums_tail = zeros(BLOCK_KEYS, MAIN, TAIL)
     v_sums, v_sums_tail = zeros(BLOCK_KEYS, MAIN, TAIL)
-    # Queries before `start` see none of these keys, those from `whole` on see all.
-    start = 0
-    whole = 0
-    if CAUSAL:
-        start = tl.maximum(first + queries - keys, 0) // BLOCK_QUERIES * BLOCK_QUERIES
-        whole = tl.cdiv(tl.maximum(first + BLOCK_KEYS - 1 + queries - keys, 0), BLOCK_QUERIES) * BLOCK_QUERIES
-        whole = tl.minimum(whole, tl.cdiv(queries, BLOCK_QUERIES) * BLOCK_QUERIES)
     group = heads // kv_heads
     for sharer in range(0, group * (batch // kv_batch)):
         head = kv_head * group + sharer % group
         example = kv_example + sharer // group * kv_batch
+        # fmt: off
+        options = options_of(
+            example, head, queries, keys, heads,
+            bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
+            bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
+            query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
+            lengths_every, lengths_batch, offset_every, offset_batch,
+            dropout_keys_every, dropout_keys_batch, kept_every, kept_batch, HAS)
+        # fmt: on
         at_q = first_element(example, queries, 0, heads, head, SIZE)
         statistics = first_element(example, heads, head, queries, 0, 1)
         # fmt: off
-        if CAUSAL:
+        begin, whole, end, stop = query_range(
+            first, start_of(options), filled_of(options), queries, CAUSAL, WINDOW, HAS, BLOCK_QUERIES, BLOCK_KEYS)
+        if HAS & ASKED:
             k_sums, k_sums_tail, v_sums, v_sums_tail = _visit_keys(
-        k_sums, k_sums_tail, v_sums, v_sums_tail, k_main, k_tail, v_main, v_tail,
-            q + at_q, dout + at_q, lse + statistics, delta + statistics,
-            first, start, whole, queries, keys, heads * SIZE, scale * LOG2_E,
-            SIZE, MAIN, TAIL, CAUSAL, BLOCK_QUERIES, BLOCK_KEYS, True)
-        k_sums, k_sums_tail, v_sums, v_sums_tail = _visit_keys(
-            k_sums, k_sums_tail, v_sums, v_sums_tail, k_main, k_tail, v_main, v_tail,
-            q + at_q, dout + at_q, lse + statistics, delta + statistics,
-            first, whole, queries, queries, keys, heads * SIZE, scale * LOG2_E,
-            SIZE, MAIN, TAIL, CAUSAL, BLOCK_QUERIES, BLOCK_KEYS, False)
+                k_sums, k_sums_tail, v_sums, v_sums_tail, k_main, k_tail, v_main, v_tail,
+                q + at_q, dout + at_q, sums + statistics, delta + statistics, first, begin, stop,
+                queries, keys, heads * SIZE, scale * LOG2_E, options,
+                SIZE, MAIN, TAIL, CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, True)
+        else:
+            if CAUSAL or WINDOW or HAS & LENGTHS:
+                k_sums, k_sums_tail, v_sums, v_sums_tail = _visit_keys(
+                    k_sums, k_sums_tail, v_sums, v_sums_tail, k_main, k_tail, v_main, v_tail,
+                    q + at_q, dout + at_q, sums + statistics, delta + statistics, first, begin, tl.minimum(whole, stop),
+                    queries, keys, heads * SIZE, scale * LOG2_E, options,
+                    SIZE, MAIN, TAIL, CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, True)
+            k_sums, k_sums_tail, v_sums, v_sums_tail = _visit_keys(
+                k_sums, k_sums_tail, v_sums, v_sums_tail, k_main, k_tail, v_main, v_tail,
+                q + at_q, dout + at_q, sums + statistics, delta + statistics, first, whole, end,
+                queries, keys, heads * SIZE, scale * LOG2_E, options,
+                SIZE, MAIN, TAIL, CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, False)
+            if WINDOW:
+                k_sums, k_sums_tail, v_sums, v_sums_tail = _visit_keys(
+                    k_sums, k_sums_tail, v_sums, v_sums_tail, k_main, k_tail, v_main, v_tail,
+                    q + at_q, dout + at_q, sums + statistics, delta + statistics, first, end, stop,
+                    queries, keys, heads * SIZE, scale * LOG2_E, options,
+                    SIZE, MAIN, TAIL, CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, True)
         # fmt: on
     if dk is not None:
         store(dk + at, k_sums * scale, k_sums_tail * scale, kv_heads * SIZE, left, BLOCK_KEYS, SIZE, MAIN, TAIL)
@@ -228,79 +227,198 @@ def attention_backward_keys(
 @triton.jit
 @no_type_check
 def _visit_queries(
-    dq,
-    dq_tail,
-    q,
-    q_tail,
-    dout,
-    dout_tail,
-    k,
-    v,
-    lse,
-    delta,
-    first,
-    start,
-    stop,
-    queries,
-    keys,
-    stride,
-    scale,
-    SIZE: tl.constexpr,
-    MAIN: tl.constexpr,
-    TAIL: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    dq, dq_tail, of_slope, q, q_tail, dout, dout_tail, k, v, sums, delta, first, start, stop,
+    queries, keys, stride, scale, options,
+    SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, MASKED: tl.constexpr, SLOPED: tl.constexpr,
+):  # fmt: skip
     query = first + tl.arange(0, BLOCK_QUERIES)[:, None]
     if start < stop:  # as in _triton_forward.py
         for at in range(start, stop, BLOCK_KEYS):
-            step, left = tl.cast(at, tl.int64) * stride, keys - at
+            step, left = tl.cast(at, tl.int64) * stride, filled_of(options) - at
+            key = at + tl.arange(0, BLOCK_KEYS)[None, :]
             k_main, k_tail = load(k + step, stride, left, BLOCK_KEYS, SIZE, MAIN, TAIL, not MASKED)
             v_main, v_tail = load(v + step, stride, left, BLOCK_KEYS, SIZE, MAIN, TAIL, not MASKED)
             products = inner(q, q_tail, k_main, k_tail, TAIL)
-            seen = is_seen(query, at + tl.arange(0, BLOCK_KEYS)[None, :], queries, keys, CAUSAL)
-            weights = _weights(products, lse[:, None], seen, scale, MASKED)
-            dlogits = weights * (inner(dout, dout_tail, v_main, v_tail, TAIL) - delta[:, None])
-            dq, dq_tail = outer(dlogits, k_main, k_tail, dq, dq_tail, TAIL)
-    return dq, dq_tail
+            # fmt: off
+            weights, tangents = _weights(
+                products, query, key, sums[:, None], options, queries, keys, scale,
+                CAUSAL, WINDOW, SOFT_CAP, HAS, MASKED)
+            dlogits = _dlogits(
+                weights, inner(dout, dout_tail, v_main, v_tail, TAIL), delta[:, None], query, key, options, queries, keys,
+                DROPOUT, KEEP, HAS, MASKED)
+            # fmt: on
+            if SLOPED:
+                of_slope -= tl.sum(dlogits * tl.abs(query + start_of(options) - key).to(tl.float32), 1)
+            dq, dq_tail = outer(_before_the_cap(dlogits, tangents, SOFT_CAP), k_main, k_tail, dq, dq_tail, TAIL)
+    return dq, dq_tail, of_slope
 
 
 @triton.jit
 @no_type_check
 def attention_backward_queries(
     q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
-    out, dout,
+    out, lse, dout, dlse,
     dq, dk, dv, dbias, dmask, dalibi_slopes, dquery_segments, dkey_segments, dlengths, doffset, ddropout_keys, dkept,
-    lse, delta,
+    sums, delta, of_slopes,
     batch, queries, keys, heads, kv_heads, kv_batch, scale,
+    bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
+    query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
+    lengths_every, lengths_batch, offset_every, offset_batch,
+    dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
     SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
     """`dq` of one block of queries of one head. Grid: `(cdiv(queries, BLOCK_QUERIES) * heads * batch,)`."""
     first, head, example = place(queries, heads, BLOCK_QUERIES, CAUSAL)
+    # fmt: off
+    options = options_of(
+        example, head, queries, keys, heads,
+        bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
+        bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
+        query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
+        lengths_every, lengths_batch, offset_every, offset_batch,
+        dropout_keys_every, dropout_keys_batch, kept_every, kept_batch, HAS)
+    # fmt: on
     at = first_element(example, queries, first, heads, head, SIZE)
     stride, left = heads * SIZE, queries - first
     q, q_tail = load(q + at, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
     dout, dout_tail = load(dout + at, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
     rows = tl.arange(0, BLOCK_QUERIES)
     statistics = first_element(example, heads, head, queries, first, 1)
-    sums = tl.load(lse + statistics + rows, mask=rows < left, other=0.0) * LOG2_E
+    of_rows = tl.load(sums + statistics + rows, mask=rows < left, other=float("inf")) * LOG2_E
     deltas = tl.load(delta + statistics + rows, mask=rows < left, other=0.0)
     kv_head = head // (heads // kv_heads)
     at_kv = first_element(example % kv_batch, keys, 0, kv_heads, kv_head, SIZE)
     gradient, gradient_tail = zeros(BLOCK_QUERIES, MAIN, TAIL)
-    whole, stop = key_range(first, queries, keys, CAUSAL, BLOCK_QUERIES, BLOCK_KEYS)
+    of_slope = tl.zeros([BLOCK_QUERIES], tl.float32)
+    begin, whole, end, stop = key_range(
+        first, start_of(options), filled_of(options), CAUSAL, WINDOW, BLOCK_QUERIES, BLOCK_KEYS
+    )
     # fmt: off
-    gradient, gradient_tail = _visit_queries(
-        gradient, gradient_tail, q, q_tail, dout, dout_tail, k + at_kv, v + at_kv, sums, deltas,
-        first, 0, whole, queries, keys, kv_heads * SIZE, scale * LOG2_E,
-        SIZE, MAIN, TAIL, CAUSAL, BLOCK_QUERIES, BLOCK_KEYS, False)
-    gradient, gradient_tail = _visit_queries(
-        gradient, gradient_tail, q, q_tail, dout, dout_tail, k + at_kv, v + at_kv, sums, deltas,
-        first, whole, stop, queries, keys, kv_heads * SIZE, scale * LOG2_E,
-        SIZE, MAIN, TAIL, CAUSAL, BLOCK_QUERIES, BLOCK_KEYS, True)
+    if HAS & ASKED:
+        end = begin
+    else:
+        if WINDOW:
+            gradient, gradient_tail, of_slope = _visit_queries(
+                gradient, gradient_tail, of_slope, q, q_tail, dout, dout_tail, k + at_kv, v + at_kv, of_rows, deltas,
+                first, begin, tl.minimum(whole, stop), queries, keys, kv_heads * SIZE, scale * LOG2_E, options, SIZE, MAIN, TAIL,
+                CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, True, dalibi_slopes is not None)
+        gradient, gradient_tail, of_slope = _visit_queries(
+            gradient, gradient_tail, of_slope, q, q_tail, dout, dout_tail, k + at_kv, v + at_kv, of_rows, deltas,
+            first, whole, end, queries, keys, kv_heads * SIZE, scale * LOG2_E, options, SIZE, MAIN, TAIL,
+            CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, False, dalibi_slopes is not None)
+    gradient, gradient_tail, of_slope = _visit_queries(
+        gradient, gradient_tail, of_slope, q, q_tail, dout, dout_tail, k + at_kv, v + at_kv, of_rows, deltas,
+        first, end, stop, queries, keys, kv_heads * SIZE, scale * LOG2_E, options, SIZE, MAIN, TAIL,
+        CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, True, dalibi_slopes is not None)
     # fmt: on
     if dq is not None:
         store(dq + at, gradient * scale, gradient_tail * scale, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
+    if dalibi_slopes is not None:
+        blocks = tl.cdiv(queries, BLOCK_QUERIES)
+        tl.store(of_slopes + first_element(example, heads, head, blocks, first // BLOCK_QUERIES, 1), tl.sum(of_slope))
+
+
+@triton.jit
+@no_type_check
+def _sharer(index, one, every, count):
+    """The example that is number `index` of those that share number `one` of an operand's."""
+    return (index // every * count + one) * every + index % every
+
+
+@triton.jit
+@no_type_check
+def attention_backward_slopes(
+    q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
+    out, lse, dout, dlse,
+    dq, dk, dv, dbias, dmask, dalibi_slopes, dquery_segments, dkey_segments, dlengths, doffset, ddropout_keys, dkept,
+    sums, delta, of_slopes,
+    batch, queries, keys, heads, kv_heads, kv_batch, scale,
+    bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
+    query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
+    lengths_every, lengths_batch, offset_every, offset_batch,
+    dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
+    SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of one slope, of the parts that `attention_backward_queries` leaves. Grid: `(slopes_batch * heads,)`."""
+    slope = tl.program_id(0)
+    blocks = tl.cdiv(queries, BLOCK_QUERIES)
+    columns = tl.arange(0, 128)
+    total = tl.zeros([128], tl.float32)
+    for sharer in range(0, batch // slopes_batch):
+        example = _sharer(sharer, slope // heads, slopes_every, slopes_batch)
+        at = first_element(example, heads, slope % heads, blocks, 0, 1)
+        for block in range(0, blocks, 128):
+            total += tl.load(of_slopes + at + block + columns, mask=block + columns < blocks, other=0.0)
+    tl.store(dalibi_slopes + slope, tl.sum(total))
+
+
+@triton.jit
+@no_type_check
+def attention_backward_bias(
+    q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
+    out, lse, dout, dlse,
+    dq, dk, dv, dbias, dmask, dalibi_slopes, dquery_segments, dkey_segments, dlengths, doffset, ddropout_keys, dkept,
+    sums, delta, of_slopes,
+    batch, queries, keys, heads, kv_heads, kv_batch, scale,
+    bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
+    query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
+    lengths_every, lengths_batch, offset_every, offset_batch,
+    dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
+    SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+):  # fmt: skip
+    """`dbias` of one block of pairs. Grid: the blocks of queries, times those of keys, times `bias_heads * bias_batch`."""
+    program = tl.program_id(0)
+    blocks = tl.cdiv(keys, BLOCK_KEYS)
+    first_key = program % blocks * BLOCK_KEYS
+    program //= blocks
+    blocks = tl.cdiv(queries, BLOCK_QUERIES)
+    first = program % blocks * BLOCK_QUERIES
+    bias_head, bias_example = program // blocks % bias_heads, program // blocks // bias_heads
+    rows = tl.arange(0, BLOCK_QUERIES)
+    query, key = (first + rows)[:, None], first_key + tl.arange(0, BLOCK_KEYS)[None, :]
+    left = queries - first
+    gradient = tl.zeros([BLOCK_QUERIES, BLOCK_KEYS], tl.float32)
+    group = heads // bias_heads
+    for sharer in range(0, group * (batch // bias_batch)):
+        # A bias is of one head or of all.
+        head = bias_head + sharer % group
+        example = _sharer(sharer // group, bias_example, bias_every, bias_batch)
+        # fmt: off
+        options = options_of(
+            example, head, queries, keys, heads,
+            bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
+            bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
+            query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
+            lengths_every, lengths_batch, offset_every, offset_batch,
+            dropout_keys_every, dropout_keys_batch, kept_every, kept_batch, HAS)
+        # fmt: on
+        at = first_element(example, queries, first, heads, head, SIZE)
+        at_kv = first_element(example % kv_batch, keys, first_key, kv_heads, head // (heads // kv_heads), SIZE)
+        left_keys = filled_of(options) - first_key
+        q_main, q_tail = load(q + at, heads * SIZE, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
+        dout_main, dout_tail = load(dout + at, heads * SIZE, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
+        k_main, k_tail = load(k + at_kv, kv_heads * SIZE, left_keys, BLOCK_KEYS, SIZE, MAIN, TAIL)
+        v_main, v_tail = load(v + at_kv, kv_heads * SIZE, left_keys, BLOCK_KEYS, SIZE, MAIN, TAIL)
+        statistics = first_element(example, heads, head, queries, first, 1) + rows
+        of_rows = tl.load(sums + statistics, mask=rows < left, other=float("inf")) * LOG2_E
+        deltas = tl.load(delta + statistics, mask=rows < left, other=0.0)
+        # fmt: off
+        weights, _ = _weights(
+            inner(q_main, q_tail, k_main, k_tail, TAIL), query, key, of_rows[:, None], options, queries, keys,
+            scale * LOG2_E, CAUSAL, WINDOW, SOFT_CAP, HAS, True)
+        gradient += _dlogits(
+            weights, inner(dout_main, dout_tail, v_main, v_tail, TAIL), deltas[:, None], query, key, options, queries, keys,
+            DROPOUT, KEEP, HAS, True)
+        # fmt: on
+    at = (tl.cast(bias_example, tl.int64) * bias_heads + bias_head) * queries * keys
+    inside = (query < queries) & (key < keys)
+    to = dbias + at + (tl.cast(query, tl.int64) * keys + key)
+    tl.store(to, gradient.to(dbias.dtype.element_ty), mask=inside)

@@ -1,10 +1,11 @@
 """Attention in Triton: what the kernels share, and the forward kernel.
 
-Of the operands of the op, `bias` to `kept` are parameters, and always `None`: there are kernels for CPUs alone.
-
 `q` is `(batch, queries, heads, size)`, `k` and `v` are `(kv_batch, keys, kv_heads, size)`, all contiguous. Query head `h` of
-example `b` uses head `h // (heads // kv_heads)` of example `b % kv_batch`. `causal`: query `i` sees the keys up to
-`i + keys - queries`. A query that sees no key gives zeros, and so do its gradients.
+example `b` uses head `h // (heads // kv_heads)` of example `b % kv_batch`. What else the op has is in `_triton_pairs.py`. A query
+that sees no key gives zeros, and so do its gradients.
+
+Kernels write `lse` too, of shape `(batch, queries, heads)`: the natural logarithm of the sum of the exponentials of a query's
+logits, -inf where it sees no key.
 
 Operands are f32, f16 or bf16; products are added up in f32, and softmax is in f32, with exponents of two. Weights are rounded to
 the operands' dtype for the second product. f32 is multiplied as it is, not as tf32.
@@ -24,8 +25,21 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-
-LOG2_E = tl.constexpr(1.4426950408889634)
+from ._triton_pairs import (
+    ASKED,
+    BIAS,
+    DROPPED,
+    LOG2_E,
+    LOG_2,
+    SLOPES,
+    dropped,
+    exponents,
+    filled_of,
+    is_seen,
+    key_range,
+    options_of,
+    start_of,
+)
 
 
 @triton.jit
@@ -127,33 +141,21 @@ def outer(weights, b, b_tail, out, out_tail, TAIL: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def key_range(first, queries, keys, CAUSAL: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr):
-    """Blocks of keys before `whole` are seen by all queries of a block, those before `stop` by some of them."""
-    whole = keys
-    stop = keys
-    if CAUSAL:
-        whole = tl.minimum(tl.maximum(first + 1 + keys - queries, 0), keys)
-        stop = tl.minimum(tl.maximum(first + BLOCK_QUERIES + keys - queries, 0), keys)
-    return whole // BLOCK_KEYS * BLOCK_KEYS, stop
-
-
-@triton.jit
-@no_type_check
-def is_seen(query, key, queries, keys, CAUSAL: tl.constexpr):
-    """One comparison: under causal, no query sees keys past the end. Queries past the end may see anything."""
-    return key <= query + (keys - queries) if CAUSAL else key < keys
-
-
-@triton.jit
-@no_type_check
-def softmax_step(products, seen, top, total, scale, NEGATIVE: tl.constexpr, MASKED: tl.constexpr):
+def softmax_step(
+    products, query, key, top, total, queries, keys, scale, options,
+    CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, HAS: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
     """Weights relative to the highest logit so far, and what earlier weights have to be multiplied by. `scale` has log2(e).
 
     Where all products count, the maximum is taken before they are scaled: scaling is then part of the multiplication and
     addition that the exponent needs anyway. So the sign of the scale has to be known.
     """
-    if MASKED:
-        logits = tl.where(seen, products * scale, float("-inf"))
+    if MASKED or SOFT_CAP != 0 or HAS & (BIAS | SLOPES):
+        logits, _ = exponents(products, query, key, options, queries, keys, scale, SOFT_CAP, HAS)
+        if MASKED:
+            seen = is_seen(query, key, options, queries, keys, CAUSAL, WINDOW, HAS)
+            logits = tl.where(seen, logits, float("-inf"))
         highest = tl.maximum(top, tl.max(logits, 1))
         # A row that saw nothing has no highest logit; any number will do.
         safe = tl.where(highest == float("-inf"), 0.0, highest)
@@ -170,44 +172,31 @@ def softmax_step(products, seen, top, total, scale, NEGATIVE: tl.constexpr, MASK
 @triton.jit
 @no_type_check
 def _visit(
-    out,
-    out_tail,
-    top,
-    total,
-    q,
-    q_tail,
-    k,
-    v,
-    first,
-    start,
-    stop,
-    queries,
-    keys,
-    stride,
-    scale,
-    SIZE: tl.constexpr,
-    MAIN: tl.constexpr,
-    TAIL: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    NEGATIVE: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    MASKED: tl.constexpr,
-):
+    out, out_tail, top, total, q, q_tail, k, v, first, start, stop, queries, keys, stride, scale, options,
+    SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     query = first + tl.arange(0, BLOCK_QUERIES)[:, None]
     # Without this, the loop may have no step as far as the assembler knows, and the zeros that it would leave are written where
     # products may be under way. The assembler then waits after each of Hopper's products (its message C7515).
     if start < stop:
         for at in range(start, stop, BLOCK_KEYS):
-            step = tl.cast(at, tl.int64) * stride
-            block, block_tail = load(k + step, stride, keys - at, BLOCK_KEYS, SIZE, MAIN, TAIL, not MASKED)
+            step, left = tl.cast(at, tl.int64) * stride, filled_of(options) - at
+            key = at + tl.arange(0, BLOCK_KEYS)[None, :]
+            block, block_tail = load(k + step, stride, left, BLOCK_KEYS, SIZE, MAIN, TAIL, not MASKED)
             products = inner(q, q_tail, block, block_tail, TAIL)
-            seen = is_seen(query, at + tl.arange(0, BLOCK_KEYS)[None, :], queries, keys, CAUSAL)
-            weights, shrink, top, total = softmax_step(products, seen, top, total, scale, NEGATIVE, MASKED)
+            # fmt: off
+            weights, shrink, top, total = softmax_step(
+                products, query, key, top, total, queries, keys, scale, options,
+                CAUSAL, NEGATIVE, WINDOW, SOFT_CAP, HAS, MASKED)
+            # fmt: on
+            if HAS & DROPPED:
+                weights = dropped(weights, query, key, options, queries, keys, DROPOUT, KEEP, HAS)
             out *= shrink[:, None]
             if TAIL:
                 out_tail *= shrink[:, None]
-            block, block_tail = load(v + step, stride, keys - at, BLOCK_KEYS, SIZE, MAIN, TAIL, not MASKED)
+            block, block_tail = load(v + step, stride, left, BLOCK_KEYS, SIZE, MAIN, TAIL, not MASKED)
             out, out_tail = outer(weights, block, block_tail, out, out_tail, TAIL)
     return out, out_tail, top, total
 
@@ -216,13 +205,27 @@ def _visit(
 @no_type_check
 def attention_forward(
     q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
-    out,
+    out, lse,
     batch, queries, keys, heads, kv_heads, kv_batch, scale,
+    bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
+    query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
+    lengths_every, lengths_batch, offset_every, offset_batch,
+    dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
     SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. Grid: `(cdiv(queries, BLOCK_QUERIES) * heads * batch,)`."""
     first, head, example = place(queries, heads, BLOCK_QUERIES, CAUSAL)
+    # fmt: off
+    options = options_of(
+        example, head, queries, keys, heads,
+        bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
+        bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
+        query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
+        lengths_every, lengths_batch, offset_every, offset_batch,
+        dropout_keys_every, dropout_keys_batch, kept_every, kept_batch, HAS)
+    # fmt: on
     at = first_element(example, queries, first, heads, head, SIZE)
     at_kv = first_element(example % kv_batch, keys, 0, kv_heads, head // (heads // kv_heads), SIZE)
     q, q_tail = load(q + at, heads * SIZE, queries - first, BLOCK_QUERIES, SIZE, MAIN, TAIL)
@@ -230,15 +233,33 @@ def attention_forward(
     sums, sums_tail = zeros(BLOCK_QUERIES, MAIN, TAIL)
     top = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_QUERIES], tl.float32)
-    whole, stop = key_range(first, queries, keys, CAUSAL, BLOCK_QUERIES, BLOCK_KEYS)
+    begin, whole, end, stop = key_range(
+        first, start_of(options), filled_of(options), CAUSAL, WINDOW, BLOCK_QUERIES, BLOCK_KEYS
+    )
     stride = kv_heads * SIZE
     # fmt: off
+    if HAS & ASKED:
+        end = begin
+    else:
+        if WINDOW:
+            sums, sums_tail, top, total = _visit(
+                sums, sums_tail, top, total, q, q_tail, k + at_kv, v + at_kv, first, begin, tl.minimum(whole, stop),
+                queries, keys, stride, scale, options, SIZE, MAIN, TAIL, CAUSAL, NEGATIVE,
+                WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, True)
+        sums, sums_tail, top, total = _visit(
+            sums, sums_tail, top, total, q, q_tail, k + at_kv, v + at_kv, first, whole, end,
+            queries, keys, stride, scale, options, SIZE, MAIN, TAIL, CAUSAL, NEGATIVE,
+            WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, False)
     sums, sums_tail, top, total = _visit(
-        sums, sums_tail, top, total, q, q_tail, k + at_kv, v + at_kv, first, 0, whole, queries, keys, stride, scale,
-        SIZE, MAIN, TAIL, CAUSAL, NEGATIVE, BLOCK_QUERIES, BLOCK_KEYS, False)
-    sums, sums_tail, top, total = _visit(
-        sums, sums_tail, top, total, q, q_tail, k + at_kv, v + at_kv, first, whole, stop, queries, keys, stride, scale,
-        SIZE, MAIN, TAIL, CAUSAL, NEGATIVE, BLOCK_QUERIES, BLOCK_KEYS, True)
+        sums, sums_tail, top, total, q, q_tail, k + at_kv, v + at_kv, first, end, stop,
+        queries, keys, stride, scale, options, SIZE, MAIN, TAIL, CAUSAL, NEGATIVE,
+        WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, True)
     # fmt: on
-    inverse = 1 / tl.where(total == 0, 1.0, total)[:, None]
+    nothing = total == 0
+    total = tl.where(nothing, 1.0, total)
+    rows = tl.arange(0, BLOCK_QUERIES)
+    logarithm = tl.where(nothing, float("-inf"), top * LOG_2 + tl.log(total))
+    here = lse + first_element(example, queries, first, heads, head, 1) + rows * heads
+    tl.store(here, logarithm, mask=rows < queries - first)
+    inverse = 1 / total[:, None]
     store(out + at, sums * inverse, sums_tail * inverse, heads * SIZE, queries - first, BLOCK_QUERIES, SIZE, MAIN, TAIL)

@@ -5,14 +5,16 @@ of 128, shared memory within the limit, and the count of instructions in the loo
 """
 
 import dataclasses
-import math
+from typing import Any
+
+from ._operands import OPTIONAL
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
     """The constants of a kernel, by name, and how it is compiled."""
 
-    constants: dict[str, int | bool]
+    constants: dict[str, int]
     num_warps: int
     num_stages: int
 
@@ -26,38 +28,45 @@ def split(size: int) -> tuple[int, int]:
     return (main, tail) if tail < main else (2 * main, 0)
 
 
-def queries_grid(choice: Choice, batch: int, queries: int, heads: int) -> int:
-    """How many programs, in one dimension, of the kernels that take a block of queries each. None at all: no launch."""
-    return math.ceil(queries / choice.constants["BLOCK_QUERIES"]) * heads * batch
+def choose_forward(arch: int, size: int, dtype: str, *, queries: int, has: int = 0, soft_cap: float = 0.0) -> Choice:
+    """For `attention_forward`. `arch` is 80 for sm_80, `dtype` a name as NumPy has it, `has` a bit for each of `OPTIONAL`."""
+    return _choice(_forward_tile(arch, _width(size), dtype, queries, _of_pairs(has, soft_cap)), size)
 
 
-def keys_grid(choice: Choice, kv_batch: int, keys: int, kv_heads: int) -> int:
-    """How many programs of `attention_backward_keys`."""
-    return math.ceil(keys / choice.constants["BLOCK_KEYS"]) * kv_heads * kv_batch
+def choose_rows(arch: int, size: int, dtype: str, **_: Any) -> Choice:
+    """For `attention_backward_rows`, which reads each row once."""
+    return _choice((64, 16, 4, 1), size)
 
 
-def choose_forward(
-    arch: int, size: int, dtype: str, *, causal: bool, queries: int, keys: int, scale: float = 1.0
-) -> Choice:
-    """For `attention_forward`. `arch` is 80 for sm_80, `dtype` a name as NumPy has it; `scale` matters by its sign."""
-    return _choice(_forward_tile(arch, _width(size), dtype, queries), size, causal, scale)
+def choose_keys(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: float = 0.0, **_: Any) -> Choice:
+    """For `attention_backward_keys`."""
+    return _choice(_keys_tile(arch, _width(size), dtype, _of_pairs(has, soft_cap)), size)
 
 
-def choose_backward(
-    arch: int, size: int, dtype: str, *, causal: bool, queries: int, keys: int, scale: float = 1.0
-) -> tuple[Choice, Choice, Choice]:
-    """For `attention_backward_rows`, `attention_backward_keys` and `attention_backward_queries`, in the order of launches."""
+def choose_queries(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: float = 0.0, **_: Any) -> Choice:
+    """For `attention_backward_queries` and `attention_backward_slopes`."""
+    return _choice(_queries_tile(arch, _width(size), dtype, _of_pairs(has, soft_cap)), size)
+
+
+def choose_bias(arch: int, size: int, dtype: str, **_: Any) -> Choice:
+    """For `attention_backward_bias`."""
     width = _width(size)
-    tiles = _rows_tile(arch, width, dtype), _keys_tile(arch, width, dtype), _queries_tile(arch, width, dtype)
-    rows, of_keys, of_queries = (_choice(tile, size, causal, scale) for tile in tiles)
-    return rows, of_keys, of_queries
+    if dtype == "float32":
+        return _choice((32, 32, 8, 1) if width <= 128 else (16, 16, 4, 1), size)
+    return _choice((64, 64, 8, 1) if width <= 128 else (32, 32, 4, 1), size)
+
+
+def _of_pairs(has: int, soft_cap: float) -> bool:
+    """Whether there are options that need registers for each pair of a query and a key."""
+    names = "bias", "mask", "alibi_slopes", "query_segments", "dropout_keys", "kept"
+    return bool(soft_cap) or any(has >> OPTIONAL.index(name) & 1 for name in names)
 
 
 # BLOCK_QUERIES, BLOCK_KEYS, num_warps, num_stages
 _Tile = tuple[int, int, int, int]
 
 
-def _forward_tile(arch: int, width: int, dtype: str, queries: int) -> _Tile:
+def _forward_tile(arch: int, width: int, dtype: str, queries: int, of_pairs: bool) -> _Tile:
     if dtype == "float32":
         return _full_precision_tile(width)
     if queries <= 16:
@@ -65,6 +74,10 @@ def _forward_tile(arch: int, width: int, dtype: str, queries: int) -> _Tile:
         return 16, 64, 4, 2
     if queries <= 64:
         return (64, 64, 4, 2) if width <= 128 else (64, 32, 8, 2)
+    if of_pairs:
+        if width <= 128:
+            return 128, 64 if width <= 64 else 32, 8, 2
+        return (32, 32, 4, 2) if _little_shared_memory(arch) else (64, 32, 8, 2)
     if arch < 90 or _little_shared_memory(arch):
         if width <= 96:
             return 128, 64, 8, 3
@@ -79,16 +92,7 @@ def _forward_tile(arch: int, width: int, dtype: str, queries: int) -> _Tile:
     return (128, 128, 8, 3) if width <= 128 else (128, 64, 8, 2)
 
 
-def _rows_tile(arch: int, width: int, dtype: str) -> _Tile:
-    """As forward, without values: less shared memory, fewer registers."""
-    if dtype == "float32":
-        return 16, 32, 8, 2
-    if arch < 90 or _little_shared_memory(arch):
-        return (128, 64, 8, 3) if width <= 128 else (64, 64, 8, 2)
-    return (128, 128, 8, 3) if width <= 128 else (128, 64, 8, 2)
-
-
-def _keys_tile(arch: int, width: int, dtype: str) -> _Tile:
+def _keys_tile(arch: int, width: int, dtype: str, of_pairs: bool) -> _Tile:
     """Two accumulators of keys by head size fill the registers, so blocks of queries are short.
 
     On sm_90, from a head size of 80 on, some registers spill, in the masked loop for the most part, which has few steps. Blocks
@@ -96,15 +100,19 @@ def _keys_tile(arch: int, width: int, dtype: str) -> _Tile:
     """
     if dtype == "float32":
         return _full_precision_tile(width)
+    if of_pairs and width <= 128:
+        return 32, 64 if _little_shared_memory(arch) else 128, 8, 2
     if arch < 90 or _little_shared_memory(arch):
         return (64, 64, 8, 2) if width <= 128 else (16, 64, 8, 1)
     return (64, 128, 8, 2) if width <= 128 else (32, 64, 8, 2)
 
 
-def _queries_tile(arch: int, width: int, dtype: str) -> _Tile:
+def _queries_tile(arch: int, width: int, dtype: str, of_pairs: bool) -> _Tile:
     """One accumulator, and three products of a block of keys."""
     if dtype == "float32":
         return _full_precision_tile(width)
+    if of_pairs and 64 < width <= 128:
+        return 64 if _little_shared_memory(arch) else 128, 32, 8, 2
     if arch < 90 or _little_shared_memory(arch):
         if width <= 96:
             return 128, 64, 8, 2
@@ -126,16 +134,8 @@ def _width(size: int) -> int:
     return sum(split(size))
 
 
-def _choice(tile: _Tile, size: int, causal: bool, scale: float) -> Choice:
+def _choice(tile: _Tile, size: int) -> Choice:
     block_queries, block_keys, num_warps, num_stages = tile
     main, tail = split(size)
-    constants = {
-        "SIZE": size,
-        "MAIN": main,
-        "TAIL": tail,
-        "CAUSAL": causal,
-        "NEGATIVE": scale < 0,
-        "BLOCK_QUERIES": block_queries,
-        "BLOCK_KEYS": block_keys,
-    }
-    return Choice(constants, num_warps, num_stages)
+    blocks = {"BLOCK_QUERIES": block_queries, "BLOCK_KEYS": block_keys}
+    return Choice({"SIZE": size, "MAIN": main, "TAIL": tail, **blocks}, num_warps, num_stages)

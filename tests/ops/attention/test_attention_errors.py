@@ -12,8 +12,8 @@ from eqxcallback import ops
 from ..zeros import f32, i32
 
 
-def attend(batch=(), queries=3, keys=5, **options: Any):
-    q, kv = jnp.zeros((*batch, queries, 2, 4)), jnp.zeros((*batch, keys, 1, 4))
+def attend(batch=(), queries=3, keys=5, size=4, **options: Any):
+    q, kv = jnp.zeros((*batch, queries, 2, size)), jnp.zeros((*batch, keys, 1, size))
     return ops.attention(q, kv, kv, **options)
 
 
@@ -83,8 +83,8 @@ def attend(batch=(), queries=3, keys=5, **options: Any):
         ({"lengths": i32(3), "batch": (2,)}, r"expected lengths to be integers of shape \(\) or \(2,\)"),
         ({"offset": i32(3)}, r"attention: expected offset to be integers"),
         (
-            {"window": 2, "implementation": "triton"},
-            r"supports; .*triton kernel attention_forward: it has no window",
+            {"size": 257, "implementation": "triton"},
+            r"supports; .*triton kernel attention_forward: heads have to be no longer than 256; they are 257",
         ),
     ],
 )
