@@ -1,7 +1,6 @@
 """Attention with every option and all of its gradients, by the kernels in Triton, interpreted: the op itself, on the CPU."""
 
 import dataclasses
-import functools
 import importlib
 from typing import Any
 
@@ -46,8 +45,9 @@ def interpreted(monkeypatch):
     table.quickly_compiled.cache_clear()
 
 
-def value_and_gradients(q: Any, k: Any, v: Any, chosen: dict[str, Any]) -> Any:
+def value_and_gradients(name: str) -> Any:
     """Of both results, by all operands that have one."""
+    (q, k, v), chosen = inputs(QUERIES, KEYS, HEADS, 2, 20), options(QUERIES, KEYS, HEADS)[name]
     numbers = {name: x for name, x in chosen.items() if name in ("bias", "alibi_slopes")}
     others = {name: x for name, x in chosen.items() if name not in numbers}
 
@@ -59,16 +59,11 @@ def value_and_gradients(q: Any, k: Any, v: Any, chosen: dict[str, Any]) -> Any:
     return jax.value_and_grad(weighed, argnums=(0, 1, 2, 3), has_aux=True)(q, k, v, numbers)
 
 
-@functools.cache
-def wanted(name):
-    return value_and_gradients(*inputs(QUERIES, KEYS, HEADS, 2, 20), options(QUERIES, KEYS, HEADS)[name])
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_values_and_gradients(name, request):
-    want = wanted(name)
+    want = value_and_gradients(name)
     request.getfixturevalue("interpreted")
-    got = value_and_gradients(*inputs(QUERIES, KEYS, HEADS, 2, 20), options(QUERIES, KEYS, HEADS)[name])
+    got = value_and_gradients(name)
 
     def check(got, want):
         error = 2e-5 if got.dtype == np.float32 else 2**-7
