@@ -34,6 +34,7 @@ _INTEGERS = ("mask", "query_segments", "key_segments", "lengths", "offset", "dro
 @dataclasses.dataclass(frozen=True)
 class Compiled:
     ptx: str
+    cubin: bytes
     registers: int
     # Bytes of a thread's stack: these kernels have one for spilled registers alone.
     spilled: int
@@ -60,7 +61,9 @@ def _compiled(
         options={"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True},
     )
     usage = _usage(made.asm["cubin"])
-    return Compiled(made.asm["ptx"], usage["REG"], usage["STACK"] + usage["LOCAL"], made.metadata.shared)
+    return Compiled(
+        made.asm["ptx"], made.asm["cubin"], usage["REG"], usage["STACK"] + usage["LOCAL"], made.metadata.shared
+    )
 
 
 def compiled(
@@ -111,10 +114,28 @@ def assembler_warnings(ptx: str) -> list[str]:
     return [line for line in said.splitlines() if "Performance Loss" in line]
 
 
-def _usage(cubin: bytes) -> dict[str, int]:
+def spills_in_the_main_loop(made: Compiled) -> int:
+    """Instructions that move registers to memory and back, in the shortest loop that has products: it asks no pair anything."""
+    found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", _cuobjdump("-sass", made.cubin))
+    places = {int(address, 16): i for i, (address, _) in enumerate(found)}
+    loops = []
+    for i, (address, text) in enumerate(found):
+        target = re.search(r"BRA.*?0x([0-9a-f]+)", text)
+        if target and int(target[1], 16) <= int(address, 16):
+            body = [each for _, each in found[places[int(target[1], 16)] : i + 1]]
+            if any("MMA" in each for each in body):
+                loops.append(body)
+    return sum("LDL" in each or "STL" in each for each in min(loops, key=len))
+
+
+def _cuobjdump(option: str, cubin: bytes) -> str:
     tool = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run([tool, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
+        return subprocess.run([tool, option, file.name], check=True, capture_output=True, text=True).stdout
+
+
+def _usage(cubin: bytes) -> dict[str, int]:
+    text = _cuobjdump("-res-usage", cubin)
     return {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}

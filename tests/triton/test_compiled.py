@@ -18,7 +18,7 @@ from eqxcallback.ops.attention import (
 )
 from eqxcallback.ops.attention._operands import OPTIONAL
 
-from .compiled import SHARED_MEMORY, assembler_warnings, compiled
+from .compiled import SHARED_MEMORY, assembler_warnings, compiled, spills_in_the_main_loop
 
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
@@ -104,8 +104,13 @@ def test_backward(step, arch, size, dtype):
     within_limits(made, arch)
     if arch == 90:
         assert not assembler_warnings(made.ptx)
-    # A loop that spills its accumulators would need far more. Triton 3.6 has 616 where 3.9 has 496.
-    assert made.spilled <= (640 if step == "keys" else 64)
+    # The masked loop of keys spills, more with Triton 3.6 than with 3.9; the main loop spills less than one accumulator, which is
+    # 64 registers, each written and read.
+    assert made.spilled <= (1024 if step == "keys" else 64)
+    if made.spilled > 64:
+        spills = spills_in_the_main_loop(made)
+        print(spills, "instructions of the main loop spill")
+        assert spills <= 64
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from ._triton_pairs import (
     DROPPED,
     LENGTHS,
     LOG2_E,
+    SLOPES,
     dropped,
     exponents,
     filled_of,
@@ -128,10 +129,9 @@ def _visit_keys(
         step, left = tl.cast(at, tl.int64) * stride, queries - at
         rows = tl.arange(0, BLOCK_QUERIES)
         query = (at + rows)[None, :]
-        # Rows past the end have no weights.
+        # Rows past the end are zeros all through, and add nothing whatever their weights are, unless slopes make these infinite.
         q_main, q_tail = load(q + step, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
-        # Volatile: Triton 3.6 would copy them ahead into shared memory, four bytes at a time, with registers for each address.
-        of_rows = tl.load(sums + at + rows, mask=rows < left, other=float("inf"), volatile=True)
+        of_rows = tl.load(sums + at + rows, mask=rows < left, other=float("inf") if HAS & SLOPES else 0.0)
         products = inner(k, k_tail, q_main, q_tail, TAIL)
         # fmt: off
         weights, tangents = _weights(
@@ -141,7 +141,7 @@ def _visit_keys(
         dout_main, dout_tail = load(dout + step, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
         kept = dropped(weights, query, key, options, queries, keys, DROPOUT, KEEP, HAS)
         dv, dv_tail = outer(kept, dout_main, dout_tail, dv, dv_tail, TAIL)
-        deltas = tl.load(delta + at + rows, mask=rows < left, other=0.0, volatile=True)
+        deltas = tl.load(delta + at + rows, mask=rows < left, other=0.0)
         dweights = inner(v, v_tail, dout_main, dout_tail, TAIL)
         # fmt: off
         dlogits = _dlogits(
