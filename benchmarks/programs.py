@@ -54,6 +54,9 @@ PROGRAMS = {
     "swiglu": Program(ops.swiglu, (struct(8, 1536), struct(8, 1536)), differentiable=(0, 1)),
     "swiglu packed": Program(ops.swiglu, (struct(8, 3072),), differentiable=(0,)),
     "softmax_cross_entropy": Program(ops.softmax_cross_entropy, (struct(8, 1000), _LABELS), differentiable=(0,)),
+    "softmax_cross_entropy targets": Program(
+        ops.softmax_cross_entropy, (struct(8, 1000), struct(8, 1000)), differentiable=(0, 1)
+    ),
     "softmax": Program(ops.softmax, (struct(8, 1000), struct(1000, dtype=jnp.bool_)), differentiable=(0,)),
     "attention": Program(_attention, (struct(2, 256, 6, 64), _CACHE, _CACHE), differentiable=(0, 1, 2)),
     "decode_attention": Program(ops.decode_attention, (struct(2, 6, 64), _CACHE, _CACHE, _INDEX)),

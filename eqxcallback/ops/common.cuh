@@ -148,6 +148,16 @@ __device__ inline Floats<n> load_any(const float* from) {
   return values;
 }
 
+template <int n>
+__device__ inline void store_any(float* to, const Floats<n>& values) {
+  if (n > 1 && is_aligned(to)) {
+    store(to, values);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < n; ++e) to[e] = values.at[e];
+}
+
 // In memory of any kind.
 template <int n>
 __device__ inline void add_any(float* to, const Floats<n>& values) {

@@ -56,7 +56,11 @@ _TEMPLATES = {
         for activation in glu_cuda.ACTIVATIONS
         for packed in _BOOLEANS
     ],
-    "loss/loss.cu": ["cross_entropy<{T}>", "cross_entropy_backward<{T}>"],
+    "loss/loss.cu": [
+        f"cross_entropy{kernel}>"
+        for part in ("", "_backward")
+        for kernel in (f"{part}<{{T}}, false", f"{part}<{{T}}, true", f"_of_targets{part}<{{T}}")
+    ],
     "softmax/softmax.cu": [f"softmax{part}<{{T}}, {mask}>" for part in ("", "_backward") for mask in _BOOLEANS],
     "cache/cache.cu": ["cache_append"],
     "attention/decode.cu": [
@@ -178,14 +182,19 @@ def _half(gate: Any, up: Any) -> Any:
     return (gate.shape if up is not None else (*gate.shape[:-1], gate.shape[-1] // 2)), gate.dtype
 
 
-def cross_entropy(logits: Any, labels: Any) -> Call:
-    return of(loss_cuda.CROSS_ENTROPY, [logits, labels], [(labels.shape, F32)], (logits, labels))
+def cross_entropy(logits: Any, labels: Any, **options: Any) -> Call:
+    """`labels` are integers, or targets."""
+    kernel = loss_cuda.OF_TARGETS if labels.dtype == F32 else loss_cuda.CROSS_ENTROPY
+    return of(kernel, [logits, labels], [(logits.shape[:-1], F32)], (logits, labels), **options)
 
 
-def cross_entropy_backward(logits: Any, labels: Any, loss: Any, dloss: Any) -> Call:
-    grads = _gradients([logits, labels])
+def cross_entropy_backward(
+    logits: Any, labels: Any, loss: Any, dloss: Any, *, needed: Any = ALL, **options: Any
+) -> Call:
+    kernel = loss_cuda.OF_TARGETS_BACKWARD if labels.dtype == F32 else loss_cuda.CROSS_ENTROPY_BACKWARD
+    grads = _gradients([logits, labels], needed)
     args = _types(grads), (logits, labels), loss, dloss
-    return of(loss_cuda.CROSS_ENTROPY_BACKWARD, [logits, labels, loss, dloss], grads, args)
+    return of(kernel, [logits, labels, loss, dloss], grads, args, **options)
 
 
 def softmax(x: Any, mask: Any, *, scale: float) -> Call:

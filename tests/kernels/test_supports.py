@@ -40,8 +40,9 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "loss": (
         [loss_cuda.CROSS_ENTROPY, loss_cuda.CROSS_ENTROPY_BACKWARD],
         {"logits": X, "labels": LABELS},
-        {"label_smoothing": 0.0, "z_loss": 0.0, "ignore_index": None},
+        {"label_smoothing": 0.1, "z_loss": 1e-4, "ignore_index": 0},
     ),
+    "targets": ([loss_cuda.OF_TARGETS, loss_cuda.OF_TARGETS_BACKWARD], {"logits": X, "targets": X}, {"z_loss": 1e-4}),
     "linear": (
         [linear_cuda.QUANTIZED_LINEAR],
         {"x": array(3, 32), "blocks": array(4, 34, dtype=jnp.uint8)},
@@ -69,9 +70,6 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     ),
 }
 LACKING = [
-    ("loss", {}, {"label_smoothing": 0.1}, "it has no label smoothing"),
-    ("loss", {}, {"z_loss": 1e-4}, "it has no z loss"),
-    ("loss", {}, {"ignore_index": 0}, "it has no label to ignore"),
     ("glu", {}, {"activation": "relu"}, "it has no activation 'relu'"),
     ("linear", {}, {"activations": "int8"}, "it has no int8 activations"),
     ("decode", {}, {"window": 3}, "it has no window"),
