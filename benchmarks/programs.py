@@ -39,6 +39,11 @@ def _attention(q: Any, k: Any, v: Any) -> jax.Array:
     return ops.attention(q, k, v, causal=True)
 
 
+def _add_rms_norm(x: Any, residual: Any, weight: Any) -> jax.Array:
+    out, total = ops.add_rms_norm(x, residual, weight)
+    return jnp.stack([out, total])
+
+
 def _quantized_linear(encoding: Any) -> Callable[..., jax.Array]:
     return lambda x, blocks: ops.quantized_linear(x, blocks, encoding=encoding)
 
@@ -50,6 +55,7 @@ _Q4_1, _Q8_0 = struct(576, 360, dtype=jnp.uint8), struct(576, 612, dtype=jnp.uin
 PROGRAMS = {
     "rms_norm": Program(ops.rms_norm, (struct(8, 576), _WEIGHT), differentiable=(0, 1)),
     "layer_norm": Program(ops.layer_norm, (struct(8, 576), _WEIGHT, _WEIGHT), differentiable=(0, 1, 2)),
+    "add_rms_norm": Program(_add_rms_norm, (struct(8, 576), struct(8, 576), _WEIGHT), differentiable=(0, 1, 2)),
     "rotary_embedding": Program(ops.rotary_embedding, (struct(2, 5, 8, 64), _TABLE, _TABLE), differentiable=(0, 1, 2)),
     "swiglu": Program(ops.swiglu, (struct(8, 1536), struct(8, 1536)), differentiable=(0, 1)),
     "swiglu packed": Program(ops.swiglu, (struct(8, 3072),), differentiable=(0,)),

@@ -45,6 +45,9 @@ _TEMPLATES = {
             if flags[1:3] != ("false", "true")
         ),
         "normalize_backward_sum<{T}>",
+        *(f"add_normalize<{{T}}, {weight}>" for weight in _BOOLEANS),
+        *(f"add_normalize_backward<{{T}}, {flags}>" for flags in ("false, false", "true, false", "true, true")),
+        "add_normalize_backward_sum<{T}>",
     ],
     "rotary/rotary.cu": [
         "rotary_embedding<{T}>",
@@ -154,6 +157,18 @@ def norm_backward(
     return of(
         norm_cuda.NORM_BACKWARD, [*args, out, dout], grads, (_types(grads), args, out, dout), eps=eps, center=center
     )
+
+
+def add_norm(x: Any, residual: Any, weight: Any, *, eps: float = 1e-5) -> Call:
+    args = x, residual, weight
+    return of(norm_cuda.ADD_NORM, args, [(x.shape, x.dtype)] * 2, args, eps=eps)
+
+
+def add_norm_backward(args: Any, results: Any, cotangents: Any, *, needed: Any = ALL, eps: float = 1e-5) -> Call:
+    """`args`: x, residual, weight. `results` and `cotangents` have two arrays each."""
+    grads = _gradients(args, needed)
+    more = _types(grads), args, results, cotangents
+    return of(norm_cuda.ADD_NORM_BACKWARD, [*args, *results, *cotangents], grads, more, eps=eps)
 
 
 def rotary(x: Any, cos: Any, sin: Any) -> Call:

@@ -48,6 +48,10 @@ def _norm_calls(dtype):
             yield kernels.norm_backward(x, w, bias, x, x, center=center)
         yield kernels.norm_backward(x, w, b, x, x, center=True, needed=[0])
         yield kernels.norm_backward(x, w, b, x, x, center=True, needed=[2])
+        for weight in (None, w):
+            yield kernels.add_norm(x, x, weight)
+            for needed in ([0], [1], kernels.ALL):
+                yield kernels.add_norm_backward((x, x, weight), (x, x), (x, x), needed=needed)
 
 
 def _rotary_calls(dtype):

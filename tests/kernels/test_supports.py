@@ -25,11 +25,17 @@ def said(kernel: Any, arguments: dict[str, Any], **options: Any) -> Any:
 
 
 X, LABELS = array(3, 8), array(3, dtype=jnp.int32)
+BF16 = array(3, 8, dtype=jnp.bfloat16)
 KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "norm": (
         [norm_cuda.NORM, norm_cuda.NORM_BACKWARD],
         {"x": X, "weight": None, "bias": None},
         {"eps": 1e-5, "center": False},
+    ),
+    "add_norm": (
+        [norm_cuda.ADD_NORM, norm_cuda.ADD_NORM_BACKWARD],
+        {"x": X, "residual": X, "weight": None},
+        {"eps": 1e-5},
     ),
     "glu": ([glu_cuda.GLU, glu_cuda.GLU_BACKWARD], {"gate": X, "up": None}, {"activation": "gelu"}),
     "rotary": (
@@ -70,6 +76,7 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     ),
 }
 LACKING = [
+    ("add_norm", {"residual": BF16}, {}, "residual has to have the dtype of x, float32; it is bfloat16"),
     ("glu", {}, {"activation": "relu"}, "it has no activation 'relu'"),
     ("linear", {}, {"activations": "int8"}, "it has no int8 activations"),
     ("decode", {}, {"window": 3}, "it has no window"),
@@ -95,10 +102,15 @@ def test_dtypes(name):
     first, x = next(iter(arguments.items()))
     for kernel in kernels:
         for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
-            assert said(kernel, {**arguments, first: array(*x.shape, dtype=dtype)}, **options) is True
+            assert said(kernel, _of_dtype(arguments, x, dtype), **options) is True
         for dtype in (jnp.int32, jnp.float8_e5m2):
             reason = f"{first} has to be float32, bfloat16 or float16; it is {jnp.dtype(dtype)}"
-            assert said(kernel, {**arguments, first: array(*x.shape, dtype=dtype)}, **options) == reason
+            assert said(kernel, _of_dtype(arguments, x, dtype), **options) == reason
+
+
+def _of_dtype(arguments: dict[str, Any], x: Any, dtype: Any) -> dict[str, Any]:
+    """Every argument that is `x` has another dtype."""
+    return {name: array(*x.shape, dtype=dtype) if each is x else each for name, each in arguments.items()}
 
 
 @pytest.mark.parametrize(("name", "arguments", "options", "reason"), LACKING, ids=str)
