@@ -40,8 +40,11 @@ def _attention(q: Any, k: Any, v: Any) -> jax.Array:
 
 
 def _add_rms_norm(x: Any, residual: Any, weight: Any) -> jax.Array:
-    out, total = ops.add_rms_norm(x, residual, weight)
-    return jnp.stack([out, total])
+    return jnp.stack(ops.add_rms_norm(x, residual, weight))
+
+
+def _lstm_gates(gates: Any, cell: Any) -> jax.Array:
+    return jnp.stack(ops.lstm_gates(gates, cell))
 
 
 def _quantized_linear(encoding: Any) -> Callable[..., jax.Array]:
@@ -65,6 +68,12 @@ PROGRAMS = {
     ),
     "softmax": Program(ops.softmax, (struct(8, 1000), struct(1000, dtype=jnp.bool_)), differentiable=(0,)),
     "attention": Program(_attention, (struct(2, 256, 6, 64), _CACHE, _CACHE), differentiable=(0, 1, 2)),
+    "lstm_gates": Program(_lstm_gates, (struct(8, 1024), struct(8, 256)), differentiable=(0, 1)),
+    "gru_gates": Program(
+        ops.gru_gates,
+        (struct(8, 768), struct(8, 768), struct(8, 256), struct(256, dtype=jnp.float32)),
+        differentiable=(0, 1, 2, 3),
+    ),
     "decode_attention": Program(ops.decode_attention, (struct(2, 6, 64), _CACHE, _CACHE, _INDEX)),
     "cache_append": Program(
         ops.cache_append, (struct(256, 2, 64), struct(1, 2, 64), struct(dtype=jnp.int32)), donated=(0,)

@@ -20,6 +20,7 @@ from eqxcallback.ops.glu import _cuda as glu_cuda
 from eqxcallback.ops.linear import _cuda as linear_cuda
 from eqxcallback.ops.loss import _cuda as loss_cuda
 from eqxcallback.ops.norm import _cuda as norm_cuda
+from eqxcallback.ops.recurrent import _cuda as recurrent_cuda
 from eqxcallback.ops.rotary import _cuda as rotary_cuda
 from eqxcallback.ops.softmax import _cuda as softmax_cuda
 
@@ -66,6 +67,10 @@ _TEMPLATES = {
     ],
     "softmax/softmax.cu": [f"softmax{part}<{{T}}, {mask}>" for part in ("", "_backward") for mask in _BOOLEANS],
     "cache/cache.cu": ["cache_append"],
+    "recurrent/recurrent.cu": [
+        *(f"{cell}_gates{part}<{{T}}>" for cell in ("lstm", "gru") for part in ("", "_backward")),
+        "gru_gates_backward_sum<{T}>",
+    ],
     "attention/decode.cu": [
         *(f"decode_attention<{{T}}, {heads}, 16, true>" for heads in (1, 2, 4)),
         "decode_attention<{T}, 4, 16, false>",
@@ -220,6 +225,28 @@ def softmax_backward(x: Any, mask: Any, out: Any, dout: Any, *, scale: float, ne
     grads = _gradients([x, mask], needed)
     args = _types(grads), (x, mask), out, dout
     return of(softmax_cuda.SOFTMAX_BACKWARD, [x, mask, out, dout], grads, args, scale=scale)
+
+
+def lstm_gates(gates: Any, cell: Any) -> Call:
+    return of(recurrent_cuda.LSTM_GATES, [gates, cell], [(cell.shape, cell.dtype)] * 2, (gates, cell))
+
+
+def lstm_gates_backward(gates: Any, cell: Any, results: Any, cotangents: Any, *, needed: Any = ALL) -> Call:
+    """`results` and `cotangents` have two arrays each."""
+    grads = _gradients([gates, cell], needed)
+    args = _types(grads), (gates, cell), results, cotangents
+    return of(recurrent_cuda.LSTM_GATES_BACKWARD, [gates, cell, *results, *cotangents], grads, args)
+
+
+def gru_gates(input_gates: Any, hidden_gates: Any, hidden: Any, bias: Any) -> Call:
+    args = input_gates, hidden_gates, hidden, bias
+    return of(recurrent_cuda.GRU_GATES, args, [(hidden.shape, hidden.dtype)], args)
+
+
+def gru_gates_backward(args: Any, out: Any, dout: Any, *, needed: Any = ALL) -> Call:
+    """`args`: as those of `gru_gates`."""
+    grads = _gradients(args, needed)
+    return of(recurrent_cuda.GRU_GATES_BACKWARD, [*args, out, dout], grads, (_types(grads), args, out, dout))
 
 
 def cache_append(cache: Any, rows: Any, position: Any) -> Call:

@@ -13,6 +13,7 @@ from eqxcallback.ops.glu import _cuda as glu_cuda
 from eqxcallback.ops.linear import _cuda as linear_cuda
 from eqxcallback.ops.loss import _cuda as loss_cuda
 from eqxcallback.ops.norm import _cuda as norm_cuda
+from eqxcallback.ops.recurrent import _cuda as recurrent_cuda
 from eqxcallback.ops.rotary import _cuda as rotary_cuda
 
 
@@ -49,6 +50,16 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
         {"label_smoothing": 0.1, "z_loss": 1e-4, "ignore_index": 0},
     ),
     "targets": ([loss_cuda.OF_TARGETS, loss_cuda.OF_TARGETS_BACKWARD], {"logits": X, "targets": X}, {"z_loss": 1e-4}),
+    "lstm_gates": (
+        [recurrent_cuda.LSTM_GATES, recurrent_cuda.LSTM_GATES_BACKWARD],
+        {"gates": X, "cell": X},
+        {},
+    ),
+    "gru_gates": (
+        [recurrent_cuda.GRU_GATES, recurrent_cuda.GRU_GATES_BACKWARD],
+        {"input_gates": X, "hidden_gates": X, "hidden": X, "bias_n": None},
+        {},
+    ),
     "linear": (
         [linear_cuda.QUANTIZED_LINEAR],
         {"x": array(3, 32), "blocks": array(4, 34, dtype=jnp.uint8)},
@@ -77,6 +88,8 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
 }
 LACKING = [
     ("add_norm", {"residual": BF16}, {}, "residual has to have the dtype of x, float32; it is bfloat16"),
+    ("lstm_gates", {"cell": BF16}, {}, "cell has to have the dtype of gates, float32; it is bfloat16"),
+    ("gru_gates", {"hidden": BF16}, {}, "hidden has to have the dtype of input_gates, float32; it is bfloat16"),
     ("glu", {}, {"activation": "relu"}, "it has no activation 'relu'"),
     ("linear", {}, {"activations": "int8"}, "it has no int8 activations"),
     ("decode", {}, {"window": 3}, "it has no window"),

@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, MULTIPROCESSORS, block_of_rows, ceil, name, of_first
-from .._supports import floats
+from .._supports import floats, floats_alike
 
 
 # The dynamic shared memory in which a block sums the gradients of parameters, if they fit.
 _SHARED_BYTES = 96 << 10
+_ALIKE = floats_alike("residual")
 
 
 def _rows(x: Any) -> int:
@@ -31,12 +32,6 @@ def _add_entry(x: Any, residual: Any, weight: Any = None, **_: Any) -> str:
     return name("add_normalize", x, weight is not None)
 
 
-def _sum_supports(types: Any, **options: Any) -> bool | str:
-    if types.x.dtype != types.residual.dtype:
-        return f"residual has to have the dtype of x, {types.x.dtype}; it is {types.residual.dtype}"
-    return floats(types, **options)
-
-
 def _forward(entry: Any, supports: Any) -> CudaKernel:
     return CudaKernel(
         FOLDER / "norm" / "norm.cu",
@@ -51,7 +46,7 @@ def _forward(entry: Any, supports: Any) -> CudaKernel:
     )
 
 
-NORM, ADD_NORM = _forward(_entry, floats), _forward(_add_entry, _sum_supports)
+NORM, ADD_NORM = _forward(_entry, floats), _forward(_add_entry, _ALIKE)
 
 
 def _backward_block(x: Any) -> tuple[int, int]:
@@ -124,4 +119,4 @@ def _backward(entry: Any, of_sums: str, wanted_sums: Any, supports: Any) -> Cuda
 
 
 NORM_BACKWARD = _backward(_backward_entry, "normalize_backward_sum", _wanted_sums, floats)
-ADD_NORM_BACKWARD = _backward(_add_backward_entry, "add_normalize_backward_sum", _wanted_sum_of_add, _sum_supports)
+ADD_NORM_BACKWARD = _backward(_add_backward_entry, "add_normalize_backward_sum", _wanted_sum_of_add, _ALIKE)

@@ -1,4 +1,4 @@
-// What norms share: rows that stay in registers, their scaling, and sums of what several blocks have.
+// What norms share: rows that stay in registers, and their scaling.
 #ifndef EQXCALLBACK_NORM_CUH
 #define EQXCALLBACK_NORM_CUH
 
@@ -149,24 +149,6 @@ __device__ inline Scaling scaling_of_row(const In& in, long long size, float eps
   });
   sum_row(squares);
   return scaling_of(means[0], means[1], squares[0], squares[1], length, eps);
-}
-
-// result[i] = the sum over all parts of parts[i]. Of a block (32, 8), 32 elements.
-__device__ inline void sum_parts(const float* parts, float* result, long long stride, long long size, long long count) {
-  __shared__ float sums[8][32];
-  const long long i = static_cast<long long>(blockIdx.x) * 32 + threadIdx.x;
-  float sum = 0.0f;
-  if (i < size) {
-#pragma unroll 4
-    for (long long part = threadIdx.y; part < count; part += 8) sum += parts[part * stride + i];
-  }
-  __syncthreads();  // this is called twice
-  sums[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y == 0 && i < size) {
-    for (int y = 1; y < 8; ++y) sum += sums[y][threadIdx.x];
-    result[i] = sum;
-  }
 }
 
 }  // namespace eqxcallback
