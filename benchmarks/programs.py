@@ -43,6 +43,10 @@ def _add_rms_norm(x: Any, residual: Any, weight: Any) -> jax.Array:
     return jnp.stack(ops.add_rms_norm(x, residual, weight))
 
 
+def _group_norm(x: Any, weight: Any, bias: Any) -> jax.Array:
+    return ops.group_norm(x, weight, bias, groups=4)
+
+
 def _lstm_gates(gates: Any, cell: Any) -> jax.Array:
     return jnp.stack(ops.lstm_gates(gates, cell))
 
@@ -59,6 +63,9 @@ PROGRAMS = {
     "rms_norm": Program(ops.rms_norm, (struct(8, 576), _WEIGHT), differentiable=(0, 1)),
     "layer_norm": Program(ops.layer_norm, (struct(8, 576), _WEIGHT, _WEIGHT), differentiable=(0, 1, 2)),
     "add_rms_norm": Program(_add_rms_norm, (struct(8, 576), struct(8, 576), _WEIGHT), differentiable=(0, 1, 2)),
+    "group_norm": Program(
+        _group_norm, (struct(2, 32, 64), *2 * [struct(32, dtype=jnp.float32)]), differentiable=(0, 1, 2)
+    ),
     "rotary_embedding": Program(ops.rotary_embedding, (struct(2, 5, 8, 64), _TABLE, _TABLE), differentiable=(0, 1, 2)),
     "swiglu": Program(ops.swiglu, (struct(8, 1536), struct(8, 1536)), differentiable=(0, 1)),
     "swiglu packed": Program(ops.swiglu, (struct(8, 3072),), differentiable=(0,)),

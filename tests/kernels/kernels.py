@@ -19,7 +19,7 @@ from eqxcallback.ops.cache import _cuda as cache_cuda
 from eqxcallback.ops.glu import _cuda as glu_cuda
 from eqxcallback.ops.linear import _cuda as linear_cuda
 from eqxcallback.ops.loss import _cuda as loss_cuda
-from eqxcallback.ops.norm import _cuda as norm_cuda
+from eqxcallback.ops.norm import _cuda as norm_cuda, _cuda_group_norm as group_norm_cuda
 from eqxcallback.ops.recurrent import _cuda as recurrent_cuda
 from eqxcallback.ops.rotary import _cuda as rotary_cuda
 from eqxcallback.ops.softmax import _cuda as softmax_cuda
@@ -49,6 +49,11 @@ _TEMPLATES = {
         *(f"add_normalize<{{T}}, {weight}>" for weight in _BOOLEANS),
         *(f"add_normalize_backward<{{T}}, {flags}>" for flags in ("false, false", "true, false", "true, true")),
         "add_normalize_backward_sum<{T}>",
+    ],
+    "norm/group_norm.cu": [
+        *(f"group_norm<{{T}}, {', '.join(flags)}>" for flags in itertools.product(_BOOLEANS, repeat=2)),
+        *(f"group_norm_backward<{{T}}, {weight}>" for weight in _BOOLEANS),
+        "group_norm_backward_sum<{T}>",
     ],
     "rotary/rotary.cu": [
         "rotary_embedding<{T}>",
@@ -174,6 +179,18 @@ def add_norm_backward(args: Any, results: Any, cotangents: Any, *, needed: Any =
     grads = _gradients(args, needed)
     more = _types(grads), args, results, cotangents
     return of(norm_cuda.ADD_NORM_BACKWARD, [*args, *results, *cotangents], grads, more, eps=eps)
+
+
+def group_norm(x: Any, weight: Any, bias: Any, *, groups: int, eps: float = 1e-5) -> Call:
+    args = x, weight, bias
+    return of(group_norm_cuda.GROUP_NORM, args, [(x.shape, x.dtype)], args, groups=groups, eps=eps)
+
+
+def group_norm_backward(args: Any, out: Any, dout: Any, *, groups: int, needed: Any = ALL, eps: float = 1e-5) -> Call:
+    """`args`: x, weight, bias."""
+    grads = _gradients(args, needed)
+    more = _types(grads), args, out, dout
+    return of(group_norm_cuda.GROUP_NORM_BACKWARD, [*args, out, dout], grads, more, groups=groups, eps=eps)
 
 
 def rotary(x: Any, cos: Any, sin: Any) -> Call:

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailabl
 CEILING = 64
 CEILINGS = {
     "norm/norm.cu": 80,
+    "norm/group_norm.cu": 80,
     "rotary/rotary.cu": 128,
     "recurrent/recurrent.cu": 128,
     "attention/decode.cu": 255,

@@ -12,7 +12,7 @@ from eqxcallback.ops.cache import _cuda as cache_cuda
 from eqxcallback.ops.glu import _cuda as glu_cuda
 from eqxcallback.ops.linear import _cuda as linear_cuda
 from eqxcallback.ops.loss import _cuda as loss_cuda
-from eqxcallback.ops.norm import _cuda as norm_cuda
+from eqxcallback.ops.norm import _cuda as norm_cuda, _cuda_group_norm as group_norm_cuda
 from eqxcallback.ops.recurrent import _cuda as recurrent_cuda
 from eqxcallback.ops.rotary import _cuda as rotary_cuda
 
@@ -37,6 +37,11 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
         [norm_cuda.ADD_NORM, norm_cuda.ADD_NORM_BACKWARD],
         {"x": X, "residual": X, "weight": None},
         {"eps": 1e-5},
+    ),
+    "group_norm": (
+        [group_norm_cuda.GROUP_NORM, group_norm_cuda.GROUP_NORM_BACKWARD],
+        {"x": X, "weight": None, "bias": None},
+        {"eps": 1e-5, "groups": 3},
     ),
     "glu": ([glu_cuda.GLU, glu_cuda.GLU_BACKWARD], {"gate": X, "up": None}, {"activation": "gelu"}),
     "rotary": (

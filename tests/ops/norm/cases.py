@@ -135,6 +135,7 @@ CASES = [
     row(rms_norm, (2, 5), False, tags=("mapped", "derived"), name="rms_norm without weight"),
     row(layer_norm, (2, 5), tags=("mapped", "derived"), name="layer_norm"),
     row(layer_norm, (2, 5), False, tags=("mapped", "derived"), name="layer_norm without weight"),
+    *rows(group_norm, [((6, 17), 2), ((2, 3, 4, 1), 2, False), ((3, 6, 16), 3, True, False), ((0, 4, 3), 2)], "edge"),
     *rows(
         group_norm,
         [
@@ -159,6 +160,22 @@ CASES = [
         [((1, 1),), ((3, 7), False), ((5, 64),), ((9, 257), False), ((19, 40),), ((2, 4099),), ((2, 25_003),)],
         "cuda",
     ),
+    # Channels of one element, fewer and more of them than warps, odd ones, and more than stays in registers.
+    *rows(
+        group_norm,
+        [
+            ((1, 1, 1), 1),
+            ((3, 6, 1), 3),
+            ((2, 12, 5), 2),
+            ((2, 6, 264), 6),
+            ((2, 3, 4099), 1),
+            ((3, 40, 33), 1, False),
+            ((5, 8, 16), 4, True, False),
+            ((2, 34, 1025), 2, False, False),
+        ],
+        "cuda",
+    ),
+    *rows(group_norm, [((8, 320, 4096), 32)], "model"),
     *rows(add_rms_norm, [((4096, 4096),)], "model"),
     *rows(rms_norm, [((4096, 4096),), ((1, 576),), ((33, 50_257), False)], "model"),
     *rows(layer_norm, [((4096, 1024),), ((33, 50_257), True, False)], "model"),
