@@ -16,14 +16,6 @@ def _rows(logits: Any) -> int:
     return math.prod(logits.shape[:-1])
 
 
-def _block(logits: Any) -> tuple[int, int]:
-    return block_of_rows(logits, packs=4, most=1024, least=128)
-
-
-def _blocks(logits: Any) -> int:
-    return ceil(_rows(logits), _block(logits)[1])
-
-
 def _first(function: Any) -> Any:
     return lambda logits, *_, **__: function(logits)
 
@@ -44,12 +36,19 @@ def _has_options(**options: Any) -> bool:
     return bool(_label_smoothing(**options) or _z_loss(**options)) or _ignore_index(**options) != _NO_LABEL
 
 
-def _kernel(entry: Any, of_logits: Any, options: dict[str, Any]) -> CudaKernel:
-    """`of_logits`: a function of them as one of what the kernel's functions are called with."""
+def _kernel(entry: Any, of_logits: Any, most: int, options: dict[str, Any]) -> CudaKernel:
+    """`of_logits`: a function of them as one of what the kernel's functions are called with. `most`: threads of a row."""
+
+    def block(logits: Any) -> tuple[int, int]:
+        return block_of_rows(logits, packs=4, most=most, least=128)
+
+    def blocks(logits: Any) -> int:
+        return ceil(_rows(logits), block(logits)[1])
+
     return CudaKernel(
         FOLDER / "loss" / "loss.cu",
         entry,
-        Launch(grid=of_logits(_blocks), block=of_logits(_block)),
+        Launch(grid=of_logits(blocks), block=of_logits(block)),
         scalars={
             "rows": ("int64", of_logits(_rows)),
             "size": ("int64", of_logits(lambda logits: logits.shape[-1])),
@@ -68,12 +67,12 @@ def _of_labels(what: str, of_logits: Any) -> CudaKernel:
         "z_loss": ("float32", _z_loss),
         "ignore_index": ("int64", _ignore_index),
     }
-    return _kernel(entry, of_logits, options)
+    return _kernel(entry, of_logits, 1024, options)
 
 
 def _of_targets(what: str, of_logits: Any) -> CudaKernel:
     entry = of_logits(lambda logits: name(f"cross_entropy_of_targets{what}", logits))
-    return _kernel(entry, of_logits, {"z_loss": ("float32", _z_loss)})
+    return _kernel(entry, of_logits, 512, {"z_loss": ("float32", _z_loss)})
 
 
 CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD = _of_labels("", _first), _of_labels("_backward", of_first)

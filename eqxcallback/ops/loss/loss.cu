@@ -15,7 +15,8 @@
 // has other parts, it computes the sum again first. With targets, both kernels read logits and targets twice.
 //
 // The geometry of all kernels, where packs = ceil(size * sizeof(T) / 16): threads = clamp(32 * ceil(packs / 128), 32,
-// 1024), block (threads, max(1, 128 / threads)), grid ceil(rows / block.y), no shared bytes.
+// 1024), or at most 512 with targets, block (threads, max(1, 128 / threads)), grid ceil(rows / block.y), no shared
+// bytes.
 #include "../common.cuh"
 
 namespace eqxcallback {
@@ -148,8 +149,8 @@ __global__ void __launch_bounds__(1024, 1)
 // The sum of targets * (l - logits), and z_loss * l^2. A class without a target takes no part, and may be hidden by a
 // logit of -inf.
 template <typename T>
-__global__ void __launch_bounds__(1024, 1) cross_entropy_of_targets(const T* logits, const float* targets, float* loss,
-                                                                    long long rows, long long size, float z_loss) {
+__global__ void __launch_bounds__(768, 1) cross_entropy_of_targets(const T* logits, const float* targets, float* loss,
+                                                                   long long rows, long long size, float z_loss) {
   const Row row(rows);
   if (row.exists) {
     logits += row.index * size;
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(1024, 1) cross_entropy_of_targets(const T* log
 // dlogits = dloss * ((sum(targets) + 2 * z_loss * l) * p - targets), dtargets = dloss * (l - logits), or 0 where there
 // is no target. One that is not needed is null. `loss` is not read.
 template <typename T>
-__global__ void __launch_bounds__(1024, 1)
+__global__ void __launch_bounds__(768, 1)
     cross_entropy_of_targets_backward(const T* logits, const float* targets, const float* loss, const float* dloss,
                                       T* dlogits, float* dtargets, long long rows, long long size, float z_loss) {
   const Row row(rows);

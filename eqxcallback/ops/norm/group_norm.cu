@@ -140,7 +140,7 @@ __device__ inline void sum_channels(const T* x, const T* dout, bool exists, long
 // The workspace `parts`: f32 [sums, batch, groups * channels], the sums of each example, first those of dweight and
 // then those of dbias, where they are needed.
 template <typename T, bool kWeight>
-__global__ void __launch_bounds__(768, 1)
+__global__ void __launch_bounds__(640, 1)
     group_norm_backward(const T* x, const float* weight, const float* bias, const T* out, const T* dout, T* dx,
                         float* dweight, float* dbias, float* parts, long long rows, long long groups,
                         long long channels, long long size, float eps) {

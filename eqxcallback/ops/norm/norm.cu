@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(512, 1)
 
 // The same for the RMS norm of x + residual, which is written to `total`, rounded, and normalized as it is there.
 template <typename T, bool kWeight>
-__global__ void __launch_bounds__(512, 1) add_normalize(const T* x, const T* residual, const float* weight, T* out,
+__global__ void __launch_bounds__(768, 1) add_normalize(const T* x, const T* residual, const float* weight, T* out,
                                                         T* total, long long rows, long long size, float eps) {
   const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool exists = row < rows;
