@@ -106,6 +106,8 @@ def _losses() -> Iterator[Any]:
             functools.partial(ops.softmax_cross_entropy, **{name: chosen}),
             (ROWS, INDICES),
         )
+    weighted = functools.partial(ops.softmax_cross_entropy, class_weights=np.ones(256), label_smoothing=0.1)
+    yield "softmax_cross_entropy", "class_weights and another option", weighted, (ROWS, INDICES)
     yield "softmax_cross_entropy", "a target for each class", ops.softmax_cross_entropy, (ROWS, ROWS)
     yield "linear_cross_entropy", "any option", ops.linear_cross_entropy, (ROWS, struct(512, 256), INDICES)
 
