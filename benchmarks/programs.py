@@ -39,6 +39,18 @@ def _attention(q: Any, k: Any, v: Any) -> jax.Array:
     return ops.attention(q, k, v, causal=True)
 
 
+def _add_rms_norm(x: Any, residual: Any, weight: Any) -> jax.Array:
+    return jnp.stack(ops.add_rms_norm(x, residual, weight))
+
+
+def _group_norm(x: Any, weight: Any, bias: Any) -> jax.Array:
+    return ops.group_norm(x, weight, bias, groups=4)
+
+
+def _lstm_gates(gates: Any, cell: Any) -> jax.Array:
+    return jnp.stack(ops.lstm_gates(gates, cell))
+
+
 def _quantized_linear(encoding: Any) -> Callable[..., jax.Array]:
     return lambda x, blocks: ops.quantized_linear(x, blocks, encoding=encoding)
 
@@ -50,12 +62,25 @@ _Q4_1, _Q8_0 = struct(576, 360, dtype=jnp.uint8), struct(576, 612, dtype=jnp.uin
 PROGRAMS = {
     "rms_norm": Program(ops.rms_norm, (struct(8, 576), _WEIGHT), differentiable=(0, 1)),
     "layer_norm": Program(ops.layer_norm, (struct(8, 576), _WEIGHT, _WEIGHT), differentiable=(0, 1, 2)),
+    "add_rms_norm": Program(_add_rms_norm, (struct(8, 576), struct(8, 576), _WEIGHT), differentiable=(0, 1, 2)),
+    "group_norm": Program(
+        _group_norm, (struct(2, 32, 64), *2 * [struct(32, dtype=jnp.float32)]), differentiable=(0, 1, 2)
+    ),
     "rotary_embedding": Program(ops.rotary_embedding, (struct(2, 5, 8, 64), _TABLE, _TABLE), differentiable=(0, 1, 2)),
     "swiglu": Program(ops.swiglu, (struct(8, 1536), struct(8, 1536)), differentiable=(0, 1)),
     "swiglu packed": Program(ops.swiglu, (struct(8, 3072),), differentiable=(0,)),
     "softmax_cross_entropy": Program(ops.softmax_cross_entropy, (struct(8, 1000), _LABELS), differentiable=(0,)),
+    "softmax_cross_entropy targets": Program(
+        ops.softmax_cross_entropy, (struct(8, 1000), struct(8, 1000)), differentiable=(0, 1)
+    ),
     "softmax": Program(ops.softmax, (struct(8, 1000), struct(1000, dtype=jnp.bool_)), differentiable=(0,)),
     "attention": Program(_attention, (struct(2, 256, 6, 64), _CACHE, _CACHE), differentiable=(0, 1, 2)),
+    "lstm_gates": Program(_lstm_gates, (struct(8, 1024), struct(8, 256)), differentiable=(0, 1)),
+    "gru_gates": Program(
+        ops.gru_gates,
+        (struct(8, 768), struct(8, 768), struct(8, 256), struct(256, dtype=jnp.float32)),
+        differentiable=(0, 1, 2, 3),
+    ),
     "decode_attention": Program(ops.decode_attention, (struct(2, 6, 64), _CACHE, _CACHE, _INDEX)),
     "cache_append": Program(
         ops.cache_append, (struct(256, 2, 64), struct(1, 2, 64), struct(dtype=jnp.int32)), donated=(0,)

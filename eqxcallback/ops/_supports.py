@@ -1,5 +1,6 @@
 """What the kernels of this package can take."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,3 +18,17 @@ def floats(types: Any, **options: Any) -> bool | str:
     if dtype in KERNEL_DTYPES:
         return True
     return f"{types._fields[0]} has to be float32, bfloat16 or float16; it is {dtype}"
+
+
+def floats_alike(*names: str) -> Callable[..., bool | str]:
+    """Supports what `floats` does if these arguments have the dtype of the first one."""
+
+    def supports(types: Any, **options: Any) -> bool | str:
+        first = types[0].dtype
+        for name in names:
+            dtype = getattr(types, name).dtype
+            if dtype != first:
+                return f"{name} has to have the dtype of {types._fields[0]}, {first}; it is {dtype}"
+        return floats(types, **options)
+
+    return supports

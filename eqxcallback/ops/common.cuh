@@ -1,4 +1,5 @@
-// What the kernels share: elements as f32, accesses of 16 bytes to rows of any size and alignment, sums over a row.
+// What the kernels share: elements as f32, accesses of 16 bytes to rows of any size and alignment, sums over a row,
+// and over blocks.
 #ifndef EQXCALLBACK_COMMON_CUH
 #define EQXCALLBACK_COMMON_CUH
 
@@ -39,6 +40,13 @@ __device__ inline __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
 }
 
 __device__ inline float nan_value() { return __int_as_float(0x7fffffff); }
+
+// For the types of 16 bits, exp and the division are the fast ones: their error is far below that of the result.
+template <typename T>
+__device__ inline float sigmoid(float x) {
+  if constexpr (sizeof(T) == 4) return 1.0f / (1.0f + expf(-x));
+  return __fdividef(1.0f, 1.0f + __expf(-x));
+}
 
 // Of numbers >= 0: 64-bit divisions are slow, and sizes are rarely that large.
 __device__ inline long long divide(long long a, long long b) {
@@ -146,6 +154,16 @@ __device__ inline Floats<n> load_any(const float* from) {
 #pragma unroll
   for (int e = 0; e < n; ++e) values.at[e] = from[e];
   return values;
+}
+
+template <int n>
+__device__ inline void store_any(float* to, const Floats<n>& values) {
+  if (n > 1 && is_aligned(to)) {
+    store(to, values);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < n; ++e) to[e] = values.at[e];
 }
 
 // In memory of any kind.
@@ -263,6 +281,26 @@ __device__ inline void reduce_row(float (&values)[n]) {
 template <int n>
 __device__ inline void sum_row(float (&values)[n]) {
   reduce_row<Add>(values);
+}
+
+// -- what several blocks have
+
+// result[i] = the sum over all parts of parts[i]. Of a block (32, 8), 32 elements.
+__device__ inline void sum_parts(const float* parts, float* result, long long stride, long long size, long long count) {
+  __shared__ float sums[8][32];
+  const long long i = static_cast<long long>(blockIdx.x) * 32 + threadIdx.x;
+  float sum = 0.0f;
+  if (i < size) {
+#pragma unroll 4
+    for (long long part = threadIdx.y; part < count; part += 8) sum += parts[part * stride + i];
+  }
+  __syncthreads();  // this is called twice
+  sums[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y == 0 && i < size) {
+    for (int y = 1; y < 8; ++y) sum += sums[y][threadIdx.x];
+    result[i] = sum;
+  }
 }
 
 }  // namespace eqxcallback

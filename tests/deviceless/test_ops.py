@@ -1,5 +1,6 @@
 """Every op's kernel for GPUs in XLA's plan: captured, and without a copy."""
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -51,6 +52,20 @@ def test_inspect_says_so(program):
     assert found.lane == "native"
     assert found.target == "eqxcallback_launch_captured"
     assert found.captured is True
+
+
+def test_gradients_of_a_cache_copy_nothing():
+    """Two rows are appended in place, and become zero in place in the gradient of the cache."""
+
+    def loss(cache, rows, position):
+        for i in range(2):
+            cache = ops.cache_append(cache, rows, position + i)
+        return jnp.tanh(cache.astype(jnp.float32)).sum()
+
+    args = struct(4096, 2, 64), struct(1, 2, 64), struct(dtype=jnp.int32)
+    compiled = xla.compile_deviceless(jax.value_and_grad(loss, (0, 1)), *args, donate_argnums=0, compiler_options=ONE)
+    assert [thunk.kind for thunk in thunks(compiled)].count("kCustomCall") == 2
+    assert not copies(compiled)
 
 
 def test_float16():

@@ -19,7 +19,8 @@ from eqxcallback.ops.cache import _cuda as cache_cuda
 from eqxcallback.ops.glu import _cuda as glu_cuda
 from eqxcallback.ops.linear import _cuda as linear_cuda
 from eqxcallback.ops.loss import _cuda as loss_cuda
-from eqxcallback.ops.norm import _cuda as norm_cuda
+from eqxcallback.ops.norm import _cuda as norm_cuda, _cuda_group_norm as group_norm_cuda
+from eqxcallback.ops.recurrent import _cuda as recurrent_cuda
 from eqxcallback.ops.rotary import _cuda as rotary_cuda
 from eqxcallback.ops.softmax import _cuda as softmax_cuda
 
@@ -45,6 +46,14 @@ _TEMPLATES = {
             if flags[1:3] != ("false", "true")
         ),
         "normalize_backward_sum<{T}>",
+        *(f"add_normalize<{{T}}, {weight}>" for weight in _BOOLEANS),
+        *(f"add_normalize_backward<{{T}}, {flags}>" for flags in ("false, false", "true, false", "true, true")),
+        "add_normalize_backward_sum<{T}>",
+    ],
+    "norm/group_norm.cu": [
+        *(f"group_norm<{{T}}, {', '.join(flags)}>" for flags in itertools.product(_BOOLEANS, repeat=2)),
+        *(f"group_norm_backward<{{T}}, {weight}>" for weight in _BOOLEANS),
+        "group_norm_backward_sum<{T}>",
     ],
     "rotary/rotary.cu": [
         "rotary_embedding<{T}>",
@@ -56,9 +65,17 @@ _TEMPLATES = {
         for activation in glu_cuda.ACTIVATIONS
         for packed in _BOOLEANS
     ],
-    "loss/loss.cu": ["cross_entropy<{T}>", "cross_entropy_backward<{T}>"],
+    "loss/loss.cu": [
+        f"cross_entropy{kernel}>"
+        for part in ("", "_backward")
+        for kernel in (f"{part}<{{T}}, false", f"{part}<{{T}}, true", f"_of_targets{part}<{{T}}")
+    ],
     "softmax/softmax.cu": [f"softmax{part}<{{T}}, {mask}>" for part in ("", "_backward") for mask in _BOOLEANS],
     "cache/cache.cu": ["cache_append"],
+    "recurrent/recurrent.cu": [
+        *(f"{cell}_gates{part}<{{T}}>" for cell in ("lstm", "gru") for part in ("", "_backward")),
+        "gru_gates_backward_sum<{T}>",
+    ],
     "attention/decode.cu": [
         *(f"decode_attention<{{T}}, {heads}, 16, true>" for heads in (1, 2, 4)),
         "decode_attention<{T}, 4, 16, false>",
@@ -152,6 +169,30 @@ def norm_backward(
     )
 
 
+def add_norm(x: Any, residual: Any, weight: Any, *, eps: float = 1e-5) -> Call:
+    args = x, residual, weight
+    return of(norm_cuda.ADD_NORM, args, [(x.shape, x.dtype)] * 2, args, eps=eps)
+
+
+def add_norm_backward(args: Any, results: Any, cotangents: Any, *, needed: Any = ALL, eps: float = 1e-5) -> Call:
+    """`args`: x, residual, weight. `results` and `cotangents` have two arrays each."""
+    grads = _gradients(args, needed)
+    more = _types(grads), args, results, cotangents
+    return of(norm_cuda.ADD_NORM_BACKWARD, [*args, *results, *cotangents], grads, more, eps=eps)
+
+
+def group_norm(x: Any, weight: Any, bias: Any, *, groups: int, eps: float = 1e-5) -> Call:
+    args = x, weight, bias
+    return of(group_norm_cuda.GROUP_NORM, args, [(x.shape, x.dtype)], args, groups=groups, eps=eps)
+
+
+def group_norm_backward(args: Any, out: Any, dout: Any, *, groups: int, needed: Any = ALL, eps: float = 1e-5) -> Call:
+    """`args`: x, weight, bias."""
+    grads = _gradients(args, needed)
+    more = _types(grads), args, out, dout
+    return of(group_norm_cuda.GROUP_NORM_BACKWARD, [*args, out, dout], grads, more, groups=groups, eps=eps)
+
+
 def rotary(x: Any, cos: Any, sin: Any) -> Call:
     return of(rotary_cuda.ROTARY_EMBEDDING, [x, cos, sin], [(x.shape, x.dtype)], (x, (cos, sin)))
 
@@ -178,14 +219,19 @@ def _half(gate: Any, up: Any) -> Any:
     return (gate.shape if up is not None else (*gate.shape[:-1], gate.shape[-1] // 2)), gate.dtype
 
 
-def cross_entropy(logits: Any, labels: Any) -> Call:
-    return of(loss_cuda.CROSS_ENTROPY, [logits, labels], [(labels.shape, F32)], (logits, labels))
+def cross_entropy(logits: Any, labels: Any, **options: Any) -> Call:
+    """`labels` are integers, or targets."""
+    kernel = loss_cuda.OF_TARGETS if labels.dtype == F32 else loss_cuda.CROSS_ENTROPY
+    return of(kernel, [logits, labels], [(logits.shape[:-1], F32)], (logits, labels), **options)
 
 
-def cross_entropy_backward(logits: Any, labels: Any, loss: Any, dloss: Any) -> Call:
-    grads = _gradients([logits, labels])
+def cross_entropy_backward(
+    logits: Any, labels: Any, loss: Any, dloss: Any, *, needed: Any = ALL, **options: Any
+) -> Call:
+    kernel = loss_cuda.OF_TARGETS_BACKWARD if labels.dtype == F32 else loss_cuda.CROSS_ENTROPY_BACKWARD
+    grads = _gradients([logits, labels], needed)
     args = _types(grads), (logits, labels), loss, dloss
-    return of(loss_cuda.CROSS_ENTROPY_BACKWARD, [logits, labels, loss, dloss], grads, args)
+    return of(kernel, [logits, labels, loss, dloss], grads, args, **options)
 
 
 def softmax(x: Any, mask: Any, *, scale: float) -> Call:
@@ -196,6 +242,28 @@ def softmax_backward(x: Any, mask: Any, out: Any, dout: Any, *, scale: float, ne
     grads = _gradients([x, mask], needed)
     args = _types(grads), (x, mask), out, dout
     return of(softmax_cuda.SOFTMAX_BACKWARD, [x, mask, out, dout], grads, args, scale=scale)
+
+
+def lstm_gates(gates: Any, cell: Any) -> Call:
+    return of(recurrent_cuda.LSTM_GATES, [gates, cell], [(cell.shape, cell.dtype)] * 2, (gates, cell))
+
+
+def lstm_gates_backward(gates: Any, cell: Any, results: Any, cotangents: Any, *, needed: Any = ALL) -> Call:
+    """`results` and `cotangents` have two arrays each."""
+    grads = _gradients([gates, cell], needed)
+    args = _types(grads), (gates, cell), results, cotangents
+    return of(recurrent_cuda.LSTM_GATES_BACKWARD, [gates, cell, *results, *cotangents], grads, args)
+
+
+def gru_gates(input_gates: Any, hidden_gates: Any, hidden: Any, bias: Any) -> Call:
+    args = input_gates, hidden_gates, hidden, bias
+    return of(recurrent_cuda.GRU_GATES, args, [(hidden.shape, hidden.dtype)], args)
+
+
+def gru_gates_backward(args: Any, out: Any, dout: Any, *, needed: Any = ALL) -> Call:
+    """`args`: as those of `gru_gates`."""
+    grads = _gradients(args, needed)
+    return of(recurrent_cuda.GRU_GATES_BACKWARD, [*args, out, dout], grads, (_types(grads), args, out, dout))
 
 
 def cache_append(cache: Any, rows: Any, position: Any) -> Call:

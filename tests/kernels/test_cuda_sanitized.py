@@ -48,6 +48,10 @@ def _norm_calls(dtype):
             yield kernels.norm_backward(x, w, bias, x, x, center=center)
         yield kernels.norm_backward(x, w, b, x, x, center=True, needed=[0])
         yield kernels.norm_backward(x, w, b, x, x, center=True, needed=[2])
+        for weight in (None, w):
+            yield kernels.add_norm(x, x, weight)
+            for needed in ([0], [1], kernels.ALL):
+                yield kernels.add_norm_backward((x, x, weight), (x, x), (x, x), needed=needed)
 
 
 def _rotary_calls(dtype):
@@ -75,6 +79,14 @@ def _cross_entropy_calls(dtype):
             of_rows = np.array(labels * shape[0], np.int32)
             yield kernels.cross_entropy(x, of_rows)
             yield kernels.cross_entropy_backward(x, of_rows, loss, loss)
+            for ignored in (labels[0], 1):
+                options = {"label_smoothing": 0.1, "z_loss": 0.01, "ignore_index": ignored}
+                yield kernels.cross_entropy(x, of_rows, **options)
+                yield kernels.cross_entropy_backward(x, of_rows, loss, loss, **options)
+        targets = normal(2, shape)
+        yield kernels.cross_entropy(x, targets, z_loss=0.01)
+        for needed in ([0], [1], kernels.ALL):
+            yield kernels.cross_entropy_backward(x, targets, loss, loss, needed=needed)
 
 
 def _cache_calls(dtype):

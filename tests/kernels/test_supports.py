@@ -12,7 +12,8 @@ from eqxcallback.ops.cache import _cuda as cache_cuda
 from eqxcallback.ops.glu import _cuda as glu_cuda
 from eqxcallback.ops.linear import _cuda as linear_cuda
 from eqxcallback.ops.loss import _cuda as loss_cuda
-from eqxcallback.ops.norm import _cuda as norm_cuda
+from eqxcallback.ops.norm import _cuda as norm_cuda, _cuda_group_norm as group_norm_cuda
+from eqxcallback.ops.recurrent import _cuda as recurrent_cuda
 from eqxcallback.ops.rotary import _cuda as rotary_cuda
 
 
@@ -25,11 +26,22 @@ def said(kernel: Any, arguments: dict[str, Any], **options: Any) -> Any:
 
 
 X, LABELS = array(3, 8), array(3, dtype=jnp.int32)
+BF16 = array(3, 8, dtype=jnp.bfloat16)
 KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "norm": (
         [norm_cuda.NORM, norm_cuda.NORM_BACKWARD],
         {"x": X, "weight": None, "bias": None},
         {"eps": 1e-5, "center": False},
+    ),
+    "add_norm": (
+        [norm_cuda.ADD_NORM, norm_cuda.ADD_NORM_BACKWARD],
+        {"x": X, "residual": X, "weight": None},
+        {"eps": 1e-5},
+    ),
+    "group_norm": (
+        [group_norm_cuda.GROUP_NORM, group_norm_cuda.GROUP_NORM_BACKWARD],
+        {"x": X, "weight": None, "bias": None},
+        {"eps": 1e-5, "groups": 3},
     ),
     "glu": ([glu_cuda.GLU, glu_cuda.GLU_BACKWARD], {"gate": X, "up": None}, {"activation": "gelu"}),
     "rotary": (
@@ -40,7 +52,18 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "loss": (
         [loss_cuda.CROSS_ENTROPY, loss_cuda.CROSS_ENTROPY_BACKWARD],
         {"logits": X, "labels": LABELS},
-        {"label_smoothing": 0.0, "z_loss": 0.0, "ignore_index": None},
+        {"label_smoothing": 0.1, "z_loss": 1e-4, "ignore_index": 0},
+    ),
+    "targets": ([loss_cuda.OF_TARGETS, loss_cuda.OF_TARGETS_BACKWARD], {"logits": X, "targets": X}, {"z_loss": 1e-4}),
+    "lstm_gates": (
+        [recurrent_cuda.LSTM_GATES, recurrent_cuda.LSTM_GATES_BACKWARD],
+        {"gates": X, "cell": X},
+        {},
+    ),
+    "gru_gates": (
+        [recurrent_cuda.GRU_GATES, recurrent_cuda.GRU_GATES_BACKWARD],
+        {"input_gates": X, "hidden_gates": X, "hidden": X, "bias_n": None},
+        {},
     ),
     "linear": (
         [linear_cuda.QUANTIZED_LINEAR],
@@ -69,9 +92,9 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     ),
 }
 LACKING = [
-    ("loss", {}, {"label_smoothing": 0.1}, "it has no label smoothing"),
-    ("loss", {}, {"z_loss": 1e-4}, "it has no z loss"),
-    ("loss", {}, {"ignore_index": 0}, "it has no label to ignore"),
+    ("add_norm", {"residual": BF16}, {}, "residual has to have the dtype of x, float32; it is bfloat16"),
+    ("lstm_gates", {"cell": BF16}, {}, "cell has to have the dtype of gates, float32; it is bfloat16"),
+    ("gru_gates", {"hidden": BF16}, {}, "hidden has to have the dtype of input_gates, float32; it is bfloat16"),
     ("glu", {}, {"activation": "relu"}, "it has no activation 'relu'"),
     ("linear", {}, {"activations": "int8"}, "it has no int8 activations"),
     ("decode", {}, {"window": 3}, "it has no window"),
@@ -95,10 +118,15 @@ def test_dtypes(name):
     first, x = next(iter(arguments.items()))
     for kernel in kernels:
         for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
-            assert said(kernel, {**arguments, first: array(*x.shape, dtype=dtype)}, **options) is True
+            assert said(kernel, _of_dtype(arguments, x, dtype), **options) is True
         for dtype in (jnp.int32, jnp.float8_e5m2):
             reason = f"{first} has to be float32, bfloat16 or float16; it is {jnp.dtype(dtype)}"
-            assert said(kernel, {**arguments, first: array(*x.shape, dtype=dtype)}, **options) == reason
+            assert said(kernel, _of_dtype(arguments, x, dtype), **options) == reason
+
+
+def _of_dtype(arguments: dict[str, Any], x: Any, dtype: Any) -> dict[str, Any]:
+    """Every argument that is `x` has another dtype."""
+    return {name: array(*x.shape, dtype=dtype) if each is x else each for name, each in arguments.items()}
 
 
 @pytest.mark.parametrize(("name", "arguments", "options", "reason"), LACKING, ids=str)

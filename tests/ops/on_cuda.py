@@ -106,13 +106,15 @@ def _losses() -> Iterator[Any]:
             functools.partial(ops.softmax_cross_entropy, **{name: chosen}),
             (ROWS, INDICES),
         )
+    weighted = functools.partial(ops.softmax_cross_entropy, class_weights=np.ones(256), label_smoothing=0.1)
+    yield "softmax_cross_entropy", "class_weights and another option", weighted, (ROWS, INDICES)
     yield "softmax_cross_entropy", "a target for each class", ops.softmax_cross_entropy, (ROWS, ROWS)
     yield "linear_cross_entropy", "any option", ops.linear_cross_entropy, (ROWS, struct(512, 256), INDICES)
 
 
 WORDS = {"cuda": "CUDA C++", "triton": "Triton", "jax": "XLA's products", "reference": "definition"}
-# Where the definition is what XLA does best.
-PRODUCTS = ("linear", "embedding")
+# Where the definition is what XLA does best: plain products, and plain reads and writes of rows.
+BEST_BY_XLA = ("linear", "embedding", "cache_append")
 
 
 def kinds(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, str]:
@@ -134,7 +136,7 @@ def kinds(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, str
 def table() -> str:
     lines = ["| op | option | forward | gradients |", "| --- | --- | --- | --- |"]
     for op, option, function, args in calls():
-        words = ["XLA" if op in PRODUCTS and kind == "reference" else WORDS[kind] for kind in kinds(function, args)]
+        words = ["XLA" if op in BEST_BY_XLA and kind == "reference" else WORDS[kind] for kind in kinds(function, args)]
         lines.append(f"| `{op}` | {option} | {' | '.join(words)} |")
     return "\n".join(lines)
 

@@ -16,6 +16,10 @@ def test_the_page_is_up_to_date():
     assert table == on_cuda.table(), "python -m tests.ops.on_cuda prints it"
 
 
+def test_no_definition_runs_on_a_gpu():
+    assert "definition" not in on_cuda.table()
+
+
 def test_every_op_is_there():
     takes_an_implementation = {
         name

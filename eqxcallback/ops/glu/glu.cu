@@ -10,12 +10,6 @@
 
 namespace eqxcallback {
 
-template <typename T>
-__device__ inline float sigmoid(float x) {
-  if constexpr (sizeof(T) == 4) return 1.0f / (1.0f + expf(-x));
-  return __fdividef(1.0f, 1.0f + __expf(-x));
-}
-
 // An activation has its value, and its value and slope.
 struct Slope {
   float value, slope;

@@ -27,12 +27,14 @@ _softmax_cross_entropy = Op(
         "cuda": _cuda.CROSS_ENTROPY_BACKWARD,
     },
 )
-# No kernels: what XLA makes of it is one pass.
+# No kernel for CPUs: what XLA makes of it there is one pass.
 _of_targets = Op(
     "softmax_cross_entropy",
-    kernels={},
+    kernels={"cuda": _cuda.OF_TARGETS},
     reference=cross_entropy_of_targets,
     vmap_method={"logits": "broadcast_all", "targets": "broadcast_all"},
+    backward={"cuda": _cuda.OF_TARGETS_BACKWARD},
+    backward_reads_results=False,
 )
 
 
@@ -51,12 +53,11 @@ def softmax_cross_entropy(
 
     **Arguments:**
 
-    - `logits`: an array of shape `(*batch, size)`. f32, bf16 and f16 run the kernel, on a GPU without the options; everything
-        else the reference.
+    - `logits`: an array of shape `(*batch, size)`. f32, bf16 and f16 run the kernel, other dtypes the reference.
     - `labels`: integers of shape `batch`. A negative one counts from the end. One that is out of range gives NaN. Or the
-        targets $t$, floats of the shape of `logits`, as of a teacher or a mixture of examples; they run the reference.
+        targets $t$, floats of the shape of `logits`, as of a teacher or a mixture of examples; on a CPU they run the reference.
     - `class_weights`: $w$, of shape `(size,)`, by which the part of each class is multiplied, as in PyTorch: of a label's loss
-        it is $w_\mathrm{label}$. With `label_smoothing` or `z_loss`, which has no weight, the reference runs. PyTorch's mean
+        it is $w_\mathrm{label}$. With `label_smoothing` or `z_loss`, which has no weight, they become targets. PyTorch's mean
         divides by the sum of the weights of the labels.
     - `label_smoothing`: $\alpha$, from 0 to 1: how much of a label belongs to all classes alike.
     - `z_loss`: $\beta$, which keeps $l$ near 0.

@@ -8,46 +8,72 @@ from .._cuda import FOLDER, block_of_rows, ceil, name, of_first
 from .._supports import floats
 
 
+# No label is that: labels have 32 bits.
+_NO_LABEL = 2**62
+
+
 def _rows(logits: Any) -> int:
     return math.prod(logits.shape[:-1])
 
 
-def _block(logits: Any) -> tuple[int, int]:
-    return block_of_rows(logits, packs=4, most=1024, least=128)
-
-
-def _blocks(logits: Any) -> int:
-    return ceil(_rows(logits), _block(logits)[1])
-
-
 def _first(function: Any) -> Any:
-    return lambda logits, labels, **_: function(logits)
+    return lambda logits, *_, **__: function(logits)
 
 
-def _supports(
-    types: Any, *, label_smoothing: float = 0.0, z_loss: float = 0.0, ignore_index: int | None = None, **options: Any
-) -> bool | str:
-    given = {
-        "label smoothing": bool(label_smoothing),
-        "z loss": bool(z_loss),
-        "label to ignore": ignore_index is not None,
-    }
-    lacking = next((what for what, is_given in given.items() if is_given), None)
-    return floats(types, **options) if lacking is None else f"it has no {lacking}"
+def _z_loss(*_: Any, z_loss: float = 0.0, **__: Any) -> float:
+    return z_loss
 
 
-def _kernel(what: str, of_logits: Any) -> CudaKernel:
-    """`of_logits`: a function of them as one of what the kernel's functions are called with."""
+def _label_smoothing(*_: Any, label_smoothing: float = 0.0, **__: Any) -> float:
+    return label_smoothing
+
+
+def _ignore_index(*_: Any, ignore_index: int | None = None, **__: Any) -> int:
+    return _NO_LABEL if ignore_index is None else ignore_index
+
+
+def _has_options(**options: Any) -> bool:
+    return bool(_label_smoothing(**options) or _z_loss(**options)) or _ignore_index(**options) != _NO_LABEL
+
+
+def _kernel(entry: Any, of_logits: Any, most: int, options: dict[str, Any]) -> CudaKernel:
+    """`of_logits`: a function of them as one of what the kernel's functions are called with. `most`: threads of a row."""
+
+    def block(logits: Any) -> tuple[int, int]:
+        return block_of_rows(logits, packs=4, most=most, least=128)
+
+    def blocks(logits: Any) -> int:
+        return ceil(_rows(logits), block(logits)[1])
+
     return CudaKernel(
         FOLDER / "loss" / "loss.cu",
-        of_logits(lambda logits: name(f"cross_entropy{what}", logits)),
-        Launch(grid=of_logits(_blocks), block=of_logits(_block)),
+        entry,
+        Launch(grid=of_logits(blocks), block=of_logits(block)),
         scalars={
             "rows": ("int64", of_logits(_rows)),
             "size": ("int64", of_logits(lambda logits: logits.shape[-1])),
+            **options,
         },
-        supports=_supports,
+        supports=floats,
     )
 
 
-CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD = _kernel("", _first), _kernel("_backward", of_first)
+def _of_labels(what: str, of_logits: Any) -> CudaKernel:
+    def entry(*args: Any, **options: Any) -> str:
+        return of_logits(lambda logits: name(f"cross_entropy{what}", logits, _has_options(**options)))(*args)
+
+    options = {
+        "label_smoothing": ("float32", _label_smoothing),
+        "z_loss": ("float32", _z_loss),
+        "ignore_index": ("int64", _ignore_index),
+    }
+    return _kernel(entry, of_logits, 1024, options)
+
+
+def _of_targets(what: str, of_logits: Any) -> CudaKernel:
+    entry = of_logits(lambda logits: name(f"cross_entropy_of_targets{what}", logits))
+    return _kernel(entry, of_logits, 512, {"z_loss": ("float32", _z_loss)})
+
+
+CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD = _of_labels("", _first), _of_labels("_backward", of_first)
+OF_TARGETS, OF_TARGETS_BACKWARD = _of_targets("", _first), _of_targets("_backward", of_first)

@@ -1,15 +1,22 @@
-// Cross-entropy of a softmax with integer labels, log(sum(exp(logits))) - logits[label], forward and backward.
+// Cross-entropy of a softmax, log(sum(exp(logits))) - logits[label], or with a target for each class, forward and
+// backward.
 //
-// logits, dlogits [rows, size] of T; labels [rows] int32; loss, dloss [rows] f32, as all sums are. The edges are those
-// of -jax.nn.log_softmax(logits)[label]: a negative label counts from the end; one outside of -size .. size - 1 makes
-// the loss NaN and the gradient zero; inf among the logits, or nothing but -inf, makes NaN; -inf at the label alone
-// makes inf.
+// logits, dlogits [rows, size] of T; labels [rows] int32; targets, dtargets [rows, size] f32; loss, dloss [rows] f32,
+// as all sums are. The edges are those of -jax.nn.log_softmax(logits)[label]: a negative label counts from the end; one
+// outside of -size .. size - 1 makes the loss NaN and the gradient zero; inf among the logits, or nothing but -inf,
+// makes NaN; -inf at the label alone makes inf.
 //
-// Forward reads the logits once. So does backward: with the loss of forward, the softmax is exp(logits - logits[label]
-// - loss). Where the loss is so large that this is inexact, or not finite, it computes the sum again first.
+// With options (kOptions), where l = log(sum(exp(logits))): the loss is (1 - label_smoothing) times that of the label,
+// and label_smoothing times the mean of those of all classes, and z_loss * l^2. A row whose label is ignore_index has
+// loss and gradient 0. Without them the instance is the plain kernel.
 //
-// The geometry of both kernels, where packs = ceil(size * sizeof(T) / 16): threads = clamp(32 * ceil(packs / 128), 32,
-// 1024), block (threads, max(1, 128 / threads)), grid ceil(rows / block.y), no shared bytes.
+// Forward reads the logits once, and once more from cache for smoothing. So does backward: with the loss of forward,
+// the softmax is exp(logits - logits[label] - loss). Where the loss is so large that this is inexact, or not finite, or
+// has other parts, it computes the sum again first. With targets, both kernels read logits and targets twice.
+//
+// The geometry of all kernels, where packs = ceil(size * sizeof(T) / 16): threads = clamp(32 * ceil(packs / 128), 32,
+// 1024), or at most 512 with targets, block (threads, max(1, 128 / threads)), grid ceil(rows / block.y), no shared
+// bytes.
 #include "../common.cuh"
 
 namespace eqxcallback {
@@ -18,8 +25,9 @@ struct Row {
   long long index, label;  // label is -1 if it is none
   bool exists;             // threads of no row take part in the sums
 
-  __device__ Row(const int* labels, long long rows, long long size)
-      : index(static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y), label(-1), exists(index < rows) {
+  explicit __device__ Row(long long rows)
+      : index(static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y), label(-1), exists(index < rows) {}
+  __device__ Row(const int* labels, long long rows, long long size) : Row(rows) {
     if (!exists) return;
     label = labels[index];
     if (label < 0) label += size;
@@ -30,6 +38,12 @@ struct Row {
 // The maximum of a row, and the sum of exp(logits - maximum).
 struct Softmax {
   float highest, sum;
+
+  // z_loss times the square of log(sum(exp(logits))), if there is one.
+  __device__ float penalty(float z_loss) const {
+    const float total = highest + logf(sum);
+    return z_loss == 0.0f ? 0.0f : z_loss * (total * total);
+  }
 };
 
 template <typename T>
@@ -50,23 +64,45 @@ __device__ inline Softmax softmax_of(const T* logits, const Span<T>& span) {
   return {highest[0], sum[0]};
 }
 
-template <typename T>
+template <typename T, bool kOptions>
 __global__ void __launch_bounds__(1024, 1)
-    cross_entropy(const T* logits, const int* labels, float* loss, long long rows, long long size) {
+    cross_entropy(const T* logits, const int* labels, float* loss, long long rows, long long size,
+                  float label_smoothing, float z_loss, long long ignore_index) {
   const Row row(labels, rows, size);
   if (row.exists) logits += row.index * size;
   const Span<T> span(row.exists ? size : 0, logits, logits);
   const Softmax softmax = softmax_of(logits, span);
+  float below[1] = {0.0f};  // the sum of what the logits are below the maximum
+  if constexpr (kOptions) {
+    if (label_smoothing != 0.0f) {
+      for_each(span, logits, [&](long long, auto values, auto) {
+        for (const float value : values.at) below[0] += softmax.highest - value;
+      });
+      sum_row(below);
+    }
+  }
   if (!row.exists || threadIdx.x != 0) return;
   // The maximum is subtracted first: it may be so large that the logarithm is lost in it.
-  loss[row.index] = row.label < 0 ? nan_value() : logf(softmax.sum) - (to_float(logits[row.label]) - softmax.highest);
+  const float log_sum = logf(softmax.sum);
+  float result = row.label < 0 ? nan_value() : log_sum - (to_float(logits[row.label]) - softmax.highest);
+  if constexpr (kOptions) {
+    if (label_smoothing != 0.0f) {
+      const float mean = log_sum + below[0] / static_cast<float>(size);
+      result = (1.0f - label_smoothing) * result + label_smoothing * mean;
+    }
+    result += softmax.penalty(z_loss);
+    if (labels[row.index] == ignore_index) result = 0.0f;
+  }
+  loss[row.index] = result;
 }
 
-// dlabels is null: integers have no gradient.
-template <typename T>
+// dlabels is null: integers have no gradient. With p = softmax(logits), s the smoothing and a = 1 - s, or 0 where there
+// is no label: dlogits = dloss * ((a + s + 2 * z_loss * l) * p - s / size), and at the label another -dloss * a.
+template <typename T, bool kOptions>
 __global__ void __launch_bounds__(1024, 1)
     cross_entropy_backward(const T* logits, const int* labels, const float* loss, const float* dloss, T* dlogits,
-                           int* dlabels, long long rows, long long size) {
+                           int* dlabels, long long rows, long long size, float label_smoothing, float z_loss,
+                           long long ignore_index) {
   constexpr float kExact = 64.0f;  // a sum with it has an error of 4e-6
   const Row row(labels, rows, size);
   if (row.exists) {
@@ -74,24 +110,99 @@ __global__ void __launch_bounds__(1024, 1)
     dlogits += row.index * size;
   }
   const Span<T> span(row.exists ? size : 0, logits, dlogits);
+  const bool is_plain = !kOptions || (label_smoothing == 0.0f && z_loss == 0.0f);
   float base = 0.0f, log_sum = 0.0f;
   if (row.label >= 0) {
     base = to_float(logits[row.label]);
     log_sum = loss[row.index];
   }
-  if (__syncthreads_or(!(log_sum < kExact))) {
+  if (__syncthreads_or(!is_plain || !(log_sum < kExact))) {
     const Softmax softmax = softmax_of(logits, span);
     base = softmax.highest;
     log_sum = logf(softmax.sum);
   }
-  const float scale = row.label >= 0 ? dloss[row.index] : 0.0f;
+  const float scale = (kOptions ? row.exists : row.label >= 0) ? dloss[row.index] : 0.0f;
+  bool is_zero = row.label < 0;
+  float factor = 0.0f, of_label = 0.0f, of_each = 0.0f;
+  if constexpr (kOptions) {
+    is_zero = (is_zero && is_plain) || (row.exists && labels[row.index] == ignore_index);
+    of_label = row.label < 0 ? 0.0f : scale * (1.0f - label_smoothing);
+    of_each = scale * label_smoothing / static_cast<float>(size);
+    factor = of_label + scale * label_smoothing;
+    if (z_loss != 0.0f) factor += scale * 2.0f * z_loss * (base + log_sum);
+  }
   for_each(span, logits, [&](long long first, auto values, auto count) {
 #pragma unroll
     for (int e = 0; e < decltype(count)::value; ++e) {
       const float probability = __expf(values.at[e] - base - log_sum);
-      values.at[e] = row.label < 0 ? 0.0f : scale * (probability - (first + e == row.label ? 1.0f : 0.0f));
+      if constexpr (kOptions) {
+        const float gradient = factor * probability - of_each - (first + e == row.label ? of_label : 0.0f);
+        values.at[e] = is_zero ? 0.0f : gradient;
+      } else {
+        values.at[e] = is_zero ? 0.0f : scale * (probability - (first + e == row.label ? 1.0f : 0.0f));
+      }
     }
     store(dlogits + first, values);
+  });
+}
+
+// The sum of targets * (l - logits), and z_loss * l^2. A class without a target takes no part, and may be hidden by a
+// logit of -inf.
+template <typename T>
+__global__ void __launch_bounds__(768, 1) cross_entropy_of_targets(const T* logits, const float* targets, float* loss,
+                                                                   long long rows, long long size, float z_loss) {
+  const Row row(rows);
+  if (row.exists) {
+    logits += row.index * size;
+    targets += row.index * size;
+  }
+  const Span<T> span(row.exists ? size : 0, logits, logits);
+  const Softmax softmax = softmax_of(logits, span);
+  const float log_sum = logf(softmax.sum);
+  float sum[1] = {0.0f};
+  for_each(span, logits, [&](long long first, auto values, auto count) {
+    constexpr int n = decltype(count)::value;
+    const Floats<n> weights = load_any<n>(targets + first);
+#pragma unroll
+    for (int e = 0; e < n; ++e) {
+      if (weights.at[e] != 0.0f) sum[0] += weights.at[e] * (log_sum - (values.at[e] - softmax.highest));
+    }
+  });
+  sum_row(sum);
+  if (!row.exists || threadIdx.x != 0) return;
+  loss[row.index] = sum[0] + softmax.penalty(z_loss);
+}
+
+// dlogits = dloss * ((sum(targets) + 2 * z_loss * l) * p - targets), dtargets = dloss * (l - logits), or 0 where there
+// is no target. One that is not needed is null. `loss` is not read.
+template <typename T>
+__global__ void __launch_bounds__(768, 1)
+    cross_entropy_of_targets_backward(const T* logits, const float* targets, const float* loss, const float* dloss,
+                                      T* dlogits, float* dtargets, long long rows, long long size, float z_loss) {
+  const Row row(rows);
+  const long long offset = row.exists ? row.index * size : 0;
+  logits += offset;
+  targets += offset;
+  Span<T> span(row.exists ? size : 0, logits, logits);
+  if (dlogits != nullptr) span = Span<T>(row.exists ? size : 0, logits, dlogits + offset);
+  const Softmax softmax = softmax_of(logits, span);
+  const float log_sum = logf(softmax.sum), scale = row.exists ? dloss[row.index] : 0.0f;
+  float sum[1] = {0.0f};
+  for (long long i = threadIdx.x; i < (row.exists ? size : 0); i += blockDim.x) sum[0] += targets[i];
+  sum_row(sum);
+  if (z_loss != 0.0f) sum[0] += 2.0f * z_loss * (softmax.highest + log_sum);
+  for_each(span, logits, [&](long long first, auto values, auto count) {
+    constexpr int n = decltype(count)::value;
+    const Floats<n> weights = load_any<n>(targets + first);
+    Floats<n> of_targets;
+#pragma unroll
+    for (int e = 0; e < n; ++e) {
+      const float below = log_sum - (values.at[e] - softmax.highest);
+      of_targets.at[e] = weights.at[e] == 0.0f ? 0.0f : scale * below;
+      values.at[e] = scale * (sum[0] * __expf(-below) - weights.at[e]);
+    }
+    if (dlogits != nullptr) store(dlogits + offset + first, values);
+    if (dtargets != nullptr) store_any(dtargets + offset + first, of_targets);
   });
 }
 

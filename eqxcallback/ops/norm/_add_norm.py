@@ -8,15 +8,16 @@ from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
 from .._supports import floats
-from . import _numpy, _reference
+from . import _cuda, _numpy, _reference
 
 
 _NATIVE = NativeKernel("add_rms_norm", aliases={"residual": 1}, attributes=("eps", "present"), supports=floats)
 _add_rms_norm = Op(
     "add_rms_norm",
-    kernels={"cpu": (_NATIVE, _numpy.ADD_RMS_NORM), "cuda": _numpy.ADD_RMS_NORM},
+    kernels={"cpu": (_NATIVE, _numpy.ADD_RMS_NORM), "cuda": (_cuda.ADD_NORM, _numpy.ADD_RMS_NORM)},
     reference=_reference.add_rms_norm,
     vmap_method={"x": "broadcast_all", "residual": "broadcast_all"},
+    backward={"cuda": _cuda.ADD_NORM_BACKWARD},
 )
 
 
@@ -33,7 +34,7 @@ def add_rms_norm(
     **Arguments:**
 
     - `x`: an array of shape `(*batch, size)`.
-    - `residual`: $r$, the same. A kernel writes $s$ over it where XLA lets it.
+    - `residual`: $r$, the same. On a CPU the kernel writes $s$ over it where XLA lets it.
     - `weight`: of the norm, of shape `(size,)`.
     - `eps`: added to the mean of the squares.
     - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].

@@ -1,4 +1,4 @@
-"""RMS norm and layer norm. See norm.cu."""
+"""RMS norm, layer norm, and RMS norm of a sum. See norm.cu."""
 
 import math
 from typing import Any
@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, MULTIPROCESSORS, block_of_rows, ceil, name, of_first
-from .._supports import floats
+from .._supports import floats, floats_alike
 
 
 # The dynamic shared memory in which a block sums the gradients of parameters, if they fit.
 _SHARED_BYTES = 96 << 10
+_ALIKE = floats_alike("residual")
 
 
 def _rows(x: Any) -> int:
@@ -27,17 +28,25 @@ def _entry(x: Any, weight: Any = None, bias: Any = None, *, center: bool, **_: A
     return name("normalize", x, center, weight is not None, bias is not None)
 
 
-NORM = CudaKernel(
-    FOLDER / "norm" / "norm.cu",
-    _entry,
-    Launch(grid=lambda x, *_, **__: ceil(_rows(x), _block(x)[1]), block=lambda x, *_, **__: _block(x)),
-    scalars={
-        "rows": ("int64", lambda x, *_, **__: _rows(x)),
-        "size": ("int64", lambda x, *_, **__: x.shape[-1]),
-        "eps": "float32",
-    },
-    supports=floats,
-)
+def _add_entry(x: Any, residual: Any, weight: Any = None, **_: Any) -> str:
+    return name("add_normalize", x, weight is not None)
+
+
+def _forward(entry: Any, supports: Any) -> CudaKernel:
+    return CudaKernel(
+        FOLDER / "norm" / "norm.cu",
+        entry,
+        Launch(grid=lambda x, *_, **__: ceil(_rows(x), _block(x)[1]), block=lambda x, *_, **__: _block(x)),
+        scalars={
+            "rows": ("int64", lambda x, *_, **__: _rows(x)),
+            "size": ("int64", lambda x, *_, **__: x.shape[-1]),
+            "eps": "float32",
+        },
+        supports=supports,
+    )
+
+
+NORM, ADD_NORM = _forward(_entry, floats), _forward(_add_entry, _ALIKE)
 
 
 def _backward_block(x: Any) -> tuple[int, int]:
@@ -61,40 +70,53 @@ def _backward_entry(grads: Any, args: Any, *_: Any, center: bool, **__: Any) -> 
     return name("normalize_backward", x, center, weight is not None, *_wanted_sums(grads))
 
 
-def _sum_entry(grads: Any, args: Any, *more: Any, **options: Any) -> str:
-    if any(_wanted_sums(grads)):
-        return name("normalize_backward_sum", args[0])
-    return _backward_entry(grads, args, *more, **options)  # it is not launched, and need not be compiled
+def _wanted_sum_of_add(grads: Any) -> tuple[bool]:
+    _, _, dweight = (*grads, None)[:3]
+    return (dweight is not None,)
 
 
-def _shared_bytes(grads: Any, args: Any, *_: Any, **__: Any) -> int:
-    wanted = _backward_block(args[0])[1] * sum(_wanted_sums(grads)) * args[0].shape[-1] * 4
-    return wanted if wanted <= _SHARED_BYTES else 0
+def _add_backward_entry(grads: Any, args: Any, *_: Any, **__: Any) -> str:
+    weight = (*args, None)[2]
+    return name("add_normalize_backward", args[0], weight is not None, *_wanted_sum_of_add(grads))
 
 
-def _workspaces(grads: Any, args: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
-    # Without sums it is empty, and still a parameter.
-    shape = _parts(args[0]), sum(_wanted_sums(grads)), args[0].shape[-1]
-    return [jax.ShapeDtypeStruct(shape, jnp.float32)]
+def _backward(entry: Any, of_sums: str, wanted_sums: Any, supports: Any) -> CudaKernel:
+    """`of_sums`: the second launch, which adds up what the blocks have. `wanted_sums` says of `grads` which there are."""
+
+    def sum_entry(grads: Any, args: Any, *more: Any, **options: Any) -> str:
+        if any(wanted_sums(grads)):
+            return name(of_sums, args[0])
+        return entry(grads, args, *more, **options)  # it is not launched, and need not be compiled
+
+    def shared_bytes(grads: Any, args: Any, *_: Any, **__: Any) -> int:
+        wanted = _backward_block(args[0])[1] * sum(wanted_sums(grads)) * args[0].shape[-1] * 4
+        return wanted if wanted <= _SHARED_BYTES else 0
+
+    def workspaces(grads: Any, args: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
+        # Without sums it is empty, and still a parameter.
+        shape = _parts(args[0]), sum(wanted_sums(grads)), args[0].shape[-1]
+        return [jax.ShapeDtypeStruct(shape, jnp.float32)]
+
+    def sum_blocks(grads: Any, args: Any, *_: Any, **__: Any) -> int:
+        return ceil(args[0].shape[-1], 32) if any(wanted_sums(grads)) else 0
+
+    return CudaKernel(
+        FOLDER / "norm" / "norm.cu",
+        entry,
+        [
+            Launch(grid=of_first(_parts), block=of_first(_backward_block), shared_bytes=shared_bytes),
+            Launch(grid=sum_blocks, block=(32, 8), entry=sum_entry),
+        ],
+        scalars={
+            "rows": ("int64", of_first(_rows)),
+            "size": ("int64", of_first(lambda x: x.shape[-1])),
+            "parts": ("int64", of_first(_parts)),
+            "eps": "float32",
+        },
+        workspaces=workspaces,
+        supports=supports,
+    )
 
 
-def _sum_blocks(grads: Any, args: Any, *_: Any, **__: Any) -> int:
-    return ceil(args[0].shape[-1], 32) if any(_wanted_sums(grads)) else 0
-
-
-NORM_BACKWARD = CudaKernel(
-    FOLDER / "norm" / "norm.cu",
-    _backward_entry,
-    [
-        Launch(grid=of_first(_parts), block=of_first(_backward_block), shared_bytes=_shared_bytes),
-        Launch(grid=_sum_blocks, block=(32, 8), entry=_sum_entry),
-    ],
-    scalars={
-        "rows": ("int64", of_first(_rows)),
-        "size": ("int64", of_first(lambda x: x.shape[-1])),
-        "parts": ("int64", of_first(_parts)),
-        "eps": "float32",
-    },
-    workspaces=_workspaces,
-    supports=floats,
-)
+NORM_BACKWARD = _backward(_backward_entry, "normalize_backward_sum", _wanted_sums, floats)
+ADD_NORM_BACKWARD = _backward(_add_backward_entry, "add_normalize_backward_sum", _wanted_sum_of_add, _ALIKE)

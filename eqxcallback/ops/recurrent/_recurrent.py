@@ -4,32 +4,35 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ...core import AnyArray, check, check_floats
-from ...kernel import NativeKernel
+from ...kernel import CudaKernel, Kernel, NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
 from .._supports import floats
-from . import _numpy, _reference
+from . import _cuda, _numpy, _reference
 
 
-def _backward(symbol: str) -> dict[str, NativeKernel]:
-    return {"cpu": NativeKernel(symbol, attributes=("present", "needs_grad"), supports=floats)}
+def _backward(symbol: str, cuda: CudaKernel) -> dict[str, Kernel]:
+    return {"cpu": NativeKernel(symbol, attributes=("present", "needs_grad"), supports=floats), "cuda": cuda}
 
 
 _lstm_gates = Op(
     "lstm_gates",
-    kernels={"cpu": (NativeKernel("lstm_gates", supports=floats), _numpy.LSTM_GATES), "cuda": _numpy.LSTM_GATES},
+    kernels={
+        "cpu": (NativeKernel("lstm_gates", supports=floats), _numpy.LSTM_GATES),
+        "cuda": (_cuda.LSTM_GATES, _numpy.LSTM_GATES),
+    },
     reference=_reference.lstm_gates,
     vmap_method={"gates": "broadcast_all", "cell": "broadcast_all"},
-    backward=_backward("lstm_gates_backward"),
+    backward=_backward("lstm_gates_backward", _cuda.LSTM_GATES_BACKWARD),
     backward_reads_results=False,
 )
 _NATIVE_GRU = NativeKernel("gru_gates", attributes=("present",), supports=floats)
 _gru_gates = Op(
     "gru_gates",
-    kernels={"cpu": (_NATIVE_GRU, _numpy.GRU_GATES), "cuda": _numpy.GRU_GATES},
+    kernels={"cpu": (_NATIVE_GRU, _numpy.GRU_GATES), "cuda": (_cuda.GRU_GATES, _numpy.GRU_GATES)},
     reference=_reference.gru_gates,
     vmap_method={"input_gates": "broadcast_all", "hidden_gates": "broadcast_all", "hidden": "broadcast_all"},
-    backward=_backward("gru_gates_backward"),
+    backward=_backward("gru_gates_backward", _cuda.GRU_GATES_BACKWARD),
     backward_reads_results=False,
 )
 

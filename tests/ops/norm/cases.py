@@ -4,6 +4,9 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from eqxcallback import ops
 from eqxcallback.ops.norm import _reference as reference
 
@@ -19,6 +22,29 @@ def layer_norm(dtype: Any, shape: Any, weight: bool = True, bias: bool = True, e
     parameters = [normal(seed, shape[-1:]) for seed, has in ((2, weight), (3, bias)) if has]
     op, definition = (_of_parameters(f, bool(weight), bool(bias), eps) for f in (ops.layer_norm, reference.layer_norm))
     return Case(op, definition, (normal(1, shape, dtype), *parameters), shape[-1])
+
+
+def add_rms_norm(dtype: Any, shape: Any, weight: bool = True) -> Case:
+    args = (normal(1, shape, dtype), normal(2, shape, dtype), *([normal(3, shape[-1:])] if weight else []))
+    return Case(_add_and_norm, _sum_and_norm(dtype), args, shape[-1])
+
+
+def _add_and_norm(*args: Any) -> Any:
+    """Both results as one array."""
+    return jnp.concatenate(ops.add_rms_norm(*args, eps=1e-5), axis=-1)
+
+
+@functools.cache
+def _sum_and_norm(dtype: Any) -> Any:
+    """Of operands in f32. The norm is that of the sum as it is in `dtype`; to a derivative it is not rounded."""
+
+    def f(x: Any, residual: Any, *weight: Any) -> Any:
+        total = jnp.asarray(x + residual)
+        if dtype.itemsize == 2:
+            total = total + jax.lax.stop_gradient(total.astype(dtype).astype(total.dtype) - total)
+        return jnp.concatenate([reference.rms_norm(total, *weight, eps=1e-5), total], axis=-1)
+
+    return f
 
 
 def group_norm(dtype: Any, shape: Any, groups: int, weight: bool = True, bias: bool = True) -> Case:
@@ -70,6 +96,15 @@ CASES = [
         ],
         "edge",
     ),
+    *rows(
+        add_rms_norm,
+        [
+            *[((*batch, 17), weight) for batch, weight in zip(BATCHES, (True, False, True), strict=True)],
+            ((3, 1),),
+            ((0, 5),),
+        ],
+        "edge",
+    ),
     *[row(make, (1001, 1023), tags=("large", "large gradient")) for make in (rms_norm, layer_norm)],
     *[row(make, (35, 17), tags=["written"]) for make in (rms_norm, layer_norm)],
     *rows(rms_norm, [(shape,) for shape in STREAMED], "streamed"),
@@ -96,9 +131,11 @@ CASES = [
         "gradient",
     ),
     row(rms_norm, (2, 5), tags=("mapped", "derived"), name="rms_norm"),
+    row(add_rms_norm, (2, 5), tags=("mapped", "derived"), name="add_rms_norm"),
     row(rms_norm, (2, 5), False, tags=("mapped", "derived"), name="rms_norm without weight"),
     row(layer_norm, (2, 5), tags=("mapped", "derived"), name="layer_norm"),
     row(layer_norm, (2, 5), False, tags=("mapped", "derived"), name="layer_norm without weight"),
+    *rows(group_norm, [((6, 17), 2), ((2, 3, 4, 1), 2, False), ((3, 6, 16), 3, True, False), ((0, 4, 3), 2)], "edge"),
     *rows(
         group_norm,
         [
@@ -118,6 +155,28 @@ CASES = [
         for make in (rms_norm, layer_norm)
         for shape in ((1, 1), (3, 7), (5, 64), (2, 1000), (9, 257), (3, 4096), (2, 9001))
     ],
+    *rows(
+        add_rms_norm,
+        [((1, 1),), ((3, 7), False), ((5, 64),), ((9, 257), False), ((19, 40),), ((2, 4099),), ((2, 25_003),)],
+        "cuda",
+    ),
+    # Channels of one element, fewer and more of them than warps, odd ones, and more than stays in registers.
+    *rows(
+        group_norm,
+        [
+            ((1, 1, 1), 1),
+            ((3, 6, 1), 3),
+            ((2, 12, 5), 2),
+            ((2, 6, 264), 6),
+            ((2, 3, 4099), 1),
+            ((3, 40, 33), 1, False),
+            ((5, 8, 16), 4, True, False),
+            ((2, 34, 1025), 2, False, False),
+        ],
+        "cuda",
+    ),
+    *rows(group_norm, [((8, 320, 4096), 32)], "model"),
+    *rows(add_rms_norm, [((4096, 4096),)], "model"),
     *rows(rms_norm, [((4096, 4096),), ((1, 576),), ((33, 50_257), False)], "model"),
     *rows(layer_norm, [((4096, 1024),), ((33, 50_257), True, False)], "model"),
     python("rms_norm", ops.rms_norm, lambda d: floats(d, (2, 17), (17,)), "python mapped"),

@@ -30,7 +30,18 @@ def _joined(function: Any) -> Any:
     return lambda *args: jnp.concatenate(function(*args), axis=-1)
 
 
+# Odd, of whole packs, of several warps, and more rows than threads of a part.
+_CUDA = [((1, 1),), ((3, 7),), ((19, 40),), ((2, 264),), ((2, 1001),), ((1, 9001),), ((300, 8),)]
+
 CASES = [
+    *[
+        row(make, shape, tags=["edge"])
+        for make in (lstm_gates, gru_gates)
+        for shape in ((17,), (3, 1), (2, 3, 16), (0, 3))
+    ],
+    *[row(make, *shape, tags=["cuda"]) for make in (lstm_gates, gru_gates) for shape in _CUDA],
+    row(gru_gates, (5, 64), False, tags=["cuda"]),
+    *[row(make, (512, 2048), tags=["model"]) for make in (lstm_gates, gru_gates)],
     *rows(lstm_gates, [((*batch, 17),) for batch in BATCHES] + [((2, 1),), ((3, 64),)], "gradient"),
     *rows(gru_gates, [((*batch, 17),) for batch in BATCHES] + [((2, 1),), ((3, 64), False)], "gradient"),
     *rows(lstm_gates, [((301, 302),)], "large gradient"),
