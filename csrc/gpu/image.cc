@@ -20,6 +20,7 @@ Image::~Image() {
     // When the process ends, the driver may have unloaded it before us, and says so: there is nobody to tell.
     Context current = nullptr;
     if (loaded.driver->CtxGetCurrent(&current) != 0 || loaded.driver->CtxSetCurrent(context) != 0) continue;
+    const Relaxed relaxed(*loaded.driver);
     loaded.driver->ModuleUnload(loaded.module);
     loaded.driver->CtxSetCurrent(current);
   }
@@ -27,6 +28,7 @@ Image::~Image() {
 
 Function Image::function(const Driver& driver, Context context, const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
+  const Relaxed relaxed(driver);
   auto found = loaded_.find(context);
   if (found == loaded_.end()) {
     Module module = nullptr;

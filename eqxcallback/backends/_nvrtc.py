@@ -7,7 +7,7 @@ import importlib.util
 import os
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -148,15 +148,17 @@ def _open() -> ctypes.CDLL:
 
 def include_options(major: int) -> list[str]:
     """Where the compiler finds CUDA's headers, such as `cuda_bf16.h`: those that fit its version first."""
-    found = []
-    wheels = [
-        folder for folder in _folders("include") if f"cu{major}" in folder.parts or "cuda_runtime" in folder.parts
-    ]
     # All of them: the wheel of the runtime lacks what others have, `mma.h` and `cub/` among it, and a toolkit has everything.
-    for folder in [*wheels, *(folder for folder in _system_folders() if _major_of(folder) in (major, None))]:
-        if (folder / "cuda_fp16.h").is_file() and folder not in found:
-            found.append(folder)
-            found += [path for path in (folder / "cccl", folder.parent / "cccl") if path.is_dir()]
+    names = (f"cu{major}",) if major >= 13 else _OF_CUDA_12
+    wheels = [folder for folder in _folders("include") if folder.parent.name in names]
+    toolkits = [
+        folder
+        for folder in _system_folders()
+        if (folder / "cuda_fp16.h").is_file() and _major_of(folder) in (major, None)
+    ]
+    found = []
+    for folder in dict.fromkeys([*wheels, *toolkits]):
+        found += [folder, *(path for path in (folder / "cccl", folder.parent / "cccl") if path.is_dir())]
     return [f"--include-path={path}" for path in found]
 
 
@@ -167,13 +169,22 @@ def _major_of(folder: pathlib.Path) -> int | None:
     return int(match[1]) // 1000 if match else None
 
 
+# From CUDA 13 on, all wheels share one folder.
+_OF_CUDA_12 = ("cuda_nvrtc", "cuda_runtime", "cuda_nvcc", "cuda_cccl")
+
+
 def _folders(kind: str) -> Iterator[pathlib.Path]:
     """Of that kind in NVIDIA's wheels, newest major version first."""
-    spec = importlib.util.find_spec("nvidia")
-    for root in map(pathlib.Path, (spec and spec.submodule_search_locations) or ()):
-        for folder in sorted((*root.glob("cu[0-9]*"), root / "cuda_nvrtc", root / "cuda_runtime"), reverse=True):
+    for root in _roots():
+        for folder in (*sorted(root.glob("cu[0-9]*"), reverse=True), *(root / name for name in _OF_CUDA_12)):
             if (folder / kind).is_dir():
                 yield folder / kind
+
+
+def _roots() -> Iterable[pathlib.Path]:
+    """Where NVIDIA's wheels are."""
+    spec = importlib.util.find_spec("nvidia")
+    return map(pathlib.Path, (spec and spec.submodule_search_locations) or ())
 
 
 def _system_folders() -> Iterator[pathlib.Path]:

@@ -4,13 +4,27 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from ..kernel import CudaKernel
 
 
 FOLDER = pathlib.Path(__file__).parent
 
-# Of an H100 and an H200. Where blocks work on several rows, this is how many there should be; any number is right.
+# Of an H100 and an H200.
 MULTIPROCESSORS = 132
+
+
+def multiprocessors() -> int:
+    """Of the smallest GPU that this process has, or `MULTIPROCESSORS` if it has none.
+
+    Blocks that work on several rows should be as many as run at a time: a few more would have the GPU to themselves in the end.
+    Any number is right.
+    """
+    try:
+        return min(device.core_count for device in jax.local_devices(backend="cuda"))
+    except RuntimeError:  # there are none
+        return MULTIPROCESSORS
 
 
 def ceil(a: int, b: int) -> int:

@@ -9,12 +9,15 @@ import pytest
 from eqxcallback import xla
 from eqxcallback.backends import _cuda, _nvrtc
 
+from .. import cuda12
 from ..software_gpu.compiler import SoftwareCompiler
 from ..software_gpu.driver import Driver
 
 
 def pytest_itemcollected(item):
     item.add_marker("any_jax_version")
+    if "own_cache" in item.fixturenames:
+        item.add_marker("compilers")
 
 
 class NoCompiler:
@@ -46,9 +49,10 @@ def driver(fake_driver):
     fake_driver.reset()
 
 
-@pytest.fixture
-def own_cache(monkeypatch, tmp_path):
-    """The real compiler, with nothing compiled yet."""
+@pytest.fixture(params=cuda12.COMPILERS)
+def own_cache(request, monkeypatch, tmp_path):
+    """A real compiler, with nothing compiled yet."""
+    cuda12.use(request.param, monkeypatch)
     monkeypatch.setenv("EQXCALLBACK_CACHE_DIR", str(tmp_path / "cache"))
     _cuda.compiled_source.cache_clear()
 

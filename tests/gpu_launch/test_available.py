@@ -91,3 +91,14 @@ def test_headers_of_a_wheel_and_of_a_toolkit(monkeypatch, tmp_path):
     monkeypatch.setattr(_nvrtc, "_system_folders", lambda: iter([older, same, same, tmp_path / "none"]))
     assert _nvrtc.include_options(13) == [f"--include-path={path}" for path in (wheel, same, same / "cccl")]
     assert _nvrtc.include_options(12) == [f"--include-path={older}"]
+
+
+def test_headers_of_cuda_12_are_in_a_folder_for_each_wheel(monkeypatch, tmp_path):
+    names = ("cuda_nvrtc", "cuda_runtime", "cuda_nvcc", "cuda_cccl")
+    folders = [tmp_path / name / "include" for name in names]
+    for folder in (*folders, tmp_path / "cu13" / "include"):
+        folder.mkdir(parents=True)
+    monkeypatch.setattr(_nvrtc, "_roots", lambda: [tmp_path])
+    monkeypatch.setattr(_nvrtc, "_system_folders", lambda: iter(()))
+    assert _nvrtc.include_options(12) == [f"--include-path={folder}" for folder in folders]
+    assert _nvrtc.include_options(13) == [f"--include-path={tmp_path / 'cu13' / 'include'}"]

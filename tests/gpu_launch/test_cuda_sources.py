@@ -129,6 +129,7 @@ def test_a_cache_that_cannot_be_written(monkeypatch):
     lowered(saxpy(), F32, F32, a=2.0)
 
 
+@pytest.mark.parametrize("own_cache", ["nvrtc"], indirect=True)
 def test_both_compilers_make_the_same(monkeypatch, tmp_path):
     pytest.importorskip("cupy", reason="CuPy is not installed")
     images = []
@@ -153,6 +154,14 @@ def test_a_header_that_is_not_there():
     source = '#include <nowhere.h>\nextern "C" __global__ void entry(const float* x, float* out) {}'
     with pytest.raises(ValueError, match=r"(?s)nowhere\.h.*CUDA's own headers are in the wheels"):
         lowered(simple(source), F32)
+
+
+@pytest.mark.parametrize(
+    "header", ["mma.h", "cooperative_groups.h", "cub/block/block_reduce.cuh", "cuda/std/type_traits"]
+)
+def test_headers_that_are_in_wheels_of_their_own(header):
+    source = f'#include <{header}>\nextern "C" __global__ void entry(const float* x, float* out) {{}}'
+    lowered(simple(source, arch="sm_90"), F32)
 
 
 def test_a_path_as_a_text():

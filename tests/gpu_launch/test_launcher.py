@@ -1,6 +1,7 @@
 """What the launcher calls the driver with, and what it makes of its errors. The driver is a fake, and runs nothing."""
 
 import concurrent.futures
+import ctypes
 
 import jax
 import jax.numpy as jnp
@@ -140,6 +141,7 @@ def test_an_empty_grid_launches_nothing(driver, xy):
         ("cuModuleLoadData", 209, r"NO_BINARY_FOR_GPU\). The kernel was compiled for another architecture"),
         ("cuModuleLoadData", 222, "The compiler is newer than the driver"),
         ("cuModuleGetFunction", 500, r"cuModuleGetFunction\(entry_lowered\) failed: .*CUDA_ERROR_NOT_FOUND"),
+        ("cuLaunchKernel", 900, "not allowed while XLA records a command buffer"),
         (
             "cuLaunchKernel",
             2,
@@ -159,10 +161,28 @@ def test_errors_of_the_driver(driver, xy, failing, code, text):
     assert len(driver.launches) == 1
 
 
-def test_loading_while_a_stream_is_captured(driver, xy):
-    driver.capture(True)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="not allowed while XLA records a command buffer"):
-        jax.block_until_ready(call(kernel(source="captured {}"), *xy))
+def test_loading_and_unloading_leave_a_capture_whole(driver, xy):
+    """As where Python's garbage collector frees a program inside of a kernel that is recorded."""
+    cuda, before = driver.library, driver.num_modules
+    context, stream, graph, memory = (ctypes.c_void_p() for _ in range(4))
+    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+    cuda.cuCtxSetCurrent(context)
+    cuda.cuStreamCreate(ctypes.byref(stream), 1)  # as XLA makes them
+    cuda.cuStreamBeginCapture_v2(stream, 0)  # refuses what any thread does
+    op = eqxc.Op("op", kernels={"cpu": kernel(source="captured {}")})
+    f = jax.jit(lambda x, y: op(x, y))
+    jax.block_until_ready(f(*xy))
+    assert driver.num_modules == before + 1
+    del f
+    forget()
+    assert driver.num_modules == before
+    assert cuda.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0
+    cuda.cuGraphDestroy(graph)
+    # What others do is refused as before.
+    cuda.cuStreamBeginCapture_v2(stream, 0)
+    assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(16)) == 900
+    assert cuda.cuStreamEndCapture(stream, ctypes.byref(graph)) == 901
+    cuda.cuStreamDestroy_v2(stream)
 
 
 def test_without_a_driver(driver, xy):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,6 +18,19 @@ from .kernels import F32, results
 
 
 EPS = 1e-5
+
+
+def test_blocks_of_the_smallest_gpu(monkeypatch):
+    x = np.zeros((10_000, 4096), np.float32)
+
+    def parts():
+        (launch, _) = kernels.norm_backward(x, x[0], None, x, x, center=False).launches
+        return launch.grid[0]
+
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [SimpleNamespace(core_count=n) for n in (148, 108)])
+    here = parts()
+    monkeypatch.undo()
+    assert here * 132 == parts() * 108
 
 
 def norm(x, weight, bias, center):

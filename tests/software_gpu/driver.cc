@@ -40,7 +40,6 @@ struct Function {
 std::recursive_mutex mutex;
 std::string log_text, failing, last_error;
 int failing_code = 0;
-bool capturing = false;
 unsigned seed = 1;
 Context contexts[kDevices] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
 std::set<Module*> modules;
@@ -178,6 +177,7 @@ API int cuModuleLoadData(Module** module, const void* image) {
 
 API int cuModuleUnload(Module* module) {
   CALLED("cuModuleUnload");
+  if (const int code = unsafe(); code != 0) return code;
   if (modules.erase(module) == 0 || module->context != current) return kInvalidValue;
   record("cuModuleUnload device %d", module->context->device);
   delete module;  // its code stays: functions may hold on to it
@@ -251,7 +251,6 @@ API void software_reset() {
   std::lock_guard<std::recursive_mutex> lock(mutex);
   log_text.clear();
   failing.clear();
-  capturing = false;
 }
 
 API void software_fail(const char* call, int code) {
@@ -261,8 +260,6 @@ API void software_fail(const char* call, int code) {
 }
 
 API void software_forget_contexts() { ++generation; }
-
-API void software_capture(int on) { capturing = on != 0; }
 
 API void software_seed(unsigned value) { seed = value; }
 

@@ -73,9 +73,6 @@ class Driver:
         """The next call of that name returns this error."""
         self._library.software_fail(call.encode(), code)
 
-    def capture(self, on: bool) -> None:
-        self._library.software_capture(int(on))
-
     def seed(self, value: int) -> None:
         """The order in which threads run."""
         self._library.software_seed(value)

@@ -46,11 +46,14 @@ int refused(int code, const Ends& ends) {
   return any ? code : 0;
 }
 
-// Of a call that is not enqueued: this thread may make none while it captures, unless in the relaxed mode, 2.
+constexpr int kRelaxed = 2;
+thread_local int mode_of_thread = 0;
+
+// Of a call that is not enqueued: this thread may make none while it captures, unless one of the two is relaxed.
 int unsafe() {
-  if (capturing) return kCaptureUnsupported;
+  if (mode_of_thread == kRelaxed) return 0;
   return refused(kCaptureUnsupported, [](const Stream& stream) {
-    return stream.mode != 2 && (stream.mode == 0 || stream.thread == std::this_thread::get_id());
+    return stream.mode != kRelaxed && (stream.mode == 0 || stream.thread == std::this_thread::get_id());
   });
 }
 
@@ -70,6 +73,11 @@ int enqueue(void* stream, int kind, std::function<int()> run) {
 }
 
 }  // namespace
+
+API int cuThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, mode_of_thread);
+  return 0;
+}
 
 API int cuStreamCreate(Stream** stream, unsigned flags) {
   CALLED("cuStreamCreate");

@@ -5,6 +5,7 @@ import pytest
 
 def pytest_itemcollected(item):
     item.add_marker("any_jax_version")
+    item.add_marker("compilers")
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ...kernel import CudaKernel, Launch
-from .._cuda import FOLDER, MULTIPROCESSORS, ceil, name, pack
+from .._cuda import FOLDER, ceil, multiprocessors, name, pack
 from .._supports import floats
 
 
@@ -39,7 +39,7 @@ def _groups(q: Any, kv: Any) -> int:
 
 def _parts(q: Any, kv: Any) -> int:
     """Into how many parts the keys of an example are divided, so that all multiprocessors have four blocks."""
-    return max(1, min(4 * MULTIPROCESSORS // max(_groups(q, kv), 1), ceil(kv[0].shape[-3], _MIN_PART_KEYS)))
+    return max(1, min(4 * multiprocessors() // max(_groups(q, kv), 1), ceil(kv[0].shape[-3], _MIN_PART_KEYS)))
 
 
 def _entry(q: Any, kv: Any, *_: Any, **__: Any) -> str:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ...kernel import CudaKernel, Launch
-from .._cuda import FOLDER, MULTIPROCESSORS, block_of_rows, ceil, name, of_first
+from .._cuda import FOLDER, block_of_rows, ceil, multiprocessors, name, of_first
 from .._supports import floats, floats_alike
 
 
@@ -56,7 +56,7 @@ def _backward_block(x: Any) -> tuple[int, int]:
 def _parts(x: Any) -> int:
     """The blocks of the backward kernel: those that run at a time, each of which sums over its rows."""
     threads, rows = _backward_block(x)
-    return max(1, min(ceil(_rows(x), rows), MULTIPROCESSORS * max(1, 768 // (threads * rows))))
+    return max(1, min(ceil(_rows(x), rows), multiprocessors() * max(1, 768 // (threads * rows))))
 
 
 def _wanted_sums(grads: Any) -> tuple[bool, bool]:

@@ -34,7 +34,9 @@ def _norm(xp: Any, x: Any, eps: float, center: bool) -> Any:
 
 def _squarable(xp: Any, x: Any, eps: Any) -> tuple[Any, Any]:
     """`x` and `eps` of the same norm, whose rows have squares that do not overflow, as the reference has it."""
-    highest = xp.max(xp.abs(x), axis=-1, keepdims=True, initial=0)
+    if x.shape[-1] == 0:  # has no highest
+        return x, eps
+    highest = xp.max(xp.abs(x), axis=-1, keepdims=True)
     large = (highest > 2.0**40) & xp.isfinite(highest)
     power = xp.where(large, xp.frexp(highest)[1], 0)
     small = xp.maximum(xp.ldexp(xp.full_like(highest, eps), -2 * power), xp.full_like(highest, 2.0**-80))
@@ -46,8 +48,8 @@ def _mean(xp: Any, x: Any) -> Any:
 
 
 def _affine(y: Any, weight: Any, bias: Any) -> Any:
-    y = y if weight is None else y * weight
-    return y if bias is None else y + bias
+    y = y if weight is None else y * wide(weight)
+    return y if bias is None else y + wide(bias)
 
 
 ADD_RMS_NORM = PythonKernel(add_rms_norm, aliases={"residual": 1}, only_if_chosen=True)

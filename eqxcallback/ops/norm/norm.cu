@@ -9,8 +9,8 @@
 //   forward   threads = clamp(32 * ceil(packs / 128), 32, 512), block (threads, max(1, 128 / threads)),
 //             grid ceil(rows / block.y)
 //   backward  threads = clamp(32 * ceil(packs / 64), 32, 512), block (threads, max(1, 256 / threads)), grid
-//             parts = max(1, min(ceil(rows / block.y), 132 * max(1, floor(768 / (threads * block.y))))): what is
-//             resident at a time on 132 multiprocessors
+//             parts = max(1, min(ceil(rows / block.y), multiprocessors * max(1, floor(768 / (threads * block.y))))):
+//             what is resident at a time
 // Any other number of threads of a row, a multiple of 32, is right, and any number of parts.
 #include "norm.cuh"
 

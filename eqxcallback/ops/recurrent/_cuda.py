@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ...kernel import CudaKernel, Launch
-from .._cuda import FOLDER, MULTIPROCESSORS, ceil, name, pack
+from .._cuda import FOLDER, ceil, multiprocessors, name, pack
 from .._supports import floats_alike
 
 
@@ -23,7 +23,7 @@ def _grid(state: Any) -> tuple[int, int]:
     """Packs of columns, if these are whole packs, and parts of the rows."""
     size, at_once = state.shape[-1], pack(state)
     columns = ceil(size if size % at_once else size // at_once, _BLOCK[0])
-    return columns, max(1, min(ceil(_rows(state), _BLOCK[1]), 8 * MULTIPROCESSORS // max(columns, 1)))
+    return columns, max(1, min(ceil(_rows(state), _BLOCK[1]), 8 * multiprocessors() // max(columns, 1)))
 
 
 def _of_state(function: Callable[[Any], Any], index: int, *, backward: bool) -> Callable[..., Any]:
