@@ -11,7 +11,7 @@ from eqxcallback import ops, xla
 
 
 BF16, F32, INT8 = jnp.bfloat16, jnp.float32, jnp.int8
-Q, KV = struct(2, 1024, 8, 64, dtype=BF16), struct(2, 1024, 2, 64, dtype=BF16)
+LONGER = struct(2, 1024, 2, 1280, dtype=BF16)
 LONG, LONG_KV = struct(2, 1024, 8, 320, dtype=BF16), struct(2, 1024, 2, 320, dtype=BF16)
 X = struct(256, 512, dtype=BF16)
 
@@ -42,7 +42,7 @@ def quantized(x, blocks, **options):
 CASES = {
     "attention, window": (attention(causal=True, window=256), (LONG, LONG_KV, LONG_KV)),
     "attention, soft cap": (attention(soft_cap=3.0), (LONG, LONG_KV, LONG_KV)),
-    "decode_attention, window": (decode, (struct(2, 8, 64, dtype=BF16), KV, KV, struct(2, dtype=jnp.int32))),
+    "decode_attention, window": (decode, (struct(2, 8, 1280, dtype=BF16), LONGER, LONGER, struct(2, dtype=jnp.int32))),
     "linear_cross_entropy": (losses, (X, struct(32_000, 512, dtype=BF16), struct(256, dtype=jnp.int32))),
     "quantized_linear, many rows": (quantized, (X, struct(1024, 320, dtype=jnp.uint8))),
     "int8_linear": (ops.int8_linear, (X, struct(1024, 512, dtype=INT8), struct(1024))),

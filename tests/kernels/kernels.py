@@ -77,10 +77,19 @@ _TEMPLATES = {
         "gru_gates_backward_sum<{T}>",
     ],
     "attention/decode.cu": [
-        *(f"decode_attention<{{T}}, {heads}, 16, true>" for heads in (1, 2, 4)),
-        "decode_attention<{T}, 4, 16, false>",
-        *(f"decode_attention<{{T}}, 2, 32, {packed}>" for packed in ("true", "false")),
-        "decode_attention_join<{T}>",
+        *(
+            f"decode_attention<{{T}}, {cache}, {shape}>"
+            for cache in ("{T}", "signed char")
+            for shape in (
+                *(
+                    f"{shape}, {more}"
+                    for shape in ("1, 16, true", "2, 16, true", "4, 16, true", "2, 16, false")
+                    for more in _BOOLEANS
+                ),
+            )
+        ),
+        *(f"decode_attention<{{T}}, {{T}}, 2, 32, {packed}, false>" for packed in _BOOLEANS),
+        *(f"decode_attention_join<{{T}}, {cache}>" for cache in ("{T}", "signed char")),
     ],
     "linear/quantized.cu": [
         *(f"quantized_linear<{{T}}, eqxcallback::{e}, {rows}>" for e in ("Q4_1", "Q8_0") for rows in (1, 2, 4, 8)),
@@ -272,13 +281,27 @@ def cache_append(cache: Any, rows: Any, position: Any) -> Call:
     return of(cache_cuda.CACHE_APPEND, operands, [result], operands, aliases={0: 0}, row_rank=cache.ndim - 2)
 
 
-def decode_attention(q: Any, k: Any, v: Any, length: Any, scale: float, parts: int | None = None) -> Call:
+def decode_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    length: Any,
+    scale: float,
+    parts: int | None = None,
+    *,
+    alibi_slopes: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> Call:
     with pytest.MonkeyPatch.context() as patch:
         if parts is not None:
             patch.setattr(attention_cuda, "_parts", lambda q, kv: parts)
         result = (q.shape, q.dtype)
-        operands, args = [q, k, v, length, None, None, None], (q, (k, v), length, None, None, None)
-        options = {"scale": float(scale), "window": 0, "soft_cap": 0.0}
+        more = (alibi_slopes, k_scale, v_scale)
+        operands, args = [q, k, v, length, *more], (q, (k, v), length, *more)
+        options = {"scale": float(scale), "window": window, "soft_cap": soft_cap}
         return of(attention_cuda.DECODE_ATTENTION, operands, [result], args, **options)
 
 

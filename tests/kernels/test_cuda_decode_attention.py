@@ -1,5 +1,6 @@
 """The attention of one token, on a CPU."""
 
+import functools
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from eqxcallback.ops.attention import _reference as reference
 
 from ..ops.attention.cases import decode_attention
-from ..ops.table import DTYPES, with_options
+from ..ops.table import DTYPES, normal, with_options
 from . import kernels
 from .checking import ROWS, SEEDS, check, want
 from .kernels import BF16, F32, results
@@ -96,3 +97,52 @@ def test_all_logits_are_very_low():
     q[...], k[...] = 1e17, -1e17
     (got,) = results(kernels.decode_attention(q, k, v, lengths, scale))
     np.testing.assert_allclose(got, np.broadcast_to(v.mean(axis=1), got.shape), atol=1e-6)
+
+
+OPTIONS = {
+    "window": {"window": 40},
+    "window of one": {"window": 1},
+    "window of all": {"window": 1000},
+    "soft cap": {"soft_cap": 1.5},
+    "slopes": {"slopes": True},
+    "int8": {"int8": True},
+    "all": {"window": 70, "soft_cap": 2.0, "slopes": True, "int8": True},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
+@pytest.mark.parametrize("shape", [(3, 200, 6, 1, 16), (2, 90, 4, 2, 17), (2, 70, 2, 1, 520)], ids=str)
+def test_options(shape, options):
+    batch, keys, heads, kv_heads, size = shape
+    if size > 512:
+        options = {name: x for name, x in options.items() if name == "window"}
+    for dtype in DTYPES:
+        q, k, v, lengths, scale = example(shape, dtype, lengths=[keys, 0, keys // 2][:batch])
+        more: dict[str, Any] = {"alibi_slopes": np.abs(normal(7, (batch, heads)))} if options.get("slopes") else {}
+        if options.get("int8"):
+            k, v = (np.round(np.asarray(x, np.float32) * 30).clip(-128, 127).astype(np.int8) for x in (k, v))
+            more |= {
+                name: np.abs(normal(i, (batch, keys, kv_heads))) / 30 for i, name in enumerate(("k_scale", "v_scale"))
+            }
+        chosen = {name: x for name, x in options.items() if name in ("window", "soft_cap")}
+        definition = functools.partial(reference.decode_attention, **more, **chosen, scale=scale)
+        (got,) = results(kernels.decode_attention(q, k, v, lengths, scale, **more, **chosen))
+        check(got, want(definition, q, k, v, lengths), keys)
+
+
+def test_keys_before_a_window_are_not_read():
+    q, k, v, lengths, scale = example((1, 150, 3, 1, 8), F32, lengths=[140])
+    k[:, :120], v[:, :120] = np.nan, np.nan
+    (got,) = results(kernels.decode_attention(q, k, v, lengths, scale, window=20))
+    definition = functools.partial(reference.decode_attention, scale=scale, window=20)
+    check(got, want(definition, q, np.nan_to_num(k), np.nan_to_num(v), lengths), 150)
+
+
+@pytest.mark.parametrize("own", [(3,), (1, 3), (2, 1, 3), (2, 2, 3)], ids=str)
+def test_slopes_of_a_part_of_the_batch(own):
+    args = decode_attention(F32, (2, 2), 20, 3, 1, 8, lengths=20).args
+    slopes: Any = np.abs(normal(7, own))
+    (got,) = results(kernels.decode_attention(*scaled(args), alibi_slopes=slopes))
+    every: Any = np.broadcast_to(slopes, (2, 2, 3))
+    definition = functools.partial(reference.decode_attention, alibi_slopes=every, scale=scaled(args)[-1])
+    check(got, want(definition, *args), 30)

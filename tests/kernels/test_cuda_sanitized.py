@@ -102,6 +102,11 @@ def _decode_attention_calls(dtype):
         for lengths in ([0], [2**31 - 1]):
             q, k, v, every, scale = example(shape, dtype, lengths=lengths)
             yield kernels.decode_attention(q, k, v, every[:1], scale)
+    q, k, v, every, scale = example((2, 130, 6, 1, 64), dtype, lengths=[130, 70])
+    k, v = (np.asarray(x, np.float32).astype(np.int8) for x in (k, v))
+    scales = {name: normal(3, (2, 130, 1)) for name in ("k_scale", "v_scale")}
+    options = {"alibi_slopes": normal(4, (1, 6)), "window": 90, "soft_cap": 2.0}
+    yield kernels.decode_attention(q, k, v, every, scale, **options, **scales)
 
 
 def _quantized_calls(dtype):

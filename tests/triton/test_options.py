@@ -12,6 +12,7 @@ import pytest
 from eqxcallback import ops
 from eqxcallback.kernel._emulated import emulated
 from eqxcallback.ops.attention import _triton, _triton_tiles as tiles
+from eqxcallback.ops.attention._operands import places
 
 from ..ops import table, test_transformations as transformations
 from ..ops.attention.options import NAMES, inputs, options
@@ -103,7 +104,7 @@ def test_what_a_length_hides_may_be_nan():
 
 
 @pytest.mark.parametrize(
-    ("batch", "own", "places"),
+    ("batch", "own", "found"),
     [
         ((), (), (1, 1)),
         ((4,), (), (1, 1)),
@@ -117,9 +118,9 @@ def test_what_a_length_hides_may_be_nan():
         ((2, 1, 4), (2, 1, 4), (1, 8)),
     ],
 )
-def test_examples_that_an_operand_has(batch, own, places):
-    assert _triton._places(batch, own) == places
-    if places is not None:
-        every, count = places
+def test_examples_that_an_operand_has(batch, own, found):
+    assert places(batch, own) == found
+    if found is not None:
+        every, count = found
         index = np.broadcast_to(np.arange(np.prod(own, dtype=int)).reshape(own), batch).ravel()
         assert [e // every % count for e in range(len(index))] == index.tolist()

@@ -6,13 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ...core import type_text
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, ceil, multiprocessors, name, pack
 from .._supports import floats
+from ._operands import places
 
 
-# The longest head that the lanes that share a row have registers for.
-_MAX_SIZE = 1024
+# The longest head that the lanes that share a row have registers for, and that of a cache in int8, with slopes or a soft cap.
+_MAX_SIZE, _MAX_SIZE_WITH_OPTIONS = 1024, 512
 
 # A part has at least as many keys.
 _MIN_PART_KEYS = 64
@@ -26,9 +28,10 @@ def _shape(q: Any, kv: Any) -> tuple[int, int, int]:
     """Columns that a lane has, whether rows are whole packs, and the heads that share what a block reads."""
     heads, size = q.shape[-2:]
     columns = 16 if size <= 512 else 32
-    packed = size % pack(q) == 0
+    packed = size % pack(kv[0]) == 0
     group = heads // kv[0].shape[-2]
-    block_heads = 2 if columns == 32 else 4 if not packed or group > 2 else max(group, 1)
+    # Long rows, and those that are no packs, have registers for two heads.
+    block_heads = 2 if columns == 32 or not packed else 4 if group > 2 else max(group, 1)
     return columns, packed, block_heads
 
 
@@ -42,9 +45,14 @@ def _parts(q: Any, kv: Any) -> int:
     return max(1, min(4 * multiprocessors() // max(_groups(q, kv), 1), ceil(kv[0].shape[-3], _MIN_PART_KEYS)))
 
 
-def _entry(q: Any, kv: Any, *_: Any, **__: Any) -> str:
+def _of_pairs(alibi_slopes: Any, soft_cap: float) -> bool:
+    return alibi_slopes is not None or soft_cap > 0
+
+
+def _entry(q: Any, kv: Any, length: Any, alibi_slopes: Any, *_: Any, soft_cap: float, **__: Any) -> str:
     columns, packed, block_heads = _shape(q, kv)
-    return name("decode_attention", q, block_heads, columns, packed)
+    more = _of_pairs(alibi_slopes, soft_cap)
+    return name("decode_attention", q, CudaKernel.ctype(kv[0].dtype), block_heads, columns, packed, more)
 
 
 def _workspaces(q: Any, kv: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
@@ -56,23 +64,25 @@ def _joining_blocks(q: Any, *_: Any, **__: Any) -> int:
     return _batch(q) * q.shape[-2] * ceil(q.shape[-1], 32)
 
 
-_WORDS = {
-    "alibi_slopes": "ALiBi slopes",
-    "k_scale": "cache in int8",
-    "v_scale": "cache in int8",
-    "soft_cap": "soft cap",
-}
+def _places_of_slopes(q: Any, kv: Any, length: Any, alibi_slopes: Any, *_: Any) -> tuple[int, int]:
+    if alibi_slopes is None:
+        return 1, 1
+    found = places(q.shape[:-2], alibi_slopes.shape[:-1])
+    assert found is not None  # or the call is not supported
+    return found
 
 
 def _supports(types: Any, **options: Any) -> bool | str:
-    # A window or a soft cap of 0 is none.
-    more = {**types._asdict(), "window": options["window"] or None, "soft_cap": options["soft_cap"] or None}
-    known = ("q", "kv", "length")
-    lacking = [_WORDS.get(name, name) for name, value in more.items() if value is not None and name not in known]
-    if lacking:
-        return f"it has no {lacking[0]}"
-    if types.q.shape[-1] > _MAX_SIZE:
-        return f"heads have to be no longer than {_MAX_SIZE}; they are {types.q.shape[-1]}"
+    has_options = types.k_scale is not None or _of_pairs(types.alibi_slopes, options["soft_cap"])
+    most = _MAX_SIZE_WITH_OPTIONS if has_options else _MAX_SIZE
+    if types.q.shape[-1] > most:
+        of_which = " with a cache in int8, ALiBi slopes or a soft cap" if has_options else ""
+        return f"heads have to be no longer than {most}{of_which}; they are {types.q.shape[-1]}"
+    slopes, scales, cache = types.alibi_slopes, types.k_scale, types.kv[0]
+    if slopes is not None and places(types.q.shape[:-2], slopes.shape[:-1]) is None:
+        return f"alibi_slopes have a batch axis of 1 between others: they are {type_text(slopes.dtype, slopes.shape)}"
+    if scales is not None and not scales.shape == types.v_scale.shape == cache.shape[:-1]:
+        return f"scales have to have the batch axes of the cache, {cache.shape[:-1]}; they are {scales.shape}"
     return floats(types, **options)
 
 
@@ -88,7 +98,7 @@ DECODE_ATTENTION = CudaKernel(
         Launch(
             grid=_joining_blocks,
             block=(32, 8),
-            entry=lambda q, kv, *_, **__: name("decode_attention_join", q),
+            entry=lambda q, kv, *_, **__: name("decode_attention_join", q, CudaKernel.ctype(kv[0].dtype)),
         ),
     ],
     scalars={
@@ -100,7 +110,11 @@ DECODE_ATTENTION = CudaKernel(
         "kv_heads": ("int64", lambda q, kv, *_, **__: kv[0].shape[-2]),
         "size": ("int64", lambda q, kv, *_, **__: q.shape[-1]),
         "parts": ("int64", lambda q, kv, *_, **__: _parts(q, kv)),
+        "slopes_every": ("int64", lambda *args, **_: _places_of_slopes(*args)[0]),
+        "slopes_batch": ("int64", lambda *args, **_: _places_of_slopes(*args)[1]),
+        "window": "int64",
         "scale": "float32",
+        "soft_cap": "float32",
     },
     workspaces=_workspaces,
     supports=_supports,

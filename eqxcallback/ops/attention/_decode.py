@@ -62,10 +62,9 @@ def decode_attention(
         last of them.
     - `scale`: by default $1 / \\sqrt{\\mathrm{size}}$.
     - `window`: a positive number: only the last `window` of the entries are seen, and read. By default all.
-    - `soft_cap`, `alibi_slopes`: as in [`eqxcallback.ops.attention`][]. With these or `window`, XLA
-        multiplies on a GPU.
+    - `soft_cap`, `alibi_slopes`: as in [`eqxcallback.ops.attention`][].
     - `k_scale`, `v_scale`: of a cache in int8, of shape `(*batch, keys, kv_heads)`: an entry is the integers times its scale.
-        They are dequantised in the kernel's registers. With these, XLA multiplies on a GPU.
+        They are dequantised in the kernel's registers.
     - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].
 
     **Returns:** an array of the shape and dtype of `q`, zeros where `length` is 0.

@@ -223,3 +223,18 @@ def _dropout(name: str, q: Array, keys: Size, dropout: AnyNumber, key: Any) -> t
         return jax.random.key_data(per_head), None
     keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - dropout, (queries, keys)))
     return None, keep(per_head.reshape(-1)).reshape(*batch, heads, queries, keys)
+
+
+def places(batch: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, int] | None:
+    """Example `e` of a call has example `e // every % count` of an operand of the batch axes `own`: `every` and `count`.
+
+    `None` if no such numbers do, as for the axes `(2, 1, 3)` of `(2, 4, 3)`.
+    """
+    own = (*[1] * (len(batch) - len(own)), *own)
+    axes = [i for i, size in enumerate(own) if size != 1]
+    if not axes:
+        return 1, 1
+    first, last = axes[0], axes[-1] + 1
+    if own[first:last] != tuple(batch[first:last]):
+        return None
+    return math.prod(batch[last:]), math.prod(own)

@@ -11,7 +11,7 @@ from ...core import type_text
 from ...kernel import TritonKernel
 from .._cuda import ceil
 from .._supports import floats
-from ._operands import OPTIONAL, OWN_AXES
+from ._operands import OPTIONAL, OWN_AXES, places
 from ._reference_dropout import threshold
 from ._triton_tiles import Choice, choose_bias, choose_forward, choose_keys, choose_queries, choose_rows
 
@@ -39,23 +39,8 @@ def _differentiated(grads: Any, args: Any, *_: Any, **__: Any) -> Any:
     return args
 
 
-def _places(batch: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, int] | None:
-    """Example `e` of a call has example `e // every % count` of an operand of the batch axes `own`: `every` and `count`.
-
-    `None` if no such numbers do, as for the axes `(2, 1, 3)` of `(2, 4, 3)`.
-    """
-    own = (*[1] * (len(batch) - len(own)), *own)
-    axes = [i for i, size in enumerate(own) if size != 1]
-    if not axes:
-        return 1, 1
-    first, last = axes[0], axes[-1] + 1
-    if own[first:last] != tuple(batch[first:last]):
-        return None
-    return math.prod(batch[last:]), math.prod(own)
-
-
 def _places_of(q: Any, name: str, x: Any) -> tuple[int, int] | None:
-    return (1, 1) if x is None else _places(q.shape[:-3], x.shape[: x.ndim - OWN_AXES[name]])
+    return (1, 1) if x is None else places(q.shape[:-3], x.shape[: x.ndim - OWN_AXES[name]])
 
 
 def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:

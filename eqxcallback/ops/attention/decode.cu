@@ -6,8 +6,10 @@
 // beyond is not read, and a length of 0 gives zeros. Query head h uses key/value head h / (heads / kv_heads). Each
 // example's keys are divided into `parts` by its length, not by `keys`: time follows length.
 //
-// Of the options of the op, alibi_slopes and the scales of a cache in int8 are parameters, and always null: there are
-// kernels for CPUs alone.
+// C is T, or int8: then k_scale and v_scale, f32 [kv_batch, keys, kv_heads], are what the integers of a head are
+// multiplied by; else these are null. alibi_slopes are f32 [slopes_batch, heads], of which example b has
+// b / slopes_every % slopes_batch, or null. A `window` or a `soft_cap` of 0 is none; of a window, only the last keys
+// are read and divided into parts.
 //
 // Workspaces: highest, sums f32 [batch, heads, parts], sums_out f32 [batch, heads, parts, size]: the state of the
 // softmax of a part, in units of log 2: the highest score, the sum of exp2(score - highest), and that of the values
@@ -18,9 +20,15 @@ namespace eqxcallback {
 
 constexpr long long kMinPartKeys = 64;
 
-__device__ inline long long clamped_length(const int* length, long long b, long long length_batch, long long keys) {
+struct Seen {
+  long long first, count;
+};
+
+__device__ inline Seen seen_keys(const int* length, long long b, long long length_batch, long long keys,
+                                 long long window) {
   const long long wanted = length[b - divide(b, length_batch) * length_batch];
-  return min(max(wanted, 0ll), keys);
+  const long long filled = min(max(wanted, 0ll), keys), first = window > 0 ? max(filled - window, 0ll) : 0;
+  return {first, filled - first};
 }
 
 // How many of them a part has. The last ones may have fewer or none.
@@ -44,10 +52,10 @@ class Columns {
       if constexpr (kPacked) {
         if (column(p) < size_) bits[p] = *reinterpret_cast<const uint4*>(row + column(p));
       } else {
-        T elements[kPack<T>];
+        T elements[kPack<T>] = {};
 #pragma unroll
         for (int e = 0; e < kPack<T>; ++e) {
-          elements[e] = column(p) + e < size_ ? row[column(p) + e] : from_float<T>(0.0f);
+          if (column(p) + e < size_) elements[e] = row[column(p) + e];
         }
         memcpy(&bits[p], static_cast<const void*>(elements), sizeof(bits[p]));
       }
@@ -58,6 +66,19 @@ class Columns {
   unsigned lane_, lanes_;
   long long size_;
 };
+
+template <typename C>
+__device__ inline Floats<kPack<C>> elements_of(uint4 bits) {
+  if constexpr (sizeof(C) == 1) {
+    const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
+    Floats<16> values;
+#pragma unroll
+    for (int e = 0; e < 16; ++e) values.at[e] = static_cast<float>(static_cast<signed char>(words[e / 4] >> e % 4 * 8));
+    return values;
+  } else {
+    return unpack<C>(bits);
+  }
+}
 
 // The softmax of some keys for one query head.
 template <int n>
@@ -85,17 +106,21 @@ struct State {
 //   132
 //             multiprocessors; any other number is right
 //   kHeads    1, 2 or 4, the least that is not below heads / kv_heads, if possible: with fewer, the cache is read
-//   several times kColumns  16 for size up to 512; 32 for size up to 1024, with kHeads 1 or 2. There is none for more
-//   kPacked   whether size * sizeof(T) is a multiple of 16. Addresses have to be, as XLA's are
-template <typename T, int kHeads, int kColumns, bool kPacked>
+//   several
+//             times. 2 for more columns than 16, and without kPacked
+//   kColumns  16 for size up to 512; 32 for size up to 1024. There is none for more
+//   kPacked   whether size * sizeof(C) is a multiple of 16. Addresses have to be, as XLA's are
+//   kMore     whether there are slopes or a soft cap
+template <typename T, typename C, int kHeads, int kColumns, bool kPacked, bool kMore>
 __global__ void __launch_bounds__(128)
-    decode_attention(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+    decode_attention(const T* __restrict__ q, const C* __restrict__ k, const C* __restrict__ v,
                      const int* __restrict__ length, const float* alibi_slopes, const float* k_scale,
                      const float* v_scale, T* __restrict__ out, float* __restrict__ highest, float* __restrict__ sums,
                      float* __restrict__ sums_out, long long batch, long long kv_batch, long long length_batch,
                      long long keys, long long heads, long long kv_heads, long long size, long long parts,
-                     float scale) {
-  constexpr int kPacks = kColumns / kPack<T>, kSteps = kColumns > 16 ? 1 : 2, kWarps = 4;
+                     long long slopes_every, long long slopes_batch, long long window, float scale, float soft_cap) {
+  constexpr bool kInt8 = sizeof(C) == 1;
+  constexpr int kElements = kPack<C>, kPacks = kColumns / kElements, kSteps = kColumns > 16 ? 1 : 2, kWarps = 4;
   constexpr float kLog2E = 1.44269504088896340736f;
   DYN_SHARED(float, shared);  // [warps, size + 2]
 
@@ -108,28 +133,46 @@ __global__ void __launch_bounds__(128)
   rest = next, next = divide(rest, kv_heads);
   const long long kv_head = rest - next * kv_heads, b = next;
 
-  const long long filled = clamped_length(length, b, length_batch, keys), part_keys = keys_in_part(filled, parts);
-  const long long begin = part * part_keys, end = min(begin + part_keys, filled);
+  const Seen seen_by = seen_keys(length, b, length_batch, keys, window);
+  const long long filled = seen_by.first + seen_by.count, part_keys = keys_in_part(seen_by.count, parts);
+  const long long begin = seen_by.first + part * part_keys, end = min(begin + part_keys, filled);
   if (begin >= end) return;
 
   unsigned lanes = 1;
   while (static_cast<long long>(lanes) * kColumns < size) lanes *= 2;
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const Columns<T, kColumns, kPacked> columns(lane % lanes, lanes, size);
+  const Columns<C, kColumns, kPacked> columns(lane % lanes, lanes, size);
 
   const long long first_head = kv_head * group + chunk * kHeads;
   const int num_heads = static_cast<int>(min(group - chunk * kHeads, static_cast<long long>(kHeads)));
   float queries[kHeads][kColumns];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
+    const T* const from = q + (b * heads + first_head + min(h, num_heads - 1)) * size;
     uint4 bits[kPacks];
-    columns.read(q + (b * heads + first_head + min(h, num_heads - 1)) * size, bits);
+    if constexpr (!kInt8) columns.read(from, bits);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      const Floats<kPack<T>> values = unpack<T>(bits[p]);
+      Floats<kElements> values;
+      if constexpr (kInt8) {
 #pragma unroll
-      for (int e = 0; e < kPack<T>; ++e) queries[h][p * kPack<T> + e] = values.at[e] * (scale * kLog2E);
+        for (int e = 0; e < kElements; ++e) {
+          const long long column = columns.column(p) + e;
+          values.at[e] = column < size ? to_float(from[column]) : 0.0f;
+        }
+      } else {
+        values = unpack<T>(bits[p]);
+      }
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) queries[h][p * kElements + e] = values.at[e] * (scale * kLog2E);
     }
+  }
+  // Slopes are read again for each key: there are no registers for them.
+  const float* slopes = alibi_slopes;
+  if (kMore && slopes != nullptr) {
+    const unsigned own =
+        static_cast<unsigned>(b) / static_cast<unsigned>(slopes_every) % static_cast<unsigned>(slopes_batch);
+    slopes += own * heads + first_head;
   }
 
   State<kColumns> states[kHeads];
@@ -139,6 +182,7 @@ __global__ void __launch_bounds__(128)
   // All lanes of a warp go through the same number of steps.
   for (long long key = begin; key < end; key += kSteps * at_a_time) {
     uint4 of_k[kSteps][kPacks] = {}, of_v[kSteps][kPacks] = {};
+    float scale_of_k[kSteps] = {}, scale_of_v[kSteps] = {};
     bool seen[kSteps];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
@@ -147,23 +191,36 @@ __global__ void __launch_bounds__(128)
       if (!seen[s]) continue;
       columns.read(k + start + j * row, of_k[s]);
       columns.read(v + start + j * row, of_v[s]);
+      if constexpr (kInt8) {
+        const long long at = (b_kv * keys + j) * kv_heads + kv_head;
+        scale_of_k[s] = k_scale[at];
+        scale_of_v[s] = v_scale[at];
+      }
     }
     float scores[kSteps][kHeads] = {};
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
-        const Floats<kPack<T>> values = unpack<T>(of_k[s][p]);
+        const Floats<kElements> values = elements_of<C>(of_k[s][p]);
 #pragma unroll
         for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
-          for (int e = 0; e < kPack<T>; ++e) scores[s][h] += queries[h][p * kPack<T> + e] * values.at[e];
+          for (int e = 0; e < kElements; ++e) scores[s][h] += queries[h][p * kElements + e] * values.at[e];
         }
       }
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         for (unsigned other = lanes / 2; other > 0; other /= 2) {
           scores[s][h] += __shfl_xor_sync(kAllLanes, scores[s][h], other);
+        }
+        if constexpr (kInt8) scores[s][h] *= scale_of_k[s];
+        if constexpr (kMore) {
+          const float most = soft_cap * kLog2E;
+          if (soft_cap > 0) scores[s][h] = most * tanhf(scores[s][h] / most);
+          const long long j = key + s * at_a_time + threadIdx.x / lanes;
+          if (slopes != nullptr)
+            scores[s][h] -= slopes[min(h, num_heads - 1)] * kLog2E * static_cast<float>(filled - 1 - j);
         }
         if (!seen[s]) scores[s][h] = 2 * kLowest;  // -inf, whose weight is 0
       }
@@ -181,14 +238,15 @@ __global__ void __launch_bounds__(128)
       for (int h = 0; h < kHeads; ++h) {
         scores[s][h] = exp2f(scores[s][h] - states[h].highest);
         states[h].sum += scores[s][h];
+        if constexpr (kInt8) scores[s][h] *= scale_of_v[s];
       }
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
-        const Floats<kPack<T>> values = unpack<T>(of_v[s][p]);
+        const Floats<kElements> values = elements_of<C>(of_v[s][p]);
 #pragma unroll
         for (int h = 0; h < kHeads; ++h) {
 #pragma unroll
-          for (int e = 0; e < kPack<T>; ++e) states[h].out[p * kPack<T> + e] += scores[s][h] * values.at[e];
+          for (int e = 0; e < kElements; ++e) states[h].out[p * kElements + e] += scores[s][h] * values.at[e];
         }
       }
     }
@@ -209,8 +267,8 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
 #pragma unroll
-        for (int e = 0; e < kPack<T>; ++e) {
-          if (columns.column(p) + e < size) own[2 + columns.column(p) + e] = state.out[p * kPack<T> + e];
+        for (int e = 0; e < kElements; ++e) {
+          if (columns.column(p) + e < size) own[2 + columns.column(p) + e] = state.out[p * kElements + e];
         }
       }
     }
@@ -244,19 +302,20 @@ __global__ void __launch_bounds__(128)
 }
 
 // The second launch. Block (32, 8): 32 columns of a query head. Grid batch * heads * ceil(size / 32). No shared bytes.
-template <typename T>
+template <typename T, typename C>
 __global__ void __launch_bounds__(256)
-    decode_attention_join(const T* __restrict__ q, const T* __restrict__ k, const T* __restrict__ v,
+    decode_attention_join(const T* __restrict__ q, const C* __restrict__ k, const C* __restrict__ v,
                           const int* __restrict__ length, const float* alibi_slopes, const float* k_scale,
                           const float* v_scale, T* __restrict__ out, float* __restrict__ highest,
                           float* __restrict__ sums, float* __restrict__ sums_out, long long batch, long long kv_batch,
                           long long length_batch, long long keys, long long heads, long long kv_heads, long long size,
-                          long long parts, float scale) {
+                          long long parts, long long slopes_every, long long slopes_batch, long long window,
+                          float scale, float soft_cap) {
   __shared__ float of_threads[8][32];
   const long long chunks = (size + 31) / 32, head = divide(blockIdx.x, chunks), b = divide(head, heads);
   const long long column = (blockIdx.x - head * chunks) * 32 + threadIdx.x;
-  const long long filled = clamped_length(length, b, length_batch, keys);
-  const long long used = divide(filled + keys_in_part(filled, parts) - 1, keys_in_part(filled, parts));
+  const long long count = seen_keys(length, b, length_batch, keys, window).count;
+  const long long used = divide(count + keys_in_part(count, parts) - 1, keys_in_part(count, parts));
   highest += head * parts;
   sums += head * parts;
   sums_out += head * parts * size;
