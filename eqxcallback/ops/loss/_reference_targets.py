@@ -13,7 +13,8 @@ def cross_entropy_of_targets(
     logits = logits.astype(wide(logits.dtype))
     logs = jax.nn.log_softmax(logits, axis=-1)
     # A class that is hidden by a logit of -inf may have no target: zero times infinity would be NaN.
-    loss = -jnp.sum(jnp.where(targets == 0, 0.0, targets * jnp.where(targets == 0, 0.0, logs)), axis=-1)
+    logs = jnp.where((targets == 0) & (logs == -jnp.inf), 0.0, logs)
+    loss = -jnp.sum(targets * logs, axis=-1)
     return loss + z_loss * jnp.square(jax.nn.logsumexp(logits, axis=-1)) if z_loss else loss
 
 

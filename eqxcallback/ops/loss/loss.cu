@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(768, 1) cross_entropy_of_targets(const T* logi
 }
 
 // dlogits = dloss * ((sum(targets) + 2 * z_loss * l) * p - targets), dtargets = dloss * (l - logits), or 0 where there
-// is no target. One that is not needed is null. `loss` is not read.
+// is no target and a logit of -inf. One that is not needed is null. `loss` is not read.
 template <typename T>
 __global__ void __launch_bounds__(768, 1)
     cross_entropy_of_targets_backward(const T* logits, const float* targets, const float* loss, const float* dloss,
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(768, 1)
 #pragma unroll
     for (int e = 0; e < n; ++e) {
       const float below = log_sum - (values.at[e] - softmax.highest);
-      of_targets.at[e] = weights.at[e] == 0.0f ? 0.0f : scale * below;
+      of_targets.at[e] = weights.at[e] == 0.0f && below > -kLowest ? 0.0f : scale * below;
       values.at[e] = scale * (sum[0] * __expf(-below) - weights.at[e]);
     }
     if (dlogits != nullptr) store(dlogits + offset + first, values);

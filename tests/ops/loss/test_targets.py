@@ -126,7 +126,8 @@ def test_labels_that_are_no_class(loss, options):
 @pytest.mark.parametrize("options", OPTIONS[:3], ids=str)
 def test_targets(options, x64):
     logits, weights = normal(1, (2, 3, 7), np.float64), np.abs(normal(3, (7,), np.float64))
-    targets = np.asarray(jax.nn.softmax(normal(2, (2, 3, 7), np.float64)))
+    targets = np.array(jax.nn.softmax(normal(2, (2, 3, 7), np.float64)))
+    targets[0, :, 2] = 0  # which has a derivative nevertheless
 
     def ours(logits, targets, weights):
         return ops.softmax_cross_entropy(logits, targets, class_weights=weights, **options)
@@ -153,6 +154,8 @@ def test_a_hidden_class_without_a_target():
     loss, gradient = jax.value_and_grad(ops.softmax_cross_entropy)(logits, targets)
     np.testing.assert_allclose(loss, np.log(1 + np.e) - 0.5, rtol=1e-6)
     np.testing.assert_allclose(gradient, [1 / (1 + np.e) - 0.5, 0, np.e / (1 + np.e) - 0.5], atol=1e-6)
+    of_targets = jax.grad(ops.softmax_cross_entropy, 1)(logits, targets)
+    np.testing.assert_allclose(of_targets, [np.log(1 + np.e), 0, np.log(1 + np.e) - 1], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
