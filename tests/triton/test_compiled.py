@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from eqxcallback.ops.attention import (
     _triton_backward as attention_backward,
+    _triton_backward_options as attention_backward_options,
     _triton_forward as attention,
     _triton_tiles as tiles,
 )
@@ -50,8 +51,8 @@ EVERY_OPTION = {
 KERNELS = {
     "forward": (attention.attention_forward, tiles.choose_forward),
     **BACKWARD,
-    "slopes": (attention_backward.attention_backward_slopes, tiles.choose_queries),
-    "bias": (attention_backward.attention_backward_bias, tiles.choose_bias),
+    "slopes": (attention_backward_options.attention_backward_slopes, tiles.choose_queries),
+    "bias": (attention_backward_options.attention_backward_bias, tiles.choose_bias),
 }
 
 

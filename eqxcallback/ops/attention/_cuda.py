@@ -49,7 +49,7 @@ def _of_pairs(alibi_slopes: Any, soft_cap: float) -> bool:
     return alibi_slopes is not None or soft_cap > 0
 
 
-def _entry(q: Any, kv: Any, length: Any, alibi_slopes: Any, *_: Any, soft_cap: float, **__: Any) -> str:
+def _entry(q: Any, kv: Any, length: Any, alibi_slopes: Any = None, *_: Any, soft_cap: float = 0.0, **__: Any) -> str:
     columns, packed, block_heads = _shape(q, kv)
     more = _of_pairs(alibi_slopes, soft_cap)
     return name("decode_attention", q, CudaKernel.ctype(kv[0].dtype), block_heads, columns, packed, more)
@@ -64,7 +64,7 @@ def _joining_blocks(q: Any, *_: Any, **__: Any) -> int:
     return _batch(q) * q.shape[-2] * ceil(q.shape[-1], 32)
 
 
-def _places_of_slopes(q: Any, kv: Any, length: Any, alibi_slopes: Any, *_: Any) -> tuple[int, int]:
+def _places_of_slopes(q: Any, kv: Any, length: Any, alibi_slopes: Any = None, *_: Any) -> tuple[int, int]:
     if alibi_slopes is None:
         return 1, 1
     found = places(q.shape[:-2], alibi_slopes.shape[:-1])

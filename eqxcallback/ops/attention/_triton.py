@@ -11,15 +11,15 @@ from ...core import type_text
 from ...kernel import TritonKernel
 from .._cuda import ceil
 from .._supports import floats
+from . import _triton_tiles as tiles
 from ._operands import OPTIONAL, OWN_AXES, places
 from ._reference_dropout import threshold
-from ._triton_tiles import Choice, choose_bias, choose_forward, choose_keys, choose_queries, choose_rows
 
 
 # The longest head whose tiles fit into shared memory.
 _MAX_SIZE = 256
 
-_MODULES = "eqxcallback.ops.attention._triton_forward", "eqxcallback.ops.attention._triton_backward"
+_MODULES = [f"eqxcallback.ops.attention._triton_{name}" for name in ("forward", "backward", "backward_options")]
 
 
 def _batch(x: Any) -> int:
@@ -29,6 +29,12 @@ def _batch(x: Any) -> int:
 def _blocks(x: Any, rows: int) -> int:
     """The number of blocks of `rows` rows of one head of one example."""
     return ceil(x.shape[-3], rows) * x.shape[-2] * _batch(x) if x.shape[-1] else 0
+
+
+def _optional(args: Any, name: str) -> Any:
+    """Of the op's arguments, or of their gradients: the last ones may be left out."""
+    index = 2 + OPTIONAL.index(name)
+    return args[index] if index < len(args) else None
 
 
 def _given(*args: Any, **_: Any) -> Any:
@@ -54,8 +60,8 @@ def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:
 
     def of_optional(name: str, index: int) -> tuple[str, Any]:
         def place(*args: Any, **options: Any) -> int:
-            q, _, *optional = arguments(*args, **options)
-            found = _places_of(q, name, optional[OPTIONAL.index(name)])
+            operands = arguments(*args, **options)
+            found = _places_of(operands[0], name, _optional(operands, name))
             assert found is not None  # or the call is not supported
             return found[index]
 
@@ -63,7 +69,7 @@ def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:
 
     def heads_of(name: str) -> tuple[str, Any]:
         def heads(*args: Any, **options: Any) -> int:
-            x = arguments(*args, **options)[2 + OPTIONAL.index(name)]
+            x = _optional(arguments(*args, **options), name)
             return 1 if x is None else x.shape[-3]
 
         return "int32", heads
@@ -86,17 +92,18 @@ def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def _supports(types: Any, **options: Any) -> bool | str:
-    q, _, *optional = types
+    q = types[0]
     if q.shape[-1] > _MAX_SIZE:
         return f"heads have to be no longer than {_MAX_SIZE}; they are {q.shape[-1]}"
-    for name, x in zip(OPTIONAL, optional, strict=True):
+    for name in OPTIONAL:
+        x = _optional(types, name)
         if _places_of(q, name, x) is None:
             return f"{name} has a batch axis of 1 between others: it is {type_text(x.dtype, x.shape)}"
     return floats(types, **options)
 
 
 def _settings(
-    choose: Callable[..., Choice],
+    name: str,
     arch: int,
     q: Any,
     kv: Any,
@@ -109,7 +116,9 @@ def _settings(
 ) -> Mapping[str, Any]:
     has = sum(1 << i for i, x in enumerate(optional) if x is not None)
     # Heads without elements have nothing to launch, but a kernel all the same.
-    choice = choose(arch, max(q.shape[-1], 1), q.dtype.name, queries=q.shape[-3], has=has, soft_cap=soft_cap)
+    choice = tiles.CHOOSE[name](
+        arch, max(q.shape[-1], 1), q.dtype.name, queries=q.shape[-3], has=has, soft_cap=soft_cap
+    )
     return {
         **choice.constants,
         "num_warps": choice.num_warps,
@@ -125,7 +134,7 @@ def _settings(
 
 
 def _choose_forward(arch: int, *args: Any, **options: Any) -> Mapping[str, Any]:
-    return _settings(choose_forward, arch, *args, **options)
+    return _settings("forward", arch, *args, **options)
 
 
 def _forward_grid(q: Any, *_: Any, BLOCK_QUERIES: int, **__: Any) -> int:  # noqa: N803 - a constant of the kernel
@@ -151,55 +160,51 @@ def _keys_grid(grads: Any, args: Any, *_: Any, BLOCK_KEYS: int, **__: Any) -> in
 
 
 def _queries_grid(grads: Any, args: Any, *_: Any, BLOCK_QUERIES: int, **__: Any) -> int:  # noqa: N803
-    return _blocks(args[0], BLOCK_QUERIES) if grads[0] is not None or _needs_slopes(grads) else 0
+    is_needed = grads[0] is not None or _optional(grads, "alibi_slopes") is not None
+    return _blocks(args[0], BLOCK_QUERIES) if is_needed else 0
 
 
 def _slopes_grid(grads: Any, args: Any, *_: Any, **__: Any) -> int:
-    return math.prod(grads[_SLOPES].shape) if _needs_slopes(grads) else 0
+    slopes = _optional(grads, "alibi_slopes")
+    return 0 if slopes is None else math.prod(slopes.shape)
 
 
 def _bias_grid(grads: Any, args: Any, *_: Any, BLOCK_QUERIES: int, BLOCK_KEYS: int, **__: Any) -> int:  # noqa: N803
-    if grads[_BIAS] is None:
+    bias = _optional(grads, "bias")
+    if bias is None:
         return 0
-    *shared, queries, keys = grads[_BIAS].shape
+    *shared, queries, keys = bias.shape
     return math.prod(shared) * ceil(queries, BLOCK_QUERIES) * ceil(keys, BLOCK_KEYS)
 
 
-_BIAS, _SLOPES = (2 + OPTIONAL.index(name) for name in ("bias", "alibi_slopes"))
-
-
-def _needs_slopes(grads: Any) -> bool:
-    return grads[_SLOPES] is not None
-
-
-def _step(name: str, grid: Callable[..., int], choose: Callable[..., Choice], **more: Any) -> TritonKernel:
+def _step(name: str, grid: Callable[..., int], **more: Any) -> TritonKernel:
     """One of the launches of the backward pass."""
 
     def settings(arch: int, grads: Any, args: Any, *_: Any, **options: Any) -> Mapping[str, Any]:
-        return _settings(choose, arch, *args, **options)
+        return _settings(name, arch, *args, **options)
 
-    return TritonKernel(f"{_MODULES[1]}:attention_backward_{name}", grid, choose=settings, **more)
+    module = _MODULES[2 if name in ("slopes", "bias") else 1]
+    return TritonKernel(f"{module}:attention_backward_{name}", grid, choose=settings, **more)
 
 
 def _workspaces(grads: Any, args: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
     """The sums and products of rows, and the gradient of a slope of each block of queries, of which the shortest has 16."""
     queries, heads, _ = args[0].shape[-3:]
     of_rows = (_batch(args[0]), heads, queries)
-    of_blocks = (*of_rows[:2], ceil(queries, 16)) if _needs_slopes(grads) else (1,)
+    of_blocks = (*of_rows[:2], ceil(queries, 16)) if _optional(grads, "alibi_slopes") is not None else (1,)
     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (of_rows, of_rows, of_blocks)]
 
 
 ATTENTION_BACKWARD = _step(
     "rows",
     _rows_grid,
-    choose_rows,
     scalars=_scalars(_differentiated),
     workspaces=_workspaces,
     then=[
-        _step("keys", _keys_grid, choose_keys),
-        _step("queries", _queries_grid, choose_queries),
-        _step("slopes", _slopes_grid, choose_queries),
-        _step("bias", _bias_grid, choose_bias),
+        _step("keys", _keys_grid),
+        _step("queries", _queries_grid),
+        _step("slopes", _slopes_grid),
+        _step("bias", _bias_grid),
     ],
     supports=_supports,
 )

@@ -62,6 +62,17 @@ def _of_pairs(has: int, soft_cap: float) -> bool:
     return bool(soft_cap) or any(has >> OPTIONAL.index(name) & 1 for name in names)
 
 
+# By kernel. That of slopes adds up what that of queries leaves.
+CHOOSE = {
+    "forward": choose_forward,
+    "rows": choose_rows,
+    "keys": choose_keys,
+    "queries": choose_queries,
+    "slopes": choose_queries,
+    "bias": choose_bias,
+}
+
+
 # BLOCK_QUERIES, BLOCK_KEYS, num_warps, num_stages
 _Tile = tuple[int, int, int, int]
 
