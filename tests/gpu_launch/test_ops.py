@@ -87,7 +87,9 @@ def test_vmap_of_each_operand(case, launches):
     assert launches.launches
 
 
-@by_case
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=name) for name, case in CASES.items() if "of a batch" not in name]
+)
 def test_nested_vmap(case, launches):
     transformations.test_nested_vmap(case)
     assert launches.launches

@@ -157,7 +157,13 @@ def value_and_gradients(function, numbers):
 @pytest.mark.any_jax_version
 @pytest.mark.parametrize(
     ("name", "dtype", "logits"),
-    [*((name, DTYPES[0], 1) for name in options.NAMES), ("all", DTYPES[1], 1), ("all", DTYPES[1], 2**28)],
+    # These kernels take what those in Triton do not: tests/triton/test_options.py has all of them.
+    [
+        *((name, DTYPES[0], 1) for name in options.NAMES[::2]),
+        ("all", DTYPES[0], 1),
+        ("all", DTYPES[1], 1),
+        ("all", DTYPES[1], 2**28),
+    ],
     ids=str,
 )
 def test_every_option_of_attention(name, dtype, logits, monkeypatch):
