@@ -208,6 +208,8 @@ def _mend_bfloat16() -> None:
         return mended
 
     builder.cast_impl, builder.create_dot = mended_cast, mended_dot
+    if not hasattr(builder, "get_bf16"):  # Triton 3.6
+        builder.get_bf16 = lambda self, value: handle(np.array([value], ml_dtypes.bfloat16).view(np.uint16), bf16)
     for name in ("binary_op", "unary_op", "ternary_op"):
         setattr(builder, name, in_f32(getattr(builder, name)))
     for kind in (interpreter.ReduceOps, interpreter.ScanOps):
