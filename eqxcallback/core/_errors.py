@@ -82,7 +82,7 @@ class Failures:
     _most: ClassVar[int] = 64
 
     def __init__(self) -> None:
-        # By number; the first to be forgotten is the first.
+        # By number. The first entry is forgotten first.
         self._errors: collections.OrderedDict[int, KernelError] = collections.OrderedDict()
 
     def __enter__(self) -> "Failures":
@@ -106,7 +106,9 @@ class Failures:
 
     @classmethod
     def _take(cls, listener: "Failures", number: int) -> KernelError | None:
-        """What a listener kept. Others forget it before what no one raised: of many threads one may be slow to ask."""
+        """The failure that `listener` kept, if it did. All listeners forget it before those that nobody has raised: with many
+        threads, one may be slow to ask for its own.
+        """
         with _lock:
             for other in cls._listening:
                 if number in other._errors:

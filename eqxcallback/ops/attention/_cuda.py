@@ -10,7 +10,7 @@ from ...core import type_text
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, ceil, multiprocessors, name, pack
 from .._supports import floats
-from ._operands import places
+from ._operands import places_of
 
 
 # The longest head that the lanes that share a row have registers for, and that of a cache in int8, with slopes or a soft cap.
@@ -65,9 +65,7 @@ def _joining_blocks(q: Any, *_: Any, **__: Any) -> int:
 
 
 def _places_of_slopes(q: Any, kv: Any, length: Any, alibi_slopes: Any = None, *_: Any) -> tuple[int, int]:
-    if alibi_slopes is None:
-        return 1, 1
-    found = places(q.shape[:-2], alibi_slopes.shape[:-1])
+    found = places_of("alibi_slopes", q.shape[:-2], alibi_slopes)
     assert found is not None  # or the call is not supported
     return found
 
@@ -79,7 +77,7 @@ def _supports(types: Any, **options: Any) -> bool | str:
         of_which = " with a cache in int8, ALiBi slopes or a soft cap" if has_options else ""
         return f"heads have to be no longer than {most}{of_which}; they are {types.q.shape[-1]}"
     slopes, scales, cache = types.alibi_slopes, types.k_scale, types.kv[0]
-    if slopes is not None and places(types.q.shape[:-2], slopes.shape[:-1]) is None:
+    if places_of("alibi_slopes", types.q.shape[:-2], slopes) is None:
         return f"alibi_slopes have a batch axis of 1 between others: they are {type_text(slopes.dtype, slopes.shape)}"
     if scales is not None and not scales.shape == types.v_scale.shape == cache.shape[:-1]:
         return f"scales have to have the batch axes of the cache, {cache.shape[:-1]}; they are {scales.shape}"

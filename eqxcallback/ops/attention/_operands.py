@@ -225,6 +225,11 @@ def _dropout(name: str, q: Array, keys: Size, dropout: AnyNumber, key: Any) -> t
     return None, keep(per_head.reshape(-1)).reshape(*batch, heads, queries, keys)
 
 
+def places_of(name: str, batch: tuple[int, ...], x: Any) -> tuple[int, int] | None:
+    """`places` of an operand in `OPTIONAL`, of which an absent one has one for all."""
+    return (1, 1) if x is None else places(batch, x.shape[: x.ndim - OWN_AXES[name]])
+
+
 def places(batch: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, int] | None:
     """Example `e` of a call has example `e // every % count` of an operand of the batch axes `own`: `every` and `count`.
 

@@ -12,7 +12,7 @@ from ...kernel import TritonKernel
 from .._cuda import ceil
 from .._supports import floats
 from . import _triton_tiles as tiles
-from ._operands import OPTIONAL, OWN_AXES, places
+from ._operands import OPTIONAL, places_of
 from ._reference_dropout import threshold
 
 
@@ -45,10 +45,6 @@ def _differentiated(grads: Any, args: Any, *_: Any, **__: Any) -> Any:
     return args
 
 
-def _places_of(q: Any, name: str, x: Any) -> tuple[int, int] | None:
-    return (1, 1) if x is None else places(q.shape[:-3], x.shape[: x.ndim - OWN_AXES[name]])
-
-
 def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:
     """`arguments`: those of the op, of what the kernel's functions are called with."""
 
@@ -61,7 +57,7 @@ def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:
     def of_optional(name: str, index: int) -> tuple[str, Any]:
         def place(*args: Any, **options: Any) -> int:
             operands = arguments(*args, **options)
-            found = _places_of(operands[0], name, _optional(operands, name))
+            found = places_of(name, operands[0].shape[:-3], _optional(operands, name))
             assert found is not None  # or the call is not supported
             return found[index]
 
@@ -97,7 +93,7 @@ def _supports(types: Any, **options: Any) -> bool | str:
         return f"heads have to be no longer than {_MAX_SIZE}; they are {q.shape[-1]}"
     for name in OPTIONAL:
         x = _optional(types, name)
-        if _places_of(q, name, x) is None:
+        if places_of(name, q.shape[:-3], x) is None:
             return f"{name} has a batch axis of 1 between others: it is {type_text(x.dtype, x.shape)}"
     return floats(types, **options)
 

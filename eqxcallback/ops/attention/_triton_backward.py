@@ -30,7 +30,6 @@ import triton.language as tl
 from ._triton_forward import first_element, inner, load, outer, place, store, zeros
 from ._triton_pairs import (
     ASKED,
-    DROPPED,
     LENGTHS,
     LOG2_E,
     SLOPES,
@@ -101,8 +100,7 @@ def dlogits_of(
     weights, dweights, delta, query, key, options, queries, keys,
     DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    if HAS & DROPPED:
-        dweights = dropped(dweights, query, key, options, queries, keys, DROPOUT, KEEP, HAS)
+    dweights = dropped(dweights, query, key, options, queries, keys, DROPOUT, KEEP, HAS)
     dlogits = weights * (dweights - delta)
     if MASKED and HAS & LENGTHS:
         # A value past the end may be NaN.

@@ -28,7 +28,6 @@ import triton.language as tl
 from ._triton_pairs import (
     ASKED,
     BIAS,
-    DROPPED,
     LOG2_E,
     LOG_2,
     SLOPES,
@@ -191,8 +190,7 @@ def _visit(
                 products, query, key, top, total, queries, keys, scale, options,
                 CAUSAL, NEGATIVE, WINDOW, SOFT_CAP, HAS, MASKED)
             # fmt: on
-            if HAS & DROPPED:
-                weights = dropped(weights, query, key, options, queries, keys, DROPOUT, KEEP, HAS)
+            weights = dropped(weights, query, key, options, queries, keys, DROPOUT, KEEP, HAS)
             out *= shrink[:, None]
             if TAIL:
                 out_tail *= shrink[:, None]

@@ -25,7 +25,6 @@ BIAS, MASK, SLOPES, SEGMENTS, KEY_SEGMENTS, LENGTHS, OFFSET, DROPOUT_KEYS, KEPT 
 )
 # Of these each pair has to be asked whether the key is seen.
 ASKED = tl.constexpr(MASK.value | SEGMENTS.value)
-DROPPED = tl.constexpr(DROPOUT_KEYS.value | KEPT.value)
 
 _EVEN = tl.constexpr(ROTATIONS[0])
 _ODD = tl.constexpr(ROTATIONS[1])
@@ -34,7 +33,7 @@ _ODD = tl.constexpr(ROTATIONS[1])
 @triton.jit
 @no_type_check
 def _one_of(example, every, count):
-    """Which of the examples of an operand that lacks some of the batch axes."""
+    """The example of an operand that lacks some of the batch axes."""
     return tl.cast(example // every % count, tl.int64)
 
 
@@ -49,7 +48,7 @@ def options_of(
     dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
     HAS: tl.constexpr,
 ):  # fmt: skip
-    """Of one head of one example, in the order in which `_bias_of` and the others take them out again."""
+    """A tuple of what one head of one example has, which the functions below take apart."""
     pairs = tl.cast(queries, tl.int64) * keys
     # fmt: off
     bias_of = (
@@ -253,7 +252,7 @@ def _threefry(key0, key1, x0, x1):
 @triton.jit
 @no_type_check
 def dropped(weights, query, key, options, queries, keys, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr):
-    """Weights of which some are kept, those that `jax.random.bernoulli` keeps: `KEEP` of 2^23 of its numbers."""
+    """Weights. With dropout some are kept, those that `jax.random.bernoulli` keeps: `KEEP` of 2^23 of its numbers."""
     if HAS & DROPOUT_KEYS:
         index = tl.cast(query, tl.int64) * keys + key
         high, low = (index >> 32).to(tl.uint32), index.to(tl.uint32)
