@@ -39,7 +39,7 @@ SHAPES = [
 TINY = [Shape(1, 4, 2, 64, 16, causal=True)]
 
 # A backward pass is five products of the size of the two forward.
-_WITH_BACKWARD = 3.5
+WITH_BACKWARD = 3.5
 
 
 def measure(setting: Setting) -> Iterator[Row]:
@@ -56,7 +56,7 @@ def measure(setting: Setting) -> Iterator[Row]:
                 contestants["torch SDPA"] = functools.partial(sdpa_runner, shape, backward)
             if setting.tiny:
                 del contestants["cuDNN"]
-            work = shape.flops * (_WITH_BACKWARD if backward else 1)
+            work = shape.flops * (WITH_BACKWARD if backward else 1)
             what = "forward + backward" if backward else "forward"
             yield Row(f"{what}, {shape}", "TFLOP/s", work, setting.race(contestants), (goal,))
 
@@ -92,6 +92,9 @@ DECODE: Sequence[tuple[int, int, int, int, int]] = [
     (1, 32, 8, 32_768, 128),
     (1, 32, 8, 4096, 128),
     (64, 9, 3, 4096, 64),
+    (1, 32, 8, 131_072, 128),
+    (8, 32, 32, 4096, 128),
+    (8, 64, 4, 4096, 128),
 ]
 
 

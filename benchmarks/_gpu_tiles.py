@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ._gpu_attention import TINY, Shape, jax_runner, peers
+from ._gpu_attention import TINY, WITH_BACKWARD, Shape, jax_runner, peers
 from ._rows import OURS, Row, Setting
 from ._timing import Runner
 
@@ -71,7 +71,7 @@ def measure(setting: Setting) -> Iterator[Row]:
             }
             for tile in tiles:
                 contestants[text(tile)] = functools.partial(_runner, setting, shape, kernel, tile)
-            work = shape.flops * (3.5 if backward else 1)
+            work = shape.flops * (WITH_BACKWARD if backward else 1)
             case = f"tiles of the {f'backward kernel of {kernel}' if backward else 'forward kernel'}, {shape}"
             yield Row(case, "TFLOP/s", work, setting.race(contestants))
 

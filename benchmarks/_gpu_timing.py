@@ -4,6 +4,7 @@ Without CuPy, calls are chained in a loop on the device, so that the host's time
 clock, for a dry run.
 """
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 import eqxcallback as eqxc
 
-from ._timing import Clock, HostClock, Runner
+from ._timing import Clock, HostClock, Runner, planned_memory
 
 
 class EventClock:
@@ -49,7 +50,7 @@ class EventClock:
             end.synchronize()
             return self._cuda.get_elapsed_time(start, end) / 1e3
 
-        return Runner(run, lambda: jitted(*args))
+        return Runner(run, lambda: jitted(*args), functools.partial(planned_memory, jitted, *args))
 
     def _check(self) -> None:
         x = jnp.ones((4096, 4096), jnp.bfloat16)
@@ -84,7 +85,7 @@ class LoopClock:
             programs = -(-count // self._STEPS)
             return inner.run(programs) * count / (programs * self._STEPS)
 
-        return Runner(run, inner.result)
+        return Runner(run, inner.result, functools.partial(planned_memory, jax.jit(f, **jit_options), *args))
 
 
 def find_clock(on_gpu: bool) -> tuple[Clock, str]:

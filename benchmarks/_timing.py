@@ -62,6 +62,12 @@ def probe(call: Callable[[], Any]) -> Runner:
     return waited_for(call)._replace(result=None)
 
 
+def planned_memory(jitted: Any, *args: Any) -> int | None:
+    """Bytes that XLA keeps beside operands and results while it runs a compiled function."""
+    analysis = jitted.lower(*args).compile().memory_analysis()
+    return None if analysis is None else analysis.temp_size_in_bytes
+
+
 class Clock(Protocol):
     name: str
 
@@ -84,7 +90,7 @@ class HostClock:
             jax.block_until_ready(out)
             return time.perf_counter() - start
 
-        return Runner(run, lambda: jitted(*args))
+        return Runner(run, lambda: jitted(*args), functools.partial(planned_memory, jitted, *args))
 
 
 class WaitingClock:
@@ -95,11 +101,7 @@ class WaitingClock:
 
     def runner(self, f: Callable[..., Any], *args: Any, **jit_options: Any) -> Runner:
         jitted = jax.jit(f, **jit_options)
-
-        def temporary() -> int | None:
-            analysis = jitted.lower(*args).compile().memory_analysis()
-            return None if analysis is None else analysis.temp_size_in_bytes
-
+        temporary = functools.partial(planned_memory, jitted, *args)
         return waited_for(lambda: jax.block_until_ready(jitted(*args)))._replace(temporary=temporary)
 
 
@@ -204,6 +206,8 @@ def _far_behind(seconds: Mapping[str, float]) -> dict[str, float]:
 def _memory_of(runner: Runner) -> Memory:
     temporary = None if runner.temporary is None else runner.temporary()
     results = 0 if runner.result is None else sum(leaf.nbytes for leaf in jax.tree.leaves(runner.result()))
+    if jax.default_backend() != "cpu":  # whose memory is not that of the process: all of it is in XLA's plan
+        return Memory(temporary, temporary)
     peak = peak_of(lambda: runner.run(1))
     return Memory(temporary, None if peak is None else max(0, peak - results))
 

@@ -28,8 +28,11 @@ PARTS: dict[str, tuple[str, float]] = {
     "probe": ("Probes", 20),
     "attention": ("Attention", 140),
     "memory_bound": ("Memory-bound kernels", 70),
+    "options": ("Attention with options", 90),
     "decode": ("A language model", 100),
+    "linear": ("Quantised layers, and the loss of a large vocabulary", 60),
     "decode_attention": ("One token over a cache", 35),
+    "training": ("Training, and a prompt", 60),
     "launches": ("Launches", 40),
     "tiles": ("Tiles of attention", 200),
 }
@@ -145,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.part is not None:
         measure(options.part, options, options.to)
         return 0
-    wanted = options.only or [part for part in PARTS if part != "tiles" or options.tiles or options.no_gpu]
+    wanted = options.only or [part for part in PARTS if part != "tiles" or options.tiles]
     ends = time.monotonic() + options.seconds
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:

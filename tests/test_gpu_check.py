@@ -7,11 +7,14 @@ import os
 import pathlib
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import time
+import venv
 
 import pytest
 
-from benchmarks import _rows
+from benchmarks import _gpu_tools, _rows, gpu
 from benchmarks._gpu_compare import compare
 from benchmarks._process import run_for
 from benchmarks._rows import Goal, Row
@@ -21,26 +24,63 @@ from benchmarks._timing import Race, Runner, Timing, race
 pytestmark = pytest.mark.any_jax_version
 
 ROOT = pathlib.Path(__file__).parents[1]
-SCRIPT = ROOT / "scripts" / "gpu_check"
+SCRIPT, KIT = ROOT / "scripts" / "gpu_check", ROOT / "scripts" / "gpu_kit"
+
+
+STEPS = ["environment", "smoke", "tests", "replay", "plans", "benchmarks", "tiles", "sanitizers", "profile"]
+
+
+def run_without_gpu(python, folder, *arguments):
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTHONPATH")}
+    command = [python, str(SCRIPT), "--no-gpu", "--out", str(folder), *arguments]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout, json.loads((folder / "gpu_check.json").read_text())
 
 
 @pytest.mark.compilers
 def test_the_dry_run(tmp_path):
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    command = [sys.executable, str(SCRIPT), "--no-gpu", "--out", str(tmp_path)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
-    found = json.loads((tmp_path / "gpu_check.json").read_text())
+    said, found = run_without_gpu(sys.executable, tmp_path, "--archive", str(tmp_path.with_suffix(".tar.gz")))
     assert found["versions"]["jax"]
-    assert list(found["steps"]) == ["environment", "tests", "replay", "plans", "benchmarks"]
-    assert all(step["ok"] for step in found["steps"].values())
-    table = result.stdout.strip().splitlines()[-5:]
-    assert [line.split()[0] for line in table] == list(found["steps"])
+    assert list(found["steps"]) == STEPS
+    without_tools = [step for name, step in found["steps"].items() if name not in ("sanitizers", "profile")]
+    assert all(step["ok"] for step in without_tools)
+    table = said.strip().splitlines()[-len(STEPS) :]
+    assert [line.split()[0] for line in table] == STEPS
     parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    parts |= json.loads((tmp_path / "tiles" / "gpu.json").read_text())["parts"]
+    assert set(parts) == set(gpu.PARTS)
     assert not [part for part in parts.values() if "error" in part or not part["is_whole"]]
     for row in (row for part in parts.values() for row in part["rows"]):
         assert row["failed"] == {}
         assert all(difference < 0.05 for difference in row["differences"].values()), row["case"]
+    with tarfile.open(tmp_path.with_suffix(".tar.gz")) as archive:
+        assert {f"{tmp_path.name}/{name}" for name in ("gpu_check.json", "gpu.md", "smoke.log")} <= set(
+            archive.getnames()
+        )
+
+
+@pytest.mark.compilers
+def test_nothing_is_installed_where_there_is_a_kit(tmp_path):
+    """In an environment that has all packages but this one: editable installs are found by `.pth` files, which Python does not
+    read in a folder that another one names."""
+    environment = tmp_path / "environment"
+    venv.create(environment, symlinks=True)
+    [packages] = environment.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    python = str(environment / "bin" / "python")
+    importing = [python, "-c", "import eqxcallback"]
+    assert b"_ext" in subprocess.run(importing, cwd=ROOT, capture_output=True, check=False).stderr
+    packed = subprocess.run(
+        [sys.executable, str(KIT), "--out", str(tmp_path / "kit")], capture_output=True, check=False
+    )
+    assert packed.returncode == 0, packed.stderr
+    steps = [argument for step in ("environment", "smoke", "tests") for argument in ("--only", step)]
+    _, found = run_without_gpu(python, tmp_path / "out", "--kit", str(tmp_path / "kit"), *steps)
+    assert found["steps"]["environment"]["installed"] == f"nothing: it is in {tmp_path / 'kit' / 'site'}"
+    assert found["versions"]["eqxcallback"]
+    assert not list(packages.glob("*eqxcallback*"))
+    assert found["steps"]["tests"]["tests"] > 5
 
 
 def test_the_results_of_a_machine_without_a_gpu_are_not_kept():
@@ -59,7 +99,9 @@ def gpu_check(tmp_path):
     path = list(sys.path)
     loader.exec_module(module)
     sys.path[:] = path
-    options = module.argparse.Namespace(out=tmp_path / "out", seconds=120.0, no_gpu=False, quick=False)
+    options = module.argparse.Namespace(
+        out=tmp_path / "out", seconds=120.0, no_gpu=False, quick=False, only=None, archive=None
+    )
     return module, module.Check(options)
 
 
@@ -101,6 +143,58 @@ def test_a_step_that_fails_is_written_down(gpu_check):
     assert not steps["broken"]["ok"]
     assert steps["whole"]["ok"]
     assert "broken: FAILED" in (check.out / "gpu_check.log").read_text()
+
+
+def test_where_a_launch_fails_nothing_else_is_tried(tmp_path, monkeypatch, gpu_check, capsys):
+    module, _ = gpu_check
+    monkeypatch.setattr(module.Check, "environment", lambda self: {"ok": True, "says": ""})
+    monkeypatch.setattr(module.Check, "smoke", lambda self: {"ok": False, "says": "wrong"})
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--out", str(tmp_path)])
+    assert module.main() == 1
+    assert list(json.loads((tmp_path / "gpu_check.json").read_text())["steps"]) == ["environment", "smoke"]
+    assert "the steps that follow are left out" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "ok"),
+    [
+        (0, "cache_append\n========= ERROR SUMMARY: 0 errors\n", True),
+        (0, "========= ERROR SUMMARY: 3 errors\n", False),
+        (1, "Traceback\n========= ERROR SUMMARY: 0 errors\n", False),
+        (1, "========= Error: Device not supported\n========= ERROR SUMMARY: 0 errors\n", None),
+        (1, "ptrace: Operation not permitted", None),
+        (None, "cache_append", None),
+    ],
+)
+def test_what_a_sanitizer_says(monkeypatch, code, said, ok):
+    monkeypatch.setattr(_gpu_tools, "_tool", lambda name: f"/bin/{name}")
+    asked = []
+
+    def python(name, seconds, *arguments):
+        asked.append((name, arguments))
+        return code, said.replace("ERROR", "RACECHECK").replace(
+            "errors", "hazards displayed"
+        ) if "race" in name else said
+
+    assert _gpu_tools.sanitize(python, 5.0)["ok"] is ok
+    assert [name for name, _ in asked] == ["sanitizer-memcheck", "sanitizer-racecheck"]
+    assert asked[0][1][-2:] == ("-m", "benchmarks._gpu_kernels")
+
+
+def test_the_profiler_leaves_a_table(tmp_path, monkeypatch):
+    ncu = tmp_path / "ncu"
+    ncu.write_text("#!/bin/sh\n[ $1 = --import ] && printf 'name\\nunit\\nrms_norm\\n' || touch OUT/kernels.ncu-rep\n")
+    ncu.write_text(ncu.read_text().replace("OUT", str(tmp_path)))
+    ncu.chmod(0o755)
+    monkeypatch.setattr(_gpu_tools, "_tool", lambda name: str(ncu))
+
+    def python(name, seconds, *arguments):
+        return run_for([sys.executable, *arguments], seconds, os.environ, ROOT)
+
+    assert _gpu_tools.profile(python, 20.0, tmp_path) == {"ok": True, "says": "1 launches of kernels"}
+    assert "rms_norm" in (tmp_path / "kernels.csv").read_text()
+    monkeypatch.setattr(_gpu_tools, "_tool", lambda name: "/bin/false")
+    assert _gpu_tools.profile(python, 20.0, tmp_path)["ok"] is None
 
 
 def test_a_process_is_ended_with_what_it_has_started():

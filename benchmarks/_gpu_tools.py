@@ -1,0 +1,70 @@
+"""What NVIDIA's tools say of our kernels. Imports no JAX: the tools start the process that does."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+# Runs Python with arguments: a name for its log, seconds, and those.
+Python = Callable[..., tuple[int | None, str]]
+
+_KERNELS = ("-m", "benchmarks._gpu_kernels")
+_TOOLKIT = pathlib.Path("/usr/local/cuda/bin")
+# Kernels of ours. XLA names its own otherwise.
+_OURS = "regex:norm|swiglu|entropy|rotary|attention|decode|quantized|append|softmax|gates"
+
+
+def sanitize(python: Python, seconds: float) -> dict[str, Any]:
+    """The kernels under each of compute-sanitizer's tools, for so many seconds each."""
+    found = {tool: _sanitized(python, tool, seconds) for tool in ("memcheck", "racecheck")}
+    oks = [each["ok"] for each in found.values()]
+    ok = False if False in oks else None if None in oks else True
+    return {"ok": ok, "says": "; ".join(f"{tool}: {each['says']}" for tool, each in found.items()), "tools": found}
+
+
+def _sanitized(python: Python, tool: str, seconds: float) -> dict[str, Any]:
+    program = _tool("compute-sanitizer")
+    if program is None:
+        return {"ok": None, "says": "there is no compute-sanitizer"}
+    under = (program, "--tool", tool, "--print-limit", "20", "--target-processes", "all", sys.executable, *_KERNELS)
+    code, said = python(f"sanitizer-{tool}", seconds, "-c", _UNDER, *under)
+    summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", said)
+    if code is None:
+        return {"ok": None, "says": "out of time"}
+    # A tool that the machine refuses says so instead of a summary.
+    if not summary or "Device not supported" in said:
+        return {"ok": None, "says": (said.strip().splitlines() or ["it said nothing"])[-1][:200]}
+    ok = code == 0 and all(re.match(r"0 (errors|hazards)", line) for line in summary)
+    return {"ok": ok, "says": summary[-1]}
+
+
+def profile(python: Python, seconds: float, folder: pathlib.Path) -> dict[str, Any]:
+    """A report of Nsight Compute about each kernel, and its numbers as a table."""
+    program = _tool("ncu")
+    if program is None:
+        return {"ok": None, "says": "there is no ncu"}
+    report = folder / "kernels.ncu-rep"
+    report.unlink(missing_ok=True)
+    which = ("--clock-control", "none", "--set", "full", "-k", _OURS, "-c", "40", "--target-processes", "all", "-f")
+    under = (program, *which, "-o", str(report.with_suffix("")), sys.executable, *_KERNELS, "--large")
+    code, said = python("profile", seconds, "-c", _UNDER, *under)
+    if not report.exists():
+        return {"ok": None, "says": "out of time" if code is None else (said.strip().splitlines() or [""])[-1][:200]}
+    command = [program, "--import", str(report), "--csv", "--page", "raw"]
+    table = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
+    (folder / "kernels.csv").write_text(table)
+    rows = max(0, len(table.splitlines()) - 2)  # names and units are above them
+    return {"ok": rows > 0, "says": f"{rows} launches of kernels"}
+
+
+# A process that becomes the tool: what starts it starts Python.
+_UNDER = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def _tool(name: str) -> str | None:
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), str(_TOOLKIT)]))
