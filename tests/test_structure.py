@@ -35,7 +35,7 @@ ARROWS = {
     # A family uses what ops/ has for all of them, and no other family.
     **{f"ops.{family}": {"ops", "transform", "kernel", "core"} for family in FAMILIES},
     "nn": {"ops", "core"},
-    "fusion": {"nn"},
+    "fusion": {"nn", "ops"},
     "callback": {"xla", "core"},
     "program": {"xla", "core", "backends", "layer", "ops", "_ext"},
     "compat": {"callback", "core", "debug", "_ext"},

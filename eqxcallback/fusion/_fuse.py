@@ -9,6 +9,7 @@ from jax.tree_util import keystr
 from ..nn._adopt import adopt
 from ._compare import compared
 from ._parameters import of_model, of_module
+from ._platform import checked, reason_to_leave as no_kernel
 from ._report import Change, Fused, FusionReport
 from ._select import Selection, Which
 from ._twins import FUSED, PLAIN, reason_to_leave, title
@@ -23,6 +24,7 @@ def fuse(
     rules: Mapping[type, Callable[[Any], Any]] | None = None,
     example: Any = None,
     tolerance: float | None = None,
+    platform: str | None = None,
 ) -> Fused:
     """A model with our layers in place of those of `equinox.nn` that they stand for, and what was done.
 
@@ -46,18 +48,22 @@ def fuse(
     - `example`: the arguments of a call, a tuple, or the one argument. Both models are called with it, compiled.
     - `tolerance`: how far each array of the results may differ, relative to its largest value, or to 1 if that is
         smaller. By default 256 times the rounding error of the dtype, 8 times in 16 bits.
+    - `platform`: where the model is to run: `"cpu"`, `"gpu"` or another name of JAX's, by default `jax.default_backend()`. Where
+        no kernel would run a layer, Equinox's stays, which is as fast or faster: on a platform that there are no kernels for,
+        and with weights that are not f32, bf16 or f16. `rules` are yours, and are followed in any case.
 
     **Returns:** a pair of the model and a report, which is printed: what stands in the place of each layer; and why every other
     Module with parameters of its own was left alone, with its share of them.
 
     **Raises:** `ValueError` if a result of the example differs by more than the tolerance, for an `only` that matches no layer,
-    and for a path at which there is nothing. `TypeError` for an `only` or `exclude` that is none of the above.
+    and for a path at which there is nothing. `TypeError` for an `only`, an `exclude` or a `platform` that is none of the above.
 
     A subclass of a layer may do something else, and is left alone. Layers that are not in the PyTree cannot be seen: in static
     fields, and in functions that hold them.
     """
     included = None if only is None else Selection(only, "only")
     excluded = None if exclude is None else Selection(exclude, "exclude")
+    where_it_runs = checked(platform)
     twins: dict[type, Callable[[Any], Any]] = {
         **{theirs: functools.partial(adopt, ours) for theirs, ours in FUSED.items()},
         **(rules or {}),
@@ -74,6 +80,8 @@ def fuse(
             reason = "not in `only`"
         elif excluded is not None and excluded(where, node, above):
             reason = "in `exclude`"
+        elif type(node) in FUSED and type(node) not in (rules or {}):
+            reason = no_kernel(node, where_it_runs)
         else:
             reason = ""
         return reason if type(node) in twins else None

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 def of_model(model: Any) -> int:
     """An array that is in several places counts once."""
-    arrays = filter(_is_parameter, jax.tree.leaves(model, is_leaf=_is_state))
+    arrays = filter(is_parameter, jax.tree.leaves(model, is_leaf=_is_state))
     return sum({id(array): array.size for array in arrays}.values())
 
 
@@ -21,8 +21,8 @@ def of_module(module: eqx.Module) -> int:
     return of_model([leaf for leaf in leaves if not isinstance(leaf, eqx.Module)])
 
 
-def _is_parameter(leaf: Any) -> bool:
-    # Of a model that is not made yet, there are types.
+def is_parameter(leaf: Any) -> bool:
+    """Whether it is an array of floats. Of a model that is not made yet, there are types."""
     return eqx.is_inexact_array(leaf) or (
         isinstance(leaf, jax.ShapeDtypeStruct) and jnp.issubdtype(leaf.dtype, jnp.inexact)
     )

@@ -1,6 +1,7 @@
 """Arrays in, arrays out: one function for each op. A kernel where there is one for the platform, else the reference."""
 
 from ..transform import Implementation as Implementation
+from ._supports import KERNEL_DTYPES as KERNEL_DTYPES
 from .attention import (
     attention as attention,
     attention_with_lse as attention_with_lse,

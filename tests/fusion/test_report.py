@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+import pytest
 
 import eqxcallback as eqxc
 
@@ -139,3 +140,35 @@ def test_a_rule_in_place_of_ours():
     same, report = eqxc.fuse([linear], rules={eqx.nn.Linear: lambda layer: layer})
     assert same[0] is linear
     assert "its rule leaves it" in str(report)
+
+
+@pytest.mark.parametrize("platform", ["tpu", "rocm"])
+def test_nothing_is_replaced_where_no_kernel_runs(platform):
+    model = made()
+    fused, report = eqxc.fuse(model, platform=platform)
+    assert not report.replaced
+    assert {change.reason for change in report.left_alone if change.source == "equinox.nn.LayerNorm"} == {
+        f"there are no kernels for {platform}"
+    }
+    assert eqx.tree_equal(fused, model)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "cuda", None])
+def test_layers_whose_weights_no_kernel_takes_are_left_alone(platform, x64):
+    narrow, wide = eqx.nn.Linear(3, 4, dtype=jnp.float32, key=KEY), eqx.nn.Linear(3, 4, dtype=jnp.float64, key=KEY)
+    (fused, left), report = eqxc.fuse((narrow, wide), platform=platform).model, eqxc.fuse((narrow, wide)).report
+    assert (type(fused), type(left)) == (eqxc.nn.Linear, eqx.nn.Linear)
+    assert [change.reason for change in report.left_alone] == ["no kernel takes float64"]
+    assert "no kernel takes float64" in str(report)
+    types = eqx.filter_eval_shape(lambda: eqx.nn.LayerNorm(4, dtype=jnp.float64))
+    assert not eqxc.fuse(types, platform=platform).report.replaced
+
+
+def test_a_rule_of_the_users_own_is_followed_on_any_platform():
+    rules = {eqx.nn.LayerNorm: lambda layer: Scale(layer.weight)}
+    assert type(eqxc.fuse(eqx.nn.LayerNorm(4), rules=rules, platform="tpu").model) is Scale
+
+
+def test_a_platform_is_a_name():
+    with pytest.raises(TypeError, match=r"fuse: expected platform to be the name of a platform, such as 'gpu'; got 3"):
+        eqxc.fuse(eqx.nn.LayerNorm(4), platform=3)  # pyright: ignore[reportArgumentType]
