@@ -57,8 +57,8 @@ def _random(config: gguf.Config) -> llama.Llama:
         data[..., : 2 * halves] = scales.view(np.uint8)
         return eqxc.nn.QuantizedLinear(jnp.asarray(data.reshape(out_features, -1)), encoding)
 
-    def norm() -> eqxc.nn.RMSNorm:
-        return eqxc.nn.RMSNorm(config.embedding_size, eps=config.rms_norm_eps, use_bias=False, dtype=jnp.float32)
+    def add_norm() -> eqxc.nn.FusedAddRMSNorm:
+        return eqxc.nn.FusedAddRMSNorm(config.embedding_size, config.rms_norm_eps, dtype=jnp.float32)
 
     def projection(out_features: int, in_features: int) -> llama.Projection:
         return llama.Projection([blocks(out_features, in_features, "Q4_1")])
@@ -67,10 +67,10 @@ def _random(config: gguf.Config) -> llama.Llama:
     size, hidden = config.embedding_size, config.hidden_size
     layers = [
         llama.Block(
-            attention_norm=norm(),
+            attention_norm=add_norm(),
             qkv=projection(queries + 2 * keys, size),
             attention_out=projection(size, queries),
-            feed_forward_norm=norm(),
+            feed_forward_norm=add_norm(),
             gate_up=projection(2 * hidden, size),
             down=projection(size, hidden),
             num_heads=config.num_heads,
@@ -79,7 +79,8 @@ def _random(config: gguf.Config) -> llama.Llama:
         for _ in range(config.num_layers)
     ]
     embedding = llama.Embedding(blocks(config.vocab_size, size, "Q8_0"))
-    return llama.Llama(embedding, layers, norm(), None, config, jnp.dtype(jnp.bfloat16))
+    norm = eqxc.nn.RMSNorm(size, eps=config.rms_norm_eps, use_bias=False, dtype=jnp.float32)
+    return llama.Llama(embedding, layers, norm, None, config, jnp.dtype(jnp.bfloat16))
 
 
 def step(weights: Any, tree: Any, token: jax.Array, cache: Any) -> tuple[jax.Array, Any]:

@@ -134,7 +134,7 @@ class Contestant:
         """The first tokens again, always after as many as the text has."""
         length = jnp.int32(len(self._text))
         for i in range(_STEPS):
-            here = [eqx.tree_at(lambda cache: cache.length, cache, length + i) for cache in self._cache]
+            here = eqx.tree_at(lambda cache: cache.length, self._cache, length + i)
             logits, self._cache = self._step(self._text[i : i + 1], here)
             logits.block_until_ready()
 

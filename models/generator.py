@@ -92,7 +92,7 @@ class Generator:
         def step(weights: Any, token: jax.Array, cache: Any) -> Any:
             model = jax.tree.unflatten(tree, weights)
             x, cache = model(token[None], cache)
-            return next_token(model, x, cache[0].length), cache
+            return next_token(model, x, cache.length), cache
 
         cache = jax.eval_shape(lambda: model.init_cache(self._cache_length))
         scalar = jax.ShapeDtypeStruct((), jnp.int32)

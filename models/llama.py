@@ -38,13 +38,25 @@ class Projection(eqx.Module):
         return outs[0] if len(outs) == 1 else jnp.concatenate(outs, axis=-1)
 
 
-class Block(eqx.Module):
-    """Attention and feed-forward, each behind a norm and added to its input."""
+class Cache(eqx.Module):
+    """Keys and values of all blocks. They have one length: a program would copy each of its own."""
 
-    attention_norm: eqxc.nn.RMSNorm
+    blocks: list[eqxc.nn.KVCache]  # without theirs
+    length: Int[Array, ""]
+
+
+def _with_length(cache: eqxc.nn.KVCache, length: Int[Array, ""] | None) -> eqxc.nn.KVCache:
+    return eqx.tree_at(lambda cache: cache.length, cache, length, is_leaf=lambda leaf: leaf is None)
+
+
+class Block(eqx.Module):
+    """Attention and feed-forward, each behind a norm. What is added to its input is left to the next norm, which does it in the
+    same pass."""
+
+    attention_norm: eqxc.nn.FusedAddRMSNorm
     qkv: Projection
     attention_out: Projection
-    feed_forward_norm: eqxc.nn.RMSNorm
+    feed_forward_norm: eqxc.nn.FusedAddRMSNorm
     gate_up: Projection
     down: Projection
     num_heads: int = eqx.field(static=True)
@@ -53,20 +65,22 @@ class Block(eqx.Module):
     def __call__(
         self,
         x: Float[Array, "S E"],
+        residual: Float[Array, "S E"],
         table: tuple[Float[Array, "S half"], Float[Array, "S half"]],
         cache: eqxc.nn.KVCache,
         valid: Int[Array, ""],
-    ) -> tuple[Float[Array, "S E"], eqxc.nn.KVCache]:
+    ) -> tuple[Float[Array, "S E"], Float[Array, "S E"], eqxc.nn.KVCache]:
         length = x.shape[0]
-        qkv = self.qkv(jax.vmap(self.attention_norm)(x))
+        x, residual = jax.vmap(self.attention_norm)(x, residual)
+        qkv = self.qkv(x)
         qkv = qkv.reshape(length, self.num_heads + 2 * self.num_kv_heads, -1)
         qk, v = jnp.split(qkv, [self.num_heads + self.num_kv_heads], axis=1)
         q, k = jnp.split(eqxc.ops.rotary_embedding(qk, *table), [self.num_heads], axis=1)
         cache = cache.append(k, v, valid=valid)
         attended = cache.attend(q[0])[None] if length == 1 else eqxc.ops.attention(q, k, v, causal=True)
-        x = x + self.attention_out(attended.reshape(length, -1))
-        gate_up = self.gate_up(jax.vmap(self.feed_forward_norm)(x))
-        return x + self.down(eqxc.ops.swiglu(gate_up)), cache
+        x = self.attention_out(attended.reshape(length, -1))
+        x, residual = jax.vmap(self.feed_forward_norm)(x, residual)
+        return self.down(eqxc.ops.swiglu(self.gate_up(x))), residual, cache
 
 
 class Llama(eqx.Module):
@@ -79,20 +93,21 @@ class Llama(eqx.Module):
     config: Config = eqx.field(static=True)
     dtype: Any = eqx.field(static=True)
 
-    def init_cache(self, max_length: int) -> list[eqxc.nn.KVCache]:
-        """Empty caches for `max_length` tokens, one for each block."""
+    def init_cache(self, max_length: int) -> Cache:
+        """An empty one for `max_length` tokens."""
         config = self.config
-        return [
+        caches = [
             eqxc.nn.KVCache(max_length, config.num_kv_heads, config.head_size, self.dtype)
             for _ in range(config.num_layers)
         ]
+        return Cache([_with_length(cache, None) for cache in caches], jnp.zeros((), jnp.int32))
 
     def __call__(
         self,
         tokens: Int[Array, " S"],
-        cache: Sequence[eqxc.nn.KVCache],
+        cache: Cache,
         valid: Int[Array, ""] | int | None = None,
-    ) -> tuple[Float[Array, "S E"], list[eqxc.nn.KVCache]]:
+    ) -> tuple[Float[Array, "S E"], Cache]:
         """**Arguments:**
 
         - `tokens`: a whole prompt for an empty cache, or the one token after those in the cache.
@@ -102,14 +117,14 @@ class Llama(eqx.Module):
         **Returns:** what `logits` takes, for each token, and the cache with the tokens.
         """
         count = jnp.asarray(len(tokens) if valid is None else valid, jnp.int32)
-        positions = cache[0].length + jnp.arange(len(tokens), dtype=jnp.int32)
+        positions = cache.length + jnp.arange(len(tokens), dtype=jnp.int32)
         table = eqxc.ops.rotary_table(positions, self.config.head_size, theta=self.config.rope_theta)
         x = self.embedding(tokens).astype(self.dtype)
-        new_cache = []
-        for block, old in zip(self.blocks, cache, strict=True):
-            x, new = block(x, table, old, count)
-            new_cache.append(new)
-        return x, new_cache
+        residual, new_caches = jnp.zeros_like(x), []
+        for block, old in zip(self.blocks, cache.blocks, strict=True):
+            x, residual, new = block(x, residual, table, _with_length(old, cache.length), count)
+            new_caches.append(_with_length(new, None))
+        return x + residual, Cache(new_caches, cache.length + count)
 
     def logits(self, x: Float[Array, "S E"]) -> Float[Array, "S V"]:
         x = jax.vmap(self.norm)(x)
@@ -129,9 +144,8 @@ def load(
     """
     config, tensors = file.config, file.tensors
 
-    def norm(name: str) -> eqxc.nn.RMSNorm:
-        layer = eqxc.nn.RMSNorm(config.embedding_size, eps=config.rms_norm_eps, use_bias=False, dtype=jnp.float32)
-        return eqx.tree_at(lambda layer: layer.weight, layer, jnp.asarray(_values(tensors[name]), jnp.float32))
+    def add_norm(name: str) -> eqxc.nn.FusedAddRMSNorm:
+        return _with_weight(eqxc.nn.FusedAddRMSNorm(config.embedding_size, config.rms_norm_eps), tensors[name])
 
     def projection(*names: str, heads: Sequence[int | None] | None = None) -> Projection:
         parts = [tensors[name] for name in names]
@@ -141,12 +155,12 @@ def load(
         prefix = f"blk.{index}."
         file.forget_pages()  # those of the block before, which are copied
         return Block(
-            attention_norm=norm(prefix + "attn_norm.weight"),
+            attention_norm=add_norm(prefix + "attn_norm.weight"),
             qkv=projection(
                 *(prefix + f"attn_{part}.weight" for part in "qkv"), heads=(config.num_heads, config.num_kv_heads, None)
             ),
             attention_out=projection(prefix + "attn_output.weight"),
-            feed_forward_norm=norm(prefix + "ffn_norm.weight"),
+            feed_forward_norm=add_norm(prefix + "ffn_norm.weight"),
             gate_up=projection(prefix + "ffn_gate.weight", prefix + "ffn_up.weight"),
             down=projection(prefix + "ffn_down.weight"),
             num_heads=config.num_heads,
@@ -157,7 +171,10 @@ def load(
     return Llama(
         embedding=Embedding(embedding),
         blocks=[block(index) for index in progress(range(config.num_layers))],
-        norm=norm("output_norm.weight"),
+        norm=_with_weight(
+            eqxc.nn.RMSNorm(config.embedding_size, eps=config.rms_norm_eps, use_bias=False),
+            tensors["output_norm.weight"],
+        ),
         output=projection("output.weight") if "output.weight" in tensors else None,
         config=config,
         dtype=jnp.dtype(dtype),
@@ -183,6 +200,10 @@ def _layer(encoding: Any, rows: np.ndarray) -> eqxc.nn.QuantizedLinear | eqx.nn.
     out_features, in_features = rows.shape
     layer = eqx.filter_eval_shape(eqx.nn.Linear, in_features, out_features, use_bias=False, key=jax.random.key(0))
     return eqx.tree_at(lambda layer: layer.weight, layer, jnp.asarray(rows))
+
+
+def _with_weight(layer: Any, tensor: Tensor) -> Any:
+    return eqx.tree_at(lambda layer: layer.weight, layer, jnp.asarray(_values(tensor), jnp.float32))
 
 
 def _values(tensor: Tensor) -> np.ndarray:

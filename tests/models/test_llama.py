@@ -181,7 +181,7 @@ def test_padding_changes_nothing(tokenizer, model):
     def two(model, tokens, count):
         x, cache = model(tokens, model.init_cache(128), count)
         y, cache = model(tokens[:1], cache)
-        return model.logits(x)[count - 1], model.logits(y), cache[0].length
+        return model.logits(x)[count - 1], model.logits(y), cache.length
 
     whole, longer = two(model, tokens, len(tokens)), two(model, padded, len(tokens))
     for a, b in zip(whole, longer, strict=True):
@@ -254,11 +254,11 @@ def test_the_cache_is_not_copied(model):
 def test_the_cache_stays_where_it_is(model):
     cache = jax.block_until_ready(model.init_cache(256))
     program = step_program(model, 256)
-    where = [array.unsafe_buffer_pointer() for layer in cache for array in (layer.k, layer.v)]
+    where = [array.unsafe_buffer_pointer() for layer in cache.blocks for array in (layer.k, layer.v)]
     for _ in range(3):
         _, cache = program(model, np.int32(5), cache)
-    assert [array.unsafe_buffer_pointer() for layer in cache for array in (layer.k, layer.v)] == where
-    assert int(cache[-1].length) == 3
+    assert [array.unsafe_buffer_pointer() for layer in cache.blocks for array in (layer.k, layer.v)] == where
+    assert int(cache.length) == 3
 
 
 def test_weights_are_not_expanded(model):
