@@ -22,6 +22,9 @@ _COMMANDS = "xla_gpu_enable_command_buffer"
 # Noticed by: tests/deviceless/test_capture.py.
 _COUNTS_ALL = jax.__version_info__ >= (0, 12)
 
+# A slice of a loop's stacked inputs or results.
+_SLICE = "kDynamicSliceFusion"
+_BY_HOST = ": the host computes where {} lies, eqxcallback.jit_captured(scans=True) does not"
 _WITHOUT_LOOPS = ": WHILE is not among the recorded commands, eqxcallback.jit_captured adds it"
 
 
@@ -122,7 +125,10 @@ def _how(thunk: Thunk, plan: _Plan) -> str:
     if plan.excludes("WHILE"):
         return text + _WITHOUT_LOOPS
     breaker = next((each for each in loop if each is not loop and _is_outside(each)), None)
-    return text if breaker is None else f"{text}: {plan.describe(breaker)} in the loop is not recorded"
+    if breaker is not None:
+        return f"{text}: {plan.describe(breaker)} in the loop is not recorded"
+    by_host = next((each for each in loop if each.kind == _SLICE), None)
+    return text if by_host is None else f"{text}{_BY_HOST.format(plan.describe(by_host))}"
 
 
 def _is_outside(thunk: Thunk) -> bool:

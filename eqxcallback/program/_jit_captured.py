@@ -37,6 +37,10 @@ _COMMANDS = (
     *(("COLLECTIVES_KERNEL",) if jax.__version_info__ >= (0, 12) else ()),
 )
 
+# Passes of XLA that have the host compute where a slice at a loop's counter lies, which no graph can. The first is of JAX 0.10,
+# the second of later ones. Noticed by: tests/deviceless/test_capture.py.
+_SLICES_BY_HOST = ("fusion-dynamic-memcpy-rewriter", "dynamic-slice-annotator")
+
 
 class JitCaptured:
     """What [`eqxcallback.jit_captured`][] returns: called as the function is. `lower` gives Equinox's `Lowered`.
@@ -77,6 +81,7 @@ def jit_captured(
     donate: str = "none",
     min_graph_size: AnyInt = 1,
     loops: bool = True,
+    scans: bool = False,
     compiler_options: Mapping[str, Any] | None = None,
     **jit_kwargs: Any,
 ) -> Any:
@@ -99,6 +104,9 @@ def jit_captured(
     - `donate`: as in `equinox.filter_jit`. Without donation XLA copies what a kernel overwrites.
     - `min_graph_size`: how many steps a run must have to be recorded.
     - `loops`: whether a loop that can be is recorded as a whole, instead of one iteration at a time.
+    - `scans`: whether a `jax.lax.scan` with stacked inputs or results is such a loop. By default the host computes where their
+        slices lie, which no graph can; with `scans` a kernel copies each slice. That costs little for the tokens of a
+        decode loop, and much where a scan over layers reads stacked weights, which some calls can read where they lie.
     - `compiler_options`: further ones of `jax.jit`. They win over those of this function.
     - `jit_kwargs`: further arguments of `equinox.filter_jit`.
 
@@ -114,6 +122,8 @@ def jit_captured(
         raise ValueError(f"{_WHO}: expected donate to be one of {_DONATE}; got {donate!r}.")
     if not isinstance(loops, bool):
         raise TypeError(f"{_WHO}: expected loops to be True or False; got {loops!r} of type {type(loops).__name__}.")
+    if not isinstance(scans, bool) or scans > loops:
+        raise ValueError(f"{_WHO}: expected scans to be True only with loops, or False; got {scans!r}, loops={loops}.")
     if compiler_options is not None and not isinstance(compiler_options, Mapping):
         raise TypeError(
             f"{_WHO}: expected compiler_options to be a mapping, as jax.jit takes them; got {compiler_options!r} of type "
@@ -134,6 +144,8 @@ def jit_captured(
     options: dict[str, Any] = {"xla_gpu_graph_min_graph_size": size}
     if loops:
         options["xla_gpu_enable_command_buffer"] = ",".join((*_COMMANDS, "WHILE"))
+    if scans:
+        options["xla_disable_hlo_passes"] = ",".join(_SLICES_BY_HOST)
     options.update(compiler_options or {})
 
     def wrap(fn: Callable[..., Any]) -> JitCaptured:

@@ -106,6 +106,25 @@ def test_one_graph_around_the_loop():
     assert nested[0][1].endswith("one graph for all iterations")
 
 
+def stacked(call):
+    """A scan that reads a slice in each iteration, and writes one."""
+
+    def scan(x):
+        return jax.lax.scan(lambda carry, row: (call(carry) * row, carry.sum()), x, jnp.ones((12, *x.shape)))
+
+    return scan
+
+
+def test_a_scan_with_stacked_arrays():
+    [(is_captured, reason)] = reports(eqxc.jit_captured(stacked(captured)))
+    assert is_captured
+    assert "one graph for each iteration of its loop: the host computes where " in reason
+    assert reason.endswith(" lies, eqxcallback.jit_captured(scans=True) does not")
+    [(is_captured, reason)] = reports(eqxc.jit_captured(stacked(captured), scans=True))
+    assert is_captured
+    assert reason.endswith("its loop is one of them, one graph for all iterations")
+
+
 def test_the_size_of_a_loop():
     """Before JAX 0.12 it is one. So what is recorded with all in it may be too small, though its body is not."""
 

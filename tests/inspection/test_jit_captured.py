@@ -112,6 +112,7 @@ def test_options_of_the_user_win():
     np.testing.assert_array_equal(fn(X), 2 * X)
     commands = "xla_gpu_enable_command_buffer"
     assert commands not in eqxc.jit_captured(scale, loops=False).compiler_options
+    np.testing.assert_array_equal(eqxc.jit_captured(scale, scans=True)(X), 2 * X)
     listed = eqxc.jit_captured(scale).compiler_options[commands].split(",")
     assert {"CUSTOM_CALL", "CONDITIONAL", "WHILE"} < set(listed)
 
@@ -150,6 +151,8 @@ def test_other_arguments_are_those_of_filter_jit():
         ({"in_shardings": None}, ValueError, r"expected .*; got in_shardings, .* Use jax.device_put"),
         ({"out_shardings": None}, ValueError, r"expected .*; got out_shardings, .* Use jax.device_put"),
         ({"loops": 1}, TypeError, "expected loops to be True or False; got 1 of type int"),
+        ({"scans": 1}, ValueError, "expected scans to be True only with loops, or False; got 1, loops=True"),
+        ({"scans": True, "loops": False}, ValueError, "expected scans to be True only with loops, .*; got True"),
         ({"compiler_options": "no"}, TypeError, "expected compiler_options to be a mapping, .*; got 'no' of type str"),
     ],
 )
