@@ -74,10 +74,14 @@ class Block(eqx.Module):
         x, residual = jax.vmap(self.attention_norm)(x, residual)
         qkv = self.qkv(x)
         qkv = qkv.reshape(length, self.num_heads + 2 * self.num_kv_heads, -1)
-        qk, v = jnp.split(qkv, [self.num_heads + self.num_kv_heads], axis=1)
-        q, k = jnp.split(eqxc.ops.rotary_embedding(qk, *table), [self.num_heads], axis=1)
-        cache = cache.append(k, v, valid=valid)
-        attended = cache.attend(q[0])[None] if length == 1 else eqxc.ops.attention(q, k, v, causal=True)
+        if length == 1:
+            q, cache = cache.append_rotary(qkv, *table, valid=valid)
+            attended = cache.attend(q)
+        else:
+            qk, v = jnp.split(qkv, [self.num_heads + self.num_kv_heads], axis=1)
+            q, k = jnp.split(eqxc.ops.rotary_embedding(qk, *table), [self.num_heads], axis=1)
+            cache = cache.append(k, v, valid=valid)
+            attended = eqxc.ops.attention(q, k, v, causal=True)
         x = self.attention_out(attended.reshape(length, -1))
         x, residual = jax.vmap(self.feed_forward_norm)(x, residual)
         return self.down(eqxc.ops.swiglu(self.gate_up(x))), residual, cache

@@ -113,7 +113,7 @@ def test_a_reference_imports_nothing_of_ours(path):
 
 
 def test_every_family_has_a_reference():
-    assert {path.parent.name for path in REFERENCES} == set(FAMILIES)
+    assert {path.parent.name for path in REFERENCES} >= set(FAMILIES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -65,6 +65,16 @@ struct RotaryEmbedding {
   int64_t rows, table_rows, heads, head_size;
 };
 
+// Queries of `qkv` rotated into q, its keys into k_cache, and its values into v_cache as they are: those of example e
+// from position[e % positions] on, clamped to 0 .. length - count.
+struct RotaryAppend {
+  void *q, *k_cache, *v_cache;  // [examples * count, heads, head_size], [examples, length, kv_heads, head_size]
+  const void* qkv;              // [examples * count, heads + 2 * kv_heads, head_size]
+  const float *cos, *sin;       // [table_rows, head_size / 2]
+  const int32_t* position;      // [positions]
+  int64_t examples, count, table_rows, heads, kv_heads, head_size, length, positions;
+};
+
 struct RotaryEmbeddingBackward {
   void* dx;
   float *dcos, *dsin;  // of the shape of the table, which has rows
@@ -258,6 +268,7 @@ struct Kernels {
   void (*add_rms_norm)(Element, const AddRmsNorm&, const Executor&);
   void (*rotary_embedding)(Element, const RotaryEmbedding&, const Executor&);
   void (*rotary_embedding_backward)(Element, const RotaryEmbeddingBackward&, const Executor&);
+  void (*rotary_append)(Element, const RotaryAppend&, const Executor&);
   void (*glu)(Element, const Glu&, const Executor&);
   void (*glu_backward)(Element, const GluBackward&, const Executor&);
   void (*cross_entropy)(Element, const CrossEntropy&, const Executor&);

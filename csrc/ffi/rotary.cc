@@ -57,6 +57,61 @@ ffi::Error rotary_embedding_backward(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi
   });
 }
 
+// -- qkv [*batch, count, heads + 2 * kv_heads, size], cos, sin, k_cache and v_cache [*batch, length, kv_heads, size] in
+// place, position s32 [*batch] -> q [*batch, count, heads, size], the caches
+ffi::Error rotary_append(ffi::ThreadPool pool, ffi::AnyBuffer qkv, ffi::AnyBuffer cos, ffi::AnyBuffer sin,
+                         ffi::AnyBuffer k_cache, ffi::AnyBuffer v_cache, ffi::AnyBuffer position, Out q, Out k_out,
+                         Out v_out) {
+  return guarded([&] {
+    constexpr const char* op = "rotary_append";
+    const Shape from(op, "qkv", qkv, 3), table(op, "cos", cos, 2), cache(op, "k_cache", k_cache, 3), to(op, "q", *q, 3),
+        start(op, "position", position, 0);
+    REQUIRE(same_type(k_cache, v_cache) && same_type(k_cache, *k_out) && same_type(v_cache, *v_out) &&
+                k_cache.element_type() == qkv.element_type() && q->element_type() == qkv.element_type(),
+            op, "caches of one type, that of qkv, and results of these types");
+    REQUIRE(cache.same_batch(from) && cache[2] == from[2] && from[0] <= cache[0] && to.same_batch(from) &&
+                to[0] == from[0] && to[2] == from[2] && to[1] + 2 * cache[1] == from[1],
+            op,
+            "qkv of shape (*batch, rows, heads + 2 * kv_heads, size) that fits into the caches of shape " +
+                text(cache.dims) + "; got " + text(from.dims));
+    require_table(op, from, table, cos, sin);
+    require_type(op, "position", position, ffi::DataType::S32, "int32");
+    REQUIRE(start.shared_by(cache), op, "a position for each cache; got the shape " + text(position.dimensions()));
+    if (qkv.element_count() == 0) return;
+    // XLA has put the operands where the results are, and made copies if anybody else still needs them.
+    REQUIRE(k_cache.untyped_data() == k_out->untyped_data() && v_cache.untyped_data() == v_out->untyped_data(), op,
+            "the results in the memory of the caches");
+    const cpu::RotaryAppend call{q->untyped_data(),
+                                 k_out->untyped_data(),
+                                 v_out->untyped_data(),
+                                 qkv.untyped_data(),
+                                 cos.typed_data<float>(),
+                                 sin.typed_data<float>(),
+                                 position.typed_data<int32_t>(),
+                                 from.batch(),
+                                 from[0],
+                                 table.batch() * table[0],
+                                 to[1],
+                                 cache[1],
+                                 from[2],
+                                 cache[0],
+                                 start.batch()};
+    cpu::kernels().rotary_append(element_of(op, qkv), call, executor_on(pool));
+  });
+}
+
+EQXCALLBACK_CPU_KERNEL(rotary_append, rotary_append,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .Arg<ffi::AnyBuffer>()  // qkv
+                           .Arg<ffi::AnyBuffer>()  // cos
+                           .Arg<ffi::AnyBuffer>()  // sin
+                           .Arg<ffi::AnyBuffer>()  // k_cache
+                           .Arg<ffi::AnyBuffer>()  // v_cache
+                           .Arg<ffi::AnyBuffer>()  // position
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>()
+                           .Ret<ffi::AnyBuffer>());
 EQXCALLBACK_CPU_KERNEL(rotary_embedding, rotary_embedding,
                        ffi::Ffi::Bind()
                            .Ctx<ffi::ThreadPool>()

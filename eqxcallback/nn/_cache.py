@@ -84,6 +84,39 @@ class KVCache(eqx.Module):
         self._check_rows("KVCache.append", k, v)
         return self._append(self._stored(k, v), None if valid is None else jnp.asarray(valid, jnp.int32))
 
+    def append_rotary(
+        self,
+        qkv: Float[AnyArray, "count all_heads size"],
+        cos: Float[AnyArray, "count half"],
+        sin: Float[AnyArray, "count half"],
+        *,
+        valid: Integer[AnyArray, ""] | AnyInt | None = None,
+    ) -> tuple[Float[Array, "count heads size"], "KVCache"]:
+        """Rotary position embedding of queries and keys, and `append`, in one pass where the cache is no ring buffer and has the
+        dtype of `qkv`.
+
+        **Arguments:**
+
+        - `qkv`: queries, keys and values side by side, of shape `(count, heads + 2 * kv_heads, size)`.
+        - `cos`, `sin`: of [`eqxcallback.ops.rotary_table`][], of shape `(count, size / 2)`.
+        - `valid`: as in `append`.
+
+        **Returns:** a tuple of the rotated queries, of shape `(count, heads, size)`, and the cache with more tokens.
+        """
+        who = "KVCache.append_rotary"
+        qkv, kv_heads = jnp.asarray(qkv), self.k.shape[1]
+        fits = qkv.ndim == 3 and qkv.shape[1] >= 2 * kv_heads
+        check(fits, who, f"qkv of shape (count, heads + {2 * kv_heads}, size)", qkv=qkv)
+        heads = qkv.shape[1] - 2 * kv_heads
+        k, v = qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
+        self._check_rows(who, k, v)
+        kept = None if valid is None else jnp.asarray(valid, jnp.int32)
+        if self.window is None and self.k.dtype == qkv.dtype:
+            q, *written = ops.rotary_append(qkv, cos, sin, self.k, self.v, self.length)
+            return q, self._with((*written, None, None), qkv.shape[0], kept)
+        qk = ops.rotary_embedding(qkv[:, : heads + kv_heads], cos, sin)
+        return qk[:, :heads], self._append(self._stored(qk[:, heads:], v), kept)
+
     def attend(
         self,
         q: Float[AnyArray, "*queries heads size"],
@@ -233,12 +266,16 @@ class KVCache(eqx.Module):
                 return ops.cache_append(array, new, self.length)
             return _ring.append(array, new, self.length, valid)
 
-        k, v, k_scale, v_scale = (write(*each) for each in zip(self._arrays, rows, strict=True))
-        added = jnp.asarray(rows[0].shape[0], jnp.int32) if valid is None else valid
+        written = tuple(write(*each) for each in zip(self._arrays, rows, strict=True))
+        return self._with(written, rows[0].shape[0], valid)
+
+    def _with(self, arrays: tuple[Any, ...], count: Size, valid: Array | None) -> "KVCache":
+        """The cache with these arrays, into which `count` tokens were written."""
+        added = jnp.asarray(count, jnp.int32) if valid is None else valid
         return eqx.tree_at(
             lambda cache: (*cache._arrays, cache.length),
             self,
-            (k, v, k_scale, v_scale, self.length + added),
+            (*arrays, self.length + added),
             is_leaf=lambda x: x is None,
         )
 

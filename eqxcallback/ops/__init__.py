@@ -24,5 +24,9 @@ from .linear import (
 from .loss import linear_cross_entropy as linear_cross_entropy, softmax_cross_entropy as softmax_cross_entropy
 from .norm import add_rms_norm as add_rms_norm, group_norm as group_norm, layer_norm as layer_norm, rms_norm as rms_norm
 from .recurrent import gru_gates as gru_gates, lstm_gates as lstm_gates
-from .rotary import rotary_embedding as rotary_embedding, rotary_table as rotary_table
+from .rotary import (
+    rotary_append as rotary_append,
+    rotary_embedding as rotary_embedding,
+    rotary_table as rotary_table,
+)
 from .softmax import softmax as softmax

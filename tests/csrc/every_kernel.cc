@@ -186,6 +186,14 @@ static void attention(cpu::Element element, int64_t tokens, int64_t heads, int64
                                        cotangent.data(), tokens, tokens, heads, size},
                                       kExecutor);
     show(out, dq, dcos, dsin);
+    const auto qkv = numbers<T>(tokens * (heads + 2 * kv_heads) * size);
+    std::vector<T> k_cache(k.size() + static_cast<size_t>(kv_heads * size)), v_cache(k_cache.size());
+    const int32_t position = 1;
+    kernels.rotary_append(element,
+                          {out.data(), k_cache.data(), v_cache.data(), qkv.data(), cos.data(), sin.data(), &position, 1,
+                           tokens, tokens, heads, kv_heads, size, tokens + 1, 1},
+                          kExecutor);
+    show(out, k_cache, v_cache);
     some_are_null(
         [&](T* dx, float* of_cos, float* of_sin) {
           kernels.rotary_embedding_backward(

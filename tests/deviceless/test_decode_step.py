@@ -15,8 +15,10 @@ from .programs import thunks
 
 
 BLOCKS = 30
-# Two norms, four linear layers, the rotation, two appends, attention, the gate.
-CALLS_OF_BLOCK = 11
+# Two norms, four linear layers, the rotation with the cache, attention, the gate.
+CALLS_OF_BLOCK = 9
+# Around them: tables of angles, the embedding, the length, the last norm and the logits.
+OTHERS = 12
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,7 @@ def test_a_step_is_one_command_buffer(model):
     kinds = collections.Counter(thunk.kind for thunk in every)
     assert kinds["kCommandBuffer"] == 1
     assert kinds["kCustomCall"] == BLOCKS * CALLS_OF_BLOCK + 2
+    assert kinds.total() <= BLOCKS * CALLS_OF_BLOCK + OTHERS
     outside = [thunk.kind for thunk in every if thunk.buffer is None and thunk.kind != "kCommandBuffer"]
     assert outside == []
     assert copied(compiled) <= {"s32[]"}  # the cache is written where it lies; lengths are copied

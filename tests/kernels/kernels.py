@@ -56,7 +56,7 @@ _TEMPLATES = {
         "group_norm_backward_sum<{T}>",
     ],
     "rotary/rotary.cu": [
-        "rotary_embedding<{T}>",
+        *(f"rotary_{kernel}<{{T}}>" for kernel in ("embedding", "append")),
         *(f"rotary_embedding_backward<{{T}}, {table}>" for table in _BOOLEANS),
     ],
     "glu/glu.cu": [
@@ -211,6 +211,14 @@ def rotary_backward(x: Any, cos: Any, sin: Any, out: Any, dout: Any, *, needed: 
     of_x, *of_table = _types(grads)
     args = (of_x, tuple(of_table)), (x, (cos, sin)), out, dout
     return of(rotary_cuda.ROTARY_EMBEDDING_BACKWARD, [x, cos, sin, out, dout], grads, args)
+
+
+def rotary_append(qkv: Any, cos: Any, sin: Any, k_cache: Any, v_cache: Any, position: Any) -> Call:
+    heads = qkv.shape[-2] - 2 * k_cache.shape[-2]
+    operands = qkv, cos, sin, k_cache, v_cache, position
+    found = [((*qkv.shape[:-2], heads, qkv.shape[-1]), qkv.dtype), *((x.shape, x.dtype) for x in (k_cache, v_cache))]
+    args = qkv, (cos, sin), k_cache, v_cache, position
+    return of(rotary_cuda.ROTARY_APPEND, operands, found, args, aliases={1: 3, 2: 4})
 
 
 def glu(gate: Any, up: Any = None, *, activation: str) -> Call:

@@ -7,7 +7,7 @@ import pytest
 
 from eqxcallback.ops.rotary._reference import rotary_embedding as reference
 
-from ..ops.rotary.cases import rotary_embedding
+from ..ops.rotary.cases import rotary_append, rotary_embedding
 from ..ops.table import DTYPES, normal
 from . import kernels
 from .checking import ROWS, SEEDS, check, want, want_gradients
@@ -103,3 +103,28 @@ def test_not_finite():
     x, cos, sin = example((2, 2, 5, 32), F32)
     x[0, 0, 3], x[1, 2, 20], cos[1, 5] = np.nan, np.inf, -np.inf
     check(results(kernels.rotary(x, cos, sin))[0], want(rotated, x, cos, sin), 2)
+
+
+@pytest.mark.parametrize("row", ROWS["rotary_append"], ids=str)
+def test_append(row):
+    for dtype in DTYPES:
+        case, expected = row.wanted(dtype)
+        call = kernels.rotary_append(*case.args)
+        for got in (results(call), results(kernels.with_one_block(call), misaligned=True)):
+            together = np.concatenate([x.reshape(*x.shape[:-3], -1, x.shape[-1]) for x in got], axis=-2)
+            check(together, expected, case.terms)
+
+
+@pytest.mark.parametrize("position", [-(2**31), -1, 0, 4, 5, 2**31 - 1])
+def test_append_at_any_position(position):
+    """One position for all examples, with one table."""
+    case = rotary_append(F32, (3,), 2, (2, 1), 4, 6, True)
+    qkv, cos, sin, k_cache, v_cache, _ = case.args
+    q, *caches = results(kernels.rotary_append(qkv, cos, sin, k_cache, v_cache, np.array([position], np.int32)))
+    first = min(max(position, 0), 4)
+    np.testing.assert_array_equal(caches[1][:, first : first + 2], qkv[:, :, 3:])
+    check(caches[0][:, first : first + 2], want(reference, qkv[:, :, 2:3], cos, sin), 2)
+    check(q, want(reference, qkv[:, :, :2], cos, sin), 2)
+    for new, old in zip(caches, (k_cache, v_cache), strict=True):
+        kept = np.delete(np.arange(6), np.s_[first : first + 2])
+        np.testing.assert_array_equal(new[:, kept], old[:, kept])

@@ -49,6 +49,17 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
         {"x": array(3, 2, 8), "table": (array(3, 4), array(3, 4))},
         {},
     ),
+    "rotary_append": (
+        [rotary_cuda.ROTARY_APPEND],
+        {
+            "qkv": X,
+            "table": (array(3, 4), array(3, 4)),
+            "k_cache": X,
+            "v_cache": X,
+            "position": array(dtype=jnp.int32),
+        },
+        {},
+    ),
     "loss": (
         [loss_cuda.CROSS_ENTROPY, loss_cuda.CROSS_ENTROPY_BACKWARD],
         {"logits": X, "labels": LABELS},

@@ -244,7 +244,7 @@ def test_the_cache_is_not_copied(model):
     assert copies == []
     # Other ways to copy: anything but our calls, and what passes them on, that makes an array of that type.
     makers = set(re.findall(rf"= {re.escape(cache_type)}\S* ([\w-]+)\(", text))
-    assert makers == {"parameter", "custom-call"}
+    assert makers == {"parameter", "get-tuple-element"}  # our call has several results
     memory = program.memory_analysis()
     assert memory is not None
     assert memory.temp_size_in_bytes < 1_000_000  # one layer's cache has 6 MB

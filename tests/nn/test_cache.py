@@ -317,6 +317,10 @@ def test_wrong_arguments():
         cache.append(jnp.zeros((5, KV_HEADS, SIZE)), jnp.zeros((5, KV_HEADS, SIZE)))
     with pytest.raises(ValueError, match=r"KVCache.append: expected k, v of one floating dtype"):
         cache.append(row.astype(jnp.int32), row.astype(jnp.int32))
+    with pytest.raises(ValueError, match=r"KVCache.append_rotary: expected qkv of shape \(count, heads \+ 4, size\)"):
+        cache.append_rotary(jnp.zeros((1, 3, SIZE)), *2 * [jnp.zeros((1, SIZE // 2))])
+    with pytest.raises(ValueError, match=r"KVCache.append_rotary: expected not more tokens than the 4 entries"):
+        cache.append_rotary(jnp.zeros((5, 6, SIZE)), *2 * [jnp.zeros((5, SIZE // 2))])
     q = r"KVCache.attend: expected q of shape \(heads, 8\) or \(queries, heads, 8\), heads a multiple of 2; got q: float32"
     for shape in ((3, 8), (4, 7), (8,), (1, 1, 2, 8)):
         with pytest.raises(ValueError, match=q):
@@ -325,6 +329,22 @@ def test_wrong_arguments():
         ValueError, match=r"KVCache.update: expected q, k and v of as many tokens; got q: float32\[2,4,8\]"
     ):
         cache.update(jnp.zeros((2, 4, SIZE)), row, row)
+
+
+@pytest.mark.parametrize("dtype", NAMES)
+@pytest.mark.parametrize("window", [None, 3])
+def test_rotation_and_append_are_one(dtype, window):
+    """As apart: to the bit, whatever the cache is."""
+    q, k, v = tokens(jnp.float32 if dtype == jnp.int8 else dtype, 4)
+    table = ops.rotary_table(jnp.arange(4) + 2, SIZE)
+    cache = nn.KVCache(9, KV_HEADS, SIZE, dtype, window=window).append(k[:2], v[:2])
+    rotary = quickly_compiled(lambda cache, qkv, cos, sin: cache.append_rotary(qkv, cos, sin, valid=3))
+    got_q, got = rotary(cache, jnp.concatenate([q, k, v], axis=1), *table)
+    want = append(cache, ops.rotary_embedding(k, *table), v, 3)
+    np.testing.assert_array_equal(got_q, ops.rotary_embedding(q, *table))
+    assert got.length == 5
+    for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 def test_sizes_of_numpy_and_of_shapes_that_are_exported():

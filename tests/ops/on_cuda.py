@@ -43,6 +43,9 @@ def calls() -> Iterator[tuple[str, str, Callable[..., Any], tuple[Any, ...]]]:
     yield "softmax", "also with a mask", ops.softmax, (ROWS,)
     table = struct(64, 32, dtype=jnp.float32)
     yield "rotary_embedding", PLAIN, ops.rotary_embedding, (struct(64, 4, 64), table, table)
+    qkv, cache, start = struct(1, 8, 64), struct(256, 2, 64), struct(dtype=jnp.int32)
+    table = struct(1, 32, dtype=jnp.float32)
+    yield "rotary_append", PLAIN, ops.rotary_append, (qkv, table, table, cache, cache, start)
     yield from _attention()
     yield "cache_append", PLAIN, ops.cache_append, (struct(256, 2, 64), struct(1, 2, 64), struct(dtype=jnp.int32))
     yield from _linear()
@@ -114,7 +117,7 @@ def _losses() -> Iterator[Any]:
 
 WORDS = {"cuda": "CUDA C++", "triton": "Triton", "jax": "XLA's products", "reference": "definition"}
 # Where the definition is what XLA does best: plain products, and plain reads and writes of rows.
-BEST_BY_XLA = ("linear", "embedding", "cache_append")
+BEST_BY_XLA = ("linear", "embedding", "cache_append", "rotary_append")
 
 
 def kinds(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, str]:

@@ -46,6 +46,29 @@ void rotary_embedding(Element element, const RotaryEmbedding& args, const Execut
   });
 }
 
+void rotary_append(Element element, const RotaryAppend& args, const Executor& executor) {
+  with_type(element, [&](auto* type) {
+    using T = Pointee<decltype(type)>;
+    const int64_t half = args.head_size / 2, of_q = args.heads * args.head_size, of_kv = args.kv_heads * args.head_size;
+    const double nanoseconds = static_cast<double>(of_q + 2 * of_kv) * 0.15 + 5;
+    parallel_for(executor, args.examples * args.count, nanoseconds, [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        const T* from = static_cast<const T*>(args.qkv) + r * (of_q + 2 * of_kv);
+        const float *cos = args.cos + r % args.table_rows * half, *sin = args.sin + r % args.table_rows * half;
+        const int64_t example = r / args.count, most = args.length - args.count;
+        const int64_t wanted = args.position[example % args.positions];
+        const int64_t first = wanted < 0 ? 0 : wanted > most ? most : wanted;
+        const int64_t place = (example * args.length + first + r % args.count) * of_kv;
+        T *q = static_cast<T*>(args.q) + r * of_q, *k = static_cast<T*>(args.k_cache) + place;
+        for (int64_t i = 0; i < of_q; i += args.head_size) rotate<false>(Store{}, q + i, from + i, cos, sin, half);
+        from += of_q;
+        for (int64_t i = 0; i < of_kv; i += args.head_size) rotate<false>(Store{}, k + i, from + i, cos, sin, half);
+        std::memcpy(static_cast<T*>(args.v_cache) + place, from + of_kv, static_cast<size_t>(of_kv) * sizeof(T));
+      }
+    });
+  });
+}
+
 // dcos and dsin, of which either may be null, for one head.
 template <bool kCos, bool kSin, class T>
 [[gnu::always_inline]] inline void add_to_table(float* dcos, float* dsin, const T* x, const T* dout, int64_t half) {

@@ -67,3 +67,26 @@ ROTARY_EMBEDDING_BACKWARD = CudaKernel(
     },
     supports=floats,
 )
+
+
+def _append_blocks(qkv: Any, *_: Any) -> int:
+    return ceil(_rows(qkv) * qkv.shape[-2] * _columns(qkv), 128)
+
+
+ROTARY_APPEND = CudaKernel(
+    FOLDER / "rotary" / "rotary.cu",
+    lambda qkv, *_: name("rotary_append", qkv),
+    Launch(grid=_append_blocks, block=128),
+    scalars={
+        "rows": ("int64", lambda qkv, *_: _rows(qkv)),
+        "table_rows": ("int64", lambda qkv, table, *_: _table_rows(table)),
+        "count": ("int64", lambda qkv, *_: qkv.shape[-3]),
+        "heads": ("int64", lambda qkv, table, k_cache, *_: qkv.shape[-2] - 2 * k_cache.shape[-2]),
+        "kv_heads": ("int64", lambda qkv, table, k_cache, *_: k_cache.shape[-2]),
+        "size": ("int64", lambda qkv, *_: qkv.shape[-1]),
+        "length": ("int64", lambda qkv, table, k_cache, *_: k_cache.shape[-3]),
+        "positions": ("int64", lambda qkv, table, k_cache, v_cache, position: position.size),
+    },
+    aliases={"k_cache": 1, "v_cache": 2},
+    supports=floats,
+)

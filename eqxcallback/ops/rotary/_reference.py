@@ -1,9 +1,12 @@
 """Rotary position embedding."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._precision import wide
+from .._reference_append import append
 
 
 def rotary_embedding(
@@ -18,3 +21,15 @@ def rotary_embedding(
 
 def _with_batch(x: Array, *tables: Array) -> list[Array]:
     return [table.reshape((1,) * (x.ndim - 1 - table.ndim) + table.shape) for table in tables]
+
+
+def rotary_append(
+    qkv: Array, table: Any, k_cache: Array, v_cache: Array, position: Array
+) -> tuple[Array, Array, Array]:
+    """`qkv`: `(*batch, rows, heads + 2 * kv_heads, size)`; the caches: `(*batch, length, kv_heads, size)`."""
+    kv_heads = k_cache.shape[-2]
+    heads = qkv.shape[-2] - 2 * kv_heads
+    qk, v = jnp.split(qkv, [heads + kv_heads], axis=-2)
+    q, k = jnp.split(rotary_embedding(qk, *table), [heads], axis=-2)
+    k_cache, v_cache = (append(x, new, position, row_rank=2) for x, new in ((k_cache, k), (v_cache, v)))
+    return q, k_cache, v_cache

@@ -17,7 +17,18 @@ __device__ inline Pair<n> load_pair(const T* from, long long half) {
   return {load<n>(from), load<n>(from + half)};
 }
 
-// One of kHeads heads after the other, `n` pairs at a time. kInverse: by the negative angle.
+// kInverse: by the negative angle.
+template <bool kInverse, int n>
+__device__ inline void turn(Pair<n>& pair, const Floats<n>& cos, const Floats<n>& sin) {
+#pragma unroll
+  for (int e = 0; e < n; ++e) {
+    const float a = pair.a.at[e], b = pair.b.at[e], sine = kInverse ? -sin.at[e] : sin.at[e];
+    pair.a.at[e] = a * cos.at[e] - b * sine;
+    pair.b.at[e] = b * cos.at[e] + a * sine;
+  }
+}
+
+// One of kHeads heads after the other, `n` pairs at a time.
 template <int n, bool kInverse, typename T>
 __device__ inline void rotate(const T* __restrict__ x, const float* __restrict__ cos, const float* __restrict__ sin,
                               T* __restrict__ out, long long rows, long long table_rows, long long heads,
@@ -39,15 +50,9 @@ __device__ inline void rotate(const T* __restrict__ x, const float* __restrict__
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       if (first + h >= heads) break;
-      Pair<n>& pair = pairs[h];
-#pragma unroll
-      for (int e = 0; e < n; ++e) {
-        const float a = pair.a.at[e], b = pair.b.at[e], sine = kInverse ? -s.at[e] : s.at[e];
-        pair.a.at[e] = a * c.at[e] - b * sine;
-        pair.b.at[e] = b * c.at[e] + a * sine;
-      }
-      store(out + start + h * 2 * half, pair.a);
-      store(out + start + (h * 2 + 1) * half, pair.b);
+      turn<kInverse>(pairs[h], c, s);
+      store(out + start + h * 2 * half, pairs[h].a);
+      store(out + start + (h * 2 + 1) * half, pairs[h].b);
     }
   }
 }
@@ -135,6 +140,64 @@ __global__ void __launch_bounds__(kTable ? 64 : 256)
     }
   } else {
     rotate_all<true>(dout, cos, sin, dx, rows, table_rows, heads, size);
+  }
+}
+
+// Of `n` pairs for each thread.
+template <int n, typename T>
+__device__ inline void append_rotated(const T* __restrict__ qkv, const float* __restrict__ cos,
+                                      const float* __restrict__ sin, const int* __restrict__ position,
+                                      T* __restrict__ q, T* __restrict__ k_cache, T* __restrict__ v_cache,
+                                      long long rows, long long table_rows, long long count, long long heads,
+                                      long long kv_heads, long long half, long long length, long long positions) {
+  const long long columns = half / n, all = heads + 2 * kv_heads, total = rows * all * columns;
+  const long long stride = static_cast<long long>(gridDim.x) * blockDim.x;
+  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += stride) {
+    const long long rest = divide(i, columns), column = (i - rest * columns) * n;
+    const long long row = divide(rest, all), head = rest - row * all;
+    Pair<n> pair = load_pair<n>(qkv + rest * 2 * half + column, half);
+    if (head < heads + kv_heads) {
+      const long long angle = (row - divide(row, table_rows) * table_rows) * half + column;
+      turn<false>(pair, load<n>(cos + angle), load<n>(sin + angle));
+    }
+    T* to = q + (row * heads + head) * 2 * half + column;
+    if (head >= heads) {
+      const long long example = divide(row, count);
+      const long long wanted = position[example - divide(example, positions) * positions];
+      const long long first = min(max(wanted, 0ll), length - count);
+      const long long place = example * length + first + row - example * count;
+      const bool is_value = head >= heads + kv_heads;
+      to = (is_value ? v_cache : k_cache) + (place * kv_heads + head - heads - (is_value ? kv_heads : 0)) * 2 * half +
+           column;
+    }
+    store(to, pair.a);
+    store(to + half, pair.b);
+  }
+}
+
+// What stands between the projection of `count` tokens and their attention. qkv [rows, heads + 2 * kv_heads, size] of
+// T: queries, keys and values, where rows = examples * count. Queries are rotated into q [rows, heads, size], keys into
+// k_cache [examples, length, kv_heads, size], and values go into v_cache as they are, from position [positions] on, of
+// which example e has e % positions, clamped to 0 .. length - count. The caches that are read and written are the same
+// memory.
+//
+// Block 128. Grid ceil(rows * (heads + 2 * kv_heads) * columns / 128), columns as above; any grid is right. No shared
+// bytes.
+template <typename T>
+__global__ void __launch_bounds__(128)
+    rotary_append(const T* __restrict__ qkv, const float* __restrict__ cos, const float* __restrict__ sin,
+                  const T* old_k_cache, const T* old_v_cache, const int* __restrict__ position, T* __restrict__ q,
+                  T* __restrict__ k_cache, T* __restrict__ v_cache, long long rows, long long table_rows,
+                  long long count, long long heads, long long kv_heads, long long size, long long length,
+                  long long positions) {
+  const long long half = size / 2;
+  if (half % kPack<T> == 0 && is_aligned(qkv) && is_aligned(q) && is_aligned(k_cache) && is_aligned(v_cache) &&
+      is_aligned(cos) && is_aligned(sin)) {
+    append_rotated<kPack<T>>(qkv, cos, sin, position, q, k_cache, v_cache, rows, table_rows, count, heads, kv_heads,
+                             half, length, positions);
+  } else {
+    append_rotated<1>(qkv, cos, sin, position, q, k_cache, v_cache, rows, table_rows, count, heads, kv_heads, half,
+                      length, positions);
   }
 }
 

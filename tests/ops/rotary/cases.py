@@ -1,8 +1,11 @@
 """Rotation by position: operands, what the reference says of them, and which tests take which."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from eqxcallback import ops
@@ -16,6 +19,32 @@ def rotary_embedding(dtype: Any, shape: Any, shared: bool = False) -> Case:
     angles = normal(2, (length, half) if shared else (*shape[:-2], half))
     args = (normal(1, shape, dtype), np.cos(angles), np.sin(angles))
     return Case(ops.rotary_embedding, reference.rotary_embedding, args, 2)
+
+
+def _together(f: Any, qkv: Any, cos: Any, sin: Any, *others: Any) -> Any:
+    """The three results as one array."""
+    results = f(qkv, cos, sin, *others)
+    return jnp.concatenate([jax.lax.collapse(x, x.ndim - 3, x.ndim - 1) for x in results], axis=-2)
+
+
+def _definition(qkv: Any, cos: Any, sin: Any, *others: Any) -> Any:
+    return reference.rotary_append(qkv, (cos, sin), *others)
+
+
+_append = functools.partial(_together, ops.rotary_append)
+_append_definition = functools.partial(_together, _definition)
+
+
+def rotary_append(
+    dtype: Any, batch: Any, count: int, heads: tuple[int, int], size: int, length: int, shared: bool = False
+) -> Case:
+    """`heads` of queries, and of keys. Some positions are out of range."""
+    queries, keys = heads
+    angles = normal(2, (count, size // 2) if shared else (*batch, count, size // 2))
+    caches = (normal(3, (*batch, length, keys, size), dtype), normal(4, (*batch, length, keys, size), dtype))
+    positions = np.random.default_rng(5).integers(-2, length + 2, batch)
+    args = (normal(1, (*batch, count, queries + 2 * keys, size), dtype), np.cos(angles), np.sin(angles), *caches)
+    return Case(_append, _append_definition, (*args, np.asarray(positions, np.int32)), 2)
 
 
 def of_model(model: Any) -> Iterator[Row]:
@@ -62,6 +91,31 @@ CASES = [
         "cuda",
     ),
     *rows(rotary_embedding, [((2, 1024, 32, 128),), ((2, 1024, 9, 64), True)], "model"),
+    *rows(
+        rotary_append,
+        [
+            *[(batch, 3, (4, 2), size, 7, shared) for batch in BATCHES for size, shared in ((2, True), (34, False))],
+            *[((), 1, (queries, keys), 16, 5) for queries, keys in ((3, 1), (0, 2), (2, 0))],
+            *[((2,), 0, (2, 1), 4, 3), ((0,), 1, (2, 1), 4, 3), ((2,), 3, (2, 1), 0, 3), ((2,), 3, (2, 1), 4, 3)],
+        ],
+        "edge",
+    ),
+    row(rotary_append, (), 501, (9, 3), 126, 600, tags=["large"]),
+    row(rotary_append, (2,), 3, (2, 1), 34, 61, tags=["written"]),
+    row(rotary_append, (), 2, (2, 1), 4, 5, tags=("mapped", "derived"), name="rotary_append"),
+    row(rotary_append, (2,), 2, (2, 1), 4, 5, True, tags=["mapped"], name="rotary_append of a batch with one table"),
+    *rows(
+        rotary_append,
+        [((2,), 3, (5, 2), 32, 9), ((3,), 1, (4, 1), 128, 4, True), ((1,), 4, (2, 1), 18, 4)],
+        "cuda",
+    ),
+    *rows(rotary_append, [((8,), 1, (32, 8), 128, 4096), ((2,), 512, (9, 3), 64, 1024, True)], "model"),
+    python(
+        "rotary_append",
+        ops.rotary_append,
+        lambda d: [*rotary_append(d, (2,), 3, (4, 2), 6, 7).args],
+        "python mapped",
+    ),
     python("rotary_embedding", ops.rotary_embedding, lambda d: _rotation(d, 2, 3, 5, 6), "python mapped"),
     python(
         "rotary_embedding of one table",

@@ -22,5 +22,34 @@ REFUSED = [
         lambda: ops.rotary_embedding(f32(5, 2, 1, 4), f32(1, 2, 2), f32(1, 2, 2)),
         r"cos and sin of one of the shapes",
     ),
+    (
+        lambda: ops.rotary_append(f32(2, 4), f32(2, 2), f32(2, 2), f32(5, 1, 4), f32(5, 1, 4), i32()),
+        r"rotary_append: expected qkv of shape \(\*batch, rows, heads \+ 2 \* kv_heads, size\), size even; got qkv: ",
+    ),
+    *[
+        (
+            lambda qkv=qkv, k=k, v=v: ops.rotary_append(qkv, f32(2, 2), f32(2, 2), k, v, i32()),
+            r"rotary_append: expected k_cache and v_cache of shape \(\*batch, length, kv_heads, size\), where length is at least",
+        )
+        for qkv, k, v in (
+            (f32(2, 3, 4), f32(5, 2, 4), f32(5, 2, 4)),  # fewer heads than two for each of the cache
+            (f32(2, 3, 4), f32(1, 1, 4), f32(1, 1, 4)),  # no room
+            (f32(2, 3, 4), f32(5, 1, 4), f32(6, 1, 4)),
+            (f32(2, 3, 4), f32(5, 1, 6), f32(5, 1, 6)),
+            (f32(7, 2, 3, 4), f32(5, 1, 4), f32(5, 1, 4)),
+        )
+    ],
+    (
+        lambda: ops.rotary_append(f32(2, 3, 4), f32(2, 2), f32(2, 2), bf16(5, 1, 4), f32(5, 1, 4), i32()),
+        r"rotary_append: expected qkv, k_cache, v_cache of one floating dtype",
+    ),
+    (
+        lambda: ops.rotary_append(f32(2, 3, 4), f32(2, 3), f32(2, 3), f32(5, 1, 4), f32(5, 1, 4), i32()),
+        r"rotary_append: expected cos and sin of one of the shapes",
+    ),
+    (
+        lambda: ops.rotary_append(f32(2, 3, 4), f32(2, 2), f32(2, 2), f32(5, 1, 4), f32(5, 1, 4), i32(2)),
+        r"rotary_append: expected position to be integers of shape \(\)",
+    ),
     (lambda: ops.rotary_table(i32(2), 3), r"rotary_table: expected an even head_size; got head_size: 3"),
 ]
