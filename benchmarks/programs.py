@@ -18,7 +18,7 @@ class Program(NamedTuple):
     - `differentiable`: the operands that a kernel computes the gradients of, or none.
     """
 
-    function: Callable[..., jax.Array]
+    function: Callable[..., Any]
     args: tuple[Any, ...]
     donated: tuple[int, ...] = ()
     differentiable: tuple[int, ...] = ()
@@ -84,6 +84,16 @@ PROGRAMS = {
     "decode_attention": Program(ops.decode_attention, (struct(2, 6, 64), _CACHE, _CACHE, _INDEX)),
     "cache_append": Program(
         ops.cache_append, (struct(256, 2, 64), struct(1, 2, 64), struct(dtype=jnp.int32)), donated=(0,)
+    ),
+    "rotary_append": Program(
+        ops.rotary_append,
+        (
+            struct(1, 10, 64),
+            *2 * [struct(1, 32, dtype=jnp.float32)],
+            *2 * [struct(256, 2, 64)],
+            struct(dtype=jnp.int32),
+        ),
+        donated=(3, 4),
     ),
     "quantized_linear Q4_1": Program(_quantized_linear("Q4_1"), (struct(1, 576), _Q4_1)),
     "quantized_linear Q8_0": Program(_quantized_linear("Q8_0"), (struct(8, 576), _Q8_0)),

@@ -60,10 +60,10 @@ def _rotary_calls(dtype):
         yield kernels.rotary(x, angles, angles)
         yield kernels.rotary_backward(x, angles, angles, x, x)
         yield kernels.rotary_backward(x, angles, angles, x, x, needed=[0])
-        caches = [normal(seed, (2, 4, 2, size), dtype) for seed in (3, 4)]
+        k_cache, v_cache = (normal(seed, (2, 4, 2, size), dtype) for seed in (3, 4))
         for position in (-3, 2**31 - 1):
             qkv, start = normal(5, (2, 3, heads + 4, size), dtype), np.full(2, position, np.int32)
-            yield kernels.rotary_append(qkv, angles, angles, *caches, start)
+            yield kernels.rotary_append(qkv, angles, angles, k_cache, v_cache, start)
 
 
 def _glu_calls(dtype):
