@@ -1,7 +1,6 @@
 """Benchmarks: every suite runs once, tiny, and its contestants compute the same. No time is asserted."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from benchmarks._check import check
 from benchmarks._rows import Goal, Row, Setting, best_of, speed, tables
 from benchmarks._timing import Memory, Race, Timing, WaitingClock, probe, race, samples, waited_for
 from benchmarks.quality import quality_of
+
+from . import one_device
 
 
 pytestmark = pytest.mark.any_jax_version
@@ -45,8 +46,7 @@ def results(tmp_path_factory):
     """Of all suites, tiny, on one core."""
     folder = tmp_path_factory.mktemp("results")
     command = [sys.executable, "-m", "benchmarks", "--tiny", "--threads", "1", "--out", str(folder)]
-    environment = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=one_device.environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 

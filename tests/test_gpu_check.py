@@ -20,6 +20,8 @@ from benchmarks._process import run_for
 from benchmarks._rows import Goal, Row
 from benchmarks._timing import Race, Runner, Timing, race
 
+from . import one_device
+
 
 pytestmark = pytest.mark.any_jax_version
 
@@ -31,7 +33,7 @@ STEPS = ["environment", "smoke", "tests", "replay", "plans", "benchmarks", "tile
 
 
 def run_without_gpu(python, folder, *arguments):
-    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "PYTHONPATH")}
+    environment = {name: value for name, value in one_device.environment().items() if name != "PYTHONPATH"}
     command = [python, str(SCRIPT), "--no-gpu", "--out", str(folder), *arguments]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
