@@ -1,61 +1,13 @@
 """One call of a kernel on a GPU: what the kernel is asked for, with the types that it sees."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..kernel import DeviceKernel, dims
+from ..kernel import DeviceKernel
 from ._bound_kernel import BoundKernel
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One launch.
-
-    **Attributes:**
-
-    - `image`: the number of its image.
-    - `entry`: the kernel's name there.
-    """
-
-    image: int
-    entry: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
-
-    @classmethod
-    def checked(cls, image: int, entry: str, grid: Any, block: Any, shared_bytes: Any, what: str) -> "Step":
-        """With the limits that all GPUs have. `what` begins an error, and ends with the kernel's name."""
-        grid, block = dims(grid, f"{what}: expected grid"), dims(block, f"{what}: expected block")
-        if grid[0] >= 2**31 or max(grid[1:]) > 65535:
-            raise ValueError(f"{what}: expected grid to be at most (2147483647, 65535, 65535); got {grid}.")
-        if not 0 < math.prod(block) <= 1024 or block[2] > 64:
-            raise ValueError(f"{what}: expected block to have 1 to 1024 threads, and 64 in z; got {block}.")
-        try:
-            shared = shared_bytes.__index__()
-        except AttributeError:
-            shared = -1
-        if not 0 <= shared < 2**31:
-            raise TypeError(f"{what}: expected shared_bytes to be a number of bytes; got {shared_bytes!r}.")
-        return cls(image, entry, grid, block, shared)
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """Compiled code, and how it is launched.
-
-    **Attributes:**
-
-    - `hidden`: the number of pointers after all parameters that the compiler has added, which may be null.
-    """
-
-    images: tuple[bytes, ...]
-    steps: tuple[Step, ...]
-    hidden: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

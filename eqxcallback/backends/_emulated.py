@@ -16,9 +16,10 @@ from ..emulation import CudaLibrary, NotEmulated, TritonFunction, need_triton
 from ..kernel import Emulated, EmulatedCuda, EmulatedTriton
 from . import _cuda, _nvrtc, _signature, _triton
 from ._bound_kernel import BoundKernel
-from ._device_call import DeviceCall, Step
+from ._device_call import DeviceCall
 from ._guarded import Guarded
 from ._source import read_source
+from ._step import Step
 
 
 # Runs a kernel on the memory of its pointers, `None` for a null pointer.
@@ -99,8 +100,8 @@ def _run_of_cuda(kernel: EmulatedCuda, call: DeviceCall) -> Run:
             expected = _signature.wrong(code, *parameters)
             raise ValueError(_cuda.wrong_parameters(call.who, entry, expected, "another"))
     steps = [
-        Step.checked(names.index(entry), entry, *dims, f"{call.who}: {entry}")
-        for entry, dims in zip(entries, geometry, strict=True)
+        Step.checked(names.index(entry), entry, f"{call.who}: {entry}", **asked)
+        for entry, asked in zip(entries, geometry, strict=True)
     ]
     words = call.words
     # A missing barrier shows in some orders of threads only.
