@@ -18,7 +18,7 @@ TensorMap TensorMap::of(const int64_t* numbers) {
 
 void TensorMap::encode(const Driver& driver, TensorMapEncodeTiled function, void* address, uint64_t* words) const {
   alignas(128) std::array<uint64_t, kWords> map{};
-  if (address != nullptr) {
+  if (address != nullptr && rank > 0) {
     check(driver,
           function(map.data(), type, rank, address, dims.data(), strides.data(), box.data(), element_strides.data(),
                    interleave, swizzle, promotion, fill),

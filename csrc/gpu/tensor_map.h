@@ -23,9 +23,9 @@ struct TensorMap {
 
   // From `kNumbers` numbers, in the order of the fields.
   static TensorMap of(const int64_t* numbers);
-  bool fits(size_t words) const { return words >= kWords && word <= words - kWords && rank > 0 && rank <= kRank; }
+  bool fits(size_t words) const { return words >= kWords && word <= words - kWords && rank <= kRank; }
 
-  // Writes the map of the array at `address` to `words`. Of a null pointer, it is zeros.
+  // Writes the map of the array at `address` to `words`. Of a null pointer, or of no dimensions, it is zeros.
   void encode(const Driver& driver, TensorMapEncodeTiled function, void* address, uint64_t* words) const;
 
   size_t word;     // its first one among the words of a call

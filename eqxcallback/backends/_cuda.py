@@ -24,14 +24,14 @@ def compiled(kernel: CudaKernel, call: DeviceCall) -> Program:
         Step.checked(0, names[entry], f"{call.who}: {entry}", **asked)
         for entry, asked in zip(entries, geometry, strict=True)
     ]
-    _check_architecture(arch, any(step.needs_hopper for step in steps), call.who)
+    _check_architecture(arch, bool(call.maps) or any(step.needs_hopper for step in steps), call.who)
     return Program((image,), tuple(steps))
 
 
 def _check_architecture(arch: str, needs_hopper: bool, who: str) -> None:
     if needs_hopper and arch.startswith("sm_") and version_of(arch) < 90:
         raise ValueError(
-            f"{who}: expected arch to be sm_90 or newer, for clusters or programmatic launches; got {arch}."
+            f"{who}: expected arch to be sm_90 or newer, for clusters, tensor maps or programmatic launches; got {arch}."
         )
 
 
@@ -151,6 +151,6 @@ def _check_sizes(
     for entry, name in names.items():
         if kernels[name].parameters != expected:
             raise ValueError(
-                f"{who}: expected {entry} to have parameters of {expected} bytes; got {kernels[name].parameters}. Pass pointers "
-                "and scalars, no structures."
+                f"{who}: expected {entry} to have parameters of {expected} bytes; got {kernels[name].parameters}. The parameter "
+                "is larger, or smaller, than what is passed."
             )

@@ -26,6 +26,10 @@ def prepare(bound: BoundKernel, kernel: DeviceKernel, platform: str, who: str) -
         call = DeviceCall.of(kernel, bound, _typed(operands), _typed(results), who)
         program = _cuda.compiled(kernel, call) if isinstance(kernel, CudaKernel) else _triton.compiled(kernel, call)
         attributes = {"who": who, **program.attributes(call.words)}
+        if any(dtype.itemsize > 8 for _, dtype, _ in call.scalars):
+            attributes["starts"] = np.array(call.starts, np.int64)
+        if call.maps:
+            attributes["maps"] = np.array(call.maps, np.int64)
         if call.nulls and isinstance(kernel, CudaKernel):  # of Triton they are no parameters
             attributes["nulls"] = np.array(call.nulls, np.int64)
         workspaces = [xla.result_aval(workspace.shape, workspace.dtype) for workspace in call.workspaces]

@@ -86,6 +86,8 @@ def _types(buffers: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
 
 def _run_of_cuda(kernel: EmulatedCuda, call: DeviceCall) -> Run:
     entries, geometry = _cuda.launches(kernel, call)
+    if call.maps:
+        raise NotEmulated(f"{call.who}: copies by the tensor memory accelerator, of tensor maps, are not emulated.")
     names = tuple(dict.fromkeys(entries))
     text, file = read_source(kernel.source, call.who)
     text = f'#line 1 "{file}"\n{text}\n{_signature.checks_at_run_time(names)}'
@@ -103,14 +105,18 @@ def _run_of_cuda(kernel: EmulatedCuda, call: DeviceCall) -> Run:
         Step.checked(names.index(entry), entry, f"{call.who}: {entry}", **asked)
         for entry, asked in zip(entries, geometry, strict=True)
     ]
-    words = call.words
+    if any(step.cluster != (1, 1, 1) or step.cooperative for step in steps):
+        raise NotEmulated(
+            f"{call.who}: blocks that wait for each other, in clusters and cooperative launches, are not emulated."
+        )
+    words, starts = call.words, call.starts
     # A missing barrier shows in some orders of threads only.
     seeds = itertools.cycle(range(1, _SEEDS + 1))
 
     def run(arrays: Sequence[np.ndarray | None]) -> None:
         pointers = (ctypes.c_void_p * len(arrays))(*(None if a is None else a.ctypes.data for a in arrays))
         places = [ctypes.addressof(pointers) + 8 * i for i in range(len(arrays))]
-        places += [words.ctypes.data + 8 * i for i in range(len(words))]
+        places += [words.ctypes.data + 8 * start for start in starts]
         for step in steps:
             error = library.launch(step.image, step.grid, step.block, step.shared_bytes, places, next(seeds))
             if error is not None:

@@ -7,7 +7,16 @@ from typing import Any, ClassVar
 import jax
 from jaxtyping import PyTree
 
-from ._checks import Strict, check_arch, check_function, freeze_workspaces, frozen_mapping, hash_of, scalars
+from ._checks import (
+    Strict,
+    check_arch,
+    check_function,
+    freeze_workspaces,
+    frozen_mapping,
+    hash_of,
+    no_structures,
+    scalars,
+)
 from ._contract import KernelContract
 from ._launch import Dims, dims
 
@@ -83,7 +92,9 @@ class TritonKernel(KernelContract):
             )
         if not callable(self.grid):
             dims(self.grid, f"{who}: expected grid")
-        object.__setattr__(self, "scalars", scalars(self.scalars, who))
+        declared = scalars(self.scalars, who)
+        no_structures(declared, who)
+        object.__setattr__(self, "scalars", declared)
         frozen_mapping(self, "aliases")
         object.__setattr__(self, "constexprs", Strict(self.constexprs))
         freeze_workspaces(self, who)

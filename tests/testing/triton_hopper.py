@@ -1,6 +1,7 @@
 """Kernels in Triton that only GPUs since Hopper run."""
 
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false  # Triton annotates what it compiles, not what is written
+# Triton's annotations are those of its compiler.
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
 
 import jax
 import jax.numpy as jnp
