@@ -15,6 +15,7 @@ from .kernel import (
     JaxKernel as JaxKernel,
     NativeKernel as NativeKernel,
     PythonKernel as PythonKernel,
+    TensorMap as TensorMap,
     TritonKernel as TritonKernel,
 )
 from .layer import Layer as Layer

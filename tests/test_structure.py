@@ -168,6 +168,7 @@ def test_public_names():
         "Op",
         "PerformanceWarning",
         "PythonKernel",
+        "TensorMap",
         "TritonKernel",
         "available_backends",
         "buffer_callback",

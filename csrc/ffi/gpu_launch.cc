@@ -2,6 +2,7 @@
 // program runs, and are launched when it does. There is no Python in any of them.
 #include "ffi/gpu_launch.h"
 
+#include <array>
 #include <exception>
 #include <limits>
 #include <memory>
@@ -23,15 +24,33 @@ struct State {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
 
-  State(std::string who, std::vector<size_t> nulls, std::vector<gpu::Step> steps, std::vector<uint64_t> scalars)
-      : who(std::move(who)), nulls(std::move(nulls)), launch(std::move(steps), std::move(scalars)) {}
+  State(std::string who, std::vector<size_t> nulls, bool has_scratch, std::vector<gpu::Step> steps, gpu::Values values)
+      : who(std::move(who)),
+        nulls(std::move(nulls)),
+        has_scratch(has_scratch),
+        launch(std::move(steps), std::move(values)) {}
 
   const std::string who;            // to begin an error
   const std::vector<size_t> nulls;  // the positions of null pointers among the pointers, rising
+  const bool has_scratch;           // the last result is no parameter, but scratch memory
   gpu::Launch launch;
 };
 ffi::TypeId State::id = {};
 ffi::TypeInfo State::info = ffi::MakeTypeInfo<State>();
+
+using Numbers = ffi::Span<const int64_t>;
+
+void require(bool condition, const char* expected) {
+  if (!condition) throw std::invalid_argument(std::string("eqxcallback: expected ") + expected + " in a launch");
+}
+
+// Numbers that a call need not have.
+Numbers numbers(const ffi::Dictionary& attrs, std::string_view name) {
+  if (!attrs.contains(name)) return {};
+  const auto given = attrs.get<Numbers>(name);
+  require(given.has_value(), "arrays of 64-bit numbers");
+  return *given;
+}
 
 std::vector<std::string> split(std::string_view lines) {
   std::vector<std::string> found;
@@ -45,58 +64,106 @@ std::vector<std::string> split(std::string_view lines) {
 
 // Of each step: grid, block, the bytes of shared memory, and the number of its image.
 constexpr size_t kWordsOfStep = 8;
+// Of each step, where one has some: the size of a cluster, and whether it is cooperative, programmatic, spread.
+constexpr size_t kAttributesOfStep = 6;
 
-ffi::ErrorOr<std::unique_ptr<State>> instantiate(ffi::Dictionary attrs) {
-  const auto invalid = [](const std::string& expected) {
-    return ffi::Unexpected(ffi::Error::InvalidArgument("eqxcallback: expected " + expected + " in a launch"));
-  };
-  const auto who = attrs.get<std::string_view>("who"), entries = attrs.get<std::string_view>("entries");
-  const auto bytes = attrs.get<ffi::Span<const uint8_t>>("images");  // one after the other
-  const auto sizes = attrs.get<ffi::Span<const int64_t>>("sizes");   // of each in bytes
-  const auto geometry = attrs.get<ffi::Span<const int64_t>>("geometry");
-  if (who.has_error() || entries.has_error() || bytes.has_error() || sizes.has_error() || geometry.has_error()) {
-    return invalid("the attributes who, entries, images, sizes and geometry");
-  }
+std::vector<std::shared_ptr<gpu::Image>> images_of(ffi::Span<const uint8_t> bytes, Numbers sizes) {
   std::vector<std::shared_ptr<gpu::Image>> images;
   size_t begin = 0;
-  for (int64_t size : *sizes) {
-    if (size <= 0 || static_cast<uint64_t>(size) > bytes->size() - begin) return invalid("images of these sizes");
-    images.push_back(
-        gpu::Image::of({reinterpret_cast<const char*>(bytes->begin()) + begin, static_cast<size_t>(size)}));
+  for (int64_t size : sizes) {
+    require(size > 0 && static_cast<uint64_t>(size) <= bytes.size() - begin, "images of these sizes");
+    images.push_back(gpu::Image::of({reinterpret_cast<const char*>(bytes.begin()) + begin, static_cast<size_t>(size)}));
     begin += static_cast<size_t>(size);
   }
-  const std::vector<std::string> names = split(*entries);
-  if (names.empty() || geometry->size() != kWordsOfStep * names.size()) return invalid("a geometry for each entry");
+  return images;
+}
+
+// `N` numbers of 32 bits.
+template <size_t N>
+std::array<unsigned, N> words_at(Numbers numbers, size_t begin) {
+  std::array<unsigned, N> words;
+  for (size_t k = 0; k < N; ++k) {
+    const int64_t word = numbers[begin + k];
+    require(word >= 0 && word <= std::numeric_limits<unsigned>::max(), "a geometry of 32 bits");
+    words[k] = static_cast<unsigned>(word);
+  }
+  return words;
+}
+
+std::vector<gpu::Step> steps_of(const ffi::Dictionary& attrs, std::string_view entries,
+                                const std::vector<std::shared_ptr<gpu::Image>>& images, Numbers geometry) {
+  const std::vector<std::string> names = split(entries);
+  const Numbers attributes = numbers(attrs, "attributes"), scratch = numbers(attrs, "scratch");
+  require(!names.empty() && geometry.size() == kWordsOfStep * names.size(), "a geometry for each entry");
+  require(attributes.size() == 0 || attributes.size() == kAttributesOfStep * names.size(), "attributes for each entry");
+  require(scratch.size() == 0 || scratch.size() == 1 + names.size(), "scratch memory for each entry");
   std::vector<gpu::Step> steps;
   for (size_t i = 0; i < names.size(); ++i) {
-    std::array<unsigned, kWordsOfStep> words;
-    for (size_t k = 0; k < kWordsOfStep; ++k) {
-      const int64_t word = (*geometry)[i * kWordsOfStep + k];
-      if (word < 0 || word > std::numeric_limits<unsigned>::max()) return invalid("a geometry of 32 bits");
-      words[k] = static_cast<unsigned>(word);
+    const auto words = words_at<kWordsOfStep>(geometry, i * kWordsOfStep);
+    require(words[7] < images.size(), "an image for each entry");
+    gpu::Step step{
+        images[words[7]], names[i], {words[0], words[1], words[2]}, {words[3], words[4], words[5]}, words[6]};
+    if (attributes.size() > 0) {
+      const auto [x, y, z, cooperative, programmatic, spread] =
+          words_at<kAttributesOfStep>(attributes, i * kAttributesOfStep);
+      step.attributes = {{x, y, z}, cooperative != 0, programmatic != 0, spread != 0};
+      require(step.attributes.cluster_size() > 0, "clusters of at least one block");
     }
-    if (words[7] >= images.size()) return invalid("an image for each entry");
-    steps.push_back(
-        {images[words[7]], names[i], {words[0], words[1], words[2]}, {words[3], words[4], words[5]}, words[6]});
+    if (scratch.size() > 0) step.scratch = static_cast<size_t>(scratch[1 + i]);
+    steps.push_back(std::move(step));
   }
-  std::vector<uint64_t> scalars;
-  if (attrs.contains("scalars")) {
-    const auto given = attrs.get<ffi::Span<const int64_t>>("scalars");
-    if (given.has_error()) return invalid("scalars as words");
-    for (int64_t word : *given) scalars.push_back(static_cast<uint64_t>(word));
+  return steps;
+}
+
+gpu::Values values_of(const ffi::Dictionary& attrs) {
+  gpu::Values values;
+  for (int64_t word : numbers(attrs, "scalars")) values.words.push_back(static_cast<uint64_t>(word));
+  const size_t count = values.words.size();
+  const auto is_word = [count](int64_t word) { return word >= 0 && static_cast<size_t>(word) < count; };
+  for (int64_t start : numbers(attrs, "starts")) {
+    require(is_word(start), "values that begin at one of their words");
+    values.starts.push_back(static_cast<size_t>(start));
   }
+  if (!attrs.contains("starts")) {  // one word each
+    for (size_t i = 0; i < count; ++i) values.starts.push_back(i);
+  }
+  if (const Numbers scratch = numbers(attrs, "scratch"); scratch.size() > 0) {
+    require(is_word(scratch[0]), "a word for the pointer to scratch memory");
+    values.scratch = static_cast<size_t>(scratch[0]);
+  }
+  const Numbers maps = numbers(attrs, "maps");
+  require(maps.size() % gpu::TensorMap::kNumbers == 0, "whole tensor maps");
+  for (size_t i = 0; i < maps.size(); i += gpu::TensorMap::kNumbers) {
+    values.maps.push_back(gpu::TensorMap::of(maps.begin() + i));
+    require(values.maps.back().fits(count), "tensor maps of at most 5 dimensions among the values");
+  }
+  return values;
+}
+
+std::vector<size_t> nulls_of(const ffi::Dictionary& attrs) {
   std::vector<size_t> nulls;
-  if (attrs.contains("nulls")) {
-    const auto given = attrs.get<ffi::Span<const int64_t>>("nulls");
-    if (given.has_error()) return invalid("nulls as positions");
-    for (int64_t position : *given) {
-      if (position < 0 || (!nulls.empty() && static_cast<size_t>(position) <= nulls.back())) {
-        return invalid("rising positions of nulls");
-      }
-      nulls.push_back(static_cast<size_t>(position));
-    }
+  for (int64_t position : numbers(attrs, "nulls")) {
+    require(position >= 0 && (nulls.empty() || static_cast<size_t>(position) > nulls.back()),
+            "rising positions of nulls");
+    nulls.push_back(static_cast<size_t>(position));
   }
-  return std::make_unique<State>(std::string(*who), std::move(nulls), std::move(steps), std::move(scalars));
+  return nulls;
+}
+
+ffi::ErrorOr<std::unique_ptr<State>> instantiate(ffi::Dictionary attrs) {
+  try {
+    const auto who = attrs.get<std::string_view>("who"), entries = attrs.get<std::string_view>("entries");
+    const auto bytes = attrs.get<ffi::Span<const uint8_t>>("images");  // one after the other
+    const auto sizes = attrs.get<Numbers>("sizes");                    // of each in bytes
+    const auto geometry = attrs.get<Numbers>("geometry");
+    require(who.has_value() && entries.has_value() && bytes.has_value() && sizes.has_value() && geometry.has_value(),
+            "the attributes who, entries, images, sizes and geometry");
+    const auto images = images_of(*bytes, *sizes);
+    return std::make_unique<State>(std::string(*who), nulls_of(attrs), attrs.contains("scratch"),
+                                   steps_of(attrs, *entries, images, *geometry), values_of(attrs));
+  } catch (const std::invalid_argument& error) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument(error.what()));
+  }
 }
 
 // Runs `body`, whose exceptions become the call's error.
@@ -119,7 +186,10 @@ ffi::Error launch(State* state, int32_t device, void* stream, const ffi::Remaini
   return guarded(*state, [&] {
     host_calls.fetch_add(1, std::memory_order_relaxed);
     const std::vector<size_t>& nulls = state->nulls;
-    const size_t given = args.size() + rets.size(), count = given + nulls.size();
+    const size_t scratch = state->has_scratch ? 1 : 0;
+    if (scratch > rets.size()) throw std::invalid_argument("expected scratch memory as the last result");
+    const auto result = [&](size_t i) { return (*rets.get<ffi::AnyBuffer>(i))->untyped_data(); };
+    const size_t count = args.size() + rets.size() - scratch + nulls.size();
     if (!nulls.empty() && nulls.back() >= count) throw std::invalid_argument("a null pointer beyond the last one");
     gpu::Pointers buffers(count);
     void** pointers = buffers.data();
@@ -128,12 +198,12 @@ ffi::Error launch(State* state, int32_t device, void* stream, const ffi::Remaini
         pointers[position] = nullptr;
         ++null;
       } else {
-        pointers[position] = i < args.size() ? args.get<ffi::AnyBuffer>(i)->untyped_data()
-                                             : (*rets.get<ffi::AnyBuffer>(i - args.size()))->untyped_data();
+        pointers[position] = i < args.size() ? args.get<ffi::AnyBuffer>(i)->untyped_data() : result(i - args.size());
         ++i;
       }
     }
-    state->launch.run(device, reinterpret_cast<gpu::Stream>(stream), pointers, count);
+    state->launch.run(device, reinterpret_cast<gpu::Stream>(stream), pointers, count,
+                      scratch > 0 ? result(rets.size() - 1) : nullptr);
   });
 }
 

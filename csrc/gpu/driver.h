@@ -16,8 +16,9 @@ using Stream = struct StreamTag*;
 
 // The functions of the driver that we call. The numbers are those of its stable ABI.
 struct Driver {
-  static constexpr int kMaxDynamicSharedBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-  static constexpr int kRelaxed = 2;                // CU_STREAM_CAPTURE_MODE_RELAXED
+  static constexpr int kMaxDynamicSharedBytes = 8;    // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+  static constexpr int kNonPortableClusterSize = 14;  // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+  static constexpr int kRelaxed = 2;                  // CU_STREAM_CAPTURE_MODE_RELAXED
 
   void* library = nullptr;
   int (*Init)(unsigned flags) = nullptr;

@@ -10,8 +10,12 @@ std::string text(const std::array<unsigned, 3>& dims) {
 }
 
 std::string text(const Step& step) {
-  return "cuLaunchKernel(" + step.entry + ", grid " + text(step.grid) + ", block " + text(step.block) + ", " +
-         std::to_string(step.shared_bytes) + " bytes of shared memory)";
+  const Attributes& attributes = step.attributes;
+  return std::string(attributes.any() ? "cuLaunchKernelEx(" : "cuLaunchKernel(") + step.entry + ", grid " +
+         text(step.grid) + ", block " + text(step.block) + ", " + std::to_string(step.shared_bytes) +
+         " bytes of shared memory" +
+         (attributes.cluster_size() != 1 ? ", clusters of " + text(attributes.cluster) : "") +
+         (attributes.cooperative ? ", cooperative" : "") + (attributes.programmatic ? ", programmatic" : "") + ")";
 }
 
 }  // namespace
@@ -34,6 +38,7 @@ const Launch::Loaded& Launch::loaded(int device) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (const Loaded* known = find()) return *known;
   auto added = std::make_unique<Loaded>(Loaded{&driver, context, {}, first_.load()});
+  if (!values_.maps.empty()) gpu::find(driver, "cuTensorMapEncodeTiled", added->encode_tiled);
   for (const Step& step : steps_) {
     const Function function = step.image->function(driver, context, step.entry);
     if (step.shared_bytes > 0) {  // more than 48 KiB must be asked for, those that the kernel itself declares included
@@ -44,31 +49,62 @@ const Launch::Loaded& Launch::loaded(int device) {
                      " bytes of shared memory)";
             });
     }
+    if (step.attributes.any()) gpu::find(driver, "cuLaunchKernelEx", added->launch_with_attributes);
+    if (step.attributes.cluster_size() > Attributes::kPortableCluster) {
+      check(driver, driver.FuncSetAttribute(function, Driver::kNonPortableClusterSize, 1), [&] {
+        return "cuFuncSetAttribute(" + step.entry + ", clusters of " + text(step.attributes.cluster) + ")";
+      });
+    }
     added->functions.push_back(function);
   }
   first_.store(added.get(), std::memory_order_release);
   return *added.release();
 }
 
-void Launch::run(int device, Stream stream, void* const* pointers, size_t count) {
+void Launch::run(int device, Stream stream, void* const* pointers, size_t count, void* scratch) {
   const Loaded& on_device = loaded(device);
+  std::vector<uint64_t> filled;  // by this run alone: others run at the same time
+  uint64_t* words = values_.words.data();
+  if (values_.depend_on_addresses()) {
+    filled = values_.words;
+    words = filled.data();
+  }
   // The driver takes the address of each parameter.
-  Pointers addresses(count + scalars_.size());
+  Pointers addresses(count + values_.starts.size());
   void** parameters = addresses.data();
   for (size_t i = 0; i < count; ++i) parameters[i] = const_cast<void**>(pointers + i);
-  for (size_t i = 0; i < scalars_.size(); ++i) parameters[count + i] = &scalars_[i];
+  for (size_t i = 0; i < values_.starts.size(); ++i) parameters[count + i] = words + values_.starts[i];
 
-  const Driver& driver = *on_device.driver;
+  bool encoded = false;
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];
-    if (step.is_empty()) continue;  // there is nothing to do, which the driver calls an error
-    const auto& [gx, gy, gz] = step.grid;
-    const auto& [bx, by, bz] = step.block;
-    check(driver,
-          driver.LaunchKernel(on_device.functions[i], gx, gy, gz, bx, by, bz, step.shared_bytes, stream, parameters,
-                              nullptr),
-          [&] { return text(step); });
+    if (step.is_empty()) continue;        // there is nothing to do, which the driver calls an error
+    if (!std::exchange(encoded, true)) {  // arrays of nothing have no maps
+      for (const TensorMap& map : values_.maps) {
+        if (map.pointer >= count) throw std::invalid_argument("a tensor map of no pointer");
+        map.encode(*on_device.driver, on_device.encode_tiled, pointers[map.pointer], words + map.word);
+      }
+    }
+    if (values_.scratch) words[*values_.scratch] = reinterpret_cast<uintptr_t>(scratch) + step.scratch;
+    launch(on_device, i, step, stream, parameters);
   }
+}
+
+void Launch::launch(const Loaded& on_device, size_t i, const Step& step, Stream stream, void** parameters) {
+  const Driver& driver = *on_device.driver;
+  const auto& [gx, gy, gz] = step.grid;
+  const auto& [bx, by, bz] = step.block;
+  int code;
+  if (step.attributes.any()) {
+    const LaunchAttributes attributes(step.attributes);
+    const LaunchConfig config{{gx, gy, gz}, {bx, by, bz},      step.shared_bytes,
+                              stream,       attributes.data(), attributes.size()};
+    code = on_device.launch_with_attributes(&config, on_device.functions[i], parameters, nullptr);
+  } else {
+    code = driver.LaunchKernel(on_device.functions[i], gx, gy, gz, bx, by, bz, step.shared_bytes, stream, parameters,
+                               nullptr);
+  }
+  check(driver, code, [&] { return text(step); });
 }
 
 }  // namespace eqxcallback::gpu

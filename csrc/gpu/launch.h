@@ -6,29 +6,42 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "gpu/attributes.h"
 #include "gpu/image.h"
 #include "gpu/pointers.h"
+#include "gpu/tensor_map.h"
 
 namespace eqxcallback::gpu {
 
-// One launch. All of a call have the same parameters.
+// One launch. All of a call have the same parameters, but for the scratch memory of their compiler.
 struct Step {
   std::shared_ptr<Image> image;
   std::string entry;
   std::array<unsigned, 3> grid, block;
   unsigned shared_bytes;
+  Attributes attributes = {};
+  size_t scratch = 0;  // where its own begins, in bytes
 
   bool is_empty() const { return grid[0] == 0 || grid[1] == 0 || grid[2] == 0; }
 };
 
+// The parameters after the pointers: numbers, structures, and what depends on addresses.
+struct Values {
+  std::vector<uint64_t> words = {};    // their bytes, each parameter in the first ones of its words
+  std::vector<size_t> starts = {};     // the word at which each begins
+  std::vector<TensorMap> maps = {};    // in place of some of the words
+  std::optional<size_t> scratch = {};  // the word of the pointer to scratch memory, if there is any
+
+  bool depend_on_addresses() const { return !maps.empty() || scratch.has_value(); }
+};
+
 class Launch {
  public:
-  // `scalars`: the parameters after the pointers, each in the first bytes of its word.
-  Launch(std::vector<Step> steps, std::vector<uint64_t> scalars)
-      : steps_(std::move(steps)), scalars_(std::move(scalars)) {}
+  Launch(std::vector<Step> steps, Values values) : steps_(std::move(steps)), values_(std::move(values)) {}
   ~Launch();
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
@@ -37,7 +50,7 @@ class Launch {
   void load(int device);
 
   // Launches them, in order, with these pointers as their first parameters. Loads them first if nobody has.
-  void run(int device, Stream stream, void* const* pointers, size_t count);
+  void run(int device, Stream stream, void* const* pointers, size_t count, void* scratch = nullptr);
 
  private:
   // The kernels of the steps in one context. A list that only grows, so that it is read without a lock.
@@ -46,11 +59,15 @@ class Launch {
     Context context;
     std::vector<Function> functions;
     const Loaded* next;
+    // Functions that old drivers lack: null where the call does not need them.
+    LaunchKernelEx launch_with_attributes = nullptr;
+    TensorMapEncodeTiled encode_tiled = nullptr;
   };
   const Loaded& loaded(int device);
+  static void launch(const Loaded& on_device, size_t i, const Step& step, Stream stream, void** parameters);
 
   const std::vector<Step> steps_;
-  std::vector<uint64_t> scalars_;
+  Values values_;
   std::mutex mutex_;
   std::atomic<const Loaded*> first_{nullptr};
 };

@@ -1,44 +1,48 @@
 """CUDA C++: compiled by NVRTC when a program is lowered, and kept on disk."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..kernel import CudaKernel
+from ..kernel import CudaKernel, Launch
 from . import _cache, _nvrtc
 from ._architecture import architecture, version_of
-from ._device_call import DeviceCall, Program, Step
+from ._device_call import DeviceCall
 from ._image import kernels_of
 from ._signature import checks, mismatch
 from ._source import read_source
+from ._step import Program, Step
 
 
 def compiled(kernel: CudaKernel, call: DeviceCall) -> Program:
     entries, geometry = launches(kernel, call)
     text, file = read_source(kernel.source, call.who)
-    image, names = compiled_source(
-        text, file, architecture(kernel.arch), tuple(kernel.options), entries, *parameters(call), call.who
-    )
-    steps = (
-        Step.checked(0, names[entry], *dims, f"{call.who}: {entry}")
-        for entry, dims in zip(entries, geometry, strict=True)
-    )
+    arch = architecture(kernel.arch)
+    image, names = compiled_source(text, file, arch, tuple(kernel.options), entries, *parameters(call), call.who)
+    steps = [
+        Step.checked(0, names[entry], f"{call.who}: {entry}", **asked)
+        for entry, asked in zip(entries, geometry, strict=True)
+    ]
+    _check_architecture(arch, bool(call.maps) or any(step.needs_hopper for step in steps), call.who)
     return Program((image,), tuple(steps))
 
 
-def launches(kernel: CudaKernel, call: DeviceCall) -> tuple[tuple[str, ...], list[tuple[Any, Any, Any]]]:
-    """For each launch its entry, and its grid, block and bytes of shared memory."""
+def _check_architecture(arch: str, needs_hopper: bool, who: str) -> None:
+    if needs_hopper and arch.startswith("sm_") and version_of(arch) < 90:
+        raise ValueError(
+            f"{who}: expected arch to be sm_90 or newer, for clusters, tensor maps or programmatic launches; got {arch}."
+        )
+
+
+def launches(kernel: CudaKernel, call: DeviceCall) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+    """For each launch its entry, and what else a step is made of."""
     assert isinstance(kernel.launch, tuple)
     entries = tuple(_entry(call.value(launch.entry or kernel.entry, "entry"), call) for launch in kernel.launch)
-    geometry = [
-        (
-            call.value(launch.grid, "grid"),
-            call.value(launch.block, "block"),
-            call.value(launch.shared_bytes, "shared_bytes"),
-        )
-        for launch in kernel.launch
-    ]
-    return entries, geometry
+    return entries, [{name: call.value(getattr(launch, name), name) for name in _ASKED} for launch in kernel.launch]
+
+
+_ASKED = tuple(field.name for field in dataclasses.fields(Launch) if field.name != "entry")
 
 
 def parameters(call: DeviceCall) -> tuple[tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...]]:
@@ -147,6 +151,6 @@ def _check_sizes(
     for entry, name in names.items():
         if kernels[name].parameters != expected:
             raise ValueError(
-                f"{who}: expected {entry} to have parameters of {expected} bytes; got {kernels[name].parameters}. Pass pointers "
-                "and scalars, no structures."
+                f"{who}: expected {entry} to have parameters of {expected} bytes; got {kernels[name].parameters}. The parameter "
+                "is larger, or smaller, than what is passed."
             )

@@ -25,27 +25,17 @@ def prepare(bound: BoundKernel, kernel: DeviceKernel, platform: str, who: str) -
     def launch(operands: Sequence[Any], results: Sequence[Any]) -> xla.LaunchLowering:
         call = DeviceCall.of(kernel, bound, _typed(operands), _typed(results), who)
         program = _cuda.compiled(kernel, call) if isinstance(kernel, CudaKernel) else _triton.compiled(kernel, call)
-        words = np.concatenate([call.words, np.zeros(program.hidden, np.int64)])
-        attributes: dict[str, Any] = {
-            "who": who,
-            "images": np.frombuffer(b"".join(program.images), np.uint8),
-            "sizes": np.array([len(image) for image in program.images], np.int64),
-            "entries": "\n".join(step.entry for step in program.steps),
-            "geometry": np.array(
-                [(*s.grid, *s.block, s.shared_bytes, s.image) for s in program.steps], np.int64
-            ).ravel(),
-        }
-        # An attribute that is an empty array has no type.
-        if len(words):
-            attributes["scalars"] = words
+        attributes = {"who": who, **program.attributes(call.words)}
+        if any(dtype.itemsize > 8 for _, dtype, _ in call.scalars):
+            attributes["starts"] = np.array(call.starts, np.int64)
+        if call.maps:
+            attributes["maps"] = np.array(call.maps, np.int64)
         if call.nulls and isinstance(kernel, CudaKernel):  # of Triton they are no parameters
             attributes["nulls"] = np.array(call.nulls, np.int64)
-        return xla.LaunchLowering(
-            target,
-            attributes,
-            bound.call,
-            tuple(xla.result_aval(workspace.shape, workspace.dtype) for workspace in call.workspaces),
-        )
+        workspaces = [xla.result_aval(workspace.shape, workspace.dtype) for workspace in call.workspaces]
+        if program.scratch_bytes:
+            workspaces.append(xla.result_aval((program.scratch_bytes,), np.dtype(np.uint8)))
+        return xla.LaunchLowering(target, attributes, bound.call, tuple(workspaces))
 
     target = xla.LAUNCH_CAPTURED if kernel.command_buffer_compatible else xla.LAUNCH
     return xla.TypedLowering(launch, target, functools.partial(description, kernel, who), bound.call)

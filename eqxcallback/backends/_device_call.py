@@ -1,61 +1,15 @@
 """One call of a kernel on a GPU: what the kernel is asked for, with the types that it sees."""
 
 import dataclasses
-import math
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..kernel import DeviceKernel, dims
+from ..kernel import DeviceKernel, TensorMap
+from . import _tensor_map
 from ._bound_kernel import BoundKernel
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One launch.
-
-    **Attributes:**
-
-    - `image`: the number of its image.
-    - `entry`: the kernel's name there.
-    """
-
-    image: int
-    entry: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    shared_bytes: int
-
-    @classmethod
-    def checked(cls, image: int, entry: str, grid: Any, block: Any, shared_bytes: Any, what: str) -> "Step":
-        """With the limits that all GPUs have. `what` begins an error, and ends with the kernel's name."""
-        grid, block = dims(grid, f"{what}: expected grid"), dims(block, f"{what}: expected block")
-        if grid[0] >= 2**31 or max(grid[1:]) > 65535:
-            raise ValueError(f"{what}: expected grid to be at most (2147483647, 65535, 65535); got {grid}.")
-        if not 0 < math.prod(block) <= 1024 or block[2] > 64:
-            raise ValueError(f"{what}: expected block to have 1 to 1024 threads, and 64 in z; got {block}.")
-        try:
-            shared = shared_bytes.__index__()
-        except AttributeError:
-            shared = -1
-        if not 0 <= shared < 2**31:
-            raise TypeError(f"{what}: expected shared_bytes to be a number of bytes; got {shared_bytes!r}.")
-        return cls(image, entry, grid, block, shared)
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """Compiled code, and how it is launched.
-
-    **Attributes:**
-
-    - `hidden`: the number of pointers after all parameters that the compiler has added, which may be null.
-    """
-
-    images: tuple[bytes, ...]
-    steps: tuple[Step, ...]
-    hidden: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +19,8 @@ class DeviceCall:
     - `who`: begins an error.
     - `pointers`: name and type of each array that the kernel gets, in order: operands, results, workspaces. Of a null pointer
         the type is `None`.
-    - `scalars`: name, dtype and value of each.
+    - `scalars`: name, dtype and value of each. The value of a structure is its bytes, and that of a tensor map what the
+        launcher takes to encode it.
     - `args`, `options`: what the kernel's functions are called with.
     """
 
@@ -96,8 +51,18 @@ class DeviceCall:
             *((name, None if i is None else results[i]) for name, i in bound.results),
             *((f"workspace {i}", workspace) for i, workspace in enumerate(workspaces)),
         )
+
+        def called(declared: Any, field: str) -> Any:
+            return _called(declared, field, args, options, who)
+
         scalars = tuple(
-            (name, dtype, _scalar(name, dtype, value, bound, args, options, who))
+            (
+                name,
+                dtype,
+                _tensor_map.numbers(value, name, pointers, called, who)
+                if isinstance(value, TensorMap)
+                else _scalar(name, dtype, value, bound, args, options, who),
+            )
             for name, (dtype, value) in kernel.scalars.items()
         )
         return cls(who, pointers, workspaces, scalars, args, options)
@@ -112,12 +77,30 @@ class DeviceCall:
         return tuple(i for i, (_, aval) in enumerate(self.pointers) if aval is None)
 
     @property
+    def starts(self) -> list[int]:
+        """The word at which each scalar begins."""
+        lengths = [-(-dtype.itemsize // 8) for _, dtype, _ in self.scalars]
+        return [0, *itertools.accumulate(lengths)][: len(lengths)]
+
+    @property
     def words(self) -> np.ndarray:
-        """The scalars as the launcher takes them: each in the first bytes of a word."""
-        words = np.zeros(len(self.scalars), np.int64)
-        for word, (_, dtype, value) in zip(words.view(np.uint8).reshape(-1, 8), self.scalars, strict=True):
-            word[: dtype.itemsize] = np.array(value, dtype)[None].view(np.uint8)
+        """The scalars as the launcher takes them: each in the first bytes of its words, and zeros for tensor maps."""
+        words = np.zeros(sum(-(-dtype.itemsize // 8) for _, dtype, _ in self.scalars), np.int64)
+        for start, (_, dtype, value) in zip(self.starts, self.scalars, strict=True):
+            if not isinstance(value, list):
+                place = words[start:].view(np.uint8)[: dtype.itemsize]
+                place[:] = np.frombuffer(value if dtype.type is np.void else np.array(value, dtype).tobytes(), np.uint8)
         return words
+
+    @property
+    def maps(self) -> list[int]:
+        """Of all tensor maps, after the words that they are put in."""
+        placed = (
+            [start, *value]
+            for start, (_, _, value) in zip(self.starts, self.scalars, strict=True)
+            if isinstance(value, list)
+        )
+        return list(itertools.chain.from_iterable(placed))
 
 
 def _scalar(
@@ -138,6 +121,8 @@ def _scalar(
             f"{who}: the scalar {name} is no option of this call (there are {', '.join(bound.options) or 'none'}). "
             f"Pass it, or say what it is: scalars={{{name!r}: ({dtype.name!r}, function)}}."
         )
+    if dtype.type is np.void:
+        return _structure(name, dtype, value, who)
     try:
         exact = np.asarray(value)
         if exact.shape != () or exact.dtype.kind not in "biuf" or (exact.dtype.kind == "f" and dtype.kind != "f"):
@@ -149,6 +134,24 @@ def _scalar(
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{who}: expected the scalar {name} to be {dtype.name}; got {value!r}.") from None
     return exact.item()
+
+
+def _structure(name: str, dtype: Any, value: Any, who: str) -> bytes:
+    made = np.zeros(1, dtype)  # what lies between the fields is zero, the same in each process
+    try:
+        fields = value.item() if isinstance(value, np.ndarray | np.void) and value.dtype == dtype else value
+        if isinstance(fields, bytes):
+            if len(fields) != dtype.itemsize:
+                raise ValueError
+            return fields
+        if not isinstance(fields, tuple):
+            raise TypeError
+        made[0] = fields
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(
+            f"{who}: expected the scalar {name} to be a tuple or {dtype.itemsize} bytes, for {dtype}; got {value!r}."
+        ) from None
+    return made.tobytes()
 
 
 def _called(declared: Any, field: str, args: Sequence[Any], options: Mapping[str, Any], who: str) -> Any:

@@ -16,9 +16,10 @@ from ..emulation import CudaLibrary, NotEmulated, TritonFunction, need_triton
 from ..kernel import Emulated, EmulatedCuda, EmulatedTriton
 from . import _cuda, _nvrtc, _signature, _triton
 from ._bound_kernel import BoundKernel
-from ._device_call import DeviceCall, Step
+from ._device_call import DeviceCall
 from ._guarded import Guarded
 from ._source import read_source
+from ._step import Step
 
 
 # Runs a kernel on the memory of its pointers, `None` for a null pointer.
@@ -85,6 +86,8 @@ def _types(buffers: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
 
 def _run_of_cuda(kernel: EmulatedCuda, call: DeviceCall) -> Run:
     entries, geometry = _cuda.launches(kernel, call)
+    if call.maps:
+        raise NotEmulated(f"{call.who}: copies by the tensor memory accelerator, of tensor maps, are not emulated.")
     names = tuple(dict.fromkeys(entries))
     text, file = read_source(kernel.source, call.who)
     text = f'#line 1 "{file}"\n{text}\n{_signature.checks_at_run_time(names)}'
@@ -99,17 +102,21 @@ def _run_of_cuda(kernel: EmulatedCuda, call: DeviceCall) -> Run:
             expected = _signature.wrong(code, *parameters)
             raise ValueError(_cuda.wrong_parameters(call.who, entry, expected, "another"))
     steps = [
-        Step.checked(names.index(entry), entry, *dims, f"{call.who}: {entry}")
-        for entry, dims in zip(entries, geometry, strict=True)
+        Step.checked(names.index(entry), entry, f"{call.who}: {entry}", **asked)
+        for entry, asked in zip(entries, geometry, strict=True)
     ]
-    words = call.words
+    if any(step.cluster != (1, 1, 1) or step.cooperative for step in steps):
+        raise NotEmulated(
+            f"{call.who}: blocks that wait for each other, in clusters and cooperative launches, are not emulated."
+        )
+    words, starts = call.words, call.starts
     # A missing barrier shows in some orders of threads only.
     seeds = itertools.cycle(range(1, _SEEDS + 1))
 
     def run(arrays: Sequence[np.ndarray | None]) -> None:
         pointers = (ctypes.c_void_p * len(arrays))(*(None if a is None else a.ctypes.data for a in arrays))
         places = [ctypes.addressof(pointers) + 8 * i for i in range(len(arrays))]
-        places += [words.ctypes.data + 8 * i for i in range(len(words))]
+        places += [words.ctypes.data + 8 * start for start in starts]
         for step in steps:
             error = library.launch(step.image, step.grid, step.block, step.shared_bytes, places, next(seeds))
             if error is not None:

@@ -175,6 +175,8 @@ def _kind(dtype: Any) -> tuple[int, int]:
 def _ctype(dtype: Any) -> str:
     if dtype is None:
         return "anything"
+    if np.dtype(dtype).type is np.void:
+        return f"a structure of {np.dtype(dtype).itemsize} bytes"
     try:
         return CudaKernel.ctype(dtype)
     except ValueError:

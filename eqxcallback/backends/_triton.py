@@ -1,5 +1,6 @@
 """Triton: functions compiled ahead, to the same kind of image."""
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -8,8 +9,9 @@ from typing import Any
 
 from ..kernel import TritonKernel, dims
 from ._architecture import architecture, version_of
-from ._device_call import DeviceCall, Program, Step
+from ._device_call import DeviceCall
 from ._image import kernels_of
+from ._step import Program, Step, check_scratch
 
 
 # Those that all versions of Triton that we support know: LLVM ends the process for others.
@@ -31,7 +33,40 @@ _TYPES = {
 }
 
 _Settings = dict[str, Any]
-_OPTIONS = "num_warps", "num_stages"  # of the compiler
+# Of the compiler: fields of a kernel, which `choose` may say as well.
+_OPTIONS = "num_warps", "num_stages", "num_ctas", "launch_pdl", "launch_cooperative_grid"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compiled:
+    """**Attributes:**
+
+    - `about`: what Triton says of it.
+    - `hidden`: the number of parameters after those of the function.
+    """
+
+    image: bytes
+    about: Any
+    hidden: int
+
+    def step(self, image: int, grid: Any, what: str) -> Step:
+        """As Triton's own launcher launches it."""
+        about = self.about
+        x, y, z = dims(grid, f"{what}: expected grid")
+        return Step.checked(
+            image,
+            about.name,
+            what,
+            grid=(x * about.num_ctas, y, z),
+            # Kernels that give their warps different work have more than they were asked for.
+            block=32 * about.num_warps,
+            shared_bytes=about.shared,
+            cluster=about.num_ctas,
+            cooperative=about.launch_cooperative_grid,
+            programmatic=about.launch_pdl,
+            spread=about.num_ctas > 1,
+            scratch_bytes=x * y * z * about.num_ctas * (about.global_scratch_size or 0),
+        )
 
 
 def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
@@ -54,13 +89,12 @@ def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
         if each is not kernel and 0 in dims(grid, f"{call.who}: expected grid of {each.name}"):
             continue  # nothing of it is launched: it need not be compiled
         fn = _function(each, call.who)
-        image, entry, shared, hidden = _compiled_function(
+        made = _compiled_function(
             fn, known, is_cubin, types, scalars, tuple(sorted(settings.items())), tuple(options.items()), call.who
         )
-        images.append(image)
-        steps.append(
-            Step.checked(len(steps), entry, grid, 32 * options["num_warps"], shared, f"{call.who}: {each.name}")
-        )
+        hidden = made.hidden
+        images.append(made.image)
+        steps.append(made.step(len(steps), grid, f"{call.who}: {each.name}"))
     return Program(tuple(images), tuple(steps), hidden)
 
 
@@ -75,7 +109,7 @@ def launches(kernel: TritonKernel, call: DeviceCall) -> Iterator[tuple[Any, _Set
 
 def _settings(kernel: TritonKernel, version: int, call: DeviceCall) -> _Settings:
     found = {name: call.value(value, f"the constexpr {name}") for name, value in kernel.constexprs.items()}
-    found |= {"num_warps": kernel.num_warps, "num_stages": kernel.num_stages}
+    found |= {name: getattr(kernel, name) for name in _OPTIONS}
     if kernel.choose is not None:
         found |= call.value(functools.partial(kernel.choose, version), "choose")
     return found
@@ -123,8 +157,7 @@ def _compiled_function(
     constexprs: tuple[tuple[str, Any], ...],
     options: tuple[tuple[str, Any], ...],
     who: str,
-) -> tuple[bytes, str, int, int]:
-    """The image, the kernel's name in it, its bytes of shared memory, and the number of hidden parameters."""
+) -> _Compiled:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile as compile_source
 
@@ -146,14 +179,12 @@ def _compiled_function(
     except Exception as error:
         raise ValueError(f"{who}: {fn.__name__} does not compile for sm_{version}: {error}") from error
     about, image = found.metadata, found.asm["cubin"]
-    if about.global_scratch_size or getattr(about, "profile_scratch_size", 0) or about.num_ctas != 1:
-        raise ValueError(
-            f"{who}: {fn.__name__} needs memory of Triton's own, or clusters of blocks, which are not supported. Pass a "
-            "workspace, and num_ctas=1."
-        )
+    if getattr(about, "profile_scratch_size", 0):
+        raise ValueError(f"{who}: {fn.__name__} needs memory of Triton's profiler, which is not supported.")
+    check_scratch(about.global_scratch_align or 1, f"{who}: {fn.__name__}")
     (parameters,) = (kernel.parameters for name, kernel in (kernels_of(image) or {}).items() if name == about.name)
     hidden = len(parameters) - len(kinds) + len(nulls)
-    return image if is_cubin else found.asm["ptx"].encode() + b"\0", about.name, about.shared, hidden
+    return _Compiled(image if is_cubin else found.asm["ptx"].encode() + b"\0", about, hidden)
 
 
 def parameters(fn: Any, constants: Mapping[str, Any], call: DeviceCall) -> list[str]:

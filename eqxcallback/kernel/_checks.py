@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ._tensor_map import TensorMap
+
 
 def frozen_mapping(kernel: Any, field: str) -> None:
     """A copy of a mapping: the caller's own may change."""
@@ -35,6 +37,8 @@ def hash_of(kernel: Any) -> int:
     return hash(tuple(frozenset(value.items()) if isinstance(value, dict) else value for value in values))
 
 
+# How NumPy calls the bytes of a tensor map.
+_MAP = np.dtype("V128")
 _SCALAR_DTYPES = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64")
 
 
@@ -59,17 +63,33 @@ def scalars(declared: Any, who: str) -> Strict:
 
 
 def _scalar(name: Any, declared: Any, who: str) -> tuple[Any, Any]:
+    if isinstance(declared, TensorMap):
+        declared = (_MAP, declared)
     dtype, value = declared if isinstance(declared, tuple) and len(declared) == 2 else (declared, None)
     try:
-        known = np.dtype(dtype).name in _SCALAR_DTYPES
+        dtype = np.dtype(dtype)
+        known = dtype.name in _SCALAR_DTYPES or _is_structure(dtype)
     except TypeError:
         known = False
-    if not isinstance(name, str) or not known or not (value is None or callable(value)):
+    if not isinstance(name, str) or not known or not (value is None or callable(value) or isinstance(value, TensorMap)):
         raise TypeError(
-            f"{who}: expected scalars to be {{name: dtype}} or {{name: (dtype, function)}}, of {', '.join(_SCALAR_DTYPES)}; got "
-            f"{name!r}: {declared!r}."
+            f"{who}: expected scalars to be {{name: dtype}} or {{name: (dtype, function)}}, of {', '.join(_SCALAR_DTYPES)}, or a "
+            f"structure; got {name!r}: {declared!r}."
         )
-    return np.dtype(dtype), value
+    return dtype, value
+
+
+def _is_structure(dtype: Any) -> bool:
+    return dtype.type is np.void and dtype.itemsize > 0 and dtype.subdtype is None and not dtype.hasobject
+
+
+def no_structures(declared: Strict, who: str) -> None:
+    for name, (dtype, _) in declared.items():
+        if dtype.type is np.void:
+            raise TypeError(
+                f"{who}: expected scalars to be numbers; got the structure {name}. Make descriptors in the kernel, by "
+                "tl.make_tensor_descriptor."
+            )
 
 
 def check_arch(arch: str | None, who: str) -> None:

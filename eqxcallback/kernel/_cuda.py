@@ -75,7 +75,8 @@ class CudaKernel(KernelContract):
     - `out_type`: a function of the op's arguments and options that returns a PyTree of `jax.ShapeDtypeStruct`s. By
         default, what the op's `reference` returns.
     - `scalars`: `{name: dtype}`, in the order of the parameters: options of the op, or in a layer static arguments or fields.
-        Or `{name: (dtype, function)}`, for what a function says, such as a size.
+        Or `{name: (dtype, function)}`, for what a function says, such as a size. A structure by value has a structured dtype,
+        made with `align=True`, or `"V24"` for 24 bytes, and its value is a tuple or `bytes`. Or a [`eqxcallback.TensorMap`][].
     - `workspaces`: memory for the time of the call: `jax.ShapeDtypeStruct`s, or a function that returns them. XLA has it:
         a kernel that is captured must not allocate.
     - `aliases`: `{input: output}`: results that overwrite an operand, by parameter and result names or flat indices.

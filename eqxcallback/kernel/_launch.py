@@ -13,8 +13,8 @@ Dims = int | tuple[int, ...]
 class Launch:
     """One launch of a kernel.
 
-    Each field may be a function of the op's arguments and options, as `out_type` is. It is called with the types that the
-    kernel sees, which under `vmap` have more axes.
+    Each field but the last two may be a function of the op's arguments and options, as `out_type` is. It is called with the types
+    that the kernel sees, which under `vmap` have more axes.
 
     **Arguments:**
 
@@ -22,15 +22,25 @@ class Launch:
     - `block`: the number of threads in a block, likewise.
     - `shared_bytes`: of dynamic shared memory for a block. More than 48 KiB are asked for where the device has them.
     - `entry`: the kernel to launch, by default the one of the [`eqxcallback.CudaKernel`][].
+    - `cluster`: the number of blocks in a cluster, which run together and see each other's shared memory: up to 16, of which each
+        dimension divides that of the grid. Devices from 9.0 on have them.
+    - `cooperative`: whether all blocks run at once, so that they may wait for each other: `grid.sync()` of
+        `<cooperative_groups.h>`. The driver refuses a grid that does not fit the device.
+    - `programmatic`: whether the kernel may begin before what is ahead of it on the stream has ended. It has to call
+        `cudaGridDependencySynchronize()`, the PTX `griddepcontrol.wait`, before it reads or writes global memory. Devices
+        from 9.0 on have it.
     """
 
     grid: Dims | Callable[..., Dims]
     block: Dims | Callable[..., Dims]
     shared_bytes: int | Callable[..., int] = 0
     entry: str | Callable[..., str] | None = None
+    cluster: Dims | Callable[..., Dims] = 1
+    cooperative: bool = False
+    programmatic: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("grid", "block"):
+        for name in ("grid", "block", "cluster"):
             value = getattr(self, name)
             if not callable(value):
                 dims(value, f"Launch: expected {name}")
@@ -38,6 +48,9 @@ class Launch:
             raise TypeError(f"Launch: expected shared_bytes to be a number of bytes; got {self.shared_bytes!r}.")
         if not (self.entry is None or isinstance(self.entry, str) or callable(self.entry)):
             raise TypeError(f"Launch: expected entry to be the name of a kernel; got {self.entry!r}.")
+        for name in ("cooperative", "programmatic"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"Launch: expected {name} to be True or False; got {getattr(self, name)!r}.")
 
 
 def dims(value: Any, what: str) -> tuple[int, int, int]:

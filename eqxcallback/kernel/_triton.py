@@ -7,7 +7,16 @@ from typing import Any, ClassVar
 import jax
 from jaxtyping import PyTree
 
-from ._checks import Strict, check_arch, check_function, freeze_workspaces, frozen_mapping, hash_of, scalars
+from ._checks import (
+    Strict,
+    check_arch,
+    check_function,
+    freeze_workspaces,
+    frozen_mapping,
+    hash_of,
+    no_structures,
+    scalars,
+)
 from ._contract import KernelContract
 from ._launch import Dims, dims
 
@@ -43,11 +52,13 @@ class TritonKernel(KernelContract):
         shapes that the kernel sees, its options, and the constexprs.
     - `out_type`, `scalars`, `workspaces`, `aliases`, `command_buffer_compatible`: as in [`eqxcallback.CudaKernel`][].
     - `constexprs`: `{name: value}`, or `{name: function}` of the op's arguments and options.
-    - `num_warps`, `num_stages`: as Triton has them.
+    - `num_warps`, `num_stages`, `num_ctas`, `launch_pdl`, `launch_cooperative_grid`: as Triton has them. `num_ctas` is the number
+        of blocks of a program, a cluster. With `launch_pdl` the kernel may begin before the one ahead of it on the stream has
+        ended, and has to wait for it, by `triton.language.extra.cuda.gdc_wait()`, before it reads or writes global memory.
     - `choose`: a function `(arch, *args, **options)` of the architecture, such as 90, that returns constexprs, and perhaps
-        `num_warps` and `num_stages`, in place of those above.
+        `num_warps` and the others, in place of those above.
     - `then`: kernels that are launched after this one with the same parameters. What they have of their own is `fn`, `grid`,
-        `constexprs`, `num_warps`, `num_stages` and `choose`.
+        `constexprs`, `choose`, and what `choose` may say.
     - `arch`: as in [`eqxcallback.CudaKernel`][].
     - `supports`, `only_if_chosen`: see [`eqxcallback.Op`][].
     """
@@ -67,6 +78,9 @@ class TritonKernel(KernelContract):
     then: Sequence["TritonKernel"] = ()
     arch: str | None = None
     command_buffer_compatible: bool = True
+    num_ctas: int = 1
+    launch_pdl: bool = False
+    launch_cooperative_grid: bool = False
 
     def __post_init__(self) -> None:
         who = f"TritonKernel({self.name})"
@@ -78,7 +92,9 @@ class TritonKernel(KernelContract):
             )
         if not callable(self.grid):
             dims(self.grid, f"{who}: expected grid")
-        object.__setattr__(self, "scalars", scalars(self.scalars, who))
+        declared = scalars(self.scalars, who)
+        no_structures(declared, who)
+        object.__setattr__(self, "scalars", declared)
         frozen_mapping(self, "aliases")
         object.__setattr__(self, "constexprs", Strict(self.constexprs))
         freeze_workspaces(self, who)

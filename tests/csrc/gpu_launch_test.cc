@@ -22,7 +22,7 @@ std::shared_ptr<Launch> make(const std::string& image, unsigned grid = 2) {
   for (const char* entry : {"first", "second"}) {
     steps.push_back({Image::of(image), entry, {grid, 1, 1}, {32, 1, 1}, 64 << 10});
   }
-  return std::make_shared<Launch>(std::move(steps), std::vector<uint64_t>{7, 8});
+  return std::make_shared<Launch>(std::move(steps), Values{{7, 8}, {0, 1}});
 }
 
 void launch_on(int device, Launch& launch) {

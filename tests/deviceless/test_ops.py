@@ -81,3 +81,14 @@ def test_heads_that_are_too_large_are_the_references(op, size):
     else:
         args = struct(2, 4, size), struct(2, 8, 2, size), struct(2, 8, 2, size), struct(2, dtype=jnp.int32)
     assert calls_of(op, *args, **ONE) == []
+
+
+def test_a_kernel_whose_warps_do_different_work():
+    """Its descriptors are in memory that XLA plans, and that is not copied."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from ..testing.triton_hopper import A, B, matmul_op
+
+    op = matmul_op()
+    compiled = xla.compile_deviceless(lambda a, b: op(a, b), A, B, compiler_options=ONE)
+    assert [thunk.buffer is not None for thunk in thunks(compiled) if thunk.kind == "kCustomCall"] == [True]
+    assert not copies(compiled)

@@ -33,7 +33,13 @@ class NoCompiler:
         self.compiled.append((source, options, entries, is_cubin))
         count = re.search(r"count<.*>::value == (\d+)", source)
         assert count is not None
-        return f"image {count[1]} {hash(source)} {options[0]}".encode(), [f"{entry}_lowered" for entry in entries], ""
+        fits = re.findall(r"::(pointee|scalar)<.*>::fits\((-?\d+), (\d+)\)", source)
+        sizes = ",".join("8" if kind == "pointee" else size for kind, _, size in fits[: int(count[1])])
+        return (
+            f"image {count[1]}:{sizes} {hash(source)} {options[0]}".encode(),
+            [f"{entry}_lowered" for entry in entries],
+            "",
+        )
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,8 @@ def attributes(program):
     """Of its one call."""
     (call,) = [op for op in _operations(program.compiler_ir()) if op.name == "stablehlo.custom_call"]
     found = {item.name: item.attr for item in call.attributes["mhlo.backend_config"]}
-    arrays = {name: np.array(found[name]) for name in ("geometry", "scalars", "images", "sizes") if name in found}
+    names = ("geometry", "scalars", "images", "sizes", "attributes", "scratch", "starts", "maps")
+    arrays = {name: np.array(found[name]) for name in names if name in found}
     return {**{name: found[name].value for name in ("who", "entries")}, **arrays}
 
 

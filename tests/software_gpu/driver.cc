@@ -12,12 +12,14 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <vector>
 
 #define API extern "C" __attribute__((visibility("default")))
 
 namespace {
 
-constexpr int kInvalidValue = 1, kInvalidContext = 201, kNotFound = 500, kLaunchFailed = 719, kCaptureUnsupported = 900;
+constexpr int kInvalidValue = 1, kInvalidContext = 201, kInvalidClusterSize = 912, kNotFound = 500, kLaunchFailed = 719,
+              kCaptureUnsupported = 900;
 constexpr int kDevices = 8;
 
 struct Context {
@@ -27,7 +29,7 @@ struct Module {
   Context* context;
   std::string magic;
   void* library = nullptr;
-  int parameters = 0;  // of a kernel, as an image without code says it
+  std::vector<size_t> parameters = {};  // of a kernel, each one's bytes, as an image without code says it
 };
 using Run = int (*)(void**, const unsigned*, const unsigned*, unsigned, unsigned, char*, size_t);
 struct Function {
@@ -35,6 +37,7 @@ struct Function {
   std::string name;
   Run run = nullptr;
   int max_shared_bytes = 48 << 10;
+  bool large_clusters = false;
 };
 
 std::recursive_mutex mutex;
@@ -168,7 +171,12 @@ API int cuModuleLoadData(Module** module, const void* image) {
       return kLaunchFailed;
     }
   }
-  if (loaded->magic == "imag") loaded->parameters = std::atoi(static_cast<const char*>(image) + 6);
+  if (loaded->magic == "imag") {  // "image 3", or "image 3:8,8,128" where there are others than words
+    char* rest;
+    const char* text = static_cast<const char*>(image) + 6;
+    loaded->parameters.assign(std::strtoul(text, &rest, 10), sizeof(uint64_t));
+    for (size_t& size : loaded->parameters) size = *rest == ':' || *rest == ',' ? std::strtoul(rest + 1, &rest, 10) : 8;
+  }
   modules.insert(loaded);
   record("cuModuleLoadData device %d %s", current->device, loaded->library != nullptr ? "library" : "image");
   *module = loaded;
@@ -198,21 +206,44 @@ API int cuModuleGetFunction(Function** function, Module* module, const char* nam
 
 API int cuFuncSetAttribute(Function* function, int attribute, int value) {
   CALLED("cuFuncSetAttribute");
+  if (attribute == 14) {
+    function->large_clusters = value != 0;
+    return 0;
+  }
   if (attribute != 8 || value > 232448) return kInvalidValue;
   record("cuFuncSetAttribute %s %d", function->name.c_str(), value);
   if (value > function->max_shared_bytes) function->max_shared_bytes = value;
   return 0;
 }
 
-API int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                       unsigned shared_bytes, void* stream, void** parameters, void**) {
-  CALLED("cuLaunchKernel");
+namespace {
+
+std::string text_of(const void* parameter, size_t size) {
+  if (size <= sizeof(uint64_t)) {
+    uint64_t word;
+    std::memcpy(&word, parameter, sizeof(word));
+    return " " + std::to_string(word);
+  }
+  std::string text = " 0x";
+  for (size_t i = 0; i < size; ++i) {
+    char digits[3];
+    std::snprintf(digits, sizeof(digits), "%02x", static_cast<const unsigned char*>(parameter)[i]);
+    text += digits;
+  }
+  return text;
+}
+
+// `name` and `attributes` are those of the call, for the log.
+int launch(const char* name, Function* function, const unsigned (&grid)[3], const unsigned (&block)[3],
+           unsigned shared_bytes, void* stream, void** parameters, const std::string& attributes) {
   if (modules.count(function->module) == 0 || function->module->context != current) return kInvalidContext;
+  const auto [gx, gy, gz] = grid;
+  const auto [bx, by, bz] = block;
   if (gx == 0 || gy == 0 || gz == 0 || gy > 65535 || gz > 65535) return kInvalidValue;
   if (bx == 0 || by == 0 || bz == 0 || bx * by * bz > 1024 || bz > 64) return kInvalidValue;
   if (shared_bytes > static_cast<unsigned>(function->max_shared_bytes)) return kInvalidValue;
-  record("cuLaunchKernel %s grid=(%u,%u,%u) block=(%u,%u,%u) shared=%u device=%d stream=%p", function->name.c_str(), gx,
-         gy, gz, bx, by, bz, shared_bytes, current->device, stream);
+  record("%s %s grid=(%u,%u,%u) block=(%u,%u,%u) shared=%u device=%d stream=%p%s", name, function->name.c_str(), gx, gy,
+         gz, bx, by, bz, shared_bytes, current->device, stream, attributes.c_str());
   if (const int code = implicit(stream); code != 0) return code;
   if (captured(stream) != nullptr) {
     // Of a kernel that runs, the sizes of its parameters are not known, so that they cannot be kept.
@@ -222,16 +253,12 @@ API int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz
     });
   }
   if (function->run == nullptr) {
-    std::string words;
-    for (int i = 0; i < function->module->parameters; ++i) {
-      uint64_t word;
-      std::memcpy(&word, parameters[i], sizeof(word));
-      words += " " + std::to_string(word);
-    }
-    record("parameters%s", words.c_str());
+    std::string text;
+    size_t i = 0;
+    for (const size_t size : function->module->parameters) text += text_of(parameters[i++], size);
+    record("parameters%s", text.c_str());
     return 0;
   }
-  const unsigned grid[3] = {gx, gy, gz}, block[3] = {bx, by, bz};
   char error[512] = "";
   if (function->run(parameters, grid, block, shared_bytes, seed, error, sizeof(error)) != 0) {
     last_error = error;
@@ -239,6 +266,16 @@ API int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz
   }
   return 0;
 }
+
+}  // namespace
+
+API int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                       unsigned shared_bytes, void* stream, void** parameters, void**) {
+  CALLED("cuLaunchKernel");
+  return launch("cuLaunchKernel", function, {gx, gy, gz}, {bx, by, bz}, shared_bytes, stream, parameters, "");
+}
+
+#include "driver_hopper.h"
 
 // -- for tests
 

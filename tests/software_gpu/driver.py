@@ -11,12 +11,12 @@ from eqxcallback import xla
 
 
 SOURCE = pathlib.Path(__file__).with_name("driver.cc")
-GRAPHS = SOURCE.with_name("driver_graphs.h")
+HEADERS = [SOURCE.with_name(f"driver_{part}.h") for part in ("graphs", "hopper")]
 
 
 @functools.cache
 def build_driver() -> pathlib.Path:
-    digest = hashlib.blake2b(SOURCE.read_bytes() + GRAPHS.read_bytes(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(b"".join(path.read_bytes() for path in (SOURCE, *HEADERS)), digest_size=8).hexdigest()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="eqxcallback-driver-"))
     path = folder / f"libcuda-{digest}.so"
     flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]

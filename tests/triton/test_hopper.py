@@ -1,0 +1,56 @@
+"""How kernels in Triton for GPUs since Hopper are launched: with as many warps, and as much memory, as Triton's compiler says."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from ..gpu_launch.cuda_programs import attributes
+from ..testing.triton_hopper import A, B, increment_op, matmul_op
+
+
+pytestmark = pytest.mark.usefixtures("triton_cache")
+
+X = jax.ShapeDtypeStruct((4096,), jnp.float32)
+
+
+def lowered(op, *args):
+    return jax.jit(lambda *args: op(*args)).trace(*args).lower(lowering_platforms=("cuda",))
+
+
+def test_warps_that_the_compiler_adds_and_memory_that_it_wants():
+    program = lowered(matmul_op(), A, B)
+    found = attributes(program)
+    x, y, z, *block, shared, _ = found["geometry"].tolist()
+    assert (x, y, z) == (2, 3, 1)
+    assert block == [384, 1, 1]  # num_warps=4, and two groups of as many for what it gives them to do
+    assert shared > 100_000
+    assert found["scalars"].tolist() == [
+        256,
+        384,
+        192,
+        0,
+        0,
+    ]  # then scratch memory of the compiler, and of its profiler
+    assert found["scratch"].tolist() == [3, 0]
+    # 128 bytes for each of three descriptors, and for another one, of each of 6 programs.
+    assert "-> (tensor<256x384xf16>, tensor<3072xui8>)" in program.as_text()
+    assert "attributes" not in found
+
+
+def test_clusters_and_programmatic_launches():
+    found = attributes(lowered(increment_op(num_ctas=2, launch_pdl=True), X))
+    assert found["geometry"].tolist()[:6] == [8, 1, 1, 128, 1, 1]  # Triton counts clusters
+    assert found["attributes"].tolist() == [2, 1, 1, 0, 1, 1]
+    chosen = attributes(lowered(increment_op(choose=lambda arch, x: {"launch_cooperative_grid": True}), X))
+    assert chosen["attributes"].tolist() == [1, 1, 1, 1, 0, 0]
+    assert increment_op(num_ctas=2) != increment_op()
+
+
+def test_clusters_on_an_old_device():
+    with pytest.raises(
+        ValueError, match=r"increment does not compile for sm_80: .*num_ctas > 1 requires NVIDIA SM90\+"
+    ):
+        lowered(increment_op(num_ctas=2, arch="sm_80"), X)
