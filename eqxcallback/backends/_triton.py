@@ -159,7 +159,7 @@ def _compiled_function(
     who: str,
 ) -> _Compiled:
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource, compile as compile_source
+    from triton.compiler import compile as compile_source
 
     constants = dict(constexprs)
     names = _checked_names(fn, constants, len(pointers), [name for name, _, _ in scalars], who)
@@ -171,7 +171,7 @@ def _compiled_function(
     attributes = {
         (i,): [["tt.divisibility", 16]] for i, name in enumerate(fn.arg_names) if name in aligned - set(nulls)
     }
-    source = ASTSource(fn, signature, constants, attributes)
+    source = _kind_of_source(fn)(fn, signature, constants, attributes)
     try:
         # What Triton does by default, said so that a version that would change its mind does not warn of it.
         settings = {"enable_fp_fusion": True, **dict(options)}
@@ -185,6 +185,17 @@ def _compiled_function(
     (parameters,) = (kernel.parameters for name, kernel in (kernels_of(image) or {}).items() if name == about.name)
     hidden = len(parameters) - len(kinds) + len(nulls)
     return _Compiled(image if is_cubin else found.asm["ptx"].encode() + b"\0", about, hidden)
+
+
+def _kind_of_source(fn: Any) -> Any:
+    if not fn.is_gluon():
+        from triton.compiler import ASTSource
+
+        return ASTSource
+    # It has no public name. `tests/triton/test_hopper.py` notices when it moves.
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 def parameters(fn: Any, constants: Mapping[str, Any], call: DeviceCall) -> list[str]:

@@ -46,6 +46,8 @@ class TritonFunction:
     @functools.lru_cache(maxsize=512)
     def of(cls, fn: Any) -> "TritonFunction":
         """**Raises:** `NotEmulated` if another process cannot have what it refers to."""
+        if getattr(fn, "is_gluon", bool)():
+            raise NotEmulated(f"Triton's interpreter does not run {fn.__name__}, which is written in Gluon.")
         return cls(pickle.dumps(_described(fn)))
 
     def run(

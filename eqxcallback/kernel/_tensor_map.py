@@ -1,15 +1,15 @@
 """What the tensor memory accelerator of a GPU is told of an array."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-from ._launch import Dims
 
 
 SWIZZLES = "none", "32", "64", "128"
 """In the order of the driver's numbers."""
 PROMOTIONS = "none", "64", "128", "256"
+
+_Sizes = int | Sequence[int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +43,10 @@ class TensorMap:
     """
 
     of: str | int
-    box: Dims | Callable[..., Dims]
-    shape: Dims | Callable[..., Dims] | None = None
-    strides: tuple[int, ...] | Callable[..., tuple[int, ...]] | None = None
-    element_strides: Dims | Callable[..., Dims] | None = None
+    box: _Sizes | Callable[..., _Sizes]
+    shape: _Sizes | Callable[..., _Sizes] | None = None
+    strides: _Sizes | Callable[..., _Sizes] | None = None
+    element_strides: _Sizes | Callable[..., _Sizes] | None = None
     swizzle: str = "none"
     l2_promotion: str = "none"
     nan_outside: bool = False

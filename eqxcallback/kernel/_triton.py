@@ -23,7 +23,7 @@ from ._launch import Dims, dims
 
 @dataclasses.dataclass(frozen=True)
 class TritonKernel(KernelContract):
-    """A `triton.jit` function, compiled when a program that calls it is lowered, and launched without Python.
+    """A `triton.jit` or `gluon.jit` function, compiled when a program that calls it is lowered, and launched without Python.
 
     Its parameters are pointers to the flat operands of the op, then to its flat results, then to its workspaces, then its
     scalars, and anywhere its `tl.constexpr`s. Nothing is tuned when it runs. Where [`eqxcallback.CudaKernel`][] has a null
@@ -87,8 +87,8 @@ class TritonKernel(KernelContract):
         text_of_place = isinstance(self.fn, str) and self.fn.count(":") == 1
         if not text_of_place and not hasattr(self.fn, "arg_names"):
             raise TypeError(
-                f"TritonKernel: expected fn to be a triton.jit function, or 'package.module:name'; got {self.fn!r}. Decorate it "
-                "with @triton.jit."
+                f"TritonKernel: expected fn to be a triton.jit or gluon.jit function, or 'package.module:name'; got {self.fn!r}. "
+                "Decorate it with @triton.jit."
             )
         if not callable(self.grid):
             dims(self.grid, f"{who}: expected grid")

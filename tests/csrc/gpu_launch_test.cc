@@ -25,10 +25,23 @@ std::shared_ptr<Launch> make(const std::string& image, unsigned grid = 2) {
   return std::make_shared<Launch>(std::move(steps), Values{{7, 8}, {0, 1}});
 }
 
+// With attributes, and with values that depend on addresses: each run has its own.
+std::shared_ptr<Launch> make_for_hopper() {
+  std::vector<Step> steps;
+  for (const size_t scratch : {0, 128}) {
+    steps.push_back(
+        {Image::of("image 42 hopper"), "entry", {16, 1, 1}, {32, 1, 1}, 0, {{16, 1, 1}, true, true, true}, scratch});
+  }
+  TensorMap map{2, 39, 7, 2, 0, 0, 0, 0, {64, 8, 1, 1, 1}, {256, 1, 1, 1}, {32, 8, 1, 1, 1}, {1, 1, 1, 1, 1}};
+  return std::make_shared<Launch>(std::move(steps), Values{std::vector<uint64_t>(20), {0, 1}, {map}, 1});
+}
+
 void launch_on(int device, Launch& launch) {
   deactivate(driver());
+  alignas(16) char array[32];
   void* pointers[40] = {};
-  launch.run(device, nullptr, pointers, 40);
+  pointers[39] = array;
+  launch.run(device, nullptr, pointers, 40, array + 16);
 }
 
 }  // namespace
@@ -37,12 +50,13 @@ int main(int, char** arguments) {
   set_driver(arguments[1]);
   require(driver_version() == 13000, "the version of the fake driver");
   {
-    const auto one = make("image 42 one"), other = make("image 42 one");
+    const auto one = make("image 42 one"), other = make("image 42 one"), hopper = make_for_hopper();
     std::vector<std::thread> threads;
     for (int i = 0; i < 8; ++i) {
       threads.emplace_back([&, i] {
         for (int k = 0; k < 50; ++k) {
           launch_on((i + k) % 4, k % 2 == 0 ? *one : *other);
+          launch_on((i + k) % 4, *hopper);
           launch_on(i % 4, *make("image 42 of thread " + std::to_string(i)));  // loaded and unloaded each time
         }
       });

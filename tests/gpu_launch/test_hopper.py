@@ -270,7 +270,7 @@ def test_wrong_declarations_of_maps():
     ):
         eqxc.TritonKernel("nowhere:f", grid=1, scalars=with_map())
     same, other = eqxc.TensorMap("x", (1, 8, 64)), eqxc.TensorMap("x", (1, 8, 64), swizzle="128")
-    assert eqxc.TensorMap("x", [1, 8, 64]) == same != other  # pyright: ignore[reportArgumentType]
+    assert eqxc.TensorMap("x", [1, 8, 64]) == same != other
     assert hash(kernel(eqxc.Launch(1, 32), scalars=with_map(box=[1, 8, 64])))
 
 

@@ -1,12 +1,14 @@
 """Kernels in Triton that only GPUs since Hopper run."""
 
 # Triton's annotations are those of its compiler.
-# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 
 import jax
 import jax.numpy as jnp
 import triton
 import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_wait
 
 import eqxcallback as eqxc
@@ -35,6 +37,13 @@ def increment(x, out, BLOCK: tl.constexpr):
     tl.store(out + at, tl.load(x + at) + 1)
 
 
+@gluon.jit
+def increment_in_gluon(x, out, BLOCK: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([4], [32], [gl.num_warps()], [0])
+    at = gl.program_id(0) * BLOCK + gl.arange(0, BLOCK, layout=layout)
+    gl.store(out + at, gl.load(x + at) + 1)
+
+
 def matmul_op(**changed) -> eqxc.Op:
     fields = {
         "grid": lambda a, b, *, BLOCK, **_: (a.shape[0] // BLOCK, b.shape[1] // BLOCK),
@@ -53,7 +62,7 @@ def matmul_op(**changed) -> eqxc.Op:
 A, B = jax.ShapeDtypeStruct((256, 192), F16), jax.ShapeDtypeStruct((192, 384), F16)
 
 
-def increment_op(**changed) -> eqxc.Op:
+def increment_op(fn=increment, **changed) -> eqxc.Op:
     fields = {"grid": lambda x, *, BLOCK: x.size // BLOCK, "constexprs": {"BLOCK": 1024}, "arch": "sm_90"}
-    kernel = eqxc.TritonKernel(increment, **{**fields, **changed})
+    kernel = eqxc.TritonKernel(fn, **{**fields, **changed})
     return eqxc.Op("increment", kernels={"cuda": kernel}, reference=lambda x: x + 1)

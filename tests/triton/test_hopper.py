@@ -7,8 +7,10 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+import eqxcallback as eqxc
+
 from ..gpu_launch.cuda_programs import attributes
-from ..testing.triton_hopper import A, B, increment_op, matmul_op
+from ..testing.triton_hopper import A, B, increment_in_gluon, increment_op, matmul_op
 
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
@@ -54,3 +56,18 @@ def test_clusters_on_an_old_device():
         ValueError, match=r"increment does not compile for sm_80: .*num_ctas > 1 requires NVIDIA SM90\+"
     ):
         lowered(increment_op(num_ctas=2, arch="sm_80"), X)
+
+
+@pytest.mark.parametrize("num_warps", [4, 8])
+def test_gluon(num_warps):
+    found = attributes(lowered(increment_op(increment_in_gluon, num_warps=num_warps), X))
+    assert found["geometry"].tolist()[:6] == [4, 1, 1, 32 * num_warps, 1, 1]
+    assert found["entries"] == "increment_in_gluon"
+
+
+def test_gluon_is_not_emulated():
+    f = eqxc.testing.emulated(increment_op(increment_in_gluon))
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match="interpreter does not run increment_in_gluon, which is written in Gluon"
+    ):
+        jax.block_until_ready(f(jnp.ones(4096)))
