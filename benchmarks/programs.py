@@ -75,6 +75,7 @@ PROGRAMS = {
     ),
     "softmax": Program(ops.softmax, (struct(8, 1000), struct(1000, dtype=jnp.bool_)), differentiable=(0,)),
     "attention": Program(_attention, (struct(2, 256, 6, 64), _CACHE, _CACHE), differentiable=(0, 1, 2)),
+    "attention of few queries": Program(_attention, (struct(2, 8, 6, 64), *2 * [struct(2, 1024, 2, 64)])),
     "lstm_gates": Program(_lstm_gates, (struct(8, 1024), struct(8, 256)), differentiable=(0, 1)),
     "gru_gates": Program(
         ops.gru_gates,

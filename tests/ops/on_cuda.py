@@ -57,6 +57,8 @@ def calls() -> Iterator[tuple[str, str, Callable[..., Any], tuple[Any, ...]]]:
 def _attention() -> Iterator[Any]:
     arguments = QUERIES, KEYS, KEYS
     yield "attention", "causal, scale, grouped heads", functools.partial(ops.attention, causal=True), arguments
+    few = struct(8, *QUERIES.shape[1:]), *2 * [struct(1024, *KEYS.shape[1:])]
+    yield "attention", "few queries of many keys", ops.attention, few
     long = tuple(struct(*x.shape[:-1], 320) for x in arguments)
     yield "attention", "heads longer than 256", ops.attention, long
     for name in ("window", "soft cap", "bias", "mask", "alibi", "segments", "length", "offset", "dropout"):

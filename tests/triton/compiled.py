@@ -21,7 +21,9 @@ SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024,
 
 _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _POINTERS = {
-    **dict.fromkeys(("lse", "dlse", "sums", "delta", "of_slopes", "alibi_slopes", "dalibi_slopes"), "*fp32"),
+    **dict.fromkeys(
+        ("lse", "dlse", "part_out", "part_lse", "sums", "delta", "of_slopes", "alibi_slopes", "dalibi_slopes"), "*fp32"
+    ),
     **dict.fromkeys(("bias", "dbias"), "*bf16"),
     **dict.fromkeys(("mask", "kept"), "*i1"),
     **dict.fromkeys(("query_segments", "key_segments", "lengths", "offset"), "*i32"),

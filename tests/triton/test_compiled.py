@@ -90,6 +90,26 @@ def test_forward_of_other_options(causal, queries):
 
 
 @pytest.mark.parametrize(
+    ("arch", "size", "dtype", "rows"),
+    [
+        *[(90, 128, "bfloat16", rows) for rows in (16, 32, 64)],
+        (90, 256, "bfloat16", 64),
+        (90, 128, "float32", 16),
+        (80, 128, "bfloat16", 64),
+        (86, 128, "bfloat16", 64),
+    ],
+)
+def test_few_queries(arch, size, dtype, rows):
+    """Two programs fit on a multiprocessor: the number of parts is such."""
+    choice = tiles.choose_packed(arch, size, dtype, rows=rows)
+    made = compiled(attention.attention_forward, arch, dtype, choice)
+    within_limits(made, arch)
+    assert made.spilled <= (8 if dtype == "float32" else 0)
+    assert 2 * made.registers * 32 * choice.num_warps <= 65536
+    assert 2 * (made.shared + 1024) <= SHARED_MEMORY[arch]
+
+
+@pytest.mark.parametrize(
     ("arch", "size", "dtype"),
     [
         *[(90, size, "bfloat16") for size in (64, 80, 128, 256)],

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from eqxcallback.ops.attention import _triton, _triton_tiles as tiles
 from eqxcallback.ops.attention._operands import places
 
 from ..ops import table, test_transformations as transformations
-from ..ops.attention.options import NAMES, inputs, options
+from ..ops.attention.options import NAMES, exact, exact_with_lse, inputs, options
 from ..ops.families import tagged
 from ..ops.table import normal
 
@@ -35,8 +36,8 @@ def interpreted(monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed")
     choice = tiles._choice
 
-    def small(tile, size):
-        found = choice(tile, size)
+    def small(tile, size, **more):
+        found = choice(tile, size, **more)
         return dataclasses.replace(found, constants=found.constants | {"BLOCK_QUERIES": 16, "BLOCK_KEYS": 16})
 
     monkeypatch.setattr(tiles, "_choice", small)
@@ -85,6 +86,89 @@ def test_values_and_gradients(name, request):
 def test_transformations(name, how):
     (row,) = (row for row in tagged("mapped") if row.name == name)
     getattr(transformations, f"test_{how}")(row(np.dtype(np.float32)))
+
+
+FEW_QUERIES = {
+    **options(9, 70, 4),
+    "plain": {},
+    "causal": {"causal": True},
+    "length below a part": {"lengths": np.int32(3), "causal": True},
+}
+
+
+@pytest.fixture
+def in_parts(interpreted, monkeypatch):
+    """Blocks of 16 rows, which are queries and heads, and parts of 16 keys."""
+    for name in ("_MIN_KEYS", "_MIN_PART_KEYS"):
+        monkeypatch.setattr(_triton, name, 16)
+
+
+@pytest.mark.usefixtures("in_parts")
+@pytest.mark.parametrize("name", FEW_QUERIES)
+def test_few_queries(name):
+    """Of two heads for each of keys. Parts of a window, or beyond a length, are empty."""
+    q, k, v = inputs(9, 70, 4, 2, 20)
+    assert _triton._parts(q, (k, v)) == 5
+    got = ops.attention_with_lse(q, k, v, **FEW_QUERIES[name])
+    for x, want in zip(got, exact_with_lse(q, k, v, **FEW_QUERIES[name]), strict=True):
+        np.testing.assert_allclose(x, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.usefixtures("in_parts")
+def test_few_queries_under_vmap():
+    """Examples have their lengths, and share their keys or do not. What a length hides is NaN."""
+    (q, k, v), lengths = (
+        (normal(i, (3, n, heads, 20)) for i, n, heads in ((1, 5, 3), (2, 70, 1), (3, 70, 1))),
+        (70, 0, 20),
+    )
+    for example, length in enumerate(lengths):
+        k[example, length:], v[example, length:] = np.nan, np.nan
+    lengths = np.asarray(lengths, np.int32)
+
+    def f(q, k, v, length):
+        return ops.attention(q, k, v, lengths=length)
+
+    of_own = jax.vmap(f)(q, k, v, lengths)
+    of_first = jax.vmap(f, (0, None, None, 0))(q, k[0], v[0], lengths)
+    for example, length in enumerate(lengths):
+        for got, keys in ((of_own, example), (of_first, 0)):
+            want = exact(q[example], k[keys, :length], v[keys, :length])
+            np.testing.assert_allclose(got[example], want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("heads", "size", "dtype"), [(8, 128, jnp.bfloat16), (1, 200, jnp.float16), (6, 80, jnp.float32)]
+)
+def test_few_queries_in_the_tiles_of_the_library(heads, size, dtype, monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setattr(attention, "_attention", OP)
+    q, k, v = inputs(7, 530, heads, 1, size, dtype)
+    out, lse = ops.attention_with_lse(q, k, v, causal=True)
+    want = exact_with_lse(q, k, v, causal=True)
+    error = 2e-5 if dtype == jnp.float32 else 2**-7
+    np.testing.assert_allclose(out.astype(np.float32), want[0], rtol=error, atol=error)
+    np.testing.assert_allclose(lse, want[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("queries", "heads", "kv_heads", "keys", "multiprocessors", "parts"),
+    [
+        (8, 32, 8, 32768, 132, 33),  # two programs for each multiprocessor
+        (8, 32, 8, 32768, 108, 27),
+        (32, 32, 8, 32768, 132, 16),  # two blocks of 64 rows
+        (8, 32, 8, 512, 132, 4),  # parts of 128 keys at least
+        (8, 32, 8, 511, 132, 0),
+        (33, 32, 8, 32768, 132, 0),
+        (8, 512, 128, 32768, 132, 2),
+        (8, 1024, 256, 32768, 132, 1),  # heads are packed for their keys' sake
+        (8, 256, 256, 32768, 132, 0),
+        (0, 32, 8, 32768, 132, 0),
+    ],
+)
+def test_parts_of_keys(queries, heads, kv_heads, keys, multiprocessors, parts, monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [SimpleNamespace(core_count=multiprocessors)])
+    q, k = (jax.ShapeDtypeStruct((n, count, 128), jnp.bfloat16) for n, count in ((queries, heads), (keys, kv_heads)))
+    assert _triton._parts(q, (k, k)) == parts
 
 
 @pytest.mark.usefixtures("interpreted")

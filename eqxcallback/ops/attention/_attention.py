@@ -95,7 +95,8 @@ def attention(
 
     On a GPU a kernel in Triton takes every option, and so do its gradients: products are of the dtype of `q` with sums in f32,
     where weights are rounded to that dtype before they multiply values. Blocks of keys that no query of a block sees are not
-    read. For heads longer than 256 XLA multiplies there, with up to 1 GiB of logits in memory at a time.
+    read. 32 or fewer queries have their keys divided among programs, whose results are joined in a fixed order. For heads
+    longer than 256 XLA multiplies there, with up to 1 GiB of logits in memory at a time.
 
     ??? cite
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ...core import type_text
 from ...kernel import TritonKernel
-from .._cuda import ceil
+from .._cuda import ceil, multiprocessors
 from .._supports import floats
 from . import _triton_tiles as tiles
 from ._operands import OPTIONAL, places_of
@@ -18,6 +18,9 @@ from ._reference_dropout import threshold
 
 # The longest head whose tiles fit into shared memory.
 _MAX_SIZE = 256
+
+# The most queries whose keys are divided into parts, and the fewest keys of a part and in all.
+_FEW_QUERIES, _MIN_PART_KEYS, _MIN_KEYS = 32, 128, 512
 
 _MODULES = [f"eqxcallback.ops.attention._triton_{name}" for name in ("forward", "backward", "backward_options")]
 
@@ -113,7 +116,13 @@ def _settings(
     has = sum(1 << i for i, x in enumerate(optional) if x is not None)
     # Heads without elements have nothing to launch, but a kernel all the same.
     choice = tiles.CHOOSE[name](
-        arch, max(q.shape[-1], 1), q.dtype.name, queries=q.shape[-3], has=has, soft_cap=soft_cap
+        arch,
+        max(q.shape[-1], 1),
+        q.dtype.name,
+        queries=q.shape[-3],
+        rows=_packed_rows(q, kv),
+        has=has,
+        soft_cap=soft_cap,
     )
     return {
         **choice.constants,
@@ -129,19 +138,69 @@ def _settings(
     }
 
 
-def _choose_forward(arch: int, *args: Any, **options: Any) -> Mapping[str, Any]:
-    return _settings("forward", arch, *args, **options)
+def _packed_rows(q: Any, kv: Any) -> int:
+    return q.shape[-3] * (q.shape[-2] // kv[0].shape[-2])
 
 
-def _forward_grid(q: Any, *_: Any, BLOCK_QUERIES: int, **__: Any) -> int:  # noqa: N803 - a constant of the kernel
-    return _blocks(q, BLOCK_QUERIES)
+def _packed_blocks(q: Any, kv: Any, rows: int) -> int:
+    return ceil(_packed_rows(q, kv), rows) * kv[0].shape[-2] * _batch(q)
+
+
+def _parts(q: Any, kv: Any, *_: Any, **__: Any) -> int:
+    """Into how many parts the keys of few queries are divided, so that all multiprocessors have two programs.
+
+    0 where a program has all the keys of a block of queries of one head: where queries are many, or keys are few, or heads do not
+    share them and are enough for all multiprocessors.
+    """
+    queries, heads, size = q.shape[-3:]
+    keys, kv_heads, _ = kv[0].shape[-3:]
+    if queries > _FEW_QUERIES or keys < _MIN_KEYS or not q.size:
+        return 0
+    blocks = _packed_blocks(q, kv, tiles.packed_rows(size, q.dtype.name, _packed_rows(q, kv)))
+    parts = max(1, min(2 * multiprocessors() // blocks, ceil(keys, _MIN_PART_KEYS)))
+    return parts if parts > 1 or heads > kv_heads else 0
+
+
+def _of_parts(q: Any, kv: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
+    """The results of the softmax of each part."""
+    parts, rows = _parts(q, kv), (_batch(q), *q.shape[-3:-1])
+    shapes = ((parts, *rows, q.shape[-1]), (parts, *rows)) if parts else ((1,), (1,))
+    return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+
+
+def _choose_forward(arch: int, q: Any, kv: Any, *args: Any, **options: Any) -> Mapping[str, Any]:
+    return _settings("packed" if _parts(q, kv) else "forward", arch, q, kv, *args, **options)
+
+
+def _forward_grid(
+    q: Any,
+    kv: Any,
+    *_: Any,
+    BLOCK_QUERIES: int,  # noqa: N803 - a constant of the kernel
+    **__: Any,
+) -> int | tuple[int, int]:
+    parts = _parts(q, kv)
+    return (_packed_blocks(q, kv, BLOCK_QUERIES), parts) if parts else _blocks(q, BLOCK_QUERIES)
+
+
+def _joining_constants(arch: int, q: Any, *_: Any, **__: Any) -> Mapping[str, Any]:
+    size = max(q.shape[-1], 1)
+    return {"SIZE": size, "WIDTH": 1 << (size - 1).bit_length(), "BLOCK_PARTS": 16}
 
 
 ATTENTION = TritonKernel(
     f"{_MODULES[0]}:attention_forward",
     _forward_grid,
-    scalars=_scalars(_given),
+    scalars=_scalars(_given) | {"parts": ("int32", _parts)},
+    workspaces=_of_parts,
     choose=_choose_forward,
+    then=[
+        TritonKernel(
+            f"{_MODULES[0]}:attention_join",
+            lambda q, kv, *_, **__: math.prod(q.shape[:-1]) if _parts(q, kv) else 0,
+            choose=_joining_constants,
+        )
+    ],
     supports=_supports,
 )
 

@@ -294,7 +294,7 @@ def attention_backward_queries(
     gradient, gradient_tail = zeros(BLOCK_QUERIES, MAIN, TAIL)
     of_slope = tl.zeros([BLOCK_QUERIES], tl.float32)
     begin, whole, end, stop = key_range(
-        first, start_of(options), filled_of(options), CAUSAL, WINDOW, BLOCK_QUERIES, BLOCK_KEYS
+        first, first + (BLOCK_QUERIES - 1), start_of(options), filled_of(options), CAUSAL, WINDOW, BLOCK_KEYS
     )
     # fmt: off
     if HAS & ASKED:

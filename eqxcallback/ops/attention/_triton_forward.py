@@ -171,12 +171,11 @@ def softmax_step(
 @triton.jit
 @no_type_check
 def _visit(
-    out, out_tail, top, total, q, q_tail, k, v, first, start, stop, queries, keys, stride, scale, options,
+    out, out_tail, top, total, q, q_tail, k, v, query, start, stop, queries, keys, stride, scale, options,
     SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    query = first + tl.arange(0, BLOCK_QUERIES)[:, None]
     # Without this, the loop may have no step as far as the assembler knows, and the zeros that it would leave are written where
     # products may be under way. The assembler then waits after each of Hopper's products (its message C7515).
     if start < stop:
@@ -201,20 +200,47 @@ def _visit(
 
 @triton.jit
 @no_type_check
+def _part_of(part, parts, begin, whole, end, stop, BLOCK_KEYS: tl.constexpr):
+    """The ranges of `key_range` within one part of the keys between `begin` and `stop`."""
+    size = tl.cdiv(tl.cdiv(tl.maximum(stop - begin, 0), parts), BLOCK_KEYS) * BLOCK_KEYS
+    least = begin + part * size
+    most = tl.minimum(least + size, stop)
+    return least, tl.minimum(tl.maximum(whole, least), most), tl.minimum(tl.maximum(end, least), most), most
+
+
+@triton.jit
+@no_type_check
 def attention_forward(
     q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
-    out, lse,
+    out, lse, part_out, part_lse,
     batch, queries, keys, heads, kv_heads, kv_batch, scale,
     bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
     query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
     lengths_every, lengths_batch, offset_every, offset_batch,
-    dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
+    dropout_keys_every, dropout_keys_batch, kept_every, kept_batch, parts,
     SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head. Grid: `(cdiv(queries, BLOCK_QUERIES) * heads * batch,)`."""
-    first, head, example = place(queries, heads, BLOCK_QUERIES, CAUSAL)
+    """One block of queries of one head. Grid: `(cdiv(queries, BLOCK_QUERIES) * heads * batch,)`.
+
+    `PACKED`: one block of the queries of all heads that share a head of keys, and one part of the keys that these see. The
+    softmax of a part goes to `part_out` and `part_lse`, for `attention_join`.
+    Grid: `(cdiv(queries * heads // kv_heads, BLOCK_QUERIES) * kv_heads * batch, parts)`.
+    """
+    group = heads // kv_heads
+    rows = tl.arange(0, BLOCK_QUERIES)[:, None]
+    if PACKED:
+        first, kv_head, example = place(queries * group, kv_heads, BLOCK_QUERIES, False)
+        # Each row has an address of its own: a query, and a head of the group.
+        query, head = (first + rows) // group, kv_head * group + (first + rows) % group
+        nearest, furthest = first // group, (first + BLOCK_QUERIES - 1) // group
+        first_row, row_stride, left = query, 0, queries * group - first
+    else:
+        first, head, example = place(queries, heads, BLOCK_QUERIES, CAUSAL)
+        kv_head, query = head // group, first + rows
+        nearest, furthest = first, first + (BLOCK_QUERIES - 1)
+        first_row, row_stride, left = first, heads, queries - first
     # fmt: off
     options = options_of(
         example, head, queries, keys, heads,
@@ -224,16 +250,18 @@ def attention_forward(
         lengths_every, lengths_batch, offset_every, offset_batch,
         dropout_keys_every, dropout_keys_batch, kept_every, kept_batch, HAS)
     # fmt: on
-    at = first_element(example, queries, first, heads, head, SIZE)
-    at_kv = first_element(example % kv_batch, keys, 0, kv_heads, head // (heads // kv_heads), SIZE)
-    q, q_tail = load(q + at, heads * SIZE, queries - first, BLOCK_QUERIES, SIZE, MAIN, TAIL)
+    at = first_element(example, queries, first_row, heads, head, 1)
+    at_kv = first_element(example % kv_batch, keys, 0, kv_heads, kv_head, SIZE)
+    q, q_tail = load(q + at * SIZE, row_stride * SIZE, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
     scale *= LOG2_E
     sums, sums_tail = zeros(BLOCK_QUERIES, MAIN, TAIL)
     top = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_QUERIES], tl.float32)
     begin, whole, end, stop = key_range(
-        first, start_of(options), filled_of(options), CAUSAL, WINDOW, BLOCK_QUERIES, BLOCK_KEYS
+        nearest, furthest, start_of(options), filled_of(options), CAUSAL, WINDOW, BLOCK_KEYS
     )
+    if PACKED:
+        begin, whole, end, stop = _part_of(tl.program_id(1), parts, begin, whole, end, stop, BLOCK_KEYS)
     stride = kv_heads * SIZE
     # fmt: off
     if HAS & ASKED:
@@ -241,23 +269,62 @@ def attention_forward(
     else:
         if WINDOW:
             sums, sums_tail, top, total = _visit(
-                sums, sums_tail, top, total, q, q_tail, k + at_kv, v + at_kv, first, begin, tl.minimum(whole, stop),
+                sums, sums_tail, top, total, q, q_tail, k + at_kv, v + at_kv, query, begin, tl.minimum(whole, stop),
                 queries, keys, stride, scale, options, SIZE, MAIN, TAIL, CAUSAL, NEGATIVE,
-                WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, True)
+                WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_KEYS, True)
         sums, sums_tail, top, total = _visit(
-            sums, sums_tail, top, total, q, q_tail, k + at_kv, v + at_kv, first, whole, end,
+            sums, sums_tail, top, total, q, q_tail, k + at_kv, v + at_kv, query, whole, end,
             queries, keys, stride, scale, options, SIZE, MAIN, TAIL, CAUSAL, NEGATIVE,
-            WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, False)
+            WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_KEYS, False)
     sums, sums_tail, top, total = _visit(
-        sums, sums_tail, top, total, q, q_tail, k + at_kv, v + at_kv, first, end, stop,
+        sums, sums_tail, top, total, q, q_tail, k + at_kv, v + at_kv, query, end, stop,
         queries, keys, stride, scale, options, SIZE, MAIN, TAIL, CAUSAL, NEGATIVE,
-        WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, True)
+        WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_KEYS, True)
     # fmt: on
+    if PACKED:
+        at += first_element(tl.program_id(1), batch, 0, queries, 0, 1) * heads
+        out, lse = part_out, part_lse
     nothing = total == 0
     total = tl.where(nothing, 1.0, total)
-    rows = tl.arange(0, BLOCK_QUERIES)
     logarithm = tl.where(nothing, float("-inf"), top * LOG_2 + tl.log(total))
-    here = lse + first_element(example, queries, first, heads, head, 1) + rows * heads
-    tl.store(here, logarithm, mask=rows < queries - first)
+    tl.store(lse + at + rows * row_stride, logarithm[:, None], mask=rows < left)
     inverse = 1 / total[:, None]
-    store(out + at, sums * inverse, sums_tail * inverse, heads * SIZE, queries - first, BLOCK_QUERIES, SIZE, MAIN, TAIL)
+    # fmt: off
+    store(out + at * SIZE, sums * inverse, sums_tail * inverse, row_stride * SIZE, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
+    # fmt: on
+
+
+@triton.jit
+@no_type_check
+def attention_join(
+    q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
+    out, lse, part_out, part_lse,
+    batch, queries, keys, heads, kv_heads, kv_batch, scale,
+    bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
+    query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
+    lengths_every, lengths_batch, offset_every, offset_batch,
+    dropout_keys_every, dropout_keys_batch, kept_every, kept_batch, parts,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK_PARTS: tl.constexpr,
+):  # fmt: skip
+    """The softmax of all keys of one query of one head, of those of the parts. Grid: `(queries * heads * batch,)`."""
+    row, rows = tl.cast(tl.program_id(0), tl.int64), tl.num_programs(0)
+    columns = tl.arange(0, WIDTH)
+    top = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    sums = tl.zeros([WIDTH], tl.float32)
+    for first in range(0, parts, BLOCK_PARTS):
+        part = first + tl.arange(0, BLOCK_PARTS)
+        at = part * tl.cast(rows, tl.int64) + row
+        logarithms = tl.load(part_lse + at, mask=part < parts, other=float("-inf"))
+        inside = (part < parts)[:, None] & (columns < SIZE)[None, :]
+        of_parts = tl.load(part_out + (at[:, None] * SIZE + columns[None, :]), mask=inside, other=0.0)
+        highest = tl.maximum(top, tl.max(logarithms, 0))
+        safe = tl.where(highest == float("-inf"), 0.0, highest)
+        weights, shrink = tl.exp(logarithms - safe), tl.exp(top - safe)
+        total = total * shrink + tl.sum(weights, 0)
+        sums = sums * shrink + tl.sum(weights[:, None] * of_parts, 0)
+        top = highest
+    nothing = total == 0
+    total = tl.where(nothing, 1.0, total)
+    tl.store(lse + row + tl.arange(0, 1), tl.where(nothing, float("-inf"), top + tl.log(total)))
+    tl.store(out + row * SIZE + columns, (sums / total).to(out.dtype.element_ty), mask=columns < SIZE)

@@ -109,9 +109,9 @@ def _between(x, least, most):
 @triton.jit
 @no_type_check
 def key_range(
-    first, start, filled, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr
+    nearest, furthest, start, filled, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_KEYS: tl.constexpr
 ):  # fmt: skip
-    """`begin, whole, end, stop`: queries of a block see keys from `begin` to `stop`, and all of them those from `whole` to `end`.
+    """`begin, whole, end, stop`: queries `nearest` to `furthest` see keys from `begin` to `stop`, and all those from `whole` to `end`.
 
     Rounded to blocks of keys, but for `stop`.
     """
@@ -120,8 +120,8 @@ def key_range(
     end = filled
     stop = filled
     # 64 bits: an offset and a window may be 2^30 each.
-    nearest = tl.cast(start, tl.int64) + first
-    furthest = nearest + (BLOCK_QUERIES - 1)
+    nearest += tl.cast(start, tl.int64)
+    furthest += tl.cast(start, tl.int64)
     if CAUSAL:
         end = _between(nearest + 1, 0, filled)
         stop = _between(furthest + 1, 0, filled)

@@ -28,9 +28,27 @@ def split(size: int) -> tuple[int, int]:
     return (main, tail) if tail < main else (2 * main, 0)
 
 
-def choose_forward(arch: int, size: int, dtype: str, *, queries: int, has: int = 0, soft_cap: float = 0.0) -> Choice:
+def choose_forward(
+    arch: int, size: int, dtype: str, *, queries: int, has: int = 0, soft_cap: float = 0.0, **_: Any
+) -> Choice:
     """For `attention_forward`. `arch` is 80 for sm_80, `dtype` a name as NumPy has it, `has` a bit for each of `OPTIONAL`."""
-    return _choice(_forward_tile(arch, _width(size), dtype, queries, _of_pairs(has, soft_cap)), size)
+    return _choice(_forward_tile(arch, _width(size), dtype, queries, _of_pairs(has, soft_cap)), size, PACKED=False)
+
+
+def choose_packed(arch: int, size: int, dtype: str, *, rows: int, **_: Any) -> Choice:
+    """For `attention_forward` where it is `PACKED`. `rows`: the queries of all heads that share one of keys."""
+    block = packed_rows(size, dtype, rows)
+    if dtype == "float32":
+        return _choice((block, 32, 8, 2), size, PACKED=True)
+    # The time is that of reading keys.
+    keys = 64 if _width(size) <= 128 and not _little_shared_memory(arch) else 32
+    return _choice((block, keys, 4, 2), size, PACKED=True)
+
+
+def packed_rows(size: int, dtype: str, rows: int) -> int:
+    """The rows of a block of `choose_packed`, which are the same on all architectures."""
+    most = 16 if dtype == "float32" else 64 if _width(size) <= 128 else 32
+    return min(most, max(16, 1 << (rows - 1).bit_length()))
 
 
 def choose_rows(arch: int, size: int, dtype: str, **_: Any) -> Choice:
@@ -65,6 +83,7 @@ def _of_pairs(has: int, soft_cap: float) -> bool:
 # By kernel. That of slopes adds up what that of queries leaves.
 CHOOSE = {
     "forward": choose_forward,
+    "packed": choose_packed,
     "rows": choose_rows,
     "keys": choose_keys,
     "queries": choose_queries,
@@ -145,8 +164,8 @@ def _width(size: int) -> int:
     return sum(split(size))
 
 
-def _choice(tile: _Tile, size: int) -> Choice:
+def _choice(tile: _Tile, size: int, **more: int) -> Choice:
     block_queries, block_keys, num_warps, num_stages = tile
     main, tail = split(size)
     blocks = {"BLOCK_QUERIES": block_queries, "BLOCK_KEYS": block_keys}
-    return Choice({"SIZE": size, "MAIN": main, "TAIL": tail, **blocks}, num_warps, num_stages)
+    return Choice({"SIZE": size, "MAIN": main, "TAIL": tail, **blocks, **more}, num_warps, num_stages)
