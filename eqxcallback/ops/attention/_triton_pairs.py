@@ -111,7 +111,8 @@ def _between(x, least, most):
 def key_range(
     nearest, furthest, start, filled, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BLOCK_KEYS: tl.constexpr
 ):  # fmt: skip
-    """`begin, whole, end, stop`: queries `nearest` to `furthest` see keys from `begin` to `stop`, and all those from `whole` to `end`.
+    """`begin, whole, end, stop`: queries `nearest` to `furthest` see keys from `begin` to `stop`, and each of them those from
+    `whole` to `end`.
 
     Rounded to blocks of keys, but for `stop`.
     """
