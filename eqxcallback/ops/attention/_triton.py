@@ -191,7 +191,7 @@ def _joining_constants(arch: int, q: Any, *_: Any, **__: Any) -> Mapping[str, An
 ATTENTION = TritonKernel(
     f"{_MODULES[0]}:attention_forward",
     _forward_grid,
-    scalars=_scalars(_given) | {"parts": ("int32", _parts)},
+    scalars={**_scalars(_given), "parts": ("int32", _parts)},
     workspaces=_of_parts,
     choose=_choose_forward,
     then=[
