@@ -86,8 +86,19 @@ def rotary_embedding(
     x, cos, sin = jnp.asarray(x), jnp.asarray(cos), jnp.asarray(sin)
     name = "rotary_embedding"
     check_floats(name, x=x)
-    check_floats(name, cos=cos, sin=sin)
     check(x.ndim >= 3 and x.shape[-1] % 2 == 0, name, "x of shape (*batch, rows, heads, size), size even", x=x)
+    table = table_for(name, x, cos, sin)
+    function: Any = _rotary_embedding.using(implementation)
+    # To the kernel an operand without axes has the innermost ones of the batch. Here they are those that the tables lack,
+    # which it is told if they are mapped.
+    for _ in range(x.ndim - 1 - cos.ndim):
+        function = jax.vmap(function, in_axes=(0, None))
+    return function(x, table)
+
+
+def table_for(name: str, x: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
+    """Both as the kernels take them for `x`."""
+    check_floats(name, cos=cos, sin=sin)
     rows, half = x.shape[-3], x.shape[-1] // 2
     shapes = ((rows, half), (*x.shape[:-2], half))
     check(
@@ -98,9 +109,4 @@ def rotary_embedding(
         sin=sin,
     )
     dtype = wide(x.dtype)
-    function: Any = _rotary_embedding.using(implementation)
-    # To the kernel an operand without axes has the innermost ones of the batch. Here they are those that the tables lack,
-    # which it is told if they are mapped.
-    for _ in range(x.ndim - 1 - cos.ndim):
-        function = jax.vmap(function, in_axes=(0, None))
-    return function(x, (cos.astype(dtype), sin.astype(dtype)))
+    return cos.astype(dtype), sin.astype(dtype)

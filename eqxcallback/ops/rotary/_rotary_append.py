@@ -9,8 +9,8 @@ from jaxtyping import Array, ArrayLike, Float, Integer
 from ...core import AnyArray, check, check_floats, integers
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
-from .._precision import wide
 from . import _cuda, _numpy, _reference
+from ._rotary import table_for
 
 
 _NATIVE = NativeKernel("rotary_append", aliases={"k_cache": 1, "v_cache": 2}, supports=_cuda.ROTARY_APPEND.supports)
@@ -65,7 +65,6 @@ def rotary_append(
     name = "rotary_append"
     qkv, cos, sin, k_cache, v_cache = (jnp.asarray(x) for x in (qkv, cos, sin, k_cache, v_cache))
     check_floats(name, qkv=qkv, k_cache=k_cache, v_cache=v_cache)
-    check_floats(name, cos=cos, sin=sin)
     check(
         qkv.ndim >= 3 and qkv.shape[-1] % 2 == 0,
         name,
@@ -86,18 +85,10 @@ def rotary_append(
         v_cache=v_cache,
         qkv=qkv,
     )
-    shapes = ((rows, size // 2), (*batch, rows, size // 2))
-    check(
-        cos.shape in shapes and sin.shape == cos.shape,
-        name,
-        f"cos and sin of one of the shapes {shapes}",
-        cos=cos,
-        sin=sin,
-    )
+    table = table_for(name, qkv, cos, sin)
     start = integers(name, "position", position, batch)
-    dtype = wide(qkv.dtype)
     function: Any = _rotary_append.using(implementation)
     # As for rotary_embedding: an operand without axes has the innermost ones of the batch.
     for _ in range(qkv.ndim - 1 - cos.ndim):
         function = jax.vmap(function, in_axes=(0, None, 0, 0, 0))
-    return function(qkv, (cos.astype(dtype), sin.astype(dtype)), k_cache, v_cache, start)
+    return function(qkv, table, k_cache, v_cache, start)
