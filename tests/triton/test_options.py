@@ -115,6 +115,14 @@ def test_few_queries(name):
 
 
 @pytest.mark.usefixtures("in_parts")
+def test_more_parts_than_are_joined_at_once():
+    q, k, v = inputs(3, 600, 4, 2, 20)
+    assert _triton._parts(q, (k, v)) == 38
+    for x, want in zip(ops.attention_with_lse(q, k, v), exact_with_lse(q, k, v), strict=True):
+        np.testing.assert_allclose(x, want, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.usefixtures("in_parts")
 def test_few_queries_under_vmap():
     """Examples have their lengths, and share their keys or do not. What a length hides is NaN."""
     (q, k, v), lengths = (
