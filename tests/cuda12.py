@@ -7,8 +7,9 @@ from eqxcallback.backends import _nvrtc
 
 
 FOLDER = pathlib.Path(sys.prefix) / "cuda12"  # where `make twin` installs them
+IS_TWIN = FOLDER.is_dir()
 # What tests of the compiler are run with.
-COMPILERS = ("nvrtc", "nvrtc 12") if FOLDER.is_dir() else ("nvrtc",)
+COMPILERS = ("nvrtc", "nvrtc 12") if IS_TWIN else ("nvrtc",)
 
 
 def use(compiler, monkeypatch):

@@ -20,7 +20,7 @@ from benchmarks._process import run_for
 from benchmarks._rows import Goal, Row
 from benchmarks._timing import Race, Runner, Timing, race
 
-from . import one_device
+from . import cuda12, one_device
 
 
 pytestmark = pytest.mark.any_jax_version
@@ -41,6 +41,7 @@ def run_without_gpu(python, folder, *arguments):
 
 
 @pytest.mark.compilers
+@pytest.mark.skipif(not cuda12.IS_TWIN, reason="`make twin` runs it, with the versions of a machine that has a GPU")
 def test_the_dry_run(tmp_path):
     said, found = run_without_gpu(sys.executable, tmp_path, "--archive", str(tmp_path.with_suffix(".tar.gz")))
     assert found["versions"]["jax"]

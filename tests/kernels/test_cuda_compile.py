@@ -5,7 +5,7 @@ import pytest
 from .. import cuda12
 from . import kernels
 from .compiling import compiled, unavailable
-from .kernels import BF16, DTYPES
+from .kernels import BF16, F32
 
 
 pytestmark = [
@@ -27,8 +27,18 @@ CEILINGS = {
 }
 
 
-# The types of 16 bits differ in two instructions: one of them stands for both on the other architectures.
-@pytest.mark.parametrize(("arch", "dtypes"), [("sm_80", [BF16]), ("sm_90", DTYPES), ("sm_100", [BF16])], ids=str)
+in_the_twin = pytest.mark.skipif(not cuda12.IS_TWIN, reason="`make twin` compiles for them")
+
+
+# The types of 16 bits differ in two instructions: one of them stands for both.
+@pytest.mark.parametrize(
+    ("arch", "dtypes"),
+    [
+        ("sm_90", [F32, BF16]),
+        *(pytest.param(arch, [BF16], marks=in_the_twin) for arch in ("sm_80", "sm_100")),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("file", kernels.FILES)
 def test_compiled(file, arch, dtypes):
     names = [f"eqxcallback::{name}" for name in kernels.entries(file, dtypes)]
@@ -39,7 +49,7 @@ def test_compiled(file, arch, dtypes):
 
 
 # Where registers are short, this compiler has a few bytes more on the stack: it is one that users have, not the one tuned for.
-@pytest.mark.skipif(len(cuda12.COMPILERS) == 1, reason="`make twin` installs NVRTC 12")
+@pytest.mark.skipif(not cuda12.IS_TWIN, reason="`make twin` installs NVRTC 12")
 @pytest.mark.parametrize("file", kernels.FILES)
 def test_compiled_by_cuda_12(file, monkeypatch):
     cuda12.use("nvrtc 12", monkeypatch)
