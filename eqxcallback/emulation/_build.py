@@ -26,6 +26,8 @@ _FLAGS = (
     # Kernels that run one after the other have the same parameters.
     *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-unused-parameter"),
 )
+# The first has the version of all but the last, which is of another wheel.
+_CUDA_HEADERS = ("cuda_runtime_api.h", "cuda_fp16*", "cuda_bf16*", "vector_types.h", "crt/host_defines.h")
 _EXPORT = """
 extern "C" int soft_launch_{index}(void** params, const unsigned grid[3], const unsigned block[3], unsigned shared_bytes,
                                    unsigned seed, char* error, size_t error_size) {{
@@ -59,10 +61,11 @@ def build(
     text = _DYNAMIC.sub(r"DYN_SHARED(\1, \2);", text)
     include = cuda_include_dir()
     command = ["g++", *_FLAGS, *flags, *(["-g1", f"-fsanitize={sanitize}"] if sanitize else [])]
+    # What is built depends on the headers, and not on where they are: environments side by side share it.
+    parts = [*(header.read_text() for header in _HEADERS), text, *command, _digest_of(include), compiler()]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     command += [] if include is None else ["-isystem", str(include)]
     command += ["-include", str(_HERE / "cuda_cpu.h"), "-x", "c++", "-"]
-    parts = [*(header.read_text() for header in _HEADERS), text, *command, compiler()]
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     library = _folder() / f"{digest[:32]}.so"
     if not library.exists():
         # Another process may be building it as well: the last one wins, and none sees half a file.
@@ -90,6 +93,16 @@ def cuda_include_dir() -> pathlib.Path | None:
     candidates += [pathlib.Path(root, "include") for root in (*roots, "/usr/local/cuda") if root]
     needed = "cuda_fp16.h", "crt/host_defines.h"  # which are in two wheels
     return next((path for path in candidates if all((path / name).is_file() for name in needed)), None)
+
+
+@functools.cache
+def _digest_of(include: pathlib.Path | None) -> str:
+    """Of CUDA's headers that are read."""
+    digest = hashlib.sha256()
+    for name in () if include is None else _CUDA_HEADERS:
+        for path in sorted(include.glob(name)):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 @functools.cache
