@@ -98,11 +98,8 @@ def cuda_include_dir() -> pathlib.Path | None:
 @functools.cache
 def _digest_of(include: pathlib.Path | None) -> str:
     """Of CUDA's headers that are read."""
-    digest = hashlib.sha256()
-    for name in () if include is None else _CUDA_HEADERS:
-        for path in sorted(include.glob(name)):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()
+    read = [] if include is None else [path for name in _CUDA_HEADERS for path in sorted(include.glob(name))]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in read)).hexdigest()
 
 
 @functools.cache
