@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eqxcallback import ops
+
 
 Pass = Literal["forward", "backward", "forward + backward"]
 
@@ -16,6 +18,15 @@ Pass = Literal["forward", "backward", "forward + backward"]
 def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
     """By NumPy, so that nothing is compiled for it."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32), dtype)
+
+
+def random_blocks(rng: np.random.Generator, encoding: ops.Encoding, out_features: int, blocks: int) -> np.ndarray:
+    """Quantised weights, with `blocks` blocks in each row: all digits are random, and scales are small."""
+    halves = 2 if encoding == "Q4_1" else 1  # the numbers of 16 bits before the digits
+    data = rng.integers(0, 256, (out_features, blocks, ops.ENCODINGS[encoding]), np.uint8)
+    scales = rng.uniform(-0.01, 0.01, (out_features, blocks, halves)).astype(np.float16)
+    data[..., : 2 * halves] = scales.view(np.uint8)
+    return data.reshape(out_features, -1)
 
 
 def of_pass(f: Callable[..., Any], which: Pass, differentiable: Sequence[int]) -> Callable[..., Any]:

@@ -1,6 +1,5 @@
 """A GPT as somebody writes it with Equinox: what `fuse` is given, and a step of its training."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -46,15 +45,11 @@ class GPT(eqx.Module):
         self.norm = eqx.nn.LayerNorm(model.embedding)
 
     def __call__(self, tokens: Int[Array, " length"]) -> Float[Array, "length size"]:
-        """What is multiplied with the embedding, for logits."""
+        """Rows that are multiplied with the embedding, which gives logits."""
         x = jax.vmap(self.embedding)(tokens) + jax.vmap(self.positions)(jnp.arange(tokens.shape[0]))
         for block in self.blocks:
             x = block(x)
         return jax.vmap(self.norm)(x)
-
-
-def shortened(model: shapes.Model, layers: int, vocabulary: int) -> shapes.Model:
-    return dataclasses.replace(model, layers=layers, vocabulary=vocabulary)
 
 
 def new(model: shapes.Model, dtype: Any) -> GPT:
@@ -66,14 +61,14 @@ Loss = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 def plain_loss(x: jax.Array, weight: jax.Array, labels: jax.Array) -> jax.Array:
-    """Of the last layer's rows, the embedding, and the tokens that come next."""
+    """The loss of each token. `x` is what the model returns, `weight` the embedding, and `labels` the tokens that come next."""
     logits = jnp.einsum("...f,cf->...c", x, weight, preferred_element_type=jnp.float32)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
-def step(loss: Loss) -> tuple[Callable[[Any], Any], Callable[..., tuple[Any, Any, jax.Array]]]:
-    """A function of a model that makes the state of its optimizer, and one step: of the arrays and the structure of a model,
-    that state and tokens."""
+def step(loss: Loss) -> tuple[Callable[[Any], Any], Callable[..., tuple[jax.Array, Any, Any]]]:
+    """Two functions: the state of the optimizer for a model's arrays; and one step, of these arrays, the rest of the model, that
+    state and tokens, which returns the loss, new arrays and a new state."""
     optimizer = optax.adamw(3e-4)
 
     def mean_loss(arrays: Any, static: Any, tokens: jax.Array) -> jax.Array:
@@ -81,9 +76,9 @@ def step(loss: Loss) -> tuple[Callable[[Any], Any], Callable[..., tuple[Any, Any
         x = jax.vmap(model)(tokens[:, :-1])
         return loss(x, model.embedding.weight, tokens[:, 1:]).astype(jnp.float32).mean()
 
-    def train(arrays: Any, static: Any, state: Any, tokens: jax.Array) -> tuple[Any, Any, jax.Array]:
+    def train(arrays: Any, static: Any, state: Any, tokens: jax.Array) -> tuple[jax.Array, Any, Any]:
         value, gradients = jax.value_and_grad(mean_loss)(arrays, static, tokens)
         updates, state = optimizer.update(gradients, state, arrays)
-        return eqx.apply_updates(arrays, updates), state, value
+        return value, eqx.apply_updates(arrays, updates), state
 
     return optimizer.init, train

@@ -14,6 +14,7 @@ import eqxcallback as eqxc
 from models import gguf, llama
 
 from . import shapes
+from ._contestants import random_blocks
 from ._gpu_launches import NOT_CAPTURED
 from ._rows import Goal, Row, Setting
 from ._timing import Runner
@@ -50,12 +51,8 @@ def _random(config: gguf.Config) -> llama.Llama:
     rng = np.random.default_rng(0)
 
     def blocks(out_features: int, in_features: int, encoding: Any) -> eqxc.nn.QuantizedLinear:
-        halves = 2 if encoding == "Q4_1" else 1
-        shape = out_features, in_features // 32, eqxc.ops.ENCODINGS[encoding]
-        data = rng.integers(0, 256, shape, np.uint8)
-        scales = rng.uniform(-0.01, 0.01, (*shape[:2], halves)).astype(np.float16)
-        data[..., : 2 * halves] = scales.view(np.uint8)
-        return eqxc.nn.QuantizedLinear(jnp.asarray(data.reshape(out_features, -1)), encoding)
+        data = random_blocks(rng, encoding, out_features, in_features // 32)
+        return eqxc.nn.QuantizedLinear(jnp.asarray(data), encoding)
 
     def add_norm() -> eqxc.nn.FusedAddRMSNorm:
         return eqxc.nn.FusedAddRMSNorm(config.embedding_size, config.rms_norm_eps, dtype=jnp.float32)

@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from eqxcallback import ops
+
+from ._contestants import random_blocks
 from .programs import PROGRAMS, Program, struct
 
 
-_F32, _I32, _U8 = jnp.dtype(jnp.float32), jnp.dtype(jnp.int32), jnp.dtype(jnp.uint8)
-_TABLE, _WEIGHT = struct(4096, 64, dtype=_F32), struct(4096, dtype=_F32)
+_TABLE, _WEIGHT = struct(4096, 64, dtype=jnp.float32), struct(4096, dtype=jnp.float32)
 _CACHE, _HEADS = struct(8, 4096, 8, 128), struct(4, 4096, 16, 128)
 
 # As large as what the benchmarks of a GPU measure.
@@ -22,13 +24,13 @@ _LARGE = {
     "layer_norm": (struct(16_384, 4096), _WEIGHT, _WEIGHT),
     "rotary_embedding": (struct(4, 4096, 32, 128), _TABLE, _TABLE),
     "swiglu": (struct(16_384, 4096), struct(16_384, 4096)),
-    "softmax_cross_entropy": (struct(8192, 32_000), struct(8192, dtype=_I32)),
+    "softmax_cross_entropy": (struct(8192, 32_000), struct(8192, dtype=jnp.int32)),
     "attention": (_HEADS, _HEADS, _HEADS),
-    "decode_attention": (struct(8, 32, 128), _CACHE, _CACHE, struct(8, dtype=_I32)),
-    "quantized_linear Q4_1": (struct(1, 4096), struct(14_336, 2560, dtype=_U8)),
-    "quantized_linear Q8_0": (struct(8, 4096), struct(14_336, 4352, dtype=_U8)),
+    "decode_attention": (struct(8, 32, 128), _CACHE, _CACHE, struct(8, dtype=jnp.int32)),
+    "quantized_linear Q4_1": (struct(1, 4096), struct(14_336, 2560, dtype=jnp.uint8)),
+    "quantized_linear Q8_0": (struct(8, 4096), struct(14_336, 4352, dtype=jnp.uint8)),
 }
-# What an integer is, where it is no label: how many keys are seen.
+# Integers that are numbers of keys. The others are labels and positions.
 _LENGTHS = {"decode_attention": 4096}
 
 
@@ -47,17 +49,15 @@ def programs(large: bool, names: Sequence[str] = ()) -> Iterator[tuple[str, Prog
 
 
 def values(name: str, program: Program) -> list[jax.Array]:
-    """Random floats; all bits of quantised weights are random, but those of their scales, which are 1."""
+    """Random numbers, and integers that are in range."""
     rng = np.random.default_rng(0)
     return [jnp.asarray(_value(rng, name, arg), arg.dtype) for arg in program.args]
 
 
 def _value(rng: np.random.Generator, name: str, arg: Any) -> Any:
     if arg.dtype == jnp.uint8:
-        halves, size = (2, 20) if "Q4_1" in name else (1, 34)
-        data = rng.integers(0, 256, (arg.shape[0], arg.shape[1] // size, size), np.uint8)
-        data[..., : 2 * halves] = np.ones(halves, np.float16).view(np.uint8)
-        return data.reshape(arg.shape)
+        encoding: Any = name.split()[-1]
+        return random_blocks(rng, encoding, arg.shape[0], arg.shape[1] // ops.ENCODINGS[encoding])
     if jnp.issubdtype(arg.dtype, jnp.integer):
         return np.full(arg.shape, _LENGTHS.get(name, 5))
     return rng.standard_normal(arg.shape, np.float32)

@@ -32,7 +32,7 @@ class Sizes(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Of the forward pass, where all keys are seen."""
+        """Operations of a forward pass in which all keys are seen."""
         return 4.0 * self.batch * self.heads * self.queries * self.keys * self.size
 
     def qkv(self) -> list[jax.Array]:
@@ -46,11 +46,11 @@ class Case(NamedTuple):
 
     - `ours`: a function of queries, keys, values and `more`.
     - `theirs`: the same by `jax.nn.dot_product_attention`, where that has it, which also gets `implementation`.
-    - `torch`: arguments of PyTorch's, of the sizes and of `more` as tensors, where it has them in one kernel.
+    - `torch`: a function of `more` as tensors, which returns the arguments of PyTorch's, where it has them in one kernel.
     - `more`: other operands, of the sizes.
     - `share`: of the products that someone needs who reads no keys in vain.
     - `backward`: whether both passes are measured too.
-    - `random`: whether each contestant computes something else.
+    - `is_compared`: whether all contestants are to have the same results.
     """
 
     name: str
@@ -60,14 +60,14 @@ class Case(NamedTuple):
     more: Callable[[Sizes], tuple[jax.Array, ...]]
     share: float
     backward: bool = True
-    random: bool = False
+    is_compared: bool = True
 
 
 _jax = jax.nn.dot_product_attention
 
 
-def _window(sizes: Sizes) -> int:
-    return max(sizes.keys // 4, 1)
+def _window(k: Any) -> int:
+    return max(k.shape[1] // 4, 1)
 
 
 def _documents(sizes: Sizes) -> jax.Array:
@@ -86,16 +86,28 @@ def _lengths(sizes: Sizes) -> jax.Array:
 
 
 def _ours_in_window(q: Any, k: Any, v: Any) -> jax.Array:
-    return ops.attention(q, k, v, causal=True, window=max(k.shape[1] // 4, 1))
+    return ops.attention(q, k, v, causal=True, window=_window(k))
 
 
 def _theirs_in_window(q: Any, k: Any, v: Any, **how: Any) -> jax.Array:
-    return _jax(q, k, v, is_causal=True, local_window_size=(max(k.shape[1] // 4, 1) - 1, 0), **how)
+    return _jax(q, k, v, is_causal=True, local_window_size=(_window(k) - 1, 0), **how)
 
 
 def _random_mask(sizes: Sizes) -> tuple[jax.Array]:
     shape = sizes.batch, 1, sizes.queries, sizes.keys
     return (jnp.asarray(np.random.default_rng(3).random(shape, np.float32) < 0.9),)
+
+
+def _added(option: str, more: Callable[[Sizes], tuple[jax.Array]]) -> Case:
+    """One operand that all have: for PyTorch it is added to the logits, or a mask, by its dtype."""
+    return Case(
+        f"a {option}",
+        lambda q, k, v, x: ops.attention(q, k, v, **{option: x}),
+        lambda q, k, v, x, **how: _jax(q, k, v, **{option: x}, **how),
+        lambda x: {"attn_mask": x},
+        more,
+        1.0,
+    )
 
 
 # The most telling ones first.
@@ -117,30 +129,16 @@ CASES = [
         lambda sizes: (_lengths(sizes),),
         0.75,
     ),
-    Case(
-        "a mask",
-        lambda q, k, v, mask: ops.attention(q, k, v, mask=mask),
-        lambda q, k, v, mask, **how: _jax(q, k, v, mask=mask, **how),
-        lambda sizes, mask: {"attn_mask": mask},
-        _random_mask,
-        1.0,
-    ),
-    Case(
-        "a bias",
-        lambda q, k, v, bias: ops.attention(q, k, v, bias=bias),
-        lambda q, k, v, bias, **how: _jax(q, k, v, bias=bias, **how),
-        lambda sizes, bias: {"attn_mask": bias},
-        lambda sizes: (normal(4, 1, sizes.heads, sizes.queries, sizes.keys, dtype=jnp.bfloat16),),
-        1.0,
-    ),
+    _added("mask", _random_mask),
+    _added("bias", lambda sizes: (normal(4, 1, sizes.heads, sizes.queries, sizes.keys, dtype=jnp.bfloat16),)),
     Case(
         "dropout of 0.1",
         lambda q, k, v, key: ops.attention(q, k, v, dropout=0.1, key=jax.random.split(key, q.shape[0])),
         None,
-        lambda sizes, key: {"dropout_p": 0.1},
+        lambda: {"dropout_p": 0.1},
         lambda sizes: (jax.random.key(0),),
         1.0,
-        random=True,
+        is_compared=False,  # each has random numbers of its own
     ),
 ]
 # Of few queries: a prompt's last chunk, or tokens that are guessed, over a cache.
@@ -152,7 +150,7 @@ OVER_A_CACHE = Case(
     lambda sizes: (jnp.full(sizes.batch, sizes.keys, jnp.int32),),
     1.0,
     backward=False,
-    random=True,  # the last queries see a few keys less than theirs
+    is_compared=False,  # the last queries see a few keys less than theirs
 )
 SIZES = Sizes(4, 16, 16, 4096, 4096, 128)
 FEW_QUERIES = [Sizes(1, 32, 8, 8, 32_768, 128), Sizes(8, 32, 8, 16, 8192, 128), Sizes(1, 32, 8, 512, 32_768, 128)]
@@ -190,23 +188,22 @@ def _contestants(setting: Setting, case: Case, sizes: Sizes, which: Pass) -> dic
 
     def runner(f: Callable[..., jax.Array]) -> Runner:
         made = setting.clock.runner(of_pass(f, which, (0, 1, 2)), *given)
-        return made._replace(result=None) if case.random else made
+        return made if case.is_compared else made._replace(result=None)
 
     found = {name: functools.partial(runner, f) for name, f in fs.items()}
     if setting.torch and case.torch is not None:
-        found["torch SDPA"] = functools.partial(_of_torch, case, sizes, which, given)
+        found["torch SDPA"] = functools.partial(_of_torch, case, which, given)
     return found
 
 
-def _of_torch(case: Case, sizes: Sizes, which: Pass, given: tuple[Any, ...]) -> Runner:
+def _of_torch(case: Case, which: Pass, given: tuple[Any, ...]) -> Runner:
     attend = torch().nn.functional.scaled_dot_product_attention
     wanted = [x for x in given if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)]
     assert case.torch is not None
     options = case.torch
 
     def f(q: Any, k: Any, v: Any, *more: Any) -> Any:
-        named = options(sizes, *(more or (None,)))
-        return attend(*(x.transpose(1, 2) for x in (q, k, v)), **named).transpose(1, 2)
+        return attend(*(x.transpose(1, 2) for x in (q, k, v)), **options(*more)).transpose(1, 2)
 
     made = torch_runner(torch_call(f, which, (0, 1, 2), wanted))
-    return made._replace(result=None) if case.random else made
+    return made if case.is_compared else made._replace(result=None)

@@ -1,4 +1,4 @@
-"""What NVIDIA's tools say of our kernels. Imports no JAX: the tools start the process that does."""
+"""Run our kernels under NVIDIA's tools. No JAX is imported here: the tools start the process that does."""
 
 import os
 import pathlib
@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
+
+from ._process import last_line
 
 
 # Runs Python with arguments: a name for its log, seconds, and those.
@@ -30,7 +32,7 @@ def sanitize(python: Python, seconds: float) -> dict[str, Any]:
 def _sanitized(python: Python, tool: str, seconds: float) -> dict[str, Any]:
     program = _tool("compute-sanitizer")
     if program is None:
-        return {"ok": None, "says": "there is no compute-sanitizer"}
+        return {"ok": None, "says": "compute-sanitizer is not installed"}
     under = (program, "--tool", tool, "--print-limit", "20", "--target-processes", "all", sys.executable, *_KERNELS)
     code, said = python(f"sanitizer-{tool}", seconds, "-c", _UNDER, *under)
     summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", said)
@@ -38,7 +40,7 @@ def _sanitized(python: Python, tool: str, seconds: float) -> dict[str, Any]:
         return {"ok": None, "says": "out of time"}
     # A tool that the machine refuses says so instead of a summary.
     if not summary or "Device not supported" in said:
-        return {"ok": None, "says": (said.strip().splitlines() or ["it said nothing"])[-1][:200]}
+        return {"ok": None, "says": last_line(said)}
     ok = code == 0 and all(re.match(r"0 (errors|hazards)", line) for line in summary)
     return {"ok": ok, "says": summary[-1]}
 
@@ -47,14 +49,14 @@ def profile(python: Python, seconds: float, folder: pathlib.Path) -> dict[str, A
     """A report of Nsight Compute about each kernel, and its numbers as a table."""
     program = _tool("ncu")
     if program is None:
-        return {"ok": None, "says": "there is no ncu"}
+        return {"ok": None, "says": "ncu is not installed"}
     report = folder / "kernels.ncu-rep"
     report.unlink(missing_ok=True)
     which = ("--clock-control", "none", "--set", "full", "-k", _OURS, "-c", "40", "--target-processes", "all", "-f")
     under = (program, *which, "-o", str(report.with_suffix("")), sys.executable, *_KERNELS, "--large")
     code, said = python("profile", seconds, "-c", _UNDER, *under)
     if not report.exists():
-        return {"ok": None, "says": "out of time" if code is None else (said.strip().splitlines() or [""])[-1][:200]}
+        return {"ok": None, "says": "out of time" if code is None else last_line(said)}
     command = [program, "--import", str(report), "--csv", "--page", "raw"]
     table = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
     (folder / "kernels.csv").write_text(table)

@@ -34,6 +34,11 @@ def run_for(
     return code, said
 
 
+def last_line(said: str) -> str:
+    """The line that an error ends with."""
+    return (said.strip().splitlines() or ["nothing was said"])[-1][:300]
+
+
 def run_on(cores: set[int], command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     """Run a command on these cores alone: XLA has a thread for each core that it may use. What it says of errors is shown.
 

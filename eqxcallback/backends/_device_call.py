@@ -94,7 +94,7 @@ class DeviceCall:
 
     @property
     def maps(self) -> list[int]:
-        """Of all tensor maps, after the words that they are put in."""
+        """The numbers of all tensor maps, each after the word at which its bytes begin."""
         placed = (
             [start, *value]
             for start, (_, _, value) in zip(self.starts, self.scalars, strict=True)

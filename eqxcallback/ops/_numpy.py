@@ -45,6 +45,15 @@ def to_host(x: Any) -> np.ndarray:
     return x if isinstance(x, np.ndarray) else x.get()
 
 
+def append(out: Any, rows: Any, position: Any, *, row_rank: int) -> None:
+    """Writes rows into `out` from a position on, clamped so that all fit: see `_reference_append`."""
+    batch = out.shape[: out.ndim - row_rank - 1]
+    length, count = out.shape[len(batch)], rows.shape[len(batch)]
+    first = np.broadcast_to(np.clip(to_host(position), 0, length - count), batch)
+    for index in np.ndindex(batch):
+        out[index][first[index] : first[index] + count] = rows[index]
+
+
 def finite(highest: Any, xp: Any) -> Any:
     """A maximum, of which anything can be subtracted: that of nothing is -inf."""
     return xp.where(highest == -np.inf, xp.zeros_like(highest), highest)

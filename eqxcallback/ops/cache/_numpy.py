@@ -2,21 +2,15 @@
 
 from typing import Any
 
-import numpy as np
-
 from ...kernel import PythonKernel
-from .._numpy import on_arrays, to_host
+from .._numpy import append, on_arrays
 from . import _cuda
 
 
 @on_arrays
 def cache_append(xp: Any, out: Any, cache: Any, rows: Any, position: Any, *, row_rank: int) -> None:
     """`out` starts as the cache."""
-    batch = out.shape[: out.ndim - row_rank - 1]
-    length, count = out.shape[len(batch)], rows.shape[len(batch)]
-    first = np.broadcast_to(np.clip(to_host(position), 0, length - count), batch)
-    for index in np.ndindex(batch):
-        out[index][first[index] : first[index] + count] = rows[index]
+    append(out, rows, position, row_rank=row_rank)
 
 
 CACHE_APPEND = PythonKernel(

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import numpy as np
-
 from ...kernel import PythonKernel
-from .._numpy import on_arrays, store, to_host, wide
+from .._numpy import append, on_arrays, store, wide
 
 
 @on_arrays
@@ -25,22 +23,15 @@ def _rotate(out: Any, x: Any, table: Any) -> None:
 @on_arrays
 def rotary_append(xp: Any, results: Any, qkv: Any, table: Any, k_cache: Any, v_cache: Any, position: Any) -> None:
     """The last two results start as the caches."""
-    q, *caches = results
-    batch, (count, heads), (length, kv_heads) = q.shape[:-3], q.shape[-3:-1], caches[0].shape[-3:-1]
-    keys, values = slice(heads, heads + kv_heads), slice(heads + kv_heads, None)
+    q, new_k_cache, new_v_cache = results
+    heads, kv_heads = q.shape[-2], k_cache.shape[-2]
+    keys, v = qkv[..., heads : heads + kv_heads, :], qkv[..., heads + kv_heads :, :]
     _rotate(q, qkv[..., :heads, :], table)
-    k = xp.empty_like(qkv[..., keys, :])
-    _rotate(k, qkv[..., keys, :], table)
-    first = np.broadcast_to(np.clip(to_host(position), 0, length - count), batch)
-    for index in np.ndindex(batch):
-        here = slice(first[index], first[index] + count)
-        for cache, new in zip(caches, (k, qkv[..., values, :]), strict=True):
-            cache[index][here] = new[index]
+    k = xp.empty_like(keys)
+    _rotate(k, keys, table)
+    append(new_k_cache, k, position, row_rank=2)
+    append(new_v_cache, v, position, row_rank=2)
 
 
-ROTARY_APPEND = PythonKernel(
-    rotary_append,
-    aliases={"k_cache": 1, "v_cache": 2},
-    only_if_chosen=True,
-)
+ROTARY_APPEND = PythonKernel(rotary_append, aliases={"k_cache": 1, "v_cache": 2}, only_if_chosen=True)
 ROTARY_EMBEDDING = PythonKernel(rotary_embedding, only_if_chosen=True)
