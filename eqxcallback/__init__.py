@@ -19,7 +19,7 @@ from .kernel import (
     TritonKernel as TritonKernel,
 )
 from .layer import Layer as Layer
-from .program import export as export, jit_captured as jit_captured, load as load
+from .program import export as export, jit_captured as jit_captured, load as load, tune as tune, Tuned as Tuned
 from .transform import Op as Op
 from .xla import KernelHandle as KernelHandle
 

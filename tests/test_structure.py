@@ -37,7 +37,7 @@ ARROWS = {
     "nn": {"ops", "core"},
     "fusion": {"nn", "ops"},
     "callback": {"xla", "core"},
-    "program": {"xla", "core", "backends", "layer", "ops", "_ext"},
+    "program": {"xla", "core", "backends", "layer", "ops", "transform", "_ext"},
     "compat": {"callback", "core", "debug", "_ext"},
     "inspection": {"transform", "xla", "layer", "backends", "core", "program"},
     "debug": {"_ext", "core", "xla"},
@@ -170,6 +170,7 @@ def test_public_names():
         "PythonKernel",
         "TensorMap",
         "TritonKernel",
+        "Tuned",
         "available_backends",
         "buffer_callback",
         "export",
@@ -178,6 +179,7 @@ def test_public_names():
         "jit_captured",
         "load",
         "raising",
+        "tune",
         "unfuse",
     }
 

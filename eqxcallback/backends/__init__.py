@@ -6,5 +6,7 @@ from ._available import (
     why_not_here as why_not_here,
 )
 from ._bound_kernel import BoundKernel as BoundKernel
+from ._cache import cache_folder as cache_folder, key_of as key_of, load as load, store as store
+from ._description import description as description
 from ._native import register_library as register_library
 from ._prepare import prepare as prepare

@@ -14,7 +14,7 @@ def key_of(parts: Sequence[Any]) -> str:
     return hashlib.blake2b(repr(tuple(parts)).encode(), digest_size=20).hexdigest()
 
 
-def folder() -> pathlib.Path:
+def cache_folder() -> pathlib.Path:
     """`EQXCALLBACK_CACHE_DIR`, or `eqxcallback` where the user's caches are."""
     chosen = os.environ.get("EQXCALLBACK_CACHE_DIR")
     if chosen:
@@ -25,7 +25,7 @@ def folder() -> pathlib.Path:
 def load(key: str) -> tuple[Mapping[str, Any], bytes] | None:
     """What was stored under `key`: what is said of an image, and the image. `None` where there is nothing whole."""
     try:
-        header, _, image = (folder() / key).read_bytes().partition(b"\n")
+        header, _, image = (cache_folder() / key).read_bytes().partition(b"\n")
         about = json.loads(header)
         if about.pop("digest") == _digest(image):
             return about, image
@@ -37,11 +37,12 @@ def load(key: str) -> tuple[Mapping[str, Any], bytes] | None:
 def store(key: str, about: Mapping[str, Any], image: bytes) -> None:
     """Keep them for other processes. A cache that cannot be written is none, which is no error."""
     try:
-        folder().mkdir(parents=True, exist_ok=True)
+        place = cache_folder() / key
+        place.parent.mkdir(parents=True, exist_ok=True)
         # Others see it whole or not at all.
-        with tempfile.NamedTemporaryFile(dir=folder(), prefix=".new-", delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".new-", delete=False) as file:
             file.write(json.dumps({**about, "digest": _digest(image)}).encode() + b"\n" + image)
-        os.replace(file.name, folder() / key)
+        os.replace(file.name, place)
     except OSError:
         pass
 

@@ -8,11 +8,11 @@ import re
 import types
 from typing import Any
 
-from ..kernel import DeviceKernel, JaxKernel
+from ..kernel import Kernel
 from ._source import read_source
 
 
-def description(kernel: DeviceKernel | JaxKernel, who: str) -> str:
+def description(kernel: Kernel, who: str) -> str:
     """Of everything that it is made of: texts, files, and the code of its functions."""
     text = repr(_text(kernel, who, frozenset()))
     return f"{who} {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"

@@ -120,7 +120,7 @@ def _function(kernel: TritonKernel, who: str) -> Any:
     if not hasattr(fn, "cache_key"):
         raise ValueError(
             f"{who}: expected fn to be a triton.jit function; got {fn!r}. Nothing is tuned when it runs: pass `choose` in place "
-            "of `triton.autotune`."
+            "of `triton.autotune`, or several kernels, of which eqxcallback.tune finds the fastest."
         )
     return fn
 

@@ -26,8 +26,8 @@ class TritonKernel(KernelContract):
     """A `triton.jit` or `gluon.jit` function, compiled when a program that calls it is lowered, and launched without Python.
 
     Its parameters are pointers to the flat operands of the op, then to its flat results, then to its workspaces, then its
-    scalars, and anywhere its `tl.constexpr`s. Nothing is tuned when it runs. Where [`eqxcallback.CudaKernel`][] has a null
-    pointer, the parameter is the constant `None`.
+    scalars, and anywhere its `tl.constexpr`s. Where [`eqxcallback.CudaKernel`][] has a null pointer, the parameter is the
+    constant `None`. Nothing is tuned when it runs: [`eqxcallback.tune`][] does that before.
 
     !!! example
 

@@ -14,5 +14,6 @@ from ._forward_call import ForwardCall as ForwardCall
 from ._jax_functions import jax_backward as jax_backward, jax_forward as jax_forward
 from ._op import Op as Op
 from ._options import Options as Options
+from ._preference import Contest as Contest, store as store, trial as trial
 from ._sharding import parse_sharding as parse_sharding
 from ._structure import Structure as Structure, check_typed as check_typed, is_array as is_array, typed as typed

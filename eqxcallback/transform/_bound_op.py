@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from .. import backends, xla
 from ..core import Size, warn_once
 from ..kernel import DeviceKernel, anything
+from . import _preference
 from ._batching import Batching
 from ._choice import Choice, Implementation, check_reason
 
@@ -30,6 +31,10 @@ def _why_not_here(kernel: Any) -> str | None:
             "and eqxcallback.inspect shows which."
         )
     return reason
+
+
+def _text(bound: backends.BoundKernel) -> str:
+    return f"{bound.kernel.backend} kernel {bound.name}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -131,22 +136,44 @@ class BoundOp:
         self,
         candidates: Sequence[backends.BoundKernel],
         shapes: Callable[[frozenset[int]], Sequence[Sequence[Size]]],
+        platform: str,
         implementation: Implementation = "auto",
         *,
         anywhere: bool,
     ) -> Choice:
         """The first of the kernels that supports a call with operands of these shapes, a function of the operands that a result
-        overwrites. Unless `anywhere`, one that was not chosen and cannot be compiled here is passed over.
+        overwrites; or of several, the one that was measured to be the fastest. Unless `anywhere`, one that was not chosen and
+        cannot be compiled here is passed over.
         """
-        reasons = []
+        may_be_measured = not anywhere and len(candidates) > 1 and _preference.may_be_measured(self.name)
+        reasons, able = [], []
         for bound in candidates:
             reason = self._why_not(bound, shapes, implementation)
             if reason is None and implementation == "auto" and not anywhere:
                 reason = _why_not_here(bound.kernel)
             if reason is None:
-                return Choice(bound, tuple(reasons))
-            reasons.append((f"{bound.kernel.backend} kernel {bound.name}", reason))
-        return Choice(None, tuple(reasons))
+                able.append(bound)
+                if not may_be_measured:
+                    break
+            else:
+                reasons.append((_text(bound), reason))
+        if len(able) > 1:
+            winner = _preference.winner(self.name, platform, able, lambda: self._seen(able, shapes), self.who)
+            slower = [(_text(bound), "was measured, and was slower") for bound in able[:winner]]
+            return Choice(able[winner], (*reasons, *slower))
+        return Choice(able[0] if able else None, tuple(reasons))
+
+    def _seen(
+        self,
+        candidates: Sequence[backends.BoundKernel],
+        shapes: Callable[[frozenset[int]], Sequence[Sequence[Size]]],
+    ) -> Any:
+        """What the kernels are asked with."""
+        aliased = frozenset(i for bound in candidates for i, _ in bound.call.aliases)
+        return self.types(self._structs(shapes(aliased))), [bound.key for bound in candidates]
+
+    def _structs(self, shapes: Sequence[Sequence[Size]]) -> list[jax.ShapeDtypeStruct]:
+        return [jax.ShapeDtypeStruct(shape, aval.dtype) for shape, aval in zip(shapes, self.input_avals, strict=True)]
 
     def _why_not(
         self,
@@ -165,8 +192,7 @@ class BoundOp:
         seen = shapes(frozenset(i for i, _ in bound.call.aliases))
         if is_launched and any(jax.export.is_symbolic_dim(dim) for shape in seen for dim in shape):
             return "its launch depends on sizes, and an exported program has symbols in their place"
-        structs = [jax.ShapeDtypeStruct(shape, aval.dtype) for shape, aval in zip(seen, self.input_avals, strict=True)]
-        types, options = self.types(structs)
+        types, options = self.types(self._structs(seen))
         try:
             reason = kernel.supports(types, **options)
         except jax.errors.InconclusiveDimensionOperation:

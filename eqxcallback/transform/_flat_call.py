@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from .. import xla
 from ..core import Size, warn_once
 from ..kernel import NativeKernel
-from . import _batching
+from . import _batching, _preference
 from ._axes import Axes
 from ._bound_op import BoundOp
 from ._choice import Choice
@@ -80,14 +80,15 @@ class FlatCall(abc.ABC):
     is_plain = False
 
     @functools.cached_property
-    def _choices(self) -> dict[str, Choice]:
+    def _choices(self) -> dict[tuple[str, int], Choice]:
         return {}
 
     def choice(self, platform: str) -> Choice:
         """The kernel that runs. Eager calls ask for it each time."""
-        known = self._choices.get(platform)
+        key = platform, _preference.version()
+        known = self._choices.get(key)
         if known is None:
-            known = self._choices[platform] = self._choice(platform, anywhere=False)
+            known = self._choices[key] = self._choice(platform, anywhere=False)
         return known
 
     def _choice(self, platform: str, *, anywhere: bool) -> Choice:

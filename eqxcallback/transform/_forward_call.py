@@ -70,7 +70,7 @@ class ForwardCall(FlatCall):
                     None, (("vmap", f"a kernel takes {name or 'an operand'} for one example, and it is mapped"),)
                 )
         candidates = bound.forward.get(platform, ())
-        return bound.choose(candidates, self.kernel_shapes, bound.implementation, anywhere=anywhere)
+        return bound.choose(candidates, self.kernel_shapes, platform, bound.implementation, anywhere=anywhere)
 
     def kernel_shapes(self, aliased: frozenset[int]) -> list[tuple[Size, ...]]:
         """Of the operands as a kernel sees them."""

@@ -97,7 +97,7 @@ class VjpCall(LinearCall):
             reason = "a parameter that the kernel sees once has a gradient for each example"
             return Choice(None, (("vmap", reason),))
         candidates = bound.backward(self.needs_grad).get(platform, ())
-        return bound.choose(candidates, forward.kernel_shapes, anywhere=anywhere)
+        return bound.choose(candidates, forward.kernel_shapes, platform, anywhere=anywhere)
 
     @functools.cached_property
     def _forward(self) -> "ForwardCall":

@@ -30,6 +30,7 @@ from .handles import (
     Run as Run,
     TypedLowering as TypedLowering,
     compute_capabilities as compute_capabilities,
+    device_text as device_text,
     eager_state as eager_state,
     host_calls as host_calls,
     kernel_handle as kernel_handle,

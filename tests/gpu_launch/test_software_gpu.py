@@ -61,6 +61,25 @@ def test_values(f, xy, software_gpu):
     assert len(software_gpu.launches) == 2
 
 
+def test_geometry_is_tuned(xy, software_gpu):
+    """Two kernels of one source: the first has blocks without an element, and each thread takes time here."""
+    wasteful, right = (
+        eqxc.CudaKernel(
+            SAXPY,
+            "saxpy",
+            eqxc.Launch(grid=blocks, block=64),
+            scalars={"n": ("int32", size), "a": "float32"},
+        )
+        for blocks in (200, 3)
+    )
+    f = functools.partial(eqxc.Op("saxpy", {"cpu": [wasteful, right]}, lambda x, y, *, a: a * x + y), a=3.0)
+    (found,) = eqxc.tune(f, *xy)
+    assert found.winner == 1
+    assert "grid=3" in found.kernels[1]
+    np.testing.assert_allclose(jax.jit(f)(*xy), 3 * xy[0] + xy[1])
+    assert "grid=(3,1,1)" in software_gpu.launches[-1]
+
+
 def test_the_whole_of_check(f, xy, software_gpu):
     report = eqxc.testing.check(op(), *xy, a=3.0)
     assert "ok" in str(report)

@@ -30,6 +30,7 @@ from ._targets import (
     PYTHON_EAGER as PYTHON_EAGER,
     PYTHON_PLATFORMS as PYTHON_PLATFORMS,
     compute_capabilities as compute_capabilities,
+    device_text as device_text,
     host_calls as host_calls,
     is_registered as is_registered,
     launch_platforms as launch_platforms,

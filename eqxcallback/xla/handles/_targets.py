@@ -1,5 +1,8 @@
 """The handlers of the extension, registered with XLA at import, and what else is registered later."""
 
+import functools
+import os
+import platform as host
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -81,6 +84,30 @@ def compute_capabilities() -> Sequence[int]:
     except RuntimeError:  # there are none
         return []
     return [int(str(device.compute_capability).replace(".", "")) for device in devices]
+
+
+def device_text(platform: str) -> str | None:
+    """A text for the devices of `platform` that this process has, the same for others like them. `None` where there are none, or
+    not all are alike.
+    """
+    try:
+        kinds = {device.device_kind for device in jax.local_devices(backend=platform)}
+    except RuntimeError:
+        return None
+    if len(kinds) > 1:
+        return None
+    return f"{_processor()}, {os.cpu_count()} threads" if platform == "cpu" else kinds.pop()
+
+
+@functools.cache
+def _processor() -> str:
+    """JAX calls all of them "cpu"."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            name = next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
+    except (OSError, StopIteration):
+        name = host.processor() or host.machine()
+    return f"{name} ({_ext.isa()})"
 
 
 def host_calls() -> int:

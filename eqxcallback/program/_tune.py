@@ -1,0 +1,210 @@
+"""Which of several kernels is the fastest, measured on the device that is there."""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from .. import transform
+from ..transform import Contest
+
+
+_ROUNDS = 7
+_SECONDS_OF_A_ROUND = 0.01
+
+_Called = Callable[[Any], Any]
+_Run = Callable[[int], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """What [`eqxcallback.tune`][] found out about one call.
+
+    **Attributes:**
+
+    - `op`: the name of the op or layer.
+    - `call`: the types and options that its kernels were asked with.
+    - `device`: the device, in words.
+    - `kernels`: what each of the kernels is, in words: its kind, its name, and where it differs from the first.
+    - `seconds`: for each kernel, how long the whole function took with it. The function is the same but for this kernel.
+    - `failed`: for each kernel, why it did not run, or `""`. Its seconds are infinite.
+    - `winner`: the number of the kernel that runs from now on.
+    """
+
+    op: str
+    call: str
+    device: str
+    kernels: tuple[str, ...]
+    seconds: tuple[float, ...]
+    failed: tuple[str, ...]
+    winner: int
+
+    def __str__(self) -> str:
+        lines = [f"{self.op} on {self.device}"]
+        for i, (kernel, seconds, failed) in enumerate(zip(self.kernels, self.seconds, self.failed, strict=True)):
+            mark = "*" if i == self.winner else " "
+            lines.append(f" {mark} {kernel}: {failed or f'{seconds * 1e6:.1f} us'}")
+        return "\n".join(lines)
+
+
+def tune(fn: Callable[..., Any], *args: Any) -> list[Tuned]:
+    """Measure which kernel of each op is the fastest, and keep that on disk.
+
+    An op may have several kernels for a platform: with other block sizes, in other languages, by other people. The first one
+    that takes a call runs. `tune` runs `fn` with each of those that take it, on the default device, and from then on the
+    fastest one is the first: for calls of the same types and options, on devices of the same kind, and in other processes too.
+    Nothing is ever measured but here.
+
+    !!! example
+
+        ```python
+        kernels = [dataclasses.replace(kernel, constexprs={"BLOCK": block}) for block in (256, 1024, 4096)]
+        op = eqxcallback.Op("saxpy", kernels={"cuda": kernels}, reference=reference)
+        for tuned in eqxcallback.tune(op, x, y):
+            print(tuned)
+        ```
+
+    The winners are files in the folder `tuned` of `EQXCALLBACK_CACHE_DIR`; to forget them, delete it. A kernel that changes, its
+    source, its functions or its settings, has to be measured again. A program that was compiled before keeps its kernels until
+    `jax.clear_caches()`. Results may differ in their last bits between kernels, and hence between machines that measured.
+
+    **Arguments:**
+
+    - `fn`: a function of `args`, or a Module: an op, a layer, or a part of a model with its gradient. With several ops in it, one
+        after the other is measured, and the program is compiled as often as there are kernels: a small function is sooner done.
+    - `args`: arrays, PyTrees of them and Modules, with the values that matter: kernels may take longer for some.
+
+    **Returns:**
+
+    What was measured: one [`eqxcallback.Tuned`][] for each call that several kernels take, none if there is no such call.
+
+    **Raises:** what `fn` raises.
+    """
+    if not callable(fn):
+        raise TypeError(f"eqxcallback.tune: expected a function; got {fn!r} of type {type(fn).__name__}.")
+    arrays, static = eqx.partition((fn, args), eqx.is_array)
+
+    def called(arrays: Any) -> Any:
+        function, args = eqx.combine(arrays, static)
+        return eqx.filter(function(*args), eqx.is_array)
+
+    winners: dict[Contest, int] = {}
+    found = []
+    while contests := _unmeasured(called, arrays, winners):
+        for contest in contests:
+            result = _measured(called, arrays, contest, winners)
+            winners[contest] = result.winner
+            transform.store(contest, result.winner, dataclasses.asdict(result))
+            found.append(result)
+    return found
+
+
+def _unmeasured(called: _Called, arrays: Any, winners: Mapping[Contest, int]) -> list[Contest]:
+    with transform.trial(winners) as met:
+        try:
+            jax.jit(lambda arrays: called(arrays)).lower(arrays)
+        except Exception:
+            # A kernel that does not compile is no error yet, if there is another one to take its place.
+            if met.keys() <= winners.keys():
+                raise
+    return [contest for contest in met if contest not in winners]
+
+
+def _measured(called: _Called, arrays: Any, contest: Contest, winners: Mapping[Contest, int]) -> Tuned:
+    runs: dict[int, _Run] = {}
+    failed = [""] * len(contest.kernels)
+    for i in range(len(contest.kernels)):
+        try:
+            with transform.trial({**winners, contest: i}):
+                run = _compiled(called, arrays)
+            jax.block_until_ready(run(1))
+            runs[i] = run
+        except Exception as error:  # one kernel that does not compile must not end it for all
+            failed[i] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    if not runs:
+        raise ValueError(f"eqxcallback.tune: no kernel of {contest.op} runs this call: {'; '.join(failed)}.")
+    seconds = _race(runs)
+    kernels = [bound.kernel for bound in contest.bound]
+    return Tuned(
+        contest.op,
+        contest.call,
+        contest.device,
+        tuple(_text(kernel, kernels[0], bound.name) for kernel, bound in zip(kernels, contest.bound, strict=True)),
+        tuple(seconds.get(i, float("inf")) for i in range(len(kernels))),
+        tuple(failed),
+        min(seconds, key=seconds.__getitem__),
+    )
+
+
+def _compiled(called: _Called, arrays: Any) -> _Run:
+    """A program that calls the function so many times, each time after the last one: the host's time does not count."""
+
+    def looped(arrays: Any, count: Any) -> Any:
+        def body(_: Any, carry: Any) -> Any:
+            arrays, results = carry
+            arrays = _tied(arrays, results, count < 0)
+            return arrays, called(arrays)
+
+        like = jax.tree.map(lambda aval: jnp.zeros(aval.shape, aval.dtype), jax.eval_shape(called, arrays))
+        return jax.lax.fori_loop(0, count, body, (arrays, like))[1]
+
+    program = jax.jit(looped).lower(arrays, jnp.int32(1)).compile()
+    return lambda count: program(arrays, jnp.int32(count))
+
+
+def _tied(arrays: Any, results: Any, never: Any) -> Any:
+    """`arrays`, which XLA cannot know to be the same in each iteration: it would compute what depends on them before the loop.
+    One element of each is written in place, which is the same work whatever kernel runs.
+    """
+    firsts = [jnp.real(leaf.ravel()[0]).astype(jnp.float32) for leaf in jax.tree.leaves(results) if leaf.size]
+    token = sum(firsts, jnp.float32(0))
+
+    def tied(leaf: Any) -> Any:
+        if not leaf.size or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            return leaf
+        first = (0,) * leaf.ndim
+        return leaf.at[first].set(jnp.where(never, token.astype(leaf.dtype), leaf[first]))
+
+    return jax.tree.map(tied, arrays)
+
+
+def _race(runs: Mapping[int, _Run]) -> dict[int, float]:
+    """The median seconds of one call of each. They take turns, so that a slow moment of the machine hits all."""
+    counts = {i: _count(run) for i, run in runs.items()}
+    samples: dict[int, list[float]] = {i: [] for i in runs}
+    for _ in range(_ROUNDS):
+        for i, run in runs.items():
+            samples[i].append(_seconds(run, counts[i]) / counts[i])
+    return {i: statistics.median(of_one) for i, of_one in samples.items()}
+
+
+def _count(run: _Run) -> int:
+    """How many calls make a round."""
+    count = 1
+    while (seconds := _seconds(run, count)) < _SECONDS_OF_A_ROUND / 4:
+        count *= 4
+    return max(1, round(count * _SECONDS_OF_A_ROUND / seconds))
+
+
+def _seconds(run: _Run, count: int) -> float:
+    start = time.perf_counter()
+    jax.block_until_ready(run(count))
+    return time.perf_counter() - start
+
+
+def _text(kernel: Any, first: Any, name: str) -> str:
+    """Its kind and name, and the fields in which it differs from another of its kind."""
+    text = f"{kernel.backend} kernel {name}"
+    if kernel is first or type(kernel) is not type(first):
+        return text
+    differs: Sequence[str] = [
+        f"{field.name}={getattr(kernel, field.name)!r}"
+        for field in dataclasses.fields(kernel)
+        if getattr(kernel, field.name) != getattr(first, field.name) and field.name != "source"
+    ]
+    return ", ".join([text, *differs])

@@ -1,0 +1,192 @@
+"""`eqxcallback.tune`: the fastest of several kernels runs from then on, and nowhere else is anything measured."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+import time
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxcallback as eqxc
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("EQXCALLBACK_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("EQXCALLBACK_CUDA_ARCH", raising=False)
+    return tmp_path
+
+
+def slow(ctx, out, x):
+    time.sleep(0.002)
+    out.write(2 * np.asarray(x))
+
+
+def fast(ctx, out, x):
+    out.write(2 * np.asarray(x))
+
+
+def double(x):
+    return 2 * x
+
+
+def slow_gradient(ctx, grads, args, out, cotangents):
+    time.sleep(0.002)
+    grads[0].write(2 * np.asarray(cotangents))
+
+
+def fast_gradient(ctx, grads, args, out, cotangents):
+    grads[0].write(2 * np.asarray(cotangents))
+
+
+def op_of(*bodies, **more):
+    return eqxc.Op("double", {"cpu": [eqxc.PythonKernel(body) for body in bodies]}, double, "fold", **more)
+
+
+def runs(fn, *args):
+    """The names of the kernels that a program has now."""
+    handles = [call.handle for call in eqxc.inspect(lambda *args: fn(*args), *args).calls]
+    return [handle and handle.name for handle in handles]
+
+
+X = jnp.arange(12.0).reshape(3, 4)
+
+
+def test_the_fastest_kernel_runs_from_then_on():
+    op = op_of(slow, fast)
+    assert runs(op, X) == ["slow"]
+    (found,) = eqxc.tune(op, X)
+    assert found.winner == 1
+    assert found.seconds[0] > 0.002 > found.seconds[1] > 0
+    assert runs(op, X) == ["fast"]
+    (call,) = eqxc.inspect(lambda x: op(x), X).calls
+    assert call.passed_over == (("python kernel slow", "was measured, and was slower"),)
+    np.testing.assert_array_equal(op(X), 2 * X)
+    assert str(found).splitlines()[1:] == [
+        f"   python kernel slow: {found.seconds[0] * 1e6:.1f} us",
+        f" * {found.kernels[1]}: {found.seconds[1] * 1e6:.1f} us",
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(lambda op: (op, jnp.ones((3, 5))), id="shape"),
+        pytest.param(lambda op: (op, X.astype(jnp.bfloat16)), id="dtype"),
+        pytest.param(lambda op: (jax.vmap(op), jnp.ones((2, 3, 4))), id="mapped"),
+        pytest.param(lambda op: (dataclasses.replace(op, name="other"), X), id="name"),
+        pytest.param(lambda op: (op_of(slow, lambda ctx, out, x: fast(ctx, out, x)), X), id="kernel"),
+    ],
+)
+def test_other_calls_keep_the_order_that_was_declared(other):
+    op = op_of(slow, fast)
+    eqxc.tune(op, X)
+    assert runs(op, X) == ["fast"]
+    assert runs(*other(op)) == ["slow"]
+
+
+def test_another_process_knows_it(cache):
+    eqxc.tune(op_of(slow, fast), X)
+    code = "import tests.program.test_tune as t; print(t.runs(t.op_of(t.slow, t.fast), t.X))"
+    root = pathlib.Path(__file__).parents[2]
+    found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert found.stdout == "['fast']\n"
+
+
+def test_a_gradient_is_a_call_of_its_own():
+    backward = {"cpu": [eqxc.PythonKernel(slow_gradient), eqxc.PythonKernel(fast_gradient)]}
+    op = op_of(fast, slow, backward=backward, backward_reads_results=False)
+
+    def loss(x):
+        return (op(x) ** 2).sum()
+
+    assert [found.winner for found in eqxc.tune(jax.grad(loss), X)] == [0, 1]
+    assert runs(jax.grad(loss), X) == ["fast", "fast_gradient"]
+    np.testing.assert_array_equal(jax.grad(loss)(X), 8 * X)
+
+
+def test_modules_and_jax_kernels():
+    class Double(eqxc.Layer):
+        scale: jax.Array
+        kernels: ClassVar = {"cpu": (eqxc.JaxKernel(lambda self, x: self.reference(x)), "slow")}
+
+        def slow(self, ctx, out, x):
+            time.sleep(0.002)
+            np.multiply(np.asarray(x), np.asarray(self.scale), out=np.asarray(out))
+
+        def reference(self, x):
+            return x * self.scale
+
+    (found,) = eqxc.tune(Double(jnp.float32(2.0)), X)
+    assert found.winner == 0
+    assert found.kernels[1].endswith("Double.slow")
+    # The product is really computed each time: 4 million numbers take longer than a thousandth of the kernel that sleeps.
+    (found,) = eqxc.tune(Double(jnp.float32(2.0)), jnp.ones((2048, 2048)))
+    assert found.seconds[0] > 1e-4
+
+
+def test_a_kernel_that_fails_is_passed_over():
+    def broken(x):
+        raise ValueError("this one is broken")
+
+    kernels = {"cpu": [eqxc.JaxKernel(broken), eqxc.PythonKernel(fast)]}
+    op = eqxc.Op("double", kernels, double)
+    (found,) = eqxc.tune(op, X)
+    assert (found.winner, found.seconds[0]) == (1, float("inf"))
+    assert "this one is broken" in found.failed[0]
+    assert "this one is broken" in str(found)
+    assert runs(op, X) == ["fast"]
+
+
+def test_where_none_runs_the_error_says_why():
+    def broken(x):
+        raise ValueError("this one is broken")
+
+    op = eqxc.Op("double", {"cpu": [eqxc.JaxKernel(broken), eqxc.JaxKernel(lambda x: broken(x))]}, double)
+    with pytest.raises(ValueError, match=r"tune: no kernel of double runs this call: .*this one is broken"):
+        eqxc.tune(op, X)
+
+
+def test_one_kernel_is_no_contest(cache):
+    assert eqxc.tune(op_of(slow), X) == []
+    assert not list(cache.rglob("*"))
+    with pytest.raises(TypeError, match="expected a function; got 3"):
+        eqxc.tune(3, X)  # type: ignore[arg-type]
+
+
+def test_never_for_a_device_that_is_not_here(monkeypatch, cache):
+    kernels = [eqxc.JaxKernel(lambda x: x + x), eqxc.JaxKernel(double)]
+    op = eqxc.Op("double", {"cpu": kernels, "cuda": kernels}, double)
+    eqxc.tune(op, X)
+    (file,) = (cache / "tuned" / "double").iterdir()
+    about = json.loads(file.read_text())
+    assert about["op"] == "double"
+    assert len(about["seconds"]) == 2
+    # Whatever won, the order on a GPU that is not there is the declared one.
+    (call,) = eqxc.inspect(lambda x: op(x), X, platform="cuda").calls
+    assert call.passed_over == ()
+
+
+def test_a_file_that_is_not_whole_is_not_there(cache):
+    op = op_of(slow, fast)
+    eqxc.tune(op, X)
+    (file,) = (cache / "tuned" / "double").iterdir()
+    file.write_bytes(file.read_bytes()[:40])
+    fresh = "import tests.program.test_tune as t; print(t.runs(t.op_of(t.slow, t.fast), t.X))"
+    root = pathlib.Path(__file__).parents[2]
+    found = subprocess.run([sys.executable, "-c", fresh], cwd=root, capture_output=True, text=True, check=True)
+    assert found.stdout == "['slow']\n"
+
+
+def test_a_kernel_that_was_chosen_by_kind_stays():
+    kernels = [eqxc.PythonKernel(slow), eqxc.JaxKernel(double)]
+    op = eqxc.Op("double", {"cpu": kernels}, double)
+    (found,) = eqxc.tune(op, X)
+    assert found.winner == 1
+    assert runs(op.using("python"), X) == ["slow"]
