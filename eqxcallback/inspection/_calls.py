@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .. import xla
+from .. import backends, xla
 from ..core import callable_name, type_text
 from ..transform import ForwardCall
 from ._report import Alias, ExternalCall
@@ -42,7 +42,8 @@ def _of_op(site: xla.CallSite, platform: str) -> ExternalCall:
     lowering = call.lowering(platform)
     if lowering is None or isinstance(lowering, xla.JaxLowering):
         return _of_jax_code(call, kind, lowering, site, platform)
-    operands, results = _kernel_types(call, lowering, site)
+    seen = _kernel_types(call, lowering, site)
+    operands, results = map(_types, seen)
     is_python = isinstance(lowering, xla.PythonLowering)
     # The handler of a native kernel says it, and not its declaration.
     declares = not isinstance(lowering, xla.LaunchLowering)
@@ -64,6 +65,9 @@ def _of_op(site: xla.CallSite, platform: str) -> ExternalCall:
         handle=xla.kernel_handle(lowering, bound.name),
         passed_over=call.choice(platform).reasons,
         hint=_hint(call),
+        launches=backends.launched(lowering.for_types(*seen).attributes)
+        if isinstance(lowering, xla.TypedLowering)
+        else (),
     )
 
 
@@ -72,9 +76,8 @@ def _of_jax_code(
 ) -> ExternalCall:
     """A `JaxKernel`, or the reference where `lowering` is `None`."""
     is_reference = lowering is None
-    operands, results = (
-        (_types(site.operands), _types(site.results)) if lowering is None else _kernel_types(call, lowering, site)
-    )
+    seen = (site.operands, site.results) if lowering is None else _kernel_types(call, lowering, site)
+    operands, results = map(_types, seen)
     return ExternalCall(
         path="",
         op=call.bound.name,
@@ -103,7 +106,7 @@ def _inside(site: xla.CallSite, platform: str) -> Iterator[xla.CallSite]:
     def run(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
         return lowering.function(args, result_avals)
 
-    structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in site.operands]
+    structs = _structs(site.operands)
     program = jax.make_jaxpr(lambda *args: call.launch(lowering, run, args))(*structs)
     for inner in xla.call_sites(program, platform):
         path = "/".join(part for part in (site.path, call.bound.name, inner.path) if part)
@@ -184,18 +187,22 @@ def _hint(call: Any) -> str:
     return f'vmap calls it for each of {examples} examples, as no vmap_method is stated: "fold" would be one call'
 
 
-def _kernel_types(call: Any, lowering: xla.Lowering, site: xla.CallSite) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _kernel_types(call: Any, lowering: xla.Lowering, site: xla.CallSite) -> tuple[Sequence[Any], Sequence[Any]]:
     """What the kernel sees, which under `vmap` is not what the program has."""
-    seen: list[tuple[tuple[str, ...], tuple[str, ...]]] = []
+    seen: list[tuple[Sequence[Any], Sequence[Any]]] = []
 
     def run(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
-        seen.append((_types(args), _types(result_avals)))
+        seen.append((_structs(args), _structs(result_avals)))
         with jax.enable_x64(True):  # types are what they are, also where the rest of the program has no such
             return [jnp.zeros(aval.shape, aval.dtype) for aval in result_avals]
 
-    structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in site.operands]
+    structs = _structs(site.operands)
     jax.eval_shape(lambda *args: call.launch(lowering, run, args), *structs)
-    return seen[0] if seen else (_types(site.operands), _types(site.results))
+    return seen[0] if seen else (site.operands, site.results)
+
+
+def _structs(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
 
 
 def _types(avals: Sequence[Any]) -> tuple[str, ...]:

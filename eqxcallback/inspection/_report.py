@@ -3,6 +3,7 @@
 import dataclasses
 import textwrap
 
+from ..backends import Launched
 from ..xla import KernelHandle
 
 
@@ -56,6 +57,8 @@ class ExternalCall:
     - `times`: how often it is called in one run of the program, or `None` if that depends on data. Branches of
         `jax.lax.cond` count as if they were taken.
     - `hint`: how it could be faster: with a `vmap_method`, where none is stated.
+    - `launches`: for a kernel on a GPU, the blocks, threads, registers and shared memory of each launch. In a program over
+        several devices each part has its own, and this is what the whole call would have.
     - `note`: what else there is to say, such as that XLA has removed it.
     """
 
@@ -75,6 +78,7 @@ class ExternalCall:
     handle: KernelHandle | None = None
     passed_over: tuple[tuple[str, str], ...] = ()
     hint: str = ""
+    launches: tuple[Launched, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +163,7 @@ def _captured(call: ExternalCall) -> str:
 
 def _details(call: ExternalCall, with_captured: bool) -> list[str]:
     details = [f"({', '.join(call.operands)}) -> ({', '.join(call.results)})"]
+    details += [f"launch {launch}" for launch in call.launches]
     details += [str(alias) for alias in call.in_place]
     if with_captured:
         details.append(f"captured: {_captured(call)}")

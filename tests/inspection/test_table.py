@@ -40,6 +40,7 @@ Scale         forward  python  eqxcallback_python           1      jit(step)/Sca
     captured: no, not declared command_buffer_compatible
 cache_append  forward  native  eqxcallback_launch_captured  1      jit(step)/cache_append
     (float32[8,2], float32[1,2], int32[]) -> (float32[8,2])
+    launch cache_append: 1 block of 256 threads
     operand 0 -> result 0: unknown until compiled (not donated)
     captured: unknown, declared compatible: XLA decides
 AddOne        forward  python  eqxcallback_python           3      jit(step)/scan/AddOne
