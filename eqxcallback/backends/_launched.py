@@ -16,7 +16,7 @@ class Launched:
 
     **Attributes:**
 
-    - `entry`: the name of the kernel.
+    - `entry`: the name of the kernel in `image`, the compiled code: a cubin, which `nvdisasm` reads, or PTX.
     - `grid`, `block`: the number of blocks, and of the threads of each.
     - `shared_bytes`: shared memory of a block.
     - `registers`: of a thread, and `stack_bytes`: its local memory, for what does not fit registers. `None` where the driver
@@ -29,10 +29,11 @@ class Launched:
     shared_bytes: int
     registers: int | None
     stack_bytes: int | None
+    image: bytes = dataclasses.field(repr=False)
 
     def __str__(self) -> str:
         parts = [
-            f"{self.entry}: {_count(self.grid, 'block')} of {_count(self.block, 'thread')}",
+            f"{_readable(self.entry)}: {_count(self.grid, 'block')} of {_count(self.block, 'thread')}",
             f"{self.shared_bytes:,} bytes of shared memory" if self.shared_bytes else "",
             "" if self.registers is None else f"{self.registers} registers",
             f"{self.stack_bytes:,} bytes of stack" if self.stack_bytes else "",
@@ -44,16 +45,16 @@ def launched(attributes: Mapping[str, Any]) -> tuple[Launched, ...]:
     """**Arguments:** `attributes`: as `Program.attributes` writes them."""
     images, at = [], 0
     for size in attributes["sizes"]:
-        images.append(_kernels(attributes["images"][at : at + size].tobytes()))
+        images.append(attributes["images"][at : at + size].tobytes())
         at += size
     found = []
     for entry, numbers in zip(attributes["entries"].split("\n"), attributes["geometry"].reshape(-1, 8), strict=True):
-        *geometry, shared, image = map(int, numbers)
-        kernel = images[image].get(entry)
+        *geometry, shared, index = map(int, numbers)
+        kernel = _kernels(images[index]).get(entry)
         grid, block = (tuple(geometry[:3]), tuple(geometry[3:]))
         static = 0 if kernel is None else kernel.shared_bytes
         usage = (None, None) if kernel is None else (kernel.registers, kernel.stack_bytes)
-        found.append(Launched(_readable(entry), grid, block, shared + static, *usage))  # type: ignore[arg-type]
+        found.append(Launched(entry, grid, block, shared + static, *usage, image=images[index]))  # type: ignore[arg-type]
     return tuple(found)
 
 
