@@ -68,7 +68,8 @@ class _CuPy:
                 raise CompileError(nvrtc.getProgramLog(program)) from None
             image = nvrtc.getCUBIN(program) if is_cubin else nvrtc.getPTX(program)
             names = [nvrtc.getLoweredName(program, entry) for entry in entries]
-            return bytes(image), [_text(name) for name in names], nvrtc.getProgramLog(program)
+            # CuPy takes the last byte for the end of a text, also of a cubin, which is not whole without it.
+            return bytes(image) + b"\0", [_text(name) for name in names], nvrtc.getProgramLog(program)
         finally:
             nvrtc.destroyProgram(program)
 
