@@ -5,6 +5,7 @@
 
 #include "core/host_calls.h"
 #include "cpu/isa.h"
+#include "ffi/c_call.h"
 #include "ffi/cpu_targets.h"
 #include "ffi/front.h"
 #include "ffi/gpu_launch.h"
@@ -28,6 +29,7 @@ NB_MODULE(_ext, m) {
   eqxcallback::bind_recording(m);
   eqxcallback::bind_checked_call(m);
   eqxcallback::bind_front(m);
+  eqxcallback::bind_c_call(m);
   m.def("python_call_targets", &eqxcallback::python_call_targets);
   m.def("cpu_ops", &eqxcallback::cpu_targets);
   m.def("host_calls", [] { return eqxcallback::host_calls.load(); });

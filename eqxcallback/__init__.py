@@ -10,6 +10,7 @@ from .core import KernelError as KernelError, PerformanceWarning as PerformanceW
 from .fusion import fuse as fuse, unfuse as unfuse
 from .inspection import inspect as inspect
 from .kernel import (
+    CKernel as CKernel,
     CudaKernel as CudaKernel,
     Launch as Launch,
     JaxKernel as JaxKernel,

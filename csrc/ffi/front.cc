@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "ffi/c_call.h"
 #include "ffi/capsule.h"
 #include "ffi/checked_call.h"
 #include "ffi/cpu_targets.h"
@@ -30,7 +31,8 @@ constexpr size_t kFronts = 512;
 
 struct Front {
   UserKernel kernel;
-  std::string symbol;  // empty for handlers of this package
+  const void* function = nullptr;  // of the handler of C functions: the one to call
+  std::string symbol;              // empty for handlers of this package
   bool is_checked = false;
 
   std::mutex mutex;
@@ -122,6 +124,7 @@ XLA_FFI_Error* call(Front& front, XLA_FFI_CallFrame* frame, XLA_FFI_Error_Create
   if (frame->extension_start != nullptr) return front.kernel.handler(frame);
   const XLA_FFI_Api* theirs = frame->api;
   frame->api = api_of(front, theirs, create);
+  const CalledFunction function(front.function);
   XLA_FFI_Error* error = front.is_checked ? run_checked_in_child([&front] { return front.who(); }, front.kernel, frame)
                                           : front.kernel.handler(frame);
   frame->api = theirs;
@@ -154,14 +157,15 @@ size_t take() {
 
 // In front of the handler `symbol` of a user's library, at `address`: its number, and a capsule of it. Without a free
 // one -1, and a capsule of the handler itself. With `is_checked` it is called in a child process in checked mode, where
-// `set_threads`, an address or zero, is called with 1 before.
-nb::tuple front(uintptr_t address, std::string symbol, bool is_checked, uintptr_t set_threads) {
+// `set_threads`, an address or zero, is called with 1 before. `function` is for the handler of C functions, or zero.
+nb::tuple front(uintptr_t address, std::string symbol, bool is_checked, uintptr_t set_threads, uintptr_t function) {
   auto* handler = reinterpret_cast<XLA_FFI_Handler*>(address);
   const size_t number = take();
   if (number == kFronts) return nb::make_tuple(-1, capsule(handler));
   Front& front = fronts()[number];
   front.kernel.handler = handler;
   front.kernel.set_threads = reinterpret_cast<void (*)(int)>(set_threads);
+  front.function = reinterpret_cast<const void*>(function);
   front.symbol = std::move(symbol);
   front.is_checked = is_checked;
   return nb::make_tuple(number, capsule(kHandlers[number]));
@@ -200,7 +204,8 @@ XLA_FFI_Handler* front_of_ours(XLA_FFI_Handler* handler) {
 }
 
 void bind_front(nb::module_& m) {
-  m.def("front", &front, nb::arg("address"), nb::arg("symbol"), nb::arg("is_checked"), nb::arg("set_threads"));
+  m.def("front", &front, nb::arg("address"), nb::arg("symbol"), nb::arg("is_checked"), nb::arg("set_threads"),
+        nb::arg("function") = 0);
   m.def("name_caller", &name_caller, nb::arg("number"), nb::arg("op"));
   m.def("describe_function", &describe_function, nb::arg("address"), nb::arg("seconds"));
   m.def("on_native_error", &on_native_error, nb::arg("hook").none());

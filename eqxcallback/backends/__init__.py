@@ -9,5 +9,4 @@ from ._bound_kernel import BoundKernel as BoundKernel
 from ._cache import cache_folder as cache_folder, key_of as key_of, load as load, store as store
 from ._description import description as description
 from ._launched import Launched as Launched, launched as launched
-from ._native import register_library as register_library
-from ._prepare import prepare as prepare
+from ._prepare import prepare as prepare, register_library as register_library

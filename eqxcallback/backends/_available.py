@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .. import _ext, emulation
+from .. import _ext, emulation, xla
 from ..kernel import Emulated, Kernel
 from . import _nvrtc
 
@@ -15,6 +15,7 @@ def available_backends() -> Mapping[str, bool | str]:
     - `"python"`: a [`eqxcallback.PythonKernel`][] or the kernel of a layer.
     - `"jax"`: a [`eqxcallback.JaxKernel`][].
     - `"native"`: a [`eqxcallback.NativeKernel`][].
+    - `"c"`: a [`eqxcallback.CKernel`][].
     - `"cuda"`: a [`eqxcallback.CudaKernel`][].
     - `"triton"`: a [`eqxcallback.TritonKernel`][].
     - `"cupy"`: CuPy's arrays over our buffers in a Python kernel, on a GPU.
@@ -26,6 +27,7 @@ def available_backends() -> Mapping[str, bool | str]:
         "python": True,
         "jax": True,
         "native": True,
+        "c": xla.why_no_c_functions() or True,
         "cuda": _first_problem(_nvrtc.find, _ext.gpu_driver_version),
         "triton": _first_problem(_triton, _ext.gpu_driver_version),
         "cupy": _first_problem(lambda: _imported("cupy", "cuda13"), _ext.gpu_driver_version),

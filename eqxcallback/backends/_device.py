@@ -4,7 +4,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from .. import xla
@@ -12,7 +11,7 @@ from ..kernel import CudaKernel, DeviceKernel
 from . import _cuda, _triton
 from ._bound_kernel import BoundKernel
 from ._description import description
-from ._device_call import DeviceCall
+from ._device_call import DeviceCall, typed
 
 
 def prepare(bound: BoundKernel, kernel: DeviceKernel, platform: str, who: str) -> xla.TypedLowering:
@@ -23,7 +22,7 @@ def prepare(bound: BoundKernel, kernel: DeviceKernel, platform: str, who: str) -
         )
 
     def launch(operands: Sequence[Any], results: Sequence[Any]) -> xla.LaunchLowering:
-        call = DeviceCall.of(kernel, bound, _typed(operands), _typed(results), who)
+        call = DeviceCall.of(kernel, bound, typed(operands), typed(results), who)
         program = _cuda.compiled(kernel, call) if isinstance(kernel, CudaKernel) else _triton.compiled(kernel, call)
         attributes = {"who": who, **program.attributes(call.words)}
         if any(dtype.itemsize > 8 for _, dtype, _ in call.scalars):
@@ -39,7 +38,3 @@ def prepare(bound: BoundKernel, kernel: DeviceKernel, platform: str, who: str) -
 
     target = xla.LAUNCH_CAPTURED if kernel.command_buffer_compatible else xla.LAUNCH
     return xla.TypedLowering(launch, target, functools.partial(description, kernel, who), bound.call)
-
-
-def _typed(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]

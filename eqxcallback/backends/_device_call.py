@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from ..kernel import DeviceKernel, TensorMap
@@ -42,7 +43,7 @@ class DeviceCall:
     ) -> "DeviceCall":
         assert bound.arguments is not None
         args, options = bound.arguments(operands, results)
-        workspaces = _called(kernel.workspaces, "workspaces", args, options, who)
+        workspaces = called(kernel.workspaces, "workspaces", args, options, who)
         if not isinstance(workspaces, list | tuple) or not all(map(_is_type, workspaces)):
             raise TypeError(f"{who}: expected workspaces to be jax.ShapeDtypeStructs; got {workspaces!r}.")
         workspaces = tuple(workspaces)
@@ -52,24 +53,24 @@ class DeviceCall:
             *((f"workspace {i}", workspace) for i, workspace in enumerate(workspaces)),
         )
 
-        def called(declared: Any, field: str) -> Any:
-            return _called(declared, field, args, options, who)
+        def value(declared: Any, field: str) -> Any:
+            return called(declared, field, args, options, who)
 
         scalars = tuple(
             (
                 name,
                 dtype,
-                _tensor_map.numbers(value, name, pointers, called, who)
-                if isinstance(value, TensorMap)
-                else _scalar(name, dtype, value, bound, args, options, who),
+                _tensor_map.numbers(scalar, name, pointers, value, who)
+                if isinstance(scalar, TensorMap)
+                else _scalar(name, dtype, scalar, bound, args, options, who),
             )
-            for name, (dtype, value) in kernel.scalars.items()
+            for name, (dtype, scalar) in kernel.scalars.items()
         )
         return cls(who, pointers, workspaces, scalars, args, options)
 
     def value(self, declared: Any, field: str, **more: Any) -> Any:
         """What a field of the kernel is for this call."""
-        return _called(declared, field, self.args, {**self.options, **more}, self.who)
+        return called(declared, field, self.args, {**self.options, **more}, self.who)
 
     @property
     def nulls(self) -> tuple[int, ...]:
@@ -113,7 +114,7 @@ def _scalar(
     who: str,
 ) -> Any:
     if function is not None:
-        value = _called(function, f"the scalar {name}", args, options, who)
+        value = called(function, f"the scalar {name}", args, options, who)
     elif name in bound.options:
         value = bound.options[name]
     else:
@@ -154,7 +155,11 @@ def _structure(name: str, dtype: Any, value: Any, who: str) -> bytes:
     return made.tobytes()
 
 
-def _called(declared: Any, field: str, args: Sequence[Any], options: Mapping[str, Any], who: str) -> Any:
+def typed(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+
+
+def called(declared: Any, field: str, args: Sequence[Any], options: Mapping[str, Any], who: str) -> Any:
     if not callable(declared):
         return declared
     try:

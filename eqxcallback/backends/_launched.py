@@ -42,7 +42,9 @@ class Launched:
 
 
 def launched(attributes: Mapping[str, Any]) -> tuple[Launched, ...]:
-    """**Arguments:** `attributes`: as `Program.attributes` writes them."""
+    """**Arguments:** `attributes`: as `Program.attributes` writes them. Those of another lane launch nothing."""
+    if "images" not in attributes:
+        return ()
     images, at = [], 0
     for size in attributes["sizes"]:
         images.append(attributes["images"][at : at + size].tobytes())

@@ -1,8 +1,8 @@
 """The choice of a technology for a kernel."""
 
 from .. import xla
-from ..kernel import DeviceKernel, Emulated, JaxKernel, PythonKernel
-from . import _device, _emulated, _jax, _native, _python
+from ..kernel import CKernel, DeviceKernel, Emulated, JaxKernel, Kernel, NativeKernel, PythonKernel
+from . import _c, _device, _emulated, _jax, _native, _python
 from ._bound_kernel import BoundKernel
 
 
@@ -15,8 +15,16 @@ def prepare(bound: BoundKernel, platform: str, who: str) -> xla.Lowering:
         return _python.prepare(bound, kernel)
     if isinstance(kernel, JaxKernel):
         return _jax.prepare(bound, kernel, who)
+    if isinstance(kernel, CKernel):
+        return _c.prepare(bound, kernel, platform, who)
     if isinstance(kernel, Emulated):
         return _emulated.prepare(bound, kernel, platform, who)
     if isinstance(kernel, DeviceKernel):
         return _device.prepare(bound, kernel, platform, who)
     return _native.prepare(bound, kernel, platform, who)
+
+
+def register_library(kernel: Kernel, platform: str, who: str) -> None:
+    """What `prepare` does for a program, before there is one, to a kernel in a library. Others have nothing to register."""
+    if isinstance(kernel, CKernel | NativeKernel) and kernel.library is not None:
+        (_c if isinstance(kernel, CKernel) else _native).library_target(kernel, platform, who)

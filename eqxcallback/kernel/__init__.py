@@ -1,5 +1,6 @@
 """What a kernel is: pure data. Nothing here traces, compiles or runs."""
 
+from ._c import CKernel as CKernel
 from ._cuda import CudaKernel as CudaKernel
 from ._contract import KernelContract as KernelContract, anything as anything, as_tuple as as_tuple
 from ._emulated import (
@@ -19,4 +20,7 @@ from ._triton import TritonKernel as TritonKernel
 DeviceKernel = CudaKernel | TritonKernel
 """Those that our launcher launches on a GPU."""
 
-Kernel = NativeKernel | PythonKernel | JaxKernel | DeviceKernel
+TypedKernel = DeviceKernel | CKernel
+"""Those whose parameters are of the types that they are called with."""
+
+Kernel = NativeKernel | PythonKernel | JaxKernel | TypedKernel

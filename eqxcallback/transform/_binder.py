@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import backends, xla
-from ..kernel import DeviceKernel, JaxKernel, Kernel, NativeKernel, PythonKernel
+from ..kernel import JaxKernel, Kernel, NativeKernel, PythonKernel, TypedKernel
 from ._bound_op import differentiable
 
 
@@ -107,7 +107,7 @@ class Binder:
         )
 
 
-def _declared(kernel: PythonKernel | DeviceKernel, options: xla.CallOptions) -> xla.CallOptions:
+def _declared(kernel: PythonKernel | TypedKernel, options: xla.CallOptions) -> xla.CallOptions:
     return dataclasses.replace(options, command_buffer_compatible=kernel.command_buffer_compatible)
 
 

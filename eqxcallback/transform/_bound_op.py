@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from .. import backends, xla
 from ..core import Size, warn_once
-from ..kernel import DeviceKernel, anything
+from ..kernel import TypedKernel, anything
 from . import _preference
 from ._batching import Batching
 from ._choice import Choice, Implementation, check_reason
@@ -186,12 +186,12 @@ class BoundOp:
             return f'the call says implementation="{implementation}"'
         if kernel.only_if_chosen and self.implementation != kernel.backend:
             return f'runs only with implementation="{kernel.backend}"'
-        is_launched = isinstance(kernel, DeviceKernel)
-        if kernel.supports is anything and not is_launched:
+        is_typed = isinstance(kernel, TypedKernel)
+        if kernel.supports is anything and not is_typed:
             return None
         seen = shapes(frozenset(i for i, _ in bound.call.aliases))
-        if is_launched and any(jax.export.is_symbolic_dim(dim) for shape in seen for dim in shape):
-            return "its launch depends on sizes, and an exported program has symbols in their place"
+        if is_typed and any(jax.export.is_symbolic_dim(dim) for shape in seen for dim in shape):
+            return "what it is called with depends on sizes, and an exported program has symbols in their place"
         types, options = self.types(self._structs(seen))
         try:
             reason = kernel.supports(types, **options)

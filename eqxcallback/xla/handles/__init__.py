@@ -5,7 +5,11 @@ from ._body import CallSpec as CallSpec, FlatBody as FlatBody, PythonBody as Pyt
 from ._failures import unwritten_text as unwritten_text
 from ._handles import EagerState as EagerState, eager_state as eager_state, handle_for as handle_for
 from ._kernel_handle import KernelHandle as KernelHandle, kernel_handle as kernel_handle, python_handle as python_handle
-from ._libraries import library_function as library_function
+from ._libraries import (
+    LibraryFunction as LibraryFunction,
+    library_function as library_function,
+    why_no_c_functions as why_no_c_functions,
+)
 from ._lowering import (
     JaxLowering as JaxLowering,
     LaunchLowering as LaunchLowering,

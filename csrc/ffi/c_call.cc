@@ -1,0 +1,120 @@
+// The parameters of a function are an attribute of the call: four numbers for each, which Python has made of names.
+#include "ffi/c_call.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/host_calls.h"
+#include "core/plain_call.h"
+#include "ffi/cpu_call.h"
+
+namespace eqxcallback {
+namespace {
+
+thread_local const void* called_function = nullptr;
+
+// See backends/_c.py, which writes them.
+enum Kind : int64_t { kPointer = 0, kInteger = 1, kFloat = 2 };
+
+struct Parameter {
+  int64_t kind;
+  int64_t buffer;  // of a pointer: which operand or result, the results after the operands; -1 for null
+  int64_t by_row;  // of a pointer: the bytes of a row, zero if all rows share it; of a number: whether it counts rows
+  int64_t value;   // of a number: its bits, or for each row
+};
+constexpr size_t kNumbers = 4;
+
+Parameter parameter_at(ffi::Span<const int64_t> numbers, size_t i) {
+  return {numbers[i * kNumbers], numbers[i * kNumbers + 1], numbers[i * kNumbers + 2], numbers[i * kNumbers + 3]};
+}
+
+// `3=the matrix is singular`, one in a line.
+std::string text_of_status(std::string_view texts, int status) {
+  const std::string name = std::to_string(status) + "=";
+  while (!texts.empty()) {
+    const std::string_view line = texts.substr(0, texts.find('\n'));
+    if (line.substr(0, name.size()) == name) return ": " + std::string(line.substr(name.size()));
+    texts.remove_prefix(std::min(line.size() + 1, texts.size()));
+  }
+  return "";
+}
+
+ffi::Error c_call(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets,
+                  ffi::Span<const int64_t> parameters, int64_t rows, bool returns_status, std::string_view statuses) {
+  return guarded([&] {
+    host_calls.fetch_add(1, std::memory_order_relaxed);
+    const void* const function = called_function;
+    if (function == nullptr || parameters.size() % kNumbers != 0) {
+      throw std::invalid_argument("expected to be called by eqxcallback");
+    }
+    const auto count = static_cast<int64_t>(args.size() + rets.size());
+    const auto data = [&](int64_t buffer) -> char* {
+      if (buffer >= count) throw std::invalid_argument("expected as many operands and results as parameters name");
+      const auto i = static_cast<size_t>(buffer);
+      return static_cast<char*>(i < args.size() ? args.get<ffi::AnyBuffer>(i)->untyped_data()
+                                                : (*rets.get<ffi::AnyBuffer>(i - args.size()))->untyped_data());
+    };
+    const auto call = [&](int64_t begin, int64_t end) {
+      PlainCall plain;
+      for (size_t i = 0; i < parameters.size() / kNumbers; ++i) {
+        const Parameter p = parameter_at(parameters, i);
+        if (p.kind == kPointer) {
+          plain.add_pointer(p.buffer < 0 ? nullptr : data(p.buffer) + begin * p.by_row);
+        } else if (p.kind == kFloat) {
+          plain.add_float(static_cast<uint64_t>(p.value));
+        } else {
+          plain.add_integer(static_cast<uint64_t>(p.by_row != 0 ? p.value * (end - begin) : p.value));
+        }
+      }
+      if (const int status = plain(function); returns_status && status != 0) {
+        throw std::runtime_error("it returned " + std::to_string(status) + text_of_status(statuses, status));
+      }
+    };
+    if (rows < 0) {
+      call(0, 0);
+      return;
+    }
+    const cpu::Executor executor = executor_on(pool);
+    const int64_t ranges = std::min(rows, std::max<int64_t>(executor.threads(executor.pool), 1));
+    if (ranges <= 1) {
+      if (rows > 0) call(0, rows);
+      return;
+    }
+    struct State {
+      const decltype(call)& range;
+      int64_t rows, ranges;
+    } state{call, rows, ranges};
+    executor.run(
+        executor.pool, ranges,
+        [](void* of, int64_t i) {
+          const State& s = *static_cast<State*>(of);
+          s.range(i * s.rows / s.ranges, (i + 1) * s.rows / s.ranges);
+        },
+        &state);
+  });
+}
+
+XLA_FFI_DEFINE_HANDLER(kHandler, c_call,
+                       ffi::Ffi::Bind()
+                           .Ctx<ffi::ThreadPool>()
+                           .RemainingArgs()
+                           .RemainingRets()
+                           .Attr<ffi::Span<const int64_t>>("parameters")
+                           .Attr<int64_t>("rows")
+                           .Attr<bool>("returns_status")
+                           .Attr<std::string_view>("statuses"));
+
+}  // namespace
+
+CalledFunction::CalledFunction(const void* function) : before_(called_function) { called_function = function; }
+CalledFunction::~CalledFunction() { called_function = before_; }
+
+void bind_c_call(nanobind::module_& m) {
+  m.def("c_call_handler", [] { return reinterpret_cast<uintptr_t>(static_cast<XLA_FFI_Handler*>(kHandler)); });
+  m.attr("registers_and_stack") = nanobind::make_tuple(PlainCall::kIntegers, PlainCall::kFloats,
+                                                       PlainCall::kIsKnown ? static_cast<int>(PlainCall::kStack) : -1);
+}
+
+}  // namespace eqxcallback

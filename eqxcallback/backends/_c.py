@@ -1,0 +1,122 @@
+"""Plain C functions: how a program calls them, once it is known with which types."""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import xla
+from ..kernel import CKernel
+from ._bound_kernel import BoundKernel
+from ._c_parameters import Array, numbers
+from ._description import description
+from ._device_call import called, typed
+from ._library import function_of
+
+
+_ALL = "parallel"
+# What a function without parameters gets: a number that it does not look at. An attribute that is an empty array has no type.
+_NOTHING = (1, 0, 0, 0)
+# Addresses are of this process: programs that call them may not come from a cache of another one.
+_PROCESS = os.urandom(16)
+
+
+def prepare(bound: BoundKernel, kernel: CKernel, platform: str, who: str) -> xla.TypedLowering:
+    target = library_target(kernel, platform, who)
+    who = f"{who}[c]"
+
+    def call(operands: Sequence[Any], results: Sequence[Any]) -> xla.LaunchLowering:
+        assert bound.arguments is not None
+        args, options = bound.arguments(typed(operands), typed(results))
+        workspaces = called(kernel.workspaces, "workspaces", args, options, who)
+        arrays, rows = _divided(kernel, _arrays(bound, operands, results, workspaces), len(operands), who)
+        functions = {name: called(function, name, args, options, who) for name, function in kernel.scalars.items()}
+        parameters = numbers(kernel.parameters, arrays, {**bound.options, **functions}, who)
+        texts = kernel.status if isinstance(kernel.status, Mapping) else {}
+        attributes = {
+            "parameters": np.array(parameters or [_NOTHING], np.int64).ravel(),
+            "rows": np.int64(rows),
+            "returns_status": np.bool_(kernel.status is not False),
+            "statuses": "\n".join(f"{number}={text}" for number, text in texts.items()),
+        }
+        made = tuple(xla.result_aval(workspace.shape, workspace.dtype) for workspace in workspaces)
+        return xla.LaunchLowering(target, attributes, bound.call, made)
+
+    def describe() -> str:
+        return f"{target} {description(kernel, who)}"  # the target knows the content of the library
+
+    return xla.TypedLowering(call, target, describe, bound.call)
+
+
+def library_target(kernel: CKernel, platform: str, op: str) -> str:
+    who = f"{op}[c]"
+    if platform != "cpu":
+        raise ValueError(f"{who}: expected the platform cpu; got {platform}. Give {platform} a kernel of another kind.")
+    if kernel.library is None:
+        assert kernel.address is not None
+        function = xla.LibraryFunction(f"{_PROCESS.hex()}{kernel.address}", kernel.symbol, kernel.address, 0)
+    else:
+        remedy = 'Export it; of C++ as extern "C".'
+        function = function_of(kernel.library, kernel.symbol, who, remedy)
+    # The name stands in compiled programs: it says what the code is, and that it is no handler.
+    target = f"eqxcallback_{kernel.symbol}_{hashlib.blake2b(f'c {function.digest}'.encode(), digest_size=8).hexdigest()}"
+    try:
+        function.register_plain(target, op)
+    except RuntimeError as error:
+        raise ValueError(f"{who}: {error}") from None
+    return target
+
+
+def _arrays(
+    bound: BoundKernel, operands: Sequence[Any], results: Sequence[Any], workspaces: Sequence[Any]
+) -> dict[str, Array]:
+    """By the names that parameters have for them."""
+    avals = [*operands, *results, *workspaces]
+    after, last = len(operands), len(operands) + len(results)
+    indices = {
+        **{_short(name): i for name, i in bound.operands},
+        **{_short(name): None if i is None else after + i for name, i in bound.results},
+        **{f"workspace[{i}]": last + i for i in range(len(workspaces))},
+    }
+    return {name: Array(i, None if i is None else avals[i]) for name, i in indices.items()}
+
+
+def _short(name: str) -> str:
+    for words in ("the cotangent of ", "the gradient of "):
+        if name.startswith(words):
+            return "d" + _short(name.removeprefix(words))
+    return re.sub(r"^result\b", "out", name)  # those of an op, which has no names for them
+
+
+def _divided(
+    kernel: CKernel, arrays: Mapping[str, Array], results: int, who: str
+) -> tuple[Mapping[str, Array], int]:
+    """The arrays, those that are divided marked, and the number of rows, or -1 if none are.
+
+    **Arguments:** `results`: the index of the first one.
+    """
+    if kernel.rows is None:
+        return arrays, -1
+    present = {name: array for name, array in arrays.items() if array.aval is not None}
+    names = tuple(present) if kernel.rows == _ALL else kernel.rows
+    if unknown := [name for name in names if name not in arrays]:
+        raise ValueError(f"{who}: expected rows to be names of arrays ({', '.join(arrays)}); got {unknown[0]!r}.")
+    divided = {name: array.aval.shape for name, array in present.items() if name in names}
+    sizes = {shape[0] if shape else None for shape in divided.values()}
+    if len(sizes) != 1 or None in sizes:
+        shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in divided.items())
+        raise ValueError(
+            f"{who}: expected arrays that are divided to have as many rows; got {shapes}. Name those that are: "
+            "rows=('x', 'out')."
+        )
+    for name, array in present.items():
+        assert array.index is not None
+        if array.index >= results and name not in divided:
+            raise ValueError(
+                f"{who}: expected {name} to be among rows, as all threads would write all of it. Without rows= one does."
+            )
+    marked = {name: Array(array.index, array.aval, name in divided) for name, array in arrays.items()}
+    return marked, sizes.pop() or 0
