@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import xla
+from .. import _ext, xla
 from ..kernel import CKernel
 from ._bound_kernel import BoundKernel
-from ._c_parameters import Array, numbers
+from ._c_parameters import FLOAT, Array, numbers
 from ._description import description
 from ._device_call import called, typed
 from ._library import function_of
@@ -35,6 +35,7 @@ def prepare(bound: BoundKernel, kernel: CKernel, platform: str, who: str) -> xla
         arrays, rows = _divided(kernel, _arrays(bound, operands, results, workspaces), len(operands), who)
         functions = {name: called(function, name, args, options, who) for name, function in kernel.scalars.items()}
         parameters = numbers(kernel.parameters, arrays, {**bound.options, **functions}, who)
+        _check_count(parameters, who)
         texts = kernel.status if isinstance(kernel.status, Mapping) else {}
         attributes = {
             "parameters": np.array(parameters or [_NOTHING], np.int64).ravel(),
@@ -62,12 +63,25 @@ def library_target(kernel: CKernel, platform: str, op: str) -> str:
         remedy = 'Export it; of C++ as extern "C".'
         function = function_of(kernel.library, kernel.symbol, who, remedy)
     # The name stands in compiled programs: it says what the code is, and that it is no handler.
-    target = f"eqxcallback_{kernel.symbol}_{hashlib.blake2b(f'c {function.digest}'.encode(), digest_size=8).hexdigest()}"
+    target = (
+        f"eqxcallback_{kernel.symbol}_{hashlib.blake2b(f'c {function.digest}'.encode(), digest_size=8).hexdigest()}"
+    )
     try:
         function.register_plain(target, op)
     except RuntimeError as error:
         raise ValueError(f"{who}: {error}") from None
     return target
+
+
+def _check_count(parameters: Sequence[tuple[int, ...]], who: str) -> None:
+    """What does not fit into registers is on the stack, of which there is so much."""
+    integers, floats, stack = _ext.registers_and_stack
+    of_floats = sum(kind == FLOAT for kind, *_ in parameters)
+    if max(of_floats - floats, 0) + max(len(parameters) - of_floats - integers, 0) > stack:
+        raise ValueError(
+            f"{who}: expected at most {integers} pointers and integers, {floats} floating numbers and {stack} more; got "
+            f"{len(parameters)} parameters. Write a function around this one that has fewer."
+        )
 
 
 def _arrays(
@@ -91,9 +105,7 @@ def _short(name: str) -> str:
     return re.sub(r"^result\b", "out", name)  # those of an op, which has no names for them
 
 
-def _divided(
-    kernel: CKernel, arrays: Mapping[str, Array], results: int, who: str
-) -> tuple[Mapping[str, Array], int]:
+def _divided(kernel: CKernel, arrays: Mapping[str, Array], results: int, who: str) -> tuple[Mapping[str, Array], int]:
     """The arrays, those that are divided marked, and the number of rows, or -1 if none are.
 
     **Arguments:** `results`: the index of the first one.

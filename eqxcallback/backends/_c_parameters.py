@@ -20,8 +20,7 @@ _CTYPES = {
     **{name: np.dtype(np.uint32) for name in ("unsigned", "unsigned int", "uint32_t")},
     **{name: np.dtype(np.int64) for name in ("long", "long long", "int64_t", "ptrdiff_t", "intptr_t", "ssize_t")},
     **{
-        name: np.dtype(np.uint64)
-        for name in ("unsigned long", "unsigned long long", "uint64_t", "size_t", "uintptr_t")
+        name: np.dtype(np.uint64) for name in ("unsigned long", "unsigned long long", "uint64_t", "size_t", "uintptr_t")
     },
     **{name: np.dtype(np.float32) for name in ("float",)},
     **{name: np.dtype(np.float64) for name in ("double",)},
@@ -32,7 +31,7 @@ _POINTED = {
     **{name: np.dtype(np.complex128) for name in ("double _Complex", "double complex")},
 }
 _DEFAULTS = {kind: np.dtype(name) for kind, name in (("b", "bool"), ("i", "int64"), ("u", "int64"), ("f", "float64"))}
-_POINTER, _INTEGER, _FLOAT = range(3)
+_POINTER, _INTEGER, FLOAT = range(3)
 _OF_ARRAYS = re.compile(r"(?P<array>.+)\.(?P<what>size|ndim|(?P<per>shape|strides)\[\s*(?P<axis>-?\d+)\s*\])")
 
 
@@ -75,7 +74,8 @@ class _Parameter:
 
     @classmethod
     def of(cls, text: str, who: str) -> "_Parameter":
-        found = re.fullmatch(r"\s*(?P<type>.*?)(?P<value>[^\s*]+?)(?P<array>\[\s*\])?\s*", text, re.DOTALL)
+        tight = re.sub(r"\s*\[\s*(-?\w*)\s*\]", r"[\1]", text)
+        found = re.fullmatch(r"\s*(?P<type>.*?)(?P<value>[^\s*]+?)(?P<array>\[\])?\s*", tight, re.DOTALL)
         who = f"{who}: the parameter {text!r}"
         if found is None:
             raise ValueError(f"{who}: expected a type, which may be left out, and a name or a number.")
@@ -112,7 +112,7 @@ class _Parameter:
             return _POINTER, -1, 0, 0
         dtype = np.dtype(array.aval.dtype)
         if self.ctype not in ("", "void") and not _fits(dtype, {**_CTYPES, **_POINTED}[self.ctype]):
-            raise ValueError(f"{self.who}: {self.value} has the dtype {dtype.name} in this call.")
+            raise ValueError(f"{self.who}: expected an array of that type; got the dtype {dtype.name} of {self.value}.")
         assert array.index is not None
         row = math.prod(array.aval.shape[1:]) * dtype.itemsize if array.is_divided else 0
         return _POINTER, array.index, row, 0
@@ -147,7 +147,7 @@ class _Parameter:
             with np.errstate(over="ignore"):
                 fitted = dtype.type(number)
             if np.isfinite(fitted) or not np.isfinite(exact):
-                return _FLOAT, 0, 0, int(np.frombuffer(fitted.tobytes().ljust(8, b"\0"), np.int64)[0])
+                return FLOAT, 0, 0, int(np.frombuffer(fitted.tobytes().ljust(8, b"\0"), np.int64)[0])
         elif exact.dtype.kind != "f":
             low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
             if low <= number <= high and number * (rows or 1) <= high:

@@ -118,6 +118,12 @@ class CKernel(KernelContract):
     def name(self) -> str:
         return self.symbol
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The identifiers among what is passed: arrays, or numbers."""
+        last = (parameter.replace("*", " ").split() or [""] for parameter in self.parameters)
+        return tuple(words[-1] for words in last if words[-1].isidentifier())
+
     def __hash__(self) -> int:
         return hash_of(self)
 

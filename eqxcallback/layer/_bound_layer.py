@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves
 
 from .. import backends, xla
 from ..core import Leaf, blaming, check_alias_pairs, check_aliases, path_text, resolve_aliases, root_name, type_text
-from ..kernel import JaxKernel, Kernel, NativeKernel, PythonKernel, as_tuple
+from ..kernel import JaxKernel, Kernel, PythonKernel, as_tuple
 from ..transform import (
     Axes,
     Binder,
@@ -27,7 +27,7 @@ from ..transform import (
     named_types,
     parse_sharding,
 )
-from . import _declarations as declarations, _rules as rules
+from . import _declarations as declarations, _rules as rules, _statics as statics
 from ._bodies import KernelForward, LayerBackward, LayerForward
 from ._refs import WithRefs
 
@@ -84,21 +84,14 @@ def bind_layer(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[
     ref_pairs = tuple((i, num_results + k) for k, i in enumerate(refs))
 
     def static(kernel: Any, others: Mapping[str, Any]) -> dict[str, Any]:
-        """What a kernel takes beside buffers, `others` among it if it names them."""
-        if isinstance(kernel, NativeKernel):
-            wanted = kernel.attributes or ()
-        else:
-            wanted = [scalar for scalar, (_, function) in kernel.scalars.items() if function is None]
-        known = {name: value for name, value in others.items() if name in wanted}
-        names = [name for name in wanted if name not in known]
-        return _attributes(names, kernel.name, cls, layer, args, kwargs) | known
+        return statics.of(kernel, others, layer, args, kwargs)
 
     order = declarations.in_order(cls, kwargs)
-    statics = Options({}, name), name, layer.on_error
+    shared = Options({}, name), name, layer.on_error
 
     def backward_body(needs_grad: tuple[int, ...], function: Callable[..., None] = _nothing) -> LayerBackward:
         return LayerBackward(
-            function, inputs, kernel_outputs, statics[0], outputs, needs_grad, *statics[1:], keywords=order
+            function, inputs, kernel_outputs, shared[0], outputs, needs_grad, *shared[1:], keywords=order
         )
 
     def backward_arguments(needs_grad: tuple[int, ...]) -> Any:
@@ -129,9 +122,9 @@ def bind_layer(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[
         if isinstance(kernel, Kernel) and kernel.aliases:
             own = _alias_pairs(kernel.aliases, leaves_in, num_own, leaves_out, name)
         if isinstance(kernel, PythonKernel):
-            body = KernelForward(kernel.body, inputs, kernel_outputs, *statics)
+            body = KernelForward(kernel.body, inputs, kernel_outputs, *shared)
         elif not isinstance(kernel, Kernel):
-            body = LayerForward(kernel, inputs, kernel_outputs, *statics)
+            body = LayerForward(kernel, inputs, kernel_outputs, *shared)
             kernel = PythonKernel(kernel, command_buffer_compatible=layer.command_buffer_compatible)
         if refs and body is not None:
             body = WithRefs(body, refs, num_results)
@@ -335,22 +328,6 @@ def _alias_pairs(
     pairs = tuple((i + num_own, o) for i, o in pairs) + resolve_aliases(named, inputs, outputs, who)
     check_alias_pairs(pairs, inputs, outputs, who)
     return tuple(sorted(pairs))
-
-
-def _attributes(
-    names: Sequence[str], kernel: str, cls: type, layer: Any, args: Sequence[Any], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """What a native kernel takes beside buffers: static arguments of the call, and static fields of the layer."""
-    given = {**dict(zip(declarations.names_of(cls, len(args)), args, strict=True)), **kwargs}
-    found = {}
-    for name in names:
-        if name not in given and not hasattr(layer, name):
-            raise ValueError(
-                f"{cls.__qualname__}: the kernel {kernel} takes {name!r}, which is neither an argument of the call nor "
-                "a field of the layer."
-            )
-        found[name] = given[name] if name in given else getattr(layer, name)
-    return found
 
 
 def _nothing(*_: Any) -> None:

@@ -51,7 +51,6 @@ class LibraryFunction:
         if number >= 0:  # there are fronts for some hundred handlers only
             _ext.name_caller(number, op)
 
-
     def register_plain(self, target: str, op: str) -> None:
         """Register a handler that calls it, as it is no handler itself but a C function, and name `op` in its errors.
 
@@ -64,7 +63,9 @@ class LibraryFunction:
             if key not in _fronts:
                 front = _ext.front(_ext.c_call_handler(), self.symbol, True, self.set_threads, self.address)
                 if front[0] < 0:
-                    raise RuntimeError("this process calls too many C functions. Start another one, or call them from one.")
+                    raise RuntimeError(
+                        "this process calls too many C functions. Start another one, or call them from one."
+                    )
                 _fronts[key] = front
             number, handler = _fronts[key]
         register_handler(target, handler, "cpu")
@@ -74,7 +75,11 @@ class LibraryFunction:
 def why_no_c_functions() -> str | None:
     """Why functions whose parameters are not known before cannot be called on this machine, or `None`."""
     known = _ext.registers_and_stack[2] >= 0
-    return None if known else "C functions are called on x86-64 and 64-bit ARM, on Linux and macOS; this machine is another."
+    return (
+        None
+        if known
+        else "C functions are called on x86-64 and 64-bit ARM, on Linux and macOS; this machine is another."
+    )
 
 
 def library_function(path: str, digest: str, symbol: str) -> LibraryFunction:

@@ -1,0 +1,38 @@
+"""What a kernel of a layer takes beside buffers: static arguments of the call, and static fields of the layer."""
+
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..kernel import CKernel, NativeKernel
+from . import _declarations as declarations
+
+
+def of(
+    kernel: Any, others: Mapping[str, Any], layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """By name, `others` among it if the kernel names them."""
+    cls = type(layer)
+    given = {**dict(zip(declarations.names_of(cls, len(args)), args, strict=True)), **kwargs}
+    if isinstance(kernel, CKernel):
+        # Its parameters name arrays and numbers alike.
+        values = {name: given.get(name, getattr(layer, name, None)) for name in kernel.names}
+        return {name: value for name, value in values.items() if isinstance(value, numbers.Number)}
+    wanted = _wanted(kernel)
+    found = {name: value for name, value in others.items() if name in wanted}
+    for name in wanted:
+        if name in found:
+            continue
+        if name not in given and not hasattr(layer, name):
+            raise ValueError(
+                f"{cls.__qualname__}: the kernel {kernel.name} takes {name!r}, which is neither an argument of the call nor "
+                "a field of the layer."
+            )
+        found[name] = given[name] if name in given else getattr(layer, name)
+    return found
+
+
+def _wanted(kernel: Any) -> Sequence[str]:
+    if isinstance(kernel, NativeKernel):
+        return kernel.attributes or ()
+    return [scalar for scalar, (_, function) in kernel.scalars.items() if function is None]
