@@ -17,6 +17,11 @@ class Usage:
     spilled_bytes: int
     shared_bytes: int
 
+    def resident_blocks(self, threads: int) -> int:
+        """How many blocks of so many threads a multiprocessor of sm_80 or sm_90 runs at a time, with this shared memory."""
+        registers = -(-self.registers // 8) * 8 * threads
+        return min(65_536 // registers, 2048 // threads, (160 << 10) // (self.shared_bytes + 1024))
+
 
 @functools.cache
 def unavailable() -> str | None:
@@ -26,6 +31,14 @@ def unavailable() -> str | None:
     except ImportError as error:
         return str(error)
     return None
+
+
+def ptx(source: pathlib.Path, entry: str) -> str:
+    nvrtc = _nvrtc.find()
+    text, name = _source.read_source(source, "compiling")
+    options = ["--gpu-architecture=compute_80", *_cuda.FLAGS, *_nvrtc.include_options(nvrtc.version[0])]
+    image, _, _ = nvrtc.compile(text, name, options, [entry], False)
+    return image.decode()
 
 
 def compiled(source: pathlib.Path, entries: Sequence[str], arch: str) -> dict[str, Usage]:
