@@ -12,7 +12,7 @@ from ..kernel import CudaKernel, DeviceKernel
 from . import _cuda, _triton
 from ._bound_kernel import BoundKernel
 from ._description import description
-from ._device_call import DeviceCall
+from ._resident import call_of
 
 
 def prepare(bound: BoundKernel, kernel: DeviceKernel, platform: str, who: str) -> xla.TypedLowering:
@@ -23,7 +23,7 @@ def prepare(bound: BoundKernel, kernel: DeviceKernel, platform: str, who: str) -
         )
 
     def launch(operands: Sequence[Any], results: Sequence[Any]) -> xla.LaunchLowering:
-        call = DeviceCall.of(kernel, bound, _typed(operands), _typed(results), who)
+        call = call_of(kernel, bound, _typed(operands), _typed(results), who)
         program = _cuda.compiled(kernel, call) if isinstance(kernel, CudaKernel) else _triton.compiled(kernel, call)
         attributes = {"who": who, **program.attributes(call.words)}
         if any(dtype.itemsize > 8 for _, dtype, _ in call.scalars):

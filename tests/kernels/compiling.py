@@ -17,11 +17,6 @@ class Usage:
     spilled_bytes: int
     shared_bytes: int
 
-    def resident_blocks(self, threads: int) -> int:
-        """How many blocks of so many threads a multiprocessor of sm_80 or sm_90 runs at a time, with this shared memory."""
-        registers = -(-self.registers // 8) * 8 * threads
-        return min(65_536 // registers, 2048 // threads, (160 << 10) // (self.shared_bytes + 1024))
-
 
 @functools.cache
 def unavailable() -> str | None:
