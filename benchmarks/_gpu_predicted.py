@@ -15,6 +15,8 @@ from importlib import metadata
 
 import eqxcallback as eqxc
 from eqxcallback.backends import Launched
+from eqxcallback.backends._image import Compiled
+from eqxcallback.backends._resident import resident_blocks
 
 from ._gpu_kernels import programs
 
@@ -23,7 +25,6 @@ ARCH = "sm_90"
 # An H200: NVIDIA's data sheet, and the guide to tuning for Hopper. The copy is what a kernel that copies reaches of 4.8 TB/s.
 MULTIPROCESSORS, SCHEDULERS, CLOCK = 132, 4, 1.755e9
 COPY = 4.3e12
-REGISTERS, WARPS, BLOCKS, SHARED = 64 * 1024, 64, 32, 228 * 1024
 # Bytes that a multiprocessor has to wait for at a time, so that memory never does: its part of the copy in 700 ns.
 IN_FLIGHT = COPY * 700e-9 / MULTIPROCESSORS
 # Products of 16-bit numbers that a multiprocessor adds up in one cycle.
@@ -93,18 +94,15 @@ def _products(text: str) -> int:
     return 16 * 8 * 16 if re.search(r"\bHMMA\.16816", text) else 0
 
 
-def resident_blocks(launch: Launched) -> int:
-    """That fit a multiprocessor at a time."""
-    warps = _warps(launch)
-    # Registers are given to a warp by 256, shared memory to a block by 128 bytes, and 1 KiB of it is the system's.
-    of_warp = -(-max(launch.registers or 0, 1) * 32 // 256) * 256
-    shared = -(-launch.shared_bytes // 128) * 128 + 1024
-    return min(BLOCKS, WARPS // warps, REGISTERS // of_warp // warps, SHARED // shared)
-
-
 def _warps(launch: Launched) -> int:
     """Of a block."""
     return -(-math.prod(launch.block) // 32)
+
+
+def resident(launch: Launched) -> int:
+    """The blocks that are on a multiprocessor at a time."""
+    usage = Compiled((), launch.registers or 0, launch.stack_bytes or 0, launch.shared_bytes)
+    return resident_blocks(int(ARCH.removeprefix("sm_")), usage, math.prod(launch.block), 0)
 
 
 def disassembled(launch: Launched) -> list[tuple[int, str]]:
@@ -127,7 +125,7 @@ def _moving(launch: Launched, loop: Loop) -> tuple[str, ...]:
         f"{loop.instructions:,}" + (" in all" if loop.is_whole else ""),
         f"{loop.read} / {loop.written}",
         f"{rate / COPY:.1f}",
-        f"{loop.read * 32 * _warps(launch) * resident_blocks(launch) / IN_FLIGHT:.1f}",
+        f"{loop.read * 32 * _warps(launch) * resident(launch) / IN_FLIGHT:.1f}",
     )
 
 
@@ -163,7 +161,7 @@ def tables() -> str:
             f"{math.prod(launch.grid):,}",
             str(math.prod(launch.block)),
             f"{launch.registers}" + (f", {launch.stack_bytes:,} bytes beside" if launch.stack_bytes else ""),
-            str(resident_blocks(launch)),
+            str(resident(launch)),
         )
         if loop.products:
             multiplying.append((*about, *_multiplying(loop)))

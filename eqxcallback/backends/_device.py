@@ -11,7 +11,8 @@ from ..kernel import CudaKernel, DeviceKernel
 from . import _cuda, _triton
 from ._bound_kernel import BoundKernel
 from ._description import description
-from ._device_call import DeviceCall, typed
+from ._device_call import typed
+from ._resident import call_of
 
 
 def prepare(bound: BoundKernel, kernel: DeviceKernel, platform: str, who: str) -> xla.TypedLowering:
@@ -22,7 +23,7 @@ def prepare(bound: BoundKernel, kernel: DeviceKernel, platform: str, who: str) -
         )
 
     def launch(operands: Sequence[Any], results: Sequence[Any]) -> xla.LaunchLowering:
-        call = DeviceCall.of(kernel, bound, typed(operands), typed(results), who)
+        call = call_of(kernel, bound, typed(operands), typed(results), who)
         program = _cuda.compiled(kernel, call) if isinstance(kernel, CudaKernel) else _triton.compiled(kernel, call)
         attributes = {"who": who, **program.attributes(call.words)}
         if any(dtype.itemsize > 8 for _, dtype, _ in call.scalars):

@@ -40,9 +40,12 @@ class DeviceCall:
         operands: Sequence[Any],
         results: Sequence[Any],
         who: str,
+        **more: Any,
     ) -> "DeviceCall":
+        """`more`: options that the kernel's functions have beside those of the call."""
         assert bound.arguments is not None
         args, options = bound.arguments(operands, results)
+        options = {**options, **more}
         workspaces = called(kernel.workspaces, "workspaces", args, options, who)
         if not isinstance(workspaces, list | tuple) or not all(map(_is_type, workspaces)):
             raise TypeError(f"{who}: expected workspaces to be jax.ShapeDtypeStructs; got {workspaces!r}.")

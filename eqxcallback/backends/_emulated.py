@@ -18,6 +18,7 @@ from . import _cuda, _nvrtc, _signature, _triton
 from ._bound_kernel import BoundKernel
 from ._device_call import DeviceCall
 from ._guarded import Guarded
+from ._resident import call_of
 from ._source import read_source
 from ._step import Step
 
@@ -76,7 +77,7 @@ class EmulatedBody(OwnCallable):
                 pointer.copy_back()
 
     def _prepared(self, operands: Sequence[Any], results: Sequence[Any]) -> tuple[DeviceCall, Run]:
-        kernel, call = self.kernel, DeviceCall.of(self.kernel, self.bound, operands, results, self.who)
+        kernel, call = self.kernel, call_of(self.kernel, self.bound, operands, results, self.who)
         return call, _run_of_cuda(kernel, call) if isinstance(kernel, EmulatedCuda) else _run_of_triton(kernel, call)
 
 

@@ -85,6 +85,10 @@ class CudaKernel(KernelContract):
         a device, what the environment variable `EQXCALLBACK_CUDA_ARCH` says, or `"compute_80"`.
     - `command_buffer_compatible`: whether XLA may record the launch in a command buffer, a CUDA graph. A kernel that is
         only launches may always be.
+    - `asks_resident_blocks`: whether the functions of this kernel, but for `supports` and `out_type`, have one more option,
+        `resident_blocks`: how many blocks of the first launch a multiprocessor runs at a time, by the registers and the shared
+        memory of what was compiled. It is 2 where that is not known: of PTX, and of an emulated kernel. `entry`, `block` and
+        `shared_bytes` must not depend on it.
     - `supports`, `only_if_chosen`: see [`eqxcallback.Op`][].
 
     **Raises:** `TypeError` or `ValueError` for a wrong declaration. When a program is lowered, `ValueError` for source that does
@@ -103,6 +107,7 @@ class CudaKernel(KernelContract):
     options: Sequence[str] = ()
     arch: str | None = None
     command_buffer_compatible: bool = True
+    asks_resident_blocks: bool = False
 
     def __post_init__(self) -> None:
         who = f"CudaKernel({self.entry})" if isinstance(self.entry, str) else "CudaKernel"

@@ -213,10 +213,9 @@ struct Count {
 };
 
 // body(first element, Floats<n>, Count<n>()) for each pack and each edge of a row, of which the threads of a row
-// (threadIdx.x) have their share. Several packs are on their way at a time.
-template <typename T, typename Body>
+// (threadIdx.x) have their share. kAhead packs are on their way at a time.
+template <int kAhead = 4, typename T, typename Body>
 __device__ inline void for_each(const Span<T>& span, const T* row, Body body) {
-  constexpr int kAhead = 4;
   const long long threads = blockDim.x;
   for (long long i = threadIdx.x; i < span.packs; i += kAhead * threads) {
     uint4 bits[kAhead];

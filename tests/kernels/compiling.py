@@ -28,6 +28,14 @@ def unavailable() -> str | None:
     return None
 
 
+def ptx(source: pathlib.Path, entry: str) -> str:
+    nvrtc = _nvrtc.find()
+    text, name = _source.read_source(source, "compiling")
+    options = ["--gpu-architecture=compute_80", *_cuda.FLAGS, *_nvrtc.include_options(nvrtc.version[0])]
+    image, _, _ = nvrtc.compile(text, name, options, [entry], False)
+    return image.decode()
+
+
 def compiled(source: pathlib.Path, entries: Sequence[str], arch: str) -> dict[str, Usage]:
     """What each of `entries` uses, compiled for `arch`, such as `"sm_90"`. Raises an error with the compiler's log."""
     nvrtc = _nvrtc.find()

@@ -83,8 +83,9 @@ _TEMPLATES = {
             for shape in (
                 *(
                     f"{shape}, {more}"
-                    for shape in ("1, 16, true", "2, 16, true", "4, 16, true", "2, 16, false")
+                    for shape in ("1, 16, true", "2, 16, true", "4, 8, true", "4, 16, true", "2, 16, false")
                     for more in _BOOLEANS
+                    if (cache, shape) != ("signed char", "4, 8, true")
                 ),
             )
         ),
@@ -305,11 +306,11 @@ def decode_attention(
 ) -> Call:
     with pytest.MonkeyPatch.context() as patch:
         if parts is not None:
-            patch.setattr(attention_cuda, "_parts", lambda q, kv: parts)
+            patch.setattr(attention_cuda, "_parts", lambda q, kv, resident_blocks: parts)
         result = (q.shape, q.dtype)
         more = (alibi_slopes, k_scale, v_scale)
         operands, args = [q, k, v, length, *more], (q, (k, v), length, *more)
-        options = {"scale": float(scale), "window": window, "soft_cap": soft_cap}
+        options = {"scale": float(scale), "window": window, "soft_cap": soft_cap, "resident_blocks": 4}
         return of(attention_cuda.DECODE_ATTENTION, operands, [result], args, **options)
 
 

@@ -37,6 +37,16 @@ def test_values(row):
         check(results(kernels.decode_attention(*scaled(case.args)))[0], wanted, case.terms)
 
 
+@pytest.mark.parametrize("size", [8, 248, 256, 264, 512])
+def test_four_heads_in_a_block(size):
+    """Shorter heads have fewer columns in a thread."""
+    for dtype in DTYPES:
+        case = example((2, 70, 5, 1, size), dtype, lengths=[70, 41])
+        call = kernels.decode_attention(*case)
+        assert call.launches[0].entry.endswith(f", 4, {8 if size <= 256 else 16}, true, false>")
+        check(results(call)[0], expected(*case), 70)
+
+
 @pytest.mark.parametrize("parts", [1, 2, 3, 40])
 def test_any_number_of_parts(parts):
     case = example((3, 200, 4, 2, 16), F32, lengths=[200, 0, 65])

@@ -54,23 +54,11 @@ def test_products_of_a_loop(text, products):
     assert (loop.products, loop.instructions) == (products, 3)
 
 
-LAUNCH = Launched("kernel", (1, 1, 1), (256, 1, 1), 0, 32, 0, b"")
-
-
-@pytest.mark.parametrize(
-    ("more", "blocks"),
-    [
-        ({}, 8),  # 2,048 threads
-        ({"registers": 64}, 4),
-        ({"registers": 65}, 3),
-        ({"shared_bytes": 75 * 1024}, 3),
-        ({"shared_bytes": 76 * 1024}, 2),
-        ({"block": (32, 1, 1)}, 32),
-        ({"block": (1024, 1, 1), "registers": 65}, 0),
-    ],
-)
-def test_blocks_that_are_resident(more, blocks):
-    assert _gpu_predicted.resident_blocks(dataclasses.replace(LAUNCH, **more)) == blocks
+def test_blocks_that_are_resident():
+    """Registers of 256 threads fill a multiprocessor four times, shared memory three times."""
+    launch = Launched("kernel", (1, 1, 1), (256, 1, 1), 0, 64, 0, b"")
+    assert _gpu_predicted.resident(launch) == 4
+    assert _gpu_predicted.resident(dataclasses.replace(launch, shared_bytes=75 * 1024)) == 3
 
 
 @pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))

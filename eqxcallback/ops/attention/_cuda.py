@@ -32,6 +32,9 @@ def _shape(q: Any, kv: Any) -> tuple[int, int, int]:
     group = heads // kv[0].shape[-2]
     # Long rows, and those that are no packs, have registers for two heads.
     block_heads = 2 if columns == 32 or not packed else 4 if group > 2 else max(group, 1)
+    # With four, half as many columns leave registers for four blocks, not two. A pack of int8 has 16.
+    if block_heads == 4 and size <= 256 and kv[0].dtype.itemsize > 1:
+        columns = 8
     return columns, packed, block_heads
 
 
@@ -40,9 +43,10 @@ def _groups(q: Any, kv: Any) -> int:
     return _batch(q) * kv_heads * ceil(q.shape[-2] // kv_heads, _shape(q, kv)[2])
 
 
-def _parts(q: Any, kv: Any) -> int:
-    """Into how many parts the keys of an example are divided, so that all multiprocessors have four blocks."""
-    return max(1, min(4 * multiprocessors() // max(_groups(q, kv), 1), ceil(kv[0].shape[-3], _MIN_PART_KEYS)))
+def _parts(q: Any, kv: Any, resident_blocks: int) -> int:
+    """Into how many parts the keys of an example are divided, so that all multiprocessors have what they run at a time."""
+    blocks = resident_blocks * multiprocessors()
+    return max(1, min(blocks // max(_groups(q, kv), 1), ceil(kv[0].shape[-3], _MIN_PART_KEYS)))
 
 
 def _of_pairs(alibi_slopes: Any, soft_cap: float) -> bool:
@@ -55,8 +59,8 @@ def _entry(q: Any, kv: Any, length: Any, alibi_slopes: Any = None, *_: Any, soft
     return name("decode_attention", q, CudaKernel.ctype(kv[0].dtype), block_heads, columns, packed, more)
 
 
-def _workspaces(q: Any, kv: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
-    sums = (_batch(q), q.shape[-2], _parts(q, kv))
+def _workspaces(q: Any, kv: Any, *_: Any, resident_blocks: int, **__: Any) -> list[jax.ShapeDtypeStruct]:
+    sums = (_batch(q), q.shape[-2], _parts(q, kv, resident_blocks))
     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (sums, sums, (*sums, q.shape[-1]))]
 
 
@@ -89,7 +93,7 @@ DECODE_ATTENTION = CudaKernel(
     _entry,
     [
         Launch(
-            grid=lambda q, kv, *_, **__: _groups(q, kv) * _parts(q, kv),
+            grid=lambda q, kv, *_, resident_blocks, **__: _groups(q, kv) * _parts(q, kv, resident_blocks),
             block=128,
             shared_bytes=lambda q, kv, *_, **__: (q.shape[-1] + 2) * 16,
         ),
@@ -107,7 +111,7 @@ DECODE_ATTENTION = CudaKernel(
         "heads": ("int64", lambda q, kv, *_, **__: q.shape[-2]),
         "kv_heads": ("int64", lambda q, kv, *_, **__: kv[0].shape[-2]),
         "size": ("int64", lambda q, kv, *_, **__: q.shape[-1]),
-        "parts": ("int64", lambda q, kv, *_, **__: _parts(q, kv)),
+        "parts": ("int64", lambda q, kv, *_, resident_blocks, **__: _parts(q, kv, resident_blocks)),
         "slopes_every": ("int64", lambda *args, **_: _places_of_slopes(*args)[0]),
         "slopes_batch": ("int64", lambda *args, **_: _places_of_slopes(*args)[1]),
         "window": "int64",
@@ -115,5 +119,6 @@ DECODE_ATTENTION = CudaKernel(
         "soft_cap": "float32",
     },
     workspaces=_workspaces,
+    asks_resident_blocks=True,
     supports=_supports,
 )

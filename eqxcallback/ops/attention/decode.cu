@@ -96,23 +96,28 @@ struct State {
   }
 };
 
+// How many blocks shall be resident; of 0, the compiler decides.
+template <int kColumns, bool kMoreOfF32>
+constexpr int kLeastBlocks = kColumns > 8 ? 0
+                             : kMoreOfF32 ? 3
+                                          : 4;
+
 // A block has kHeads query heads of one key/value head, and one part of its keys; `lanes` threads have a key, each
 // kColumns columns of it, and kSteps keys are on their way at a time.
 //
 //   block     128
 //   grid      batch * kv_heads * chunks * parts, where chunks = ceil(heads / kv_heads / kHeads)
 //   shared    (size + 2) * 16 bytes
-//   parts     clamp(floor(528 / (batch * kv_heads * chunks)), 1, ceil(keys / 64)), at least 1: four blocks for each of
-//   132
-//             multiprocessors; any other number is right
+//   parts     clamp(floor(blocks / (batch * kv_heads * chunks)), 1, ceil(keys / 64)), at least 1, where blocks are
+//             as many as the device runs of this instance at a time; any other number is right
 //   kHeads    1, 2 or 4, the least that is not below heads / kv_heads, if possible: with fewer, the cache is read
-//   several
-//             times. 2 for more columns than 16, and without kPacked
-//   kColumns  16 for size up to 512; 32 for size up to 1024. There is none for more
+//             several times. 2 for more columns than 16, and without kPacked
+//   kColumns  16 for size up to 512; 32 for size up to 1024. There is none for more. 8 for size up to 256 with four
+//             heads and no int8: with 16, registers are enough for two blocks only
 //   kPacked   whether size * sizeof(C) is a multiple of 16. Addresses have to be, as XLA's are
 //   kMore     whether there are slopes or a soft cap
 template <typename T, typename C, int kHeads, int kColumns, bool kPacked, bool kMore>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(128, kLeastBlocks<kColumns, kMore && sizeof(C) == 4>)
     decode_attention(const T* __restrict__ q, const C* __restrict__ k, const C* __restrict__ v,
                      const int* __restrict__ length, const float* alibi_slopes, const float* k_scale,
                      const float* v_scale, T* __restrict__ out, float* __restrict__ highest, float* __restrict__ sums,
@@ -209,11 +214,19 @@ __global__ void __launch_bounds__(128)
           for (int e = 0; e < kElements; ++e) scores[s][h] += queries[h][p * kElements + e] * values.at[e];
         }
       }
+    }
+    // All scores at a time: a shuffle takes long, and those of other scores need not wait for it.
+    for (unsigned other = lanes / 2; other > 0; other /= 2) {
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) scores[s][h] += __shfl_xor_sync(kAllLanes, scores[s][h], other);
+      }
+    }
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
-        for (unsigned other = lanes / 2; other > 0; other /= 2) {
-          scores[s][h] += __shfl_xor_sync(kAllLanes, scores[s][h], other);
-        }
         if constexpr (kInt8) scores[s][h] *= scale_of_k[s];
         if constexpr (kMore) {
           const float most = soft_cap * kLog2E;
@@ -230,7 +243,7 @@ __global__ void __launch_bounds__(128)
       float most = states[h].highest;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) most = fmaxf(most, scores[s][h]);
-      states[h].rescale(most);
+      if (most > states[h].highest) states[h].rescale(most);  // rarely, but for the first keys
     }
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {

@@ -11,6 +11,9 @@ from .._supports import floats
 # No label is that: labels have 32 bits.
 _NO_LABEL = 2**62
 
+# Of a row. Of twice as many, with the registers that they need, no second block would be resident.
+_MOST_THREADS = 512
+
 
 def _rows(logits: Any) -> int:
     return math.prod(logits.shape[:-1])
@@ -36,19 +39,22 @@ def _has_options(**options: Any) -> bool:
     return bool(_label_smoothing(**options) or _z_loss(**options)) or _ignore_index(**options) != _NO_LABEL
 
 
-def _kernel(entry: Any, of_logits: Any, most: int, options: dict[str, Any]) -> CudaKernel:
-    """`of_logits`: a function of them as one of what the kernel's functions are called with. `most`: threads of a row."""
+def _block(logits: Any) -> tuple[int, int]:
+    """Rows of one warp share a block; others have one each, for its barriers."""
+    threads, rows = block_of_rows(logits, packs=4, most=_MOST_THREADS, least=128)
+    return threads, rows if threads == 32 else 1
 
-    def block(logits: Any) -> tuple[int, int]:
-        return block_of_rows(logits, packs=4, most=most, least=128)
+
+def _kernel(entry: Any, of_logits: Any, options: dict[str, Any]) -> CudaKernel:
+    """`of_logits`: a function of them as one of what the kernel's functions are called with."""
 
     def blocks(logits: Any) -> int:
-        return ceil(_rows(logits), block(logits)[1])
+        return ceil(_rows(logits), _block(logits)[1])
 
     return CudaKernel(
         FOLDER / "loss" / "loss.cu",
         entry,
-        Launch(grid=of_logits(blocks), block=of_logits(block)),
+        Launch(grid=of_logits(blocks), block=of_logits(_block)),
         scalars={
             "rows": ("int64", of_logits(_rows)),
             "size": ("int64", of_logits(lambda logits: logits.shape[-1])),
@@ -67,12 +73,12 @@ def _of_labels(what: str, of_logits: Any) -> CudaKernel:
         "z_loss": ("float32", _z_loss),
         "ignore_index": ("int64", _ignore_index),
     }
-    return _kernel(entry, of_logits, 1024, options)
+    return _kernel(entry, of_logits, options)
 
 
 def _of_targets(what: str, of_logits: Any) -> CudaKernel:
     entry = of_logits(lambda logits: name(f"cross_entropy_of_targets{what}", logits))
-    return _kernel(entry, of_logits, 512, {"z_loss": ("float32", _z_loss)})
+    return _kernel(entry, of_logits, {"z_loss": ("float32", _z_loss)})
 
 
 CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD = _of_labels("", _first), _of_labels("_backward", of_first)
