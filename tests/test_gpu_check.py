@@ -19,8 +19,10 @@ from benchmarks._gpu_compare import compare
 from benchmarks._process import run_for
 from benchmarks._rows import Goal, Row
 from benchmarks._timing import Race, Runner, Timing, race
+from eqxcallback import testing
 
 from . import cuda12, one_device
+from .gpu.checked import CALLS
 
 
 pytestmark = pytest.mark.any_jax_version
@@ -91,6 +93,15 @@ def test_the_results_of_a_machine_without_a_gpu_are_not_kept():
     assert not (ROOT / "benchmarks" / "results" / "gpu.json").exists() or json.loads(
         (ROOT / "benchmarks" / "results" / "gpu.json").read_text()
     )["gpu"]["gpu"].startswith("NVIDIA")
+
+
+@pytest.mark.compilers
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_checked_on_a_gpu_can_be_called(name):
+    """An op that has moved, or has one option more, must not be seen by a GPU first."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    op, args, options = CALLS[name]()
+    assert testing.check(op, *args, only=("types", "reference", "grad"), **options).passed
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..kernel import TritonKernel, dims
+from ..kernel import TritonKernel, check_readable, dims
 from ._architecture import architecture, version_of
 from ._device_call import DeviceCall
 from ._image import kernels_of
@@ -31,6 +31,9 @@ _TYPES = {
     "float8_e4m3fn": "fp8e4nv",
     "float8_e5m2": "fp8e5",
 }
+
+# Columns of tensor memory, which GPUs have since sm_100.
+_TENSOR_MEMORY = 512
 
 _Settings = dict[str, Any]
 # Of the compiler: fields of a kernel, which `choose` may say as well.
@@ -122,6 +125,7 @@ def _function(kernel: TritonKernel, who: str) -> Any:
             f"{who}: expected fn to be a triton.jit function; got {fn!r}. Nothing is tuned when it runs: pass `choose` in place "
             "of `triton.autotune`, or several kernels, of which eqxcallback.tune finds the fastest."
         )
+    check_readable(fn, who)
     return fn
 
 
@@ -181,6 +185,11 @@ def _compiled_function(
     about, image = found.metadata, found.asm["cubin"]
     if getattr(about, "profile_scratch_size", 0):
         raise ValueError(f"{who}: {fn.__name__} needs memory of Triton's profiler, which is not supported.")
+    if (getattr(about, "tmem_size", None) or 0) > _TENSOR_MEMORY:
+        raise ValueError(
+            f"{who}: expected {fn.__name__} to need at most {_TENSOR_MEMORY} columns of tensor memory, all that sm_{version} "
+            f"has; got {about.tmem_size}. Take smaller blocks, or fewer sums that live at the same time."
+        )
     check_scratch(about.global_scratch_align or 1, f"{who}: {fn.__name__}")
     (parameters,) = (kernel.parameters for name, kernel in (kernels_of(image) or {}).items() if name == about.name)
     hidden = len(parameters) - len(kinds) + len(nulls)

@@ -14,7 +14,7 @@ from ._launch import Launch as Launch, dims as dims
 from ._native import NativeKernel as NativeKernel
 from ._python import PythonKernel as PythonKernel
 from ._tensor_map import PROMOTIONS as PROMOTIONS, SWIZZLES as SWIZZLES, TensorMap as TensorMap
-from ._triton import TritonKernel as TritonKernel
+from ._triton import TritonKernel as TritonKernel, check_readable as check_readable
 
 
 DeviceKernel = CudaKernel | TritonKernel

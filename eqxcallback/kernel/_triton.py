@@ -90,6 +90,8 @@ class TritonKernel(KernelContract):
                 f"TritonKernel: expected fn to be a triton.jit or gluon.jit function, or 'package.module:name'; got {self.fn!r}. "
                 "Decorate it with @triton.jit."
             )
+        if not text_of_place:
+            check_readable(self.fn, who)
         if not callable(self.grid):
             dims(self.grid, f"{who}: expected grid")
         declared = scalars(self.scalars, who)
@@ -118,3 +120,14 @@ class TritonKernel(KernelContract):
 
     def __hash__(self) -> int:
         return hash_of(self)
+
+
+def check_readable(fn: Any, who: str) -> None:
+    """Triton reads the text of a function, and of those that it calls, when it computes its hash."""
+    try:
+        hash(fn)
+    except Exception as error:
+        raise ValueError(
+            f"{who}: expected fn to be a function that Triton can read; got {fn!r}, of which it says: {error} Write it in the "
+            "part of Python that Triton has."
+        ) from error

@@ -116,18 +116,23 @@ def assembler_warnings(ptx: str) -> list[str]:
     return [line for line in said.splitlines() if "Performance Loss" in line]
 
 
-def spills_in_the_main_loop(made: Compiled) -> int:
-    """Instructions that move registers to memory and back, in the shortest loop that has products: it asks no pair anything."""
+def loops(made: Compiled) -> list[list[str]]:
+    """The instructions of each loop that has products, the shortest loop first: that one asks no pair anything."""
     found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", _cuobjdump("-sass", made.cubin))
     places = {int(address, 16): i for i, (address, _) in enumerate(found)}
-    loops = []
+    bodies = []
     for i, (address, text) in enumerate(found):
         target = re.search(r"BRA.*?0x([0-9a-f]+)", text)
         if target and int(target[1], 16) <= int(address, 16):
             body = [each for _, each in found[places[int(target[1], 16)] : i + 1]]
             if any("MMA" in each for each in body):
-                loops.append(body)
-    return sum("LDL" in each or "STL" in each for each in min(loops, key=len))
+                bodies.append(body)
+    return sorted(bodies, key=len)
+
+
+def spills_in_the_main_loop(made: Compiled) -> int:
+    """Instructions that move registers to memory and back."""
+    return sum("LDL" in each or "STL" in each for each in loops(made)[0])
 
 
 def _cuobjdump(option: str, cubin: bytes) -> str:

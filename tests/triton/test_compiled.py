@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+import triton
+
 from eqxcallback.ops.attention import (
     _triton_backward as attention_backward,
     _triton_backward_options as attention_backward_options,
@@ -19,7 +21,7 @@ from eqxcallback.ops.attention import (
 )
 from eqxcallback.ops.attention._operands import OPTIONAL
 
-from .compiled import SHARED_MEMORY, assembler_warnings, compiled, spills_in_the_main_loop
+from .compiled import SHARED_MEMORY, assembler_warnings, compiled, loops, spills_in_the_main_loop
 
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
@@ -165,6 +167,35 @@ def test_options(name, arch, size, chosen):
     made = compiled(kernel, arch, "bfloat16", choice, **chosen)
     within_limits(made, arch)
     assert made.spilled <= 512
+
+
+# Instructions of the loop that asks no pair anything, and of the one that asks each pair whether the key is seen. By Triton.
+INSTRUCTIONS = {
+    ("forward", 64): {"3.6": (513, 687), "3.9": (525, 700)},
+    ("forward", 128): {"3.6": (527, 753), "3.9": (553, 786)},
+    ("queries", 64): {"3.6": (244, 325), "3.9": (273, 352)},
+    ("queries", 128): {"3.6": (282, 377), "3.9": (329, 415)},
+    # One loop is enough, within that of the heads that share keys.
+    ("keys", 64): {"3.6": (431, 604), "3.9": (368, 478)},
+    ("keys", 128): {"3.6": (543, 760), "3.9": (447, 604)},
+}
+
+
+def instructions(name, size, **chosen):
+    kernel, choose = KERNELS[name]
+    choice = choose(90, size, "bfloat16", queries=4096)  # the same tile whatever is chosen
+    return tuple(map(len, loops(compiled(kernel, 90, "bfloat16", choice, causal=False, **chosen))))
+
+
+@pytest.mark.parametrize(("name", "size"), list(INSTRUCTIONS))
+def test_options_leave_nothing_in_the_main_loop(name, size):
+    """What an option needs is compiled where the option is, and nowhere else: each loop is as long as it was without options."""
+    version = ".".join(triton.__version__.split(".")[:2])
+    if version not in INSTRUCTIONS[name, size]:
+        pytest.skip(f"nobody has counted what Triton {version} makes of it")
+    plain = instructions(name, size)
+    assert plain == INSTRUCTIONS[name, size][version]
+    assert sum(instructions(name, size, has=("mask",))) != sum(plain)
 
 
 def test_hopper_multiplies_with_warpgroups():

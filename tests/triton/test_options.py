@@ -1,7 +1,5 @@
 """Attention with every option and all of its gradients, by the kernels in Triton, interpreted: the op itself, on the CPU."""
 
-import dataclasses
-import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,40 +9,16 @@ import numpy as np
 import pytest
 
 from eqxcallback import ops
-from eqxcallback.kernel._emulated import emulated
-from eqxcallback.ops.attention import _triton, _triton_tiles as tiles
+from eqxcallback.ops.attention import _triton
 from eqxcallback.ops.attention._operands import places
 
-from ..ops import table, test_transformations as transformations
+from ..ops import test_transformations as transformations
 from ..ops.attention.options import NAMES, exact, exact_with_lse, inputs, options
 from ..ops.families import tagged
 from ..ops.table import normal
 
 
-attention = importlib.import_module("eqxcallback.ops.attention._attention")
-OP = dataclasses.replace(
-    attention._attention,
-    kernels={"cpu": emulated(_triton.ATTENTION)},
-    backward={"cpu": emulated(_triton.ATTENTION_BACKWARD)},
-)
 QUERIES, KEYS, HEADS = 21, 37, 4
-
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    """The op runs the kernels in Triton, in tiles of 16: some see nothing, some all, and the last are not full."""
-    pytest.importorskip("triton", reason="Triton is not installed")
-    choice = tiles._choice
-
-    def small(tile, size, **more):
-        found = choice(tile, size, **more)
-        return dataclasses.replace(found, constants=found.constants | {"BLOCK_QUERIES": 16, "BLOCK_KEYS": 16})
-
-    monkeypatch.setattr(tiles, "_choice", small)
-    monkeypatch.setattr(attention, "_attention", OP)
-    table.quickly_compiled.cache_clear()
-    yield
-    table.quickly_compiled.cache_clear()
 
 
 def value_and_gradients(name: str) -> Any:
@@ -147,9 +121,8 @@ def test_few_queries_under_vmap():
 @pytest.mark.parametrize(
     ("heads", "size", "dtype"), [(8, 128, jnp.bfloat16), (1, 200, jnp.float16), (6, 80, jnp.float32)]
 )
-def test_few_queries_in_the_tiles_of_the_library(heads, size, dtype, monkeypatch):
-    pytest.importorskip("triton", reason="Triton is not installed")
-    monkeypatch.setattr(attention, "_attention", OP)
+@pytest.mark.usefixtures("on_triton")
+def test_few_queries_in_the_tiles_of_the_library(heads, size, dtype):
     q, k, v = inputs(7, 530, heads, 1, size, dtype)
     out, lse = ops.attention_with_lse(q, k, v, causal=True)
     want = exact_with_lse(q, k, v, causal=True)
@@ -177,22 +150,6 @@ def test_parts_of_keys(queries, heads, kv_heads, keys, multiprocessors, parts, m
     monkeypatch.setattr(jax, "local_devices", lambda backend: [SimpleNamespace(core_count=multiprocessors)])
     q, k = (jax.ShapeDtypeStruct((n, count, 128), jnp.bfloat16) for n, count in ((queries, heads), (keys, kv_heads)))
     assert _triton._parts(q, (k, k)) == parts
-
-
-@pytest.mark.usefixtures("interpreted")
-def test_what_a_length_hides_may_be_nan():
-    q, k, v = inputs(QUERIES, KEYS, HEADS, 2, 20)
-    k[30:], v[30:] = np.nan, np.nan
-
-    def summed(q, k, v):
-        return ops.attention(q, k, v, lengths=np.int32(30), causal=True).sum()
-
-    gradients = jax.grad(summed, (0, 1, 2))(q, k, v)
-    want = jax.grad(lambda *x: ops.attention(*x, causal=True, offset=np.int32(KEYS - QUERIES)).sum(), (0, 1, 2))
-    want = want(q, k[:30], v[:30])
-    for got, right in zip(gradients, want, strict=True):
-        np.testing.assert_allclose(got[: len(right)], right, rtol=2e-5, atol=2e-5)
-        assert not np.any(got[len(right) :])
 
 
 @pytest.mark.parametrize(

@@ -98,14 +98,9 @@ def weights_of(
 @no_type_check
 def dlogits_of(
     weights, dweights, delta, query, key, options, queries, keys,
-    DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr, MASKED: tl.constexpr,
+    DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
 ):  # fmt: skip
-    dweights = dropped(dweights, query, key, options, queries, keys, DROPOUT, KEEP, HAS)
-    dlogits = weights * (dweights - delta)
-    if MASKED and HAS & LENGTHS:
-        # A value past the end may be NaN.
-        dlogits = tl.where(key < filled_of(options), dlogits, 0.0)
-    return dlogits
+    return weights * (dropped(dweights, query, key, options, queries, keys, DROPOUT, KEEP, HAS) - delta)
 
 
 @triton.jit
@@ -142,10 +137,7 @@ def _visit_keys(
         dv, dv_tail = outer(kept, dout_main, dout_tail, dv, dv_tail, TAIL)
         deltas = tl.load(delta + at + rows, mask=rows < left, other=0.0)
         dweights = inner(v, v_tail, dout_main, dout_tail, TAIL)
-        # fmt: off
-        dlogits = dlogits_of(
-            weights, dweights, deltas[None, :], query, key, options, queries, keys, DROPOUT, KEEP, HAS, MASKED)
-        # fmt: on
+        dlogits = dlogits_of(weights, dweights, deltas[None, :], query, key, options, queries, keys, DROPOUT, KEEP, HAS)
         dk, dk_tail = outer(_before_the_cap(dlogits, tangents, SOFT_CAP), q_main, q_tail, dk, dk_tail, TAIL)
     return dk, dk_tail, dv, dv_tail
 
@@ -170,8 +162,9 @@ def attention_backward_keys(
     # The first keys are seen by the most queries, and go first by themselves.
     first, kv_head, kv_example = place(keys, kv_heads, BLOCK_KEYS, False)
     at, left = first_element(kv_example, keys, first, kv_heads, kv_head, SIZE), keys - first
-    k_main, k_tail = load(k + at, kv_heads * SIZE, left, BLOCK_KEYS, SIZE, MAIN, TAIL)
-    v_main, v_tail = load(v + at, kv_heads * SIZE, left, BLOCK_KEYS, SIZE, MAIN, TAIL)
+    if not HAS & LENGTHS:
+        k_main, k_tail = load(k + at, kv_heads * SIZE, left, BLOCK_KEYS, SIZE, MAIN, TAIL)
+        v_main, v_tail = load(v + at, kv_heads * SIZE, left, BLOCK_KEYS, SIZE, MAIN, TAIL)
     k_sums, k_sums_tail = zeros(BLOCK_KEYS, MAIN, TAIL)
     v_sums, v_sums_tail = zeros(BLOCK_KEYS, MAIN, TAIL)
     group = heads // kv_heads
@@ -187,6 +180,11 @@ def attention_backward_keys(
             lengths_every, lengths_batch, offset_every, offset_batch,
             dropout_keys_every, dropout_keys_batch, kept_every, kept_batch, HAS)
         # fmt: on
+        if HAS & LENGTHS:
+            # What a length hides may be NaN, which a weight of zero does not hide; and each example has a length.
+            filled = filled_of(options) - first
+            k_main, k_tail = load(k + at, kv_heads * SIZE, filled, BLOCK_KEYS, SIZE, MAIN, TAIL)
+            v_main, v_tail = load(v + at, kv_heads * SIZE, filled, BLOCK_KEYS, SIZE, MAIN, TAIL)
         at_q = first_element(example, queries, 0, heads, head, SIZE)
         statistics = first_element(example, heads, head, queries, 0, 1)
         # fmt: off
@@ -246,7 +244,7 @@ def _visit_queries(
                 CAUSAL, WINDOW, SOFT_CAP, HAS, MASKED)
             dlogits = dlogits_of(
                 weights, inner(dout, dout_tail, v_main, v_tail, TAIL), delta[:, None], query, key, options, queries, keys,
-                DROPOUT, KEEP, HAS, MASKED)
+                DROPOUT, KEEP, HAS)
             # fmt: on
             if SLOPED:
                 of_slope -= tl.sum(dlogits * tl.abs(query + start_of(options) - key).to(tl.float32), 1)

@@ -106,7 +106,7 @@ def attention_backward_bias(
             scale * LOG2_E, CAUSAL, WINDOW, SOFT_CAP, HAS, True)
         gradient += dlogits_of(
             weights, inner(dout_main, dout_tail, v_main, v_tail, TAIL), deltas[:, None], query, key, options, queries, keys,
-            DROPOUT, KEEP, HAS, True)
+            DROPOUT, KEEP, HAS)
         # fmt: on
     at = (tl.cast(bias_example, tl.int64) * bias_heads + bias_head) * queries * keys
     inside = (query < queries) & (key < keys)
