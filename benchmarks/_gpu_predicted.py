@@ -62,7 +62,7 @@ def main_loop(sass: Sequence[tuple[int, str]]) -> Loop:
     moving = [loop for loop in loops if loop.read + loop.written]
     if not moving:
         return dataclasses.replace(_loop(sass), is_whole=True)
-    return max(moving, key=lambda loop: (loop.read + loop.written, -loop.instructions))
+    return max(moving, key=lambda loop: (loop.read + loop.written, loop.read, -loop.instructions))
 
 
 def _loop(sass: Sequence[tuple[int, str]]) -> Loop:

@@ -156,6 +156,7 @@ def test_public_names():
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
     assert public - rooms - {"jaxtyping"} == {  # which its import hook adds
         "Buffer",
+        "CKernel",
         "CudaKernel",
         "ExecutionContext",
         "ExecutionStage",
