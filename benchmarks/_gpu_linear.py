@@ -1,5 +1,6 @@
 """Layers over quantised weights, of one row to many; and the loss of a large vocabulary, with the layer before it."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from eqxcallback import ops
+from eqxcallback.ops.linear import _cuda as linear_cuda, _quantized as quantized_ops
 
 from ._contestants import Pass, normal, of_pass, operands, torch, torch_call
 from ._gpu_probe import COPY, copy_runner
@@ -21,6 +23,8 @@ ENCODINGS = ("Q4_1", "Q8_0", "int8")
 ROWS = (1, 8, 64, 2048)
 # Up to these, a layer is bound by reading its weights.
 _FEW_ROWS = 8
+# And up to these, there is a kernel by tensor cores, which runs by default only where it is asked for.
+_ROWS_BY_MMA = 64
 SIZE, TINY_SIZE = (14_336, 4096), (64, 64)
 # Rows, features and classes.
 LOSSES, TINY_LOSSES = [(8192, 4096, 32_000), (8192, 4096, 128_256)], [(8, 16, 300)]
@@ -52,12 +56,22 @@ def _quantized(setting: Setting, encoding: str, rows: int) -> Row:
         "XLA: expanded in the program": functools.partial(runner, expanded(encoding), small),
         "XLA: bf16 weights": functools.partial(runner, f32, wide),
     }
+    if encoding != "int8" and rows <= _ROWS_BY_MMA:
+        made["tensor cores"] = functools.partial(runner, _by_tensor_cores(encoding), small)
     case = f"{rows} rows, {encoding}, {size[1]} to {size[0]}"
     if rows > _FEW_ROWS:
         return Row(case, "TFLOP/s", 2.0 * rows * wide.size, setting.race(made), (Goal("XLA", 1.0),))
     made[COPY], copied = copy_runner(setting)
     read = float(sum(leaf.nbytes for leaf in jax.tree.leaves(small)))
     return Row(case, "GB/s", read, setting.race(made), (Goal(COPY, 0.75),), more_work={COPY: copied})
+
+
+def _by_tensor_cores(encoding: Any) -> Apply:
+    op = quantized_ops._quantized_linear
+    given: Any = op.kernels
+    kernels = {**given, "cuda": (linear_cuda.QUANTIZED_LINEAR_MMA, *given["cuda"])}
+    first = dataclasses.replace(op, kernels=kernels)
+    return lambda x, blocks: first(x, blocks, encoding=encoding, activations="exact")
 
 
 def _logits(x: jax.Array, weight: jax.Array, labels: jax.Array) -> jax.Array:

@@ -6,9 +6,11 @@
 // writes it. Reported as errors of the launch: threads that wait for others that never come, or that meet at different
 // places, and lanes that read from one that takes no part.
 //
-// Not here: inline PTX, mma, asynchronous copies, cooperative groups, textures, several launches at a time on one OS
-// thread, waits between blocks. `extern __shared__ T name[]` has become DYN_SHARED(T, name) before. Memory is that of
-// the CPU: there are no weak orders to get wrong: a missing __syncwarp is not found.
+// Of mma there is one shape, as a function: cuda_cpu_mma.h.
+//
+// Not here: inline PTX, other shapes of mma, asynchronous copies, cooperative groups, textures, several launches at a
+// time on one OS thread, waits between blocks. `extern __shared__ T name[]` has become DYN_SHARED(T, name) before.
+// Memory is that of the CPU: there are no weak orders to get wrong: a missing __syncwarp is not found.
 #pragma once
 
 #include <stdio.h>
@@ -21,6 +23,7 @@
 
 #include "cuda_cpu_launch.h"
 #include "cuda_cpu_math.h"
+#include "cuda_cpu_mma.h"
 
 // -- the language. The headers of CUDA have defined these words as attributes.
 

@@ -96,7 +96,12 @@ _TEMPLATES = {
         *(f"quantized_linear<{{T}}, eqxcallback::{e}, {rows}>" for e in ("Q4_1", "Q8_0") for rows in (1, 2, 4, 8)),
         *(f"quantized_linear_tiled<{{T}}, eqxcallback::{e}>" for e in ("Q4_1", "Q8_0")),
     ],
+    "linear/quantized_mma.cu": [
+        f"quantized_linear_mma<{{T}}, eqxcallback::{e}, {tiles}>" for e in ("Q4_1", "Q8_0") for tiles in (1, 2, 4)
+    ],
 }
+# Where not all of them have kernels.
+_DTYPES = {"linear/quantized_mma.cu": (BF16, F16)}
 
 
 FILES = list(_TEMPLATES)
@@ -104,7 +109,8 @@ FILES = list(_TEMPLATES)
 
 def entries(file: str, dtypes: Any = DTYPES) -> list[str]:
     """Without the namespace."""
-    every = [template.format(T=CTYPES[dtype]) for template in _TEMPLATES[file] for dtype in dtypes]
+    taken = [dtype for dtype in dtypes if dtype in _DTYPES.get(file, DTYPES)]
+    every = [template.format(T=CTYPES[dtype]) for template in _TEMPLATES[file] for dtype in taken]
     return list(dict.fromkeys(every))
 
 
@@ -321,3 +327,8 @@ def quantized_linear(x: Any, blocks: Any, *, encoding: str, tiled: bool | None =
         result = ((len(x), len(blocks)), x.dtype)
         options = {"encoding": encoding, "activations": "exact"}
         return of(linear_cuda.QUANTIZED_LINEAR, [x, blocks], [result], (x, blocks), **options)
+
+
+def quantized_linear_mma(x: Any, blocks: Any, *, encoding: str) -> Call:
+    result = ((len(x), len(blocks)), x.dtype)
+    return of(linear_cuda.QUANTIZED_LINEAR_MMA, [x, blocks], [result], (x, blocks), encoding=encoding)

@@ -23,6 +23,7 @@ CEILINGS = {
     "recurrent/recurrent.cu": 128,
     "attention/decode.cu": 255,
     "linear/quantized.cu": 255,
+    "linear/quantized_mma.cu": 255,
 }
 
 

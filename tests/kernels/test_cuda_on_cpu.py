@@ -5,6 +5,7 @@ import functools
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -96,6 +97,28 @@ __global__ void silent_lane(float* out) {
   out[threadIdx.x] = __shfl_sync(~0u, 1.0f, 3);
 }
 
+// 16 x 16 times 16 x 8 elements of 16 bits: where lanes have them, PTX says.
+__global__ void product(const __nv_bfloat16* a, const __nv_bfloat16* b, float* out) {
+  const int row = threadIdx.x / 4, pair = threadIdx.x % 4;
+  unsigned of_a[4], of_b[2];
+  float sums[4];
+  for (int i = 0; i < 4; ++i) {
+    memcpy(&of_a[i], (const void*)(a + (row + i % 2 * 8) * 16 + 2 * pair + i / 2 * 8), 4);
+    sums[i] = i;
+  }
+  for (int i = 0; i < 2; ++i) memcpy(&of_b[i], (const void*)(b + row * 16 + 2 * pair + i * 8), 4);
+  cuda_cpu_mma_m16n8k16(sums, of_a, of_b, __nv_bfloat16());
+  for (int i = 0; i < 4; ++i) out[(row + i / 2 * 8) * 8 + 2 * pair + i % 2] = sums[i];
+}
+
+__global__ void product_of_some(float* out) {
+  const unsigned a[4] = {}, b[2] = {};
+  float sums[4] = {};
+  if (threadIdx.x != 5) cuda_cpu_mma_m16n8k16(sums, a, b, __nv_bfloat16());
+  out[threadIdx.x] = sums[0];
+  __syncwarp();
+}
+
 __global__ void beyond_the_end(const float* x, float* out, long long n) { out[threadIdx.x + n] = x[threadIdx.x]; }
 
 __global__ void beyond_shared_memory(float* out) {
@@ -150,6 +173,15 @@ def test_places_and_poison():
     assert np.isnan(run(library(), INDEX, call("static_memory", out=(3,), blocks=3), 0)[0]).all()
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_product_of_tensor_cores(seed):
+    a, b = (np.random.default_rng(i).integers(-8, 9, (count, 16)) / 8 for i, count in enumerate((16, 8)))
+    operands = [x.astype(jnp.bfloat16) for x in (a, b)]
+    how = Call("", [Launch("product", (1,), (32,))], operands, [((16, 8), np.float32)], [])
+    before = np.repeat(np.tile([[0, 1]], 4), 8, axis=0), np.repeat(np.tile([[2, 3]], 4), 8, axis=0)
+    np.testing.assert_array_equal(run(library(), INDEX, how, seed)[0], np.concatenate(before) + a @ b.T)
+
+
 @pytest.mark.parametrize(("name", "count"), [("reverse", 64), ("one_after_the_other", 128)])
 def test_a_missing_barrier(name, count):
     right = run(library(), INDEX, call(f"{name}<true>", X, out=(count,)), 0)[0]
@@ -166,6 +198,7 @@ def test_a_missing_barrier(name, count):
         ("barrier_against_shuffle", "never come: 16 at __shfl_xor_sync in line .*, 16 at __syncthreads in line"),
         ("wrong_mask", "the calling lane is not in its own mask"),
         ("different_operations", "lanes of a warp met in different operations"),
+        ("product_of_some", "lanes of a warp met in different operations .*: (mma|__syncwarp) in line"),
         ("silent_lane", "reads from lane 3, which takes no part"),
     ],
 )

@@ -1,8 +1,11 @@
-"""Linear layers over weights in blocks. See quantized.cu."""
+"""Linear layers over weights in blocks. See quantized.cu, and quantized_mma.cu for tensor cores."""
 
 import dataclasses
 import math
+import os
 from typing import Any
+
+import jax.numpy as jnp
 
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, ceil, name
@@ -48,15 +51,52 @@ def _supports(types: Any, **options: Any) -> bool | str:
     return _supports_any_rows(types, **options)
 
 
+_SCALARS = {
+    "rows": ("int64", lambda x, blocks, **_: _rows(x)),
+    "in_features": ("int64", lambda x, blocks, **_: x.shape[-1]),
+    "out_features": ("int64", lambda x, blocks, **_: blocks.shape[0]),
+}
 QUANTIZED_LINEAR = CudaKernel(
     FOLDER / "linear" / "quantized.cu",
     _entry,
     Launch(grid=_grid, block=lambda x, blocks, **_: 256 if _is_tiled(x) else 128),
-    scalars={
-        "rows": ("int64", lambda x, blocks, **_: _rows(x)),
-        "in_features": ("int64", lambda x, blocks, **_: x.shape[-1]),
-        "out_features": ("int64", lambda x, blocks, **_: blocks.shape[0]),
-    },
+    scalars=_SCALARS,
     supports=_supports,
 )
 QUANTIZED_LINEAR_IF_CHOSEN = dataclasses.replace(QUANTIZED_LINEAR, supports=_supports_any_rows, only_if_chosen=True)
+
+
+# With more rows, products of matrices are not bound by reading weights.
+_MOST_ROWS_BY_MMA = 64
+# Features of 8 blocks, which are whole packs of 16 bytes in both encodings.
+_FEATURES_BY_MMA = 256
+
+
+def _row_tiles(x: Any) -> int:
+    """Of 8 rows each, in a block: for more, there are no registers."""
+    return next((count for count in (1, 2) if 8 * count >= _rows(x)), 4)
+
+
+def _supports_mma(types: Any, *, activations: str = "exact", **_: Any) -> bool | str:
+    x = types.x
+    if activations != "exact":
+        return f"it has no {activations} activations"
+    if x.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"tensor cores multiply bfloat16 and float16; x is {x.dtype}"
+    if x.shape[-1] % _FEATURES_BY_MMA:
+        return f"in_features have to be a multiple of {_FEATURES_BY_MMA}; they are {x.shape[-1]}"
+    if _rows(x) > _MOST_ROWS_BY_MMA:
+        return f"x can have at most {_MOST_ROWS_BY_MMA} rows; it has {_rows(x)}"
+    return True
+
+
+QUANTIZED_LINEAR_MMA = CudaKernel(
+    FOLDER / "linear" / "quantized_mma.cu",
+    lambda x, blocks, *, encoding, **_: name("quantized_linear_mma", x, f"eqxcallback::{encoding}", _row_tiles(x)),
+    Launch(grid=lambda x, blocks, **_: (ceil(blocks.shape[0], 32), ceil(_rows(x), 8 * _row_tiles(x))), block=128),
+    scalars=_SCALARS,
+    supports=_supports_mma,
+)
+
+# No GPU has run it yet: who wants to be the first says so. Another kernel makes another program, with another key in caches.
+ASKED_FOR = (QUANTIZED_LINEAR_MMA,) if os.environ.get("EQXCALLBACK_QUANTIZED_MMA", "") not in ("", "0") else ()

@@ -4,17 +4,9 @@
 // 32 weights, its address a multiple of 16, as XLA's are. A Q4_1 block has 20 bytes: f16 d and m, and 16 bytes with
 // weight i, d * q + m, in the low half of byte i and weight 16 + i in the high one. A Q8_0 block has 34: f16 d, and 32
 // int8 q, of which d * q is a weight.
-#include "../common.cuh"
+#include "quantized.cuh"
 
 namespace eqxcallback {
-
-enum Encoding { Q4_1, Q8_0 };
-
-__device__ inline float half_at(const unsigned char* from) {
-  __half_raw raw;
-  raw.x = *reinterpret_cast<const unsigned short*>(from);
-  return __half2float(__half(raw));
-}
 
 // A quarter of a block: 8 weights, scale * digit + minimum, but for the offset of the digits of Q4_1.
 struct Quarter {

@@ -1,0 +1,19 @@
+// What kernels over GGUF blocks share: which encodings there are, and how their scales are read.
+#ifndef EQXCALLBACK_QUANTIZED_CUH
+#define EQXCALLBACK_QUANTIZED_CUH
+
+#include "../common.cuh"
+
+namespace eqxcallback {
+
+enum Encoding { Q4_1, Q8_0 };
+
+__device__ inline float half_at(const unsigned char* from) {
+  __half_raw raw;
+  raw.x = *reinterpret_cast<const unsigned short*>(from);
+  return __half2float(__half(raw));
+}
+
+}  // namespace eqxcallback
+
+#endif  // EQXCALLBACK_QUANTIZED_CUH

@@ -1,0 +1,162 @@
+"""Products with weights in blocks by tensor cores, on a CPU."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from eqxcallback import ops
+from eqxcallback.backends._image import Compiled
+from eqxcallback.backends._resident import resident_blocks
+from eqxcallback.kernel import emulated
+from eqxcallback.ops.linear import _cuda as linear_cuda, _quantized, _reference_quantized as reference
+
+from ..ops.table import with_options
+from . import kernels
+from .checking import SEEDS, check, want
+from .compiling import compiled, unavailable
+from .kernels import BF16, F16, results
+from .test_cuda_quantized import by_encoding, example
+
+
+def calls(dtype):
+    for encoding in ops.ENCODINGS:
+        for shape in ((1, 256, 5), (9, 512, 32), (35, 1280, 33)):
+            yield kernels.quantized_linear_mma(*example(shape, encoding, dtype), encoding=encoding)
+
+
+@by_encoding
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 17, 31, 33, 64])
+def test_values(rows, dtype, encoding):
+    """One part of the features for some warps, none for others, several; outputs that are no whole tiles."""
+    for in_features, out_features in ((256, 33), (1280, 17)) if rows < 20 else ((512, 40),):
+        x, blocks = example((rows, in_features, out_features), encoding, dtype)
+        (got,) = results(kernels.quantized_linear_mma(x, blocks, encoding=encoding))
+        check(got, want(with_options(reference.quantized_linear, encoding=encoding), x, blocks), in_features, 4.0)
+
+
+@by_encoding
+def test_digits_and_sums_are_not_rounded(encoding):
+    """Every digit, times 1 for one feature at a time."""
+    x = np.zeros((64, 256), F16)
+    x[np.arange(64), np.arange(64) * 4 % 256 + np.arange(64) // 16] = 1
+    rng = np.random.default_rng(1)
+    blocks = rng.integers(0, 256, (32, 8, ops.ENCODINGS[encoding]), np.uint8)
+    halves = 2 if encoding == "Q4_1" else 1
+    blocks[..., : 2 * halves] = np.array([1, 3][:halves], np.float16).view(np.uint8)
+    flat = blocks.reshape(32, -1)
+    weights = reference.dequantize(jnp.asarray(flat), encoding=encoding)
+    exact = np.asarray(x, np.float64) @ np.asarray(weights, np.float64).T
+    for dtype in (F16, BF16):
+        (got,) = results(kernels.quantized_linear_mma(x.astype(dtype), flat, encoding=encoding))
+        np.testing.assert_array_equal(got.astype(np.float64), exact)
+
+
+@by_encoding
+def test_the_order_of_threads_does_not_matter(encoding):
+    call = kernels.quantized_linear_mma(*example((11, 1536, 40), encoding, BF16), encoding=encoding)
+    assert len({results(call, seed)[0].tobytes() for seed in SEEDS}) == 1
+
+
+@by_encoding
+def test_under_vmap(encoding):
+    """As programs call it: the rows of all examples are one call, or in too many the reference."""
+    kernels = {"cpu": emulated(linear_cuda.QUANTIZED_LINEAR_MMA)}
+    op = dataclasses.replace(_quantized._quantized_linear, kernels=kernels, backward=None)
+    for rows in (3, 17):
+        x, blocks = example((4 * rows, 256, 9), encoding, BF16)
+
+        def apply(x, blocks=blocks):
+            return op(x, blocks, encoding=encoding, activations="exact")
+
+        got = jax.jit(jax.vmap(apply))(jnp.asarray(x).reshape(4, rows, 256))
+        wanted = want(with_options(reference.quantized_linear, encoding=encoding), x, blocks)
+        check(np.asarray(got).reshape(wanted.shape), wanted, 256, 4.0)
+
+
+@by_encoding
+@pytest.mark.parametrize("shape", [(0, 256, 3), (2, 0, 3), (2, 256, 0)], ids=str)
+def test_nothing_to_multiply(shape, encoding):
+    (got,) = results(kernels.quantized_linear_mma(*example(shape, encoding, BF16), encoding=encoding))
+    np.testing.assert_array_equal(got.astype(np.float32), np.zeros((shape[0], shape[2])))
+
+
+@by_encoding
+def test_not_finite(encoding):
+    for value in (np.nan, np.inf):
+        x, blocks = example((9, 256, 11), encoding, BF16)
+        x[2, 40] = value
+        blocks.reshape(11, 8, -1)[4, 1, :2] = np.array([value], np.float16).view(np.uint8)
+        (got,) = results(kernels.quantized_linear_mma(x, blocks, encoding=encoding))
+        wanted = want(with_options(reference.quantized_linear, encoding=encoding), x, blocks)
+        np.testing.assert_array_equal(np.isfinite(got.astype(np.float32)), np.isfinite(wanted))
+
+
+@pytest.mark.compilers
+@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_two_blocks_are_resident(arch):
+    file = "linear/quantized_mma.cu"
+    names = [f"eqxcallback::{name}" for name in kernels.entries(file)]
+    for name, usage in compiled(kernels.FOLDER / file, names, arch).items():
+        assert usage.spilled_bytes == 0, name
+        of_image = Compiled((), usage.registers, 0, usage.shared_bytes)
+        assert resident_blocks(int(arch.removeprefix("sm_")), of_image, 128, 0) >= 2, name
+
+
+def test_what_it_does_not_take():
+    def said(rows, features, dtype, **options):
+        x, blocks = jax.ShapeDtypeStruct((rows, features), dtype), jax.ShapeDtypeStruct((5, 160), jnp.uint8)
+        types = SimpleNamespace(x=x, blocks=blocks)
+        return linear_cuda.QUANTIZED_LINEAR_MMA.supports(types, encoding="Q4_1", **options)
+
+    assert said(64, 256, jnp.bfloat16) is True
+    assert said(1, 768, jnp.float16) is True
+    assert said(1, 288, jnp.float16) == "in_features have to be a multiple of 256; they are 288"
+    assert said(65, 256, jnp.float16) == "x can have at most 64 rows; it has 65"
+    assert said(1, 256, jnp.float32) == "tensor cores multiply bfloat16 and float16; x is float32"
+    assert said(1, 256, jnp.float16, activations="int8") == "it has no int8 activations"
+
+
+LOWERED = """
+import hashlib
+
+import jax
+import jax.numpy as jnp
+
+from eqxcallback import ops
+from eqxcallback.backends._description import description
+from eqxcallback.ops.linear import _quantized
+
+x, blocks = jax.ShapeDtypeStruct((3, 256), jnp.bfloat16), jax.ShapeDtypeStruct((32, 160), jnp.uint8)
+odd, of_odd = jax.ShapeDtypeStruct((3, 288), jnp.bfloat16), jax.ShapeDtypeStruct((32, 180), jnp.uint8)
+for args in ((x, blocks), (odd, of_odd)):
+    f = jax.jit(lambda x, blocks: ops.quantized_linear(x, blocks, encoding="Q4_1"))
+    text = f.trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    print("quantized_linear_mma" in text, hashlib.sha256(text.encode()).hexdigest())
+print(description(_quantized._quantized_linear.kernels["cuda"][0], "quantized_linear"))
+"""
+
+
+def test_the_switch_makes_another_program():
+    """Whose text, and so whose key in JAX's persistent cache, and whose name in a program over several devices differ."""
+    said = {}
+    for switch in ("", "0", "1"):
+        environment = os.environ | {"EQXCALLBACK_QUANTIZED_MMA": switch, "EQXCALLBACK_CUDA_ARCH": "compute_80"}
+        command = [sys.executable, "-c", LOWERED]
+        made = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        said[switch] = made.stdout.splitlines()
+    assert said[""] == said["0"]
+    off, on = said[""], said["1"]
+    assert off[0].startswith("False")
+    assert on[0].startswith("True")
+    assert off[0].split()[1] != on[0].split()[1]
+    assert off[1] == on[1]  # no multiple of 256: as without the switch
+    assert off[2] != on[2]
