@@ -64,6 +64,7 @@ def _attention() -> Iterator[Any]:
     for name in ("window", "soft cap", "bias", "mask", "alibi", "segments", "length", "offset", "dropout"):
         chosen = options.options(150, 70, 4)[name]
         yield "attention", name, functools.partial(ops.attention, **chosen), arguments
+    yield "attention", "deterministic=False", functools.partial(ops.attention, deterministic=False), arguments
     yield "attention_with_lse", "any option", ops.attention_with_lse, arguments
     q, cache, length = struct(4, 64), struct(70, 2, 64), struct(dtype=jnp.int32)
     yield "decode_attention", PLAIN, ops.decode_attention, (q, cache, cache, length)

@@ -22,7 +22,19 @@ SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024,
 _TYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _POINTERS = {
     **dict.fromkeys(
-        ("lse", "dlse", "part_out", "part_lse", "sums", "delta", "of_slopes", "alibi_slopes", "dalibi_slopes"), "*fp32"
+        (
+            "lse",
+            "dlse",
+            "part_out",
+            "part_lse",
+            "sums",
+            "delta",
+            "of_slopes",
+            "dq_sums",
+            "alibi_slopes",
+            "dalibi_slopes",
+        ),
+        "*fp32",
     ),
     **dict.fromkeys(("bias", "dbias"), "*bf16"),
     **dict.fromkeys(("mask", "kept"), "*i1"),
@@ -41,6 +53,8 @@ class Compiled:
     # Bytes of a thread's stack: these kernels have one for spilled registers alone.
     spilled: int
     shared: int
+    # Columns of tensor memory, which GPUs since sm_100 have 512 of.
+    tensor_memory: int
 
 
 @functools.cache
@@ -63,8 +77,10 @@ def _compiled(
         options={"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True},
     )
     usage = _usage(made.asm["cubin"])
+    spilled = usage["STACK"] + usage["LOCAL"]
+    about = made.metadata
     return Compiled(
-        made.asm["ptx"], made.asm["cubin"], usage["REG"], usage["STACK"] + usage["LOCAL"], made.metadata.shared
+        made.asm["ptx"], made.asm["cubin"], usage["REG"], spilled, about.shared, getattr(about, "tmem_size", None) or 0
     )
 
 
@@ -80,6 +96,7 @@ def compiled(
     window: int = 0,
     soft_cap: float = 0.0,
     dropout: float = 0.0,
+    added: bool = False,
 ) -> Compiled:
     """`absent`: gradients that are not needed. `has`: of `OPTIONAL`, what the call has."""
     lacking = [name for name in OPTIONAL if name not in has]
@@ -90,6 +107,8 @@ def compiled(
         "KEEP": threshold(dropout),
         "HAS": sum(1 << OPTIONAL.index(name) for name in has),
     }
+    if "ADDED" in kernel.arg_names:
+        settings["ADDED"] = added
     return _compiled(kernel, arch, dtype, tuple(settings.items()), absent, choice.num_warps, choice.num_stages)
 
 

@@ -36,9 +36,12 @@ def on_triton(monkeypatch):
 
     attention = importlib.import_module("eqxcallback.ops.attention._attention")
     kernels = {"cpu": emulated(_triton.ATTENTION)}
-    backward = {"cpu": emulated(_triton.ATTENTION_BACKWARD)}
-    op = dataclasses.replace(attention._attention, kernels=kernels, backward=backward)
-    monkeypatch.setattr(attention, "_attention", op)
+    for name, of_cuda in (
+        ("_attention", _triton.ATTENTION_BACKWARD),
+        ("_attention_added", _triton.ATTENTION_BACKWARD_ADDED),
+    ):
+        op = dataclasses.replace(getattr(attention, name), kernels=kernels, backward={"cpu": emulated(of_cuda)})
+        monkeypatch.setattr(attention, name, op)
 
 
 @pytest.fixture

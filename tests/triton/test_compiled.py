@@ -64,6 +64,7 @@ def within_limits(made, arch):
     print(f"{made.registers} registers, {made.spilled} bytes spilled, {made.shared} bytes shared")  # shown by -rP
     assert made.registers <= 255
     assert made.shared <= SHARED_MEMORY[arch]
+    assert made.tensor_memory <= 512
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,36 @@ def test_backward(step, arch, size, dtype):
         spills = spills_in_the_main_loop(made)
         print(spills, "instructions of the main loop spill")
         assert spills <= 64
+
+
+@pytest.mark.parametrize(
+    ("arch", "size", "dtype", "chosen"),
+    [
+        *[(90, size, "bfloat16", {}) for size in (64, 128, 256)],
+        (90, 64, "bfloat16", EVERY_OPTION),
+        *[(100, size, "bfloat16", {}) for size in (64, 80, 96, 128, 256)],
+        (80, 128, "bfloat16", {}),
+        (86, 256, "bfloat16", {}),
+        (120, 80, "bfloat16", {}),
+        (90, 128, "float32", {}),
+    ],
+    ids=lambda x: ("options" if x else "plain") if isinstance(x, dict) else str(x),
+)
+def test_backward_in_any_order(arch, size, dtype, chosen):
+    """The kernel of keys, which adds to the gradients of queries as well."""
+    has = sum(1 << OPTIONAL.index(each) for each in chosen.get("has", ()))
+    choice = tiles.choose_added(arch, size, dtype, has=has, soft_cap=chosen.get("soft_cap", 0.0))
+    made = compiled(attention_backward.attention_backward_keys, arch, dtype, choice, added=True, **chosen)
+    within_limits(made, arch)
+    added = re.findall(r"(?:red|atom)\S*\.add\S*", made.ptx)
+    assert added
+    assert not any("acq_rel" in each for each in added)
+    if arch == 90 and dtype != "float32":
+        assert not assembler_warnings(made.ptx)
+        # Four elements at a time; where the tile has no registers for its part of the gradient, some spill.
+        assert all(".v4" in each for each in added)
+        print(spills_in_the_main_loop(made), "instructions of the main loop spill")
+        assert spills_in_the_main_loop(made) <= (64 if size > 64 else 0)
 
 
 @pytest.mark.parametrize(

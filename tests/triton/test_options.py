@@ -1,7 +1,6 @@
 """Attention with every option and all of its gradients, by the kernels in Triton, interpreted: the op itself, on the CPU."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,36 +15,19 @@ from ..ops import test_transformations as transformations
 from ..ops.attention.options import NAMES, exact, exact_with_lse, inputs, options
 from ..ops.families import tagged
 from ..ops.table import normal
+from .derived import check_each, value_and_gradients
 
 
 QUERIES, KEYS, HEADS = 21, 37, 4
 
 
-def value_and_gradients(name: str) -> Any:
-    """Of both results, by all operands that have one."""
-    (q, k, v), chosen = inputs(QUERIES, KEYS, HEADS, 2, 20), options(QUERIES, KEYS, HEADS)[name]
-    numbers = {name: x for name, x in chosen.items() if name in ("bias", "alibi_slopes")}
-    others = {name: x for name, x in chosen.items() if name not in numbers}
-
-    def weighed(q, k, v, numbers):
-        out, lse = ops.attention_with_lse(q, k, v, **numbers, **others)
-        seen = jnp.where(jnp.isfinite(lse), lse, 0.0)
-        return (out * normal(9, out.shape)).sum() + (seen * normal(10, lse.shape)).sum(), (out, lse)
-
-    return jax.value_and_grad(weighed, argnums=(0, 1, 2, 3), has_aux=True)(q, k, v, numbers)
-
-
+@pytest.mark.parametrize("deterministic", [True, False], ids=["in order", "in any order"])
 @pytest.mark.parametrize("name", NAMES)
-def test_values_and_gradients(name, request):
-    want = value_and_gradients(name)
+def test_values_and_gradients(name, deterministic, request):
+    operands, chosen = inputs(QUERIES, KEYS, HEADS, 2, 20), options(QUERIES, KEYS, HEADS)[name]
+    want = value_and_gradients(operands, chosen)
     request.getfixturevalue("interpreted")
-    got = value_and_gradients(name)
-
-    def check(got, want):
-        error = 2e-5 if got.dtype == np.float32 else 2**-7
-        np.testing.assert_allclose(got.astype(np.float32), want.astype(np.float32), rtol=error, atol=error)
-
-    jax.tree.map(check, got, want)
+    check_each(value_and_gradients(operands, chosen, deterministic=deterministic), want)
 
 
 @pytest.mark.usefixtures("interpreted")

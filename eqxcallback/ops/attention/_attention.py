@@ -1,5 +1,6 @@
 """Scaled dot-product attention with grouped queries."""
 
+import dataclasses
 import inspect
 from typing import Any
 
@@ -28,6 +29,8 @@ _attention = Op(
     vmap_method=_METHODS,
     backward={"cpu": _NATIVE_BACKWARD, "cuda": (_triton.ATTENTION_BACKWARD, _jax.ATTENTION_BACKWARD)},
 )
+_BACKWARD_ADDED = {"cpu": _NATIVE_BACKWARD, "cuda": (_triton.ATTENTION_BACKWARD_ADDED, _jax.ATTENTION_BACKWARD)}
+_attention_added = dataclasses.replace(_attention, backward=_BACKWARD_ADDED)
 
 
 def attention(
@@ -47,6 +50,7 @@ def attention(
     offset: Integer[ArrayLike, "*batch"] | None = None,
     dropout: AnyNumber = 0.0,
     key: Keys | None = None,
+    deterministic: bool = True,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch queries heads v_size"]:
     r"""$\mathrm{softmax}(s\, q k^T)\, v$, computed in f32, without an array of queries times keys.
@@ -81,6 +85,10 @@ def attention(
     - `key`: for `dropout`, a key for each example, of shape `batch`. The weights of head `h` that stay are those
         where `jax.random.bernoulli(jax.random.split(key, heads)[h], 1 - dropout, (queries, keys))` is true: the same as of
         `equinox.nn.MultiheadAttention`.
+    - `deterministic`: whether two runs have the same bits. If not, a GPU's gradients take five products in place of seven, where
+        Triton has them: the parts of a query's gradient are added up in whatever order they are ready, so that its last bits
+        differ from run to run, and in memory it is an f32 array of the shape of `q` meanwhile. All else is as it is by default,
+        on all platforms.
     - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].
 
     **Returns:** an array of the shape and dtype of `q`, but for its last axis, which is that of `v`.
@@ -121,6 +129,7 @@ def attention(
         offset=offset,
         dropout=dropout,
         key=key,
+        deterministic=deterministic,
         implementation=implementation,
     )[0]
 
@@ -169,6 +178,7 @@ def _attend(
     offset: Any = None,
     dropout: AnyNumber = 0.0,
     key: Any = None,
+    deterministic: bool = True,
     implementation: Implementation = "auto",
     **more: Any,
 ) -> tuple[Array, Array]:
@@ -192,7 +202,8 @@ def _attend(
     optional = operands(name, q, k.shape[-3], **more)
     size, v_size = q.shape[-1], v.shape[-1]
     q, k, v = (_padded(x, max(size, v_size)) for x in (q, k, v))
-    out, lse = _attention.using(implementation)(q, (k, v), *optional.values(), **options)
+    op = _attention if deterministic else _attention_added
+    out, lse = op.using(implementation)(q, (k, v), *optional.values(), **options)
     return out if v_size == out.shape[-1] else out[..., :v_size], lse
 
 

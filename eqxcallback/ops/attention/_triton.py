@@ -209,14 +209,22 @@ def _rows_grid(grads: Any, args: Any, *_: Any, BLOCK_QUERIES: int, **__: Any) ->
     return _blocks(args[0], BLOCK_QUERIES)
 
 
-def _keys_grid(grads: Any, args: Any, *_: Any, BLOCK_KEYS: int, **__: Any) -> int:  # noqa: N803
-    is_needed = any(gradient is not None for gradient in grads[1] or ())
+def _of_queries(grads: Any) -> bool:
+    """Whether gradients are needed that have a part for each block of queries."""
+    return grads[0] is not None or _optional(grads, "alibi_slopes") is not None
+
+
+def _keys_grid(grads: Any, args: Any, *_: Any, BLOCK_KEYS: int, ADDED: bool, **__: Any) -> int:  # noqa: N803
+    is_needed = any(gradient is not None for gradient in grads[1] or ()) or (ADDED and _of_queries(grads))
     return _blocks(args[1][0], BLOCK_KEYS) if is_needed else 0
 
 
 def _queries_grid(grads: Any, args: Any, *_: Any, BLOCK_QUERIES: int, **__: Any) -> int:  # noqa: N803
-    is_needed = grads[0] is not None or _optional(grads, "alibi_slopes") is not None
-    return _blocks(args[0], BLOCK_QUERIES) if is_needed else 0
+    return _blocks(args[0], BLOCK_QUERIES) if _of_queries(grads) else 0
+
+
+def _end_grid(grads: Any, args: Any, *_: Any, BLOCK_QUERIES: int, **__: Any) -> int:  # noqa: N803
+    return 0 if grads[0] is None else _blocks(args[0], BLOCK_QUERIES)
 
 
 def _slopes_grid(grads: Any, args: Any, *_: Any, **__: Any) -> int:
@@ -232,34 +240,42 @@ def _bias_grid(grads: Any, args: Any, *_: Any, BLOCK_QUERIES: int, BLOCK_KEYS: i
     return math.prod(shared) * ceil(queries, BLOCK_QUERIES) * ceil(keys, BLOCK_KEYS)
 
 
-def _step(name: str, grid: Callable[..., int], **more: Any) -> TritonKernel:
-    """One of the launches of the backward pass."""
+def _step(name: str, grid: Callable[..., int], tile: str | None = None, **more: Any) -> TritonKernel:
+    """One of the launches of the backward pass. `tile`: the name of its tiles, if it is another one."""
 
     def settings(arch: int, grads: Any, args: Any, *_: Any, **options: Any) -> Mapping[str, Any]:
-        return _settings(name, arch, *args, **options)
+        return _settings(tile or name, arch, *args, **options)
 
     module = _MODULES[2 if name in ("slopes", "bias") else 1]
     return TritonKernel(f"{module}:attention_backward_{name}", grid, choose=settings, **more)
 
 
-def _workspaces(grads: Any, args: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
-    """The sums and products of rows, and the gradient of a slope of each block of queries, of which the shortest has 16."""
-    queries, heads, _ = args[0].shape[-3:]
-    of_rows = (_batch(args[0]), heads, queries)
-    of_blocks = (*of_rows[:2], ceil(queries, 16)) if _optional(grads, "alibi_slopes") is not None else (1,)
-    return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (of_rows, of_rows, of_blocks)]
+def _backward(*, added: bool) -> TritonKernel:
+    """`added`: the gradients of queries are sums in any order."""
+
+    def workspaces(grads: Any, args: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
+        """The sums and products of rows, and the gradient of a slope of each block, of which the shortest has 16 rows."""
+        queries, heads, _ = args[0].shape[-3:]
+        of_rows = (_batch(args[0]), heads, queries)
+        blocks = ceil(args[1][0].shape[-3] if added else queries, 16)
+        of_blocks = (*of_rows[:2], blocks) if _optional(grads, "alibi_slopes") is not None else (1,)
+        of_queries = args[0].shape if added and grads[0] is not None else (1,)
+        return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (of_rows, of_rows, of_blocks, of_queries)]
+
+    tile, constexprs = "added" if added else "keys", {"ADDED": added}
+    keys = _step("keys", _keys_grid, tile, constexprs=constexprs)
+    queries = _step("end", _end_grid, "rows") if added else _step("queries", _queries_grid)
+    slopes = _step("slopes", _slopes_grid, tile if added else "queries", constexprs=constexprs)
+    return _step(
+        "rows",
+        _rows_grid,
+        constexprs=constexprs,
+        scalars=_scalars(_differentiated),
+        workspaces=workspaces,
+        then=[keys, queries, slopes, _step("bias", _bias_grid)],
+        supports=_supports,
+    )
 
 
-ATTENTION_BACKWARD = _step(
-    "rows",
-    _rows_grid,
-    scalars=_scalars(_differentiated),
-    workspaces=_workspaces,
-    then=[
-        _step("keys", _keys_grid),
-        _step("queries", _queries_grid),
-        _step("slopes", _slopes_grid),
-        _step("bias", _bias_grid),
-    ],
-    supports=_supports,
-)
+ATTENTION_BACKWARD = _backward(added=False)
+ATTENTION_BACKWARD_ADDED = _backward(added=True)

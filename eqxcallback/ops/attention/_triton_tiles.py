@@ -61,8 +61,17 @@ def choose_keys(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: flo
     return _choice(_keys_tile(arch, _width(size), dtype, _of_pairs(has, soft_cap)), size)
 
 
+def choose_added(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: float = 0.0, **_: Any) -> Choice:
+    """For `attention_backward_keys` where it is `ADDED`, and for the kernel of slopes then."""
+    width = _width(size)
+    if dtype != "float32" and 100 <= arch < 120 and 64 < width <= 128:
+        # The products for 64 queries would take 576 of 512 columns of tensor memory.
+        return _choice((32, 128, 8, 2), size)
+    return _choice(_keys_tile(arch, width, dtype, _of_pairs(has, soft_cap)), size)
+
+
 def choose_queries(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: float = 0.0, **_: Any) -> Choice:
-    """For `attention_backward_queries` and `attention_backward_slopes`."""
+    """For `attention_backward_queries`, and for the kernel of slopes, which adds up what it leaves."""
     return _choice(_queries_tile(arch, _width(size), dtype, _of_pairs(has, soft_cap)), size)
 
 
@@ -80,14 +89,14 @@ def _of_pairs(has: int, soft_cap: float) -> bool:
     return bool(soft_cap) or any(has >> OPTIONAL.index(name) & 1 for name in names)
 
 
-# By kernel. That of slopes adds up what that of queries leaves.
+# By kernel.
 CHOOSE = {
     "forward": choose_forward,
     "packed": choose_packed,
     "rows": choose_rows,
     "keys": choose_keys,
+    "added": choose_added,
     "queries": choose_queries,
-    "slopes": choose_queries,
     "bias": choose_bias,
 }
 
