@@ -54,6 +54,12 @@ def native_op() -> eqxc.Op:
     return eqxc.Op("add_one", kernels={"cpu": kernel}, reference=lambda x: x + 1)
 
 
+def c_op() -> eqxc.Op:
+    library, parameters = native_library("native_add.cc"), ("x.size", "const float* x", "float* out")
+    kernel = eqxc.CKernel("plain_add_one", library, parameters)
+    return eqxc.Op("add_one", kernels={"cpu": kernel}, reference=lambda x: x + 1)
+
+
 # Globals: looking up an attribute of a Module takes as long as the call.
 _empty_left, _one_field_left = [None] * FIRST, [None] * FIRST
 
@@ -119,6 +125,7 @@ def measure_calls(rounds: int, seconds: float) -> dict[str, Timing]:
         "jax buffer_callback, np.add": chain(jax_buffer_callback(np_add, F32)),
         "jax pure_callback, np.add": chain(lambda x: jax.pure_callback(lambda a: np.add(a, np.float32(1)), F32, x)),
         "eqxcallback Op, native add": chain(native_op()),
+        "eqxcallback Op, C function, native add": chain(c_op()),
         "eqxcallback ops.rms_norm": chain(eqxc.ops.rms_norm),
         "ffi_call, native add": chain(bare_call()),
         "XLA, x + 1": chain(lambda x: jax.lax.optimization_barrier(x + 1)),
