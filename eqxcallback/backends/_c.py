@@ -14,6 +14,7 @@ from ._bound_kernel import BoundKernel
 from ._c_parameters import FLOAT, Array, numbers
 from ._description import description
 from ._device_call import called, typed
+from ._host_compiler import built
 from ._library import function_of
 
 
@@ -56,12 +57,12 @@ def library_target(kernel: CKernel, platform: str, op: str) -> str:
     who = f"{op}[c]"
     if platform != "cpu":
         raise ValueError(f"{who}: expected the platform cpu; got {platform}. Give {platform} a kernel of another kind.")
-    if kernel.library is None:
-        assert kernel.address is not None
+    if kernel.address is not None:
         function = xla.LibraryFunction(f"{_PROCESS.hex()}{kernel.address}", kernel.symbol, kernel.address, 0)
     else:
         remedy = 'Export it; of C++ as extern "C".'
-        function = function_of(kernel.library, kernel.symbol, who, remedy)
+        library = kernel.library or built(kernel.source or "", kernel.options, who, is_handler=False)
+        function = function_of(library, kernel.symbol, who, remedy)
     # The name stands in compiled programs: it says what the code is, and that it is no handler.
     target = (
         f"eqxcallback_{kernel.symbol}_{hashlib.blake2b(f'c {function.digest}'.encode(), digest_size=8).hexdigest()}"

@@ -5,11 +5,12 @@ import os
 from .. import xla
 from ..kernel import NativeKernel
 from ._bound_kernel import BoundKernel
+from ._host_compiler import built
 from ._library import function_of
 
 
 def prepare(bound: BoundKernel, kernel: NativeKernel, platform: str, who: str) -> xla.LaunchLowering:
-    if kernel.library is None:
+    if kernel.library is None and kernel.source is None:
         target = _own_target(kernel.symbol, platform, f"{who}[native]")
     else:
         target = library_target(kernel, platform, who)
@@ -27,7 +28,7 @@ def _own_target(symbol: str, platform: str, who: str) -> str:
 
 def library_target(kernel: NativeKernel, platform: str, op: str) -> str:
     who = f"{op}[native]"
-    path = os.fspath(kernel.library or "")
+    path = os.fspath(kernel.library or built(kernel.source or "", kernel.options, who, is_handler=True))
     remedy = f'Export it, with XLA_FFI_DEFINE_HANDLER_SYMBOL({kernel.symbol}, ...) or extern "C".'
     function = function_of(path, kernel.symbol, who, remedy)
     if (refusal := function.refusal()) is not None:

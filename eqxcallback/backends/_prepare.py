@@ -26,7 +26,7 @@ def prepare(bound: BoundKernel, platform: str, who: str) -> xla.Lowering:
 
 def register_library(kernel: Kernel, platform: str, who: str) -> None:
     """What `prepare` does for a program, before there is one, to a kernel in a library. Others have nothing to register."""
-    if isinstance(kernel, CKernel) and kernel.library is not None:
+    if isinstance(kernel, CKernel) and kernel.address is None:
         _c.library_target(kernel, platform, who)
-    if isinstance(kernel, NativeKernel) and kernel.library is not None:
+    if isinstance(kernel, NativeKernel) and (kernel.library is not None or kernel.source is not None):
         _native.library_target(kernel, platform, who)

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 
 from ._checks import check_function, freeze_workspaces, frozen_mapping, hash_of
 from ._contract import KernelContract
+from ._sources import freeze_library, freeze_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,10 @@ class CKernel(KernelContract):
         the code has to stay alive. Programs that call it are of this process alone.
     - `scalars`: `{name: function}`, for numbers that a function says. It is called with the op's arguments, as types, and with
         its options.
+    - `source`: of the function, in place of `library`: a text, or the path of a file, in C, or in C++ where it says
+        `extern "C"`. It is compiled when a program that calls it is first lowered, by the machine's own compiler, and kept on
+        disk by its content.
+    - `options`: of the compiler, such as `"-O3"` or `"-lm"`.
     - `status`: whether the function returns an `int` that is not zero where it fails, which is an error of the call then. Or a
         mapping of these numbers to texts for it.
     - `rows`: arrays that the function works on row by row, along their first axis. They are divided among XLA's own threads,
@@ -74,7 +79,10 @@ class CKernel(KernelContract):
     symbol: str
     library: str | os.PathLike[str] | None = None
     parameters: Sequence[str] = ()
+    _: dataclasses.KW_ONLY
     address: int | None = None
+    source: str | os.PathLike[str] | None = None
+    options: Sequence[str] = ()
     scalars: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     status: bool | Mapping[int, str] = False
     rows: str | Sequence[str] | None = None
@@ -86,16 +94,13 @@ class CKernel(KernelContract):
         if not isinstance(self.symbol, str) or not self.symbol.isidentifier():
             raise ValueError(f"CKernel: expected symbol to be the name of a C function; got {self.symbol!r}.")
         who = f"CKernel({self.symbol})"
-        if (self.library is None) == (self.address is None):
+        given = [name for name in ("library", "source", "address") if getattr(self, name) is not None]
+        if len(given) != 1:
             raise ValueError(
-                f"{who}: expected a library or an address; got {'neither' if self.library is None else 'both'}."
+                f"{who}: expected a library, a source or an address; got {' and '.join(given) or 'none of them'}."
             )
-        if self.library is not None:
-            try:
-                # Another working directory must not make it another kernel.
-                object.__setattr__(self, "library", os.path.abspath(os.fspath(self.library)))
-            except TypeError:
-                raise TypeError(f"{who}: expected library to be a path; got {self.library!r}.") from None
+        freeze_library(self, who)
+        freeze_source(self, "C", who)
         if self.address is not None and not (isinstance(self.address, int) and self.address > 0):
             raise TypeError(f"{who}: expected address to be that of a function, an integer; got {self.address!r}.")
         object.__setattr__(self, "parameters", _texts(self.parameters, "parameters", who))

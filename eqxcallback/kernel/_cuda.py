@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 from ._checks import check_arch, check_function, freeze_workspaces, frozen_mapping, hash_of, scalars
 from ._contract import KernelContract
 from ._launch import Launch
+from ._sources import freeze_source
 
 
 # What CUDA C++ calls the types of arrays.
@@ -113,28 +114,13 @@ class CudaKernel(KernelContract):
         who = f"CudaKernel({self.entry})" if isinstance(self.entry, str) else "CudaKernel"
         if not isinstance(self.entry, str) and not callable(self.entry):
             raise TypeError(f"CudaKernel: expected entry to be the name of a function; got {self.entry!r}.")
-        if isinstance(self.source, str):
-            if "\n" not in self.source and "{" not in self.source:
-                raise ValueError(
-                    f"{who}: expected source to be CUDA C++; got {self.source!r}. Pass a pathlib.Path for a file."
-                )
-        else:
-            try:
-                # Another working directory must not make it another kernel.
-                path = os.path.abspath(os.fspath(self.source))
-            except TypeError:
-                raise TypeError(f"{who}: expected source to be a text or a path; got {self.source!r}.") from None
-            object.__setattr__(self, "source", _Path(path))
+        freeze_source(self, "CUDA C++", who)
         launches = tuple(self.launch) if isinstance(self.launch, Sequence) else (self.launch,)
         if not launches or not all(isinstance(launch, Launch) for launch in launches):
             raise TypeError(f"{who}: expected launch to be a Launch, or several; got {self.launch!r}.")
         object.__setattr__(self, "launch", launches)
         object.__setattr__(self, "scalars", scalars(self.scalars, who))
         frozen_mapping(self, "aliases")
-        options = (self.options,) if isinstance(self.options, str) else tuple(self.options)
-        object.__setattr__(self, "options", options)
-        if not all(isinstance(option, str) for option in options):
-            raise TypeError(f"{who}: expected options to be strings; got {self.options!r}.")
         freeze_workspaces(self, who)
         check_arch(self.arch, who)
         check_function(self.supports, "supports", who)
@@ -156,22 +142,3 @@ class CudaKernel(KernelContract):
                 f"CudaKernel: there is no type of CUDA C++ for {name}; there is one for {', '.join(_CTYPES)}."
             )
         return _CTYPES[name]
-
-
-class _Path(os.PathLike[str]):
-    """Told from a text, and compared by what it names."""
-
-    def __init__(self, path: str):
-        self._path = path
-
-    def __fspath__(self) -> str:
-        return self._path
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Path) and self._path == other._path
-
-    def __hash__(self) -> int:
-        return hash(self._path)
-
-    def __repr__(self) -> str:
-        return repr(self._path)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 
 from ._checks import check_function, frozen_mapping, hash_of
 from ._contract import KernelContract
+from ._sources import freeze_library, freeze_source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,10 @@ class NativeKernel(KernelContract):
         - `needs_grad`, of a backward kernel: the operands whose gradients are needed. The results of the handler are these
             gradients, in order. A backward kernel that does not name it has as results the gradients of all operands of
             floating type.
+    - `source`: C++ that defines the handler, a text or the path of a file, in place of `library`. It is compiled when a program
+        that calls it is first lowered, by the machine's own compiler, against the headers of JAX, and kept on disk by its
+        content. Of a plain function, without a handler, make a [`eqxcallback.CKernel`][].
+    - `options`: of the compiler, such as `"-O3"`.
     - `supports`, `only_if_chosen`: see [`eqxcallback.Op`][].
     """
 
@@ -48,22 +53,20 @@ class NativeKernel(KernelContract):
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
     aliases: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
     attributes: tuple[str, ...] | None = None
+    source: str | os.PathLike[str] | None = None
+    options: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.symbol, str) or not self.symbol.isidentifier():
             raise ValueError(f"NativeKernel: expected symbol to be the name of a C function; got {self.symbol!r}.")
-        if self.library is not None:
-            try:
-                path = os.fspath(self.library)
-            except TypeError:
-                raise TypeError(
-                    f"NativeKernel({self.symbol}): expected library to be a path; got {self.library!r}."
-                ) from None
-            # Another working directory must not make it another kernel.
-            object.__setattr__(self, "library", os.path.abspath(path))
+        who = f"NativeKernel({self.symbol})"
+        if self.library is not None and self.source is not None:
+            raise ValueError(f"{who}: expected a library or a source; got both.")
+        freeze_library(self, who)
+        freeze_source(self, "C++", who)
         frozen_mapping(self, "aliases")
-        check_function(self.supports, "supports", f"NativeKernel({self.symbol})")
-        check_function(self.out_type, "out_type", f"NativeKernel({self.symbol})")
+        check_function(self.supports, "supports", who)
+        check_function(self.out_type, "out_type", who)
 
     @property
     def name(self) -> str:

@@ -37,6 +37,7 @@ from .handles import (
     launch_platforms as launch_platforms,
     launch_with as launch_with,
     LibraryFunction as LibraryFunction,
+    headers as headers,
     library_function as library_function,
     why_no_c_functions as why_no_c_functions,
     python_handle as python_handle,

@@ -24,20 +24,25 @@ def lower(function, *args, platform="cpu", **options):
     ("arguments", "error"),
     [
         (("sax py", "lib.so"), "expected symbol to be the name of a C function; got 'sax py'"),
-        (("saxpy",), "expected a library or an address; got neither"),
-        (("saxpy", "lib.so", (), 5), "expected a library or an address; got both"),
+        (("saxpy",), "expected a library, a source or an address; got none of them"),
+        (
+            ("saxpy", "lib.so", (), {"address": 5}),
+            "expected a library, a source or an address; got library and address",
+        ),
         (("saxpy", 7), "expected library to be a path; got 7"),
-        (("saxpy", None, (), "x"), "expected address to be that of a function"),
+        (("saxpy", None, (), {"address": "x"}), "expected address to be that of a function"),
         (("saxpy", "lib.so", "x, y"), "expected parameters to be a tuple of texts; got 'x, y'"),
         (("saxpy", "lib.so", ("x", 1)), "expected parameters to be a tuple of texts"),
-        (("saxpy", "lib.so", (), None, {"n": 3}), "expected scalars to be {name: function}"),
-        (("saxpy", "lib.so", (), None, {}, {"3": 3}), "expected status to be a bool, or {number: text}"),
-        (("saxpy", "lib.so", (), None, {}, False, "some"), "expected rows to be a tuple of texts; got 'some'"),
+        (("saxpy", "lib.so", (), {"scalars": {"n": 3}}), "expected scalars to be {name: function}"),
+        (("saxpy", "lib.so", (), {"status": {"3": 3}}), "expected status to be a bool, or {number: text}"),
+        (("saxpy", "lib.so", (), {"rows": "some"}), "expected rows to be a tuple of texts; got 'some'"),
     ],
 )
 def test_declarations(arguments, error):
+    positional = [argument for argument in arguments if not isinstance(argument, dict)]
+    named = next((argument for argument in arguments if isinstance(argument, dict)), {})
     with pytest.raises((TypeError, ValueError), match=re.escape(error)):
-        CKernel(*arguments)
+        CKernel(*positional, **named)
 
 
 @pytest.mark.parametrize(

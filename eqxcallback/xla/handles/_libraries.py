@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 
+import jax
+
 from ... import _ext
 from ._targets import register_handler
 
@@ -70,6 +72,11 @@ class LibraryFunction:
             number, handler = _fronts[key]
         register_handler(target, handler, "cpu")
         _ext.name_caller(number, op)
+
+
+def headers() -> tuple[str, str]:
+    """The folder of the headers that handlers are compiled with, and their version."""
+    return jax.ffi.include_dir(), jax.lib.__version__
 
 
 def why_no_c_functions() -> str | None:

@@ -1,0 +1,51 @@
+"""Texts and files that kernels are made of."""
+
+import os
+from typing import Any
+
+
+def freeze_source(kernel: Any, language: str, who: str) -> None:
+    """`source`, a text or a path, and `options`, those of the compiler."""
+    if isinstance(kernel.source, str):
+        if "\n" not in kernel.source and "{" not in kernel.source:
+            raise ValueError(
+                f"{who}: expected source to be {language}; got {kernel.source!r}. Pass a pathlib.Path for a file."
+            )
+    elif kernel.source is not None:
+        object.__setattr__(kernel, "source", _Path(_absolute(kernel.source, "source to be a text or a path", who)))
+    options = (kernel.options,) if isinstance(kernel.options, str) else tuple(kernel.options)
+    object.__setattr__(kernel, "options", options)
+    if not all(isinstance(option, str) for option in options):
+        raise TypeError(f"{who}: expected options to be strings; got {kernel.options!r}.")
+
+
+def freeze_library(kernel: Any, who: str) -> None:
+    if kernel.library is not None:
+        object.__setattr__(kernel, "library", _absolute(kernel.library, "library to be a path", who))
+
+
+def _absolute(path: Any, expected: str, who: str) -> str:
+    """Another working directory must not make it another kernel."""
+    try:
+        return os.path.abspath(os.fspath(path))
+    except TypeError:
+        raise TypeError(f"{who}: expected {expected}; got {path!r}.") from None
+
+
+class _Path(os.PathLike[str]):
+    """Told from a text, and compared by what it names."""
+
+    def __init__(self, path: str):
+        self._path = path
+
+    def __fspath__(self) -> str:
+        return self._path
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Path) and self._path == other._path
+
+    def __hash__(self) -> int:
+        return hash(self._path)
+
+    def __repr__(self) -> str:
+        return repr(self._path)

@@ -1,0 +1,148 @@
+"""Kernels whose source is a text, compiled by the machine's own compiler."""
+
+import os
+import re
+import stat
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import eqxcallback as eqxc
+from eqxcallback import CKernel, NativeKernel, Op
+
+from . import library
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("EQXCALLBACK_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+TIMES = """
+#include <math.h>
+void times(long n, float a, const float* x, float* out) {
+  for (long i = 0; i < n; ++i) out[i] = a * fabsf(x[i]);
+}
+"""
+PARAMETERS = ("x.size", "float a", "const float* x", "float* out")
+HANDLER = """
+#include "xla/ffi/api/ffi.h"
+namespace ffi = xla::ffi;
+static ffi::Error times(ffi::Buffer<ffi::F32> x, ffi::ResultBuffer<ffi::F32> out, double a) {
+  for (size_t i = 0; i < x.element_count(); ++i) out->typed_data()[i] = static_cast<float>(a) * x.typed_data()[i];
+  return ffi::Error::Success();
+}
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    Times, times, ffi::Ffi::Bind().Arg<ffi::Buffer<ffi::F32>>().Ret<ffi::Buffer<ffi::F32>>().Attr<double>("a"));
+"""
+
+
+def op_of(kernel):
+    return Op("times", kernels={"cpu": kernel}, reference=lambda x, *, a: a * jnp.abs(x), vmap_method="fold")
+
+
+def test_c():
+    op = op_of(CKernel("times", source=TIMES, parameters=PARAMETERS, options="-lm"))
+    assert eqxc.testing.check(op, jnp.arange(1.0, 5.0), a=3.0).passed
+
+
+def test_cpp_that_says_extern_c():
+    source = '#include <cmath>\nextern "C" ' + TIMES.split("\n", 2)[2].replace("fabsf", "std::abs")
+    op = op_of(CKernel("times", source=source, parameters=PARAMETERS))
+    np.testing.assert_array_equal(op(jnp.array([-1.0, 2.0]), a=2.0), [2, 4])
+
+
+def test_a_handler():
+    op = op_of(NativeKernel("Times", source=HANDLER))
+    assert eqxc.testing.check(op, jnp.arange(1.0, 5.0), a=3.0).passed
+    op.register()
+
+
+def test_a_file_and_what_is_beside_it(tmp_path):
+    (tmp_path / "factor.h").write_text("#define FACTOR 5\n")
+    file = tmp_path / "times.c"
+    file.write_text('#include "factor.h"\n' + TIMES.replace("a *", "FACTOR *"))
+    op = op_of(CKernel("times", source=file, parameters=PARAMETERS))
+    assert op(jnp.ones(1), a=1.0).tolist() == [5]
+    (tmp_path / "factor.h").write_text("#define FACTOR 6\n")
+    assert jax.jit(lambda x: op(x, a=1.0))(jnp.ones(1)).tolist() == [6]
+
+
+def test_it_is_compiled_once(cache, monkeypatch):
+    op = op_of(CKernel("times", source=TIMES, parameters=PARAMETERS))
+    op(jnp.ones(2), a=1.0)
+    (made,) = cache.iterdir()
+    before = made.stat().st_mtime_ns
+    op_of(CKernel("times", source=TIMES, parameters=PARAMETERS))(jnp.ones(3), a=1.0)
+    assert [(path, path.stat().st_mtime_ns) for path in cache.iterdir()] == [(made, before)]
+    op_of(CKernel("times", source=TIMES, parameters=PARAMETERS, options=("-O3",)))(jnp.ones(3), a=1.0)
+    assert len(list(cache.iterdir())) == 2
+
+
+def test_an_error_shows_the_lines_of_the_source():
+    source = "void times(long n, float a, const float* x, float* out) {\n  return n + ;\n}\n"
+    with pytest.raises(ValueError, match=r"times\[c\]: the source does not compile:\n(?s:.*)source\.c:2:\d+: .*"):
+        op_of(CKernel("times", source=source, parameters=PARAMETERS))(jnp.ones(2), a=1.0)
+    with pytest.raises(ValueError, match=r"times\[native\]: the source does not compile:\n(?s:.*)source\.cc:\d+"):
+        op_of(NativeKernel("Times", source=HANDLER.replace("return", "retrun")))(jnp.ones(2), a=1.0)
+
+
+def test_a_symbol_that_the_source_lacks():
+    with pytest.raises(ValueError, match="has no symbol 'other'"):
+        op_of(CKernel("other", source=TIMES, parameters=PARAMETERS))(jnp.ones(2), a=1.0)
+
+
+def test_a_machine_without_a_compiler(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(
+        ValueError, match="expected a compiler of C to compile the source; found none of cc, gcc, clang"
+    ):
+        op_of(CKernel("times", source=TIMES, parameters=PARAMETERS))(jnp.ones(2), a=1.0)
+
+
+def test_the_compiler_that_the_environment_names(tmp_path, monkeypatch):
+    compiler = tmp_path / "mine"
+    compiler.write_text('#!/bin/sh\nexec gcc -DFACTOR=7 "$@"\n')
+    compiler.chmod(compiler.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("CC", str(compiler))
+    op = op_of(CKernel("times", source=TIMES.replace("a *", "FACTOR *"), parameters=PARAMETERS))
+    assert op(jnp.ones(1), a=1.0).tolist() == [7]
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch):
+    monkeypatch.setenv("EQXCALLBACK_CACHE_DIR", "/proc/nowhere")
+    with pytest.raises(ValueError, match=r"cannot be kept in /proc/nowhere .* Set EQXCALLBACK_CACHE_DIR"):
+        op_of(CKernel("times", source=TIMES, parameters=PARAMETERS))(jnp.ones(2), a=1.0)
+
+
+ONE: Any = 1
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (lambda: CKernel("times", source="times.c"), "expected source to be C; got 'times.c'. Pass a pathlib.Path"),
+        (
+            lambda: CKernel("times", library.path(), source=TIMES),
+            "expected a library, a source or an address; got library and",
+        ),
+        (lambda: CKernel("times", source=TIMES, options=(ONE,)), "expected options to be strings"),
+        (lambda: CKernel("times", source=ONE), "expected source to be a text or a path; got 1"),
+        (lambda: NativeKernel("Times", source="times.cc"), "expected source to be C++"),
+        (lambda: NativeKernel("Times", "lib.so", source=HANDLER), "expected a library or a source; got both"),
+    ],
+)
+def test_declarations(make, error):
+    with pytest.raises((TypeError, ValueError), match=re.escape(error)):
+        make()
+
+
+def test_equal_sources_are_one_kernel(tmp_path):
+    make = lambda: CKernel("times", source=tmp_path / "times.c", parameters=PARAMETERS)
+    assert make() == make()
+    assert hash(make()) == hash(make())
+    assert os.fspath(make().source or "") == str(tmp_path / "times.c")
