@@ -21,7 +21,7 @@ from .kernel import (
 )
 from .layer import Layer as Layer
 from .program import export as export, jit_captured as jit_captured, load as load, tune as tune, Tuned as Tuned
-from .transform import Op as Op
+from .transform import Op as Op, op as op
 from .xla import KernelHandle as KernelHandle
 
 

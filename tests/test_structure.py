@@ -179,6 +179,7 @@ def test_public_names():
         "inspect",
         "jit_captured",
         "load",
+        "op",
         "raising",
         "tune",
         "unfuse",

@@ -10,6 +10,7 @@ from ._choice import (
     Implementation as Implementation,
     named_types as named_types,
 )
+from ._decorator import op as op
 from ._forward_call import ForwardCall as ForwardCall
 from ._jax_functions import jax_backward as jax_backward, jax_forward as jax_forward
 from ._op import Op as Op
