@@ -15,6 +15,7 @@ from .kernel import (
     Launch as Launch,
     JaxKernel as JaxKernel,
     NativeKernel as NativeKernel,
+    NumbaKernel as NumbaKernel,
     PythonKernel as PythonKernel,
     TensorMap as TensorMap,
     TritonKernel as TritonKernel,

@@ -166,6 +166,7 @@ def test_public_names():
         "Launch",
         "Layer",
         "NativeKernel",
+        "NumbaKernel",
         "Op",
         "PerformanceWarning",
         "PythonKernel",

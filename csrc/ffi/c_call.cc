@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <random>
 #include <string>
 #include <string_view>
 
@@ -30,6 +31,15 @@ Parameter parameter_at(ffi::Span<const int64_t> numbers, size_t i) {
   return {numbers[i * kNumbers], numbers[i * kNumbers + 1], numbers[i * kNumbers + 2], numbers[i * kNumbers + 3]};
 }
 
+// A number that other processes do not have.
+int64_t this_process() {
+  static const int64_t number = [] {
+    std::random_device source;
+    return static_cast<int64_t>((uint64_t{source()} << 31 ^ source()) & INT64_MAX);
+  }();
+  return number;
+}
+
 // `3=the matrix is singular`, one in a line.
 std::string text_of_status(std::string_view texts, int status) {
   const std::string name = std::to_string(status) + "=";
@@ -42,10 +52,15 @@ std::string text_of_status(std::string_view texts, int status) {
 }
 
 ffi::Error c_call(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets,
-                  ffi::Span<const int64_t> parameters, int64_t rows, bool returns_status, std::string_view statuses) {
+                  ffi::Span<const int64_t> parameters, int64_t rows, bool returns_status, std::string_view statuses,
+                  int64_t address, int64_t process) {
   return guarded([&] {
     host_calls.fetch_add(1, std::memory_order_relaxed);
-    const void* const function = called_function;
+    if (address != 0 && process != this_process()) {
+      throw std::invalid_argument(
+          "the program has the address of a function of another process; make it again in this one");
+    }
+    const void* const function = address != 0 ? reinterpret_cast<const void*>(address) : called_function;
     if (function == nullptr || parameters.size() % kNumbers != 0) {
       throw std::invalid_argument("expected to be called by eqxcallback");
     }
@@ -104,7 +119,9 @@ XLA_FFI_DEFINE_HANDLER(kHandler, c_call,
                            .Attr<ffi::Span<const int64_t>>("parameters")
                            .Attr<int64_t>("rows")
                            .Attr<bool>("returns_status")
-                           .Attr<std::string_view>("statuses"));
+                           .Attr<std::string_view>("statuses")
+                           .Attr<int64_t>("address")
+                           .Attr<int64_t>("process"));
 
 }  // namespace
 
@@ -113,6 +130,7 @@ CalledFunction::~CalledFunction() { called_function = before_; }
 
 void bind_c_call(nanobind::module_& m) {
   m.def("c_call_handler", [] { return reinterpret_cast<uintptr_t>(static_cast<XLA_FFI_Handler*>(kHandler)); });
+  m.attr("c_call_process") = this_process();
   m.attr("registers_and_stack") = nanobind::make_tuple(PlainCall::kIntegers, PlainCall::kFloats,
                                                        PlainCall::kIsKnown ? static_cast<int>(PlainCall::kStack) : -1);
 }

@@ -1,7 +1,6 @@
 """Plain C functions: how a program calls them, once it is known with which types."""
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,36 +20,44 @@ from ._library import function_of
 _ALL = "parallel"
 # What a function without parameters gets: a number that it does not look at. An attribute that is an empty array has no type.
 _NOTHING = (1, 0, 0, 0)
-# Addresses are of this process: programs that call them may not come from a cache of another one.
-_PROCESS = os.urandom(16)
 
 
 def prepare(bound: BoundKernel, kernel: CKernel, platform: str, who: str) -> xla.TypedLowering:
     target = library_target(kernel, platform, who)
-    who = f"{who}[c]"
 
     def call(operands: Sequence[Any], results: Sequence[Any]) -> xla.LaunchLowering:
-        assert bound.arguments is not None
-        args, options = bound.arguments(typed(operands), typed(results))
-        workspaces = called(kernel.workspaces, "workspaces", args, options, who)
-        arrays, rows = _divided(kernel, _arrays(bound, operands, results, workspaces), len(operands), who)
-        functions = {name: called(function, name, args, options, who) for name, function in kernel.scalars.items()}
-        parameters = numbers(kernel.parameters, arrays, {**bound.options, **functions}, who)
-        _check_count(parameters, who)
-        texts = kernel.status if isinstance(kernel.status, Mapping) else {}
-        attributes = {
-            "parameters": np.array(parameters or [_NOTHING], np.int64).ravel(),
-            "rows": np.int64(rows),
-            "returns_status": np.bool_(kernel.status is not False),
-            "statuses": "\n".join(f"{number}={text}" for number, text in texts.items()),
-        }
-        made = tuple(xla.result_aval(workspace.shape, workspace.dtype) for workspace in workspaces)
-        return xla.LaunchLowering(target, attributes, bound.call, made)
+        return lowered(kernel, bound, who, operands, results)
 
     def describe() -> str:
-        return f"{target} {description(kernel, who)}"  # the target knows the content of the library
+        return f"{target} {description(kernel, f'{who}[c]')}"  # the target knows the content of the library
 
     return xla.TypedLowering(call, target, describe, bound.call)
+
+
+def lowered(
+    kernel: CKernel, bound: BoundKernel, op: str, operands: Sequence[Any], results: Sequence[Any]
+) -> xla.LaunchLowering:
+    """A call with arrays of these types."""
+    who = f"{op}[{bound.kernel.backend}]"
+    assert bound.arguments is not None
+    args, options = bound.arguments(typed(operands), typed(results))
+    workspaces = called(kernel.workspaces, "workspaces", args, options, who)
+    arrays, rows = _divided(kernel, _arrays(bound, operands, results, workspaces), len(operands), who)
+    functions = {name: called(function, name, args, options, who) for name, function in kernel.scalars.items()}
+    parameters = numbers(kernel.parameters, arrays, {**bound.options, **functions}, who)
+    _check_count(parameters, who)
+    texts = kernel.status if isinstance(kernel.status, Mapping) else {}
+    attributes = {
+        "parameters": np.array(parameters or [_NOTHING], np.int64).ravel(),
+        "rows": np.int64(rows),
+        "returns_status": np.bool_(kernel.status is not False),
+        "statuses": "\n".join(f"{number}={text}" for number, text in texts.items()),
+        # One of another process is not found in a cache, and is an error in a program that was saved.
+        "address": np.int64(kernel.address or 0),
+        "process": np.int64(_ext.c_call_process if kernel.address else 0),
+    }
+    made = tuple(xla.result_aval(workspace.shape, workspace.dtype) for workspace in workspaces)
+    return xla.LaunchLowering(library_target(kernel, "cpu", op), attributes, bound.call, made)
 
 
 def library_target(kernel: CKernel, platform: str, op: str) -> str:
@@ -58,19 +65,24 @@ def library_target(kernel: CKernel, platform: str, op: str) -> str:
     if platform != "cpu":
         raise ValueError(f"{who}: expected the platform cpu; got {platform}. Give {platform} a kernel of another kind.")
     if kernel.address is not None:
-        function = xla.LibraryFunction(f"{_PROCESS.hex()}{kernel.address}", kernel.symbol, kernel.address, 0)
-    else:
-        remedy = 'Export it; of C++ as extern "C".'
-        library = kernel.library or built(kernel.source or "", kernel.options, who, is_handler=False)
-        function = function_of(library, kernel.symbol, who, remedy)
+        return target_of_addresses(kernel.symbol, op)
+    library = kernel.library or built(kernel.source or "", kernel.options, who, is_handler=False)
+    function = function_of(library, kernel.symbol, who, 'Export it; of C++ as extern "C".')
     # The name stands in compiled programs: it says what the code is, and that it is no handler.
-    target = (
-        f"eqxcallback_{kernel.symbol}_{hashlib.blake2b(f'c {function.digest}'.encode(), digest_size=8).hexdigest()}"
-    )
+    return _registered(kernel.symbol, f"c {function.digest}", function.address, function.set_threads, op)
+
+
+def target_of_addresses(symbol: str, op: str) -> str:
+    """Of functions of that name, which the call itself has the address of."""
+    return _registered(symbol, "address", 0, 0, op)
+
+
+def _registered(symbol: str, what: str, address: int, set_threads: int, op: str) -> str:
+    target = f"eqxcallback_{symbol}_{hashlib.blake2b(what.encode(), digest_size=8).hexdigest()}"
     try:
-        function.register_plain(target, op)
+        xla.register_c_function(target, symbol, address, set_threads, op)
     except RuntimeError as error:
-        raise ValueError(f"{who}: {error}") from None
+        raise ValueError(f"{op}[c]: {error}") from None
     return target
 
 
@@ -92,17 +104,17 @@ def _arrays(
     avals = [*operands, *results, *workspaces]
     after, last = len(operands), len(operands) + len(results)
     indices = {
-        **{_short(name): i for name, i in bound.operands},
-        **{_short(name): None if i is None else after + i for name, i in bound.results},
+        **{short(name): i for name, i in bound.operands},
+        **{short(name): None if i is None else after + i for name, i in bound.results},
         **{f"workspace[{i}]": last + i for i in range(len(workspaces))},
     }
     return {name: Array(i, None if i is None else avals[i]) for name, i in indices.items()}
 
 
-def _short(name: str) -> str:
+def short(name: str) -> str:
     for words in ("the cotangent of ", "the gradient of "):
         if name.startswith(words):
-            return "d" + _short(name.removeprefix(words))
+            return "d" + short(name.removeprefix(words))
     return re.sub(r"^result\b", "out", name)  # those of an op, which has no names for them
 
 

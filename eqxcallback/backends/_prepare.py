@@ -1,8 +1,8 @@
 """The choice of a technology for a kernel."""
 
 from .. import xla
-from ..kernel import CKernel, DeviceKernel, Emulated, JaxKernel, Kernel, NativeKernel, PythonKernel
-from . import _c, _device, _emulated, _jax, _native, _python
+from ..kernel import CKernel, DeviceKernel, Emulated, JaxKernel, Kernel, NativeKernel, NumbaKernel, PythonKernel
+from . import _c, _device, _emulated, _jax, _native, _numba, _python
 from ._bound_kernel import BoundKernel
 
 
@@ -17,6 +17,8 @@ def prepare(bound: BoundKernel, platform: str, who: str) -> xla.Lowering:
         return _jax.prepare(bound, kernel, who)
     if isinstance(kernel, CKernel):
         return _c.prepare(bound, kernel, platform, who)
+    if isinstance(kernel, NumbaKernel):
+        return _numba.prepare(bound, kernel, platform, who)
     if isinstance(kernel, Emulated):
         return _emulated.prepare(bound, kernel, platform, who)
     if isinstance(kernel, DeviceKernel):

@@ -12,6 +12,7 @@ from ._emulated import (
 from ._jax import JaxKernel as JaxKernel
 from ._launch import Launch as Launch, dims as dims
 from ._native import NativeKernel as NativeKernel
+from ._numba import NumbaKernel as NumbaKernel
 from ._python import PythonKernel as PythonKernel
 from ._tensor_map import PROMOTIONS as PROMOTIONS, SWIZZLES as SWIZZLES, TensorMap as TensorMap
 from ._triton import TritonKernel as TritonKernel, check_readable as check_readable
@@ -20,7 +21,7 @@ from ._triton import TritonKernel as TritonKernel, check_readable as check_reada
 DeviceKernel = CudaKernel | TritonKernel
 """Those that our launcher launches on a GPU."""
 
-TypedKernel = DeviceKernel | CKernel
+TypedKernel = DeviceKernel | CKernel | NumbaKernel
 """Those whose parameters are of the types that they are called with."""
 
 Kernel = NativeKernel | PythonKernel | JaxKernel | TypedKernel

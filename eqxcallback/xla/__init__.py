@@ -37,6 +37,7 @@ from .handles import (
     launch_platforms as launch_platforms,
     launch_with as launch_with,
     LibraryFunction as LibraryFunction,
+    register_c_function as register_c_function,
     headers as headers,
     library_function as library_function,
     why_no_c_functions as why_no_c_functions,

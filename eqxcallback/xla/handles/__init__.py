@@ -7,6 +7,7 @@ from ._handles import EagerState as EagerState, eager_state as eager_state, hand
 from ._kernel_handle import KernelHandle as KernelHandle, kernel_handle as kernel_handle, python_handle as python_handle
 from ._libraries import (
     LibraryFunction as LibraryFunction,
+    register_c_function as register_c_function,
     headers as headers,
     library_function as library_function,
     why_no_c_functions as why_no_c_functions,

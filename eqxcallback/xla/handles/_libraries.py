@@ -53,25 +53,29 @@ class LibraryFunction:
         if number >= 0:  # there are fronts for some hundred handlers only
             _ext.name_caller(number, op)
 
-    def register_plain(self, target: str, op: str) -> None:
-        """Register a handler that calls it, as it is no handler itself but a C function, and name `op` in its errors.
 
-        **Raises:** `RuntimeError` if there are too many, or C functions cannot be called on this machine.
-        """
-        if (reason := why_no_c_functions()) is not None:
-            raise RuntimeError(reason)
-        key = (target, "cpu")
-        with _lock:
-            if key not in _fronts:
-                front = _ext.front(_ext.c_call_handler(), self.symbol, True, self.set_threads, self.address)
-                if front[0] < 0:
-                    raise RuntimeError(
-                        "this process calls too many C functions. Start another one, or call them from one."
-                    )
-                _fronts[key] = front
-            number, handler = _fronts[key]
-        register_handler(target, handler, "cpu")
-        _ext.name_caller(number, op)
+def register_c_function(target: str, symbol: str, address: int, set_threads: int, op: str) -> None:
+    """Register a handler that calls C functions, and name `op` in its errors.
+
+    **Arguments:**
+
+    - `address`: of the function, or zero if each call has one of its own.
+    - `set_threads`: as in `LibraryFunction`.
+
+    **Raises:** `RuntimeError` if there are too many, or C functions cannot be called on this machine.
+    """
+    if (reason := why_no_c_functions()) is not None:
+        raise RuntimeError(reason)
+    key = (target, "cpu")
+    with _lock:
+        if key not in _fronts:
+            front = _ext.front(_ext.c_call_handler(), symbol, True, set_threads, address)
+            if front[0] < 0:
+                raise RuntimeError("this process calls too many C functions. Start another one, or call them from one.")
+            _fronts[key] = front
+        number, handler = _fronts[key]
+    register_handler(target, handler, "cpu")
+    _ext.name_caller(number, op)
 
 
 def headers() -> tuple[str, str]:

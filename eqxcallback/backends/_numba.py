@@ -1,0 +1,129 @@
+"""Functions that Numba compiles: C functions at an address, once it is known for which types."""
+
+import functools
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import xla
+from ..kernel import CKernel, NumbaKernel
+from . import _c
+from ._bound_kernel import BoundKernel
+from ._description import description
+
+
+_RAISED = "it raised an exception, whose text Numba does not tell; call the function with NumPy's arrays to see it"
+# What Numba calls numbers, and C.
+_NUMBERS = {bool: ("boolean", "bool"), int: ("int64", "int64_t"), float: ("float64", "double")}
+
+
+def prepare(bound: BoundKernel, kernel: NumbaKernel, platform: str, who: str) -> xla.TypedLowering:
+    if platform != "cpu":
+        raise ValueError(
+            f"{who}[numba]: expected the platform cpu; got {platform}. Give {platform} a kernel of another kind."
+        )
+
+    def call(operands: Sequence[Any], results: Sequence[Any]) -> xla.LaunchLowering:
+        arrays = [
+            *((name, None if i is None else results[i]) for name, i in bound.results),
+            *((name, None if i is None else operands[i]) for name, i in bound.operands),
+        ]
+        return _c.lowered(_compiled(kernel, arrays, bound.options, f"{who}[numba]"), bound, who, operands, results)
+
+    target = _c.target_of_addresses(_symbol(kernel), who)
+    return xla.TypedLowering(call, target, functools.partial(description, kernel, who), bound.call)
+
+
+def need_numba() -> Any:
+    try:
+        return importlib.import_module("numba")
+    except ImportError as error:
+        raise ImportError(f"numba cannot be imported ({error}). Install eqxcallback[numba].") from None
+
+
+def _compiled(kernel: NumbaKernel, arrays: Sequence[tuple[str, Any]], options: Mapping[str, Any], who: str) -> CKernel:
+    """The C function of the call, and its parameters."""
+    try:
+        numba = need_numba()
+    except ImportError as error:
+        raise ValueError(f"{who}: {error}") from None
+    types, parameters, given = [], [], []
+    for name, aval in arrays:
+        if aval is None:
+            given.append("None")
+            continue
+        first = len(types)
+        types += [numba.types.CPointer(_type_of(numba, name, aval, who)), *[numba.types.int64] * len(aval.shape)]
+        shape = "".join(f"p{first + 1 + axis}, " for axis in range(len(aval.shape)))
+        given.append(f"carray(p{first}, ({shape}))")
+        short = _c.short(name)
+        parameters += [short, *(f"int64_t {short}.shape[{axis}]" for axis in range(len(aval.shape)))]
+    scalars = {}
+    # Numba takes arguments by name for those in the order of the call.
+    for name in _in_order(kernel, len(arrays), options, who):
+        value = options[name]
+        if type(value) not in _NUMBERS:
+            raise ValueError(f"{who}: expected the option {name} to be a bool, an int or a float; got {value!r}.")
+        of_numba, of_c = _NUMBERS[type(value)]
+        given.append(f"p{len(types)}")
+        types.append(getattr(numba.types, of_numba))
+        parameters.append(f"{of_c} {name}")
+        scalars[name] = value
+    text = _WRAPPER.format(parameters=", ".join(f"p{i}" for i in range(len(types))), function=", ".join(given))
+    try:
+        made = _cfunc(kernel.function, tuple(sorted(kernel.options.items())), text, tuple(types))
+    except Exception as error:  # Numba's errors have no base
+        raise ValueError(f"{who}: Numba does not compile {kernel.name} for these types:\n{error}") from error
+    return CKernel(
+        _symbol(kernel), parameters=tuple(parameters), address=made.address, rows=kernel.rows, status={1: _RAISED}
+    )
+
+
+def _symbol(kernel: NumbaKernel) -> str:
+    return re.sub(r"\W", "_", kernel.name)
+
+
+def _in_order(kernel: NumbaKernel, count: int, options: Mapping[str, Any], who: str) -> Sequence[str]:
+    """The options, as the function has parameters for them after those of `count` arrays."""
+    names = kernel.names[count:]
+    if len(kernel.names) < count or set(names) != set(options):
+        raise ValueError(
+            f"{who}: expected {kernel.name} to take {count} arrays, the results first, and then the options "
+            f"({', '.join(options) or 'none'}); got the parameters {', '.join(kernel.names)}."
+        )
+    return names
+
+
+_WRAPPER = """
+def wrapper({parameters}):
+    try:
+        function({function})
+    except Exception:
+        return 1
+    return 0
+"""
+
+
+# Programs have its addresses: it lives as long as the process.
+@functools.cache
+def _cfunc(
+    function: Callable[..., Any], options: tuple[tuple[str, Any], ...], text: str, types: tuple[Any, ...]
+) -> Any:
+    numba = need_numba()
+    compiled = function if hasattr(function, "py_func") else numba.njit(function, **dict(options))
+    names: dict[str, Any] = {"function": compiled, "carray": numba.carray}
+    exec(compile(text, "<eqxcallback numba>", "exec"), names)
+    return numba.cfunc(numba.types.int32(*types))(names["wrapper"])
+
+
+def _type_of(numba: Any, name: str, aval: Any, who: str) -> Any:
+    try:
+        return numba.from_dtype(np.dtype(aval.dtype))
+    except Exception:  # its own class of errors
+        raise ValueError(
+            f"{who}: expected arrays of types that Numba has; got {np.dtype(aval.dtype).name} for {name}. Cast it in a function "
+            "around the op."
+        ) from None
