@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 
-#include "core/host_calls.h"
 #include "core/plain_call.h"
 #include "ffi/cpu_call.h"
 
@@ -55,7 +54,6 @@ ffi::Error c_call(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingR
                   ffi::Span<const int64_t> parameters, int64_t rows, bool returns_status, std::string_view statuses,
                   int64_t address, int64_t process) {
   return guarded([&] {
-    host_calls.fetch_add(1, std::memory_order_relaxed);
     if (address != 0 && process != this_process()) {
       throw std::invalid_argument(
           "the program has the address of a function of another process; make it again in this one");
