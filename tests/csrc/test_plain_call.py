@@ -7,6 +7,8 @@ import subprocess
 import pytest
 
 
+pytestmark = pytest.mark.any_jax_version
+
 ROOT = pathlib.Path(__file__).parents[2]
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 OPTIONS = ["-std=c++17", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-I", str(ROOT / "csrc")]
