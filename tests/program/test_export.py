@@ -194,6 +194,6 @@ def test_kernels_that_depend_on_sizes_leave_symbols_to_the_reference():
     assert "@eqxcallback_" not in on_gpu.mlir_module()
     norm = eqxc.nn.RMSNorm(8, implementation="cuda")
     with pytest.raises(
-        ValueError, match="its launch depends on sizes, and an exported program has symbols in their place"
+        ValueError, match="what it is called with depends on sizes, and an exported program has symbols in their place"
     ):
         eqxc.export(jax.vmap(norm), platforms=["cuda"])(symbolic(B, 8))

@@ -139,7 +139,7 @@ def test_a_function_that_is_no_handler(symbol, what, monkeypatch):
     plain = eqxc.Op("plain", {"cpu": eqxc.NativeKernel(symbol, library())}, lambda x: x)
     text = (
         rf"plain\[native\]: expected an XLA FFI handler; got the function '{symbol}' of .*libharmful\.so, which {what} when "
-        rf"it was asked .*XLA_FFI_DEFINE_HANDLER_SYMBOL\({symbol}, \.\.\.\)\."
+        rf"it was asked .*XLA_FFI_DEFINE_HANDLER_SYMBOL\({symbol}, \.\.\.\), or pass it as a CKernel\."
     )
     for call in (plain, jax.jit(plain), lambda x: plain.register()):
         with pytest.raises(ValueError, match=text):
