@@ -21,6 +21,9 @@ from .. import one_device
 from .library import saxpy_reference
 
 
+# Numba takes its time to compile: once is enough.
+pytestmark = pytest.mark.any_jax_version
+
 numba: Any = pytest.importorskip("numba", reason="Numba is not installed")
 
 
