@@ -1,5 +1,6 @@
 """Strict promotion everywhere: a kernel gets the dtypes and ranks that it was given, or an error."""
 
+import collections
 import contextlib
 import ctypes
 import importlib.metadata
@@ -65,6 +66,38 @@ class _RaisesUnchecked:
     def __exit__(self, *error):
         self._unchecked.__exit__(None, None, None)
         return self._expected.__exit__(*error)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--part",
+        metavar="I/N",
+        type=_part,
+        help="every N-th row of each parametrised test, from row I on; tests marked `compilers` run whole",
+    )
+
+
+def _part(text):
+    index, _, count = text.partition("/")
+    return int(index), int(count)
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--part") is None:
+        return
+    index, count = config.getoption("--part")
+    rows = collections.defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec") and item.get_closest_marker("compilers") is None:
+            rows[item.nodeid.partition("[")[0]].append(item)
+    left_out = {item for of_test in rows.values() for item in _left_out(of_test, index, count)}
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=list(left_out))
+
+
+def _left_out(rows, index, count):
+    """Of a test with fewer rows than parts, each part has one."""
+    return [row for i, row in enumerate(rows) if i % count != index % len(rows)]
 
 
 def pytest_configure(config):
