@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from models.generate import main
+
 
 ROOT = pathlib.Path(__file__).parents[2]
 SPEED = r"prompt: \d+ tokens, [\d.]+ tokens per second; decode: \d+ tokens, [\d.]+ tokens per second\n"
@@ -76,11 +78,14 @@ def test_the_answer_comes_as_it_is_made():
         (["hi", "--dtype", "f16"], "argument --dtype: invalid choice: 'f16'"),
     ],
 )
-def test_errors_are_one_line(arguments, message):
-    result = generate(*arguments)
-    assert result.returncode == 2
-    assert result.stdout == ""
-    assert re.fullmatch(rf"generate: error: .*{message}.*\n", result.stderr), result.stderr
+def test_errors_are_one_line(arguments, message, capsys):
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as error:
+        code = error.code
+    written = capsys.readouterr()
+    assert (code, written.out) == (2, "")
+    assert re.fullmatch(rf"generate: error: .*{message}.*\n", written.err), written.err
 
 
 def test_a_file_that_is_cut_off(tmp_path):
