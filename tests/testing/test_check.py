@@ -15,7 +15,6 @@ import eqxcallback as eqxc
 from eqxcallback import ops
 from eqxcallback.ops.attention._attention import _attention
 from eqxcallback.ops.cache._cache import _cache_append
-from eqxcallback.ops.glu._glu import _swiglu
 from eqxcallback.ops.norm import _reference as reference
 from eqxcallback.ops.norm._norm import _rms_norm
 from eqxcallback.ops.rotary._rotary import _rotary_embedding
@@ -200,7 +199,6 @@ def table(rows, size):
 OPS = {
     "rms_norm": lambda: (_rms_norm, (normal(1, 2, 17), normal(2, 17)), {"eps": 1e-5, "center": False}),
     "rotary_embedding": lambda: (_rotary_embedding, (normal(1, 3, 2, 6), table(3, 6)), {}),
-    "swiglu": lambda: (_swiglu, (normal(1, 2, 5), normal(2, 2, 5)), {"activation": "silu"}),
     "attention": lambda: (
         _attention,
         (normal(1, 3, 4, 6), (normal(2, 5, 2, 6), normal(3, 5, 2, 6))),
