@@ -1,8 +1,8 @@
 """What a callback costs: `python -m benchmarks overhead [--quick] [--readme]`.
 
 Calls: a chain of 100 on f32[128] in one jit, for each way to leave XLA. Sizes: identity and add-one from 4 KiB to 256 MiB,
-in place and not; and how the cost grows from 4 to 32 MiB. Layers outside of `jit`, beside Equinox's. Seconds are of this
-machine; the ratios are what means something.
+in place and not; and how the cost grows from 4 to 32 MiB. One loop in C and in Numba. Layers outside of `jit`, beside
+Equinox's. Seconds are of this machine; the ratios are what means something.
 """
 
 import argparse
@@ -24,7 +24,17 @@ import eqxcallback as eqxc
 from . import _report
 from ._empty import FIRST, empty, empty_but_first, write_first
 from ._memory import keep_freed_memory
-from ._native import load, native_library
+from ._overhead_kinds import (
+    BARE,
+    F32,
+    KINDS,
+    bare_call,
+    measure_loops,
+    native_kernel,
+    op_of,
+    ops_of_each_kind,
+    report_loops,
+)
 from ._overhead_layers import measure_layers, report_layers
 from ._overhead_sizes import measure_size, microseconds, report_growth, report_sizes
 from ._rows import Goal
@@ -32,32 +42,11 @@ from ._timing import Timing, interleaved
 
 
 CALLS = 100
-F32 = jax.ShapeDtypeStruct((128,), jnp.float32)
 NATIVE = ("eqxcallback Layer, native add", "eqxcallback Op, native add")
 
 
 def np_add(ctx, out, x):
     np.add(np.asarray(x), 1, out=np.asarray(out))
-
-
-@functools.cache
-def bare_call() -> Callable[[jax.Array], jax.Array]:
-    """As JAX's documentation does it."""
-    capsule = jax.ffi.pycapsule(load("native_add.cc").NativeAddOne)
-    jax.ffi.register_ffi_target("benchmark_add_one", capsule, platform="cpu")
-    call = jax.ffi.ffi_call("benchmark_add_one", F32)
-    return lambda x: call(x)
-
-
-def native_op() -> eqxc.Op:
-    kernel = eqxc.NativeKernel("NativeAddOne", library=native_library("native_add.cc"))
-    return eqxc.Op("add_one", kernels={"cpu": kernel}, reference=lambda x: x + 1)
-
-
-def c_op() -> eqxc.Op:
-    library, parameters = native_library("native_add.cc"), ("x.size", "const float* x", "float* out")
-    kernel = eqxc.CKernel("plain_add_one", library, parameters)
-    return eqxc.Op("add_one", kernels={"cpu": kernel}, reference=lambda x: x + 1)
 
 
 # Globals: looking up an attribute of a Module takes as long as the call.
@@ -93,7 +82,7 @@ class OneField(eqxc.Layer):
 def native_layer() -> eqxc.Layer:
     class AddOne(eqxc.Layer):
         vmap_method = "fold"
-        kernels = {"cpu": eqxc.NativeKernel("NativeAddOne", library=native_library("native_add.cc"))}  # noqa: RUF012 - a declaration
+        kernels = {"cpu": native_kernel()}  # noqa: RUF012 - a declaration
 
         def reference(self, x):
             return x + 1
@@ -124,10 +113,9 @@ def measure_calls(rounds: int, seconds: float) -> dict[str, Timing]:
         "eqxcallback, np.add": chain(eqxc.buffer_callback(np_add, F32)),
         "jax buffer_callback, np.add": chain(jax_buffer_callback(np_add, F32)),
         "jax pure_callback, np.add": chain(lambda x: jax.pure_callback(lambda a: np.add(a, np.float32(1)), F32, x)),
-        "eqxcallback Op, native add": chain(native_op()),
-        "eqxcallback Op, C function, native add": chain(c_op()),
+        **{name: chain(op) for name, op in ops_of_each_kind().items()},
         "eqxcallback ops.rms_norm": chain(eqxc.ops.rms_norm),
-        "ffi_call, native add": chain(bare_call()),
+        BARE: chain(bare_call()),
         "XLA, x + 1": chain(lambda x: jax.lax.optimization_barrier(x + 1)),
         "probe: np.add alone": lambda: [np.add(x, 1, out=y) for _ in range(CALLS)],
     }
@@ -139,7 +127,7 @@ def measure_eager(rounds: int, seconds: float) -> dict[str, Timing]:
     """Seconds for one call, and for a program of one call."""
     x = jnp.zeros(F32.shape)
     ours, theirs = eqxc.buffer_callback(empty_but_first(), F32), jax_buffer_callback(empty, F32)
-    native, op = bare_call(), native_op()
+    native, op = bare_call(), op_of(native_kernel())
     layer, empty_layer = native_layer(), OneField(jnp.zeros(128))
 
     def alone(callback: Callable[..., Callable[..., jax.Array]], **options: bool) -> Callable[[], object]:
@@ -173,8 +161,8 @@ def report_calls(calls: dict[str, Timing], eager: dict[str, Timing]) -> str:
     def peer_of(name: str) -> str:
         if name.startswith("alone in a jit"):
             return "alone in a jit: jax buffer_callback, empty" + (", effect" if "effect" in name else "")
-        if "native" in name or "ops." in name or "python lane" in name:
-            return "ffi_call, native add"
+        if name.startswith(KINDS) or "native" in name or "ops." in name or "python lane" in name:
+            return BARE
         return "jax buffer_callback, " + ("empty" if "empty" in name else "np.add")
 
     rows = []
@@ -194,7 +182,8 @@ def goals(calls: Mapping[str, Timing]) -> list[dict[str, Any]]:
     figures = {name: timing.median * 1e6 for name, timing in calls.items()}
     ours = "eqxcallback, empty"
     of = {
-        "a native call": [Goal("ffi_call, native add", round(1 / 1.15, 3), native) for native in NATIVE],
+        "a native call": [Goal(BARE, round(1 / 1.15, 3), native) for native in NATIVE],
+        "a call of any kind": [Goal(BARE, round(1 / 1.2, 3), name) for name in figures if name.startswith(KINDS)],
         "a native call, us": [Goal(0.2, of=native) for native in NATIVE],
         "an empty Python kernel": [Goal("jax buffer_callback, empty", ratio, ours) for ratio in (2.0, 4.0)],
         "np.add": [Goal("jax buffer_callback, np.add", round(1 / 0.65, 3), "eqxcallback, np.add")],
@@ -215,20 +204,21 @@ def main() -> None:
     options = parser.parse_args()
     rounds, seconds = {"full": (21, 0.05), "quick": (5, 0.05), "tiny": (2, 0.0)}[options.mode]
     calls, eager = measure_calls(rounds, seconds), measure_eager(rounds, seconds)
-    layers = measure_layers(rounds, seconds)
+    layers, loops = measure_layers(rounds, seconds), measure_loops(rounds, seconds)
     exponents = {"full": (12, 16, 20, 22, 25, 28), "quick": (12, 18, 22, 25), "tiny": (12, 22, 25)}[options.mode]
     rounds, seconds = {"full": (9, 0.2), "quick": (5, 0.02), "tiny": (2, 0.0)}[options.mode]
     sizes = {1 << e: measure_size(1 << e, rounds, seconds) for e in exponents}
     keep_freed_memory()  # last: it stays so
     kept = {1 << e: measure_size(1 << e, rounds, seconds) for e in exponents if e >= 22}
-    tables = [report_calls(calls, eager), report_layers(layers), report_sizes(sizes), report_growth(sizes, kept)]
-    markdown = "\n\n".join([*tables, _report.measured_on()])
+    tables = [report_calls(calls, eager), report_loops(loops), report_layers(layers), report_sizes(sizes)]
+    markdown = "\n\n".join([*tables, report_growth(sizes, kept), _report.measured_on()])
     print(markdown)
     data = {
         "mode": options.mode,
         "rows": goals(calls),
         "calls": {name: t._asdict() for name, t in calls.items()},
         "eager": {name: t._asdict() for name, t in eager.items()},
+        "loops": {name: t._asdict() for name, t in loops.items()},
         "eager layers": {name: {who: t._asdict() for who, t in row.items()} for name, row in layers.items()},
         "sizes": _as_data(sizes),
         "sizes, malloc keeps memory": _as_data(kept),
