@@ -1,4 +1,5 @@
 # make demo: create .venv, install, ask a language model.   make test: the same, then checks and the test suite.
+# make suite: the tests alone.
 # make twin: tests of what is compiled for GPUs, with the versions of a machine that has one.   make gpu-kit: what to carry to it.
 # PYTHON chooses the interpreter, VENV where it goes, JAX a version: make test PYTHON=python3.12 VENV=.venv-3.12 JAX=0.11.2
 # WITH are more packages to install, and TESTS arguments of pytest: make test TESTS=tests/layer. Files of tests run side by side,
@@ -25,7 +26,7 @@ CUDA12 := nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79 nvid
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
 CXX_FILES := $(shell find csrc benchmarks eqxcallback tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test twin gpu-kit kit pytest sanitize lint format bench bench-check bench-generate clean
+.PHONY: demo test suite twin gpu-kit kit pytest sanitize lint format bench bench-check bench-generate clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m models.generate "What is the capital of France?"
@@ -33,7 +34,9 @@ demo: $(VENV)/.installed
 # glibc fills fresh memory with 0x7f, large numbers in all dtypes: who reads what nobody has written fails each time.
 PYTEST = MALLOC_PERTURB_=128 $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder $(TESTS)
 
-test: $(VENV)/.installed-test lint
+test: lint suite
+
+suite: $(VENV)/.installed-test
 	$(PYTEST)
 
 # Without lint, which depends on no compiler, and knows the types of the newest Triton.

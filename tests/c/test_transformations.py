@@ -157,6 +157,33 @@ def test_a_function_in_rust(tmp_path):
     assert eqxc.testing.check(relu, jnp.linspace(-2.0, 1.9, 6)).passed
 
 
+FORTRAN = """
+subroutine row_norms(columns, rows, x, out) bind(c)
+  use iso_c_binding
+  integer(c_int64_t), value :: columns, rows
+  real(c_float), intent(in) :: x(columns, rows)
+  real(c_float), intent(out) :: out(rows)
+  integer(c_int64_t) :: i
+  do i = 1, rows
+    out(i) = norm2(x(:, i))
+  end do
+end subroutine
+"""
+
+
+@pytest.mark.skipif(shutil.which("gfortran") is None, reason="there is no Fortran compiler here")
+def test_a_function_in_fortran(tmp_path):
+    """Which counts axes from the other end."""
+    source, path = tmp_path / "norms.f90", tmp_path / "libnorms.so"
+    source.write_text(FORTRAN)
+    subprocess.run(["gfortran", "-O2", "-shared", "-fPIC", source, "-o", path], check=True)
+    parameters = ("int64_t x.shape[1]", "int64_t x.shape[0]", "const float* x", "float* out")
+    function = CKernel("row_norms", path, parameters, rows="parallel")
+    norms = Op("row_norms", kernels={"cpu": function}, reference=lambda x: jnp.sqrt((x * x).sum(-1)))
+    x = jnp.arange(1.0, 13.0).reshape(4, 3)
+    assert eqxc.testing.check(norms, x, only=["reference", "inputs untouched", "grad", "vmap"]).passed
+
+
 def test_equal_kernels_are_one():
     assert saxpy() == saxpy()
     assert hash(saxpy()) == hash(saxpy())
