@@ -4,7 +4,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..kernel import CKernel, NativeKernel, NumbaKernel
+from ..kernel import CKernel, NativeKernel, NumbaKernel, TvmFfiKernel
 from . import _declarations as declarations
 
 
@@ -14,10 +14,11 @@ def of(
     """By name, `others` among it if the kernel names them."""
     cls = type(layer)
     given = {**dict(zip(declarations.names_of(cls, len(args)), args, strict=True)), **kwargs}
-    if isinstance(kernel, CKernel | NumbaKernel):
-        # Their parameters name arrays and numbers alike.
+    if isinstance(kernel, CKernel | NumbaKernel | TvmFfiKernel):
+        # Their parameters name arrays and values alike.
         values = {name: given.get(name, getattr(layer, name, None)) for name in kernel.names}
-        return {name: value for name, value in values.items() if isinstance(value, numbers.Number)}
+        kinds = (numbers.Number, str) if isinstance(kernel, TvmFfiKernel) else numbers.Number
+        return {name: value for name, value in values.items() if isinstance(value, kinds)}
     wanted = _wanted(kernel)
     found = {name: value for name, value in others.items() if name in wanted}
     for name in wanted:
