@@ -73,7 +73,9 @@ std::string text_of(const tvm_ffi::Bytes& bytes) { return bytes.size == 0 ? "" :
   if (raised == nullptr) throw std::runtime_error("it returned " + std::to_string(status) + " without an error");
   const Owned owned(raised);
   const auto& error = *static_cast<const tvm_ffi::Error*>(raised);
-  throw std::runtime_error(text_of(error.kind) + ": " + text_of(error.message));
+  const std::string kind = text_of(error.kind), text = kind + ": " + text_of(error.message);
+  if (kind == "ValueError" || kind == "TypeError") throw std::invalid_argument(text);
+  throw std::runtime_error(text);
 }
 
 // The stream that functions find for a device, while this exists, on this thread.
