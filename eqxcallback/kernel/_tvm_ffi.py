@@ -65,7 +65,7 @@ class TvmFfiKernel(KernelContract):
 
     module: Any
     name: str
-    arg_spec: Sequence[str | float | None] = ("args", "rets")
+    arg_spec: Sequence[str | int | float | None] = ("args", "rets")
     _: dataclasses.KW_ONLY
     scalars: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     command_buffer_compatible: bool = False
