@@ -30,7 +30,7 @@ const tvm_ffi::Runtime& runtime() {
   return *loaded;
 }
 
-// See backends/_tvm_ffi.py, which writes them.
+// See backends/_tvm_ffi_arguments.py, which writes them.
 enum Kind : int64_t { kTensor = 0, kInteger = 1, kBool = 2, kFloat = 3, kText = 4, kNone = 5, kStream = 6 };
 
 // An argument is its kind and two numbers: of a tensor which operand or result, the results after the operands; of a
@@ -107,7 +107,7 @@ struct Arrays {
   }
 };
 
-// **Arguments:** `strides`: room for as many numbers as the array has axes.
+// `strides` has room for as many numbers as the array has axes.
 tvm_ffi::Tensor tensor_of(const ffi::AnyBuffer& buffer, tvm_ffi::Device device, int64_t* strides) {
   const DType* dtype = find_dtype(static_cast<XLA_FFI_DataType>(buffer.element_type()));
   if (dtype == nullptr || dtype->packed()) throw std::invalid_argument("expected arrays of whole bytes");

@@ -41,9 +41,13 @@ def available_backends() -> Mapping[str, bool | str]:
 
 def missing(backend: str) -> str | None:
     """Why no kernel of this kind can be compiled here, or `None`. It imports packages."""
-    need = {"cuda": _nvrtc.find, "triton": _triton, "numba": _numba.need_numba, "tvm_ffi": _tvm_ffi.need_tvm_ffi}.get(
-        backend
-    )
+    needed = {
+        "cuda": _nvrtc.find,
+        "triton": _triton,
+        "numba": _numba.need_numba,
+        "tvm_ffi": _tvm_ffi.need_tvm_ffi,
+    }
+    need = needed.get(backend)
     problem = True if need is None else _first_problem(need)
     return problem if isinstance(problem, str) else None
 

@@ -84,7 +84,7 @@ def function_of(kernel: TvmFfiKernel, platform: str, op: str) -> _Function:
         _load(package, found, who)
         handle, what, address, set_threads = 0, found.digest, found.address, found.set_threads
     # The name stands in compiled programs: it says what the code is, and which handler calls it.
-    what = f"tvm_ffi {what}{' captured' if kernel.command_buffer_compatible else ''}"
+    what = f"tvm_ffi {kernel.name} {what}{' captured' if kernel.command_buffer_compatible else ''}"
     name = re.sub(r"\W", "_", kernel.name)
     target = f"eqxcallback_{name}_{hashlib.blake2b(what.encode(), digest_size=8).hexdigest()}"
     try:

@@ -1,6 +1,7 @@
 """What a kernel of a layer takes beside buffers: static arguments of the call, and static fields of the layer."""
 
 import numbers
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +17,9 @@ def of(
     given = {**dict(zip(declarations.names_of(cls, len(args)), args, strict=True)), **kwargs}
     if isinstance(kernel, CKernel | NumbaKernel | TvmFfiKernel):
         # Their parameters name arrays and values alike.
-        values = {name: given.get(name, getattr(layer, name, None)) for name in kernel.names}
-        kinds = (numbers.Number, str) if isinstance(kernel, TvmFfiKernel) else numbers.Number
+        named = [name for name in kernel.names if name in given or hasattr(layer, name)]
+        values = {name: given[name] if name in given else getattr(layer, name) for name in named}
+        kinds = (numbers.Number, str, types.NoneType) if isinstance(kernel, TvmFfiKernel) else numbers.Number
         return {name: value for name, value in values.items() if isinstance(value, kinds)}
     wanted = _wanted(kernel)
     found = {name: value for name, value in others.items() if name in wanted}

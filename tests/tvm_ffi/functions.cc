@@ -44,11 +44,14 @@ static void cumulate(TensorView x, TensorView room, TensorView out) {
 }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(cumulate, cumulate);
 
-static void gelu_named(TensorView x, tvm::ffi::String kind, TensorView out) {
+static void activation(TensorView x, tvm::ffi::String kind, Optional<double> shift, TensorView out) {
   if (kind != "tanh" && kind != "none") TVM_FFI_THROW(KeyError) << "no kind " << kind;
-  for (int64_t i = 0; i < x.numel(); ++i) floats(out)[i] = kind == "none" ? floats(x)[i] : std::tanh(floats(x)[i]);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const float value = floats(x)[i] + static_cast<float>(shift.value_or(0));
+    floats(out)[i] = kind == "none" ? value : std::tanh(value);
+  }
 }
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(gelu_named, gelu_named);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(activation, activation);
 
 // Objects that stay, so that their references can be counted.
 static const tvm::ffi::Shape& kept_object() {
@@ -69,6 +72,11 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(raises_an_object, raises_an_object);
 // A tensor that has an owner, and could be kept.
 static void takes_an_owner(tvm::ffi::Tensor) {}
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(takes_an_owner, takes_an_owner);
+
+static void asks_for_memory(TensorView x) {
+  tvm::ffi::Tensor::FromEnvAlloc(TVMFFIEnvTensorAlloc, x.shape(), x.dtype(), x.device());
+}
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(asks_for_memory, asks_for_memory);
 
 static void references(TensorView, TensorView out) {
   auto* counts = static_cast<int32_t*>(out.data_ptr());

@@ -143,23 +143,25 @@ def test_a_workspace():
 
 
 def test_options_that_are_texts():
-    named = kernel("gelu_named", "x", "kind", "out", out_type=lambda x, *, kind: x)
-    np.testing.assert_array_equal(named(X, kind="none"), X)
-    np.testing.assert_allclose(named(X, kind="tanh"), np.tanh(X), rtol=1e-6)
+    named = kernel("activation", "x", "kind", 0.5, "out", out_type=lambda x, *, kind: x)
+    np.testing.assert_array_equal(named(X, kind="none"), X + 0.5)
+    np.testing.assert_allclose(named(X, kind="tanh"), np.tanh(X + 0.5), rtol=1e-6)
 
 
 class Named(eqxc.Layer):
     weight: jax.Array
     kind: str = eqx.field(static=True, default="none")
-    kernels: ClassVar = {"cpu": TvmFfiKernel(library.PATH, "gelu_named", ("self.weight", "kind", "out"))}
+    shift: float | None = eqx.field(static=True, default=None)
+    kernels: ClassVar = {"cpu": TvmFfiKernel(library.PATH, "activation", ("self.weight", "kind", "shift", "out"))}
 
     def reference(self, x):
-        return self.weight + 0 * x
+        return self.weight + (self.shift or 0.0) + 0 * x
 
 
 def test_a_layer():
     layer = Named(jnp.arange(3.0))
     np.testing.assert_array_equal(layer(jnp.ones(3)), [0, 1, 2])
+    np.testing.assert_array_equal(Named(layer.weight, shift=2.0)(jnp.ones(3)), [2, 3, 4])
     assert eqxc.testing.check(layer, jnp.ones(3), only=("grad", "attributes")).passed
 
 
