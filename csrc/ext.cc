@@ -11,6 +11,7 @@
 #include "ffi/gpu_launch.h"
 #include "ffi/host_callback_scope.h"
 #include "ffi/python_call.h"
+#include "ffi/tvm_ffi_call.h"
 #include "gpu/driver.h"
 #include "python/buffer.h"
 #include "python/context.h"
@@ -30,6 +31,7 @@ NB_MODULE(_ext, m) {
   eqxcallback::bind_checked_call(m);
   eqxcallback::bind_front(m);
   eqxcallback::bind_c_call(m);
+  eqxcallback::bind_tvm_ffi_call(m);
   m.def("python_call_targets", &eqxcallback::python_call_targets);
   m.def("cpu_ops", &eqxcallback::cpu_targets);
   m.def("host_calls", [] { return eqxcallback::host_calls.load(); });

@@ -19,6 +19,7 @@ from .kernel import (
     PythonKernel as PythonKernel,
     TensorMap as TensorMap,
     TritonKernel as TritonKernel,
+    TvmFfiKernel as TvmFfiKernel,
 )
 from .layer import Layer as Layer
 from .program import export as export, jit_captured as jit_captured, load as load, tune as tune, Tuned as Tuned

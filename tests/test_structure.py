@@ -173,6 +173,7 @@ def test_public_names():
         "TensorMap",
         "TritonKernel",
         "Tuned",
+        "TvmFfiKernel",
         "available_backends",
         "buffer_callback",
         "export",

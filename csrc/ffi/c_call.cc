@@ -30,15 +30,6 @@ Parameter parameter_at(ffi::Span<const int64_t> numbers, size_t i) {
   return {numbers[i * kNumbers], numbers[i * kNumbers + 1], numbers[i * kNumbers + 2], numbers[i * kNumbers + 3]};
 }
 
-// A number that other processes do not have.
-int64_t this_process() {
-  static const int64_t number = [] {
-    std::random_device source;
-    return static_cast<int64_t>((uint64_t{source()} << 31 ^ source()) & INT64_MAX);
-  }();
-  return number;
-}
-
 // `3=the matrix is singular`, one in a line.
 std::string text_of_status(std::string_view texts, int status) {
   const std::string name = std::to_string(status) + "=";
@@ -125,6 +116,15 @@ XLA_FFI_DEFINE_HANDLER(kHandler, c_call,
 
 CalledFunction::CalledFunction(const void* function) : before_(called_function) { called_function = function; }
 CalledFunction::~CalledFunction() { called_function = before_; }
+const void* CalledFunction::get() { return called_function; }
+
+int64_t this_process() {
+  static const int64_t number = [] {
+    std::random_device source;
+    return static_cast<int64_t>((uint64_t{source()} << 31 ^ source()) & INT64_MAX);
+  }();
+  return number;
+}
 
 void bind_c_call(nanobind::module_& m) {
   m.def("c_call_handler", [] { return reinterpret_cast<uintptr_t>(static_cast<XLA_FFI_Handler*>(kHandler)); });

@@ -6,7 +6,7 @@ from typing import Any
 
 from .. import _ext, emulation, xla
 from ..kernel import Emulated, Kernel
-from . import _numba, _nvrtc
+from . import _numba, _nvrtc, _tvm_ffi
 
 
 def available_backends() -> Mapping[str, bool | str]:
@@ -17,6 +17,7 @@ def available_backends() -> Mapping[str, bool | str]:
     - `"native"`: a [`eqxcallback.NativeKernel`][].
     - `"c"`: a [`eqxcallback.CKernel`][].
     - `"numba"`: a [`eqxcallback.NumbaKernel`][].
+    - `"tvm_ffi"`: a [`eqxcallback.TvmFfiKernel`][].
     - `"cuda"`: a [`eqxcallback.CudaKernel`][].
     - `"triton"`: a [`eqxcallback.TritonKernel`][].
     - `"cupy"`: CuPy's arrays over our buffers in a Python kernel, on a GPU.
@@ -30,6 +31,7 @@ def available_backends() -> Mapping[str, bool | str]:
         "native": True,
         "c": xla.why_no_c_functions() or True,
         "numba": _first_problem(_numba.need_numba),
+        "tvm_ffi": _first_problem(_tvm_ffi.need_tvm_ffi),
         "cuda": _first_problem(_nvrtc.find, _ext.gpu_driver_version),
         "triton": _first_problem(_triton, _ext.gpu_driver_version),
         "cupy": _first_problem(lambda: _imported("cupy", "cuda13"), _ext.gpu_driver_version),
@@ -39,7 +41,13 @@ def available_backends() -> Mapping[str, bool | str]:
 
 def missing(backend: str) -> str | None:
     """Why no kernel of this kind can be compiled here, or `None`. It imports packages."""
-    need = {"cuda": _nvrtc.find, "triton": _triton, "numba": _numba.need_numba}.get(backend)
+    needed = {
+        "cuda": _nvrtc.find,
+        "triton": _triton,
+        "numba": _numba.need_numba,
+        "tvm_ffi": _tvm_ffi.need_tvm_ffi,
+    }
+    need = needed.get(backend)
     problem = True if need is None else _first_problem(need)
     return problem if isinstance(problem, str) else None
 

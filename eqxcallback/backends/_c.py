@@ -42,7 +42,7 @@ def lowered(
     assert bound.arguments is not None
     args, options = bound.arguments(typed(operands), typed(results))
     workspaces = called(kernel.workspaces, "workspaces", args, options, who)
-    arrays, rows = _divided(kernel, _arrays(bound, operands, results, workspaces), len(operands), who)
+    arrays, rows = _divided(kernel, arrays_by_name(bound, operands, results, workspaces), len(operands), who)
     functions = {name: called(function, name, args, options, who) for name, function in kernel.scalars.items()}
     parameters = numbers(kernel.parameters, arrays, {**bound.options, **functions}, who)
     _check_count(parameters, who)
@@ -97,7 +97,7 @@ def _check_count(parameters: Sequence[tuple[int, ...]], who: str) -> None:
         )
 
 
-def _arrays(
+def arrays_by_name(
     bound: BoundKernel, operands: Sequence[Any], results: Sequence[Any], workspaces: Sequence[Any]
 ) -> dict[str, Array]:
     """By the names that parameters have for them."""

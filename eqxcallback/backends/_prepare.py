@@ -1,8 +1,18 @@
 """The choice of a technology for a kernel."""
 
 from .. import xla
-from ..kernel import CKernel, DeviceKernel, Emulated, JaxKernel, Kernel, NativeKernel, NumbaKernel, PythonKernel
-from . import _c, _device, _emulated, _jax, _native, _numba, _python
+from ..kernel import (
+    CKernel,
+    DeviceKernel,
+    Emulated,
+    JaxKernel,
+    Kernel,
+    NativeKernel,
+    NumbaKernel,
+    PythonKernel,
+    TvmFfiKernel,
+)
+from . import _c, _device, _emulated, _jax, _native, _numba, _python, _tvm_ffi
 from ._bound_kernel import BoundKernel
 
 
@@ -19,6 +29,8 @@ def prepare(bound: BoundKernel, platform: str, who: str) -> xla.Lowering:
         return _c.prepare(bound, kernel, platform, who)
     if isinstance(kernel, NumbaKernel):
         return _numba.prepare(bound, kernel, platform, who)
+    if isinstance(kernel, TvmFfiKernel):
+        return _tvm_ffi.prepare(bound, kernel, platform, who)
     if isinstance(kernel, Emulated):
         return _emulated.prepare(bound, kernel, platform, who)
     if isinstance(kernel, DeviceKernel):
@@ -30,5 +42,7 @@ def register_library(kernel: Kernel, platform: str, who: str) -> None:
     """What `prepare` does for a program, before there is one, to a kernel in a library. Others have nothing to register."""
     if isinstance(kernel, CKernel) and kernel.address is None:
         _c.library_target(kernel, platform, who)
+    if isinstance(kernel, TvmFfiKernel) and not kernel.is_in_memory:
+        _tvm_ffi.function_of(kernel, platform, who)
     if isinstance(kernel, NativeKernel) and (kernel.library is not None or kernel.source is not None):
         _native.library_target(kernel, platform, who)

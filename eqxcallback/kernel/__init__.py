@@ -16,12 +16,13 @@ from ._numba import NumbaKernel as NumbaKernel
 from ._python import PythonKernel as PythonKernel
 from ._tensor_map import PROMOTIONS as PROMOTIONS, SWIZZLES as SWIZZLES, TensorMap as TensorMap
 from ._triton import TritonKernel as TritonKernel, check_readable as check_readable
+from ._tvm_ffi import TvmFfiKernel as TvmFfiKernel, literal as literal
 
 
 DeviceKernel = CudaKernel | TritonKernel
 """Those that our launcher launches on a GPU."""
 
-TypedKernel = DeviceKernel | CKernel | NumbaKernel
+TypedKernel = DeviceKernel | CKernel | NumbaKernel | TvmFfiKernel
 """Those whose parameters are of the types that they are called with."""
 
 Kernel = NativeKernel | PythonKernel | JaxKernel | TypedKernel

@@ -12,7 +12,7 @@ def freeze_source(kernel: Any, language: str, who: str) -> None:
                 f"{who}: expected source to be {language}; got {kernel.source!r}. Pass a pathlib.Path for a file."
             )
     elif kernel.source is not None:
-        object.__setattr__(kernel, "source", _Path(_absolute(kernel.source, "source to be a text or a path", who)))
+        object.__setattr__(kernel, "source", _Path(absolute(kernel.source, "source to be a text or a path", who)))
     options = (kernel.options,) if isinstance(kernel.options, str) else tuple(kernel.options)
     object.__setattr__(kernel, "options", options)
     if not all(isinstance(option, str) for option in options):
@@ -21,10 +21,10 @@ def freeze_source(kernel: Any, language: str, who: str) -> None:
 
 def freeze_library(kernel: Any, who: str) -> None:
     if kernel.library is not None:
-        object.__setattr__(kernel, "library", _absolute(kernel.library, "library to be a path", who))
+        object.__setattr__(kernel, "library", absolute(kernel.library, "library to be a path", who))
 
 
-def _absolute(path: Any, expected: str, who: str) -> str:
+def absolute(path: Any, expected: str, who: str) -> str:
     """Another working directory must not make it another kernel."""
     try:
         return os.path.abspath(os.fspath(path))

@@ -1,10 +1,11 @@
 """What a kernel of a layer takes beside buffers: static arguments of the call, and static fields of the layer."""
 
 import numbers
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..kernel import CKernel, NativeKernel, NumbaKernel
+from ..kernel import CKernel, NativeKernel, NumbaKernel, TvmFfiKernel
 from . import _declarations as declarations
 
 
@@ -14,10 +15,12 @@ def of(
     """By name, `others` among it if the kernel names them."""
     cls = type(layer)
     given = {**dict(zip(declarations.names_of(cls, len(args)), args, strict=True)), **kwargs}
-    if isinstance(kernel, CKernel | NumbaKernel):
-        # Their parameters name arrays and numbers alike.
-        values = {name: given.get(name, getattr(layer, name, None)) for name in kernel.names}
-        return {name: value for name, value in values.items() if isinstance(value, numbers.Number)}
+    if isinstance(kernel, CKernel | NumbaKernel | TvmFfiKernel):
+        # Their parameters name arrays and values alike.
+        named = [name for name in kernel.names if name in given or hasattr(layer, name)]
+        values = {name: given[name] if name in given else getattr(layer, name) for name in named}
+        kinds = (numbers.Number, str, types.NoneType) if isinstance(kernel, TvmFfiKernel) else numbers.Number
+        return {name: value for name, value in values.items() if isinstance(value, kinds)}
     wanted = _wanted(kernel)
     found = {name: value for name, value in others.items() if name in wanted}
     for name in wanted:

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 import eqxcallback as eqxc
-from eqxcallback.backends import _nvrtc
+from eqxcallback.backends import _nvrtc, _tvm_ffi
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def _finds_anew():
 
 def test_what_needs_no_gpu_is_there():
     found = eqxc.available_backends()
-    assert list(found) == ["python", "jax", "native", "c", "numba", "cuda", "triton", "cupy", "emulation"]
+    assert list(found) == ["python", "jax", "native", "c", "numba", "tvm_ffi", "cuda", "triton", "cupy", "emulation"]
     assert found["python"] is True
     assert found["native"] is True
     assert found["c"] is True
@@ -34,6 +34,7 @@ def test_without_a_driver(driver):
 def test_with_a_driver(driver, monkeypatch):
     monkeypatch.setattr(importlib, "import_module", lambda name: None)
     monkeypatch.setattr(_nvrtc, "find", lambda: None)
+    monkeypatch.setattr(_tvm_ffi, "need_tvm_ffi", lambda: None)
     assert set(eqxc.available_backends().values()) == {True}
 
 

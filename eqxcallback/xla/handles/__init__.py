@@ -44,6 +44,7 @@ from ._targets import (
     register_handler as register_handler,
     target_names as target_names,
 )
+from ._tvm_ffi import load_tvm_ffi as load_tvm_ffi, register_tvm_ffi_function as register_tvm_ffi_function
 
 
 _failures.register()

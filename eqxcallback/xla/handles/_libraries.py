@@ -26,6 +26,7 @@ class LibraryFunction:
 
     **Attributes:**
 
+    - `path`: under which the loader knows the library.
     - `set_threads`: the address of OpenMP's `omp_set_num_threads`, if the library has it, or zero.
     """
 
@@ -33,6 +34,7 @@ class LibraryFunction:
     symbol: str
     address: int
     set_threads: int
+    path: str
 
     def refusal(self) -> str | None:
         """What it did when it was asked for its metadata, if it is not a handler. It is asked once, in another process."""
@@ -66,15 +68,22 @@ def register_c_function(target: str, symbol: str, address: int, set_threads: int
     """
     if (reason := why_no_c_functions()) is not None:
         raise RuntimeError(reason)
-    key = (target, "cpu")
+    register_front(target, "cpu", _ext.c_call_handler(), symbol, set_threads, address, op)
+
+
+def register_front(
+    target: str, platform: str, handler: int, symbol: str, set_threads: int, address: int, op: str
+) -> None:
+    """Register a front for `handler` that knows the function at `address`. See `register_c_function`."""
+    key = (target, platform)
     with _lock:
         if key not in _fronts:
-            front = _ext.front(_ext.c_call_handler(), symbol, True, set_threads, address)
+            front = _ext.front(handler, symbol, platform == "cpu", set_threads, address)
             if front[0] < 0:
                 raise RuntimeError("this process calls too many C functions. Start another one, or call them from one.")
             _fronts[key] = front
-        number, handler = _fronts[key]
-    register_handler(target, handler, "cpu")
+        number, capsule = _fronts[key]
+    register_handler(target, capsule, platform)
     _ext.name_caller(number, op)
 
 
@@ -101,12 +110,13 @@ def library_function(path: str, digest: str, symbol: str) -> LibraryFunction:
             versions.append(digest)
     # The loader takes a name that it has loaded before for the same library. One that was rebuilt needs another spelling.
     folder, name = os.path.split(path)
-    library = ctypes.CDLL(os.path.join(folder, "./" * versions.index(digest) + name))
-    set_threads = _address(library.omp_set_num_threads) if hasattr(library, "omp_set_num_threads") else 0
-    return LibraryFunction(digest, symbol, _address(getattr(library, symbol)), set_threads)
+    path = os.path.join(folder, "./" * versions.index(digest) + name)
+    library = ctypes.CDLL(path)
+    set_threads = address_of(library.omp_set_num_threads) if hasattr(library, "omp_set_num_threads") else 0
+    return LibraryFunction(digest, symbol, address_of(getattr(library, symbol)), set_threads, path)
 
 
-def _address(function: object) -> int:
+def address_of(function: object) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0  # pyright: ignore[reportArgumentType]
 
 
