@@ -127,6 +127,10 @@ gpu::Values values_of(const ffi::Dictionary& attrs) {
   if (!attrs.contains("starts")) {  // one word each
     for (size_t i = 0; i < count; ++i) values.starts.push_back(i);
   }
+  for (int64_t position : numbers(attrs, "order")) {
+    require(position >= 0, "positions of parameters");
+    values.order.push_back(static_cast<size_t>(position));
+  }
   if (const Numbers scratch = numbers(attrs, "scratch"); scratch.size() > 0) {
     require(is_word(scratch[0]), "a word for the pointer to scratch memory");
     values.scratch = static_cast<size_t>(scratch[0]);

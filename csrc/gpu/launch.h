@@ -29,10 +29,11 @@ struct Step {
   bool is_empty() const { return grid[0] == 0 || grid[1] == 0 || grid[2] == 0; }
 };
 
-// The parameters after the pointers: numbers, structures, and what depends on addresses.
+// The parameters beside the pointers: numbers, structures, and what depends on addresses.
 struct Values {
   std::vector<uint64_t> words = {};    // their bytes, each parameter in the first ones of its words
   std::vector<size_t> starts = {};     // the word at which each begins
+  std::vector<size_t> order = {};      // of the parameters, as positions among the pointers and then the values
   std::vector<TensorMap> maps = {};    // in place of some of the words
   std::optional<size_t> scratch = {};  // the word of the pointer to scratch memory, if there is any
 
@@ -49,7 +50,7 @@ class Launch {
   // Loads the kernels on a device. May be repeated; what may not be done while a stream is captured is done here.
   void load(int device);
 
-  // Launches them, in order, with these pointers as their first parameters. Loads them first if nobody has.
+  // Launches them, in order, with these pointers and the values as parameters. Loads them first if nobody has.
   void run(int device, Stream stream, void* const* pointers, size_t count, void* scratch = nullptr);
 
  private:

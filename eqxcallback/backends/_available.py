@@ -18,6 +18,7 @@ def available_backends() -> Mapping[str, bool | str]:
     - `"c"`: a [`eqxcallback.CKernel`][].
     - `"numba"`: a [`eqxcallback.NumbaKernel`][].
     - `"cuda"`: a [`eqxcallback.CudaKernel`][].
+    - `"image"`: a [`eqxcallback.ImageKernel`][].
     - `"triton"`: a [`eqxcallback.TritonKernel`][].
     - `"cupy"`: CuPy's arrays over our buffers in a Python kernel, on a GPU.
     - `"emulation"`: a [`eqxcallback.CudaKernel`][] on a CPU, for [`eqxcallback.testing.check`][], which needs g++.
@@ -31,6 +32,7 @@ def available_backends() -> Mapping[str, bool | str]:
         "c": xla.why_no_c_functions() or True,
         "numba": _first_problem(_numba.need_numba),
         "cuda": _first_problem(_nvrtc.find, _ext.gpu_driver_version),
+        "image": _first_problem(_ext.gpu_driver_version),
         "triton": _first_problem(_triton, _ext.gpu_driver_version),
         "cupy": _first_problem(lambda: _imported("cupy", "cuda13"), _ext.gpu_driver_version),
         "emulation": emulation.unavailable() or True,

@@ -8,9 +8,30 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..kernel import DeviceKernel, TensorMap
-from . import _tensor_map
+from ..kernel import DeviceKernel, TensorMap, TritonKernel
+from . import _parameters, _tensor_map
 from ._bound_kernel import BoundKernel
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One that a kernel has.
+
+    **Attributes:**
+
+    - `position`: of what is passed, among the pointers of the call and then its scalars.
+    - `dtype`: of the array that a pointer is to, or of the value; `None` for a null pointer.
+    """
+
+    position: int
+    name: str
+    dtype: Any
+    is_pointer: bool
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return 8 if self.is_pointer else self.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,10 +39,11 @@ class DeviceCall:
     """**Attributes:**
 
     - `who`: begins an error.
-    - `pointers`: name and type of each array that the kernel gets, in order: operands, results, workspaces. Of a null pointer
-        the type is `None`.
+    - `pointers`: name and type of each array of the call, in order: operands, results, workspaces. Of a null pointer the type
+        is `None`.
     - `scalars`: name, dtype and value of each. The value of a structure is its bytes, and that of a tensor map what the
         launcher takes to encode it.
+    - `parameters`: of the kernel, in its order.
     - `args`, `options`: what the kernel's functions are called with.
     """
 
@@ -29,6 +51,7 @@ class DeviceCall:
     pointers: tuple[tuple[str, Any], ...]
     workspaces: tuple[Any, ...]
     scalars: tuple[tuple[str, Any, Any], ...]
+    parameters: tuple[Parameter, ...]
     args: tuple[Any, ...]
     options: Mapping[str, Any]
 
@@ -69,7 +92,13 @@ class DeviceCall:
             )
             for name, (dtype, scalar) in kernel.scalars.items()
         )
-        return cls(who, pointers, workspaces, scalars, args, options)
+        parameters = (
+            *(Parameter(i, name, None if x is None else x.dtype, True) for i, (name, x) in enumerate(pointers)),
+            *(Parameter(len(pointers) + i, name, dtype, False) for i, (name, dtype, _) in enumerate(scalars)),
+        )
+        if not isinstance(kernel, TritonKernel) and kernel.parameters is not None:
+            scalars, parameters = _stated(kernel.parameters, pointers, scalars, bound.options, who)
+        return cls(who, pointers, workspaces, scalars, parameters, args, options)
 
     def value(self, declared: Any, field: str, **more: Any) -> Any:
         """What a field of the kernel is for this call."""
@@ -79,6 +108,12 @@ class DeviceCall:
     def nulls(self) -> tuple[int, ...]:
         """The positions of the null pointers."""
         return tuple(i for i, (_, aval) in enumerate(self.pointers) if aval is None)
+
+    @property
+    def order(self) -> tuple[int, ...] | None:
+        """The positions of the parameters, or `None` if they are all pointers and scalars, one after the other."""
+        positions = tuple(parameter.position for parameter in self.parameters)
+        return None if positions == tuple(range(len(self.pointers) + len(self.scalars))) else positions
 
     @property
     def starts(self) -> list[int]:
@@ -105,6 +140,31 @@ class DeviceCall:
             if isinstance(value, list)
         )
         return list(itertools.chain.from_iterable(placed))
+
+
+_Scalars = tuple[tuple[str, Any, Any], ...]
+
+
+def _stated(
+    texts: Sequence[str],
+    pointers: Sequence[tuple[str, Any]],
+    scalars: _Scalars,
+    options: Mapping[str, Any],
+    who: str,
+) -> tuple[_Scalars, tuple[Parameter, ...]]:
+    """The scalars that are passed, and all parameters, as a kernel writes them."""
+    arrays = {_parameters.short(name): _parameters.Array(i, x) for i, (name, x) in enumerate(pointers)}
+    typed = {name: (dtype, value) for name, dtype, value in scalars}
+    passed: list[tuple[str, Any, Any]] = []
+    found = []
+    for each in _parameters.read(texts, arrays, options, who, typed=typed, pointed=_parameters.OF_CUDA):
+        if isinstance(each, _parameters.Pointer) and each.index is not None:
+            found.append(Parameter(each.index, each.name, each.dtype, True))
+            continue
+        is_null = isinstance(each, _parameters.Pointer)
+        found.append(Parameter(len(pointers) + len(passed), each.name, None if is_null else each.dtype, is_null))
+        passed.append((each.name, np.dtype(np.int64), 0) if is_null else (each.name, each.dtype, each.value))
+    return tuple(passed), tuple(found)
 
 
 def _scalar(

@@ -55,6 +55,16 @@ def kernels_of(image: bytes) -> Mapping[str, Compiled] | None:
     return found
 
 
+# Of the header: which way of numbering its flags follow.
+_ABI_AT, _NEW_ABI, _FLAGS_AT = 8, 8, 0x30
+
+
+def version_of_cubin(image: bytes) -> int:
+    """90 of one that is compiled for sm_90."""
+    (flags,) = struct.unpack_from("<I", image, _FLAGS_AT)
+    return (flags >> 8 if image[_ABI_AT] >= _NEW_ABI else flags) & 0xFF
+
+
 def _entries(data: bytes) -> Iterator[tuple[int, bytes]]:
     at = 0
     while at + 4 <= len(data):

@@ -4,7 +4,7 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..kernel import CKernel, NativeKernel, NumbaKernel
+from ..kernel import CKernel, CudaKernel, ImageKernel, NativeKernel, NumbaKernel
 from . import _declarations as declarations
 
 
@@ -14,12 +14,13 @@ def of(
     """By name, `others` among it if the kernel names them."""
     cls = type(layer)
     given = {**dict(zip(declarations.names_of(cls, len(args)), args, strict=True)), **kwargs}
-    if isinstance(kernel, CKernel | NumbaKernel):
+    found = {}
+    if isinstance(kernel, CKernel | NumbaKernel | CudaKernel | ImageKernel):
         # Their parameters name arrays and numbers alike.
         values = {name: given.get(name, getattr(layer, name, None)) for name in kernel.names}
-        return {name: value for name, value in values.items() if isinstance(value, numbers.Number)}
+        found = {name: value for name, value in values.items() if isinstance(value, numbers.Number)}
     wanted = _wanted(kernel)
-    found = {name: value for name, value in others.items() if name in wanted}
+    found |= {name: value for name, value in others.items() if name in wanted}
     for name in wanted:
         if name in found:
             continue
@@ -35,4 +36,6 @@ def of(
 def _wanted(kernel: Any) -> Sequence[str]:
     if isinstance(kernel, NativeKernel):
         return kernel.attributes or ()
+    if isinstance(kernel, CKernel | NumbaKernel):
+        return ()
     return [scalar for scalar, (_, function) in kernel.scalars.items() if function is None]

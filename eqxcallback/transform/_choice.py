@@ -10,7 +10,7 @@ from ..backends import BoundKernel
 from ..kernel import Kernel
 
 
-Implementation = Literal["auto", "reference", "native", "c", "numba", "python", "jax", "cuda", "triton"]
+Implementation = Literal["auto", "reference", "native", "c", "numba", "python", "jax", "cuda", "image", "triton"]
 IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
 
 

@@ -19,7 +19,7 @@ def _finds_anew():
 
 def test_what_needs_no_gpu_is_there():
     found = eqxc.available_backends()
-    assert list(found) == ["python", "jax", "native", "c", "numba", "cuda", "triton", "cupy", "emulation"]
+    assert list(found) == ["python", "jax", "native", "c", "numba", "cuda", "image", "triton", "cupy", "emulation"]
     assert found["python"] is True
     assert found["native"] is True
     assert found["c"] is True
