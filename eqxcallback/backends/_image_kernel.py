@@ -22,9 +22,8 @@ def compiled(kernel: ImageKernel, call: DeviceCall) -> Program:
     codes = _codes(image, call.who)
     _check_devices(codes, call.who)
     entries, geometry = launches(kernel, call)
-    for entry in dict.fromkeys(entries):
-        _check_entry(entry, codes, call)
-    steps = tuple(steps_of(entries, geometry, {entry: entry for entry in entries}, call.who))
+    names = {entry: _checked_entry(entry, codes, call) for entry in entries}
+    steps = tuple(steps_of(entries, geometry, names, call.who))
     if len(codes) == 1:
         check_architecture(codes[0].target, steps, call)
     return Program((image,), steps)
@@ -63,12 +62,12 @@ def _codes(image: bytes, who: str) -> tuple[_Code, ...]:
         codes = tuple(_read(image))
     except (struct.error, ValueError, IndexError) as error:
         raise ValueError(
-            f"{who}: expected a whole image; got {len(image)} bytes of which it can be read: {error}."
+            f"{who}: expected a whole image; got {len(image)} bytes that cannot be read ({error})."
         ) from None
     if not codes:
         raise ValueError(
-            f"{who}: expected image to be PTX, a cubin or a fatbin; got {len(image)} bytes that begin with {image[:12]!r}. Make one "
-            "with nvcc -ptx, -cubin or -fatbin."
+            f"{who}: expected image to be PTX, a cubin or a fatbin; got {len(image)} bytes that begin with {image[:12]!r}. "
+            "Make one with nvcc -ptx, -cubin or -fatbin."
         )
     if all(code.parameters is None for code in codes):
         warnings.warn(
@@ -108,12 +107,18 @@ def _devices() -> Sequence[int]:
     return sorted(set(xla.compute_capabilities()))
 
 
-def _check_entry(entry: str, codes: Sequence[_Code], call: DeviceCall) -> None:
+def _checked_entry(entry: str, codes: Sequence[_Code], call: DeviceCall) -> str:
+    """Its name in the image: as it is written, or the only one that a compiler has made of it."""
+    name = entry
     for code in codes:
         if code.parameters is None:
             continue
-        if entry not in code.parameters:
+        alike = [name for name in code.parameters if entry in (name, _image.readable(name))]
+        if entry not in code.parameters and len(alike) != 1:
+            there = "one kernel" if alike else "a kernel"
             raise ValueError(
-                f"{call.who}: there is no kernel {entry} in the image, {code}; it has {', '.join(code.parameters) or 'none'}."
+                f"{call.who}: expected {there} {entry} in the image, {code}; there are {', '.join(code.parameters) or 'none'}."
             )
-        check_sizes(entry, code.parameters[entry], call.parameters, call.who)
+        name = entry if entry in code.parameters else alike[0]
+        check_sizes(entry, code.parameters[name], call.parameters, call.who)
+    return name

@@ -44,8 +44,9 @@ class CudaKernel(KernelContract):
 
     The kernel is a `__global__` function whose parameters are pointers to the flat operands of the op, then to its flat
     results, then to its workspaces, and then its scalars; or those that `parameters` says. Where a result overwrites an operand,
-    both pointers are passed. An absent operand, an argument that is `None`, is a null pointer. A backward kernel has pointers to the operands, the results,
-    the cotangents, and the gradient of each operand: a null pointer where it is not needed, or has no floating type.
+    both pointers are passed. An absent operand, an argument that is `None`, is a null pointer. A backward kernel has pointers to
+    the operands, the results, the cotangents, and the gradient of each operand: a null pointer where it is not needed, or has no
+    floating type.
 
     !!! example
 

@@ -36,12 +36,12 @@ class ImageKernel(KernelContract):
 
     - `image`: the bytes of a cubin or a fatbin, or PTX as bytes or a text; or the path of a file, which is read when a program
         that calls it is lowered. The content travels in the program.
-    - `entry`: the name of the kernel in the image, which C++ mangles unless it says `extern "C"`. Or a function, as in
-        [`eqxcallback.CudaKernel`][].
+    - `entry`: the name of the kernel in the image; or that in the source, if the image has one kernel of that name, without
+        namespaces and template arguments. Or a function, as in [`eqxcallback.CudaKernel`][].
     - `launch`: the geometry; or several, which run one after the other with the same parameters.
-    - `parameters`: of the kernel, in its order, each a text as `"const float* x"`: see [`eqxcallback.CKernel`][]. Types are
-        those of C and CUDA, and what is not in the image as a parameter need not be passed. By default pointers to the operands,
-        the results and the workspaces, and then the scalars.
+    - `parameters`: of the kernel, in its order, each a text as `"const float* x"`, or `"void* 0"` for a null pointer: see
+        [`eqxcallback.CKernel`][]. Types are those of C and CUDA, and may be left out of pointers. By default pointers to the
+        operands, the results and the workspaces, and then the scalars.
     - `scalars`: what `parameters` may name beside arrays and options: what a function says, structures by value, and
         [`eqxcallback.TensorMap`][]s, as in [`eqxcallback.CudaKernel`][].
     - `out_type`, `workspaces`, `aliases`, `command_buffer_compatible`: as in [`eqxcallback.CudaKernel`][].

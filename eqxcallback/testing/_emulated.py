@@ -8,7 +8,7 @@ from typing import Any
 from .. import debug, xla
 from ..core import raising
 from ..emulation import NotEmulated
-from ..kernel import Emulated, SourceKernel, as_tuple, emulated as for_cpu
+from ..kernel import Emulated, ImageKernel, SourceKernel, as_tuple, emulated as for_cpu
 from ..transform import Op
 from ._findings import NotApplicable
 from ._subject import Subject, kernels_of
@@ -51,11 +51,12 @@ def parts(target: Any, mode: str, names: Sequence[str], are_chosen: bool) -> lis
     platform, kernels = xla.platform_in_use(()), kernels_of(target)
     has_own = not kernels or platform in kernels
     if platform == "cpu" and mode == "auto" and _device_kernels(target, kernels):
-        note = f", its kernels for {_PLATFORM} emulated"
+        but = " but for the gradients' image" if _has_image_backward(target) else ""
+        note = f", its kernels for {_PLATFORM} emulated{but}"
         if not has_own:
             return [Part(emulated(target), names, note=note)]
         rows = names if are_chosen else [name for name in names if name in _ROWS]
-        note = f", and its kernels for {_PLATFORM} emulated"
+        note = f", and its kernels for {_PLATFORM} emulated{but}"
         return [Part(target, names), Part(emulated(target), rows, f"{_PLATFORM}: ", note)]
     if has_own:
         return [Part(target, names)]
@@ -148,3 +149,10 @@ def _device_kernels(target: Any, kernels: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _for_cpu(kernels: Any) -> tuple[Emulated, ...]:
     return tuple(for_cpu(each) for each in as_tuple(kernels) if isinstance(each, SourceKernel))
+
+
+def _has_image_backward(target: Any) -> bool:
+    """Whether gradients are an image's, which is not emulated: those of the reference are checked in its place."""
+    declared: Any = target.backward if isinstance(target, Op) else target.backward_kernels
+    found = declared.get(_PLATFORM, ()) if isinstance(declared, Mapping) else ()
+    return any(isinstance(each, ImageKernel) for each in as_tuple(found))
