@@ -135,6 +135,12 @@ gpu::Values values_of(const ffi::Dictionary& attrs) {
     require(is_word(scratch[0]), "a word for the pointer to scratch memory");
     values.scratch = static_cast<size_t>(scratch[0]);
   }
+  const Numbers addresses = numbers(attrs, "addresses");
+  require(addresses.size() % 2 == 0, "a word and a pointer for each address");
+  for (size_t i = 0; i < addresses.size(); i += 2) {
+    require(is_word(addresses[i]) && addresses[i + 1] >= 0, "addresses among the values");
+    values.addresses.push_back({static_cast<size_t>(addresses[i]), static_cast<size_t>(addresses[i + 1])});
+  }
   const Numbers maps = numbers(attrs, "maps");
   require(maps.size() % gpu::TensorMap::kNumbers == 0, "whole tensor maps");
   for (size_t i = 0; i < maps.size(); i += gpu::TensorMap::kNumbers) {

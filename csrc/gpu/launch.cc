@@ -69,6 +69,10 @@ void Launch::run(int device, Stream stream, void* const* pointers, size_t count,
     filled = values_.words;
     words = filled.data();
   }
+  for (const Address& address : values_.addresses) {
+    if (address.pointer >= count) throw std::invalid_argument("an address of no pointer");
+    words[address.word] = reinterpret_cast<uintptr_t>(pointers[address.pointer]);
+  }
   // The driver takes the address of each parameter.
   Pointers addresses(count + values_.starts.size());
   void** parameters = addresses.data();

@@ -29,6 +29,8 @@ def prepare(bound: BoundKernel, kernel: DeviceKernel, platform: str, who: str) -
         attributes = {"who": who, **program.attributes(call.words)}
         if any(dtype.itemsize > 8 for _, dtype, _ in call.scalars):
             attributes["starts"] = np.array(call.starts, np.int64)
+        if call.addresses:
+            attributes["addresses"] = np.array(call.addresses, np.int64).ravel()
         if call.maps:
             attributes["maps"] = np.array(call.maps, np.int64)
         if call.order is not None:

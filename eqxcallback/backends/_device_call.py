@@ -35,13 +35,27 @@ class Parameter:
 
 
 @dataclasses.dataclass(frozen=True)
+class Structure:
+    """The value of one.
+
+    **Attributes:**
+
+    - `content`: its bytes, zeros where addresses are.
+    - `addresses`: the byte at which each begins, and the position of its array among the pointers of the call.
+    """
+
+    content: bytes
+    addresses: tuple[tuple[int, int], ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class DeviceCall:
     """**Attributes:**
 
     - `who`: begins an error.
     - `pointers`: name and type of each array of the call, in order: operands, results, workspaces. Of a null pointer the type
         is `None`.
-    - `scalars`: name, dtype and value of each. The value of a structure is its bytes, and that of a tensor map what the
+    - `scalars`: name, dtype and value of each. The value of a structure is a `Structure`, and that of a tensor map what the
         launcher takes to encode it.
     - `parameters`: of the kernel, in its order.
     - `args`, `options`: what the kernel's functions are called with.
@@ -88,7 +102,7 @@ class DeviceCall:
                 dtype,
                 _tensor_map.numbers(scalar, name, pointers, value, who)
                 if isinstance(scalar, TensorMap)
-                else _scalar(name, dtype, scalar, bound, args, options, who),
+                else _scalar(name, dtype, scalar, bound, pointers, args, options, who),
             )
             for name, (dtype, scalar) in kernel.scalars.items()
         )
@@ -128,8 +142,19 @@ class DeviceCall:
         for start, (_, dtype, value) in zip(self.starts, self.scalars, strict=True):
             if not isinstance(value, list):
                 place = words[start:].view(np.uint8)[: dtype.itemsize]
-                place[:] = np.frombuffer(value if dtype.type is np.void else np.array(value, dtype).tobytes(), np.uint8)
+                content = value.content if isinstance(value, Structure) else np.array(value, dtype).tobytes()
+                place[:] = np.frombuffer(content, np.uint8)
         return words
+
+    @property
+    def addresses(self) -> list[tuple[int, int]]:
+        """The words at which addresses in structures are, and the positions of their arrays among the pointers."""
+        return [
+            (start + at // 8, position)
+            for start, (_, _, value) in zip(self.starts, self.scalars, strict=True)
+            if isinstance(value, Structure)
+            for at, position in value.addresses
+        ]
 
     @property
     def maps(self) -> list[int]:
@@ -172,6 +197,7 @@ def _scalar(
     dtype: Any,
     function: Callable[..., Any] | None,
     bound: BoundKernel,
+    pointers: Sequence[tuple[str, Any]],
     args: Sequence[Any],
     options: Mapping[str, Any],
     who: str,
@@ -186,7 +212,7 @@ def _scalar(
             f"Pass it, or say what it is: scalars={{{name!r}: ({dtype.name!r}, function)}}."
         )
     if dtype.type is np.void:
-        return _structure(name, dtype, value, who)
+        return _structure(name, dtype, value, pointers, who)
     try:
         exact = np.asarray(value)
         if exact.shape != () or exact.dtype.kind not in "biuf" or (exact.dtype.kind == "f" and dtype.kind != "f"):
@@ -200,22 +226,31 @@ def _scalar(
     return exact.item()
 
 
-def _structure(name: str, dtype: Any, value: Any, who: str) -> bytes:
+def _structure(name: str, dtype: Any, value: Any, pointers: Sequence[tuple[str, Any]], who: str) -> Structure:
     made = np.zeros(1, dtype)  # what lies between the fields is zero, the same in each process
     try:
         fields = value.item() if isinstance(value, np.ndarray | np.void) and value.dtype == dtype else value
         if isinstance(fields, bytes):
             if len(fields) != dtype.itemsize:
                 raise ValueError
-            return fields
+            return Structure(fields)
         if not isinstance(fields, tuple):
             raise TypeError
-        made[0] = fields
+        named = {field: item for field, item in zip(dtype.names or (), fields, strict=True) if isinstance(item, str)}
+        made[0] = tuple(0 if isinstance(item, str) else item for item in fields)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(
             f"{who}: expected the scalar {name} to be a tuple or {dtype.itemsize} bytes, for {dtype}; got {value!r}."
         ) from None
-    return made.tobytes()
+    arrays = [_parameters.short(array) for array, _ in pointers]
+    for field, array in named.items():
+        at = dtype.fields[field][1]
+        if array not in arrays or dtype[field] != np.uint64 or at % 8:
+            raise ValueError(
+                f"{who}: expected the field {field} of the scalar {name} to be uint64 at a multiple of 8 bytes, for the address "
+                f"of one of {', '.join(arrays) or 'no arrays'}; got {array!r} for {dtype[field]} at {at}."
+            )
+    return Structure(made.tobytes(), tuple((dtype.fields[f][1], arrays.index(array)) for f, array in named.items()))
 
 
 def typed(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:

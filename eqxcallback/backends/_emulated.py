@@ -110,12 +110,15 @@ def _run_of_cuda(kernel: EmulatedCuda, call: DeviceCall) -> Run:
         raise NotEmulated(
             f"{call.who}: blocks that wait for each other, in clusters and cooperative launches, are not emulated."
         )
-    words, starts = call.words, call.starts
+    starts = call.starts
     # A missing barrier shows in some orders of threads only.
     seeds = itertools.cycle(range(1, _SEEDS + 1))
 
     def run(arrays: Sequence[np.ndarray | None]) -> None:
         pointers = (ctypes.c_void_p * len(arrays))(*(None if a is None else a.ctypes.data for a in arrays))
+        words = call.words
+        for word, position in call.addresses:
+            words[word] = pointers[position] or 0
         places = [ctypes.addressof(pointers) + 8 * i for i in range(len(arrays))]
         places += [words.ctypes.data + 8 * start for start in starts]
         places = [places[parameter.position] for parameter in call.parameters]

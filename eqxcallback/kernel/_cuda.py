@@ -79,7 +79,8 @@ class CudaKernel(KernelContract):
         default, what the op's `reference` returns.
     - `scalars`: `{name: dtype}`, in the order of the parameters: options of the op, or in a layer static arguments or fields.
         Or `{name: (dtype, function)}`, for what a function says, such as a size. A structure by value has a structured dtype,
-        made with `align=True`, or `"V24"` for 24 bytes, and its value is a tuple or `bytes`. Or a [`eqxcallback.TensorMap`][].
+        made with `align=True`, or `"V24"` for 24 bytes, and its value is a tuple or `bytes`; in a tuple the name of an array, as
+        `parameters` has it, is its address. Or a [`eqxcallback.TensorMap`][].
     - `workspaces`: memory for the time of the call: `jax.ShapeDtypeStruct`s, or a function that returns them. XLA has it:
         a kernel that is captured must not allocate.
     - `aliases`: `{input: output}`: results that overwrite an operand, by parameter and result names or flat indices.

@@ -27,12 +27,21 @@ def refused(image, text, **changed):
 @pytest.mark.parametrize(
     ("image", "text"),
     [
-        (b"\x7fELF" + bytes(60), r"got 64 bytes that begin with b'\\x7fELF.*. Make one with nvcc -ptx, -cubin or -fatbin"),
-        (b"extern __global__", "expected image to be PTX, a cubin or a fatbin; got 17 bytes that begin with b'extern __glo'"),
+        (
+            b"\x7fELF" + bytes(60),
+            r"got 64 bytes that begin with b'\\x7fELF.*. Make one with nvcc -ptx, -cubin or -fatbin",
+        ),
+        (
+            b"extern __global__",
+            "expected image to be PTX, a cubin or a fatbin; got 17 bytes that begin with b'extern __glo'",
+        ),
         (b"", "expected image to be PTX, a cubin or a fatbin; got 0 bytes"),
-        (".version 8.0\n.visible .entry affine()", "expected a whole image; got 37 bytes that cannot be read .PTX without a .target"),
+        (
+            ".version 8.0\n.visible .entry affine()",
+            "a whole image; got 37 bytes that cannot be read .PTX without a .target",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_image(image, text):
     refused(image, f".*{text}")
 
