@@ -33,7 +33,7 @@ def prepare(bound: BoundKernel, kernel: DeviceKernel, platform: str, who: str) -
             attributes["addresses"] = np.array(call.addresses, np.int64).ravel()
         if call.maps:
             attributes["maps"] = np.array(call.maps, np.int64)
-        if call.order is not None:
+        if call.order:  # a kernel that takes nothing does not look at what it is passed
             attributes["order"] = np.array(call.order, np.int64)
         if call.nulls and not isinstance(kernel, TritonKernel):  # of Triton they are no parameters
             attributes["nulls"] = np.array(call.nulls, np.int64)

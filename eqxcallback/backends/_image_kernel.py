@@ -24,7 +24,7 @@ def compiled(kernel: ImageKernel, call: DeviceCall) -> Program:
     entries, geometry = launches(kernel, call)
     names = {entry: _checked_entry(entry, codes, call) for entry in entries}
     steps = tuple(steps_of(entries, geometry, names, call.who))
-    if len(codes) == 1:
+    if len(codes) == 1 and not codes[0].is_ptx:
         check_architecture(codes[0].target, steps, call)
     return Program((image,), steps)
 
@@ -81,8 +81,10 @@ def _codes(image: bytes, who: str) -> tuple[_Code, ...]:
 def _read(image: bytes) -> Iterator[_Code]:
     if _fatbin.is_fatbin(image):
         for entry in _fatbin.entries(image):
-            known = None if entry.image is None else next(_read(entry.image)).parameters
-            yield _Code(entry.is_ptx, entry.target, known)
+            if entry.image is None:
+                yield _Code(entry.is_ptx, entry.target, None)
+            else:
+                yield from (dataclasses.replace(code, target=entry.target) for code in _read(entry.image))
     elif _ptx.is_ptx(image):
         yield _Code(True, *_ptx.read_ptx(image))
     elif (kernels := _image.kernels_of(image)) is not None:

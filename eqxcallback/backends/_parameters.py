@@ -77,7 +77,7 @@ class Pointer:
 class Number:
     """**Attributes:**
 
-    - `value`: a number; of a structure its bytes, and of a tensor map what the launcher takes to encode it.
+    - `value`: a number; of a structure and of a tensor map, what the scalar of a `DeviceCall` has.
     - `rows`: of which a call gets some, and `value` is for each; or `None`.
     """
 

@@ -17,7 +17,7 @@ from ._subject import Subject, kernels_of
 MODES = ("auto", "never")
 
 _PLATFORM = "cuda"
-_NO_SOURCE = "An ImageKernel has no source to emulate: check it on a GPU, or the CudaKernel that it was compiled from"
+_NO_SOURCE = "An ImageKernel has no source to emulate: check it on a GPU"
 # Of kernels that are checked beside those for this platform: what tells most, since emulation is slow.
 _ROWS = (
     *("inputs untouched", "outputs written", "determinism", "reference", "vmap", "grad"),

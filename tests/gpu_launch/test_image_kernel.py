@@ -122,6 +122,18 @@ def test_fields_of_a_layer(gpu, images, x_bias):
     assert gpu.launches
 
 
+def test_a_kernel_that_takes_nothing(driver):
+    kernel = eqxc.ImageKernel(
+        "\n.version 8.0\n.target sm_80\n.visible .entry nothing() { ret; }\n",
+        "nothing",
+        eqxc.Launch(1, 32),
+        parameters=(),
+        out_type=lambda x: x,
+    )
+    jax.block_until_ready(jax.jit(lambda x: eqxc.Op("op", {"cpu": kernel})(x))(jnp.ones(3)))
+    assert len(driver.launches) == 1
+
+
 # -- what is in a program
 
 

@@ -311,6 +311,9 @@ API void software_reset() {
 // `names` are those of the kernels in the image, a line for each, in the order in which the library has them.
 API void software_stand_in(const char* image, size_t size, const char* library, const char* names) {
   std::lock_guard<std::recursive_mutex> lock(mutex);
+  for (const auto& each : stand_ins) {
+    if (each->image == std::string_view(image, size)) return;
+  }
   auto added = std::make_unique<StandIn>(StandIn{std::string(image, size), library});
   for (std::string_view rest = names; !rest.empty();) {
     const size_t end = std::min(rest.find('\n'), rest.size());
