@@ -84,3 +84,31 @@ def test_addresses_that_are_wrong(compiler, driver, dtype, name, text):
         ValueError, match=rf"scale\[cuda\]: expected the field data of the scalar x_array to be uint64 at a .*{text}"
     ):
         f(X)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "text"),
+    [
+        ({"order": [-1]}, "expected positions of parameters in a launch"),
+        ({"order": [0, 3]}, "a test: a parameter that is not there"),
+        ({"addresses": [0]}, "expected a word and a pointer for each address in a launch"),
+        ({"addresses": [1, 0]}, "expected addresses among the values in a launch"),
+        ({"addresses": [0, 2]}, "a test: an address of no pointer"),
+    ],
+)
+def test_attributes_that_we_do_not_make(driver, attributes, text):
+    """As of a program that another version has saved."""
+    image = np.frombuffer(b"image 3 of a test", np.uint8)
+    given = {
+        "who": "a test",
+        "entries": "entry",
+        "images": image,
+        "sizes": np.array([image.size]),
+        "geometry": np.array([1, 1, 1, 32, 1, 1, 0, 0]),
+        "scalars": np.array([5]),
+        **{name: np.array(numbers) for name, numbers in attributes.items()},
+    }
+    f = jax.jit(lambda x: jax.ffi.ffi_call("eqxcallback_launch", jax.ShapeDtypeStruct((3,), jnp.float32))(x, **given))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=text):
+        jax.block_until_ready(f(jnp.ones(3)))
+    assert driver.launches == []
