@@ -153,6 +153,7 @@ def test_inspect_says_what_is_launched(images):
     (call,) = eqxc.inspect(f, X, BIAS, platform="cuda").calls
     (launch,) = call.launches
     assert (launch.grid, launch.block) == ((1, 1, 1), (64, 1, 1))
+    assert launch.registers is not None
     assert 0 < launch.registers < 64
     f = functools.partial(image_op(images["compute_80"], "cuda"), a=3.0)
     (call,) = eqxc.inspect(f, X, BIAS, platform="cuda").calls

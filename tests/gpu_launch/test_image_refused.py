@@ -11,7 +11,7 @@ import pytest
 import eqxcallback as eqxc
 from eqxcallback import xla
 
-from .images import FORWARD, SOURCE, compiled, fatbin, image_op, lowered, op
+from .images import FORWARD, SOURCE, X, compiled, fatbin, image_op, lowered, op
 
 
 @pytest.fixture(params=["sm_90", "compute_80"])
@@ -102,22 +102,21 @@ def test_parameters_of_other_sizes(image):
 )
 def test_parameters_that_are_wrong(index, changed, text):
     parameters = [*FORWARD["parameters"][:index], changed, *FORWARD["parameters"][index + 1 :]]
-    cuda = eqxc.CudaKernel(SOURCE, "affine", **{**FORWARD, "parameters": parameters})
-    for kind, kernel in (("image", image_op(compiled("sm_90"), parameters=parameters)), ("cuda", op(cuda))):
-        f = functools.partial(
-            dataclasses.replace(kernel, kernels={"cuda": kernel.kernels["cpu"]}, backward=None), a=3.0
-        )
+    of_source = op(eqxc.CudaKernel(SOURCE, "affine", **{**FORWARD, "parameters": parameters}), platform="cuda")
+    of_image = image_op(compiled("sm_90"), "cuda", parameters=parameters)
+    for kind, op_of_kind in (("image", of_image), ("cuda", of_source)):
+        f = functools.partial(op_of_kind, a=3.0)
         with pytest.raises(ValueError, match=rf"affine\[{kind}\]: the parameter .*: .*{text}"):
-            jax.jit(f).trace(*[jnp.ones((4, 10))] * 2).lower(lowering_platforms=("cuda",))
+            jax.jit(f).trace(X, X).lower(lowering_platforms=("cuda",))
 
 
 def test_a_source_whose_parameters_are_in_another_order():
     parameters = [FORWARD["parameters"][i] for i in (0, 1, 3, 2, *range(4, 11))]
-    f = functools.partial(op(eqxc.CudaKernel(SOURCE, "affine", **{**FORWARD, "parameters": parameters})), a=3.0)
-    f = functools.partial(dataclasses.replace(f.func, kernels={"cuda": f.func.kernels["cpu"]}), a=3.0)
+    kernel = eqxc.CudaKernel(SOURCE, "affine", **{**FORWARD, "parameters": parameters})
+    f = functools.partial(op(kernel, platform="cuda"), a=3.0)
     text = r"expected affine to have parameter 3 to be a pointer to float, for x; got 11 parameters .* or that of `parameters`"
     with pytest.raises(ValueError, match=text):
-        jax.jit(f).trace(*[jnp.ones((4, 10))] * 2).lower(lowering_platforms=("cuda",))
+        jax.jit(f).trace(X, X).lower(lowering_platforms=("cuda",))
 
 
 # -- architectures
