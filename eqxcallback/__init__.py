@@ -12,6 +12,7 @@ from .inspection import inspect as inspect
 from .kernel import (
     CKernel as CKernel,
     CudaKernel as CudaKernel,
+    ImageKernel as ImageKernel,
     Launch as Launch,
     JaxKernel as JaxKernel,
     NativeKernel as NativeKernel,

@@ -127,9 +127,19 @@ gpu::Values values_of(const ffi::Dictionary& attrs) {
   if (!attrs.contains("starts")) {  // one word each
     for (size_t i = 0; i < count; ++i) values.starts.push_back(i);
   }
+  for (int64_t position : numbers(attrs, "order")) {
+    require(position >= 0, "positions of parameters");
+    values.order.push_back(static_cast<size_t>(position));
+  }
   if (const Numbers scratch = numbers(attrs, "scratch"); scratch.size() > 0) {
     require(is_word(scratch[0]), "a word for the pointer to scratch memory");
     values.scratch = static_cast<size_t>(scratch[0]);
+  }
+  const Numbers addresses = numbers(attrs, "addresses");
+  require(addresses.size() % 2 == 0, "a word and a pointer for each address");
+  for (size_t i = 0; i < addresses.size(); i += 2) {
+    require(is_word(addresses[i]) && addresses[i + 1] >= 0, "addresses among the values");
+    values.addresses.push_back({static_cast<size_t>(addresses[i]), static_cast<size_t>(addresses[i + 1])});
   }
   const Numbers maps = numbers(attrs, "maps");
   require(maps.size() % gpu::TensorMap::kNumbers == 0, "whole tensor maps");

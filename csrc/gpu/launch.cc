@@ -69,11 +69,24 @@ void Launch::run(int device, Stream stream, void* const* pointers, size_t count,
     filled = values_.words;
     words = filled.data();
   }
+  for (const Address& address : values_.addresses) {
+    if (address.pointer >= count) throw std::invalid_argument("an address of no pointer");
+    words[address.word] = reinterpret_cast<uintptr_t>(pointers[address.pointer]);
+  }
   // The driver takes the address of each parameter.
   Pointers addresses(count + values_.starts.size());
   void** parameters = addresses.data();
   for (size_t i = 0; i < count; ++i) parameters[i] = const_cast<void**>(pointers + i);
   for (size_t i = 0; i < values_.starts.size(); ++i) parameters[count + i] = words + values_.starts[i];
+  Pointers ordered(values_.order.size());
+  if (!values_.order.empty()) {
+    for (size_t i = 0; i < values_.order.size(); ++i) {
+      if (values_.order[i] >= count + values_.starts.size())
+        throw std::invalid_argument("a parameter that is not there");
+      ordered.data()[i] = parameters[values_.order[i]];
+    }
+    parameters = ordered.data();
+  }
 
   bool encoded = false;
   for (size_t i = 0; i < steps_.size(); ++i) {

@@ -29,14 +29,22 @@ struct Step {
   bool is_empty() const { return grid[0] == 0 || grid[1] == 0 || grid[2] == 0; }
 };
 
-// The parameters after the pointers: numbers, structures, and what depends on addresses.
-struct Values {
-  std::vector<uint64_t> words = {};    // their bytes, each parameter in the first ones of its words
-  std::vector<size_t> starts = {};     // the word at which each begins
-  std::vector<TensorMap> maps = {};    // in place of some of the words
-  std::optional<size_t> scratch = {};  // the word of the pointer to scratch memory, if there is any
+// A pointer to an array, in a structure.
+struct Address {
+  size_t word;     // its place among the words of a call
+  size_t pointer;  // the array's position among the pointers
+};
 
-  bool depend_on_addresses() const { return !maps.empty() || scratch.has_value(); }
+// The parameters beside the pointers: numbers, structures, and what depends on addresses.
+struct Values {
+  std::vector<uint64_t> words = {};     // their bytes, each parameter in the first ones of its words
+  std::vector<size_t> starts = {};      // the word at which each begins
+  std::vector<size_t> order = {};       // of the parameters, as positions among the pointers and then the values
+  std::vector<Address> addresses = {};  // in place of some of the words
+  std::vector<TensorMap> maps = {};     // likewise
+  std::optional<size_t> scratch = {};   // the word of the pointer to scratch memory, if there is any
+
+  bool depend_on_addresses() const { return !addresses.empty() || !maps.empty() || scratch.has_value(); }
 };
 
 class Launch {
@@ -49,7 +57,7 @@ class Launch {
   // Loads the kernels on a device. May be repeated; what may not be done while a stream is captured is done here.
   void load(int device);
 
-  // Launches them, in order, with these pointers as their first parameters. Loads them first if nobody has.
+  // Launches them, in order, with these pointers and the values as parameters. Loads them first if nobody has.
   void run(int device, Stream stream, void* const* pointers, size_t count, void* scratch = nullptr);
 
  private:

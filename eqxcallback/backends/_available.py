@@ -19,6 +19,7 @@ def available_backends() -> Mapping[str, bool | str]:
     - `"numba"`: a [`eqxcallback.NumbaKernel`][].
     - `"tvm_ffi"`: a [`eqxcallback.TvmFfiKernel`][].
     - `"cuda"`: a [`eqxcallback.CudaKernel`][].
+    - `"image"`: a [`eqxcallback.ImageKernel`][].
     - `"triton"`: a [`eqxcallback.TritonKernel`][].
     - `"cupy"`: CuPy's arrays over our buffers in a Python kernel, on a GPU.
     - `"emulation"`: a [`eqxcallback.CudaKernel`][] on a CPU, for [`eqxcallback.testing.check`][], which needs g++.
@@ -33,6 +34,7 @@ def available_backends() -> Mapping[str, bool | str]:
         "numba": _first_problem(_numba.need_numba),
         "tvm_ffi": _first_problem(_tvm_ffi.need_tvm_ffi),
         "cuda": _first_problem(_nvrtc.find, _ext.gpu_driver_version),
+        "image": _first_problem(_ext.gpu_driver_version),
         "triton": _first_problem(_triton, _ext.gpu_driver_version),
         "cupy": _first_problem(lambda: _imported("cupy", "cuda13"), _ext.gpu_driver_version),
         "emulation": emulation.unavailable() or True,

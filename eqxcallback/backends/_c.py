@@ -1,7 +1,6 @@
 """Plain C functions: how a program calls them, once it is known with which types."""
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,14 +9,16 @@ import numpy as np
 from .. import _ext, xla
 from ..kernel import CKernel
 from ._bound_kernel import BoundKernel
-from ._c_parameters import FLOAT, Array, numbers
 from ._description import description
 from ._device_call import called, typed
 from ._host_compiler import built
 from ._library import function_of
+from ._parameters import OF_C, Array, Number, Pointer, read, short
 
 
 _ALL = "parallel"
+# As the handler calls them: see csrc/ffi/c_call.cc.
+_POINTER, _INTEGER, _FLOAT = range(3)
 # What a function without parameters gets: a number that it does not look at. An attribute that is an empty array has no type.
 _NOTHING = (1, 0, 0, 0)
 
@@ -44,7 +45,8 @@ def lowered(
     workspaces = called(kernel.workspaces, "workspaces", args, options, who)
     arrays, rows = _divided(kernel, arrays_by_name(bound, operands, results, workspaces), len(operands), who)
     functions = {name: called(function, name, args, options, who) for name, function in kernel.scalars.items()}
-    parameters = numbers(kernel.parameters, arrays, {**bound.options, **functions}, who)
+    passed = read(kernel.parameters, arrays, {**bound.options, **functions}, who, typed={}, pointed=OF_C)
+    parameters = [_numbers(parameter) for parameter in passed]
     _check_count(parameters, who)
     texts = kernel.status if isinstance(kernel.status, Mapping) else {}
     attributes = {
@@ -89,7 +91,7 @@ def _registered(symbol: str, what: str, address: int, set_threads: int, op: str)
 def _check_count(parameters: Sequence[tuple[int, ...]], who: str) -> None:
     """What does not fit into registers is on the stack, of which there is so much."""
     integers, floats, stack = _ext.registers_and_stack
-    of_floats = sum(kind == FLOAT for kind, *_ in parameters)
+    of_floats = sum(kind == _FLOAT for kind, *_ in parameters)
     if max(of_floats - floats, 0) + max(len(parameters) - of_floats - integers, 0) > stack:
         raise ValueError(
             f"{who}: expected at most {integers} pointers and integers, {floats} floating numbers and {stack} more; got "
@@ -111,11 +113,16 @@ def arrays_by_name(
     return {name: Array(i, None if i is None else avals[i]) for name, i in indices.items()}
 
 
-def short(name: str) -> str:
-    for words in ("the cotangent of ", "the gradient of "):
-        if name.startswith(words):
-            return "d" + short(name.removeprefix(words))
-    return re.sub(r"^result\b", "out", name)  # those of an op, which has no names for them
+def _numbers(parameter: Pointer | Number) -> tuple[int, int, int, int]:
+    """What the handler takes of a parameter."""
+    if isinstance(parameter, Pointer):
+        return _POINTER, -1 if parameter.index is None else parameter.index, parameter.row_bytes, 0
+    value, dtype = parameter.value, parameter.dtype
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            bits = np.array(value, dtype).tobytes().ljust(8, b"\0")
+        return _FLOAT, 0, 0, int(np.frombuffer(bits, np.int64)[0])
+    return _INTEGER, 0, int(parameter.rows is not None), (int(value) + 2**63) % 2**64 - 2**63
 
 
 def _divided(kernel: CKernel, arrays: Mapping[str, Array], results: int, who: str) -> tuple[Mapping[str, Array], int]:

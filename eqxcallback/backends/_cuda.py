@@ -1,66 +1,34 @@
 """CUDA C++: compiled by NVRTC when a program is lowered, and kept on disk."""
 
-import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from ..kernel import CudaKernel, Launch
+from ..kernel import CudaKernel
 from . import _cache, _nvrtc
 from ._architecture import architecture, version_of
-from ._device_call import DeviceCall
+from ._device_call import DeviceCall, Parameter
 from ._image import kernels_of
+from ._launches import check_architecture, check_sizes, launches, steps_of
 from ._signature import checks, mismatch
 from ._source import read_source
-from ._step import Program, Step
+from ._step import Program
 
 
 def compiled(kernel: CudaKernel, call: DeviceCall) -> Program:
     entries, geometry = launches(kernel, call)
     text, file = read_source(kernel.source, call.who)
     arch = architecture(kernel.arch)
-    image, names = compiled_source(text, file, arch, tuple(kernel.options), entries, *parameters(call), call.who)
-    steps = [
-        Step.checked(0, names[entry], f"{call.who}: {entry}", **asked)
-        for entry, asked in zip(entries, geometry, strict=True)
-    ]
-    _check_architecture(arch, bool(call.maps) or any(step.needs_hopper for step in steps), call.who)
-    return Program((image,), tuple(steps))
-
-
-def _check_architecture(arch: str, needs_hopper: bool, who: str) -> None:
-    if needs_hopper and arch.startswith("sm_") and version_of(arch) < 90:
-        raise ValueError(
-            f"{who}: expected arch to be sm_90 or newer, for clusters, tensor maps or programmatic launches; got {arch}."
-        )
-
-
-def launches(kernel: CudaKernel, call: DeviceCall) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
-    """For each launch its entry, and what else a step is made of."""
-    assert isinstance(kernel.launch, tuple)
-    entries = tuple(_entry(call.value(launch.entry or kernel.entry, "entry"), call) for launch in kernel.launch)
-    return entries, [{name: call.value(getattr(launch, name), name) for name in _ASKED} for launch in kernel.launch]
-
-
-_ASKED = tuple(field.name for field in dataclasses.fields(Launch) if field.name != "entry")
-
-
-def parameters(call: DeviceCall) -> tuple[tuple[tuple[str, Any], ...], tuple[tuple[str, Any], ...]]:
-    """The names and dtypes of the pointers, and of the scalars."""
-    pointers = tuple((name, None if aval is None else aval.dtype) for name, aval in call.pointers)
-    return pointers, tuple((name, dtype) for name, dtype, _ in call.scalars)
+    image, names = compiled_source(text, file, arch, tuple(kernel.options), entries, call.parameters, call.who)
+    steps = tuple(steps_of(entries, geometry, names, call.who))
+    check_architecture(arch, steps, call)
+    return Program((image,), steps)
 
 
 def wrong_parameters(who: str, entry: str, expected: str, got: str) -> str:
     return (
-        f"{who}: expected {entry} to have {expected}; got {got}. The order is operands, results, workspaces, scalars."
+        f"{who}: expected {entry} to have {expected}; got {got}. The order is operands, results, workspaces, scalars, or that of "
+        "`parameters`."
     )
-
-
-def _entry(entry: Any, call: DeviceCall) -> str:
-    if not isinstance(entry, str):
-        raise TypeError(f"{call.who}: expected entry to be the name of a function; got {entry!r}.")
-    return entry
 
 
 # Before 13.2, NVRTC takes a generic lambda for a function of the host, and refuses it, unless told so.
@@ -74,8 +42,7 @@ def compiled_source(
     arch: str,
     options: tuple[str, ...],
     entries: tuple[str, ...],
-    pointers: tuple[tuple[str, Any], ...],
-    scalars: tuple[tuple[str, Any], ...],
+    parameters: tuple[Parameter, ...],
     who: str,
 ) -> tuple[bytes, Mapping[str, str]]:
     """The image, and for each of `entries` its name in it."""
@@ -86,7 +53,7 @@ def compiled_source(
     arch = _supported(arch, nvrtc.archs)
     flags = (f"--gpu-architecture={arch}", *FLAGS, *options)
     entries = tuple(dict.fromkeys(entries))
-    whole = text + checks(entries, pointers, scalars)
+    whole = text + checks(entries, parameters)
     key = _cache.key_of(("cuda", whole, file, flags, entries, nvrtc.version))
     if (known := _cache.load(key)) is not None:
         about, image = known
@@ -97,7 +64,7 @@ def compiled_source(
     except _nvrtc.CompileError as error:
         raise ValueError(_explained(str(error), text, file, flags, entries, nvrtc, who)) from None
     names = dict(zip(entries, lowered, strict=True))
-    _check_sizes(image, names, len(pointers), scalars, who)
+    _check_sizes(image, names, parameters, who)
     _cache.store(key, {"names": names}, image)
     return image, names
 
@@ -140,17 +107,9 @@ def _explained(
     return wrong_parameters(who, entries[0], expected, got)
 
 
-def _check_sizes(
-    image: bytes, names: Mapping[str, str], num_pointers: int, scalars: Sequence[tuple[str, Any]], who: str
-) -> None:
-    """What the driver will read of each parameter is what the launcher passes."""
+def _check_sizes(image: bytes, names: Mapping[str, str], parameters: Sequence[Parameter], who: str) -> None:
     kernels = kernels_of(image)
     if kernels is None:  # PTX: the compiler's assertions have to do
         return
-    expected = (*(8,) * num_pointers, *(dtype.itemsize for _, dtype in scalars))
     for entry, name in names.items():
-        if kernels[name].parameters != expected:
-            raise ValueError(
-                f"{who}: expected {entry} to have parameters of {expected} bytes; got {kernels[name].parameters}. The parameter "
-                "is larger, or smaller, than what is passed."
-            )
+        check_sizes(entry, kernels[name].parameters, parameters, who)

@@ -8,8 +8,8 @@ import re
 import types
 from typing import Any
 
-from ..kernel import Kernel
-from ._source import read_source
+from ..kernel import ImageKernel, Kernel
+from ._source import read_image, read_source
 
 
 def description(kernel: Kernel, who: str) -> str:
@@ -38,6 +38,10 @@ def _text(value: Any, who: str, seen: frozenset[int]) -> Any:
         return f"{value.__module__}.{value.__qualname__}"
     if hasattr(value, "cache_key"):  # a Triton function: its source, and that of all it calls
         return value.cache_key
+    if isinstance(value, ImageKernel):
+        value = dataclasses.replace(value, image=read_image(value.image, who))
+    if isinstance(value, bytes):
+        return hashlib.blake2b(value, digest_size=16).hexdigest()
     if isinstance(value, os.PathLike):
         return read_source(value, who)
     if isinstance(value, dict):

@@ -8,9 +8,44 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..kernel import DeviceKernel, TensorMap
-from . import _tensor_map
+from ..kernel import DeviceKernel, TensorMap, TritonKernel
+from . import _parameters, _tensor_map
 from ._bound_kernel import BoundKernel
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One that a kernel has.
+
+    **Attributes:**
+
+    - `position`: of what is passed, among the pointers of the call and then its scalars.
+    - `dtype`: of the array that a pointer is to, or of the value; `None` for a null pointer.
+    """
+
+    position: int
+    name: str
+    dtype: Any
+    is_pointer: bool
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return 8 if self.is_pointer else self.dtype.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """The value of one.
+
+    **Attributes:**
+
+    - `content`: its bytes, zeros where addresses are.
+    - `addresses`: the byte at which each begins, and the position of its array among the pointers of the call.
+    """
+
+    content: bytes
+    addresses: tuple[tuple[int, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,10 +53,11 @@ class DeviceCall:
     """**Attributes:**
 
     - `who`: begins an error.
-    - `pointers`: name and type of each array that the kernel gets, in order: operands, results, workspaces. Of a null pointer
-        the type is `None`.
-    - `scalars`: name, dtype and value of each. The value of a structure is its bytes, and that of a tensor map what the
+    - `pointers`: name and type of each array of the call, in order: operands, results, workspaces. Of a null pointer the type
+        is `None`.
+    - `scalars`: name, dtype and value of each. The value of a structure is a `Structure`, and that of a tensor map what the
         launcher takes to encode it.
+    - `parameters`: of the kernel, in its order.
     - `args`, `options`: what the kernel's functions are called with.
     """
 
@@ -29,6 +65,7 @@ class DeviceCall:
     pointers: tuple[tuple[str, Any], ...]
     workspaces: tuple[Any, ...]
     scalars: tuple[tuple[str, Any, Any], ...]
+    parameters: tuple[Parameter, ...]
     args: tuple[Any, ...]
     options: Mapping[str, Any]
 
@@ -65,11 +102,17 @@ class DeviceCall:
                 dtype,
                 _tensor_map.numbers(scalar, name, pointers, value, who)
                 if isinstance(scalar, TensorMap)
-                else _scalar(name, dtype, scalar, bound, args, options, who),
+                else _scalar(name, dtype, scalar, bound, pointers, args, options, who),
             )
             for name, (dtype, scalar) in kernel.scalars.items()
         )
-        return cls(who, pointers, workspaces, scalars, args, options)
+        parameters = (
+            *(Parameter(i, name, None if x is None else x.dtype, True) for i, (name, x) in enumerate(pointers)),
+            *(Parameter(len(pointers) + i, name, dtype, False) for i, (name, dtype, _) in enumerate(scalars)),
+        )
+        if not isinstance(kernel, TritonKernel) and kernel.parameters is not None:
+            scalars, parameters = _stated(kernel.parameters, pointers, scalars, bound.options, who)
+        return cls(who, pointers, workspaces, scalars, parameters, args, options)
 
     def value(self, declared: Any, field: str, **more: Any) -> Any:
         """What a field of the kernel is for this call."""
@@ -79,6 +122,12 @@ class DeviceCall:
     def nulls(self) -> tuple[int, ...]:
         """The positions of the null pointers."""
         return tuple(i for i, (_, aval) in enumerate(self.pointers) if aval is None)
+
+    @property
+    def order(self) -> tuple[int, ...] | None:
+        """The positions of the parameters, or `None` if they are all pointers and scalars, one after the other."""
+        positions = tuple(parameter.position for parameter in self.parameters)
+        return None if positions == tuple(range(len(self.pointers) + len(self.scalars))) else positions
 
     @property
     def starts(self) -> list[int]:
@@ -93,8 +142,19 @@ class DeviceCall:
         for start, (_, dtype, value) in zip(self.starts, self.scalars, strict=True):
             if not isinstance(value, list):
                 place = words[start:].view(np.uint8)[: dtype.itemsize]
-                place[:] = np.frombuffer(value if dtype.type is np.void else np.array(value, dtype).tobytes(), np.uint8)
+                content = value.content if isinstance(value, Structure) else np.array(value, dtype).tobytes()
+                place[:] = np.frombuffer(content, np.uint8)
         return words
+
+    @property
+    def addresses(self) -> list[tuple[int, int]]:
+        """The words at which addresses in structures are, and the positions of their arrays among the pointers."""
+        return [
+            (start + at // 8, position)
+            for start, (_, _, value) in zip(self.starts, self.scalars, strict=True)
+            if isinstance(value, Structure)
+            for at, position in value.addresses
+        ]
 
     @property
     def maps(self) -> list[int]:
@@ -107,11 +167,37 @@ class DeviceCall:
         return list(itertools.chain.from_iterable(placed))
 
 
+_Scalars = tuple[tuple[str, Any, Any], ...]
+
+
+def _stated(
+    texts: Sequence[str],
+    pointers: Sequence[tuple[str, Any]],
+    scalars: _Scalars,
+    options: Mapping[str, Any],
+    who: str,
+) -> tuple[_Scalars, tuple[Parameter, ...]]:
+    """The scalars that are passed, and all parameters, as a kernel writes them."""
+    arrays = {_parameters.short(name): _parameters.Array(i, x) for i, (name, x) in enumerate(pointers)}
+    typed = {name: (dtype, value) for name, dtype, value in scalars}
+    passed: list[tuple[str, Any, Any]] = []
+    found = []
+    for each in _parameters.read(texts, arrays, options, who, typed=typed, pointed=_parameters.OF_CUDA):
+        if isinstance(each, _parameters.Pointer) and each.index is not None:
+            found.append(Parameter(each.index, each.name, each.dtype, True))
+            continue
+        is_null = isinstance(each, _parameters.Pointer)
+        found.append(Parameter(len(pointers) + len(passed), each.name, None if is_null else each.dtype, is_null))
+        passed.append((each.name, np.dtype(np.int64), 0) if is_null else (each.name, each.dtype, each.value))
+    return tuple(passed), tuple(found)
+
+
 def _scalar(
     name: str,
     dtype: Any,
     function: Callable[..., Any] | None,
     bound: BoundKernel,
+    pointers: Sequence[tuple[str, Any]],
     args: Sequence[Any],
     options: Mapping[str, Any],
     who: str,
@@ -126,7 +212,7 @@ def _scalar(
             f"Pass it, or say what it is: scalars={{{name!r}: ({dtype.name!r}, function)}}."
         )
     if dtype.type is np.void:
-        return _structure(name, dtype, value, who)
+        return _structure(name, dtype, value, pointers, who)
     try:
         exact = np.asarray(value)
         if exact.shape != () or exact.dtype.kind not in "biuf" or (exact.dtype.kind == "f" and dtype.kind != "f"):
@@ -140,22 +226,31 @@ def _scalar(
     return exact.item()
 
 
-def _structure(name: str, dtype: Any, value: Any, who: str) -> bytes:
+def _structure(name: str, dtype: Any, value: Any, pointers: Sequence[tuple[str, Any]], who: str) -> Structure:
     made = np.zeros(1, dtype)  # what lies between the fields is zero, the same in each process
     try:
         fields = value.item() if isinstance(value, np.ndarray | np.void) and value.dtype == dtype else value
         if isinstance(fields, bytes):
             if len(fields) != dtype.itemsize:
                 raise ValueError
-            return fields
+            return Structure(fields)
         if not isinstance(fields, tuple):
             raise TypeError
-        made[0] = fields
+        named = {field: item for field, item in zip(dtype.names or (), fields, strict=True) if isinstance(item, str)}
+        made[0] = tuple(0 if isinstance(item, str) else item for item in fields)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(
             f"{who}: expected the scalar {name} to be a tuple or {dtype.itemsize} bytes, for {dtype}; got {value!r}."
         ) from None
-    return made.tobytes()
+    arrays = [_parameters.short(array) for array, _ in pointers]
+    for field, array in named.items():
+        at = dtype.fields[field][1]
+        if array not in arrays or dtype[field] != np.uint64 or at % 8:
+            raise ValueError(
+                f"{who}: expected the field {field} of the scalar {name} to be uint64 at a multiple of 8 bytes, for the address "
+                f"of one of {', '.join(arrays) or 'no arrays'}; got {array!r} for {dtype[field]} at {at}."
+            )
+    return Structure(made.tobytes(), tuple((dtype.fields[f][1], arrays.index(array)) for f, array in named.items()))
 
 
 def typed(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:

@@ -18,6 +18,7 @@ from . import _cuda, _nvrtc, _signature, _triton
 from ._bound_kernel import BoundKernel
 from ._device_call import DeviceCall
 from ._guarded import Guarded
+from ._launches import launches
 from ._resident import call_of
 from ._source import read_source
 from ._step import Step
@@ -86,7 +87,7 @@ def _types(buffers: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
 
 
 def _run_of_cuda(kernel: EmulatedCuda, call: DeviceCall) -> Run:
-    entries, geometry = _cuda.launches(kernel, call)
+    entries, geometry = launches(kernel, call)
     if call.maps:
         raise NotEmulated(f"{call.who}: copies by the tensor memory accelerator, of tensor maps, are not emulated.")
     names = tuple(dict.fromkeys(entries))
@@ -97,10 +98,9 @@ def _run_of_cuda(kernel: EmulatedCuda, call: DeviceCall) -> Run:
     except NotEmulated as error:
         _blame_the_source(kernel, call)
         raise NotEmulated(f"{call.who}: {error}") from None
-    parameters = _cuda.parameters(call)
     for i, entry in enumerate(names):
-        if code := library.wrong(i, *_signature.wanted(*parameters)):
-            expected = _signature.wrong(code, *parameters)
+        if code := library.wrong(i, *_signature.wanted(call.parameters)):
+            expected = _signature.wrong(code, call.parameters)
             raise ValueError(_cuda.wrong_parameters(call.who, entry, expected, "another"))
     steps = [
         Step.checked(names.index(entry), entry, f"{call.who}: {entry}", **asked)
@@ -110,14 +110,18 @@ def _run_of_cuda(kernel: EmulatedCuda, call: DeviceCall) -> Run:
         raise NotEmulated(
             f"{call.who}: blocks that wait for each other, in clusters and cooperative launches, are not emulated."
         )
-    words, starts = call.words, call.starts
+    starts = call.starts
     # A missing barrier shows in some orders of threads only.
     seeds = itertools.cycle(range(1, _SEEDS + 1))
 
     def run(arrays: Sequence[np.ndarray | None]) -> None:
         pointers = (ctypes.c_void_p * len(arrays))(*(None if a is None else a.ctypes.data for a in arrays))
+        words = call.words
+        for word, position in call.addresses:
+            words[word] = pointers[position] or 0
         places = [ctypes.addressof(pointers) + 8 * i for i in range(len(arrays))]
         places += [words.ctypes.data + 8 * start for start in starts]
+        places = [places[parameter.position] for parameter in call.parameters]
         for step in steps:
             error = library.launch(step.image, step.grid, step.block, step.shared_bytes, places, next(seeds))
             if error is not None:

@@ -1,6 +1,7 @@
 """What a compiled image says of its kernels: the sections of a cubin, which is an ELF file, that the driver reads as well."""
 
 import dataclasses
+import re
 import struct
 from collections.abc import Iterator, Mapping
 
@@ -53,6 +54,29 @@ def kernels_of(image: bytes) -> Mapping[str, Compiled] | None:
         sizes = tuple(parameters[i] for i in sorted(parameters))
         found[name] = Compiled(sizes, registers.get(name, 0), frames.get(name, 0), shared)
     return found
+
+
+# Of the header: which way of numbering its flags follow.
+_ABI_AT, _NEW_ABI, _FLAGS_AT = 8, 8, 0x30
+
+
+def version_of_cubin(image: bytes) -> int:
+    """90 of one that is compiled for sm_90."""
+    (flags,) = struct.unpack_from("<I", image, _FLAGS_AT)
+    return (flags >> 8 if image[_ABI_AT] >= _NEW_ABI else flags) & 0xFF
+
+
+def readable(entry: str) -> str:
+    """The name in the source, without namespaces and template arguments. A C++ compiler writes a length before each part."""
+    found = re.match(r"_ZN?", entry)
+    if found is None:
+        return entry
+    at, name = found.end(), entry
+    while (length := re.match(r"\d+", entry[at:])) is not None:
+        at += length.end()
+        name = entry[at : at + int(length[0])]
+        at += int(length[0])
+    return name
 
 
 def _entries(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -3,11 +3,10 @@
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from ._image import Compiled, kernels_of
+from ._image import Compiled, kernels_of, readable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Launched:
 
     def __str__(self) -> str:
         parts = [
-            f"{_readable(self.entry)}: {_count(self.grid, 'block')} of {_count(self.block, 'thread')}",
+            f"{readable(self.entry)}: {_count(self.grid, 'block')} of {_count(self.block, 'thread')}",
             f"{self.shared_bytes:,} bytes of shared memory" if self.shared_bytes else "",
             "" if self.registers is None else f"{self.registers} registers",
             f"{self.stack_bytes:,} bytes of stack" if self.stack_bytes else "",
@@ -70,16 +69,3 @@ def _count(sizes: tuple[int, int, int], noun: str) -> str:
     significant = max([i for i, size in enumerate(sizes) if size != 1], default=0) + 1
     text = " x ".join(f"{size:,}" for size in sizes[:significant])
     return f"{text} {noun}" if math.prod(sizes) == 1 else f"{text} {noun}s"
-
-
-def _readable(entry: str) -> str:
-    """The name in the source, without namespaces and template arguments. A C++ compiler writes a length before each part."""
-    found = re.match(r"_ZN?", entry)
-    if found is None:
-        return entry
-    at, name = found.end(), entry
-    while (length := re.match(r"\d+", entry[at:])) is not None:
-        at += length.end()
-        name = entry[at : at + int(length[0])]
-        at += int(length[0])
-    return name

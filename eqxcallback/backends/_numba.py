@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import xla
 from ..kernel import CKernel, NumbaKernel
-from . import _c
+from . import _c, _parameters
 from ._bound_kernel import BoundKernel
 from ._description import description
 
@@ -59,7 +59,7 @@ def _compiled(kernel: NumbaKernel, arrays: Sequence[tuple[str, Any]], options: M
         types += [numba.types.CPointer(_type_of(numba, name, aval, who)), *[numba.types.int64] * len(aval.shape)]
         shape = "".join(f"p{first + 1 + axis}, " for axis in range(len(aval.shape)))
         given.append(f"carray(p{first}, ({shape}))")
-        short = _c.short(name)
+        short = _parameters.short(name)
         parameters += [short, *(f"int64_t {short}.shape[{axis}]" for axis in range(len(aval.shape)))]
     scalars = {}
     # Numba takes arguments by name for those in the order of the call.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..kernel import CudaKernel
+from ._device_call import Parameter
 
 
 # What a type is: 1 floating, 2 integer, 3 to 6 one of the types with a header of their own, 7 raw bytes, 0 anything else.
@@ -74,10 +75,10 @@ _FITTING = """
 namespace eqxcallback_parameters {
 template <class L> struct fitting;
 template <class... P> struct fitting<list<P...>> {
-  static int wrong(int pointers, int total, const int* want, const int* size) {
+  static int wrong(int total, const int* pointer, const int* want, const int* size) {
     if (total != static_cast<int>(sizeof...(P))) return -1;
     int i = 0, wrong = 0;
-    ((wrong = wrong != 0 || fits<typename plain<P>::type>(i < pointers, want[i], size[i]) ? wrong : i + 1, ++i), ...);
+    ((wrong = wrong != 0 || fits<typename plain<P>::type>(pointer[i] != 0, want[i], size[i]) ? wrong : i + 1, ++i), ...);
     return wrong;
   }
   template <class Q> static bool fits(bool is_pointer, int want, int size) {
@@ -90,26 +91,25 @@ _OWN_HEADER = {"float16": 3, "bfloat16": 4, "float8_e4m3fn": 5, "float8_e5m2": 6
 _MARK = "eqxcallback: "
 
 
-def checks(entries: Sequence[str], pointers: Sequence[tuple[str, Any]], scalars: Sequence[tuple[str, Any]]) -> str:
-    """C++ that compiles if the kernels have these parameters, each a name and a dtype."""
-    total = len(pointers) + len(scalars)
+def checks(entries: Sequence[str], parameters: Sequence[Parameter]) -> str:
+    """C++ that compiles if the kernels have these parameters."""
     lines = [_kinds()]
     for entry in entries:
-        parameters = f"decltype(eqxcallback_parameters::of(&{entry}))"
-        count = f"eqxcallback_parameters::count<{parameters}>::value == {total}"
-        lines.append(f'static_assert({count}, "{_MARK}{_number(pointers, scalars)}");')
-        for i, (name, dtype) in enumerate([*pointers, *scalars]):
-            what = "pointee" if i < len(pointers) else "scalar"
-            fits = f"eqxcallback_parameters::{what}<eqxcallback_parameters::nth<{i}, {parameters}>::type>::fits"
-            message = _one(i, name, dtype, i < len(pointers))
-            lines.append(f'static_assert({fits}({", ".join(map(str, _kind(dtype)))}), "{_MARK}{message}");')
+        own = f"decltype(eqxcallback_parameters::of(&{entry}))"
+        count = f"eqxcallback_parameters::count<{own}>::value == {len(parameters)}"
+        lines.append(f'static_assert({count}, "{_MARK}{_number(parameters)}");')
+        for i, parameter in enumerate(parameters):
+            what = "pointee" if parameter.is_pointer else "scalar"
+            fits = f"eqxcallback_parameters::{what}<eqxcallback_parameters::nth<{i}, {own}>::type>::fits"
+            wants = ", ".join(map(str, _kind(parameter.dtype)))
+            lines.append(f'static_assert({fits}({wants}), "{_MARK}{_one(i, parameter)}");')
     return "\n".join(lines) + "\n"
 
 
 def checks_at_run_time(entries: Sequence[str]) -> str:
     """C++ that exports, for entry `i`,
 
-        int soft_wrong_i(int pointers, int total, const int* want, const int* size)
+        int soft_wrong_i(int total, const int* pointer, const int* want, const int* size)
 
     which takes what `wanted` says, and returns a number that `wrong` explains: 0 if the parameters are these.
     """
@@ -117,25 +117,21 @@ def checks_at_run_time(entries: Sequence[str]) -> str:
     for i, entry in enumerate(entries):
         parameters = f"decltype(eqxcallback_parameters::of(&{entry}))"
         lines.append(
-            f'extern "C" int soft_wrong_{i}(int pointers, int total, const int* want, const int* size) {{\n'
-            f"  return eqxcallback_parameters::fitting<{parameters}>::wrong(pointers, total, want, size);\n}}"
+            f'extern "C" int soft_wrong_{i}(int total, const int* pointer, const int* want, const int* size) {{\n'
+            f"  return eqxcallback_parameters::fitting<{parameters}>::wrong(total, pointer, want, size);\n}}"
         )
     return "\n".join(lines) + "\n"
 
 
-def wanted(
-    pointers: Sequence[tuple[str, Any]], scalars: Sequence[tuple[str, Any]]
-) -> tuple[int, int, list[int], list[int]]:
-    kinds = [_kind(dtype) for _, dtype in (*pointers, *scalars)]
-    return len(pointers), len(kinds), [want for want, _ in kinds], [size for _, size in kinds]
+def wanted(parameters: Sequence[Parameter]) -> tuple[list[int], list[int], list[int]]:
+    kinds = [_kind(parameter.dtype) for parameter in parameters]
+    pointers = [int(parameter.is_pointer) for parameter in parameters]
+    return pointers, [want for want, _ in kinds], [size for _, size in kinds]
 
 
-def wrong(code: int, pointers: Sequence[tuple[str, Any]], scalars: Sequence[tuple[str, Any]]) -> str:
+def wrong(code: int, parameters: Sequence[Parameter]) -> str:
     """What was expected of the parameters."""
-    if code < 0:
-        return _number(pointers, scalars)
-    name, dtype = [*pointers, *scalars][code - 1]
-    return _one(code - 1, name, dtype, code <= len(pointers))
+    return _number(parameters) if code < 0 else _one(code - 1, parameters[code - 1])
 
 
 def _kinds() -> str:
@@ -146,13 +142,14 @@ def _kinds() -> str:
     )
 
 
-def _number(pointers: Sequence[tuple[str, Any]], scalars: Sequence[tuple[str, Any]]) -> str:
-    expected = ", ".join([*(f"a pointer for {name}" for name, _ in pointers), *(name for name, _ in scalars)])
-    return f"{len(pointers) + len(scalars)} parameters ({expected})"
+def _number(parameters: Sequence[Parameter]) -> str:
+    expected = ", ".join(f"a pointer for {each.name}" if each.is_pointer else each.name for each in parameters)
+    return f"{len(parameters)} parameters ({expected})"
 
 
-def _one(index: int, name: str, dtype: Any, is_pointer: bool) -> str:
-    return f"parameter {index + 1} to be {'a pointer to ' if is_pointer else ''}{_ctype(dtype)}, for {name}"
+def _one(index: int, parameter: Parameter) -> str:
+    pointer = "a pointer to " if parameter.is_pointer else ""
+    return f"parameter {index + 1} to be {pointer}{_ctype(parameter.dtype)}, for {parameter.name}"
 
 
 def mismatch(log: str) -> str | None:

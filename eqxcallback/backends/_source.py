@@ -16,6 +16,16 @@ def read_source(source: str | os.PathLike[str], who: str) -> tuple[str, str]:
     return _expanded(path, who, set()), path.name
 
 
+def read_image(image: bytes | str | os.PathLike[str], who: str) -> bytes:
+    """The content of a compiled image."""
+    if isinstance(image, bytes):
+        return image
+    try:
+        return pathlib.Path(image).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{who}: the image {os.fspath(image)} cannot be read ({error}).") from None
+
+
 def _expanded(path: pathlib.Path, who: str, seen: set[pathlib.Path]) -> str:
     """Each file is included once. Lines keep the numbers that they have in their files."""
     seen.add(path)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..kernel import PROMOTIONS, SWIZZLES, TensorMap
+from ._parameters import short
 
 
 _RANK = 5
@@ -82,8 +83,8 @@ def numbers(
 
 
 def _position(of: str | int, pointers: Sequence[tuple[str, Any]], who: str) -> int:
-    names = [name for name, _ in pointers]
-    found = [of] if isinstance(of, int) and 0 <= of < len(names) else [i for i, name in enumerate(names) if name == of]
+    names = [short(name) for name, _ in pointers]
+    found = [i for i, (name, _) in enumerate(pointers) if of in (i, name, short(name))]
     if len(found) != 1:
         raise ValueError(f"{who}: expected of to be one of {', '.join(names)}; got {of!r}.")
     return found[0]

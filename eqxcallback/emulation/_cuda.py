@@ -43,10 +43,15 @@ class CudaLibrary:
             raise NotEmulated(found)
         return found
 
-    def wrong(self, entry: int, pointers: int, total: int, want: Sequence[int], size: Sequence[int]) -> int:
-        """A number that says which parameter of the kernel is another one than this: 0 is none."""
-        numbers = ctypes.c_int * total
-        return getattr(self._library, f"soft_wrong_{entry}")(pointers, total, numbers(*want), numbers(*size))
+    def wrong(self, entry: int, pointers: Sequence[int], want: Sequence[int], size: Sequence[int]) -> int:
+        """A number that says which parameter of the kernel is another one than this: 0 is none.
+
+        **Arguments:** for each parameter, whether it is a pointer, of which kind, and of how many bytes.
+        """
+        numbers = ctypes.c_int * len(want)
+        return getattr(self._library, f"soft_wrong_{entry}")(
+            len(want), numbers(*pointers), numbers(*want), numbers(*size)
+        )
 
     def launch(
         self, entry: int, grid: Dims, block: Dims, shared_bytes: int, parameters: Sequence[int], seed: int

@@ -9,6 +9,7 @@ from ._emulated import (
     EmulatedTriton as EmulatedTriton,
     emulated as emulated,
 )
+from ._image import ImageKernel as ImageKernel
 from ._jax import JaxKernel as JaxKernel
 from ._launch import Launch as Launch, dims as dims
 from ._native import NativeKernel as NativeKernel
@@ -19,7 +20,10 @@ from ._triton import TritonKernel as TritonKernel, check_readable as check_reada
 from ._tvm_ffi import TvmFfiKernel as TvmFfiKernel, literal as literal
 
 
-DeviceKernel = CudaKernel | TritonKernel
+SourceKernel = CudaKernel | TritonKernel
+"""Those for a GPU whose source there is, so that they can be emulated."""
+
+DeviceKernel = SourceKernel | ImageKernel
 """Those that our launcher launches on a GPU."""
 
 TypedKernel = DeviceKernel | CKernel | NumbaKernel | TvmFfiKernel

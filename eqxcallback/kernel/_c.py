@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 
 from ._checks import check_function, freeze_workspaces, frozen_mapping, hash_of
 from ._contract import KernelContract
+from ._launched import identifiers, texts
 from ._sources import freeze_library, freeze_source
 
 
@@ -103,7 +104,7 @@ class CKernel(KernelContract):
         freeze_source(self, "C", who)
         if self.address is not None and not (isinstance(self.address, int) and self.address > 0):
             raise TypeError(f"{who}: expected address to be that of a function, an integer; got {self.address!r}.")
-        object.__setattr__(self, "parameters", _texts(self.parameters, "parameters", who))
+        object.__setattr__(self, "parameters", texts(self.parameters, "parameters", who))
         if not isinstance(self.scalars, Mapping) or not all(map(callable, self.scalars.values())):
             raise TypeError(f"{who}: expected scalars to be {{name: function}}; got {self.scalars!r}.")
         if not isinstance(self.status, bool) and not (
@@ -112,7 +113,7 @@ class CKernel(KernelContract):
         ):
             raise TypeError(f"{who}: expected status to be a bool, or {{number: text}}; got {self.status!r}.")
         if self.rows is not None and self.rows != "parallel":
-            object.__setattr__(self, "rows", _texts(self.rows, "rows", who))
+            object.__setattr__(self, "rows", texts(self.rows, "rows", who))
         for field in ("scalars", "status", "aliases"):
             frozen_mapping(self, field)
         freeze_workspaces(self, who)
@@ -126,15 +127,7 @@ class CKernel(KernelContract):
     @property
     def names(self) -> tuple[str, ...]:
         """The identifiers among what is passed: arrays, or numbers."""
-        last = (parameter.replace("*", " ").split() or [""] for parameter in self.parameters)
-        return tuple(words[-1] for words in last if words[-1].isidentifier())
+        return identifiers(self.parameters)
 
     def __hash__(self) -> int:
         return hash_of(self)
-
-
-def _texts(value: Any, field: str, who: str) -> tuple[str, ...]:
-    """A text alone is not several."""
-    if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(each, str) for each in value):
-        raise TypeError(f"{who}: expected {field} to be a tuple of texts; got {value!r}.")
-    return tuple(value)

@@ -9,9 +9,10 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from ._checks import check_arch, check_function, freeze_workspaces, frozen_mapping, hash_of, scalars
+from ._checks import check_arch, hash_of
 from ._contract import KernelContract
 from ._launch import Launch
+from ._launched import freeze_launched, identifiers
 from ._sources import freeze_source
 
 
@@ -42,9 +43,10 @@ class CudaKernel(KernelContract):
     """A kernel in CUDA C++, compiled when a program that calls it is lowered, and launched without Python.
 
     The kernel is a `__global__` function whose parameters are pointers to the flat operands of the op, then to its flat
-    results, then to its workspaces, and then its scalars. Where a result overwrites an operand, both pointers are passed. An
-    absent operand, an argument that is `None`, is a null pointer. A backward kernel has pointers to the operands, the results,
-    the cotangents, and the gradient of each operand: a null pointer where it is not needed, or has no floating type.
+    results, then to its workspaces, and then its scalars; or those that `parameters` says. Where a result overwrites an operand,
+    both pointers are passed. An absent operand, an argument that is `None`, is a null pointer. A backward kernel has pointers to
+    the operands, the results, the cotangents, and the gradient of each operand: a null pointer where it is not needed, or has no
+    floating type.
 
     !!! example
 
@@ -77,7 +79,8 @@ class CudaKernel(KernelContract):
         default, what the op's `reference` returns.
     - `scalars`: `{name: dtype}`, in the order of the parameters: options of the op, or in a layer static arguments or fields.
         Or `{name: (dtype, function)}`, for what a function says, such as a size. A structure by value has a structured dtype,
-        made with `align=True`, or `"V24"` for 24 bytes, and its value is a tuple or `bytes`. Or a [`eqxcallback.TensorMap`][].
+        made with `align=True`, or `"V24"` for 24 bytes, and its value is a tuple or `bytes`; in a tuple the name of an array, as
+        `parameters` has it, is its address. Or a [`eqxcallback.TensorMap`][].
     - `workspaces`: memory for the time of the call: `jax.ShapeDtypeStruct`s, or a function that returns them. XLA has it:
         a kernel that is captured must not allocate.
     - `aliases`: `{input: output}`: results that overwrite an operand, by parameter and result names or flat indices.
@@ -90,6 +93,9 @@ class CudaKernel(KernelContract):
         `resident_blocks`: how many blocks of the first launch a multiprocessor runs at a time, by the registers and the shared
         memory of what was compiled. It is 2 where that is not known: of PTX, and of an emulated kernel. `entry`, `block` and
         `shared_bytes` must not depend on it.
+    - `parameters`: of the kernel, where they are not the operands, results, workspaces and scalars in this order. Each is a text
+        as `"const float* x"` or `"int x.shape[-1]"`: see [`eqxcallback.CKernel`][]. Types are those of C and CUDA, and may be
+        left out. `scalars` has what is neither an array, a size, an option nor a number.
     - `supports`, `only_if_chosen`: see [`eqxcallback.Op`][].
 
     **Raises:** `TypeError` or `ValueError` for a wrong declaration. When a program is lowered, `ValueError` for source that does
@@ -109,26 +115,21 @@ class CudaKernel(KernelContract):
     arch: str | None = None
     command_buffer_compatible: bool = True
     asks_resident_blocks: bool = False
+    parameters: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        who = f"CudaKernel({self.entry})" if isinstance(self.entry, str) else "CudaKernel"
-        if not isinstance(self.entry, str) and not callable(self.entry):
-            raise TypeError(f"CudaKernel: expected entry to be the name of a function; got {self.entry!r}.")
+        who = freeze_launched(self, "CudaKernel")
         freeze_source(self, "CUDA C++", who)
-        launches = tuple(self.launch) if isinstance(self.launch, Sequence) else (self.launch,)
-        if not launches or not all(isinstance(launch, Launch) for launch in launches):
-            raise TypeError(f"{who}: expected launch to be a Launch, or several; got {self.launch!r}.")
-        object.__setattr__(self, "launch", launches)
-        object.__setattr__(self, "scalars", scalars(self.scalars, who))
-        frozen_mapping(self, "aliases")
-        freeze_workspaces(self, who)
         check_arch(self.arch, who)
-        check_function(self.supports, "supports", who)
-        check_function(self.out_type, "out_type", who)
 
     @property
     def name(self) -> str:
         return self.entry if isinstance(self.entry, str) else "CudaKernel"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The identifiers among what `parameters` pass: arrays, or numbers."""
+        return identifiers(self.parameters)
 
     def __hash__(self) -> int:
         return hash_of(self)

@@ -19,6 +19,18 @@ def freeze_source(kernel: Any, language: str, who: str) -> None:
         raise TypeError(f"{who}: expected options to be strings; got {kernel.options!r}.")
 
 
+def freeze_image(kernel: Any, who: str) -> None:
+    """`image`: bytes, a text in PTX, or a path."""
+    if isinstance(kernel.image, str):
+        if "\n" not in kernel.image:
+            raise ValueError(f"{who}: expected image to be PTX; got {kernel.image!r}. Pass a pathlib.Path for a file.")
+        object.__setattr__(kernel, "image", kernel.image.encode())
+    elif isinstance(kernel.image, bytearray | memoryview):
+        object.__setattr__(kernel, "image", bytes(kernel.image))
+    elif not isinstance(kernel.image, bytes):
+        object.__setattr__(kernel, "image", _Path(_absolute(kernel.image, "image to be bytes, PTX or a path", who)))
+
+
 def freeze_library(kernel: Any, who: str) -> None:
     if kernel.library is not None:
         object.__setattr__(kernel, "library", absolute(kernel.library, "library to be a path", who))

@@ -28,8 +28,8 @@ class TensorMap:
 
     **Arguments:**
 
-    - `of`: the name of the operand, of the result, or of a workspace, `"workspace 0"`; or the position of its pointer among the
-        parameters. The map of an absent operand, or of an empty one, is zeros.
+    - `of`: the name of the operand, of the result, or of a workspace, as `parameters` has it: `"x"`, `"out"`, `"workspace[0]"`;
+        or its position among all operands, results and workspaces. The map of an absent operand, or of an empty one, is zeros.
     - `box`: the number of elements that are copied at once in each dimension, up to 256. A row of the box has a multiple of 16
         bytes.
     - `shape`: of the array, by default what the kernel sees. Up to 5 dimensions.

@@ -5,7 +5,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..kernel import CKernel, NativeKernel, NumbaKernel, TvmFfiKernel
+from ..kernel import CKernel, CudaKernel, ImageKernel, NativeKernel, NumbaKernel, TvmFfiKernel
 from . import _declarations as declarations
 
 
@@ -15,14 +15,15 @@ def of(
     """By name, `others` among it if the kernel names them."""
     cls = type(layer)
     given = {**dict(zip(declarations.names_of(cls, len(args)), args, strict=True)), **kwargs}
-    if isinstance(kernel, CKernel | NumbaKernel | TvmFfiKernel):
+    found = {}
+    if isinstance(kernel, CKernel | NumbaKernel | TvmFfiKernel | CudaKernel | ImageKernel):
         # Their parameters name arrays and values alike.
         named = [name for name in kernel.names if name in given or hasattr(layer, name)]
         values = {name: given[name] if name in given else getattr(layer, name) for name in named}
         kinds = (numbers.Number, str, types.NoneType) if isinstance(kernel, TvmFfiKernel) else numbers.Number
-        return {name: value for name, value in values.items() if isinstance(value, kinds)}
+        found = {name: value for name, value in values.items() if isinstance(value, kinds)}
     wanted = _wanted(kernel)
-    found = {name: value for name, value in others.items() if name in wanted}
+    found |= {name: value for name, value in others.items() if name in wanted}
     for name in wanted:
         if name in found:
             continue
@@ -38,4 +39,6 @@ def of(
 def _wanted(kernel: Any) -> Sequence[str]:
     if isinstance(kernel, NativeKernel):
         return kernel.attributes or ()
+    if isinstance(kernel, CKernel | NumbaKernel | TvmFfiKernel):
+        return ()
     return [scalar for scalar, (_, function) in kernel.scalars.items() if function is None]

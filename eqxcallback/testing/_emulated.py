@@ -8,7 +8,7 @@ from typing import Any
 from .. import debug, xla
 from ..core import raising
 from ..emulation import NotEmulated
-from ..kernel import DeviceKernel, Emulated, as_tuple, emulated as for_cpu
+from ..kernel import Emulated, ImageKernel, SourceKernel, as_tuple, emulated as for_cpu
 from ..transform import Op
 from ._findings import NotApplicable
 from ._subject import Subject, kernels_of
@@ -17,6 +17,7 @@ from ._subject import Subject, kernels_of
 MODES = ("auto", "never")
 
 _PLATFORM = "cuda"
+_NO_SOURCE = "An ImageKernel has no source to emulate: check it on a GPU"
 # Of kernels that are checked beside those for this platform: what tells most, since emulation is slow.
 _ROWS = (
     *("inputs untouched", "outputs written", "determinism", "reference", "vmap", "grad"),
@@ -50,15 +51,19 @@ def parts(target: Any, mode: str, names: Sequence[str], are_chosen: bool) -> lis
     platform, kernels = xla.platform_in_use(()), kernels_of(target)
     has_own = not kernels or platform in kernels
     if platform == "cpu" and mode == "auto" and _device_kernels(target, kernels):
-        note = f", its kernels for {_PLATFORM} emulated"
+        but = " but for the gradients' image" if _has_image_backward(target) else ""
+        note = f", its kernels for {_PLATFORM} emulated{but}"
         if not has_own:
             return [Part(emulated(target), names, note=note)]
         rows = names if are_chosen else [name for name in names if name in _ROWS]
-        note = f", and its kernels for {_PLATFORM} emulated"
+        note = f", and its kernels for {_PLATFORM} emulated{but}"
         return [Part(target, names), Part(emulated(target), rows, f"{_PLATFORM}: ", note)]
     if has_own:
         return [Part(target, names)]
-    return [Part(target, names, reason=f"there is no kernel for {platform}, only for {', '.join(kernels)}")]
+    reason = f"there is no kernel for {platform}, only for {', '.join(kernels)}"
+    if isinstance(kernels.get(_PLATFORM), ImageKernel):
+        reason += f". {_NO_SOURCE}"
+    return [Part(target, names, reason=reason)]
 
 
 def refusal(it: Subject) -> str | None:
@@ -97,11 +102,13 @@ def emulated(layer_or_op: Any) -> Any:
     **Raises:** `ValueError` if it has no such kernel. Where a kernel cannot be emulated, a call raises
     [`eqxcallback.KernelError`][], which says why.
     """
-    found = _device_kernels(layer_or_op, kernels_of(layer_or_op))
+    kernels = kernels_of(layer_or_op)
+    found = _device_kernels(layer_or_op, kernels)
     if not found:
+        hint = f" {_NO_SOURCE}." if isinstance(kernels.get(_PLATFORM), ImageKernel) else ""
         raise ValueError(
             f"testing.emulated: expected a layer or an op with a CudaKernel or a TritonKernel for {_PLATFORM}; got "
-            f"{layer_or_op!r} of type {type(layer_or_op).__name__}."
+            f"{layer_or_op!r} of type {type(layer_or_op).__name__}.{hint}"
         )
     if isinstance(layer_or_op, Op):
         backward: Any = layer_or_op.backward or {}
@@ -135,10 +142,17 @@ def _emulated_class(cls: Any) -> Any:
 
 def _device_kernels(target: Any, kernels: Mapping[str, Any]) -> tuple[Any, ...]:
     """Those that may run on a GPU, and are not in Python or of a library."""
-    if _PLATFORM not in kernels or not isinstance(kernels[_PLATFORM], DeviceKernel):
+    if _PLATFORM not in kernels or not isinstance(kernels[_PLATFORM], SourceKernel):
         return ()
-    return tuple(each for each in as_tuple(target.kernels[_PLATFORM]) if isinstance(each, DeviceKernel))
+    return tuple(each for each in as_tuple(target.kernels[_PLATFORM]) if isinstance(each, SourceKernel))
 
 
 def _for_cpu(kernels: Any) -> tuple[Emulated, ...]:
-    return tuple(for_cpu(each) for each in as_tuple(kernels) if isinstance(each, DeviceKernel))
+    return tuple(for_cpu(each) for each in as_tuple(kernels) if isinstance(each, SourceKernel))
+
+
+def _has_image_backward(target: Any) -> bool:
+    """Whether gradients are an image's, which is not emulated: those of the reference are checked in its place."""
+    declared: Any = target.backward if isinstance(target, Op) else target.backward_kernels
+    found = declared.get(_PLATFORM, ()) if isinstance(declared, Mapping) else ()
+    return any(isinstance(each, ImageKernel) for each in as_tuple(found))

@@ -10,7 +10,9 @@ from ..backends import BoundKernel
 from ..kernel import Kernel
 
 
-Implementation = Literal["auto", "reference", "native", "c", "numba", "tvm_ffi", "python", "jax", "cuda", "triton"]
+Implementation = Literal[
+    "auto", "reference", "native", "c", "numba", "tvm_ffi", "python", "jax", "cuda", "image", "triton"
+]
 IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
 
 

@@ -19,7 +19,8 @@ def _finds_anew():
 
 def test_what_needs_no_gpu_is_there():
     found = eqxc.available_backends()
-    assert list(found) == ["python", "jax", "native", "c", "numba", "tvm_ffi", "cuda", "triton", "cupy", "emulation"]
+    kinds = ["python", "jax", "native", "c", "numba", "tvm_ffi", "cuda", "image", "triton", "cupy", "emulation"]
+    assert list(found) == kinds
     assert found["python"] is True
     assert found["native"] is True
     assert found["c"] is True

@@ -241,7 +241,7 @@ def test_maps_of_results_and_of_nothing(driver):
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"of": "y"}, r"expected of to be one of x, result; got 'y'\."),
+        ({"of": "y"}, r"expected of to be one of x, out; got 'y'\."),
         ({"box": (8, 64)}, r"expected box to be 3 numbers of 1 to 256, for \(3, 40, 64\); got \(8, 64\)\."),
         ({"box": (1, 8, 4)}, "expected a row of the box to have a multiple of 16 bytes; got 4 of 2 bytes"),
         (

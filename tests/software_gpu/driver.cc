@@ -3,15 +3,18 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #define API extern "C" __attribute__((visibility("default")))
@@ -22,6 +25,11 @@ constexpr int kInvalidValue = 1, kInvalidContext = 201, kInvalidClusterSize = 91
               kCaptureUnsupported = 900;
 constexpr int kDevices = 8;
 
+// A library for this processor in the place of an image that only a GPU runs, and what it calls the kernels of that.
+struct StandIn {
+  std::string image, library;
+  std::map<std::string, std::string> symbols = {};
+};
 struct Context {
   int device;
 };
@@ -29,6 +37,7 @@ struct Module {
   Context* context;
   std::string magic;
   void* library = nullptr;
+  const StandIn* stand_in = nullptr;
   std::vector<size_t> parameters = {};  // of a kernel, each one's bytes, as an image without code says it
 };
 using Run = int (*)(void**, const unsigned*, const unsigned*, unsigned, unsigned, char*, size_t);
@@ -46,6 +55,7 @@ int failing_code = 0;
 unsigned seed = 1;
 Context contexts[kDevices] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}};
 std::set<Module*> modules;
+std::vector<std::unique_ptr<StandIn>> stand_ins;
 std::atomic<int> generation{0};
 thread_local int seen_generation = 0;
 thread_local Context* current_context = nullptr;
@@ -171,6 +181,12 @@ API int cuModuleLoadData(Module** module, const void* image) {
       return kLaunchFailed;
     }
   }
+  for (const auto& each : stand_ins) {  // the size of the image is not told, but no image is the beginning of another
+    if (!std::equal(each->image.begin(), each->image.end(), static_cast<const char*>(image))) continue;
+    loaded->stand_in = each.get();
+    loaded->library = dlopen(each->library.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (loaded->library == nullptr) return kLaunchFailed;
+  }
   if (loaded->magic == "imag") {  // "image 3", or "image 3:8,8,128" where there are others than words
     char* rest;
     const char* text = static_cast<const char*>(image) + 6;
@@ -197,7 +213,9 @@ API int cuModuleGetFunction(Function** function, Module* module, const char* nam
   if (modules.count(module) == 0) return kInvalidValue;
   auto* found = new Function{module, name};
   if (module->library != nullptr) {
-    found->run = reinterpret_cast<Run>(dlsym(module->library, name));
+    const bool is_renamed = module->stand_in != nullptr && module->stand_in->symbols.count(name) != 0;
+    const char* symbol = is_renamed ? module->stand_in->symbols.at(name).c_str() : name;
+    found->run = reinterpret_cast<Run>(dlsym(module->library, symbol));
     if (found->run == nullptr) return kNotFound;
   }
   *function = found;
@@ -288,6 +306,21 @@ API void software_reset() {
   std::lock_guard<std::recursive_mutex> lock(mutex);
   log_text.clear();
   failing.clear();
+}
+
+// `names` are those of the kernels in the image, a line for each, in the order in which the library has them.
+API void software_stand_in(const char* image, size_t size, const char* library, const char* names) {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  for (const auto& each : stand_ins) {
+    if (each->image == std::string_view(image, size)) return;
+  }
+  auto added = std::make_unique<StandIn>(StandIn{std::string(image, size), library});
+  for (std::string_view rest = names; !rest.empty();) {
+    const size_t end = std::min(rest.find('\n'), rest.size());
+    added->symbols[std::string(rest.substr(0, end))] = "soft_launch_" + std::to_string(added->symbols.size());
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+  }
+  stand_ins.push_back(std::move(added));
 }
 
 API void software_fail(const char* call, int code) {

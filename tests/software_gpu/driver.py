@@ -6,8 +6,10 @@ import hashlib
 import pathlib
 import subprocess
 import tempfile
+from collections.abc import Mapping
 
 from eqxcallback import xla
+from eqxcallback.emulation import build
 
 
 SOURCE = pathlib.Path(__file__).with_name("driver.cc")
@@ -68,6 +70,14 @@ class Driver:
     def library(self) -> ctypes.CDLL:
         """For kernels that call the driver themselves."""
         return self._library
+
+    def stand_in(self, image: bytes, source: str, kernels: Mapping[str, str]) -> None:
+        """Where `image` is loaded, which was compiled of `source`, kernels that were built of that for the CPU run.
+
+        **Arguments:** `kernels`: `{name in the image: C++}`.
+        """
+        library = str(build(source, list(kernels.values()))).encode()
+        self._library.software_stand_in(image, ctypes.c_size_t(len(image)), library, "\n".join(kernels).encode())
 
     def fail(self, call: str, code: int) -> None:
         """The next call of that name returns this error."""

@@ -1,4 +1,4 @@
-"""What the parameters of a C function are in one call: names become pointers, sizes and numbers."""
+"""What the parameters of a kernel are in one call: texts become pointers, sizes and numbers. Of C, CUDA C++ and images alike."""
 
 import dataclasses
 import math
@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -26,12 +27,19 @@ _CTYPES = {
     **{name: np.dtype(np.float64) for name in ("double",)},
 }
 # These are for pointers alone.
-_POINTED = {
+OF_C = {
     **{name: np.dtype(np.complex64) for name in ("float _Complex", "float complex")},
     **{name: np.dtype(np.complex128) for name in ("double _Complex", "double complex")},
 }
+OF_CUDA = {
+    **{name: np.dtype(jnp.float16) for name in ("__half", "half")},
+    **{name: np.dtype(jnp.bfloat16) for name in ("__nv_bfloat16", "nv_bfloat16")},
+    "__nv_fp8_e4m3": np.dtype(jnp.float8_e4m3fn),
+    "__nv_fp8_e5m2": np.dtype(jnp.float8_e5m2),
+    "float2": np.dtype(np.complex64),
+    "double2": np.dtype(np.complex128),
+}
 _DEFAULTS = {kind: np.dtype(name) for kind, name in (("b", "bool"), ("i", "int64"), ("u", "int64"), ("f", "float64"))}
-_POINTER, _INTEGER, FLOAT = range(3)
 _OF_ARRAYS = re.compile(r"(?P<array>.+)\.(?P<what>size|ndim|(?P<per>shape|strides)\[\s*(?P<axis>-?\d+)\s*\])")
 
 
@@ -39,7 +47,7 @@ _OF_ARRAYS = re.compile(r"(?P<array>.+)\.(?P<what>size|ndim|(?P<per>shape|stride
 class Array:
     """**Attributes:**
 
-    - `index`: which of the operands and results it is, the results after the operands. `None` if it is absent.
+    - `index`: which of the pointers of the call it is. Of what is absent perhaps `None`.
     - `aval`: its type. Of what is absent `None`.
     - `is_divided`: whether a call gets some of its rows only.
     """
@@ -49,11 +57,61 @@ class Array:
     is_divided: bool = False
 
 
-def numbers(
-    parameters: Sequence[str], arrays: Mapping[str, Array], scalars: Mapping[str, Any], who: str
-) -> list[tuple[int, int, int, int]]:
-    """What the handler of C functions takes: see csrc/ffi/c_call.cc."""
-    return [_Parameter.of(text, who).numbers(arrays, scalars) for text in parameters]
+@dataclasses.dataclass(frozen=True)
+class Pointer:
+    """**Attributes:**
+
+    - `name`: what is passed.
+    - `index`: that of the array; `None` for a null pointer.
+    - `dtype`: of the array, `None` for a null pointer.
+    - `row_bytes`: of a row, if the array is divided, else 0.
+    """
+
+    name: str
+    index: int | None
+    dtype: Any
+    row_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """**Attributes:**
+
+    - `value`: a number; of a structure and of a tensor map, what the scalar of a `DeviceCall` has.
+    - `rows`: of which a call gets some, and `value` is for each; or `None`.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    value: Any
+    rows: int | None = None
+
+
+def read(
+    parameters: Sequence[str],
+    arrays: Mapping[str, Array],
+    numbers: Mapping[str, Any],
+    who: str,
+    *,
+    typed: Mapping[str, tuple[np.dtype[Any], Any]],
+    pointed: Mapping[str, np.dtype[Any]],
+) -> list[Pointer | Number]:
+    """**Arguments:**
+
+    - `arrays`, `numbers`: what there is, by name.
+    - `typed`: numbers whose dtype is known, and structures.
+    - `pointed`: the names of types that only arrays have.
+    """
+    return [_Parameter.of(text, pointed, typed, who).of_call(arrays, numbers, typed) for text in parameters]
+
+
+def short(name: str) -> str:
+    """The name that parameters have for an array."""
+    for words in ("the cotangent of ", "the gradient of "):
+        if name.startswith(words):
+            return "d" + short(name.removeprefix(words))
+    name = re.sub(r"^workspace (\d+)$", r"workspace[\1]", name)
+    return re.sub(r"^result\b", "out", name)  # those of an op, which has no names for them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,58 +122,72 @@ class _Parameter:
 
     - `ctype`: without qualifiers and `*`, or empty.
     - `is_pointer`: whether the type says so.
+    - `types`: what C++ or C calls dtypes.
     """
 
-    text: str
     ctype: str
     is_pointer: bool
     value: str
+    types: Mapping[str, np.dtype[Any]]
     who: str
 
     @classmethod
-    def of(cls, text: str, who: str) -> "_Parameter":
+    def of(
+        cls, text: str, pointed: Mapping[str, np.dtype[Any]], typed: Mapping[str, tuple[np.dtype[Any], Any]], who: str
+    ) -> "_Parameter":
         tight = re.sub(r"\s*\[\s*(-?\w*)\s*\]", r"[\1]", text)
         found = re.fullmatch(r"\s*(?P<type>.*?)(?P<value>[^\s*]+?)(?P<array>\[\])?\s*", tight, re.DOTALL)
         who = f"{who}: the parameter {text!r}"
         if found is None:
             raise ValueError(f"{who}: expected a type, which may be left out, and a name or a number.")
-        words = re.sub(r"\b(const|volatile|restrict|__restrict__?|struct)\b|\*", " ", found["type"]).split()
+        words = re.sub(
+            r"\b(const|volatile|restrict|__restrict__?|__grid_constant__|struct)\b|\*", " ", found["type"]
+        ).split()
         ctype, stars = " ".join(words), found["type"].count("*") + (found["array"] is not None)
         if stars > 1:
             raise ValueError(f"{who}: expected at most one *: a function gets pointers to numbers.")
-        if ctype not in ("", "void", *_CTYPES, *_POINTED):
+        value, is_structure = found["value"], found["value"] in typed and typed[found["value"]][0].type is np.void
+        if ctype not in ("", "void", *_CTYPES, *pointed) and not is_structure:
             raise ValueError(
                 f"{who}: expected a type of C, without typedefs of your own; got {ctype!r}. There are {', '.join(_CTYPES)}, "
-                f"and of pointers also void, {', '.join(_POINTED)}."
+                f"and of pointers also void, {', '.join(pointed)}. Or leave it out."
             )
-        return cls(text, ctype, stars == 1, found["value"], who)
+        return cls(ctype, stars == 1, value, {**_CTYPES, **pointed}, who)
 
-    def numbers(self, arrays: Mapping[str, Array], scalars: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    def of_call(
+        self,
+        arrays: Mapping[str, Array],
+        numbers: Mapping[str, Any],
+        typed: Mapping[str, tuple[np.dtype[Any], Any]],
+    ) -> Pointer | Number:
         name = self.value
         if name in arrays:
             return self._pointer(arrays[name])
         if (found := _OF_ARRAYS.fullmatch(name)) and found["array"] in arrays:
             return self._number(*self._of_array(arrays[found["array"]], found))
-        if name in scalars:
-            return self._number(scalars[name])
+        if name in typed:
+            return self._typed(*typed[name])
+        if name in numbers:
+            return self._number(numbers[name])
         if (literal := _literal(name)) is not None:
+            if self.is_pointer and literal == 0:
+                return Pointer(name, None, None)
             return self._number(literal)
         raise ValueError(
             f"{self.who}: expected {name!r} to be a number, an array of the call ({', '.join(arrays) or 'none'}), its size, "
-            f"ndim, shape[i] or strides[i], or an option ({', '.join(scalars) or 'none'})."
+            f"ndim, shape[i] or strides[i], or an option ({', '.join({**numbers, **typed}) or 'none'})."
         )
 
-    def _pointer(self, array: Array) -> tuple[int, int, int, int]:
+    def _pointer(self, array: Array) -> Pointer:
         if self.ctype and not self.is_pointer:
             raise ValueError(f"{self.who}: expected a pointer, as {self.value} is an array. Write {self.ctype}*.")
         if array.aval is None:
-            return _POINTER, -1, 0, 0
+            return Pointer(self.value, array.index, None)
         dtype = np.dtype(array.aval.dtype)
-        if self.ctype not in ("", "void") and not _fits(dtype, {**_CTYPES, **_POINTED}[self.ctype]):
+        if self.ctype not in ("", "void") and not _fits(dtype, self.types[self.ctype]):
             raise ValueError(f"{self.who}: expected an array of that type; got the dtype {dtype.name} of {self.value}.")
-        assert array.index is not None
         row = math.prod(array.aval.shape[1:]) * dtype.itemsize if array.is_divided else 0
-        return _POINTER, array.index, row, 0
+        return Pointer(self.value, array.index, dtype, row)
 
     def _of_array(self, array: Array, found: re.Match[str]) -> tuple[int, int | None]:
         """The number; or how much there is for each row, and the number of rows."""
@@ -134,9 +206,18 @@ class _Parameter:
             return math.prod(shape[axis + 1 :]), None
         return (1, shape[0]) if array.is_divided and axis == 0 else (shape[axis], None)
 
-    def _number(self, value: Any, rows: int | None = None) -> tuple[int, int, int, int]:
+    def _typed(self, dtype: np.dtype[Any], value: Any) -> Number:
+        if self.is_pointer:
+            raise ValueError(f"{self.who}: expected a value and no pointer, as {self.value} is one of scalars.")
+        if self.ctype and dtype.type is not np.void and self.types.get(self.ctype) != dtype:
+            raise ValueError(
+                f"{self.who}: expected the type that scalars says, {dtype.name}. Leave it out, or change one of them."
+            )
+        return Number(self.value, dtype, value)
+
+    def _number(self, value: Any, rows: int | None = None) -> Number:
         """**Arguments:** `rows`: of which a call gets some, and `value` is for each."""
-        if self.is_pointer or self.ctype == "void" or self.ctype in _POINTED:
+        if self.is_pointer or self.ctype not in ("", *_CTYPES):
             raise ValueError(f"{self.who}: expected a type of numbers, as {self.value} is one.")
         exact = np.asarray(value)
         if exact.shape != () or exact.dtype.kind not in "biuf":
@@ -147,11 +228,11 @@ class _Parameter:
             with np.errstate(over="ignore"):
                 fitted = dtype.type(number)
             if np.isfinite(fitted) or not np.isfinite(exact):
-                return FLOAT, 0, 0, int(np.frombuffer(fitted.tobytes().ljust(8, b"\0"), np.int64)[0])
+                return Number(self.value, dtype, number)
         elif exact.dtype.kind != "f":
             low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
             if low <= number <= high and number * (rows or 1) <= high:
-                return _INTEGER, 0, int(rows is not None), (int(number) + 2**63) % 2**64 - 2**63
+                return Number(self.value, dtype, number, rows)
         raise ValueError(f"{self.who}: expected a number that fits {self.ctype or dtype.name}; got {value!r}.")
 
 
@@ -168,5 +249,5 @@ def _fits(dtype: np.dtype[Any], declared: np.dtype[Any]) -> bool:
     """Whether an array of `dtype` may be what C declares. It has no names for some types, and their bits are integers there."""
     if dtype == declared:
         return True
-    lacks_a_name = dtype.name not in {known.name for known in (*_CTYPES.values(), *_POINTED.values())}
+    lacks_a_name = dtype.name not in {known.name for known in (*_CTYPES.values(), *OF_C.values())}
     return (lacks_a_name or dtype == np.bool_) and declared.kind in "iu" and declared.itemsize == dtype.itemsize

@@ -1,0 +1,53 @@
+"""The launches of a kernel that says its own geometry, and what a compiled one has to be for them."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..kernel import CudaKernel, ImageKernel, Launch
+from ._architecture import version_of
+from ._device_call import DeviceCall, Parameter
+from ._step import Step
+
+
+_ASKED = tuple(field.name for field in dataclasses.fields(Launch) if field.name != "entry")
+
+
+def launches(kernel: CudaKernel | ImageKernel, call: DeviceCall) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+    """For each launch its entry, and what else a step is made of."""
+    assert isinstance(kernel.launch, tuple)
+    entries = tuple(_entry(call.value(launch.entry or kernel.entry, "entry"), call) for launch in kernel.launch)
+    return entries, [{name: call.value(getattr(launch, name), name) for name in _ASKED} for launch in kernel.launch]
+
+
+def _entry(entry: Any, call: DeviceCall) -> str:
+    if not isinstance(entry, str):
+        raise TypeError(f"{call.who}: expected entry to be the name of a function; got {entry!r}.")
+    return entry
+
+
+def steps_of(
+    entries: Sequence[str], geometry: Sequence[Mapping[str, Any]], names: Mapping[str, str], who: str
+) -> Iterator[Step]:
+    """**Arguments:** `names`: what entries are called in the image."""
+    for entry, asked in zip(entries, geometry, strict=True):
+        yield Step.checked(0, names[entry], f"{who}: {entry}", **asked)
+
+
+def check_architecture(arch: str, steps: Sequence[Step], call: DeviceCall) -> None:
+    needs_hopper = bool(call.maps) or any(step.needs_hopper for step in steps)
+    if needs_hopper and arch.startswith("sm_") and version_of(arch) < 90:
+        raise ValueError(
+            f"{call.who}: expected arch to be sm_90 or newer, for clusters, tensor maps or programmatic launches; got {arch}."
+        )
+
+
+def check_sizes(entry: str, sizes: Sequence[int], parameters: Sequence[Parameter], who: str) -> None:
+    """What the driver will read of each parameter is what the launcher passes. `sizes` are those of the compiled kernel."""
+    if tuple(sizes) == tuple(parameter.size for parameter in parameters):
+        return
+    expected = ", ".join(f"{parameter.name} of {parameter.size} bytes" for parameter in parameters)
+    raise ValueError(
+        f"{who}: expected {entry} to have the parameters ({expected}), which it is called with; got parameters of "
+        f"({', '.join(map(str, sizes))}) bytes. Say in `parameters` or `scalars` what it has."
+    )
