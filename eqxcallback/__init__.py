@@ -7,7 +7,7 @@ from ._ext import Buffer as Buffer, ExecutionContext as ExecutionContext, Execut
 from .backends import available_backends as available_backends
 from .callback import buffer_callback as buffer_callback
 from .core import KernelError as KernelError, PerformanceWarning as PerformanceWarning, raising as raising
-from .fusion import fuse as fuse, unfuse as unfuse
+from .fusion import fuse as fuse, FuseRule as FuseRule, unfuse as unfuse
 from .inspection import inspect as inspect
 from .kernel import (
     CKernel as CKernel,

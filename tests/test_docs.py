@@ -3,11 +3,14 @@
 import pathlib
 import re
 import shutil
+import warnings
 
 import pytest
 
 
 ROOT = pathlib.Path(__file__).parents[1]
+# Pages about packages that the tests do not bring, which are large.
+NEEDS = {"pytorch.md": "torch"}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -24,6 +27,9 @@ def test_examples(page):
         pytest.importorskip("tvm_ffi", reason="apache-tvm-ffi is not installed")
         if shutil.which("ninja") is None:
             pytest.skip("tvm_ffi.cpp builds with ninja, which is not installed")
+    if page.name in NEEDS:
+        pytest.importorskip(NEEDS[page.name], reason=f"{page.name} needs {NEEDS[page.name]}, which is not installed")
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module=NEEDS[page.name])  # of itself
     namespace = {"__name__": "__main__"}  # as in a script
     for example in examples(page):
         exec(compile(example, str(page), "exec"), namespace)

@@ -160,6 +160,7 @@ def test_public_names():
         "CudaKernel",
         "ExecutionContext",
         "ExecutionStage",
+        "FuseRule",
         "ImageKernel",
         "JaxKernel",
         "KernelError",

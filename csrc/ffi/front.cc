@@ -18,6 +18,7 @@
 #include "ffi/checked_call.h"
 #include "ffi/cpu_targets.h"
 #include "ffi/created_error.h"
+#include "ffi/each_example.h"
 #include "ffi/probe.h"
 #include "ffi/struct_copy.h"
 #include "python/interpreter.h"
@@ -31,8 +32,9 @@ constexpr size_t kFronts = 512;
 
 struct Front {
   UserKernel kernel;
-  const void* function = nullptr;  // of the handler of C functions: the one to call
-  std::string symbol;              // empty for handlers of this package
+  const void* function = nullptr;       // of the handler of C functions: the one to call
+  XLA_FFI_Handler* for_each = nullptr;  // the one that is called for each example, if `kernel` does that
+  std::string symbol;                   // empty for handlers of this package
   bool is_checked = false;
 
   std::mutex mutex;
@@ -121,10 +123,11 @@ const XLA_FFI_Api* api_of(Front& front, const XLA_FFI_Api* theirs, XLA_FFI_Error
 
 XLA_FFI_Error* call(Front& front, XLA_FFI_CallFrame* frame, XLA_FFI_Error_Create* create) {
   // Questions about the handler, such as its traits, are not for us.
-  if (frame->extension_start != nullptr) return front.kernel.handler(frame);
+  if (frame->extension_start != nullptr) return (front.for_each ? front.for_each : front.kernel.handler)(frame);
   const XLA_FFI_Api* theirs = frame->api;
   frame->api = api_of(front, theirs, create);
   const CalledFunction function(front.function);
+  const CalledForEach for_each(front.for_each, front.function);
   XLA_FFI_Error* error = front.is_checked ? run_checked_in_child([&front] { return front.who(); }, front.kernel, frame)
                                           : front.kernel.handler(frame);
   frame->api = theirs;
@@ -158,12 +161,15 @@ size_t take() {
 // In front of the handler `symbol` of a user's library, at `address`: its number, and a capsule of it. Without a free
 // one -1, and a capsule of the handler itself. With `is_checked` it is called in a child process in checked mode, where
 // `set_threads`, an address or zero, is called with 1 before. `function` is for the handler of C functions, or zero.
-nb::tuple front(uintptr_t address, std::string symbol, bool is_checked, uintptr_t set_threads, uintptr_t function) {
+// With `for_each` the handler is called for each example of a batch.
+nb::tuple front(uintptr_t address, std::string symbol, bool is_checked, uintptr_t set_threads, uintptr_t function,
+                bool for_each) {
   auto* handler = reinterpret_cast<XLA_FFI_Handler*>(address);
   const size_t number = take();
   if (number == kFronts) return nb::make_tuple(-1, capsule(handler));
   Front& front = fronts()[number];
-  front.kernel.handler = handler;
+  front.kernel.handler = for_each ? call_each_example : handler;
+  front.for_each = for_each ? handler : nullptr;
   front.kernel.set_threads = reinterpret_cast<void (*)(int)>(set_threads);
   front.function = reinterpret_cast<const void*>(function);
   front.symbol = std::move(symbol);
@@ -205,7 +211,7 @@ XLA_FFI_Handler* front_of_ours(XLA_FFI_Handler* handler) {
 
 void bind_front(nb::module_& m) {
   m.def("front", &front, nb::arg("address"), nb::arg("symbol"), nb::arg("is_checked"), nb::arg("set_threads"),
-        nb::arg("function") = 0);
+        nb::arg("function") = 0, nb::arg("for_each") = false);
   m.def("name_caller", &name_caller, nb::arg("number"), nb::arg("op"));
   m.def("describe_function", &describe_function, nb::arg("address"), nb::arg("seconds"));
   m.def("on_native_error", &on_native_error, nb::arg("hook").none());

@@ -32,7 +32,7 @@ def prepare(bound: BoundKernel, kernel: CKernel, platform: str, who: str) -> xla
     def describe() -> str:
         return f"{target} {description(kernel, f'{who}[c]')}"  # the target knows the content of the library
 
-    return xla.TypedLowering(call, target, describe, bound.call)
+    return xla.TypedLowering(call, target, describe, bound.call, on_threads=True)
 
 
 def lowered(

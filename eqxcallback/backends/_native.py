@@ -10,11 +10,10 @@ from ._library import function_of
 
 
 def prepare(bound: BoundKernel, kernel: NativeKernel, platform: str, who: str) -> xla.LaunchLowering:
-    if kernel.library is None and kernel.source is None:
-        target = _own_target(kernel.symbol, platform, f"{who}[native]")
-    else:
-        target = library_target(kernel, platform, who)
-    return xla.LaunchLowering(target, xla.attributes(bound.options, f"{who}[native]"), bound.call)
+    is_own = kernel.library is None and kernel.source is None
+    target = _own_target(kernel.symbol, platform, f"{who}[native]") if is_own else library_target(kernel, platform, who)
+    attributes = xla.attributes(bound.options, f"{who}[native]")
+    return xla.LaunchLowering(target, attributes, bound.call, on_threads=platform == "cpu" and not is_own)
 
 
 def _own_target(symbol: str, platform: str, who: str) -> str:

@@ -34,7 +34,7 @@ def prepare(bound: BoundKernel, kernel: NumbaKernel, platform: str, who: str) ->
         return _c.lowered(_compiled(kernel, arrays, bound.options, f"{who}[numba]"), bound, who, operands, results)
 
     target = _c.target_of_addresses(_symbol(kernel), who)
-    return xla.TypedLowering(call, target, functools.partial(description, kernel, who), bound.call)
+    return xla.TypedLowering(call, target, functools.partial(description, kernel, who), bound.call, on_threads=True)
 
 
 def need_numba() -> Any:

@@ -38,11 +38,17 @@ def prepare(bound: BoundKernel, platform: str, who: str) -> xla.Lowering:
     return _native.prepare(bound, kernel, platform, who)
 
 
-def register_library(kernel: Kernel, platform: str, who: str) -> None:
-    """What `prepare` does for a program, before there is one, to a kernel in a library. Others have nothing to register."""
+def register_library(kernel: Kernel, platform: str, who: str, *, for_each: bool) -> None:
+    """What `prepare` does for a program, before there is one, to a kernel in a library. Others have nothing to register.
+
+    **Arguments:** `for_each` is whether programs may call it for examples on XLA's threads.
+    """
+    target = None
     if isinstance(kernel, CKernel) and kernel.address is None:
-        _c.library_target(kernel, platform, who)
+        target = _c.library_target(kernel, platform, who)
     if isinstance(kernel, TvmFfiKernel) and not kernel.is_in_memory:
         _tvm_ffi.function_of(kernel, platform, who)
     if isinstance(kernel, NativeKernel) and (kernel.library is not None or kernel.source is not None):
-        _native.library_target(kernel, platform, who)
+        target = _native.library_target(kernel, platform, who)
+    if for_each and target is not None and platform == "cpu":
+        xla.target_for_each(target)

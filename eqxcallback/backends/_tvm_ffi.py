@@ -15,10 +15,10 @@ from .. import _ext, xla
 from ..kernel import TvmFfiKernel
 from . import _c
 from ._bound_kernel import BoundKernel
-from ._c_parameters import Array
 from ._description import description
 from ._device_call import called, typed
 from ._library import function_of as function_of_library
+from ._parameters import Array
 from ._tvm_ffi_arguments import Arguments
 
 

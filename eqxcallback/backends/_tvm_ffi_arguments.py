@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..kernel import literal
-from ._c_parameters import Array
+from ._parameters import Array
 
 
 # What an argument is, before two numbers: see csrc/ffi/tvm_ffi_call.cc.

@@ -2,3 +2,4 @@
 
 from ._fuse import fuse as fuse, unfuse as unfuse
 from ._report import Change as Change, Fused as Fused, FusionReport as FusionReport
+from ._rules import FuseRule as FuseRule

@@ -10,36 +10,44 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 
-def compared(model: Any, fused: Any, example: Any, tolerance: float | None) -> float:
+def compared(model: Any, fused: Any, example: Any, tolerance: float | None, hint: str) -> float:
     """The largest difference of their results, in units of the tolerance.
+
+    **Arguments:**
+
+    - `hint`: what may be to blame, for the error.
 
     **Raises:** `ValueError` if it is above 1, with the leaf of the result.
     """
     args = example if isinstance(example, tuple) else (example,)
     want, want_tree = tree_flatten_with_path(eqx.filter_jit(model)(*args))
-    got, got_tree = tree_flatten_with_path(eqx.filter_jit(fused)(*args))
-    if not _alike(want_tree, got_tree):
-        raise ValueError(f"fuse: expected results of one structure, {want_tree}; the fused model gives {got_tree}.")
+    try:
+        got, got_tree = tree_flatten_with_path(eqx.filter_jit(fused)(*args))
+    except Exception as error:
+        raise ValueError(
+            f"fuse: the fused model raises {type(error).__name__} for this example, and the model as it was does not: "
+            f"{error}.{hint}"
+        ) from error
+    # Not the trees: a model may return itself, and then the classes differ.
+    if [keystr(path) for path, _ in want] != [keystr(path) for path, _ in got]:
+        raise ValueError(
+            f"fuse: expected results of one structure, {want_tree}; the fused model gives {got_tree}.{hint}"
+        )
     worst = 0.0
     for (path, a), (_, b) in zip(want, got, strict=True):
         if not eqx.is_array(a):
             continue
         name = f"the result{keystr(path)}"
         if not eqx.is_array(b) or (a.shape, a.dtype) != (b.shape, b.dtype):
-            raise ValueError(f"fuse: expected {name} to be {jax.typeof(a)}; the fused model gives {b!r}.")
+            raise ValueError(f"fuse: expected {name} to be {jax.typeof(a)}; the fused model gives {b!r}.{hint}")
         error, limit = _difference(a, b, tolerance)
         if not error <= limit:
             raise ValueError(
                 f"fuse: expected {name} to differ by at most {limit:.3g} for this example; got {error:.3g}. Leave layers out "
-                "with `exclude`, or pass a larger `tolerance`."
+                f"with `exclude`, or pass a larger `tolerance`.{hint}"
             )
         worst = max(worst, error / limit if limit else 0.0)
     return worst
-
-
-def _alike(a: Any, b: Any) -> bool:
-    # A model may return itself, and then the classes differ.
-    return a.num_leaves == b.num_leaves
 
 
 def _difference(a: jax.Array, b: jax.Array, tolerance: float | None) -> tuple[float, float]:

@@ -1,18 +1,21 @@
 """`fuse` and `unfuse`."""
 
+import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jax.tree_util import keystr
 
 from ..nn._adopt import adopt
 from ._compare import compared
+from ._packages import of_packages
 from ._parameters import of_model, of_module
 from ._platform import checked, reason_to_leave as no_kernel
 from ._report import Change, Fused, FusionReport
+from ._rules import FuseRule, Given, replacements, sequence
 from ._select import Selection, Which
-from ._twins import FUSED, PLAIN, reason_to_leave, title
+from ._twins import PLAIN, reason_to_leave, title
 from ._walk import Path, rebuilt
 
 
@@ -21,7 +24,7 @@ def fuse(
     *,
     only: Which | Sequence[Which] | None = None,
     exclude: Which | Sequence[Which] | None = None,
-    rules: Mapping[type, Callable[[Any], Any]] | None = None,
+    rules: Given = None,
     example: Any = None,
     tolerance: float | None = None,
     platform: str | None = None,
@@ -44,19 +47,22 @@ def fuse(
     - `model`: a PyTree with layers in it: a model, the state of its optimizer, or both.
     - `only`, `exclude`: which layers: classes, `equinox.nn.Linear` or a user's Module with all that is in it; paths as the
         report has them, with all that is below, where `[*]` is any index; functions of path and layer; or a sequence of these.
-    - `rules`: what stands for other classes: `{class: function}`, from a layer of just this class to the one in its place.
+    - `rules`: what stands for other classes, or in place of our choice: [`eqxcallback.FuseRule`][]s, which `unfuse` undoes, and
+        which share the layers' arrays; or `{class: function}`, from a layer of just this class to any other in its place, or to a
+        text that says why it is left alone. They go before those that installed packages register, which go before ours.
     - `example`: the arguments of a call, a tuple, or the one argument. Both models are called with it, compiled.
     - `tolerance`: how far each array of the results may differ, relative to its largest value, or to 1 if that is
         smaller. By default 256 times the rounding error of the dtype, 8 times in 16 bits.
     - `platform`: where the model is to run: `"cpu"`, `"gpu"` or another name of JAX's, by default `jax.default_backend()`. Where
         no kernel would run a layer, Equinox's stays, which is as fast or faster: on a platform that there are no kernels for,
-        and with weights that are not f32, bf16 or f16. `rules` are yours, and are followed in any case.
+        and with weights that are not f32, bf16 or f16. `rules`, yours and those of packages, are followed in any case.
 
     **Returns:** a pair of the model and a report, which is printed: what stands in the place of each layer; and why every other
     Module with parameters of its own was left alone, with its share of them.
 
     **Raises:** `ValueError` if a result of the example differs by more than the tolerance, for an `only` that matches no layer,
-    and for a path at which there is nothing. `TypeError` for an `only`, an `exclude` or a `platform` that is none of the above.
+    for a path at which there is nothing, and for a rule that fails. `TypeError` for an `only`, an `exclude`, `rules` or a
+    `platform` that is none of the above.
 
     A subclass of a layer may do something else, and is left alone. Layers that are not in the PyTree cannot be seen: in static
     fields, and in functions that hold them.
@@ -64,23 +70,22 @@ def fuse(
     included = None if only is None else Selection(only, "only")
     excluded = None if exclude is None else Selection(exclude, "exclude")
     where_it_runs = checked(platform)
-    twins: dict[type, Callable[[Any], Any]] = {
-        **{theirs: functools.partial(adopt, ours) for theirs, ours in FUSED.items()},
-        **(rules or {}),
-    }
+    twins = replacements(rules, of_packages())
+    fused_already = {*PLAIN, *(twin.rule.by for twin in twins.values() if twin.rule is not None)}
+    used: dict[FuseRule, None] = {}
     changes: list[Change] = []
     paths: list[str] = []
 
     def why_not(node: Any, where: str, above: tuple[Any, ...]) -> str | None:
         """`""` for a layer that is replaced, and `None` for what has no line in the report."""
-        reason = reason_to_leave(node, twins)
-        if reason or type(node) not in twins | PLAIN:
+        reason = reason_to_leave(node, twins, fused_already)
+        if reason or type(node) not in {*twins, *fused_already}:
             return reason
         if included is not None and not included(where, node, above):  # it may mean one that is ours already
             reason = "not in `only`"
         elif excluded is not None and excluded(where, node, above):
             reason = "in `exclude`"
-        elif type(node) in FUSED and type(node) not in (rules or {}):
+        elif type(node) in twins and not twins[type(node)].whose:
             reason = no_kernel(node, where_it_runs)
         else:
             reason = ""
@@ -92,11 +97,18 @@ def fuse(
         reason = why_not(node, where, above)
         if reason is None:
             return node
-        new = node if reason else twins[type(node)](node)
-        if new is node:
-            changes.append(Change(where, title(type(node)), None, reason or "its rule leaves it", of_module(node)))
-        else:
-            changes.append(Change(where, title(type(node)), title(type(new)), parameters=of_module(node)))
+        if reason:
+            changes.append(Change(where, title(type(node)), None, reason, of_module(node)))
+            return node
+        twin = twins[type(node)]
+        new = twin(node, where)
+        if isinstance(new, str) or new is node:
+            reason = new if isinstance(new, str) else "its rule leaves it"
+            changes.append(Change(where, title(type(node)), None, reason, of_module(node), twin.whose))
+            return node
+        if twin.rule is not None:
+            used[twin.rule] = None
+        changes.append(Change(where, title(type(node)), title(type(new)), "", of_module(node), twin.whose))
         return new
 
     fused = rebuilt(model, replace)
@@ -106,17 +118,28 @@ def fuse(
     if included is not None:
         included.check_paths(paths, layers)
         included.check_matched(layers)
-    error = None if example is None else compared(model, fused, example, tolerance)
-    return Fused(fused, FusionReport(tuple(changes), error, of_model(model)))
+    report = FusionReport(tuple(changes), None, of_model(model), tuple(used))
+    if example is not None:
+        report = dataclasses.replace(report, error=compared(model, fused, example, tolerance, report.by_rules))
+    return Fused(fused, report)
 
 
-def unfuse(model: Any) -> Any:
-    """The model with Equinox's own layers again: what [`eqxcallback.fuse`][] was given, with the arrays that it has now.
+def unfuse(model: Any, *, rules: Given = None) -> Any:
+    """The model with the layers that [`eqxcallback.fuse`][] replaced again, and with the arrays that it has now.
 
     **Arguments:**
 
-    - `model`: of `fuse`, or any other with our layers in place of Equinox's.
+    - `model`: the pair that `fuse` returned, its model, or any other with our layers in place of Equinox's.
+    - `rules`: those that `fuse` was given. The pair has them itself, and those of packages are known. What functions of a
+        mapping made stays.
     """
+    backs = {ours: functools.partial(adopt, theirs) for ours, theirs in PLAIN.items()}
+    others = [rule for _, rule in of_packages()] + list(sequence(rules))
     if isinstance(model, Fused):
-        model = model.model
-    return rebuilt(model, lambda _, node, above: adopt(PLAIN[type(node)], node) if type(node) in PLAIN else node)
+        model, others = model.model, others + list(model.report.rules)
+    backs |= {rule.by: rule.undone for rule in others}
+
+    def replace(path: Path, node: Any, above: tuple[Any, ...]) -> Any:
+        return backs[type(node)](node) if type(node) in backs else node
+
+    return rebuilt(model, replace)

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ._rules import FuseRule
+
 
 @dataclasses.dataclass(frozen=True)
 class Change:
@@ -19,6 +21,7 @@ class Change:
     - `target`: the class of the layer in its place, or `None` if it was left alone.
     - `reason`: why it was left alone.
     - `parameters`: how many numbers its arrays have, without those of the layers in it.
+    - `rule`: whose rule replaced it, or left it alone: the caller's, or that of a package, by its name. Nothing for our own.
     """
 
     path: str
@@ -26,9 +29,11 @@ class Change:
     target: str | None = None
     reason: str = ""
     parameters: int = 0
+    rule: str = ""
 
     def __str__(self) -> str:
-        return f"{self.source} -> {self.target}" if self.target else f"{self.source} left alone: {self.reason}"
+        text = f"{self.source} -> {self.target}" if self.target else f"{self.source} left alone: {self.reason}"
+        return text + (f" ({self.rule})" if self.rule else "")
 
 
 @jax.tree_util.register_static
@@ -42,11 +47,13 @@ class FusionReport:
     - `changes`: a `Change` for each layer that was replaced, or left alone for a reason.
     - `error`: how far the results of the example differ, in units of the tolerance, if there was one.
     - `parameters`: how many numbers the arrays of the model have.
+    - `rules`: the `FuseRule`s that were followed, with which `unfuse` undoes them.
     """
 
     changes: tuple[Change, ...]
     error: float | None = None
     parameters: int = 0
+    rules: tuple[FuseRule, ...] = ()
 
     @property
     def replaced(self) -> tuple[Change, ...]:
@@ -55,6 +62,12 @@ class FusionReport:
     @property
     def left_alone(self) -> tuple[Change, ...]:
         return tuple(change for change in self.changes if change.target is None)
+
+    @property
+    def by_rules(self) -> str:
+        """What rules replaced, for an error."""
+        texts = dict.fromkeys(str(change) for change in self.replaced if change.rule)
+        return f" Rules replaced {', '.join(texts)}." if texts else ""
 
     def __str__(self) -> str:
         head = f"fuse: {_count(len(self.replaced), 'layer')} replaced, {len(self.left_alone)} left alone"

@@ -1,6 +1,6 @@
 """Which of our layers stands for which of Equinox's."""
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import Any
 
 import equinox as eqx
@@ -28,14 +28,16 @@ PLAIN: dict[type, type] = {ours: theirs for theirs, ours in FUSED.items()}
 _OURS = __name__.partition(".")[0]
 
 
-def reason_to_leave(node: Any, known: Container[type]) -> str | None:
-    """Why a Module is left alone, `""` if it is not, and `None` for what is no layer, or one of ours."""
+def reason_to_leave(node: Any, known: Collection[type], fused: Container[type]) -> str | None:
+    """Why a Module is left alone, `""` if it is not, and `None` for what is no layer, or is fused already."""
     cls = type(node)
     if cls in known:
         return ""
+    if cls in fused:
+        return None
     if not isinstance(node, eqx.Module) or any(base.__module__.partition(".")[0] == _OURS for base in cls.__mro__):
         return None
-    if isinstance(node, tuple(FUSED)):
+    if isinstance(node, tuple(known)):
         return "a subclass, which may do something else"
     return "there is no fused layer for it" if of_module(node) else None
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,18 +43,22 @@ def _of_op(site: xla.CallSite, platform: str) -> ExternalCall:
     if lowering is None or isinstance(lowering, xla.JaxLowering):
         return _of_jax_code(call, kind, lowering, site, platform)
     seen = _kernel_types(call, lowering, site)
-    operands, results = map(_types, seen)
+    operands, results = map(_types, seen[:2])
     is_python = isinstance(lowering, xla.PythonLowering)
     # The handler of a native kernel says it, and not its declaration.
     declares = not isinstance(lowering, xla.LaunchLowering)
     compatible = lowering.options.command_buffer_compatible if declares else None
     captured, reason = _captured(platform, "python" if is_python else "native", compatible)
+    if isinstance(lowering, xla.PythonLowering):
+        target = xla.python_target(platform, bool(compatible))
+    else:
+        target = lowering.target if seen.examples is None else xla.target_for_each(lowering.target)
     return ExternalCall(
         path="",
         op=bound.name,
         kind=kind,
         lane="python" if is_python else "native",
-        target=xla.python_target(platform, bool(compatible)) if is_python else lowering.target,
+        target=target,
         operands=operands,
         results=results,
         in_place=tuple(Alias(i, o, None) for i, o in lowering.options.aliases),
@@ -65,9 +69,10 @@ def _of_op(site: xla.CallSite, platform: str) -> ExternalCall:
         handle=xla.kernel_handle(lowering, bound.name),
         passed_over=call.choice(platform).reasons,
         hint=_hint(call),
-        launches=backends.launched(lowering.for_types(*seen).attributes)
+        launches=backends.launched(lowering.for_types(*seen[:2]).attributes)
         if isinstance(lowering, xla.TypedLowering)
         else (),
+        examples=1 if seen.examples is None else seen.examples,
     )
 
 
@@ -76,8 +81,8 @@ def _of_jax_code(
 ) -> ExternalCall:
     """A `JaxKernel`, or the reference where `lowering` is `None`."""
     is_reference = lowering is None
-    seen = (site.operands, site.results) if lowering is None else _kernel_types(call, lowering, site)
-    operands, results = map(_types, seen)
+    seen = _Seen(site.operands, site.results) if lowering is None else _kernel_types(call, lowering, site)
+    operands, results = map(_types, seen[:2])
     return ExternalCall(
         path="",
         op=call.bound.name,
@@ -187,18 +192,31 @@ def _hint(call: Any) -> str:
     return f'vmap calls it for each of {examples} examples, as no vmap_method is stated: "fold" would be one call'
 
 
-def _kernel_types(call: Any, lowering: xla.Lowering, site: xla.CallSite) -> tuple[Sequence[Any], Sequence[Any]]:
-    """What the kernel sees, which under `vmap` is not what the program has."""
-    seen: list[tuple[Sequence[Any], Sequence[Any]]] = []
+class _Seen(NamedTuple):
+    """The types with which a kernel is called, and for how many examples XLA's threads call it, if they do."""
 
-    def run(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
-        seen.append((_structs(args), _structs(result_avals)))
+    operands: Sequence[Any]
+    results: Sequence[Any]
+    examples: int | None = None
+
+
+def _kernel_types(call: Any, lowering: xla.Lowering, site: xla.CallSite) -> _Seen:
+    """What the kernel sees, which under `vmap` is not what the program has."""
+    seen: list[_Seen] = []
+
+    def run(*args: Any, result_avals: Sequence[Any], mapped: Sequence[bool] | None = None) -> Sequence[Any]:
+        if mapped is None:
+            seen.append(_Seen(_structs(args), _structs(result_avals)))
+        else:
+            (size,) = {arg.shape[0] for arg, has in zip(args, mapped, strict=True) if has}
+            operands, results = xla.of_one(args, result_avals, mapped)
+            seen.append(_Seen(_structs(operands), _structs(results), size))
         with jax.enable_x64(True):  # types are what they are, also where the rest of the program has no such
             return [jnp.zeros(aval.shape, aval.dtype) for aval in result_avals]
 
     structs = _structs(site.operands)
     jax.eval_shape(lambda *args: call.launch(lowering, run, args), *structs)
-    return seen[0] if seen else (site.operands, site.results)
+    return seen[0] if seen else _Seen(site.operands, site.results)
 
 
 def _structs(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:

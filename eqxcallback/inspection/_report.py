@@ -59,6 +59,7 @@ class ExternalCall:
     - `hint`: how it could be faster: with a `vmap_method`, where none is stated.
     - `launches`: for a kernel on a GPU, the blocks, threads, registers and shared memory of each launch. In a program over
         several devices each part has its own, and this is what the whole call would have.
+    - `examples`: for how many examples of a `vmap` XLA's threads call the kernel in each, with `vmap_method = "threads"`; or 1.
     - `note`: what else there is to say, such as that XLA has removed it.
     """
 
@@ -79,6 +80,7 @@ class ExternalCall:
     passed_over: tuple[tuple[str, str], ...] = ()
     hint: str = ""
     launches: tuple[Launched, ...] = ()
+    examples: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +165,8 @@ def _captured(call: ExternalCall) -> str:
 
 def _details(call: ExternalCall, with_captured: bool) -> list[str]:
     details = [f"({', '.join(call.operands)}) -> ({', '.join(call.results)})"]
+    if call.examples != 1:
+        details.append(f"for each of {call.examples} examples, on XLA's threads")
     details += [f"launch {launch}" for launch in call.launches]
     details += [str(alias) for alias in call.in_place]
     if with_captured:

@@ -28,7 +28,7 @@ def freeze_image(kernel: Any, who: str) -> None:
     elif isinstance(kernel.image, bytearray | memoryview):
         object.__setattr__(kernel, "image", bytes(kernel.image))
     elif not isinstance(kernel.image, bytes):
-        object.__setattr__(kernel, "image", _Path(_absolute(kernel.image, "image to be bytes, PTX or a path", who)))
+        object.__setattr__(kernel, "image", _Path(absolute(kernel.image, "image to be bytes, PTX or a path", who)))
 
 
 def freeze_library(kernel: Any, who: str) -> None:

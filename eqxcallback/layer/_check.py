@@ -9,7 +9,7 @@ from typing import Any
 from .. import xla
 from ..core import check_aliases
 from ..kernel import JaxKernel, Kernel, PythonKernel, as_tuple
-from ..transform import METHODS
+from ..transform import METHODS, why_no_threads
 from . import _declarations as declarations
 from ._declarations import kernels_of, method, overrides_kernels, signature_of
 
@@ -26,6 +26,7 @@ def check(cls: Any) -> None:
         _faults_of_methods,
         _faults_of_kernels,
         _faults_of_backward_kernels,
+        _faults_of_threads,
         _faults_of_signatures,
         _faults_of_aliases,
     ):
@@ -87,6 +88,16 @@ def _faults_of_backward_kernels(cls: Any) -> Iterator[Fault]:
             yield TypeError, f"{entry} has an out_type or aliases; gradients have the types of their arrays, and none."
         elif cls.on_error == "poison":
             yield ValueError, f"on_error='poison' is for Python kernels; {entry} is {kernel.name}, which is none."
+
+
+def _faults_of_threads(cls: Any) -> Iterator[Fault]:
+    if cls.vmap_method != "threads":
+        return
+    backward = [("any platform", found)] if (found := method(cls, "backward")) is not None else []
+    every = [(platform, kernel) for platform, kernels in kernels_of(cls).items() for kernel in kernels]
+    for platform, kernel in [*every, *backward]:
+        if (reason := why_no_threads(platform, kernel)) is not None:
+            yield ValueError, reason
 
 
 def _faults_of_mapping(cls: Any, declared: Mapping[Any, Any]) -> Iterator[Fault]:

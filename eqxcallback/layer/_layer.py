@@ -73,7 +73,8 @@ class Layer(eqx.Module):
     - `vmap_method`: what kernels see under `vmap`. `"fold"` is one call: operands that are mapped have one leading axis, for
         nested maps as well, and those that are not have none. Or one of JAX's: `"sequential"`, `"sequential_unrolled"`,
         `"expand_dims"`, `"broadcast_all"`. If none is stated, it is `"sequential"`: the kernel sees one example and is called
-        for each, and an [`eqxcallback.PerformanceWarning`][] says so once.
+        for each, and an [`eqxcallback.PerformanceWarning`][] says so once. `"threads"` is for kernels in C, C++ and Numba: what
+        `"sequential"` does, in one call, for whose examples XLA's threads call the kernel side by side.
     - `input_output_aliases`: `{input: output}`: results that overwrite an argument. An input is the name of a parameter of
         `kernel`, with all its arrays, or a flat index over the arrays of the call's arguments, or `"self.name"`; an output is
         a name or an index.
@@ -125,7 +126,7 @@ class Layer(eqx.Module):
         for declared in (declarations.kernels_of(cls), cls.backward_kernels):
             for platform, kernels in declared.items():
                 for kernel in as_tuple(kernels):
-                    backends.register_library(kernel, platform, cls.__qualname__)
+                    backends.register_library(kernel, platform, cls.__qualname__, for_each=cls.vmap_method == "threads")
 
     @classmethod
     def _has_own_out_type(cls) -> bool:

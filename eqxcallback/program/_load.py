@@ -71,7 +71,7 @@ def _read(file: Any) -> tuple[str, bytes]:
 def _remedy(target: str, platforms: Sequence[str]) -> str:
     where = f"a handler {target!r} for {' and '.join(platforms)}"
     # A library's targets end with the hash of its content.
-    match = re.fullmatch(r"eqxcallback_(\w+)_([0-9a-f]{16})", target)
+    match = re.fullmatch(r"eqxcallback_(\w+)_([0-9a-f]{16})(?:_examples)?", target)
     if match is None:
         return f"expected {where}, which this version of the package does not have. Install the one that exported the program."
     symbol, digest = match.groups()

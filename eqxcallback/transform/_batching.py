@@ -9,6 +9,7 @@ One method may be stated for all operands, or one for each parameter. The axes t
 | `"broadcast_all"` | all axes | all axes: it is tiled |
 | `"expand_dims"` | all axes, of size 1 where it is not mapped | all axes, of size 1 |
 | `"sequential"`, `"sequential_unrolled"` | the kernel is called for each example | its own shape |
+| `"threads"`, of all | the same in one call, which XLA's threads share | its own shape |
 
 Where none is stated it is `"sequential"`, which is right for a kernel that knows of one example alone.
 """
@@ -18,12 +19,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import xla
-from ..core import Size
+from ..core import Size, callable_name
+from ..kernel import Kernel, NativeKernel, PythonKernel
 from . import _axes
 from ._axes import Has
 
 
-METHODS = ("fold", "sequential", "sequential_unrolled", "expand_dims", "broadcast_all")
+OF_EACH = ("fold", "sequential", "sequential_unrolled", "expand_dims", "broadcast_all")
+METHODS = (*OF_EACH, "threads")
+# These make one axis of all, in front.
+_FOLDED = ("fold", "threads")
 
 
 class Unstated(str):
@@ -41,6 +46,22 @@ def method_of(batching: Batching, name: str) -> str:
     if isinstance(batching, str):
         return batching
     return batching.get(name, "sequential") if name else "broadcast_all"
+
+
+def why_no_threads(platform: str, kernel: Any) -> str | None:
+    """Why XLA's threads cannot call a kernel for examples, or `None`. What is no kernel is a function in Python."""
+    if not isinstance(kernel, Kernel) or isinstance(kernel, PythonKernel):
+        name = callable_name(kernel.body if isinstance(kernel, PythonKernel) else kernel)
+        return (
+            f'expected kernels without Python for vmap_method="threads", in C, C++ or Numba; got {name} for {platform}, which '
+            'holds Python\'s lock. Use "sequential", or "fold" if it takes a leading axis.'
+        )
+    if isinstance(kernel, NativeKernel) and kernel.library is None and kernel.source is None:
+        return (
+            f'expected kernels of yours for vmap_method="threads"; got {kernel.symbol} for {platform}, which divides a batch '
+            "itself. Use another vmap_method."
+        )
+    return None
 
 
 def is_stated(batching: Batching) -> bool:
@@ -93,7 +114,7 @@ def arrange(
     """
     if not sizes:
         return args
-    if batching == "fold":
+    if batching in _FOLDED:
         folds = [i in aliased or True in has for i, has in enumerate(operands)]
         pairs = zip(args, operands, strict=True)
         return [_axes.folded(*pair, sizes) if fold else pair[0] for fold, pair in zip(folds, pairs, strict=True)]
@@ -109,7 +130,9 @@ def arranged_shapes(
     sizes: Sequence[Size],
     aliased: frozenset[int],
 ) -> list[tuple[Size, ...]]:
-    """The shapes of what `arrange` returns for operands whose examples have these shapes."""
+    """The shapes of what a kernel sees of operands whose examples have these shapes."""
+    if batching == "threads":
+        return [tuple(shape) for shape in shapes]
     if batching == "fold":
         folded = (math.prod(sizes),) if sizes else ()
         fronts = [folded if i in aliased or True in has else () for i, has in enumerate(operands)]
@@ -147,6 +170,29 @@ def seen(
 
 def leading(batching: Batching, sizes: Sequence[Size]) -> tuple[Size, ...]:
     """The axes in front of a kernel's result that has them."""
-    if batching == "fold" and sizes:
+    if batching in _FOLDED and sizes:
         return (math.prod(sizes),)
     return tuple(sizes)
+
+
+def run_examples(
+    lowering: xla.Lowering,
+    run: xla.Run,
+    args: Sequence[Any],
+    operands: Sequence[Has],
+    sizes: Sequence[Size],
+    avals: Sequence[Any],
+) -> Sequence[Any]:
+    """The results, of types `avals`, of a kernel that sees one example, each by itself: with one axis of all in front.
+
+    XLA's threads share them, where the kernel is one that its threads may call. Else one is called after the other.
+    """
+    aliased = frozenset(i for i, _ in lowering.options.aliases)
+    mapped = [i in aliased or True in has for i, has in enumerate(operands)]
+    folded = arrange("threads", (), args, operands, sizes, aliased)
+    if lowering.on_threads:
+        front = leading("threads", sizes)
+        result_avals = [aval.update(shape=(*front, *aval.shape)) for aval in avals]
+        return run(*folded, result_avals=result_avals, mapped=mapped)
+    dims = [0 if is_mapped else None for is_mapped in mapped]
+    return each_example("sequential", lambda *one: run(*one, result_avals=avals), folded, dims, avals, False)[0]

@@ -110,6 +110,9 @@ class ForwardCall(FlatCall):
         batching, axes = self.bound.batching, self.axes
         if not axes.sizes:
             return run(*args, result_avals=self.example_avals)
+        if batching == "threads":
+            outs = _batching.run_examples(lowering, run, args, axes.operands, axes.sizes, self.example_avals)
+            return [out.reshape(aval.shape) for out, aval in zip(outs, self.result_avals, strict=True)]
         aliased = frozenset(i for i, _ in lowering.options.aliases)
         operands = _batching.arrange(batching, self.names, args, axes.operands, axes.sizes, aliased)
         front = _batching.leading(batching, axes.sizes)

@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from .. import backends, xla
 from ..core import check_aliases
 from ..kernel import Kernel, as_tuple
-from ._batching import DEFAULT_METHOD, METHODS, is_stated
+from ._batching import DEFAULT_METHOD, METHODS, OF_EACH, is_stated, why_no_threads
 from ._bind_op import bind_op, named_operands
 from ._choice import Implementation, check_implementation
 from ._options import Options
@@ -69,6 +69,8 @@ class Op:
         - `"expand_dims"`: the kernel sees all mapped axes in front, of size 1 where the operand is not mapped;
         - `"sequential"`: the kernel takes no such axis; if this operand is mapped, the kernel is called for each example. A
             parameter that the mapping lacks is sequential.
+
+        `"threads"` is for all parameters, of kernels without Python: see [`eqxcallback.Layer`][].
 
         The arrays of one argument, a PyTree, go together: if one of them is mapped, all have the axes. An operand that a result
         overwrites always has all axes.
@@ -143,10 +145,18 @@ class Op:
                 raise ValueError(
                     f"{who}: expected vmap_method to be one of {METHODS}, or a mapping; got {self.vmap_method!r}."
                 )
+            if self.vmap_method == "threads":
+                every = (
+                    *self._every_kernel,
+                    *((p, kernel) for p, kernels in self._backward.items() for kernel in kernels),
+                )
+                for reason in filter(None, (why_no_threads(*each) for each in every)):
+                    raise ValueError(f"{who}: {reason}")
             return
         for name, method in self.vmap_method.items():
-            if method not in METHODS:
-                raise ValueError(f"{who}: expected vmap_method[{name!r}] to be one of {METHODS}; got {method!r}.")
+            if method not in OF_EACH:
+                hint = ' "threads" is for all operands.' if method == "threads" else ""
+                raise ValueError(f"{who}: expected vmap_method[{name!r}] to be one of {OF_EACH}; got {method!r}.{hint}")
             if name not in self._parameters:
                 there = ", ".join(self._parameters) or "none, as its reference has no parameters with names"
                 raise ValueError(
@@ -205,7 +215,7 @@ class Op:
         for declared in (self._kernels, self._backward):
             for platform, kernels in declared.items():
                 for kernel in kernels:
-                    backends.register_library(kernel, platform, self.name)
+                    backends.register_library(kernel, platform, self.name, for_each=self.vmap_method == "threads")
 
     @property
     def _parameters(self) -> tuple[str, ...]:

@@ -148,6 +148,8 @@ class VjpCall(LinearCall):
         wanted = {i: (*(True,) * len(self.axes.sizes), *inner.operands[i]) for i in computed}
         # One that shall have none is summed by the kernel; one that shall have some, here.
         given = {i: (True in axes,) * len(sizes) for i, axes in wanted.items()}
+        if batching == "threads":  # the kernel sees one example
+            given = {i: (True,) * len(sizes) for i in computed}
         if not isinstance(batching, str):
             # A gradient has the form of its operand, of which there is one for each gradient that is wanted.
             for i in self.needs_grad:
@@ -155,14 +157,17 @@ class VjpCall(LinearCall):
                     args[i], has[i] = _axes.extended(args[i], has[i], wanted[i], sizes), wanted[i]
             forms = _batching.seen(batching, names, has, sizes)
             given = {i: tuple(map(max, forms[i] or has[i], wanted[i])) for i in computed}
-        operands = _batching.arrange(batching, names, args, has, sizes)
-        outs = run(
-            *operands,
-            result_avals=[
-                avals[i].update(shape=(*_batching.leading(batching, _axes.present(sizes, given[i])), *avals[i].shape))
-                for i in computed
-            ],
-        )
+        if batching == "threads" and sizes:
+            outs = _batching.run_examples(lowering, run, args, has, sizes, [avals[i] for i in computed])
+        else:
+            operands = _batching.arrange(batching, names, args, has, sizes)
+            fronts = [_batching.leading(batching, _axes.present(sizes, given[i])) for i in computed]
+            outs = run(
+                *operands,
+                result_avals=[
+                    avals[i].update(shape=(*front, *avals[i].shape)) for front, i in zip(fronts, computed, strict=True)
+                ],
+            )
         found = dict(zip(computed, outs, strict=True))
         return [
             _axes.reduced(found[i].reshape(*_axes.present(sizes, given[i]), *avals[i].shape), given[i], wanted[i])

@@ -16,6 +16,8 @@ import pytest
 
 import eqxcallback as eqxc
 
+from . import equimo_rules
+
 
 KEY = jr.key(0)
 # Compiling takes the time of these tests.
@@ -32,9 +34,13 @@ class Stranger:
     replaced: dict[str, int]
     left_alone: dict[str, int] = dataclasses.field(default_factory=dict)
     more: tuple[Any, ...] = ()  # arguments of a call that the batch shares
+    rules: Any = None
 
     def __str__(self) -> str:
-        return f"{self.package}-{self.make.__name__}"
+        return f"{self.package}-{self.make.__name__}{'-rules' if self.rules else ''}"
+
+    def fused(self, model: Any, **options: Any) -> Any:
+        return eqxc.fuse(model, rules=self.rules, **options)
 
 
 def esm2(package: Any) -> Any:
@@ -89,6 +95,15 @@ STRANGERS = [
         {"Conv": 1, "LearnedPosEmbed": 1, "VisionTransformer": 1},
         (KEY, True),
     ),
+    Stranger(
+        "equimo.models.vit",
+        vit,
+        images(2, 3, 32, 32),
+        {"LayerNorm": 7, "Linear": 13, "Attention": 3},
+        {"Conv": 1, "LearnedPosEmbed": 1, "VisionTransformer": 1},
+        (KEY, True),
+        equimo_rules.RULES,
+    ),
 ]
 every_stranger = pytest.mark.parametrize("stranger", STRANGERS, ids=str)
 
@@ -139,13 +154,13 @@ def close(got: Any, want: Any, tolerance: float) -> None:
 @every_stranger
 def test_layers_become_ours(stranger):
     model, _ = made(str(stranger))
-    fused, report = eqxc.fuse(model)
+    fused, report = stranger.fused(model)
     assert type(fused) is type(model)
     count = collections.Counter(str(change.target).rpartition(".")[2] for change in report.replaced)
     assert count == stranger.replaced
     for name, number in stranger.replaced.items():
-        assert len(instances(fused, getattr(eqxc.nn, name))) == number
-        assert not instances(fused, getattr(eqx.nn, name))
+        assert len(instances(fused, getattr(eqxc.nn, name, equimo_rules.Attention))) == number
+        assert not instances(fused, getattr(eqx.nn, name, equimo_rules.Theirs))
     left = collections.Counter(change.source.rpartition(".")[2] for change in report.left_alone)
     assert left == stranger.left_alone
     for (path, a), (other, b) in zip(
@@ -158,16 +173,17 @@ def test_layers_become_ours(stranger):
 @every_stranger
 def test_unfuse_gives_it_back(stranger):
     model, _ = made(str(stranger))
-    back = eqxc.unfuse(eqxc.fuse(model).model)
-    assert jax.tree.structure(back) == jax.tree.structure(model)
-    assert all(a is b for a, b in zip(*map(jax.tree.leaves, (back, model)), strict=True))
+    fused = stranger.fused(model)
+    for back in (eqxc.unfuse(fused), eqxc.unfuse(fused.model, rules=stranger.rules)):
+        assert jax.tree.structure(back) == jax.tree.structure(model)
+        assert all(a is b for a, b in zip(*map(jax.tree.leaves, (back, model)), strict=True))
 
 
 @every_stranger
 def test_an_example_is_the_same(stranger):
     """A call for one of the batch, as a user would compile it."""
     model, batch = made(str(stranger))
-    _, report = eqxc.fuse(model, example=(batch[0], *stranger.more))
+    _, report = stranger.fused(model, example=(batch[0], *stranger.more))
     assert report.error is not None
     assert 0 <= report.error <= 1
 
@@ -185,7 +201,7 @@ def test_the_same_results_and_gradients(stranger):
     def value_and_gradients(model, batch):
         return jax.value_and_grad(loss, has_aux=True)(*eqx.partition(model, eqx.is_inexact_array), batch)
 
-    (_, got), got_gradients = compiled(value_and_gradients, eqxc.fuse(model).model, batch)
+    (_, got), got_gradients = compiled(value_and_gradients, stranger.fused(model).model, batch)
     (_, want), want_gradients = compiled(value_and_gradients, model, batch)
     assert type(got) is type(want)
     close(got, want, 1e-5)
@@ -195,7 +211,7 @@ def test_the_same_results_and_gradients(stranger):
 @every_stranger
 def test_files_of_one_are_read_by_the_other(stranger):
     model, _ = made(str(stranger))
-    fused, _ = eqxc.fuse(model)
+    fused, _ = stranger.fused(model)
     for source, target in ((model, fused), (fused, model)):
         file = io.BytesIO()
         eqx.tree_serialise_leaves(file, source)

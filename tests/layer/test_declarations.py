@@ -38,7 +38,7 @@ DECLARATIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     (
         {"vmap_method": "bogus"},
         ValueError,
-        r"Wrong: expected vmap_method to be one of \('fold', .*'broadcast_all'\); got 'bogus'",
+        r"Wrong: expected vmap_method to be one of \('fold', .*'threads'\); got 'bogus'",
     ),
     ({"vmap_method": None}, ValueError, r"vmap_method to be one of .*got None"),
     ({"vmap_method": "legacy_vectorized"}, ValueError, r"vmap_method to be one of .*got 'legacy_vectorized'"),

@@ -47,7 +47,7 @@ def aliased(aliases: Any):
         (
             lambda: op(vmap_method="expand"),
             ValueError,
-            r"vmap_method to be one of \('fold', 'sequential', .*'broadcast_all'\), or a mapping; got 'expand'",
+            r"vmap_method to be one of \('fold', 'sequential', .*'threads'\), or a mapping; got 'expand'",
         ),
         (
             lambda: op(vmap_method={"x": "batched"}),

@@ -4,7 +4,13 @@ from . import _conditions, _jax_code, _op_call, _python_call, _tap
 from ._batching import VMAP_METHODS as VMAP_METHODS, batch as batch, mapped_first as mapped_first
 from ._eager import platform_of as platform_of
 from ._inline import inline as inline
-from ._op_call import PLATFORMS as PLATFORMS, op_call as op_call, op_call_p as op_call_p, transpose as transpose
+from ._op_call import (
+    PLATFORMS as PLATFORMS,
+    of_one as of_one,
+    op_call as op_call,
+    op_call_p as op_call_p,
+    transpose as transpose,
+)
 from ._python_call import (
     effectful_call_p as effectful_call_p,
     python_call as python_call,

@@ -17,6 +17,7 @@ from ..types import (
     kernel_effect,
     minor_to_major,
     on_current_mesh,
+    result_aval,
     split_alike,
     vary_alike,
     vary_like,
@@ -287,7 +288,7 @@ def _lower_kernel(
     if lowering is None:
         return mlir.lower_fun(call.reference, multiple_results=True)(ctx, *operands)
 
-    def run(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
+    def run(*args: Any, result_avals: Sequence[Any], mapped: Sequence[bool] | None = None) -> Sequence[Any]:
         if isinstance(lowering, PythonLowering):
             spec = lowering.spec(result_avals)
             return _python_call.named_call_p.bind(
@@ -295,7 +296,12 @@ def _lower_kernel(
             )
         if isinstance(lowering, JaxLowering):
             return jax_code(lowering, args, result_avals)
-        launch = lowering.for_types([jax.typeof(arg) for arg in args], result_avals)
+        types = [jax.typeof(arg) for arg in args]
+        if mapped is None:
+            launch = lowering.for_types(types, result_avals)
+        else:
+            (size,) = {aval.shape[0] for aval, has in zip(types, mapped, strict=True) if has}
+            launch = lowering.for_types(*of_one(types, result_avals, mapped)).for_each(mapped, size, len(result_avals))
         outs = _native_call_p.bind(*args, lowering=launch, result_avals=(*result_avals, *launch.workspaces))
         return outs[: len(result_avals)]
 
@@ -303,6 +309,17 @@ def _lower_kernel(
         return call.launch(lowering, run, args)
 
     return mlir.lower_fun(launch, multiple_results=True)(ctx, *operands)
+
+
+def of_one(
+    operands: Sequence[Any], results: Sequence[Any], mapped: Sequence[bool]
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The types of one example."""
+
+    def one(aval: Any, is_mapped: bool) -> Any:
+        return result_aval(aval.shape[1:] if is_mapped else aval.shape, aval.dtype)
+
+    return list(map(one, operands, mapped)), [one(aval, True) for aval in results]
 
 
 _native_call_p = Primitive("native_call")

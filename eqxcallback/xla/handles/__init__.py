@@ -10,6 +10,7 @@ from ._libraries import (
     register_c_function as register_c_function,
     headers as headers,
     library_function as library_function,
+    target_for_each as target_for_each,
     why_no_c_functions as why_no_c_functions,
 )
 from ._lowering import (

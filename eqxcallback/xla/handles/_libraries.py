@@ -18,6 +18,10 @@ _lock = threading.Lock()
 _versions: dict[str, list[str]] = {}  # of each library, the contents seen, in order
 _answers: dict[tuple[str, str], str | None] = {}
 _fronts: dict[tuple[str, str], tuple[int, object]] = {}
+# For each handler on a CPU what its front was made of, and the ops that call it.
+_on_cpu: dict[str, tuple[tuple[int, str, int, int], list[str]]] = {}
+
+_FOR_EACH = "_examples"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +56,8 @@ class LibraryFunction:
                 _fronts[key] = _ext.front(self.address, self.symbol, platform == "cpu", self.set_threads)
             number, handler = _fronts[key]
         register_handler(target, handler, platform)
+        if platform == "cpu":
+            _remember(target, (self.address, self.symbol, self.set_threads, 0), op)
         if number >= 0:  # there are fronts for some hundred handlers only
             _ext.name_caller(number, op)
 
@@ -84,7 +90,39 @@ def register_front(
             _fronts[key] = front
         number, capsule = _fronts[key]
     register_handler(target, capsule, platform)
+    if platform == "cpu":
+        _remember(target, (handler, symbol, set_threads, address), op)
     _ext.name_caller(number, op)
+
+
+def _remember(target: str, made_of: tuple[int, str, int, int], op: str) -> None:
+    with _lock:
+        ops = _on_cpu.setdefault(target, (made_of, []))[1]
+        if op not in ops:
+            ops.append(op)
+
+
+def target_for_each(target: str) -> str:
+    """A handler that calls the one of `target`, on a CPU, for each example of a batch, on XLA's threads: registered, its name.
+
+    **Raises:** `RuntimeError` if there are too many.
+    """
+    name = target + _FOR_EACH
+    (address, symbol, set_threads, function), ops = _on_cpu[target]
+    with _lock:
+        if (name, "cpu") not in _fronts:
+            front = _ext.front(address, symbol, True, set_threads, function, for_each=True)
+            if front[0] < 0:
+                raise RuntimeError(
+                    f'{ops[0]}: this process calls too many kernels for vmap_method="threads". Start another one, or use '
+                    '"sequential".'
+                )
+            _fronts[name, "cpu"] = front
+        number, handler = _fronts[name, "cpu"]
+    register_handler(name, handler, "cpu")
+    for op in ops:
+        _ext.name_caller(number, op)
+    return name
 
 
 def headers() -> tuple[str, str]:

@@ -5,9 +5,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..types import CallOptions
 from ._body import CallSpec, PythonBody
 from ._handles import EagerState, eager_state
+from ._libraries import target_for_each
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -19,12 +22,29 @@ class LaunchLowering:
     - `target`: the name of a registered handler.
     - `attributes`: typed values, see `_attributes.py`.
     - `workspaces`: types of results after the kernel's own, which nobody reads.
+    - `on_threads`: whether one call may be that for many examples, each by itself, on XLA's threads.
     """
 
     target: str
     attributes: Mapping[str, Any]
     options: CallOptions = dataclasses.field(default_factory=CallOptions)
     workspaces: tuple[Any, ...] = ()
+    on_threads: bool = False
+
+    def for_each(self, mapped: Sequence[bool], size: Any, num_results: int) -> "LaunchLowering":
+        """One call for so many examples.
+
+        **Arguments:**
+
+        - `mapped`: whether an operand has their axis in front. All results have.
+        """
+        flags = [*mapped, *[True] * (num_results + len(self.workspaces))]
+        return dataclasses.replace(
+            self,
+            target=target_for_each(self.target),
+            attributes={**self.attributes, "eqxcallback_examples": np.array(flags, np.int64)},
+            workspaces=tuple(aval.update(shape=(size, *aval.shape)) for aval in self.workspaces),
+        )
 
     def for_types(self, operands: Sequence[Any], results: Sequence[Any]) -> "LaunchLowering":
         """What is called with operands and results of these types."""
@@ -45,6 +65,7 @@ class TypedLowering:
     target: str
     describe: Callable[[], str]  # reads and hashes sources: not done before it is asked
     options: CallOptions = dataclasses.field(default_factory=CallOptions)
+    on_threads: bool = False
 
     @property
     def description(self) -> str:
@@ -58,6 +79,7 @@ class PythonLowering:
 
     body: PythonBody
     options: CallOptions = dataclasses.field(default_factory=CallOptions)
+    on_threads = False
     _last: dict[str, tuple[Any, CallSpec]] = dataclasses.field(default_factory=dict)
 
     def spec(self, result_avals: Sequence[Any]) -> CallSpec:
@@ -84,6 +106,7 @@ class JaxLowering:
     function: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
     describe: Callable[[], str]
     options: CallOptions = dataclasses.field(default_factory=CallOptions)
+    on_threads = False
 
     @property
     def description(self) -> str:
@@ -93,5 +116,6 @@ class JaxLowering:
 NativeLowering = LaunchLowering | TypedLowering
 Lowering = NativeLowering | PythonLowering | JaxLowering
 
-# `run(*operands, result_avals=...)` calls the kernel.
+# `run(*operands, result_avals=...)` calls the kernel. With `mapped`, whether each operand has an axis of examples in front, as
+# all results have, XLA's threads call it for each: for lowerings that say `on_threads`.
 Run = Callable[..., Sequence[Any]]
