@@ -1,6 +1,7 @@
 """The smallest kernel there is as each kind of kernel, and one loop in C and in Numba."""
 
 import functools
+import importlib
 import importlib.util
 import math
 from collections.abc import Callable
@@ -53,8 +54,10 @@ def ops_of_each_kind() -> dict[str, eqxc.Op]:
         "C function": eqxc.CKernel("plain_add_one", native_library("native_add.cc"), parameters),
         "JAX function of the ffi_call": eqxc.JaxKernel(bare_call()),
     }
-    if _has_numba():
+    if _has("numba"):
         kernels["Numba"] = eqxc.NumbaKernel(_add_one_in_numba)
+    if _has("tvm_ffi"):
+        kernels["function of TVM-FFI"] = eqxc.TvmFfiKernel(_tvm_ffi_library(), "add_one")
     return {KINDS + kind: op_of(kernel) for kind, kernel in kernels.items()}
 
 
@@ -94,7 +97,7 @@ def measure_loops(rounds: int, seconds: float) -> dict[str, Timing]:
         options=("-O3", "-lm"),
         parameters=("x.shape[0]", "x.shape[1]", "const float* x", "float* out"),
     )
-    kernels = {"C, gcc -O3": in_c} | ({"Numba": eqxc.NumbaKernel(_softmax_in_numba)} if _has_numba() else {})
+    kernels = {"C, gcc -O3": in_c} | ({"Numba": eqxc.NumbaKernel(_softmax_in_numba)} if _has("numba") else {})
     contestants = {}
     for name, kernel in kernels.items():
         jitted = jax.jit(eqxc.Op("softmax", kernels={"cpu": kernel}, reference=lambda x: jax.nn.softmax(x)))
@@ -117,5 +120,10 @@ def report_loops(loops: dict[str, Timing]) -> str:
     return _report.table(["softmax of 64 rows of 512, as a loop", "us", "quartiles", "times as fast"], body)
 
 
-def _has_numba() -> bool:
-    return importlib.util.find_spec("numba") is not None
+def _tvm_ffi_library() -> str:
+    headers: Any = importlib.import_module("tvm_ffi").libinfo
+    return native_library("tvm_add.cc", *(f"-I{path}" for path in headers.include_paths()))
+
+
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

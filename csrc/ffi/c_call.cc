@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <mutex>
 #include <random>
+#include <shared_mutex>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 
 #include "core/plain_call.h"
 #include "ffi/cpu_call.h"
@@ -41,15 +44,60 @@ std::string text_of_status(std::string_view texts, int status) {
   return "";
 }
 
+// Functions of code that programs bring along, by its number: see backends/_object_code.py, which loads them.
+class LoadedCode {
+ public:
+  void set(int64_t number, const void* function) {
+    const std::unique_lock lock(mutex_);
+    functions_[number] = function;
+  }
+  // Or null.
+  const void* get(int64_t number) {
+    thread_local int64_t last = 0;
+    thread_local const void* function = nullptr;
+    if (last != number || function == nullptr) {
+      const std::shared_lock lock(mutex_);
+      const auto found = functions_.find(number);
+      function = found == functions_.end() ? nullptr : found->second;
+      last = number;
+    }
+    return function;
+  }
+
+ private:
+  std::shared_mutex mutex_;
+  std::unordered_map<int64_t, const void*> functions_;
+};
+
+LoadedCode& loaded_code() {
+  static auto* code = new LoadedCode();
+  return *code;
+}
+
+const void* function_of_call(int64_t address, int64_t process, bool is_code) {
+  if (address == 0) return called_function;
+  if (is_code) {
+    const void* function = loaded_code().get(address);
+    if (function == nullptr) {
+      throw std::invalid_argument(
+          "this process has not loaded the program's code; call eqxcallback.load of the program");
+    }
+    return function;
+  }
+  if (process != this_process()) {
+    throw std::invalid_argument(
+        "the program has the address of a function of another process; make it again in this one");
+  }
+  return reinterpret_cast<const void*>(address);
+}
+
+// `address`, if it is not zero, is that of the function, in the process `process`; or the number of `code`, if there is
+// some.
 ffi::Error c_call(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets,
                   ffi::Span<const int64_t> parameters, int64_t rows, bool returns_status, std::string_view statuses,
-                  int64_t address, int64_t process) {
+                  int64_t address, int64_t process, std::string_view code) {
   return guarded([&] {
-    if (address != 0 && process != this_process()) {
-      throw std::invalid_argument(
-          "the program has the address of a function of another process; make it again in this one");
-    }
-    const void* const function = address != 0 ? reinterpret_cast<const void*>(address) : called_function;
+    const void* const function = function_of_call(address, process, !code.empty());
     if (function == nullptr || parameters.size() % kNumbers != 0) {
       throw std::invalid_argument("expected to be called by eqxcallback");
     }
@@ -110,7 +158,8 @@ XLA_FFI_DEFINE_HANDLER(kHandler, c_call,
                            .Attr<bool>("returns_status")
                            .Attr<std::string_view>("statuses")
                            .Attr<int64_t>("address")
-                           .Attr<int64_t>("process"));
+                           .Attr<int64_t>("process")
+                           .Attr<std::string_view>("eqxcallback_code"));
 
 }  // namespace
 
@@ -129,6 +178,8 @@ int64_t this_process() {
 void bind_c_call(nanobind::module_& m) {
   m.def("c_call_handler", [] { return reinterpret_cast<uintptr_t>(static_cast<XLA_FFI_Handler*>(kHandler)); });
   m.attr("c_call_process") = this_process();
+  m.def("set_loaded_code",
+        [](int64_t number, uintptr_t function) { loaded_code().set(number, reinterpret_cast<const void*>(function)); });
   m.attr("registers_and_stack") = nanobind::make_tuple(PlainCall::kIntegers, PlainCall::kFloats,
                                                        PlainCall::kIsKnown ? static_cast<int>(PlainCall::kStack) : -1);
 }

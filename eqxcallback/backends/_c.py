@@ -36,9 +36,12 @@ def prepare(bound: BoundKernel, kernel: CKernel, platform: str, who: str) -> xla
 
 
 def lowered(
-    kernel: CKernel, bound: BoundKernel, op: str, operands: Sequence[Any], results: Sequence[Any]
+    kernel: CKernel, bound: BoundKernel, op: str, operands: Sequence[Any], results: Sequence[Any], code: str = ""
 ) -> xla.LaunchLowering:
-    """A call with arrays of these types."""
+    """A call with arrays of these types.
+
+    **Arguments:** `code`: what other processes find the function by, whose number is then in place of its address.
+    """
     who = f"{op}[{bound.kernel.backend}]"
     assert bound.arguments is not None
     args, options = bound.arguments(typed(operands), typed(results))
@@ -54,9 +57,10 @@ def lowered(
         "rows": np.int64(rows),
         "returns_status": np.bool_(kernel.status is not False),
         "statuses": "\n".join(f"{number}={text}" for number, text in texts.items()),
-        # One of another process is not found in a cache, and is an error in a program that was saved.
         "address": np.int64(kernel.address or 0),
-        "process": np.int64(_ext.c_call_process if kernel.address else 0),
+        # One of another process is not found in a cache, and is an error in a program that was saved.
+        "process": np.int64(_ext.c_call_process if kernel.address and not code else 0),
+        "eqxcallback_code": code,
     }
     made = tuple(xla.result_aval(workspace.shape, workspace.dtype) for workspace in workspaces)
     return xla.LaunchLowering(library_target(kernel, "cpu", op), attributes, bound.call, made)
@@ -79,13 +83,21 @@ def target_of_addresses(symbol: str, op: str) -> str:
     return _registered(symbol, "address", 0, 0, op)
 
 
+def is_of_addresses(target: str) -> bool:
+    return target.endswith(_digest("address"))
+
+
 def _registered(symbol: str, what: str, address: int, set_threads: int, op: str) -> str:
-    target = f"eqxcallback_{symbol}_{hashlib.blake2b(what.encode(), digest_size=8).hexdigest()}"
+    target = f"eqxcallback_{symbol}_{_digest(what)}"
     try:
         xla.register_c_function(target, symbol, address, set_threads, op)
     except RuntimeError as error:
         raise ValueError(f"{op}[c]: {error}") from None
     return target
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _check_count(parameters: Sequence[tuple[int, ...]], who: str) -> None:

@@ -3,6 +3,7 @@
 import functools
 import importlib
 import re
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..kernel import CKernel, NumbaKernel
 from . import _c, _parameters
 from ._bound_kernel import BoundKernel
 from ._description import description
+from ._object_code import ObjectCode, load_object_code, object_code
 
 
 _RAISED = "it raised an exception, whose text Numba does not tell; call the function with NumPy's arrays to see it"
@@ -31,10 +33,22 @@ def prepare(bound: BoundKernel, kernel: NumbaKernel, platform: str, who: str) ->
             *((name, None if i is None else results[i]) for name, i in bound.results),
             *((name, None if i is None else operands[i]) for name, i in bound.operands),
         ]
-        return _c.lowered(_compiled(kernel, arrays, bound.options, f"{who}[numba]"), bound, who, operands, results)
+        function, code = _compiled(kernel, arrays, bound.options, f"{who}[numba]")
+        return _c.lowered(function, bound, who, operands, results, code.text(who, function.symbol) if code else "")
 
     target = _c.target_of_addresses(_symbol(kernel), who)
     return xla.TypedLowering(call, target, functools.partial(description, kernel, who), bound.call, on_threads=True)
+
+
+def load_code(target: str, code: str) -> None:
+    """Register `target` and load its code, of a program that another process has made.
+
+    **Raises:** `ValueError` if it cannot run here.
+    """
+    op, symbol = load_object_code(code)
+    registered = _c.target_of_addresses(symbol, op)
+    if registered != target:
+        xla.target_for_each(registered)
 
 
 def need_numba() -> Any:
@@ -44,8 +58,10 @@ def need_numba() -> Any:
         raise ImportError(f"numba cannot be imported ({error}). Install eqxcallback[numba].") from None
 
 
-def _compiled(kernel: NumbaKernel, arrays: Sequence[tuple[str, Any]], options: Mapping[str, Any], who: str) -> CKernel:
-    """The C function of the call, and its parameters."""
+def _compiled(
+    kernel: NumbaKernel, arrays: Sequence[tuple[str, Any]], options: Mapping[str, Any], who: str
+) -> tuple[CKernel, ObjectCode | None]:
+    """The C function of the call, and its parameters, and its code, if that can leave the process."""
     try:
         numba = need_numba()
     except ImportError as error:
@@ -74,12 +90,12 @@ def _compiled(kernel: NumbaKernel, arrays: Sequence[tuple[str, Any]], options: M
         scalars[name] = value
     text = _WRAPPER.format(parameters=", ".join(f"p{i}" for i in range(len(types))), function=", ".join(given))
     try:
-        made = _cfunc(kernel.function, tuple(sorted(kernel.options.items())), text, tuple(types))
+        made = _made(kernel.function, tuple(sorted(kernel.options.items())), text, tuple(types))
     except Exception as error:  # Numba's errors have no base
         raise ValueError(f"{who}: Numba does not compile {kernel.name} for these types:\n{error}") from error
-    return CKernel(
-        _symbol(kernel), parameters=tuple(parameters), address=made.address, rows=kernel.rows, status={1: _RAISED}
-    )
+    address, code = made
+    function = CKernel(_symbol(kernel), None, tuple(parameters), address=address, rows=kernel.rows, status={1: _RAISED})
+    return function, code
 
 
 def _symbol(kernel: NumbaKernel) -> str:
@@ -107,8 +123,29 @@ def wrapper({parameters}):
 """
 
 
-# Programs have its addresses: it lives as long as the process.
-@functools.cache
+# What was made of a function, for the options, the wrapper and the types. It goes with the function, but for what is loaded.
+_all_made: weakref.WeakKeyDictionary[Callable[..., Any], dict[Any, Any]] = weakref.WeakKeyDictionary()
+_kept: list[Any] = []  # programs have addresses in them
+
+
+def _made(
+    function: Callable[..., Any], options: tuple[tuple[str, Any], ...], text: str, types: tuple[Any, ...]
+) -> tuple[int, ObjectCode | None]:
+    """The number of code that is loaded, and the code; or an address, of what only this process can call."""
+    known = _all_made.setdefault(function, {})
+    key = options, text, types
+    if key not in known:
+        compiled = _cfunc(function, options, text, types)
+        code = object_code(compiled)
+        if code is None:
+            _kept.append(compiled)
+            known[key] = compiled.address, None
+        else:
+            code.load()
+            known[key] = code.number, code
+    return known[key]
+
+
 def _cfunc(
     function: Callable[..., Any], options: tuple[tuple[str, Any], ...], text: str, types: tuple[Any, ...]
 ) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from .. import xla
+from .. import backends, xla
 from ._program import Program
 
 
@@ -46,7 +46,10 @@ def load(file: str | os.PathLike[str] | bytes | bytearray | Readable) -> Program
             f"{who}: expected what serialize() of an exported program gives; got something else "
             f"({type(error).__name__}: {error})."
         ) from error
-    missing = xla.bring_back(bytes(exported.mlir_module_serialized), exported.platforms)
+    try:
+        missing = xla.bring_back(bytes(exported.mlir_module_serialized), exported.platforms, backends.load_code)
+    except ValueError as error:
+        raise ValueError(f"{who}: {error}") from error
     if missing:
         raise ValueError(f"{who}: {_remedy(missing[0], exported.platforms)}")
     return Program.of(exported)
@@ -75,6 +78,11 @@ def _remedy(target: str, platforms: Sequence[str]) -> str:
     if match is None:
         return f"expected {where}, which this version of the package does not have. Install the one that exported the program."
     symbol, digest = match.groups()
+    if backends.is_of_addresses(target.removesuffix("_examples")):
+        return (
+            f"the program has the address of {symbol}, a function of the process that exported it. Export one with a kernel from "
+            "a library, or in Numba without calls of Python."
+        )
     others = [name for name in xla.target_names() if name.startswith(f"eqxcallback_{symbol}_")]
     rebuilt = f" This process has {others[0]!r}: a library that was built again is another kernel." if others else ""
     return (

@@ -33,7 +33,8 @@ std::shared_ptr<Launch> make_for_hopper() {
         {Image::of("image 42 hopper"), "entry", {16, 1, 1}, {32, 1, 1}, 0, {{16, 1, 1}, true, true, true}, scratch});
   }
   TensorMap map{2, 39, 7, 2, 0, 0, 0, 0, {64, 8, 1, 1, 1}, {256, 1, 1, 1}, {32, 8, 1, 1, 1}, {1, 1, 1, 1, 1}};
-  return std::make_shared<Launch>(std::move(steps), Values{std::vector<uint64_t>(20), {0, 1}, {map}, 1});
+  return std::make_shared<Launch>(std::move(steps),
+                                  Values{std::vector<uint64_t>(20), {0, 1}, {}, {{18, 39}}, {map}, 1});
 }
 
 void launch_on(int device, Launch& launch) {
