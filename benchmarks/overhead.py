@@ -2,7 +2,8 @@
 
 Calls: a chain of 100 on f32[128] in one jit, for each way to leave XLA. Sizes: identity and add-one from 4 KiB to 256 MiB,
 in place and not; and how the cost grows from 4 to 32 MiB. One loop in C and in Numba. Layers outside of `jit`, beside
-Equinox's. Seconds are of this machine; the ratios are what means something.
+Equinox's, and what a process with many of them does before it computes. Seconds are of this machine; the ratios are what
+means something.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from ._overhead_kinds import (
 from ._overhead_layers import measure_layers, report_layers
 from ._overhead_sizes import measure_size, microseconds, report_growth, report_sizes
 from ._rows import Goal
+from ._startup import STEPS, THEIRS, measure_startup, report_startup
 from ._timing import Timing, interleaved
 
 
@@ -177,7 +179,7 @@ def report_calls(calls: dict[str, Timing], eager: dict[str, Timing]) -> str:
     return _report.table(header, rows)
 
 
-def goals(calls: Mapping[str, Timing]) -> list[dict[str, Any]]:
+def goals(calls: Mapping[str, Timing], startup: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
     """For `python -m benchmarks --check`."""
     figures = {name: timing.median * 1e6 for name, timing in calls.items()}
     ours = "eqxcallback, empty"
@@ -188,7 +190,10 @@ def goals(calls: Mapping[str, Timing]) -> list[dict[str, Any]]:
         "an empty Python kernel": [Goal("jax buffer_callback, empty", ratio, ours) for ratio in (2.0, 4.0)],
         "np.add": [Goal("jax buffer_callback, np.add", round(1 / 0.65, 3), "eqxcallback, np.add")],
     }
-    return [{"case": case, "goals": [goal.as_data(figures, "us") for goal in each]} for case, each in of.items()]
+    rows = [{"case": case, "goals": [goal.as_data(figures, "us") for goal in each]} for case, each in of.items()]
+    # An import may take 0.3 s beyond Equinox's.
+    of_steps = {step: Goal(THEIRS) for step in startup} | {"import": Goal(round(startup["import"][THEIRS] + 0.3, 2))}
+    return rows + [{"case": STEPS[s], "goals": [goal.as_data(startup[s], "s")]} for s, goal in of_steps.items()]
 
 
 def in_own_process(mode: str, results: pathlib.Path) -> None:
@@ -205,21 +210,24 @@ def main() -> None:
     rounds, seconds = {"full": (21, 0.05), "quick": (5, 0.05), "tiny": (2, 0.0)}[options.mode]
     calls, eager = measure_calls(rounds, seconds), measure_eager(rounds, seconds)
     layers, loops = measure_layers(rounds, seconds), measure_loops(rounds, seconds)
+    starts, number = {"full": (7, 100), "quick": (3, 100), "tiny": (1, 4)}[options.mode]
+    startup = measure_startup(starts, number, os.sched_getaffinity(0))
     exponents = {"full": (12, 16, 20, 22, 25, 28), "quick": (12, 18, 22, 25), "tiny": (12, 22, 25)}[options.mode]
     rounds, seconds = {"full": (9, 0.2), "quick": (5, 0.02), "tiny": (2, 0.0)}[options.mode]
     sizes = {1 << e: measure_size(1 << e, rounds, seconds) for e in exponents}
     keep_freed_memory()  # last: it stays so
     kept = {1 << e: measure_size(1 << e, rounds, seconds) for e in exponents if e >= 22}
-    tables = [report_calls(calls, eager), report_loops(loops), report_layers(layers), report_sizes(sizes)]
-    markdown = "\n\n".join([*tables, report_growth(sizes, kept), _report.measured_on()])
+    tables = [report_calls(calls, eager), report_loops(loops), report_layers(layers), report_startup(startup, number)]
+    markdown = "\n\n".join([*tables, report_sizes(sizes), report_growth(sizes, kept), _report.measured_on()])
     print(markdown)
     data = {
         "mode": options.mode,
-        "rows": goals(calls),
+        "rows": goals(calls, startup),
         "calls": {name: t._asdict() for name, t in calls.items()},
         "eager": {name: t._asdict() for name, t in eager.items()},
         "loops": {name: t._asdict() for name, t in loops.items()},
         "eager layers": {name: {who: t._asdict() for who, t in row.items()} for name, row in layers.items()},
+        "startup": startup,
         "sizes": _as_data(sizes),
         "sizes, malloc keeps memory": _as_data(kept),
     }

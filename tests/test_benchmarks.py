@@ -97,6 +97,7 @@ def test_what_callbacks_cost(results):
     assert data["mode"] == "tiny"
     assert {"eqxcallback, empty", "ffi_call, native add", "jax pure_callback, np.add"} <= data["calls"].keys()
     assert data["loops"].keys() == {"C, gcc -O3", "Numba"}
+    assert all(seconds > 0 for step in data["startup"].values() for seconds in step.values())
     assert all(goal["met"] is not None for row in data["rows"] for goal in row["goals"])
     assert "| jax buffer_callback, empty |" in (results / "overhead.md").read_text()
 

@@ -54,7 +54,6 @@ CUDA = ops_with_kernels("cuda")
 CALLED = [row(F32) for row in tagged("python")]
 CALLED_CUDA = {getattr(case.op, "func", case.op).__name__ for case in CALLED if has_kernels(case, "cuda")}
 CASES = {name: case for name, case in transformations.CASES.items() if has_kernels(case, "cuda")}
-by_case = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 # Sizes of two axes that are one are like those of one: what differs between ops is under one `vmap`.
 by_few = pytest.mark.parametrize("case", list(CASES.values())[::3], ids=list(CASES)[::3])
 HAVE_BACKWARD = [
@@ -78,7 +77,7 @@ def test_values(op, dtype, launches):
             assert launches.launches, f"no kernel ran for {row}"
 
 
-@by_case
+@pytest.mark.parametrize("case", list(CASES.values())[::2], ids=list(CASES)[::2])
 def test_vmap_of_each_operand(case, launches):
     transformations.test_vmap_of_each_operand(case)
     assert launches.launches

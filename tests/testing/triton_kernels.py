@@ -1,4 +1,4 @@
-"""Kernels in Triton that sum up rows."""
+"""Kernels in Triton that sum up rows, and one of elements."""
 
 import jax
 import triton
@@ -36,6 +36,13 @@ def beyond(x, out, size, BLOCK: tl.constexpr):
 def raises(x, out, size, BLOCK: tl.constexpr):
     tl.static_assert(BLOCK == 1, "one element at a time")
     tl.store(out, 0.0)
+
+
+@triton.jit
+def affine(shift, x, out, size, factor, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = at < size
+    tl.store(out + at, factor * tl.load(x + at, mask=there) + tl.load(shift + at, mask=there), mask=there)
 
 
 def sums_of(fn) -> eqxc.Op:

@@ -176,10 +176,10 @@ def test_gradients_are_those_of_sequential(in_axes):
     assert target.endswith("_examples")
 
 
-def test_the_check_is_whole():
+def test_what_maps_and_devices_make_of_it():
     x = jnp.asarray(rng.random(5) + 0.5, jnp.float32)
-    report = eqxc.testing.check(op(backward=BACKWARD), x, W, a=2.0)
-    assert report.passed, report
+    rows = ("grad", "vmap", "vmap of all", "nested vmap", "grad of vmap", "scan", "shard_map", "sharded jit")
+    assert eqxc.testing.check(op(backward=BACKWARD), x, W, a=2.0, only=rows).passed
 
 
 def test_a_result_that_overwrites_an_operand():
