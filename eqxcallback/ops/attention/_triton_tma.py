@@ -12,7 +12,7 @@ from ._triton import ATTENTION
 
 
 # For which Triton makes machine code with TMA.
-_ARCHITECTURES = ("sm_90", "sm_100", "sm_103")
+ARCHITECTURES = ("sm_90", "sm_100", "sm_103")
 # Rows begin at multiples of so many bytes.
 _BYTES = 16
 # For fewer queries the plain kernel has smaller blocks, or divides their keys.
@@ -26,8 +26,8 @@ _SCALARS = ("queries", "keys", "heads", "kv_heads", "kv_batch", "scale")
 def _supports(types: Any, **options: Any) -> bool | str:
     q, kv, *optional = types
     arch = architecture(None)
-    if arch.rstrip("af") not in _ARCHITECTURES:
-        return f"the architecture has to be one of {', '.join(_ARCHITECTURES)}; it is {arch}"
+    if arch.rstrip("af") not in ARCHITECTURES:
+        return f"the architecture has to be one of {', '.join(ARCHITECTURES)}; it is {arch}"
     asked = [name for name in ("window", "soft_cap", "dropout") if options[name]]
     asked += [name for name, x in zip(OPTIONAL, optional, strict=True) if x is not None]
     if asked:
