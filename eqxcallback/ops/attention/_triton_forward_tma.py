@@ -3,12 +3,12 @@
 Shapes, dtypes, precision and results are those of `_triton_forward.py`. Of the options it has `causal` alone, and query heads may
 share a head of keys. Rows of a head are a multiple of 16 bytes, as TMA wants them.
 
-One thread asks for a whole tile of queries, keys or values. No thread computes addresses, and what lies beyond the last row or
+One instruction copies a tile of queries, keys or values. No thread computes addresses, and what lies beyond the last row or
 column arrives as zeros. A descriptor says where the rows of a head begin, how many there are, and how large a tile is. Each
-program writes its own, 128 bytes each, to scratch memory that the launcher has for it.
+program writes descriptors of its own, of 128 bytes, to scratch memory that the launcher has for it.
 
-With `SPECIALIZED` Triton gives the copies to some warps and the products and the softmax to others, in groups of 64 queries. A
-group waits for its copies and for nothing else, so that the softmax of one may run beside the products of the other.
+With `SPECIALIZED` Triton gives the copies to some warps and the products and the softmax to others, on Hopper in groups of 64
+queries. A group waits for its copies and for nothing else, so that the softmax of one may run beside the products of the other.
 
 The source of the method is FlashAttention-3, arXiv:2407.08608, without its order in which groups take turns.
 """
@@ -55,7 +55,7 @@ def attention_forward_tma(
 ):  # fmt: skip
     """One block of queries of one head. Grid: `(cdiv(queries, BLOCK_QUERIES) * heads * batch,)`.
 
-    `MASKED`: there are pairs of a query and a key, in some block, that are not seen. `scale` is not zero then.
+    `MASKED`: some pairs of a query and a key are not seen. `scale` is not zero then, as it multiplies an infinity.
     """
     first, head, example = place(queries, heads, BLOCK_QUERIES, CAUSAL)
     rows = tl.arange(0, BLOCK_QUERIES)
