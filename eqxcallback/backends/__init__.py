@@ -1,5 +1,6 @@
 """How a kernel becomes runnable on a platform. One file for each technology."""
 
+from ._architecture import architecture as architecture
 from ._available import (
     available_backends as available_backends,
     missing as missing,

@@ -8,6 +8,7 @@ import eqxcallback as eqxc
 from benchmarks.programs import PROGRAMS, struct
 from eqxcallback import ops, xla
 
+from ..ops.attention import by_tma
 from ..ops.families import ops_with_backward_kernels
 from .programs import ONE, calls_of, thunks
 
@@ -90,5 +91,19 @@ def test_a_kernel_whose_warps_do_different_work():
 
     op = matmul_op()
     compiled = xla.compile_deviceless(lambda a, b: op(a, b), A, B, compiler_options=ONE)
+    assert [thunk.buffer is not None for thunk in thunks(compiled) if thunk.kind == "kCustomCall"] == [True]
+    assert not copies(compiled)
+
+
+def test_attention_by_tma(monkeypatch):
+    """One captured call with the scratch memory of its descriptors."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", "sm_90")
+    monkeypatch.setattr(by_tma.MODULE, "_attention", by_tma.OP)
+
+    def attend(q, k, v):
+        return ops.attention(q, k, v, causal=True, implementation="triton")
+
+    compiled = xla.compile_deviceless(attend, *PROGRAMS["attention"].args, compiler_options=ONE)
     assert [thunk.buffer is not None for thunk in thunks(compiled) if thunk.kind == "kCustomCall"] == [True]
     assert not copies(compiled)

@@ -11,7 +11,7 @@ from ...core import AnyArray, AnyNumber, Keys, check, integers, scale_of, soft_c
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import floats
-from . import _jax, _numpy, _triton
+from . import _jax, _numpy, _triton, _triton_tma
 from ._of_pair import of_pair
 from ._operands import FAR, OPTIONAL, Segments, Window, causal_window, check_keys, dropout_of, operands
 
@@ -24,7 +24,10 @@ _METHODS = {"q": "broadcast_all", "kv": "fold", **dict.fromkeys(OPTIONAL, "fold"
 # The second result is the log-sum-exp of the logits, from which a gradient need not add up the exponentials again.
 _attention = Op(
     "attention",
-    kernels={"cpu": (_NATIVE, _numpy.ATTENTION), "cuda": (_triton.ATTENTION, _jax.ATTENTION, _numpy.ATTENTION)},
+    kernels={
+        "cpu": (_NATIVE, _numpy.ATTENTION),
+        "cuda": (*_triton_tma.ASKED_FOR, _triton.ATTENTION, _jax.ATTENTION, _numpy.ATTENTION),
+    },
     reference=of_pair,
     vmap_method=_METHODS,
     backward={"cpu": _NATIVE_BACKWARD, "cuda": (_triton.ATTENTION_BACKWARD, _jax.ATTENTION_BACKWARD)},

@@ -35,6 +35,12 @@ def choose_forward(
     return _choice(_forward_tile(arch, _width(size), dtype, queries, _of_pairs(has, soft_cap)), size, PACKED=False)
 
 
+def choose_tma(arch: int, size: int, dtype: str) -> Choice:
+    """For `attention_forward_tma`."""
+    tile, specialized = _tma_tile(arch, _width(size), dtype)
+    return _choice(tile, size, SPECIALIZED=specialized)
+
+
 def choose_packed(arch: int, size: int, dtype: str, *, rows: int, **_: Any) -> Choice:
     """For `attention_forward` where it is `PACKED`. `rows`: the queries of all heads that share one of keys."""
     block = packed_rows(size, dtype, rows)
@@ -129,6 +135,19 @@ def _forward_tile(arch: int, width: int, dtype: str, queries: int, of_pairs: boo
     # Two warpgroups of 64 queries each. With 128 keys a product is 64x128x16 an instruction, for which shared memory is fast
     # enough; with 64 keys it is just too slow. Three stages of keys and values take 224 of 227 KiB at 128.
     return (128, 128, 8, 3) if width <= 128 else (128, 64, 8, 2)
+
+
+def _tma_tile(arch: int, width: int, dtype: str) -> tuple[_Tile, bool]:
+    """The tile, and whether some warps copy while others compute, which they do with tensor cores alone."""
+    if dtype == "float32":
+        return _full_precision_tile(width), False
+    if arch >= 100:
+        # Sums come out of tensor memory to be scaled, for which four warps have too few registers. Wider heads would spill if
+        # they were `SPECIALIZED`.
+        return (128, 64, 8, 3 if width <= 128 else 2), width <= 128
+    # The four warps copy, and Triton adds eight: two groups with 64 queries each. Copies run ahead as far as shared memory lets
+    # them.
+    return ((128, 128, 4, 3 if width <= 96 else 2) if width <= 128 else (128, 64, 4, 2)), True
 
 
 def _keys_tile(arch: int, width: int, dtype: str, of_pairs: bool) -> _Tile:

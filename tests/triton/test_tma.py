@@ -1,0 +1,225 @@
+"""Attention by the tensor memory accelerator: its values interpreted, what it is compiled to, and when it runs."""
+
+import collections
+import dataclasses
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from eqxcallback import ops, xla
+from eqxcallback.ops.attention import _triton_tiles as tiles, _triton_tma
+from eqxcallback.ops.attention._operands import OPTIONAL
+from eqxcallback.ops.attention._triton_forward_tma import attention_forward_tma
+from eqxcallback.testing import emulated
+
+from ..gpu_launch.cuda_programs import attributes
+from ..ops.attention import by_tma
+from ..ops.attention.options import exact_with_lse, inputs
+from ..software_gpu.driver import Driver
+from .compiled import SHARED_MEMORY, _compiled, assembler_warnings
+
+
+pytestmark = pytest.mark.usefixtures("triton_cache")
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", "sm_90")
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """An error where another kernel would run."""
+    monkeypatch.setattr(by_tma.MODULE, "_attention", emulated(by_tma.OP))
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Some blocks see nothing, some all."""
+    choice = tiles._choice
+
+    def small(tile, size, **more):
+        found = choice(tile, size, **more)
+        return dataclasses.replace(found, constants=found.constants | {"BLOCK_QUERIES": 32, "BLOCK_KEYS": 16})
+
+    monkeypatch.setattr(tiles, "_choice", small)
+
+
+def check(got, want, dtype):
+    error = 2e-5 if dtype == jnp.float32 else 2**-7
+    for x, wanted in zip(got, want, strict=True):
+        np.testing.assert_allclose(np.asarray(x, np.float32), wanted, rtol=error, atol=error)
+
+
+@pytest.mark.usefixtures("interpreted", "small_tiles")
+@pytest.mark.parametrize("name", by_tma.CALLS)
+def test_values(name):
+    operands, options = by_tma.operands(name), by_tma.chosen(name)
+    got = ops.attention_with_lse(*operands, **options, implementation="triton")
+    assert got[0].dtype == operands[0].dtype
+    check(got, exact_with_lse(*operands, **options), operands[0].dtype)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_tiles_of_the_library():
+    q, k, v = inputs(65, 200, 2, 1, 128, jnp.bfloat16)
+    got = ops.attention_with_lse(q, k, v, causal=True, implementation="triton")
+    check(got, exact_with_lse(q, k, v, causal=True), jnp.bfloat16)
+
+
+@pytest.mark.usefixtures("interpreted", "small_tiles")
+def test_examples_that_share_keys():
+    q, k, v = inputs(65, 20, 4, 2, 8)
+    qs = np.stack([q, -q, 2 * q])
+
+    def attend(q):
+        return ops.attention_with_lse(q, k, v, causal=True, implementation="triton")
+
+    got = jax.vmap(attend)(qs)
+    for example, q in enumerate(qs):
+        check([x[example] for x in got], exact_with_lse(q, k, v, causal=True), jnp.float32)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_gradients_are_those_of_the_definition():
+    q, k, v = inputs(65, 20, 2, 1, 8)
+
+    def loss(implementation):
+        return lambda q: (ops.attention(q, k, v, implementation=implementation) ** 2).sum()
+
+    got, want = (jax.grad(loss(each))(q) for each in ("triton", "reference"))
+    np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+def made_for(arch, size, dtype):
+    """The kernel of a causal call of many queries and keys."""
+    q = jax.ShapeDtypeStruct((4096, 4, size), dtype)
+    settings = dict(_triton_tma._choose(arch, q, (q, q), causal=True, scale=1.0))
+    warps, stages = settings.pop("num_warps"), settings.pop("num_stages")
+    constants = tuple(settings.items())
+    return _compiled(attention_forward_tma, arch, np.dtype(dtype).name, constants, OPTIONAL, warps, stages)
+
+
+@pytest.mark.parametrize(
+    ("arch", "size", "dtype"),
+    [(90, 128, jnp.bfloat16), (90, 80, jnp.float16), (90, 96, jnp.float32), (100, 128, jnp.bfloat16)],
+    ids=lambda x: x if isinstance(x, int) else np.dtype(x).name,
+)
+def test_compiled(arch, size, dtype):
+    made = made_for(arch, size, dtype)
+    print(f"{made.registers} registers, {made.spilled} bytes spilled, {made.shared} bytes shared")  # shown by -rP
+    assert "cp.async.bulk.tensor" in made.ptx
+    assert "cp.async.c" not in made.ptx  # of one thread's own bytes
+    assert made.spilled == 0
+    assert made.shared <= SHARED_MEMORY[arch]
+    assert made.tensor_memory <= 512
+    if dtype != jnp.float32:
+        assert "setmaxnreg" in made.ptx  # warps that copy leave their registers to those that compute
+        assert arch != 90 or not assembler_warnings(made.ptx)
+
+
+# For a test that reads the program and one that launches it: 2 blocks of each of 8 heads, which have three descriptors.
+TYPES = [jax.ShapeDtypeStruct((2, rows, heads, 64), jnp.bfloat16) for rows, heads in ((200, 4), (300, 2), (300, 2))]
+
+
+def attend():
+    """A function of its own each time, of which nothing is traced."""
+    return jax.jit(lambda q, k, v: ops.attention(q, k, v, causal=True))
+
+
+def test_scratch_memory(monkeypatch):
+    monkeypatch.setattr(by_tma.MODULE, "_attention", by_tma.OP)
+    program = attend().trace(*TYPES).lower(lowering_platforms=("cuda",))
+    found = attributes(program)
+    assert found["entries"] == "attention_forward_tma"
+    assert found["geometry"].tolist()[:6] == [16, 1, 1, 384, 1, 1]
+    assert f"tensor<{16 * 3 * 128}xui8>" in program.as_text()
+
+
+@pytest.fixture
+def driver():
+    yield Driver()
+    xla.launch_with("")  # the system's
+
+
+def test_launch(driver, monkeypatch):
+    """On a driver that runs nothing."""
+    on_cpu = dataclasses.replace(by_tma.OP, kernels={"cpu": _triton_tma.ATTENTION_TMA})
+    monkeypatch.setattr(by_tma.MODULE, "_attention", on_cpu)
+    jax.block_until_ready(attend()(*(jnp.zeros(x.shape, x.dtype) for x in TYPES)))
+    (launch,) = driver.launches
+    assert "cuLaunchKernel attention_forward_tma grid=(16,1,1) block=(384,1,1) shared=" in launch
+
+
+def test_what_it_does_not_take(monkeypatch):
+    def said(queries=100, keys=90, size=64, dtype=jnp.bfloat16, operand="", **more):
+        q, k = (jax.ShapeDtypeStruct((rows, 4, size), dtype) for rows in (queries, keys))
+        optional = [jax.ShapeDtypeStruct((), jnp.int32) if name == operand else None for name in OPTIONAL]
+        options = {"causal": True, "scale": 1.0, "window": 0, "soft_cap": 0.0, "dropout": 0.0} | more
+        types = collections.namedtuple("Types", ["q", "kv", *OPTIONAL])(q, (k, k), *optional)
+        return _triton_tma.ATTENTION_TMA.supports(types, **options)
+
+    assert said() is True
+    assert said(causal=False, scale=-2.0) is True
+    assert said(dtype=jnp.float32, size=96) is True
+    assert said(dtype=jnp.float16, size=256) is True
+    assert said(window=3) == "it has no window"
+    assert said(soft_cap=3.0) == "it has no soft_cap"
+    for name in OPTIONAL:
+        assert said(operand=name) == f"it has no {name}"
+    assert said(scale=0.0) == "scale has to be another number than 0"
+    assert said(size=20) == "heads have to be a multiple of 16 bytes long; they are 20 numbers of 16 bits"
+    assert said(dtype=jnp.float32, size=20) is True
+    assert said(dtype=jnp.float32, size=100) == "heads have to be no longer than 96 in f32; they are 100"
+    assert said(size=264) == "heads have to be no longer than 256; they are 264"
+    assert said(queries=64) == "there have to be 65 queries or more; there are 64"
+    assert said(keys=0) == "no array may be empty; q has the shape (100, 4, 64), and k (0, 4, 64)"
+    assert said(dtype=jnp.float64) == "q has to be float32, bfloat16 or float16; it is float64"
+    for arch, is_known in (
+        ("sm_90a", True),
+        ("sm_100", True),
+        ("sm_89", False),
+        ("sm_120", False),
+        ("compute_90", False),
+    ):
+        monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", arch)
+        wanted = True if is_known else f"the architecture has to be one of sm_90, sm_100, sm_103; it is {arch}"
+        assert said() == wanted
+
+
+CHOSEN = """
+import jax
+import jax.numpy as jnp
+
+from eqxcallback import ops, xla
+
+def chosen(f):
+    x = jax.ShapeDtypeStruct((100, 4, 64), jnp.bfloat16)
+    for site in xla.call_sites(jax.make_jaxpr(f)(x), "cuda"):
+        choice = site.params["call"].choice("cuda")
+        print(choice.kernel.name, *choice.reasons)
+
+
+chosen(lambda x: ops.attention(x, x, x, window=3))
+chosen(jax.grad(lambda x: ops.attention(x, x, x, causal=True).astype(jnp.float32).sum()))
+"""
+
+
+def test_it_runs_where_it_is_asked_for():
+    assert _triton_tma.ASKED_FOR == ()
+    environment = os.environ | {"EQXCALLBACK_ATTENTION_TMA": "1", "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-c", CHOSEN]
+    made = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert made == [
+        "attention_forward ('triton kernel attention_forward_tma', 'it has no window')",
+        "attention_forward_tma",
+        "attention_backward_rows",
+    ]
