@@ -1,8 +1,10 @@
 """External kernels as Equinox layers, in place on XLA's own buffers, under every JAX transformation."""
 
+import importlib as _importlib
+import typing as _typing
 from importlib import metadata as _metadata
 
-from . import debug as debug, nn as nn, ops as ops, testing as testing
+from . import debug as debug, nn as nn, ops as ops
 from ._ext import Buffer as Buffer, ExecutionContext as ExecutionContext, ExecutionStage as ExecutionStage
 from .backends import available_backends as available_backends
 from .callback import buffer_callback as buffer_callback
@@ -28,4 +30,14 @@ from .transform import Op as Op, op as op
 from .xla import KernelHandle as KernelHandle
 
 
+if _typing.TYPE_CHECKING:
+    from . import testing as testing
+
 __version__ = _metadata.version("eqxcallback")
+
+
+def __getattr__(name: str) -> _typing.Any:
+    """`testing` is imported when it is asked for: most programs never do, and each would wait for it."""
+    if name == "testing":
+        return _importlib.import_module(".testing", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

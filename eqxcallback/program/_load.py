@@ -35,6 +35,7 @@ def load(file: str | os.PathLike[str] | bytes | bytearray | Readable) -> Program
 
     - `ValueError` for anything else than such a program, and if it calls a kernel of a library of yours that this process has not
         registered: import the module that defines the op, and call `op.register()`, or `register()` of the class of a layer.
+        Also for machine code of a `NumbaKernel` that cannot run here: on another processor, or without the Numba that made it.
     - `ImportError` for a Python kernel that cannot be imported.
     """
     name, data = _read(file)

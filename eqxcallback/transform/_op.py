@@ -195,10 +195,10 @@ class Op:
 
         **Arguments:**
 
-        - `implementation`: `"auto"` is the op itself; `"reference"` is its reference alone; `"native"`, `"python"`, `"cuda"` or
-            `"triton"` is its kernels of that kind. A call that no kernel of that kind supports is an error, which has the reason
-            of each. Gradients are those of `backward` where it has a kernel for the platform, of whatever kind, else those of
-            `reference`.
+        - `implementation`: `"auto"` is the op itself; `"reference"` is its reference alone; `"native"`, `"python"`, `"c"`,
+            `"numba"`, `"tvm_ffi"`, `"jax"`, `"cuda"`, `"image"` or `"triton"` is its kernels of that kind. A call that no
+            kernel of that kind supports is an error, which has the reason of each. Gradients are those of `backward` where it
+            has a kernel for the platform, of whatever kind, else those of `reference`.
 
         **Raises:** `ValueError` for another name, or if there is no such kernel.
         """
