@@ -1,6 +1,6 @@
-"""What happens before a program runs: imports, tracing, lowering and compiling, of ours and of Equinox's layers.
+"""How long it takes until a model has its first result: imports, tracing, lowering and compiling. Ours beside Equinox's.
 
-Each figure is of processes of their own, which take turns: _startup_process.py.
+Each run is a process of its own, _startup_process.py. The two take turns.
 """
 
 import json

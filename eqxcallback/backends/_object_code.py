@@ -41,7 +41,7 @@ class ObjectCode:
 
     @property
     def number(self) -> int:
-        """What identifies it, not zero, in each process."""
+        """The same for the same code in every process. Never zero."""
         digest = hashlib.blake2b(self.data + self.function.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 1 or 1
 
@@ -106,7 +106,7 @@ def object_code(compiled: Any) -> ObjectCode | None:
 
 
 def _used_names(text: str) -> set[str]:
-    """Those that LLVM code does not only declare or define."""
+    """Names that the LLVM code refers to, beside where it declares or defines them."""
     lines = (line for line in text.splitlines() if not line.startswith("declare "))
     uses = (_NAME.sub("", line, count=1) if line.startswith(("@", "define ")) else line for line in lines)
     return {name[1:].strip('"') for line in uses for name in _NAME.findall(line)}
@@ -159,18 +159,19 @@ def _machine() -> Any:
 
 
 def _features() -> str:
-    """What Numba compiles for: `+avx2,-sse4a`."""
+    """The features of processors that Numba compiles for, such as `+avx2,-sse4a`."""
     asked = importlib.import_module("numba").config.CPU_FEATURES
     return importlib.import_module("numba.core.codegen").get_host_cpu_features() if asked is None else asked
 
 
 def _processor() -> tuple[str, ...]:
+    """What code that is compiled now needs: features, or where none are said the name of a processor."""
     name = importlib.import_module("numba").config.CPU_NAME or _llvm().get_host_cpu_name()
     features = tuple(sorted(feature[1:] for feature in _features().split(",") if feature.startswith("+")))
     return features or (() if name == "generic" else (name,))
 
 
 def _here() -> set[str]:
-    """What a `_processor` is made of that can run on this one."""
+    """The features that this processor has, and its name."""
     llvm = _llvm()
     return {llvm.get_host_cpu_name(), *(name for name, has in llvm.get_host_cpu_features().items() if has)}

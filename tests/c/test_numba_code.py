@@ -62,10 +62,6 @@ program = eqxc.load(sys.argv[1])
 x = jnp.arange(-6.0, 6.0).reshape(4, 3)
 assert "tests" not in sys.modules
 print(json.dumps(program.call(x if sys.argv[2] == "fold" else x[None]).tolist()))
-try:
-    print(program.call(jnp.ones((4, 30))))
-except Exception as error:
-    print(type(error).__name__)
 """
 
 
@@ -77,7 +73,7 @@ def test_a_file_has_it(method, tmp_path):
     x = X if method == "fold" else X[None]
     exported = eqxc.export(jax.jit(function if method == "fold" else jax.vmap(function)))(x)
     file.write_bytes(exported.serialize())
-    got = json.loads(run(LOADS, file, method).splitlines()[0])
+    got = json.loads(run(LOADS, file, method))
     np.testing.assert_allclose(np.reshape(got, X.shape), expected(X, 0.5), rtol=1e-5)
 
 
