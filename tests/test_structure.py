@@ -35,7 +35,7 @@ ARROWS = {
     # A family uses what ops/ has for all of them, and no other family.
     **{f"ops.{family}": {"ops", "transform", "kernel", "core"} for family in FAMILIES},
     "nn": {"ops", "core"},
-    "fusion": {"nn", "ops"},
+    "fusion": {"nn", "ops", "core"},
     "callback": {"xla", "core"},
     "program": {"xla", "core", "backends", "layer", "ops", "transform", "_ext"},
     "compat": {"callback", "core", "debug", "_ext"},

@@ -4,10 +4,10 @@ import dataclasses
 import functools
 import os
 import struct
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 
 from .. import xla
+from ..core import warn
 from ..kernel import ImageKernel
 from . import _fatbin, _image, _ptx
 from ._architecture import version_of
@@ -70,10 +70,9 @@ def _codes(image: bytes, who: str) -> tuple[_Code, ...]:
             "Make one with nvcc -ptx, -cubin or -fatbin."
         )
     if all(code.parameters is None for code in codes):
-        warnings.warn(
+        warn(
             f"{who}: the fatbin is compressed, so that neither its kernels nor their parameters are checked. Compile it with "
-            "--compress-mode=none.",
-            stacklevel=1,
+            "--compress-mode=none."
         )
     return codes
 

@@ -52,4 +52,9 @@ from ._types import (
     ShapeAndDtype as ShapeAndDtype,
     Size as Size,
 )
-from ._warnings import PerformanceWarning as PerformanceWarning, quiet as quiet, warn_once as warn_once
+from ._warnings import (
+    PerformanceWarning as PerformanceWarning,
+    quiet as quiet,
+    warn as warn,
+    warn_once as warn_once,
+)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 # Their frames are not where somebody who reads the warning can change anything.
-_PACKAGES = ("eqxcallback", "jax", "jaxtyping", "equinox", "contextlib", "functools")
+_PACKAGES = ("eqxcallback", "jax", "jaxtyping", "beartype", "equinox", "contextlib", "functools")
 
 
 class PerformanceWarning(UserWarning):
@@ -41,7 +41,12 @@ def warn_once(text: str) -> None:
 # Where a filter makes the warning an error, it is raised each time: a cache keeps no exception.
 @functools.lru_cache(maxsize=4096)
 def _warn(text: str) -> None:
+    warn(text, PerformanceWarning)
+
+
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
+    """A warning at the line that called us, however deep in us and in decorators it is noticed."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PACKAGES:
         frame, level = frame.f_back, level + 1
-    warnings.warn(text, PerformanceWarning, stacklevel=level)
+    warnings.warn(text, category, stacklevel=level)

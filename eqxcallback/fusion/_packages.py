@@ -1,11 +1,11 @@
 """The rules that installed packages bring."""
 
 import functools
-import warnings
 from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from ..core import warn
 from ._rules import FuseRule, sequence
 
 
@@ -24,10 +24,9 @@ def of_packages() -> tuple[tuple[str, FuseRule], ...]:
             )  # a mapping is for callers, and refused here
             rules += [(f"a rule of {_package(entry)}", rule) for rule in sequence(given)]
         except Exception as error:
-            warnings.warn(
+            warn(
                 f"fuse: the rules of the package {_package(entry)} are left out: its entry point {entry.name!r} = "
-                f"{entry.value!r} of {GROUP} failed: {type(error).__name__}: {error}",
-                stacklevel=3,
+                f"{entry.value!r} of {GROUP} failed: {type(error).__name__}: {error}"
             )
     return tuple(rules)
 

@@ -1,7 +1,6 @@
 """Multi-head attention, as Equinox has it."""
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Num, PRNGKeyArray
 
 from .. import ops
-from ..core import AnyArray, AnyNumber
+from ..core import AnyArray, AnyNumber, warn
 from ._adopt import adopt
 from ._arrays import are_floats
 from ._linear import Linear
@@ -123,9 +122,8 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         """
         if deterministic is not None:
             inference = deterministic
-            warnings.warn(
-                "MultiheadAttention()(deterministic=...) is deprecated in favour of MultiheadAttention()(inference=...)",
-                stacklevel=3,
+            warn(
+                "MultiheadAttention()(deterministic=...) is deprecated in favour of MultiheadAttention()(inference=...)"
             )
         rate = self._dropout_rate(key, inference)
         arrays = (leaf for leaf in jax.tree.leaves(self) if eqx.is_array(leaf))

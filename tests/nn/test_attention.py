@@ -143,8 +143,9 @@ def test_deterministic():
     ours, theirs = both(dropout_p=0.4)
     arrays = inputs(ours)
     for layer in (ours, theirs):
-        with pytest.warns(UserWarning, match=r"MultiheadAttention\(\)\(deterministic=...\) is deprecated"):
+        with pytest.warns(UserWarning, match=r"MultiheadAttention\(\)\(deterministic=...\) is deprecated") as caught:
             layer(*arrays, deterministic=True)
+        assert layer is theirs or caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         got, want = (quickly_compiled(lambda f=f: f(*arrays, deterministic=True))() for f in (ours, theirs))
