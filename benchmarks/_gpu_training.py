@@ -13,7 +13,7 @@ import numpy as np
 import eqxcallback as eqxc
 from eqxcallback import ops
 
-from . import _gpt, _gpu_decode, shapes
+from . import _gpu_decode, _transformers as _models, shapes
 from ._rows import OURS, Goal, Row, Setting
 from ._timing import Runner
 
@@ -33,12 +33,12 @@ def measure(setting: Setting) -> Iterator[Row]:
 def _training(setting: Setting, dtype: Any) -> Iterator[Row]:
     model = shapes.TINY if setting.tiny else dataclasses.replace(shapes.GPT2, layers=LAYERS, vocabulary=VOCABULARY)
     batch = 2 if setting.tiny else BATCH
-    tokens = np.random.default_rng(0).integers(0, model.vocabulary, (batch, model.length), np.int32)
+    tokens = np.random.default_rng(0).integers(0, model.vocabulary, (batch, model.length + 1), np.int32)
 
-    def runner(fused: bool, loss: _gpt.Loss) -> Runner:
-        gpt = _gpt.new(model, dtype)
+    def runner(fused: bool, loss: _models.Loss) -> Runner:
+        gpt = _models.new(_models.GPT, model, dtype)
         arrays, static = eqx.partition(eqxc.fuse(gpt).model if fused else gpt, eqx.is_inexact_array)
-        init, train = _gpt.step(loss)
+        init, train = _models.step(functools.partial(_models.gpt_loss, loss))
 
         def of_arrays(arrays: Any, state: Any, tokens: Any) -> Any:
             return train(arrays, static, state, tokens)
@@ -51,11 +51,11 @@ def _training(setting: Setting, dtype: Any) -> Iterator[Row]:
     made: dict[str, Callable[[], Runner]] = {
         OURS: functools.partial(runner, True, ops.linear_cross_entropy),
         f"{OURS}: all logits": functools.partial(runner, True, _our_loss),
-        "Equinox": functools.partial(runner, False, _gpt.plain_loss),
+        "Equinox": functools.partial(runner, False, _models.plain_loss),
     }
     case = f"a step of {model.name}, {model.layers} layers, {batch} x {model.length} tokens, {jnp.dtype(dtype).name}"
     race = setting.race(made)
-    yield Row(case, "tokens/s", float(tokens.size), race, (Goal("Equinox", 1.5),))
+    yield Row(case, "tokens/s", float(batch * model.length), race, (Goal("Equinox", 1.5),))
     if not setting.has_time():
         return
     yield Row(f"memory of {case}", "MB", 1.0, setting.race(made, timed=False), (Goal("Equinox", 2.0),))

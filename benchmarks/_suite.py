@@ -22,6 +22,7 @@ TITLES = {
     "cross_entropy": "Cross-entropy",
     "linear": "Linear layers",
     "gpt2": "GPT-2, one token",
+    "training": "One step of training",
     "scaling": "How cost grows",
 }
 MODES = ("full", "quick", "tiny")

@@ -20,6 +20,34 @@ struct QueryBlock {
   int32_t lowest, highest;  // query at p sees key j if p - j is between them
 };
 
+// Whether the mask lets one query see any of these keys, or not all.
+bool sees_any(const uint8_t* mask, int64_t keys) {
+  uint8_t any = 0;
+  for (int64_t j = 0; j < keys; ++j) any = static_cast<uint8_t>(any | mask[j]);
+  return any != 0;
+}
+bool misses_any(const uint8_t* mask, int64_t keys) {
+  uint8_t missed = 0;
+  for (int64_t j = 0; j < keys; ++j) missed = static_cast<uint8_t>(missed | (mask[j] == 0));
+  return missed != 0;
+}
+
+// Leaves out the keys before and after all that the mask lets a query of the block see: of a causal mask that is an
+// array, half of the keys.
+void trim_to_mask(const uint8_t* rows, int64_t kv_length, QueryBlock& block) {
+  int64_t first = block.end, end = block.first;
+  for (int64_t i = block.queries - 1; i >= 0; --i) {
+    const uint8_t* row = rows + i * kv_length;
+    if (end < block.end && sees_any(row + end, block.end - end)) {
+      for (end = block.end; row[end - 1] == 0;) --end;
+    }
+    if (first > block.first && sees_any(row + block.first, first - block.first)) {
+      for (first = block.first; row[first] == 0;) ++first;
+    }
+  }
+  block.first = smaller(first, end), block.end = end;
+}
+
 QueryBlock query_block(const Attention& args, int64_t b, int64_t h, int64_t begin) {
   constexpr int32_t kFar = 0x7fffffff;
   const AttentionOptions* options = args.options;
@@ -38,6 +66,9 @@ QueryBlock query_block(const Attention& args, int64_t b, int64_t h, int64_t begi
   block.end = smaller(block.end, block.position + block.queries - block.lowest);
   block.first = larger<int64_t>(0, block.position - block.highest);
   block.end = larger(block.end, block.first);
+  if (options != nullptr && options->mask.data != nullptr) {
+    trim_to_mask(operand_of(options->mask, b, h) + begin * args.kv_length, args.kv_length, block);
+  }
   return block;
 }
 
@@ -108,8 +139,11 @@ void apply_options(const AttentionOptions& options, const QueryBlock& block, int
     }
   }
   if (options.mask.data != nullptr) {
-    const auto* mask = reinterpret_cast<const int8_t*>(operand_of(options.mask, b, h) + row);
-    for_columns(mask, kv_length, queries, keys, [&](int64_t j, int64_t i, F column) {
+    const uint8_t* mask = operand_of(options.mask, b, h) + row;
+    bool is_needed = false;
+    for (int64_t i = 0; i < queries && !is_needed; ++i) is_needed = misses_any(mask + i * kv_length, keys);
+    const int64_t masked = is_needed ? keys : 0;
+    for_columns(reinterpret_cast<const int8_t*>(mask), kv_length, queries, masked, [&](int64_t j, int64_t i, F column) {
       float* line = tile + j * kQueryBlock + i;
       Simd::store(line, select_bytes(column, Simd::load(line), Simd::broadcast(kUnseen)));
     });

@@ -1,5 +1,5 @@
-"""Products with quantised weights as XLA does them best on a GPU, where there are many rows: by products of 16 bits, or of
-integers, on tensor cores.
+"""Products as XLA does them best where there are many rows: on a GPU those with quantised weights, by products of 16 bits, or of
+integers, on tensor cores; and on a CPU those of bf16 and their gradients, by the instructions for pairs of bf16.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ...kernel import JaxKernel
-from .._jax import product
+from .._jax import product, product_of_rows
 from .._supports import floats
 from ._reference_activations import quantize_activations
 from ._reference_quantized import dequantize
@@ -62,6 +62,29 @@ def _quantized_linear_backward(args: Any, out: Any, cotangent: Array, *, encodin
     return _back(cotangent, dequantize(blocks, encoding=encoding), x), None
 
 
+def _bf16(types: Any, **_: Any) -> bool | str:
+    dtype = types.x.dtype
+    return (
+        True
+        if dtype == jnp.bfloat16
+        else f"x has to be bfloat16, whose products XLA takes some care for; it is {dtype}"
+    )
+
+
+def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
+    y = _rows_times(x, weight)
+    return (y if bias is None else y + jnp.broadcast_to(bias, y.shape)).astype(x.dtype)
+
+
+def _linear_backward(args: Any, out: Any, cotangent: Array) -> Any:
+    x, weight, bias = args
+    d_weight = product_of_rows(x.dtype, cotangent, x).astype(weight.dtype)
+    d_bias = None if bias is None else cotangent.astype(bias.dtype).sum(range(x.ndim - 1))
+    return _back(cotangent, weight, x), d_weight, d_bias
+
+
+LINEAR = JaxKernel(_linear, supports=_bf16)
+LINEAR_BACKWARD = JaxKernel(_linear_backward, supports=_bf16)
 INT8_LINEAR = JaxKernel(_int8_linear, supports=floats)
 INT8_LINEAR_BACKWARD = JaxKernel(_int8_linear_backward, supports=floats)
 QUANTIZED_LINEAR = JaxKernel(_quantized_linear, supports=floats)

@@ -12,7 +12,7 @@ from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
 from .._supports import floats
-from . import _numpy, _reference
+from . import _jax, _numpy, _reference
 
 
 # With more rows than these, weights that are in cache are worth more than memory that is read once.
@@ -34,9 +34,11 @@ _NATIVE = NativeKernel("linear", attributes=("present",), supports=_supports)
 _NATIVE_IF_CHOSEN = dataclasses.replace(_NATIVE, supports=floats, only_if_chosen=True)
 _linear = Op(
     "linear",
-    kernels={"cpu": (_NATIVE, _NATIVE_IF_CHOSEN, _numpy.LINEAR), "cuda": _numpy.LINEAR},
+    kernels={"cpu": (_NATIVE, _jax.LINEAR, _NATIVE_IF_CHOSEN, _numpy.LINEAR), "cuda": _numpy.LINEAR},
     reference=_reference.linear,
     vmap_method={"x": "broadcast_all"},
+    backward={"cpu": _jax.LINEAR_BACKWARD},
+    backward_reads_results=False,
     sharding="... i, o i, o -> ... o",
 )
 _embedding = Op(
@@ -57,7 +59,8 @@ def linear(
     r"""$x W^T + b$ over the last axis, summed in f32 and rounded once.
 
     By default this is a plain product in XLA, which knows them best and fuses what follows; on a CPU, at most 16 rows of f16 or
-    bf16 are a kernel, which reads the weights once, at the speed of memory.
+    bf16 are a kernel, which reads the weights once, at the speed of memory. More rows of bf16, and their gradients, are written
+    in the way that XLA has the processor's instructions for bf16 multiply.
 
     **Arguments:**
 

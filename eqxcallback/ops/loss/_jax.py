@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ...kernel import JaxKernel
-from .._jax import product
+from .._jax import product, product_of_rows
 from .._supports import floats
 from . import _reference
 
@@ -35,8 +35,8 @@ def _narrow(x: Array) -> Any:
     return x.dtype
 
 
-def _wide(x: Array) -> Any:
-    return jnp.float32
+def _narrow_bf16(x: Array) -> Any:
+    return x.dtype if x.dtype == jnp.bfloat16 else jnp.float32
 
 
 def forward(
@@ -47,9 +47,12 @@ def forward(
     *args: Any,
     **options: Any,
 ) -> tuple[Array, Array, Array]:
-    logits = functools.partial(product, "...i,ci->...c", dtype_of(x))
-    length = length_of(x, weight.shape[0])
-    return _reference.linear_cross_entropy_with_sums(x, weight, *args, **options, product=logits, length=length)
+    dtype, length = dtype_of(x), length_of(x, weight.shape[0])
+
+    def logits(x: Array, bits: Array) -> Array:
+        return product("...i,ci->...c", dtype, x, _from_bits(bits, weight.dtype))
+
+    return _reference.linear_cross_entropy_with_sums(x, _bits(weight), *args, **options, product=logits, length=length)
 
 
 def backward(
@@ -89,8 +92,9 @@ def backward(
     inverse = 1 / jnp.where(total == 0, 1.0, total)
 
     def chunk(d_x: Array, part: Any) -> tuple[Array, Any]:
-        first, weight, bias, class_weights = part
-        z = product("...i,ci->...c", dtype, x, weight)
+        first, bits, bias, class_weights = part
+        rows = _from_bits(bits, weight.dtype)
+        z = product("...i,ci->...c", dtype, x, rows)
         if bias is not None:
             z = z + jnp.broadcast_to(bias, z.shape)
         if soft_cap is not None:
@@ -113,23 +117,36 @@ def backward(
             d_class_weights = terms.sum(range(index.ndim))
         if soft_cap is not None:
             d_z = d_z * (1 - (z / soft_cap) ** 2)
-        d_weight = product("...c,...i->ci", dtype, d_z, x).astype(weight.dtype)
+        d_rows = product_of_rows(dtype, d_z, x).astype(weight.dtype)
         d_bias = None if bias is None else d_z.sum(range(index.ndim)).astype(bias.dtype)
-        return d_x + product("...c,ci->...i", dtype, d_z, weight), (d_weight, d_bias, d_class_weights)
+        return d_x + product("...c,ci->...i", dtype, d_z, rows), (_bits(d_rows), d_bias, d_class_weights)
 
     d_x = jnp.zeros(x.shape, jnp.float32)
-    d_x, found = _reference.each_chunk(chunk, d_x, length_of(x, size), weight, bias, class_weights)
+    d_x, found = _reference.each_chunk(chunk, d_x, length_of(x, size), _bits(weight), bias, class_weights)
     d_x = jnp.where(ignored[..., None], 0.0, d_x) if ignore_index is not None else d_x
     d_weight, d_bias, d_class_weights = found
-    return d_x.astype(x.dtype), d_weight, None, d_bias, d_class_weights
+    return d_x.astype(x.dtype), _from_bits(d_weight, weight.dtype), None, d_bias, d_class_weights
+
+
+def _bits(array: Array) -> Array:
+    """Numbers of 16 bits as integers, for a loop. XLA on a CPU reads and writes slices of bf16 and f16 as f32: it has a copy of
+    all of the array in f32, and where it writes, converts all of it for each slice.
+    """
+    return jax.lax.bitcast_convert_type(array, jnp.uint16) if array.dtype.itemsize == 2 else array
+
+
+def _from_bits(array: Array, dtype: Any) -> Array:
+    return jax.lax.bitcast_convert_type(array, dtype) if array.dtype != dtype else array
 
 
 def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """On a CPU: in f32, as the definition, whatever `jax.default_matmul_precision` says."""
+    """On a CPU, which has instructions for products of bf16. Others are in f32, as in the definition, whatever
+    `jax.default_matmul_precision` says.
+    """
 
     def call(*args: Any, **options: Any) -> Any:
         with jax.default_matmul_precision("highest"):
-            return function(_wide, _small, *args, **options)
+            return function(_narrow_bf16, _small, *args, **options)
 
     return call
 

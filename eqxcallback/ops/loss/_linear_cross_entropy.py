@@ -33,7 +33,7 @@ def linear_cross_entropy(
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch"]:
     r"""[`eqxcallback.ops.softmax_cross_entropy`][] of the logits $x W^T + b$, which are never in memory all at once, computed in
-    f32.
+    f32. Products of bf16 are summed in f32; for those of a gradient, the gradients of the logits are rounded to bf16.
 
     A few hundred classes at a time are multiplied, and what the loss needs of them is added up. Each derivative, the second
     one as well, does so again: a gradient costs four products in place of three, and its memory is that of the gradients
@@ -54,8 +54,8 @@ def linear_cross_entropy(
 
     **Returns:** an array of shape `batch`, in f32, or in the dtype of `x` if that is wider.
 
-    **Limitations:** a `weight` that no length near 256 divides, from 128 to 512, is copied. XLA for CPUs keeps a `weight` in bf16
-    in f32 for the time of the call.
+    **Limitations:** a `weight` that no length near 256 divides, from 128 to 512, is copied. So is one of 16 bits
+    on a CPU, for the time of the call.
     """
     name = "linear_cross_entropy"
     x, weight = jnp.asarray(x), jnp.asarray(weight)

@@ -97,6 +97,51 @@ def test_gradients_of_bf16(name, isa):
         np.testing.assert_allclose(np.asarray(one, np.float32), each, rtol=0.1, atol=0.03 * scale)
 
 
+def hiding(kind, queries, keys):
+    """A mask that hides blocks of keys from blocks of queries."""
+    row, column = np.ogrid[:queries, :keys]
+    masks: dict[str, Any] = {
+        "causal": column <= row + keys - queries,
+        "reversed": column >= row,
+        "band": np.abs(row - column) < 9,
+        "ends": (column >= 131) & (column < 300),
+        "holes": (column < 3) | (column > keys - 2),
+        "some queries": (row < 64) & (column < 200) | (row > 140) & (column > 250),
+        "nothing": False,
+        "everything": True,
+    }
+    return np.broadcast_to(masks[kind], (queries, keys))
+
+
+@pytest.mark.parametrize(
+    "kind", ["causal", "reversed", "band", "ends", "holes", "some queries", "nothing", "everything"]
+)
+def test_masks_that_hide_blocks(kind, isa):
+    args = options.inputs(150, 400, 2, 1, 17)
+    given = {"mask": hiding(kind, 150, 400)[None]}
+    got = table.quickly_compiled(lambda *args: ops.attention(*args, **given))(*args)
+    np.testing.assert_allclose(got, exact(*args, **given), rtol=1e-5, atol=1e-5)
+    wants = gradients(args, given, "reference")
+    for found, want in zip(gradients(args, given, "auto"), wants, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-4, atol=2e-5)
+
+
+def test_keys_that_a_mask_hides_at_the_ends_are_not_read(isa):
+    """Numbers that would be seen even where a weight of zero multiplies them."""
+    q, k, v = options.inputs(70, 300, 2, 1, 17)
+    mask = (hiding("ends", 70, 300) & (np.arange(300) < 290))[None]
+    poisoned = tuple(np.where(mask[0, 0, :, None, None], x, np.nan) for x in (k, v))
+    got, want = (
+        table.quickly_compiled(lambda *args: ops.attention(*args, mask=mask))(q, *x) for x in (poisoned, (k, v))
+    )
+    np.testing.assert_array_equal(got, want)
+    args = (q, *poisoned)
+    for found, want in zip(
+        gradients(args, {"mask": mask}, "auto"), gradients((q, k, v), {"mask": mask}, "auto"), strict=True
+    ):
+        np.testing.assert_array_equal(found, want)
+
+
 def test_gradients_against_finite_differences():
     """Of the loop over heads, in f64, along a direction of all operands."""
     shape = SHAPES[0]

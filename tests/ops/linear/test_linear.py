@@ -88,9 +88,10 @@ def test_linear_without_elements(batch, size, out):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_derivatives_of_linear(dtype):
+@pytest.mark.parametrize("rows", [3, 17, 32])
+def test_derivatives_of_linear(rows, dtype):
     """Of first and second order, of any of the operands."""
-    x, weight, bias = normal(1, (3, 7), dtype), normal(2, (5, 7), dtype), normal(3, (5,))
+    x, weight, bias = normal(1, (rows, 7), dtype), normal(2, (5, 7), dtype), normal(3, (5,))
 
     def loss(product):
         return lambda *args: jnp.sum(jnp.sin(product(*args).astype(jnp.float32)))
@@ -110,6 +111,29 @@ def test_derivatives_of_linear(dtype):
         assert g.dtype == w.dtype
         g, w = f64(g, w)
         np.testing.assert_allclose(g, w, rtol=tolerance, atol=tolerance * np.max(np.abs(w)))
+
+
+@pytest.mark.parametrize("batch", [(1,), (19,), (2, 16), (3, 2, 5), (0,)], ids=str)
+@pytest.mark.parametrize("mapped", [None, 0])
+def test_gradients_of_bf16(batch, mapped):
+    """Any number of rows, of one weight and of an ensemble, each sum rounded once."""
+    x, weight, bias = normal(1, (*batch, 6), jnp.bfloat16), normal(2, (5, 6), jnp.bfloat16), normal(3, (5,))
+    cotangent = normal(4, (*batch, 5), jnp.bfloat16)
+
+    def gradients(x, weight, bias):
+        return jax.vjp(ops.linear, x, weight, bias)[1](jnp.asarray(cotangent))
+
+    if mapped is None:
+        got = jax.jit(gradients)(x, weight, bias)
+    else:
+        weights = jnp.stack([jnp.asarray(weight), jnp.zeros_like(weight)])
+        got = (each[0] for each in jax.jit(jax.vmap(gradients, (None, 0, None)))(x, weights, bias))
+    rows, matrix, vector = f64(x, weight, cotangent)
+    flat = (rows.reshape(-1, 6), vector.reshape(-1, 5))
+    wants = (vector @ matrix, flat[1].T @ flat[0], flat[1].sum(0))
+    for found, want, dtype in zip(got, wants, (jnp.bfloat16, jnp.bfloat16, jnp.float32), strict=True):
+        assert found.dtype == dtype
+        near(found, want, dtype)
 
 
 @pytest.mark.parametrize("index", [0, [[3, -1], [-4, 2]], [], [7, -9, 2**31 - 1]], ids=str)

@@ -124,7 +124,9 @@ def test_sixteen_bits(dtype):
     want, wanted = jax.value_and_grad(lambda x, w: plain(x, w, labels, label_smoothing=0.1).sum(), (0, 1))(*exact)
     np.testing.assert_allclose(loss.sum(), want, rtol=1e-5)
     for got, expected in zip(gradients, wanted, strict=True):
-        np.testing.assert_allclose(got.astype(jnp.float32), expected, rtol=2.0**-7, atol=1e-3)
+        # The gradients of logits are rounded to bf16 before they are multiplied.
+        atol = 2.0**-9 * np.abs(expected).max() if dtype == jnp.bfloat16 else 1e-3
+        np.testing.assert_allclose(got.astype(jnp.float32), expected, rtol=2.0**-7, atol=atol)
 
 
 # What is special.
@@ -229,16 +231,21 @@ def second(x, weight, labels):
     ],
     ids=["value", "value of vmap", "gradient", "gradient of vmap", "second"],
 )
-def test_logits_are_never_in_memory(f, megabytes):
-    """They would be 500 MB."""
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_logits_are_never_in_memory(f, megabytes, dtype):
+    """They would be 500 MB. Nor is a weight of 16 bits in f32, but for second derivatives; of itself there is one copy."""
     types = (
-        jax.ShapeDtypeStruct((TOKENS, FEATURES), jnp.float32),
-        jax.ShapeDtypeStruct((CLASSES, FEATURES), jnp.float32),
+        jax.ShapeDtypeStruct((TOKENS, FEATURES), dtype),
+        jax.ShapeDtypeStruct((CLASSES, FEATURES), dtype),
         jax.ShapeDtypeStruct((TOKENS,), jnp.int32),
     )
     program: Any = jax.jit(f).lower(*types).compile()
-    assert program.memory_analysis().temp_size_in_bytes < megabytes * MEGABYTE
+    copy = 0 if dtype == jnp.float32 else CLASSES * FEATURES * 2
+    assert program.memory_analysis().temp_size_in_bytes < megabytes * MEGABYTE + copy
     text = program.as_text()
+    if dtype != jnp.float32 and f is not second:
+        assert f"f32[{CLASSES}," not in text
+        assert f"f32[{CLASSES // 256},256" not in text
     assert f"{TOKENS},{CLASSES}" not in text
     assert f"{CLASSES},{TOKENS}" not in text
 

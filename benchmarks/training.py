@@ -1,0 +1,157 @@
+"""One step of training a GPT and a ViT, in time and memory: a model of `equinox.nn`, the same after `fuse`, and PyTorch's."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import eqxcallback as eqxc
+from eqxcallback import ops
+
+from . import _torch_transformers as _torch, _transformers as _models, shapes
+from ._contestants import normal, to_torch
+from ._probes import FMA, multiply_operations, multiply_runner
+from ._rows import OURS, Goal, Row, Setting
+from ._timing import Runner, waited_for
+
+
+GPT = dataclasses.replace(shapes.GPT2, layers=4, vocabulary=32_000)
+VIT = dataclasses.replace(shapes.VIT, layers=2)
+IMAGES = 8
+_TINY = shapes.Model("tiny", 2, 64, 96, 4, 4, 16, 128, 48, causal=True, is_gated=False)
+# How many times as fast as Equinox.
+_GOALS = {jnp.float32: 1.3, jnp.bfloat16: 1.8}
+
+
+def measure(setting: Setting) -> Iterator[Row]:
+    for dtype, ratio in _GOALS.items():
+        goals = (Goal("Equinox", ratio), Goal("torch"))
+        yield _row(setting, "GPT-2", _gpt(setting), dtype, goals)
+        yield _row(setting, "ViT-B", _vit(setting), dtype, goals)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """**Attributes:**
+
+    - `case`: what is trained.
+    - `tokens`: of a step.
+    - `operations`: of the products of a step, which are three for each one of the forward pass.
+    - `batch`: the data of a step.
+    - `losses`: of contestants in JAX, which are functions of a model and a batch.
+    - `torch`: a model of PyTorch, with the arrays of one of Equinox, and a function of it that returns a loss.
+    """
+
+    case: str
+    model: shapes.Model
+    kind: Callable[..., Any]
+    tokens: int
+    operations: float
+    batch: Any
+    losses: dict[str, Callable[[Any, Any], jax.Array]]
+    torch: Callable[[Any], tuple[Any, Callable[..., Any]]]
+
+
+def _gpt(setting: Setting) -> _Task:
+    model = _TINY if setting.tiny else GPT
+    tokens = np.random.default_rng(0).integers(0, model.vocabulary, (1, model.length + 1), np.int32)
+    loss = functools.partial(functools.partial, _models.gpt_loss)
+    return _Task(
+        f"{model.name}, {model.layers} layers, {model.length} tokens",
+        model,
+        _models.GPT,
+        model.length,
+        3 * (_operations(model, model.length) + 2 * model.length * model.embedding * model.vocabulary),
+        jnp.asarray(tokens),
+        {
+            OURS: loss(ops.linear_cross_entropy),
+            f"{OURS}: all logits": loss(_all_logits),
+            "Equinox": loss(_models.plain_loss),
+        },
+        functools.partial(_torch.gpt, model),
+    )
+
+
+def _vit(setting: Setting) -> _Task:
+    model = dataclasses.replace(_TINY, causal=False) if setting.tiny else VIT
+    count = 2 if setting.tiny else IMAGES
+    patches = normal(1, count, model.length - 1, _models.PATCH)
+    labels = jnp.arange(count, dtype=jnp.int32) * 7 % model.vocabulary
+    loss = functools.partial(functools.partial, _models.vit_loss)
+    first = 2 * (model.length - 1) * count * _models.PATCH * model.embedding  # whose input has no gradient
+    return _Task(
+        f"{model.name}, {model.layers} layers, {count} images",
+        model,
+        _models.ViT,
+        model.length * count,
+        3 * count * _operations(model, model.length) + 2 * first,
+        (patches, labels),
+        {OURS: loss(ops.softmax_cross_entropy), "Equinox": loss(optax.softmax_cross_entropy_with_integer_labels)},
+        functools.partial(_torch.vit, model),
+    )
+
+
+def _all_logits(x: jax.Array, weight: jax.Array, labels: jax.Array) -> jax.Array:
+    return ops.softmax_cross_entropy(ops.linear(x, weight), labels)
+
+
+def _operations(model: shapes.Model, length: int) -> float:
+    """Of the products of the forward pass of all layers for one sequence, of which a causal one needs half of the attention."""
+    matrices = sum(rows * columns for rows, columns in model.matrices.values())
+    return model.layers * (2 * length * matrices + model.attention(1, length).flops)
+
+
+def _row(setting: Setting, name: str, task: _Task, dtype: Any, goals: tuple[Goal, ...]) -> Row:
+    batch = jax.tree.map(lambda x: x.astype(dtype) if eqx.is_inexact_array(x) else x, task.batch)
+    made: dict[str, Callable[[], Runner]] = {
+        each: functools.partial(_runner, setting, task, dtype, batch, each) for each in task.losses
+    }
+    made["torch"] = functools.partial(_torch_runner, task, dtype, batch)
+    made[FMA] = functools.partial(multiply_runner, setting)
+    # The probe makes as many multiply-adds as it does, which are no tokens: as many of them as have so many operations.
+    probe = multiply_operations(setting) / task.operations * task.tokens
+    return Row(
+        f"{task.case}, {jnp.dtype(dtype).name}",
+        "tokens/s",
+        task.tokens,
+        setting.race(made),
+        goals,
+        more_work={FMA: probe},
+        headline=name == "GPT-2",
+        tolerance=0.02 if dtype == jnp.bfloat16 else 1e-3,
+    )
+
+
+def _runner(setting: Setting, task: _Task, dtype: Any, batch: Any, which: str) -> Runner:
+    model = _models.new(task.kind, task.model, dtype)
+    if which.startswith(OURS):
+        model = eqxc.fuse(model).model
+    arrays, static = eqx.partition(model, eqx.is_inexact_array)
+    init, train = _models.step(task.losses[which])
+
+    def of_arrays(arrays: Any, state: Any, batch: Any) -> Any:
+        return train(arrays, static, state, batch)
+
+    made = setting.clock.runner(of_arrays, arrays, init(arrays), batch)
+    result = made.result
+    assert result is not None
+    return made._replace(result=lambda: _seen(*result()[::2]))
+
+
+def _seen(loss: Any, state: Any) -> tuple[Any, Any]:
+    """By what contestants are compared: the loss, and what the optimizer keeps of the gradient of the first norm."""
+    return loss, state[0].mu.blocks[0].attention_norm.weight
+
+
+def _torch_runner(task: _Task, dtype: Any, batch: Any) -> Runner:
+    model = _models.new(task.kind, task.model, dtype)
+    module, loss = task.torch(model)
+    data = jax.tree.map(to_torch, batch)
+    train = _torch.step(module, functools.partial(loss, module, data))
+    return waited_for(train)
