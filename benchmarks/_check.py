@@ -8,9 +8,17 @@ from typing import Any
 from ._rows import goals_text
 
 
+# A page of them.
+_LINES = 40
+
+
 def check(folder: pathlib.Path, suites: Sequence[str] = ()) -> str:
-    """Of these suites, or of all that there are results of."""
-    lines, counts = [], {True: 0, False: 0, None: 0}
+    """Of these suites, or of all that there are results of: what is wrong, what was not measured, and the goals that are missed,
+    those first of which the largest share is missing.
+    """
+    lines: list[str] = []
+    short: list[tuple[float, str]] = []
+    counts = {True: 0, False: 0, None: 0}
     for path in sorted(folder.glob("*.json")):
         if suites and path.stem not in suites:
             continue
@@ -18,9 +26,10 @@ def check(folder: pathlib.Path, suites: Sequence[str] = ()) -> str:
         for where, row in _rows(data):
             for goal in row["goals"]:
                 counts[goal["met"]] += 1
-            short = [goal for goal in row["goals"] if goal["met"] is not True]
-            if short:
-                lines.append(f"{path.stem}{where}: {row['case']}: {goals_text(short)}")
+                if goal["met"] is not True:
+                    missing = 1.0 if goal["missing"] is None else goal["missing"]
+                    text = f"{path.stem}{where}: {row['case']}: {goals_text([goal])}"
+                    short.append((missing, f"{missing:4.0%} missing: {text}"))
             lines += [
                 f"{path.stem}{where}: {row['case']}: {name} differs by {difference:.1e}, which is more than {row['tolerance']:g}"
                 for name, difference in row.get("differences", {}).items()
@@ -28,6 +37,10 @@ def check(folder: pathlib.Path, suites: Sequence[str] = ()) -> str:
             ]
     if not sum(counts.values()):
         return f"{folder} has no results with goals: make bench measures them."
+    short.sort(key=lambda each: -each[0])
+    lines += [line for _, line in short[:_LINES]]
+    if len(short) > _LINES:
+        lines.append(f"... and {len(short) - _LINES} of which less is missing.")
     summary = f"{counts[True]} of {sum(counts.values())} goals met, {counts[False]} not, {counts[None]} not measured."
     return "\n".join([*lines, summary])
 

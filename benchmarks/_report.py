@@ -6,7 +6,8 @@ import json
 import os
 import pathlib
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ def machine() -> dict[str, str]:
         "python": platform.python_version(),
         "jax": jax.__version__,
         "numpy": np.__version__,
+        "date": time.strftime("%Y-%m-%d"),
     }
     for package in ("equinox", "torch"):
         if importlib.util.find_spec(package) is not None:
@@ -55,6 +57,10 @@ def put(page: pathlib.Path, name: str, markdown: str) -> None:
     page.write_text(before + begin + "\n" + markdown + "\n" + end + rest.split(end)[1])
 
 
-def measured_on() -> str:
-    about = ", ".join(value if key == "cpu" else f"{key} {value}" for key, value in machine().items())
-    return f"Measured on {about}."
+def measured_on(*machines: Mapping[str, str]) -> str:
+    """Of this machine, or of those that results came from."""
+    abouts = (
+        ", ".join(value if key in ("cpu", "date") else f"{key} {value}" for key, value in each.items())
+        for each in machines or (machine(),)
+    )
+    return f"Measured on {'; '.join(dict.fromkeys(abouts))}."

@@ -44,10 +44,14 @@ def speed(figures: Mapping[str, float], unit: str, of: str, base: str) -> float 
     return theirs / max(ours, 1e-12) if is_less_better(unit) else ours / max(theirs, 1e-12)
 
 
+# Of a goal: the one of all peers that is the best in this row. A probe is none.
+BEST = "best peer"
+
+
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """`of` has to be at least `ratio` times as good as `base`; a base that is a number is what `of` may take, where less is
-    better, or has to reach."""
+    """`of` has to be at least `ratio` times as good as `base`, a family or `BEST`; a base that is a number is what `of` may take,
+    where less is better, or has to reach."""
 
     base: str | float
     ratio: float = 1.0
@@ -60,6 +64,10 @@ class Goal:
 
     def reached(self, figures: Mapping[str, float], unit: str) -> float | None:
         """The ratio to the goal's base, or the figure where that is a number, if it was measured."""
+        if self.base == BEST:
+            peers = {family(name) for name in figures} - {"probe", self.of}
+            ratios = [speed(figures, unit, self.of, peer) for peer in peers]
+            return min((ratio for ratio in ratios if ratio is not None), default=None)
         if isinstance(self.base, str):
             return speed(figures, unit, self.of, self.base)
         best = best_of(figures, unit).get(self.of)
@@ -73,18 +81,22 @@ class Goal:
             return found >= self.ratio
         return found <= self.base if is_less_better(unit) else found >= self.base
 
-    def takes(self, figures: Mapping[str, float], unit: str) -> float | None:
-        """What the probe would have to be multiplied with, for a goal that is relative to a peer."""
-        peer = None if self.base == "probe" or is_less_better(unit) else speed(figures, unit, str(self.base), "probe")
-        return None if peer is None else self.ratio * peer
+    def missing(self, figures: Mapping[str, float], unit: str) -> float | None:
+        """The share of the goal that is not reached."""
+        found = self.reached(figures, unit)
+        if found is None:
+            return None
+        if isinstance(self.base, str):
+            return max(0.0, 1 - found / self.ratio)
+        return max(0.0, 1 - (self.base / max(found, 1e-12) if is_less_better(unit) else found / self.base))
 
     def as_data(self, figures: Mapping[str, float], unit: str) -> dict[str, Any]:
-        reached, takes = self.reached(figures, unit), self.takes(figures, unit)
+        reached, missing = self.reached(figures, unit), self.missing(figures, unit)
         return {
             "goal": self.text(unit) if self.of == OURS else f"{self.of} {self.text(unit)}",
             "ratio": None if reached is None else round(reached, 4),
             "met": self.is_met(figures, unit),
-            "takes": None if takes is None else round(takes, 4),
+            "missing": None if missing is None else round(missing, 4),
         }
 
 
@@ -98,7 +110,6 @@ class Row:
     - `goals`: none where there is nothing to win.
     - `more_work`: of contestants that do more or less of it.
     - `curve`, `x`: of rows that are the points of one curve: its name with what `x` is, and where this row is on it.
-    - `headline`: whether the README has it.
     - `tolerance`: of the differences between the results of contestants.
     """
 
@@ -110,7 +121,6 @@ class Row:
     more_work: Mapping[str, float] = dataclasses.field(default_factory=dict)
     curve: tuple[str, str] | None = None
     x: float | None = None
-    headline: bool = False
     tolerance: float = 0.05
 
     @property
@@ -144,7 +154,6 @@ class Row:
             "goals": [goal.as_data(right, self.unit) for goal in self.goals],
             "curve": self.curve,
             "x": self.x,
-            "headline": self.headline,
         }
 
 
@@ -265,8 +274,7 @@ def goals_text(goals: Sequence[Mapping[str, Any]]) -> str:
 
 def _goal_text(goal: Mapping[str, Any]) -> str:
     words = {None: "not measured", True: "yes", False: "no"}
-    text = f"{goal['goal']}: {words[goal['met']]}" + ("" if goal["ratio"] is None else f", {goal['ratio']:.2f}")
-    return text if goal["met"] is not False or goal["takes"] is None else f"{text}, takes {goal['takes']:.2f} x probe"
+    return f"{goal['goal']}: {words[goal['met']]}" + ("" if goal["ratio"] is None else f", {goal['ratio']:.2f}")
 
 
 def figure_text(figure: float) -> str:

@@ -83,7 +83,7 @@ def in_own_process(suites: Sequence[str], cores: Sequence[int], mode: str, folde
 def collect(suite: str, counts: Sequence[int], mode: str, folder: pathlib.Path) -> dict[str, Any]:
     """What the processes have left."""
     threads = {str(count): json.loads((folder / f"{suite}.{count}.json").read_text()) for count in counts}
-    return {"suite": suite, "title": TITLES[suite], "mode": mode, "threads": threads}
+    return {"suite": suite, "title": TITLES[suite], "mode": mode, "machine": _report.machine(), "threads": threads}
 
 
 def markdown(data: Mapping[str, Any]) -> str:
@@ -92,7 +92,7 @@ def markdown(data: Mapping[str, Any]) -> str:
         heading = f"**{data['title']}, {count} thread{'s' * (count != '1')}**"
         peak = f"The process took {found['peak_rss'] / 1e6:,.0f} MB at most."
         sections.append(f"{heading}\n\n{tables(found['rows'], details=True)}\n\n{peak}")
-    return "\n\n".join([*sections, _report.measured_on()])
+    return "\n\n".join([*sections, _report.measured_on(data["machine"])])
 
 
 def write(data: Mapping[str, Any], folder: pathlib.Path) -> None:
@@ -103,18 +103,36 @@ def write(data: Mapping[str, Any], folder: pathlib.Path) -> None:
     plot(data, folder / f"{data['suite']}.svg")
 
 
+_PEERS = ("XLA", "jax.nn", "Equinox", "torch")
+
+
 def headlines(folder: pathlib.Path) -> str:
-    """The most telling rows of the suites that were measured, for the README: ours, and how many times as fast as each peer."""
-    peers = ("XLA", "jax.nn", "Equinox", "torch", "probe")
-    lines = []
+    """For the README: of each suite that was measured, the row where ours is the slowest beside its best peer, and the one where
+    it is the fastest; and how many times as fast it is as each."""
+    lines, machines = [], []
     for suite in TITLES:
         path = folder / f"{suite}.json"
-        for count, found in json.loads(path.read_text())["threads"].items() if path.exists() else ():
-            for row in found["rows"]:
-                if row["headline"]:
-                    lines.append([f"{TITLES[suite]}: {row['case']}", count, *_headline(row, peers)])
-    header = ["ours, and over each peer", "threads", "eqxcallback", *(f"/ {peer}" for peer in peers)]
-    return "\n\n".join([_report.table(header, lines), _report.measured_on()])
+        data = json.loads(path.read_text()) if path.exists() else {"threads": {}}
+        rows = [(row, count) for count, found in data["threads"].items() for row in found["rows"] if _is_rated(row)]
+        if rows:
+            machines.append(data["machine"])
+            for name, choose in (("worst", min), ("best", max)):
+                row, count = choose(rows, key=lambda rated: _over_best_peer(rated[0]))
+                lines.append([f"{TITLES[suite]}, {name}: {row['case']}", count, *_headline(row, (*_PEERS, "probe"))])
+    header = ["ours, and over each peer", "threads", "eqxcallback", *(f"/ {peer}" for peer in (*_PEERS, "probe"))]
+    return "\n\n".join([_report.table(header, lines), _report.measured_on(*machines)])
+
+
+def _is_rated(row: Mapping[str, Any]) -> bool:
+    """A time or a speed of ours beside some peer's; the points of a curve are in its plot."""
+    is_alone = not any(peer in row["best"] for peer in _PEERS)
+    return row["curve"] is None and row["unit"] != "MB" and OURS in row["best"] and not is_alone
+
+
+def _over_best_peer(row: Mapping[str, Any]) -> float:
+    figures = right_figures(row)
+    ratios = [speed(figures, row["unit"], OURS, peer) for peer in _PEERS]
+    return min(ratio for ratio in ratios if ratio is not None)
 
 
 def _headline(row: Mapping[str, Any], peers: Sequence[str]) -> Iterator[str]:

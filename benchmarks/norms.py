@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -10,7 +9,7 @@ from . import shapes
 from ._cases import CASES, case_contestants
 from ._contestants import Pass
 from ._probes import READ, read_bytes, read_runner
-from ._rows import Goal, Row, Setting
+from ._rows import BEST, Goal, Row, Setting
 from ._timing import waited_for
 
 
@@ -19,15 +18,6 @@ _GATES = ("swiglu", "geglu")
 _NAMES = [name for name in CASES if name != "softmax_cross_entropy"]  # which has a suite of its own
 # So many tokens at once: a sequence of GPT-2, eight of BERT-base, a prompt.
 _ROWS = {"GPT-2": 1024, "BERT-base": 4096, "SmolLM2-135M": 512}
-
-
-def goals(name: str, dtype: Any, which: Pass) -> tuple[Goal, ...]:
-    """None where there is no anchor to go by: the other backward passes."""
-    if which == "backward":
-        return (Goal("XLA", 4.5), Goal("torch", 1.3)) if (name, dtype) == ("layer_norm", _F32) else ()
-    if dtype == _F32:
-        return (Goal("XLA", 1.2 if name == "rms_norm" else 1.5),)
-    return (Goal("XLA", 7.0 if name in (*_GATES, "rotary_embedding") else 2.5), Goal("torch", 2.5))
 
 
 def _shapes(name: str, setting: Setting) -> dict[str, tuple[int, ...]]:
@@ -58,8 +48,7 @@ def measure(setting: Setting) -> Iterator[Row]:
                         "GB/s",
                         (case.moved[0] if which == "forward" else case.moved[1] - case.moved[0]) * args[0].nbytes,
                         setting.race(contestants),
-                        goals(name, dtype, which),
+                        (Goal(BEST),),
                         more_work={READ: read_bytes(setting)},
-                        headline=(name in ("layer_norm", "rms_norm", "swiglu") and model == "GPT-2"),
                         tolerance=1e-4 if dtype == _F32 else 0.05,
                     )

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import _memory, _plot, _report, _suite
 from benchmarks.__main__ import main
 from benchmarks._check import check
-from benchmarks._rows import Goal, Row, Setting, best_of, speed, tables
+from benchmarks._rows import BEST, Goal, Row, Setting, best_of, speed, tables
 from benchmarks._timing import Memory, Race, Timing, WaitingClock, probe, race, samples, waited_for
 from benchmarks.quality import quality_of
 
@@ -37,7 +37,6 @@ ROW = {
     "goals": list,
     "curve": (list, type(None)),
     "x": (int, float, type(None)),
-    "headline": bool,
 }
 
 
@@ -84,7 +83,7 @@ def test_what_is_written(results, suite):
         for seconds in row["seconds"].values():
             assert 0 < seconds["low"] <= seconds["median"] <= seconds["high"]
         for goal in row["goals"]:
-            assert goal.keys() == {"goal", "ratio", "met", "takes"}
+            assert goal.keys() == {"goal", "ratio", "met", "missing"}
         assert f"| {row['case']} |" in text
     for line in text.splitlines():
         if line.startswith("|"):
@@ -133,10 +132,15 @@ def test_what_falls_short_is_told(results, tmp_path, capsys):
     row = Row("case", "s", 1, found, (Goal("XLA", 2.0), Goal("torch", 1.5), Goal("probe", 0.75))).as_data()
     (tmp_path / "norms.json").write_text(json.dumps({"threads": {"1": {"rows": [row]}}}))
     assert check(tmp_path).splitlines() == [
-        "norms, 1 thread: case: >= 1.5 x torch: no, 0.50; >= 0.75 x probe: not measured",
         "norms, 1 thread: case: Equinox differs by 5.0e-01, which is more than 0.05",
+        "100% missing: norms, 1 thread: case: >= 0.75 x probe: not measured",
+        " 67% missing: norms, 1 thread: case: >= 1.5 x torch: no, 0.50",
         "1 of 3 goals met, 1 not, 1 not measured.",
     ]
+    many = [row | {"case": f"case {i}"} for i in range(50)]
+    (tmp_path / "norms.json").write_text(json.dumps({"threads": {"1": {"rows": many}}}))
+    assert check(tmp_path).splitlines()[-2] == "... and 60 of which less is missing."
+    (tmp_path / "norms.json").write_text(json.dumps({"threads": {"1": {"rows": [row]}}}))
     assert main(["norms", "--check", "--out", str(tmp_path)]) == 0
     assert "1 of 3 goals met" in capsys.readouterr().out
     assert main(["linear", "--check", "--out", str(tmp_path)]) == 0
@@ -145,10 +149,18 @@ def test_what_falls_short_is_told(results, tmp_path, capsys):
 
 def test_the_headlines(results):
     text = _suite.headlines(results)
-    headlines = [row["case"] for suite in _suite.TITLES for row in rows_of(results, suite) if row["headline"]]
-    assert headlines
-    for case in headlines:
-        assert f": {case} | 1 |" in text
+    for suite, title in _suite.TITLES.items():
+        cases = {}
+        for row in rows_of(results, suite):
+            peers = [name for name in row["best"] if name in ("XLA", "jax.nn", "Equinox", "torch")]
+            if peers and row["unit"] != "MB" and row["curve"] is None:
+                cases[row["case"]] = min(
+                    speed(row["figures"], row["unit"], "eqxcallback", peer) or 0.0 for peer in peers
+                )
+        for name, choose in (("worst", min), ("best", max)):
+            if cases:
+                assert f"| {title}, {name}: {choose(cases, key=cases.__getitem__)} | 1 |" in text
+    assert text.count("worst") == text.count("best") > 5
 
 
 def test_pages_have_a_place_for_each_suite(tmp_path):
@@ -215,13 +227,17 @@ def test_the_best_formulation_counts():
     assert speed(figures, "GB/s", "eqxcallback", "XLA") == 2.0
     assert speed(figures, "us", "eqxcallback", "torch") == 2.0
     assert speed(figures, "us", "eqxcallback", "Equinox") is None
-    found = {"goal": ">= 2 x XLA", "ratio": 2.0, "met": True, "takes": None}
+    found = {"goal": ">= 2 x XLA", "ratio": 2.0, "met": True, "missing": 0.0}
     assert Goal("XLA", 2.0).as_data(figures, "GB/s") == found
-    assert Goal("XLA", 2.0).as_data(figures | {"probe: FMA": 12.0}, "GB/s") == found | {"takes": 0.5}
-    assert Goal("probe", 0.75).as_data(figures | {"probe: FMA": 12.0}, "GB/s")["takes"] is None
+    probe = Goal("probe", 0.75).as_data(figures | {"probe: FMA": 12.0}, "GB/s")
+    assert (probe["ratio"], probe["missing"]) == (0.5, round(1 / 3, 4))
+    best = Goal(BEST).as_data(figures | {"probe: FMA": 60.0}, "GB/s")
+    assert best == {"goal": ">= 1 x best peer", "ratio": 0.5, "met": False, "missing": 0.5}
+    assert Goal(BEST).reached(figures, "us") == 0.5
+    assert Goal(BEST).reached({"eqxcallback": 6.0, "probe: FMA": 1.0}, "us") is None
     assert Goal("XLA", 2.1).is_met(figures, "GB/s") is False
-    assert Goal(5.0).as_data(figures, "us") == {"goal": "<= 5", "ratio": 6.0, "met": False, "takes": None}
-    assert Goal(5.0).as_data(figures, "GB/s") == {"goal": ">= 5", "ratio": 6.0, "met": True, "takes": None}
+    assert Goal(5.0).as_data(figures, "us") == {"goal": "<= 5", "ratio": 6.0, "met": False, "missing": round(1 / 6, 4)}
+    assert Goal(5.0).as_data(figures, "GB/s") == {"goal": ">= 5", "ratio": 6.0, "met": True, "missing": 0.0}
     assert Goal("Equinox").is_met(figures, "us") is None
 
 

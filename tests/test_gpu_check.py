@@ -244,7 +244,7 @@ def row(unit, figures, goal):
 def test_goals():
     fast = row("TFLOP/s", {"eqxcallback": 0.01, "cuDNN": 0.009}, Goal("cuDNN", 0.8))
     assert fast["figures"] == {"eqxcallback": 100.0, "cuDNN": pytest.approx(111.1111)}
-    assert fast["goals"] == [{"goal": ">= 0.8 x cuDNN", "ratio": pytest.approx(0.9), "met": True, "takes": None}]
+    assert fast["goals"] == [{"goal": ">= 0.8 x cuDNN", "ratio": pytest.approx(0.9), "met": True, "missing": 0.0}]
     assert row("TFLOP/s", {"eqxcallback": 0.02, "cuDNN": 0.01}, Goal("cuDNN", 0.8))["goals"][0]["met"] is False
     assert row("TFLOP/s", {"eqxcallback": 0.02}, Goal("cuDNN", 0.8))["goals"][0]["met"] is None
     each = Row("case", "us", 100, Race({"eqxcallback": Timing(2e-4, 2e-4, 2e-4)}, {}, {}), (Goal(3.0),)).as_data()
