@@ -127,6 +127,7 @@ def _rows(setting: Setting, task: _Task, dtype: Any, goals: tuple[Goal, ...]) ->
     planned = {
         name: Memory(memory.temporary, memory.temporary) for name, memory in race.memory.items() if memory.temporary
     }
+    race.memory.clear()
     same = {name: difference for name, difference in race.differences.items() if name in planned}
     yield Row(
         f"XLA's memory for {case}",
