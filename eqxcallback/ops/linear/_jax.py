@@ -64,11 +64,7 @@ def _quantized_linear_backward(args: Any, out: Any, cotangent: Array, *, encodin
 
 def _bf16(types: Any, **_: Any) -> bool | str:
     dtype = types.x.dtype
-    return (
-        True
-        if dtype == jnp.bfloat16
-        else f"x has to be bfloat16, whose products XLA takes some care for; it is {dtype}"
-    )
+    return True if dtype == jnp.bfloat16 else f"x has to be bfloat16: XLA needs no help with others; it is {dtype}"
 
 
 def _linear(x: Array, weight: Array, bias: Array | None) -> Array:

@@ -5,7 +5,7 @@ is in memory is a chunk of classes.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,25 @@ from . import _reference
 _LOGITS = 2**28
 
 
+class _Way(NamedTuple):
+    """What differs between platforms.
+
+    **Attributes:**
+
+    - `dtype`: of what is multiplied, for `x`.
+    - `length`: how many classes are a chunk, for `x` and their number.
+    - `of_rows`: a function of a dtype, rows and other rows, that sums up the products of their numbers.
+    - `sliced`: what a loop takes slices of, and makes of slices.
+    """
+
+    dtype: Callable[[Array], Any]
+    length: Callable[[Array, int], int]
+    of_rows: Callable[[Any, Array, Array], Array]
+    sliced: Callable[[Array], Array]
+
+
 def _large(x: Array, size: int) -> int:
-    """How many classes are a chunk on a GPU: as many as fit, of chunks of one size."""
+    """As many classes as fit, of chunks of one size."""
     most = max(_LOGITS // max(math.prod(x.shape[:-1]), 1), 1)
     return max(-(-size // max(-(-size // most), 1)), 1)
 
@@ -39,25 +56,42 @@ def _narrow_bf16(x: Array) -> Any:
     return x.dtype if x.dtype == jnp.bfloat16 else jnp.float32
 
 
-def forward(
-    dtype_of: Callable[[Array], Any],
-    length_of: Callable[[Array, int], int],
-    x: Array,
-    weight: Array,
-    *args: Any,
-    **options: Any,
-) -> tuple[Array, Array, Array]:
-    dtype, length = dtype_of(x), length_of(x, weight.shape[0])
+def _in_any_order(dtype: Any, a: Array, b: Array) -> Array:
+    return product("...c,...i->ci", dtype, a, b)
+
+
+def _bits(array: Array) -> Array:
+    """Numbers of 16 bits as integers, for a loop. XLA on a CPU reads and writes slices of bf16 and f16 as f32: it has a copy of
+    all of the array in f32, and where it writes, converts all of it for each slice.
+    """
+    return jax.lax.bitcast_convert_type(array, jnp.uint16) if array.dtype.itemsize == 2 else array
+
+
+def _from_bits(array: Array, dtype: Any) -> Array:
+    return jax.lax.bitcast_convert_type(array, dtype) if array.dtype != dtype else array
+
+
+def _as_it_is(array: Array) -> Array:
+    return array
+
+
+_CPU = _Way(_narrow_bf16, _small, product_of_rows, _bits)
+_GPU = _Way(_narrow, _large, _in_any_order, _as_it_is)
+
+
+def forward(way: _Way, x: Array, weight: Array, *args: Any, **options: Any) -> tuple[Array, Array, Array]:
+    dtype, length = way.dtype(x), way.length(x, weight.shape[0])
 
     def logits(x: Array, bits: Array) -> Array:
         return product("...i,ci->...c", dtype, x, _from_bits(bits, weight.dtype))
 
-    return _reference.linear_cross_entropy_with_sums(x, _bits(weight), *args, **options, product=logits, length=length)
+    return _reference.linear_cross_entropy_with_sums(
+        x, way.sliced(weight), *args, **options, product=logits, length=length
+    )
 
 
 def backward(
-    dtype_of: Callable[[Array], Any],
-    length_of: Callable[[Array, int], int],
+    way: _Way,
     args: Any,
     out: Any,
     cotangents: Any,
@@ -74,7 +108,7 @@ def backward(
     x, weight, labels, bias, class_weights = args
     (_, highest, total), (of_loss, *_) = out, cotangents
     lse = highest + jnp.log(total)
-    dtype, size = dtype_of(x), weight.shape[0]
+    dtype, size = way.dtype(x), weight.shape[0]
     index = jnp.where(labels < 0, labels + size, labels)
     counts = (index >= 0) & (index < size)
     ignored = jnp.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
@@ -117,26 +151,15 @@ def backward(
             d_class_weights = terms.sum(range(index.ndim))
         if soft_cap is not None:
             d_z = d_z * (1 - (z / soft_cap) ** 2)
-        d_rows = product_of_rows(dtype, d_z, x).astype(weight.dtype)
+        d_rows = way.of_rows(dtype, d_z, x).astype(weight.dtype)
         d_bias = None if bias is None else d_z.sum(range(index.ndim)).astype(bias.dtype)
-        return d_x + product("...c,ci->...i", dtype, d_z, rows), (_bits(d_rows), d_bias, d_class_weights)
+        return d_x + product("...c,ci->...i", dtype, d_z, rows), (way.sliced(d_rows), d_bias, d_class_weights)
 
     d_x = jnp.zeros(x.shape, jnp.float32)
-    d_x, found = _reference.each_chunk(chunk, d_x, length_of(x, size), _bits(weight), bias, class_weights)
+    d_x, found = _reference.each_chunk(chunk, d_x, way.length(x, size), way.sliced(weight), bias, class_weights)
     d_x = jnp.where(ignored[..., None], 0.0, d_x) if ignore_index is not None else d_x
     d_weight, d_bias, d_class_weights = found
     return d_x.astype(x.dtype), _from_bits(d_weight, weight.dtype), None, d_bias, d_class_weights
-
-
-def _bits(array: Array) -> Array:
-    """Numbers of 16 bits as integers, for a loop. XLA on a CPU reads and writes slices of bf16 and f16 as f32: it has a copy of
-    all of the array in f32, and where it writes, converts all of it for each slice.
-    """
-    return jax.lax.bitcast_convert_type(array, jnp.uint16) if array.dtype.itemsize == 2 else array
-
-
-def _from_bits(array: Array, dtype: Any) -> Array:
-    return jax.lax.bitcast_convert_type(array, dtype) if array.dtype != dtype else array
 
 
 def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,16 +169,16 @@ def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any, **options: Any) -> Any:
         with jax.default_matmul_precision("highest"):
-            return function(_narrow_bf16, _small, *args, **options)
+            return function(_CPU, *args, **options)
 
     return call
 
 
 LINEAR_CROSS_ENTROPY = {
     "cpu": JaxKernel(_exactly(forward), supports=floats),
-    "cuda": JaxKernel(functools.partial(forward, _narrow, _large), supports=floats),
+    "cuda": JaxKernel(functools.partial(forward, _GPU), supports=floats),
 }
 LINEAR_CROSS_ENTROPY_BACKWARD = {
     "cpu": JaxKernel(_exactly(backward), supports=floats),
-    "cuda": JaxKernel(functools.partial(backward, _narrow, _large), supports=floats),
+    "cuda": JaxKernel(functools.partial(backward, _GPU), supports=floats),
 }
