@@ -120,8 +120,8 @@ def replacements(given: Given, packages: Sequence[tuple[str, FuseRule]]) -> dict
     return {**ours, **others, **callers}
 
 
-def sequence(given: Given) -> tuple[FuseRule, ...]:
-    """The rules that can be undone."""
+def sequence(given: Any) -> tuple[FuseRule, ...]:
+    """The rules that can be undone, of what a user or a package gave as `Given`."""
     if given is None or isinstance(given, Mapping):
         return ()
     rules = (given,) if isinstance(given, FuseRule) else tuple(given)

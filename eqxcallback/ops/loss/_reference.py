@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt16
 
 from .._precision import wide
 
@@ -48,7 +48,7 @@ def _wide_product(
 
 def linear_cross_entropy_with_sums(
     x: Float[Array, "*batch in_features"],
-    weight: Float[Array, "size in_features"],
+    weight: Float[Array, "size in_features"] | UInt16[Array, "size in_features"],
     labels: Int[Array, "*batch"],
     bias: Float[Array, " size"] | None = None,
     class_weights: Float[Array, " size"] | None = None,
@@ -62,8 +62,8 @@ def linear_cross_entropy_with_sums(
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"], Float[Array, "*batch"]]:
     """The loss, and what the softmax of the logits is made of: the highest one, or 0 for none, and the sum of the exponentials of
     what they are below it. In chunks of classes, and not of rows, `vmap` is one pass over the weight for
-    all rows, the gradient of the weight is written a chunk at a time, and that of `x` is the only sum. `product` and the `length`
-    of a chunk are for others than the definition.
+    all rows, the gradient of the weight is written a chunk at a time, and that of `x` is the only sum. `product`, which may
+    take numbers as their bits, and the `length` of a chunk are for others than the definition.
     """
     dtype, size = wide(x.dtype), weight.shape[0]
     ignored = jnp.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
