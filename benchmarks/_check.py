@@ -13,8 +13,8 @@ _LINES = 40
 
 
 def check(folder: pathlib.Path, suites: Sequence[str] = ()) -> str:
-    """Of these suites, or of all that there are results of: what is wrong, what was not measured, and the goals that are missed,
-    those first of which the largest share is missing.
+    """What the results of these suites, or of all, fall short of: results that are wrong, then goals that are missed or were not
+    measured, the worst first.
     """
     lines: list[str] = []
     short: list[tuple[float, str]] = []

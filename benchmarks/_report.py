@@ -58,7 +58,7 @@ def put(page: pathlib.Path, name: str, markdown: str) -> None:
 
 
 def measured_on(*machines: Mapping[str, str]) -> str:
-    """Of this machine, or of those that results came from."""
+    """A sentence that names the machines that results came from: by default this one."""
     abouts = (
         ", ".join(value if key in ("cpu", "date") else f"{key} {value}" for key, value in each.items())
         for each in machines or (machine(),)

@@ -44,7 +44,7 @@ def speed(figures: Mapping[str, float], unit: str, of: str, base: str) -> float 
     return theirs / max(ours, 1e-12) if is_less_better(unit) else ours / max(theirs, 1e-12)
 
 
-# Of a goal: the one of all peers that is the best in this row. A probe is none.
+# The base of a goal that is relative to the fastest peer of its row. Probes are not peers.
 BEST = "best peer"
 
 

@@ -109,7 +109,7 @@ def contestants(setting: Setting, shape: shapes.Attention, dtype: Any, which: Pa
 
 
 def goals(shape: shapes.Attention, dtype: Any, which: Pass) -> tuple[Goal, ...]:
-    """Of the probe, where queries and keys are some whole blocks."""
+    """Short sequences fill no whole blocks of the kernel: they have no goal relative to the probe."""
     if dtype != jnp.float32 or shape.length < 512:
         return (Goal(BEST),)
     return Goal(BEST), Goal("probe", 0.85 if which == "forward" and not shape.causal else 0.8)

@@ -142,10 +142,7 @@ _ENCODINGS = ("float32", "bfloat16", "int8", "Q4_1")
 
 
 def measure(setting: Setting) -> Iterator[Row]:
-    model = shapes.GPT2
-    if setting.tiny:  # whose queries have as many heads as its keys, and no gate
-        tiny = shapes.TINY
-        model = shapes.Model("tiny", 2, 64, 96, 4, 4, 16, tiny.vocabulary, tiny.length, causal=True, is_gated=False)
+    model = shapes.TINY_GPT if setting.tiny else shapes.GPT2
     layers = 3 if setting.quick else model.layers
     filled, steps = (model.length // 2, 4)
     for encoding in _ENCODINGS[:: 2 if setting.quick else 1]:

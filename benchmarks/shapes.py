@@ -75,3 +75,5 @@ MODELS = (SMOLLM2, GPT2, BERT, VIT)
 
 # For a run in which every path of the code is taken once.
 TINY = Model("tiny", 2, 64, 96, 4, 2, 16, 128, 48, causal=True, is_gated=True)
+# With a key/value head for each head, and no gate, as GPT-2 has it.
+TINY_GPT = dataclasses.replace(TINY, kv_heads=TINY.heads, is_gated=False)

@@ -24,7 +24,6 @@ from ._timing import Memory, Race, Runner, waited_for
 GPT = dataclasses.replace(shapes.GPT2, layers=4, vocabulary=32_000)
 VIT = dataclasses.replace(shapes.VIT, layers=2)
 IMAGES = 8
-_TINY = shapes.Model("tiny", 2, 64, 96, 4, 4, 16, 128, 48, causal=True, is_gated=False)
 # How many times as fast as Equinox.
 _GOALS = {jnp.float32: 1.3, jnp.bfloat16: 1.8}
 
@@ -59,7 +58,7 @@ class _Task:
 
 
 def _gpt(setting: Setting) -> _Task:
-    model = _TINY if setting.tiny else GPT
+    model = shapes.TINY_GPT if setting.tiny else GPT
     tokens = np.random.default_rng(0).integers(0, model.vocabulary, (1, model.length + 1), np.int32)
     loss = functools.partial(functools.partial, _models.gpt_loss)
     return _Task(
@@ -79,7 +78,7 @@ def _gpt(setting: Setting) -> _Task:
 
 
 def _vit(setting: Setting) -> _Task:
-    model = dataclasses.replace(_TINY, causal=False) if setting.tiny else VIT
+    model = dataclasses.replace(shapes.TINY_GPT, causal=False) if setting.tiny else VIT
     count = 2 if setting.tiny else IMAGES
     patches = normal(1, count, model.length - 1, _models.PATCH)
     labels = jnp.arange(count, dtype=jnp.int32) * 7 % model.vocabulary
@@ -102,7 +101,7 @@ def _all_logits(x: jax.Array, weight: jax.Array, labels: jax.Array) -> jax.Array
 
 
 def _operations(model: shapes.Model, length: int) -> float:
-    """Of the products of the forward pass of all layers for one sequence, of which a causal one needs half of the attention."""
+    """How many the products of all layers take, forward, for one sequence. Causal attention is counted as half."""
     matrices = sum(rows * columns for rows, columns in model.matrices.values())
     return model.layers * (2 * length * matrices + model.attention(1, length).flops)
 

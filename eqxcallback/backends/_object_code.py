@@ -165,7 +165,7 @@ def _features() -> str:
 
 
 def _processor() -> tuple[str, ...]:
-    """What code that is compiled now needs: features, or where none are said the name of a processor."""
+    """What a processor must have to run the code that Numba compiles now: features, or its name where Numba names none."""
     name = importlib.import_module("numba").config.CPU_NAME or _llvm().get_host_cpu_name()
     features = tuple(sorted(feature[1:] for feature in _features().split(",") if feature.startswith("+")))
     return features or (() if name == "generic" else (name,))

@@ -20,7 +20,7 @@ struct QueryBlock {
   int32_t lowest, highest;  // query at p sees key j if p - j is between them
 };
 
-// Whether the mask lets one query see any of these keys, or not all.
+// Whether one query sees any of these keys, by its row of the mask; and whether it misses any.
 bool sees_any(const uint8_t* mask, int64_t keys) {
   uint8_t any = 0;
   for (int64_t j = 0; j < keys; ++j) any = static_cast<uint8_t>(any | mask[j]);

@@ -22,7 +22,7 @@ _LOGITS = 2**28
 
 
 class _Way(NamedTuple):
-    """What differs between platforms.
+    """How one platform computes the loss: what a CPU and a GPU do differently.
 
     **Attributes:**
 
