@@ -1,6 +1,7 @@
 # make demo: create .venv, install, ask a language model.   make test: the same, then checks and the test suite.
 # make suite: the tests alone.
 # make twin: tests of what is compiled for GPUs, with the versions of a machine that has one.   make gpu-kit: what to carry to it.
+# make torch: tests that need PyTorch.
 # PYTHON chooses the interpreter, VENV where it goes, JAX a version: make test PYTHON=python3.12 VENV=.venv-3.12 JAX=0.11.2
 # WITH are more packages to install, and TESTS arguments of pytest: make test TESTS=tests/layer. Files of tests run side by side,
 # one on each core.
@@ -26,7 +27,7 @@ CUDA12 := nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79 nvid
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
 CXX_FILES := $(shell find csrc benchmarks eqxcallback tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test suite twin gpu-kit kit pytest sanitize lint format bench bench-check bench-generate clean
+.PHONY: demo test suite twin torch gpu-kit kit pytest sanitize lint format bench bench-check bench-generate clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m models.generate "What is the capital of France?"
@@ -52,6 +53,10 @@ kit: $(VENV)/.installed-test
 
 pytest: $(VENV)/.installed-test $(VENV)/.installed-cuda12
 	$(PYTEST)
+
+# What runs with PyTorch, which is no part of `make test`: it brings gigabytes of CUDA's libraries.
+torch:
+	$(MAKE) VENV=.venv-torch WITH=torch TESTS="$(or $(TESTS),-k torch tests/callback tests/debug tests/test_docs.py)" suite
 
 # The package under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer, which takes five minutes to build.
 sanitize: $(VENV)/.installed-test

@@ -7,8 +7,9 @@ from ..kernel import CudaKernel
 from . import _cache, _nvrtc
 from ._architecture import architecture, version_of
 from ._device_call import DeviceCall, Parameter
-from ._image import kernels_of
-from ._launches import check_architecture, check_sizes, launches, steps_of
+from ._image import Declared, kernels_of
+from ._launches import check_architecture, check_blocks, check_sizes, launches, steps_of
+from ._ptx import is_ptx, read_ptx
 from ._signature import checks, mismatch
 from ._source import read_source
 from ._step import Program
@@ -20,8 +21,15 @@ def compiled(kernel: CudaKernel, call: DeviceCall) -> Program:
     arch = architecture(kernel.arch)
     image, names = compiled_source(text, file, arch, tuple(kernel.options), entries, call.parameters, call.who)
     steps = tuple(steps_of(entries, geometry, names, call.who))
+    if (kernels := _kernels(image)) is not None:
+        check_blocks(kernels, steps, call.who)
     check_architecture(arch, steps, call)
     return Program((image,), steps)
+
+
+def _kernels(image: bytes) -> Mapping[str, Declared] | None:
+    """By name; `None` of an image for a CPU, as emulation has it."""
+    return read_ptx(image)[1] if is_ptx(image) else kernels_of(image)
 
 
 def wrong_parameters(who: str, entry: str, expected: str, got: str) -> str:

@@ -1,32 +1,47 @@
 """What a compiled image says of its kernels: the sections of a cubin, which is an ELF file, that the driver reads as well."""
 
 import dataclasses
+import math
 import re
 import struct
 from collections.abc import Iterator, Mapping
 
 
 @dataclasses.dataclass(frozen=True)
-class Compiled:
-    """**Attributes:**
+class Declared:
+    """What a kernel asks of its launches.
+
+    **Attributes:**
 
     - `parameters`: the size of each in bytes, in order.
+    - `block`: the threads that a block has to have, in x, y and z, if the kernel says so.
+    - `most_threads`: how many a block may have.
+    """
+
+    parameters: tuple[int, ...]
+    block: tuple[int, int, int] | None = dataclasses.field(default=None, kw_only=True)
+    most_threads: int = dataclasses.field(default=1024, kw_only=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled(Declared):
+    """**Attributes:**
+
     - `registers`: of a thread.
     - `stack_bytes`: local memory of a thread: what does not fit its registers, and arrays that are indexed.
     - `shared_bytes`: static shared memory of a block.
     """
 
-    parameters: tuple[int, ...]
     registers: int
     stack_bytes: int
     shared_bytes: int
 
 
 # Of the entries of a `.nv.info` section: how their value is stored, and which attributes we read. As `cuobjdump -elf` names
-# them: EIATTR_KPARAM_INFO, EIATTR_REGCOUNT, EIATTR_FRAME_SIZE.
+# them: EIATTR_KPARAM_INFO, EIATTR_REGCOUNT, EIATTR_FRAME_SIZE, EIATTR_REQNTID, EIATTR_MAX_THREADS.
 _EM_CUDA = 190
 _SIZED = 4
-_KPARAM_INFO, _REGCOUNT, _FRAME_SIZE = 0x17, 0x2F, 0x11
+_KPARAM_INFO, _REGCOUNT, _FRAME_SIZE, _REQNTID, _MAX_THREADS = 0x17, 0x2F, 0x11, 0x10, 0x05
 
 
 def kernels_of(image: bytes) -> Mapping[str, Compiled] | None:
@@ -45,14 +60,18 @@ def kernels_of(image: bytes) -> Mapping[str, Compiled] | None:
         if not section.startswith(".nv.info."):
             continue
         name = section.removeprefix(".nv.info.")
-        parameters = {}
+        parameters, asked = {}, {}
         for attribute, value in _entries(data):
             if attribute == _KPARAM_INFO and len(value) == 12:
                 _, ordinal, _, packed = struct.unpack("<IHHI", value)
                 parameters[ordinal] = packed >> 18
+            elif attribute == _REQNTID and len(value) == 12:
+                asked["block"] = struct.unpack("<III", value)
+            elif attribute == _MAX_THREADS and len(value) == 12:
+                asked["most_threads"] = math.prod(struct.unpack("<III", value))
         shared = len(sections.get(f".nv.shared.{name}", b""))
         sizes = tuple(parameters[i] for i in sorted(parameters))
-        found[name] = Compiled(sizes, registers.get(name, 0), frames.get(name, 0), shared)
+        found[name] = Compiled(sizes, registers.get(name, 0), frames.get(name, 0), shared, **asked)
     return found
 
 

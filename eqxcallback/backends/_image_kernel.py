@@ -12,7 +12,8 @@ from ..kernel import ImageKernel
 from . import _fatbin, _image, _ptx
 from ._architecture import version_of
 from ._device_call import DeviceCall
-from ._launches import check_architecture, check_sizes, launches, steps_of
+from ._image import Declared
+from ._launches import check_architecture, check_blocks, check_sizes, launches, steps_of
 from ._source import read_image
 from ._step import Program
 
@@ -24,6 +25,9 @@ def compiled(kernel: ImageKernel, call: DeviceCall) -> Program:
     entries, geometry = launches(kernel, call)
     names = {entry: _checked_entry(entry, codes, call) for entry in entries}
     steps = tuple(steps_of(entries, geometry, names, call.who))
+    for code in codes:
+        if code.kernels is not None:
+            check_blocks(code.kernels, steps, call.who)
     if len(codes) == 1 and not codes[0].is_ptx:
         check_architecture(codes[0].target, steps, call)
     return Program((image,), steps)
@@ -36,12 +40,12 @@ class _Code:
     **Attributes:**
 
     - `target`: such as `"sm_90a"`.
-    - `parameters`: their sizes, for each kernel; `None` where the code is compressed.
+    - `kernels`: by name; `None` where the code is compressed.
     """
 
     is_ptx: bool
     target: str
-    parameters: Mapping[str, tuple[int, ...]] | None
+    kernels: Mapping[str, Declared] | None
 
     def __str__(self) -> str:
         return f"{'PTX' if self.is_ptx else 'a cubin'} for {self.target}"
@@ -69,7 +73,7 @@ def _codes(image: bytes, who: str) -> tuple[_Code, ...]:
             f"{who}: expected image to be PTX, a cubin or a fatbin; got {len(image)} bytes that begin with {image[:12]!r}. "
             "Make one with nvcc -ptx, -cubin or -fatbin."
         )
-    if all(code.parameters is None for code in codes):
+    if all(code.kernels is None for code in codes):
         warn(
             f"{who}: the fatbin is compressed, so that neither its kernels nor their parameters are checked. Compile it with "
             "--compress-mode=none."
@@ -87,8 +91,7 @@ def _read(image: bytes) -> Iterator[_Code]:
     elif _ptx.is_ptx(image):
         yield _Code(True, *_ptx.read_ptx(image))
     elif (kernels := _image.kernels_of(image)) is not None:
-        sizes = {name: kernel.parameters for name, kernel in kernels.items()}
-        yield _Code(False, f"sm_{_image.version_of_cubin(image)}", sizes)
+        yield _Code(False, f"sm_{_image.version_of_cubin(image)}", kernels)
 
 
 def _check_devices(codes: Sequence[_Code], who: str) -> None:
@@ -112,14 +115,14 @@ def _checked_entry(entry: str, codes: Sequence[_Code], call: DeviceCall) -> str:
     """Its name in the image: as it is written, or the only one that a compiler has made of it."""
     name = entry
     for code in codes:
-        if code.parameters is None:
+        if code.kernels is None:
             continue
-        alike = [name for name in code.parameters if entry in (name, _image.readable(name))]
-        if entry not in code.parameters and len(alike) != 1:
+        alike = [name for name in code.kernels if entry in (name, _image.readable(name))]
+        if entry not in code.kernels and len(alike) != 1:
             there = "one kernel" if alike else "a kernel"
             raise ValueError(
-                f"{call.who}: expected {there} {entry} in the image, {code}; there are {', '.join(code.parameters) or 'none'}."
+                f"{call.who}: expected {there} {entry} in the image, {code}; there are {', '.join(code.kernels) or 'none'}."
             )
-        name = entry if entry in code.parameters else alike[0]
-        check_sizes(entry, code.parameters[name], call.parameters, call.who)
+        name = entry if entry in code.kernels else alike[0]
+        check_sizes(entry, code.kernels[name].parameters, call.parameters, call.who)
     return name

@@ -1,12 +1,14 @@
 """The launches of a kernel that says its own geometry, and what a compiled one has to be for them."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..kernel import CudaKernel, ImageKernel, Launch
 from ._architecture import version_of
 from ._device_call import DeviceCall, Parameter
+from ._image import Declared, readable
 from ._step import Step
 
 
@@ -40,6 +42,21 @@ def check_architecture(arch: str, steps: Sequence[Step], call: DeviceCall) -> No
         raise ValueError(
             f"{call.who}: expected arch to be sm_90 or newer, for clusters, tensor maps or programmatic launches; got {arch}."
         )
+
+
+def check_blocks(kernels: Mapping[str, Declared], steps: Sequence[Step], who: str) -> None:
+    """Blocks are what their kernels are compiled for: the driver would refuse others when the program runs."""
+    for step in steps:
+        kernel, entry = kernels[step.entry], readable(step.entry)
+        if kernel.block not in (None, step.block):
+            raise ValueError(
+                f"{who}: expected block to be {kernel.block}, which {entry} requires (`.reqntid`); got {step.block}."
+            )
+        if math.prod(step.block) > kernel.most_threads:
+            raise ValueError(
+                f"{who}: expected block to have at most the {kernel.most_threads} threads that {entry} is compiled for "
+                f"(`__launch_bounds__`, `.maxntid`); got {step.block}."
+            )
 
 
 def check_sizes(entry: str, sizes: Sequence[int], parameters: Sequence[Parameter], who: str) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import eqxcallback as eqxc
 from eqxcallback import xla
+from eqxcallback.backends import _nvrtc
 
 from .images import FORWARD, SOURCE, X, compiled, fatbin, image_op, lowered, op
 
@@ -168,6 +169,43 @@ def test_a_cluster_on_an_old_architecture():
     refused(compiled("sm_80"), "expected arch to be sm_90 or newer, for clusters, .*; got sm_80", launch=launch)
     lowered(compiled("sm_90"), launch=launch)
     lowered(compiled("compute_80"), launch=launch)  # what the driver compiles it for has clusters, perhaps
+
+
+# -- blocks
+
+BOUNDED = """
+extern "C" __global__ void __launch_bounds__(96) bounded(float* out) { out[threadIdx.x] = 1; }
+extern "C" __global__ void __block_size__((64, 2, 1)) sized(float* out) { out[threadIdx.x] = 1; }
+"""
+
+
+@pytest.mark.parametrize("kind", ["source", "sm_90", "compute_90"])
+@pytest.mark.parametrize(
+    ("entry", "block", "text"),
+    [
+        ("bounded", 96, None),
+        ("bounded", (4, 8, 3), None),
+        ("bounded", 97, r"to have at most the 96 threads that bounded is compiled for .*; got \(97, 1, 1\)"),
+        ("sized", (64, 2), None),
+        ("sized", 128, r"to be \(64, 2, 1\), which sized requires .*; got \(128, 1, 1\)"),
+        ("sized", 32, r"to be \(64, 2, 1\), which sized requires .*; got \(32, 1, 1\)"),
+    ],
+)
+def test_blocks_that_a_kernel_is_not_compiled_for(kind, entry, block, text):
+    out, launch = jax.ShapeDtypeStruct((128,), "float32"), eqxc.Launch(1, block)
+    if kind == "source":
+        kernel = eqxc.CudaKernel(BOUNDED, entry, launch, arch="sm_90", out_type=lambda: out)
+    else:
+        image, _, _ = _nvrtc.find().compile(
+            BOUNDED, "bounded.cu", (f"--gpu-architecture={kind}",), ("bounded", "sized"), kind.startswith("sm")
+        )
+        kernel = eqxc.ImageKernel(image, entry, launch, out_type=lambda: out)
+    traced = jax.jit(eqxc.Op("op", {"cuda": kernel})).trace()
+    if text is None:
+        traced.lower(lowering_platforms=("cuda",))
+        return
+    with pytest.raises(ValueError, match=rf"op\[(cuda|image)\]: expected block {text}"):
+        traced.lower(lowering_platforms=("cuda",))
 
 
 # -- declarations

@@ -92,13 +92,26 @@ def of_cuda() -> CudaKernel:
     return CudaKernel(IN_CUDA, "twice", Launch(blocks, 64), scalars={"n": ("int32", lambda x, **_: x.size)})
 
 
+PTX = """
+.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry twice(.param .u64 x, .param .u64 out, .param .u32 n) { ret; }
+"""
+
+
+def of_image() -> eqxc.ImageKernel:
+    parameters = ("const float* x", "float* out", "int x.size")
+    return eqxc.ImageKernel(PTX, "twice", Launch(blocks, 64), parameters=parameters)
+
+
 def of_triton() -> Any:
     from ..testing.triton_kernels import row_sums
 
     return eqxc.TritonKernel(row_sums, grid=lambda x, **_: x.size, scalars={"size": "int32"}, constexprs={"BLOCK": 1})
 
 
-PLATFORM = {of_cuda: "cuda", of_triton: "cuda"}
+PLATFORM = {of_cuda: "cuda", of_image: "cuda", of_triton: "cuda"}
 KINDS: dict[str, Callable[[], Any] | None] = {
     "nothing": None,
     "python": of_python,
@@ -108,6 +121,7 @@ KINDS: dict[str, Callable[[], Any] | None] = {
     "jax": of_jax,
     "tvm_ffi": of_tvm_ffi,
     "cuda": of_cuda,
+    "image": of_image,
     "triton": of_triton,
 }
 
