@@ -40,6 +40,11 @@ NB_MODULE(_ext, m) {
   m.def("set_gpu_driver", &eqxcallback::gpu::set_driver, nb::arg("path"));
   m.def("gpu_driver_version", &eqxcallback::gpu::driver_version);
   m.def("isa", &eqxcallback::cpu::isa);
+  m.def("isas_of_bf16", [] {
+    nb::dict families;
+    for (const auto& [family, name] : eqxcallback::cpu::isas_of_bf16()) families[family.c_str()] = name;
+    return families;
+  });
   m.def("available_isas", &eqxcallback::cpu::available_isas);
   m.def("set_isa", &eqxcallback::cpu::set_isa, nb::arg("name"));
   m.def("resume", &eqxcallback::resume, nb::arg("args"));

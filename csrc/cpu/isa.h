@@ -1,7 +1,9 @@
-// Which instruction set the kernels run on: the best of the machine, or the one that EQXCALLBACK_ISA names.
+// Which instruction set the kernels run on: the one that EQXCALLBACK_ISA names, or the best of the machine, but for
+// kernels that multiply bf16 faster on another.
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cpu/kernels.h"
@@ -14,6 +16,8 @@ const Kernels& kernels();
 // Names that `set_isa` takes on this machine, the best one first.
 std::vector<std::string> available_isas();
 std::string isa();
+// For each family of kernels that was measured, which one it runs on. None where somebody has chosen.
+std::vector<std::pair<std::string, std::string>> isas_of_bf16();
 // Throws std::invalid_argument for a name that is not available.
 void set_isa(const std::string& name);
 

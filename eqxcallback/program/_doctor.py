@@ -68,6 +68,8 @@ def doctor() -> bool:
         print(f"  {package:<14}{_version(package)}")
     print("devices:", ", ".join(f"{device} ({device.device_kind})" for device in jax.devices()))
     print(f"kernels for CPUs: {_ext.isa()}, of {', '.join(_ext.available_isas())} (EQXCALLBACK_ISA chooses)")
+    if faster := _ext.isas_of_bf16():
+        print("  products of bf16, as measured:", ", ".join(f"{family} on {isa}" for family, isa in faster.items()))
     print("backends:")
     for name, found in available_backends().items():
         print(f"  {name:<14}{'yes' if found is True else f'no: {found}'}")

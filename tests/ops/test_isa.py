@@ -1,5 +1,6 @@
 """Which instruction set the kernels run on."""
 
+import ast
 import os
 import pathlib
 import platform
@@ -109,3 +110,100 @@ def test_files_of_an_instruction_set_share_no_functions(name, tmp_path, isa_flag
     # What is there and visible to others: the table.
     table = {"avx512_bf16": "kAvx512Bf16Kernels", "avx512": "kAvx512Kernels", "avx2": "kAvx2Kernels"}[name]
     assert [line.split(" ", 2)[2] for line in symbols if re.search(r" [TDRB] ", line)] == [f"eqxcallback::cpu::{table}"]
+
+
+# -- products of bf16, which may be slower with the processor's own instructions
+
+WITH_AND_WITHOUT = {"avx512_bf16": "avx512", "neon_bf16": "neon_dot"}
+BEST = _ext.available_isas()[0]
+with_bf16 = pytest.mark.skipif(BEST not in WITH_AND_WITHOUT, reason="this machine has no instructions for bf16")
+FAMILIES = ["attention", "attention_backward", "linear"]
+
+# Products of bf16 have other sums with the instructions for them.
+PRODUCTS = """
+import jax, jax.numpy as jnp
+from eqxcallback import ops
+
+q, k, v = (jax.random.normal(key, (33, 2, 64), jnp.bfloat16) for key in jax.random.split(jax.random.key(0), 3))
+x, weight = (jax.random.normal(jax.random.key(i), (i, 500), jnp.bfloat16) for i in (3, 50))
+x, weight = jnp.concatenate([x, x[:, ::-1]], 1), jnp.concatenate([weight, -weight[:, ::-1]], 1)  # sums are of rounding errors
+for out in (
+    ops.attention(q, k, v),
+    jax.grad(lambda q: ops.attention(q, k, v).astype(jnp.float32).sum())(q),
+    ops.linear(x, weight, implementation="native"),
+):
+    print(hash(out.tobytes()))
+"""
+
+
+# Without JAX, which takes a second to import.
+CHOICE = f"""
+import importlib.util
+
+spec = importlib.util.spec_from_file_location("_ext", {_ext.__file__!r})
+_ext = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(_ext)
+print(_ext.isas_of_bf16())
+"""
+
+
+def lines(program, folder, isa):
+    environment = {**os.environ, "EQXCALLBACK_CACHE_DIR": str(folder), "EQXCALLBACK_ISA": isa, "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def products(folder, isa=""):
+    return lines(PRODUCTS, folder, isa)
+
+
+def choice(folder, isa=""):
+    (chosen,) = lines(CHOICE, folder, isa)
+    return ast.literal_eval(chosen)
+
+
+def files(folder):
+    return [path for path in folder.glob("bf16-*") if ".new-" not in path.name]
+
+
+@with_bf16
+def test_the_faster_products_are_measured_once(tmp_path):
+    other = WITH_AND_WITHOUT[BEST]
+    chosen = choice(tmp_path)
+    assert list(chosen) == FAMILIES
+    (file,) = files(tmp_path)
+    measured = [line.split() for line in file.read_text().splitlines()]
+    for (family, isa, with_them, without), known in zip(measured, chosen.items(), strict=True):
+        assert (family, isa) == known
+        assert isa == (other if float(without) < 0.95 * float(with_them) else BEST)
+    # What is in the file runs, whatever another process would measure.
+    of_best, of_other = products(tmp_path, BEST), products(tmp_path, other)
+    assert all(a != b for a, b in zip(of_best, of_other, strict=True))
+    for isas in ([other, BEST, other], [BEST, other, BEST]):
+        file.write_text("".join(f"{name} {isa} 1 1\n" for name, isa in zip(FAMILIES, isas, strict=True)))
+        expected = [ours if isa == BEST else theirs for isa, ours, theirs in zip(isas, of_best, of_other, strict=True)]
+        assert products(tmp_path) == expected
+        assert choice(tmp_path) == dict(zip(FAMILIES, isas, strict=True))
+
+
+@with_bf16
+@pytest.mark.parametrize(
+    "text", ["", "attention", "attention avx2 1 1\n", "linear {best} 1 1\n", "attention {best} 1 1\n"]
+)
+def test_a_file_that_is_not_whole_is_written_anew(text, tmp_path):
+    choice(tmp_path)
+    (file,) = files(tmp_path)
+    file.write_text(text.format(best=BEST))
+    assert list(choice(tmp_path)) == FAMILIES
+    assert [line.split()[0] for line in file.read_text().splitlines()] == FAMILIES
+
+
+@with_bf16
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    assert list(choice(tmp_path / "file" / "folder")) == FAMILIES
+
+
+def test_what_is_chosen_is_not_measured(tmp_path):
+    assert choice(tmp_path, "portable") == {}
+    assert files(tmp_path) == []

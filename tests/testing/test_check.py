@@ -211,7 +211,8 @@ OPS = {
 @pytest.mark.parametrize("name", OPS)
 def test_an_op_in_the_native_lane(name):
     op, args, options = OPS[name]()
-    report = check(op, *args, **options)
+    # The kernels for GPUs of the others are tried in tests/gpu_launch and tests/triton.
+    report = check(op, *args, emulate="auto" if name == "rms_norm" else "never", **options)
     assert report["reference"].result == "ok"
 
 

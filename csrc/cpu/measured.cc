@@ -1,0 +1,180 @@
+// The file is in EQXCALLBACK_CACHE_DIR, or `eqxcallback` where the user's caches are, as backends/_cache.py has it. Its
+// name is the processor's and this package's version; it has a line for each family: its name, the table, and the
+// microseconds of both. Whoever cannot write it measures in each process.
+#include "cpu/measured.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
+
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+namespace eqxcallback::cpu {
+namespace {
+
+using Families = decltype(Mixed::families);
+
+// In the cache nearest to the processor: what differs between tables is not how they read memory.
+constexpr int64_t kQueries = 64, kKeys = 256, kSize = 64;
+
+struct Arrays {
+  std::vector<Bf16> a, b, c, d, e, f, g;
+  std::vector<float> lse;
+
+  Arrays() : lse(kQueries) {
+    for (auto* each : {&a, &b, &c, &d, &e, &f, &g}) {
+      each->resize(kKeys * kSize);
+      for (size_t i = 0; i < each->size(); ++i) from_float(static_cast<float>(i * 37 % 101) / 101 - 0.5f, (*each)[i]);
+    }
+  }
+
+  Attention attention() {
+    Attention call{};
+    call.out = a.data(), call.q = b.data(), call.k = c.data(), call.v = d.data(), call.lse = lse.data();
+    call.batch = call.kv_batch = call.heads = call.kv_heads = 1;
+    call.q_length = kQueries, call.kv_length = kKeys, call.head_size = kSize, call.scale = 0.125f;
+    return call;
+  }
+};
+
+const Executor kAlone = {nullptr, [](void*) { return int64_t{1}; },
+                         [](void*, int64_t tasks, Executor::Task task, void* state) {
+                           for (int64_t i = 0; i < tasks; ++i) task(state, i);
+                         }};
+
+struct Family {
+  const char* name;
+  void (*call)(const Kernels&, Arrays&);
+  void (*take)(Kernels& to, const Kernels& from);
+};
+
+constexpr Family kFamilies[] = {
+    {"attention", [](const Kernels& kernels, Arrays& x) { kernels.attention(Element::kBf16, x.attention(), kAlone); },
+     [](Kernels& to, const Kernels& from) { to.attention = from.attention; }},
+    {"attention_backward",
+     [](const Kernels& kernels, Arrays& x) {
+       AttentionBackward call{};
+       call.call = x.attention();
+       call.cotangent = x.b.data(), call.dq = x.e.data(), call.dk = x.f.data(), call.dv = x.g.data();
+       kernels.attention_backward(Element::kBf16, call, kAlone);
+     },
+     [](Kernels& to, const Kernels& from) { to.attention_backward = from.attention_backward; }},
+    {"linear",
+     [](const Kernels& kernels, Arrays& x) {
+       const Linear call{x.a.data(), x.b.data(), x.c.data(), nullptr, 1, kKeys, kSize};
+       for (int i = 0; i < 8; ++i) kernels.linear(Element::kBf16, call, kAlone);
+     },
+     [](Kernels& to, const Kernels& from) { to.linear = from.linear, to.decode_attention = from.decode_attention; }},
+};
+
+struct Microseconds {
+  double usual, other;
+};
+
+Microseconds measured(const Family& family, const Kernels& usual, const Kernels& other) {
+  Arrays arrays;
+  const auto time_of = [&](const Kernels& kernels) {
+    const auto start = std::chrono::steady_clock::now();
+    family.call(kernels, arrays);
+    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
+  };
+  Microseconds best{time_of(usual), time_of(other)};
+  for (int i = 0; i < 8; ++i) {
+    best.usual = std::min(best.usual, time_of(usual));
+    best.other = std::min(best.other, time_of(other));
+  }
+  return best;
+}
+
+std::string processor() {
+#if defined(__APPLE__)
+  char name[256] = {};
+  size_t size = sizeof(name) - 1;
+  return sysctlbyname("machdep.cpu.brand_string", name, &size, nullptr, 0) == 0 ? name : "";
+#else
+  std::ifstream file("/proc/cpuinfo");
+  std::string line, found;
+  // Of the first processor: names on x86, numbers on ARM.
+  while (std::getline(file, line) && !line.empty()) {
+    for (const char* key : {"vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU part"}) {
+      if (line.rfind(key, 0) == 0) found += line.substr(std::min(line.find(':'), line.size() - 1) + 1);
+    }
+  }
+  return found;
+#endif
+}
+
+std::filesystem::path cache_folder() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::filesystem::path(value == nullptr ? "" : value);
+  };
+  if (const auto chosen = variable("EQXCALLBACK_CACHE_DIR"); !chosen.empty()) return chosen;
+  if (const auto caches = variable("XDG_CACHE_HOME"); !caches.empty()) return caches / "eqxcallback";
+  const auto home = variable("HOME");
+  return home.empty() ? home : home / ".cache" / "eqxcallback";
+}
+
+std::filesystem::path file_of(const Table& usual, const Table& other) {
+  std::string name = "bf16-" + usual.name + "-" + other.name + "-" EQXCALLBACK_VERSION "-" + processor();
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' && c != '_') c = '-';
+  }
+  const auto folder = cache_folder();
+  return folder.empty() ? folder : folder / name;
+}
+
+// Nothing, unless the file has all families in their order, with one of these tables each.
+std::optional<Families> remembered(const std::filesystem::path& path, const Table& usual, const Table& other) {
+  std::ifstream file(path);
+  Families found;
+  for (std::string line; std::getline(file, line);) {
+    std::string family, table;
+    if (!(std::istringstream(line) >> family >> table)) return std::nullopt;
+    if (found.size() == std::size(kFamilies) || family != kFamilies[found.size()].name) return std::nullopt;
+    if (table != usual.name && table != other.name) return std::nullopt;
+    found.emplace_back(family, table);
+  }
+  return found.size() == std::size(kFamilies) ? std::optional(found) : std::nullopt;
+}
+
+// Others see it whole or not at all.
+void remember(const std::filesystem::path& path, const std::string& text) {
+  std::error_code failed;
+  std::filesystem::create_directories(path.parent_path(), failed);
+  const std::filesystem::path unfinished = path.string() + ".new-" + std::to_string(getpid());
+  if (std::ofstream(unfinished) << text) std::filesystem::rename(unfinished, path, failed);
+}
+
+}  // namespace
+
+Mixed faster_of(const Table& usual, const Table& other) {
+  const auto path = file_of(usual, other);
+  auto families = remembered(path, usual, other);
+  if (!families) {
+    families.emplace();
+    std::ostringstream text;
+    for (const Family& family : kFamilies) {
+      const Microseconds took = measured(family, *usual.kernels, *other.kernels);
+      // By chance they differ by a few percent.
+      families->emplace_back(family.name, took.other < 0.95 * took.usual ? other.name : usual.name);
+      text << family.name << ' ' << families->back().second << ' ' << took.usual << ' ' << took.other << '\n';
+    }
+    if (!path.empty()) remember(path, text.str());
+  }
+  Mixed mixed{*usual.kernels, *families};
+  for (size_t i = 0; i < families->size(); ++i) {
+    if ((*families)[i].second == other.name) kFamilies[i].take(mixed.kernels, *other.kernels);
+  }
+  return mixed;
+}
+
+}  // namespace eqxcallback::cpu
