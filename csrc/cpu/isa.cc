@@ -8,6 +8,13 @@
 // A test builds the portable kernels alone.
 #if defined(__x86_64__) && !defined(EQXCALLBACK_PORTABLE)
 #define EQXCALLBACK_X86
+#elif defined(__aarch64__) && !defined(EQXCALLBACK_PORTABLE)
+#define EQXCALLBACK_ARM
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#else
+#include <sys/auxv.h>
+#endif
 #endif
 
 namespace eqxcallback::cpu {
@@ -29,6 +36,20 @@ bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+#elif defined(EQXCALLBACK_ARM)
+// The system is asked: __builtin_cpu_supports of g++ 12 knows x86 alone.
+#if defined(__APPLE__)
+bool has(const char* feature) {
+  int value = 0;
+  size_t size = sizeof(value);
+  return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value != 0;  // an older system does not know the name
+}
+bool has_neon_dot() { return has("hw.optional.arm.FEAT_DotProd"); }
+bool has_neon_bf16() { return has_neon_dot() && has("hw.optional.arm.FEAT_BF16"); }
+#else
+bool has_neon_dot() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+bool has_neon_bf16() { return has_neon_dot() && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0; }
+#endif
 #endif
 bool always() { return true; }
 
@@ -37,6 +58,10 @@ constexpr Isa kIsas[] = {
     {"avx512_bf16", &kAvx512Bf16Kernels, has_avx512_bf16},
     {"avx512", &kAvx512Kernels, has_avx512},
     {"avx2", &kAvx2Kernels, has_avx2},
+#elif defined(EQXCALLBACK_ARM)
+    {"neon_bf16", &kNeonBf16Kernels, has_neon_bf16},
+    {"neon_dot", &kNeonDotKernels, has_neon_dot},
+    {"neon", &kNeonKernels, always},
 #endif
     {"portable", &kPortableKernels, always},
 };
