@@ -117,12 +117,16 @@ def pytest_runtest_call(item):
 def isa_flags():
     """What the file of each instruction set is compiled with."""
     text = (pathlib.Path(__file__).parents[1] / "CMakeLists.txt").read_text()
-    avx2 = re.search(r"set\(AVX2 ([^)]*)\)", text)
-    avx512 = re.search(r"set\(AVX512 \$\{AVX2\} ([^)]*)\)", text)
-    assert avx2 is not None
-    assert avx512 is not None
-    flags = {"portable": [], "avx2": avx2[1].split(), "avx512": [*avx2[1].split(), *avx512[1].split()]}
-    return flags | {"avx512_bf16": [*flags["avx512"], "-mavx512bf16"]}
+
+    def set_to(start):
+        match = re.search(rf"set\({start} ([^)]*)\)", text)
+        assert match is not None
+        return match[1].split()
+
+    avx2, (neon_dot,) = set_to("AVX2"), set_to("NEON_DOT")
+    avx512 = [*avx2, *set_to(r"AVX512 \$\{AVX2\}")]
+    x86 = {"avx2": avx2, "avx512": avx512, "avx512_bf16": [*avx512, "-mavx512bf16"]}
+    return x86 | {"neon": [], "neon_dot": [neon_dot], "neon_bf16": [f"{neon_dot}+bf16"], "portable": []}
 
 
 @pytest.fixture(scope="module", autouse=True)

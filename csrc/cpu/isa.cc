@@ -11,6 +11,13 @@
 // A test builds the portable kernels alone.
 #if defined(__x86_64__) && !defined(EQXCALLBACK_PORTABLE)
 #define EQXCALLBACK_X86
+#elif defined(__aarch64__) && !defined(EQXCALLBACK_PORTABLE)
+#define EQXCALLBACK_ARM
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
+#else
+#include <sys/auxv.h>
+#endif
 #endif
 
 namespace eqxcallback::cpu {
@@ -34,6 +41,20 @@ bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+#elif defined(EQXCALLBACK_ARM)
+// The system is asked: __builtin_cpu_supports of g++ 12 knows x86 alone.
+#if defined(__APPLE__)
+bool has(const char* feature) {
+  int value = 0;
+  size_t size = sizeof(value);
+  return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value != 0;  // an older system does not know the name
+}
+bool has_neon_dot() { return has("hw.optional.arm.FEAT_DotProd"); }
+bool has_neon_bf16() { return has_neon_dot() && has("hw.optional.arm.FEAT_BF16"); }
+#else
+bool has_neon_dot() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+bool has_neon_bf16() { return has_neon_dot() && (getauxval(AT_HWCAP2) & HWCAP2_BF16) != 0; }
+#endif
 #endif
 bool always() { return true; }
 
@@ -42,6 +63,10 @@ constexpr Isa kIsas[] = {
     {"avx512_bf16", &kAvx512Bf16Kernels, has_avx512_bf16, true},
     {"avx512", &kAvx512Kernels, has_avx512, false},
     {"avx2", &kAvx2Kernels, has_avx2, false},
+#elif defined(EQXCALLBACK_ARM)
+    {"neon_bf16", &kNeonBf16Kernels, has_neon_bf16, true},
+    {"neon_dot", &kNeonDotKernels, has_neon_dot, false},
+    {"neon", &kNeonKernels, always, false},
 #endif
     {"portable", &kPortableKernels, always, false},
 };
@@ -74,20 +99,22 @@ const Mixed& usual() {
   return mixed;
 }
 
-const Kernels& initial() {
-  const char* wanted = std::getenv("EQXCALLBACK_ISA");
-  return wanted != nullptr && *wanted != '\0' ? *find(wanted).kernels : usual().kernels;
+// What set_isa has chosen, or null.
+std::atomic<const Kernels*> set{nullptr};
+
+// Throws if the variable is wrong, at each use.
+const Kernels& current() {
+  if (const Kernels* const kernels = set.load(std::memory_order_relaxed)) return *kernels;
+  static const Kernels& initial = []() -> const Kernels& {
+    const char* wanted = std::getenv("EQXCALLBACK_ISA");
+    return wanted != nullptr && *wanted != '\0' ? *find(wanted).kernels : usual().kernels;
+  }();
+  return initial;
 }
 
-// Throws at the first use if the variable is wrong, and at each one after it.
-std::atomic<const Kernels*>& current() {
-  static std::atomic<const Kernels*> kernels{&initial()};
-  return kernels;
-}
-
-// The one that was chosen, or null.
+// The one that somebody has chosen, or null.
 const Isa* chosen() {
-  const Kernels* const now = current().load();
+  const Kernels* const now = &current();
   for (const Isa& isa : kIsas) {
     if (isa.kernels == now) return &isa;
   }
@@ -98,7 +125,7 @@ const Isa* chosen() {
 
 void throw_bad_alloc() { throw std::bad_alloc(); }
 
-const Kernels& kernels() { return *current().load(std::memory_order_relaxed); }
+const Kernels& kernels() { return current(); }
 
 std::vector<std::string> available_isas() {
   std::vector<std::string> names;
@@ -112,6 +139,6 @@ std::string isa() { return chosen() != nullptr ? chosen()->name : best().name; }
 std::vector<std::pair<std::string, std::string>> isas_of_bf16() {
   return chosen() != nullptr ? decltype(Mixed::families){} : usual().families;
 }
-void set_isa(const std::string& name) { current() = find(name).kernels; }
+void set_isa(const std::string& name) { set = find(name).kernels; }
 
 }  // namespace eqxcallback::cpu

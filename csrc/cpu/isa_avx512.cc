@@ -1,4 +1,4 @@
-#include "cpu/simd/avx512.h"
+#include "cpu/simd/avx512_bytes.h"
 // After the vectors that they are made of.
 #include "cpu/kernels/table.h"
 

@@ -287,6 +287,8 @@ struct Kernels {
   void (*int8_linear)(Element, const Int8Linear&, const Executor&);
 };
 
-extern const Kernels kAvx512Bf16Kernels, kAvx512Kernels, kAvx2Kernels, kPortableKernels;
+extern const Kernels kAvx512Bf16Kernels, kAvx512Kernels, kAvx2Kernels;
+extern const Kernels kNeonBf16Kernels, kNeonDotKernels, kNeonKernels;
+extern const Kernels kPortableKernels;
 
 }  // namespace eqxcallback::cpu

@@ -1,11 +1,13 @@
-"""The portable kernels on another processor: they compile for ARM, whose vectors are NEON, and compute there what they do here,
-where all other tests are run on them.
+"""The kernels on ARM, which is emulated: each table computes what the portable one does, on a processor that has all of them and
+on those that lack some; and the portable one computes what it does here, where all other tests are run.
 """
 
+import functools
 import pathlib
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 
 from .kernel_output import assert_same, kernel_output
@@ -13,18 +15,53 @@ from .kernel_output import assert_same, kernel_output
 
 ROOT = pathlib.Path(__file__).parents[2]
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
-SOURCES = ["tests/csrc/every_kernel.cc", "csrc/cpu/isa.cc", "csrc/cpu/isa_portable.cc"]
+TABLES = ["neon_bf16", "neon_dot", "neon", "portable"]
+# What QEMU's processors run: all, no bf16 as on Apple's M1 and Graviton2, and nothing that not all have.
+PROCESSORS = {"max": TABLES, "neoverse-n1": TABLES[1:], "cortex-a53": TABLES[2:]}
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which(CROSS) is None, reason=f"no {CROSS} here: Debian's package g++-aarch64-linux-gnu"),
+    pytest.mark.skipif(shutil.which(EMULATOR) is None, reason=f"no {EMULATOR} here: Debian's package qemu-user"),
+]
 
 
-def output(compiler, tmp_path, *command):
-    program = str(tmp_path / pathlib.Path(compiler).name)
-    options = ["-std=c++17", "-O1", "-static", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-I", str(ROOT / "csrc")]
-    sources = [str(ROOT / source) for source in SOURCES]
-    subprocess.run([compiler, *options, "-DEQXCALLBACK_PORTABLE", *sources, "-o", program], check=True)
-    return kernel_output(*command, program)["portable"]
+def compiled(compiler, folder, flags, *defines):
+    """A program of every kernel, in the tables that have flags."""
+    options = [
+        *("-std=c++17", "-O1", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-I", str(ROOT / "csrc")),
+        '-DEQXCALLBACK_VERSION="of a test"',
+        *defines,
+    ]
+    sources = {"tests/csrc/every_kernel.cc": [], "csrc/cpu/isa.cc": [], "csrc/cpu/measured.cc": []}
+    sources |= {f"csrc/cpu/isa_{name}.cc": of_table for name, of_table in flags.items()}
+    for source, of_source in sources.items():
+        target = folder / pathlib.Path(source).with_suffix(".o").name
+        subprocess.run([compiler, *options, *of_source, "-c", str(ROOT / source), "-o", str(target)], check=True)
+    program = folder / "every_kernel"
+    subprocess.run([compiler, "-static", *map(str, folder.glob("*.o")), "-o", str(program)], check=True)
+    return str(program)
 
 
-@pytest.mark.skipif(shutil.which(CROSS) is None, reason=f"no {CROSS} here: Debian's package g++-aarch64-linux-gnu")
-@pytest.mark.skipif(shutil.which(EMULATOR) is None, reason=f"no {EMULATOR} here: Debian's package qemu-user")
-def test_arm_computes_what_this_processor_does(tmp_path):
-    assert_same(output(CROSS, tmp_path, EMULATOR), output("g++", tmp_path))
+@pytest.fixture(scope="module")
+def output(tmp_path_factory, isa_flags):
+    """What a processor computes, by the name of the table."""
+    program = compiled(CROSS, tmp_path_factory.mktemp("arm"), {name: isa_flags[name] for name in TABLES})
+    return functools.cache(lambda processor: kernel_output(EMULATOR, "-cpu", processor, program))
+
+
+@pytest.mark.parametrize("name", TABLES[:-1])
+def test_a_table_computes_what_the_portable_one_does(name, output):
+    assert_same(output("max")[name], output("max")["portable"])
+
+
+@pytest.mark.parametrize("processor", PROCESSORS)
+def test_a_processor_runs_what_it_has(processor, output):
+    """An instruction that it lacks ends the program."""
+    assert list(output(processor)) == PROCESSORS[processor]
+    for name, results in output(processor).items():
+        np.testing.assert_array_equal(results, output("max")[name])
+
+
+def test_arm_computes_what_this_processor_does(output, tmp_path):
+    program = compiled("g++", tmp_path, {"portable": []}, "-DEQXCALLBACK_PORTABLE")
+    assert_same(output("max")["portable"], kernel_output(program)["portable"])

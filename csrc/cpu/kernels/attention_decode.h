@@ -60,7 +60,7 @@ void scale_by(float* x, const float* scales, int64_t stride, int n) {
 // does not see it coming by itself, and has only few requests at a time.
 template <int kQueries, class T>
 void scores_of(float (*scores)[kStep], const Factor<T>* q, const Keys<T>& keys, int64_t head_size, float scale) {
-  constexpr int kTile = kQueries > 2 && kLanes < 16 ? 2 : 4;  // keys at a time: one alone waits for itself
+  constexpr int kTile = kQueries > 2 && !kManyRegisters ? 2 : 4;  // keys at a time: one alone waits for itself
   for (int first = 0; first < keys.count; first += kLanes) {
     F products[kQueries][kLanes];
     for (int j = 0; j < kLanes; j += kTile) {

@@ -167,7 +167,7 @@ void mask_places(const QueryBlock& block, int64_t first, int64_t keys, float* ti
     if (away >= block.lowest && away + block.queries - 1 <= block.highest) continue;
     float* line = tile + j * kQueryBlock;
     for (int32_t i = 0; i < kQueryBlock; ++i) {
-      line[i] = (away + i >= block.lowest) & (away + i <= block.highest) ? line[i] : -__builtin_inff();
+      line[i] = ((away + i >= block.lowest) & (away + i <= block.highest)) ? line[i] : -__builtin_inff();
     }
   }
 }

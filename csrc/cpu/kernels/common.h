@@ -16,8 +16,11 @@ inline constexpr float kLog2E = 1.44269504088896341f;
 // Stands for -inf where it is subtracted from -inf: the lowest of the numbers.
 inline constexpr float kLowest = -0x1.fffffep127f;
 
+// Whether there are 32 registers and not 16, as the sums of an outer product say.
+inline constexpr bool kManyRegisters = Simd::kOuterRows * Simd::kOuterVectors >= 16;
+
 // Whether the processor multiplies T as it is, two neighbours at a time, into sums of f32.
-#ifdef __AVX512BF16__
+#ifdef EQXCALLBACK_PAIRS
 template <class T>
 inline constexpr bool kHasPairs = std::is_same_v<T, Bf16>;
 #else

@@ -15,12 +15,12 @@ struct Terms {
     return cpu::load(p, count);
   }
 };
-#ifdef __AVX512BF16__
+#ifdef EQXCALLBACK_PAIRS
 template <>
 struct Terms<Bf16, Bf16> {
   static constexpr int kStep = 2 * kLanes;
-  static __m512bh load(const Bf16* p, Full) { return Simd::load_pairs(p); }
-  static __m512bh load(const Bf16* p, int n) { return Simd::load_pairs(p, n); }
+  static auto load(const Bf16* p, Full) { return Simd::load_pairs(p); }
+  static auto load(const Bf16* p, int n) { return Simd::load_pairs(p, n); }
 };
 #endif
 
@@ -103,7 +103,7 @@ void for_tiles(int64_t num_rows, int64_t begin, int64_t end, const Tile& tile) {
 template <class X, class T, class Put>
 void few_rows(const X* x, int64_t num_rows, int64_t x_stride, const T* weights, int64_t begin, int64_t end,
               int64_t size, const Put& put) {
-  constexpr int kTileRows = kLanes < 16 ? 2 : 4;
+  constexpr int kTileRows = kManyRegisters ? 4 : 2;
   const auto tile = [&](auto num_x, auto num_w, int64_t r, int64_t o, int64_t part) {
     constexpr int kRows = decltype(num_x)::value, kWeights = decltype(num_w)::value;
     const T* rows[kWeights];

@@ -1,5 +1,5 @@
-// Several rows that are quantised to int8 times rows of GGUF blocks, by the products of bytes of AVX-512 VNNI. As in
-// linear_byte_panels.h, weights are put along the lanes; but each block has its own scale, and its sums become f32.
+// Several rows that are quantised to int8 times rows of GGUF blocks, by the products of bytes of the processor. As
+// in linear_byte_panels.h, weights are put along the lanes; but each block has its own scale, and its sums become f32.
 #pragma once
 
 #include "cpu/kernels/linear_byte_panels.h"
@@ -33,14 +33,14 @@ class BlockRows {
     for (int64_t i = r * num_blocks_; i < (r + 1) * num_blocks_; ++i, x += kBlockSize) {
       Steps steps;
       if (!steps_of(steps, x, kBlockSize, kSummable)) return false;
-      __m512i sum = _mm512_setzero_si512();
+      Ints sum{};
       for (int64_t j = 0; j < kBlockSize; j += kLanes) {
-        const __m512i n = _mm512_cvtps_epi32(Simd::mul(Simd::load(x + j), Simd::broadcast(steps.inverse)));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(integers_ + i * kBlockSize + j), _mm512_cvtepi32_epi8(n));
-        sum = _mm512_add_epi32(sum, n);
+        const Ints n = Bytes::nearest(Simd::mul(Simd::load(x + j), Simd::broadcast(steps.inverse)));
+        Bytes::store_lowest(integers_ + i * kBlockSize + j, n);
+        sum += n;
       }
       scales_[i] = steps.scale;
-      sums_[i] = _mm512_reduce_add_epi32(sum);
+      sums_[i] = Bytes::sum(sum);
     }
     return true;
   }
@@ -53,19 +53,6 @@ class BlockRows {
   int32_t* sums_;
 };
 
-// The bytes of a block, without a sign: those of Q8_0 are 128 too high.
-template <Encoding encoding>
-__m256i bytes_of(const uint8_t* block) {
-  if constexpr (encoding == Encoding::kQ4_1) {
-    const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 4));
-    const __m256i halves = _mm256_inserti128_si256(_mm256_castsi128_si256(both), _mm_srli_epi16(both, 4), 1);
-    return _mm256_and_si256(halves, _mm256_set1_epi8(15));
-  } else {
-    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + 2));
-    return _mm256_xor_si256(bytes, _mm256_set1_epi8(static_cast<char>(0x80)));
-  }
-}
-
 // Of kPanel rows of weights: their bytes [blocks, kBlockFours, kPanel], and of each block [kPanel] scales and minimums.
 struct BlockPanel {
   ByteFour* bytes;
@@ -74,32 +61,39 @@ struct BlockPanel {
   static int64_t floats(int64_t num_blocks) { return (num_blocks + 1) * (kBlockFours + 2) * kPanel; }
   BlockPanel(float* memory, int64_t num_blocks)
       : bytes(reinterpret_cast<ByteFour*>(memory)),
-        scales(memory + (num_blocks + 1) * kBlockFours * kPanel),  // blocks are put there two at a time
+        scales(memory + (num_blocks + 1) * kBlockFours * kPanel),  // blocks may be put there two at a time
         minimums(scales + (num_blocks + 1) * kPanel) {}
 
   template <Encoding encoding>
   void set(const uint8_t* weights, int64_t rows, int64_t num_blocks) const {
     const int64_t stride = num_blocks * block_bytes(encoding);
     for (int64_t w = 0; w < kPanel; w += kLanes) {
-      for (int64_t b = 0; b < num_blocks; b += 2) {
-        F fours[kLanes];
+      for (int64_t b = 0; b < num_blocks; b += Bytes::kBlocks) {
+        F fours[Bytes::kParts][kLanes];
         for (int r = 0; r < kLanes; ++r) {
           // What is past the last row or block is dropped.
           const uint8_t* row = weights + smaller(w + r, rows - 1) * stride;
-          const uint8_t *first = row + b * block_bytes(encoding),
-                        *second = row + smaller(b + 1, num_blocks - 1) * block_bytes(encoding);
-          fours[r] = _mm512_castsi512_ps(
-              _mm512_inserti64x4(_mm512_castsi256_si512(bytes_of<encoding>(first)), bytes_of<encoding>(second), 1));
-          put_head<encoding>(first, b * kPanel + w + r);
-          put_head<encoding>(second, (b + 1) * kPanel + w + r);
+          const uint8_t* blocks[Bytes::kBlocks];
+          for (int i = 0; i < Bytes::kBlocks; ++i) {
+            blocks[i] = row + smaller(b + i, num_blocks - 1) * block_bytes(encoding);
+            put_head<encoding>(blocks[i], (b + i) * kPanel + w + r);
+          }
+          for (int p = 0; p < Bytes::kParts; ++p) {
+            fours[p][r] = reinterpret_cast<F>(Bytes::of_blocks<encoding>(blocks, p));
+          }
         }
-        Simd::transpose(fours);
-        for (int j = 0; j < kLanes; ++j) _mm512_storeu_ps(bytes + (b * kBlockFours + j) * kPanel + w, fours[j]);
+        for (int p = 0; p < Bytes::kParts; ++p) {
+          Simd::transpose(fours[p]);
+          put_fours(fours[p], b * kBlockFours + p * kLanes, w);
+        }
       }
     }
   }
 
  private:
+  void put_fours(const F* fours, int64_t at, int64_t w) const {
+    for (int j = 0; j < kLanes; ++j) store_fours(bytes + (at + j) * kPanel + w, fours[j]);
+  }
   template <Encoding encoding>
   void put_head(const uint8_t* block, int64_t at) const {
     scales[at] = Simd::half(block);
@@ -119,12 +113,12 @@ template <Encoding encoding, int kRows>
     for (int v = 0; v < kVectors; ++v) total[r][v] = Simd::zero();
   }
   for (int64_t b = 0; b < num_blocks; ++b) {
-    __m512i acc[kRows][kVectors];
+    Ints acc[kRows][kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const int32_t too_high = encoding == Encoding::kQ8_0 ? 128 * x.sum(first + r, b) : 0;
+      const int32_t too_high = encoding == Encoding::kQ8_0 ? Bytes::kTooHigh * x.sum(first + r, b) : 0;
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm512_set1_epi32(-too_high);
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = Ints{} - too_high;
     }
     add_outer(acc, x.fours(first, b), x.stride(), 1, panel.bytes + b * kBlockFours * kPanel, kBlockFours, kPanel);
 #pragma GCC unroll 8
@@ -133,7 +127,7 @@ template <Encoding encoding, int kRows>
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) {
         const int64_t at = b * kPanel + v * kLanes;
-        const F dot = Simd::mul(_mm512_cvtepi32_ps(acc[r][v]), scale);
+        const F dot = Simd::mul(__builtin_convertvector(acc[r][v], F), scale);
         total[r][v] = Simd::fma(dot, Simd::load(panel.scales + at), total[r][v]);
         if constexpr (encoding == Encoding::kQ4_1) {
           const F sum = Simd::broadcast(x.scale(first + r, b) * static_cast<float>(x.sum(first + r, b)));
@@ -175,7 +169,7 @@ bool multiply_block_panels(const QuantizedLinear& args, const float* x, const Ex
               for_vectors(columns, [&](int64_t i, auto n) { store(out + i, Simd::load(sums + r * kPanel + i), n); });
             }
           };
-          constexpr int kRows = 3;  // with sums of both kinds
+          constexpr int kRows = Simd::kOuterRows / 2;  // with sums of both kinds
           int64_t r = 0;
           for (; r + kRows <= args.rows; r += kRows) tile(Int<kRows>{}, r);
           for (; r < args.rows; ++r) tile(Int<1>{}, r);

@@ -11,21 +11,22 @@ namespace {
 inline constexpr int64_t kPanelSize = int64_t{1} << 16;  // an integer has room for the sum of so many products
 inline constexpr int64_t kPanel = Simd::kOuterVectors * kLanes;
 
-// panel[i, w]: four neighbours of row w, 128 too high. Those past its end meet zeros in x.
+void store_fours(ByteFour* p, F x) { Bytes::store(reinterpret_cast<int32_t*>(p), reinterpret_cast<Ints>(x)); }
+
+// panel[i, w]: four neighbours of row w, as weights. Those past its end meet zeros in x.
 void arrange_weights(ByteFour* panel, const int8_t* weights, int64_t rows, int64_t size) {
   for (int64_t w = 0; w < kPanel; w += kLanes) {
     for (int64_t i = 0; i < size; i += kBytes) {
       const int64_t bytes = smaller(kBytes, size - i);
-      const __mmask64 mask = ~__mmask64{0} >> (kBytes - bytes);
+      const Bytes::Mask mask = Bytes::first(bytes);
       F fours[kLanes];
 #pragma GCC unroll 16
       for (int r = 0; r < kLanes; ++r) {
-        const __mmask64 found = w + r < rows ? mask : 0;
-        const __m512i row = _mm512_maskz_loadu_epi8(found, weights + (w + r) * size + i);
-        fours[r] = _mm512_castsi512_ps(without_sign(row));
+        const Bytes::Mask found = w + r < rows ? mask : 0;
+        fours[r] = reinterpret_cast<F>(Bytes::as_weights(Bytes::load(weights + (w + r) * size + i, found)));
       }
       Simd::transpose(fours);
-      for (int64_t j = 0; j < (bytes + 3) / 4; ++j) _mm512_storeu_ps(panel + (i / 4 + j) * kPanel + w, fours[j]);
+      for (int64_t j = 0; j < (bytes + 3) / 4; ++j) store_fours(panel + (i / 4 + j) * kPanel + w, fours[j]);
     }
   }
 }
@@ -35,11 +36,11 @@ template <int kRows, class T>
 void panel_tile(T* out, int64_t out_stride, const ByteRows& x, int64_t first, const ByteFour* panel, int64_t size,
                 const float* scale, int64_t columns) {
   constexpr int kVectors = Simd::kOuterVectors;
-  __m512i acc[kRows][kVectors];
+  Ints acc[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) acc[r][v] = _mm512_setzero_si512();
+    for (int v = 0; v < kVectors; ++v) acc[r][v] = Ints{};
   }
   add_outer(acc, reinterpret_cast<const ByteFour*>(x.integers(first)), x.stride() / 4, 1, panel, (size + 3) / 4,
             kPanel);
@@ -47,14 +48,13 @@ void panel_tile(T* out, int64_t out_stride, const ByteRows& x, int64_t first, co
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) _mm512_store_si512(sums[r] + v * kLanes, acc[r][v]);
+    for (int v = 0; v < kVectors; ++v) Bytes::store(sums[r] + v * kLanes, acc[r][v]);
   }
   for (int r = 0; r < kRows; ++r) {
-    const __m512i offset = _mm512_set1_epi32(_mm512_reduce_add_epi32(x.offset(first + r)));
+    const Ints offset = Ints{} + Bytes::sum(x.offset(first + r));
     const F steps = Simd::broadcast(x.scale(first + r));
     for_vectors(columns, [&](int64_t i, auto count) {
-      const __m512i sum = _mm512_add_epi32(_mm512_load_si512(sums[r] + i), offset);
-      const F scaled = Simd::mul(_mm512_cvtepi32_ps(sum), steps);
+      const F scaled = Simd::mul(__builtin_convertvector(Bytes::load(sums[r] + i) + offset, F), steps);
       store(out + r * out_stride + i, Simd::mul(scaled, load(scale + i, count)), count);
     });
   }

@@ -1,5 +1,5 @@
-// Rows of x that are quantised to int8 times rows of int8, by the products of bytes of AVX-512 VNNI. The sums of a lane
-// are exact integers.
+// Rows of x that are quantised to int8 times rows of int8, by the products of bytes of the processor. The sums of a
+// lane are exact integers.
 #pragma once
 
 #include "cpu/kernels/dots.h"
@@ -8,10 +8,8 @@
 namespace eqxcallback::cpu {
 namespace {
 
-inline constexpr int64_t kBytes = 64;  // in a vector
-
-// VNNI multiplies bytes without a sign by signed ones: weights are 128 too high.
-__m512i without_sign(__m512i bytes) { return _mm512_xor_si512(bytes, _mm512_set1_epi8(static_cast<char>(0x80))); }
+using Ints = Bytes::Ints;
+inline constexpr int64_t kBytes = 4 * kLanes;  // in a vector
 
 // Rows as integers, with zeros up to a whole number of vectors.
 class ByteRows {
@@ -25,8 +23,8 @@ class ByteRows {
 
   const int8_t* integers(int64_t r) const { return integers_ + r * padded_; }
   int64_t stride() const { return padded_; }
-  // -128 times the sums of the integers, as they meet the lanes of a product.
-  __m512i offset(int64_t r) const { return _mm512_load_si512(offsets_ + r * kLanes); }
+  // What products are too high, negated: as are the weights, times the sums of the integers, as they meet the lanes.
+  Ints offset(int64_t r) const { return Bytes::load(offsets_ + r * kLanes); }
   float scale(int64_t r) const { return scales_[r]; }
 
   // False if x is not finite.
@@ -37,15 +35,11 @@ class ByteRows {
     if (padded_ > 0) std::memset(out + padded_ - kBytes, 0, kBytes);
     const F inverse = Simd::broadcast(steps.inverse);
     for_vectors(size, [&](int64_t i, auto count) {
-      const __m512i n = _mm512_cvtps_epi32(Simd::mul(load(x + i, count), inverse));
-      _mm_store_si128(reinterpret_cast<__m128i*>(out + i), _mm512_cvtepi32_epi8(n));
+      Bytes::store_lowest(out + i, Bytes::nearest(Simd::mul(load(x + i, count), inverse)));
     });
-    const __m512i zero = _mm512_setzero_si512();
-    __m512i sum = zero;
-    for (int64_t i = 0; i < padded_; i += kBytes) {
-      sum = _mm512_dpbusd_epi32(sum, without_sign(zero), _mm512_load_si512(out + i));
-    }
-    _mm512_store_si512(offsets_ + r * kLanes, _mm512_sub_epi32(zero, sum));
+    Ints sum{};
+    for (int64_t i = 0; i < padded_; i += kBytes) sum = Simd::fma(Bytes::load(out + i), Bytes::as_weights(Ints{}), sum);
+    Bytes::store(offsets_ + r * kLanes, -sum);
     scales_[r] = steps.scale;
     return true;
   }
@@ -58,11 +52,15 @@ class ByteRows {
   float* scales_;
 };
 
+// As many floats as whole vectors of n of them.
+template <int n>
+inline constexpr int kWhole = (n + kLanes - 1) / kLanes * kLanes;
+
 // out[r * kWeights + w]: the sum of products of row `first` + r of x and rows[w]. Never inlined, as `dots`.
 template <int kRows, int kWeights>
 [[gnu::noinline]] void byte_sums(float* out, const ByteRows& x, int64_t first, const int8_t* const* rows,
                                  int64_t size) {
-  __m512i acc[kRows][kWeights];
+  Ints acc[kRows][kWeights];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
@@ -71,32 +69,34 @@ template <int kRows, int kWeights>
   const int8_t* integers = x.integers(first);
   const int64_t stride = x.stride();
   const auto step = [&](int64_t i, const auto& load_weights) __attribute__((always_inline)) {
-    __m512i weights[kWeights];
+    Ints weights[kWeights];
 #pragma GCC unroll 8
     for (int w = 0; w < kWeights; ++w) {
-      weights[w] = without_sign(load_weights(rows[w] + i));
+      weights[w] = Bytes::as_weights(load_weights(rows[w] + i));
       if constexpr (kRows == 1) prefetch_stream(rows[w] + i);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-      const __m512i v = _mm512_load_si512(integers + r * stride + i);
+      const Ints v = Bytes::load(integers + r * stride + i);
 #pragma GCC unroll 8
-      for (int w = 0; w < kWeights; ++w) acc[r][w] = _mm512_dpbusd_epi32(acc[r][w], weights[w], v);
+      for (int w = 0; w < kWeights; ++w) acc[r][w] = Simd::fma(v, weights[w], acc[r][w]);
     }
   };
   int64_t i = 0;
-  for (; i + kBytes <= size; i += kBytes) step(i, [](const int8_t* p) { return _mm512_loadu_si512(p); });
+  for (; i + kBytes <= size; i += kBytes) step(i, [](const int8_t* p) { return Bytes::load(p); });
   if (i < size) {
-    const __mmask64 mask = (__mmask64{1} << (size - i)) - 1;
-    step(i, [&](const int8_t* p) { return _mm512_maskz_loadu_epi8(mask, p); });
+    const Bytes::Mask mask = Bytes::first(size - i);
+    step(i, [&](const int8_t* p) { return Bytes::load(p, mask); });
   }
-  F sums[kLanes] = {};
+  constexpr int kSums = kWhole<kRows * kWeights>;
+  F sums[kSums] = {};
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 8
-    for (int w = 0; w < kWeights; ++w) sums[r * kWeights + w] = _mm512_cvtepi32_ps(acc[r][w]);
+    for (int w = 0; w < kWeights; ++w) sums[r * kWeights + w] = __builtin_convertvector(acc[r][w], F);
   }
-  Simd::store(out, Simd::sums(sums));
+#pragma GCC unroll 8
+  for (int k = 0; k < kSums; k += kLanes) Simd::store(out + k, Simd::sums(sums + k));
 }
 
 // put(r, o, sum) for all rows.
@@ -114,7 +114,7 @@ void multiply_few(const ByteRows& bytes, int64_t num_rows, const int8_t* weights
             constexpr int kRows = decltype(num_x)::value, kWeights = decltype(num_w)::value;
             const int8_t* rows[kWeights];
             for (int w = 0; w < kWeights; ++w) rows[w] = weights + (o + w * part) * size;
-            float sums[kLanes];
+            float sums[kWhole<kRows * kWeights>];
             byte_sums<kRows, kWeights>(sums, bytes, first + r, rows, size);
             for (int i = 0; i < kRows; ++i) {
               for (int w = 0; w < kWeights; ++w) {

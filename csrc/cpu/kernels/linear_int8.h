@@ -5,7 +5,7 @@
 #include "cpu/kernels/dots.h"
 #include "cpu/kernels/linear_activations.h"
 #include "cpu/kernels/linear_quantized.h"
-#ifdef __AVX512VNNI__
+#ifdef EQXCALLBACK_BYTES
 #include "cpu/kernels/linear_byte_panels.h"
 #endif
 
@@ -14,13 +14,13 @@ namespace {
 
 inline constexpr int64_t kFewRows = 16;
 
-#ifdef __AVX512VNNI__
+#ifdef EQXCALLBACK_BYTES
 // False if x has no form in bytes, or is so long that sums have none.
 template <class T, class Put>
 bool multiply_quantized(T* out, const float* x, int64_t x_stride, const Int8Linear& args, const Executor& executor,
                         const Put& put) {
   const int64_t rows = args.rows, size = args.in_features;
-  if (size > int64_t{1} << 20) return false;
+  if (size > kLanes * kPanelSize) return false;
   ByteRows bytes(rows, size);
   for (int64_t r = 0; r < rows; ++r) {
     if (!bytes.set(r, x + r * x_stride, size)) return false;
@@ -55,7 +55,7 @@ void int8_linear_as(const Int8Linear& args, const Executor& executor) {
     from_float(sum * args.scale[o], out[r * args.out_features + o]);
   };
   if (args.quantized_activations) {
-#ifdef __AVX512VNNI__
+#ifdef EQXCALLBACK_BYTES
     if (multiply_quantized(out, x, padded, args, executor, put)) return;
 #endif
     for (int64_t r = 0; r < rows; ++r) quantize_activations(scratch.data() + r * padded, size, size);

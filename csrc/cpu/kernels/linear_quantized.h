@@ -7,7 +7,7 @@
 
 #include "cpu/kernels/linear_activations.h"
 #include "cpu/kernels/linear_block_decode.h"
-#ifdef __AVX512VNNI__
+#ifdef EQXCALLBACK_BYTES
 #include "cpu/kernels/linear_block_panels.h"
 #include "cpu/kernels/linear_byte_dots.h"
 #else
@@ -22,10 +22,11 @@ template <class T, class Scale>
 void dot_tile(T* out, int64_t out_stride, const float* x, const float* weights, int64_t in_features, int rows,
               int columns, const Scale& scale) {
   constexpr int kRows = Simd::kDotRows, kColumns = Simd::kDotColumns;
-  static_assert(kRows * kColumns == kLanes);
-  F acc[kLanes];
+  constexpr int kSums = kRows * kColumns;
+  static_assert(kSums % kLanes == 0);
+  F acc[kSums];
 #pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) acc[i] = Simd::zero();
+  for (int i = 0; i < kSums; ++i) acc[i] = Simd::zero();
   for (int64_t i = 0; i < in_features; i += kLanes) {
     F w[kColumns];
 #pragma GCC unroll 16
@@ -37,8 +38,9 @@ void dot_tile(T* out, int64_t out_stride, const float* x, const float* weights, 
       for (int c = 0; c < kColumns; ++c) acc[r * kColumns + c] = Simd::fma(v, w[c], acc[r * kColumns + c]);
     }
   }
-  float result[kLanes];
-  Simd::store(result, Simd::sums(acc));
+  float result[kSums];
+#pragma GCC unroll 16
+  for (int i = 0; i < kSums; i += kLanes) Simd::store(result + i, Simd::sums(acc + i));
   for (int r = 0; r < rows; ++r) {
     for (int c = 0; c < columns; ++c) from_float(result[r * kColumns + c] * scale(c), out[r * out_stride + c]);
   }
@@ -88,7 +90,7 @@ template <Encoding encoding, class T>
 void quantized_linear_as(const QuantizedLinear& args, const float* x, const Executor& executor) {
   if (args.rows == 1 && multiply_vector<encoding, T>(args, x, executor)) return;
   if (args.quantized_activations) {
-#ifdef __AVX512VNNI__
+#ifdef EQXCALLBACK_BYTES
     if (args.rows > 1 && multiply_block_panels<encoding, T>(args, x, executor)) return;
 #endif
     const int64_t size = args.rows * args.in_features;

@@ -15,20 +15,20 @@ F factor_of(const float* p) { return Simd::broadcast(*p); }
 struct Bf16Pair {
   Bf16 first, second;
 };
-#ifdef __AVX512BF16__
-__m512bh line_of(const Bf16Pair* p, Full) { return Simd::load_pairs(&p->first); }
-__m512bh factor_of(const Bf16Pair* p) { return Simd::broadcast_pair(&p->first); }
+#ifdef EQXCALLBACK_PAIRS
+auto line_of(const Bf16Pair* p, Full) { return Simd::load_pairs(&p->first); }
+auto factor_of(const Bf16Pair* p) { return Simd::broadcast_pair(&p->first); }
 #endif
-#ifdef __AVX512VNNI__
-// Four bytes: with a sign as a factor, without one in a line.
+#ifdef EQXCALLBACK_BYTES
+// Four bytes: digits as a factor, weights in a line.
 struct ByteFour {
   int8_t bytes[4];
 };
-__m512i line_of(const ByteFour* p, Full) { return _mm512_loadu_si512(p); }
-__m512i factor_of(const ByteFour* p) {
+Bytes::Ints line_of(const ByteFour* p, Full) { return Bytes::load(p); }
+Bytes::Ints factor_of(const ByteFour* p) {
   int32_t bits;
   std::memcpy(&bits, p, sizeof(bits));
-  return _mm512_set1_epi32(bits);
+  return Bytes::Ints{} + bits;
 }
 #endif
 

@@ -110,9 +110,14 @@ struct Simd : Halves {
 
 #ifdef __AVX512VNNI__
   // Fours of bytes, with a sign and without one. The sums are integers.
-  static __m512i fma(__m512i a, __m512i b, __m512i c) { return _mm512_dpbusd_epi32(c, b, a); }
+  using Ints = int32_t __attribute__((vector_size(64)));
+  static Ints fma(Ints a, Ints b, Ints c) {
+    return reinterpret_cast<Ints>(
+        _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(c), reinterpret_cast<__m512i>(b), reinterpret_cast<__m512i>(a)));
+  }
 #endif
 #ifdef __AVX512BF16__
+#define EQXCALLBACK_PAIRS
   // Pairs of bf16. Their products are exact in f32, and are added one after the other.
   static __m512bh load_pairs(const Bf16* p) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(p)); }
   static __m512bh load_pairs(const Bf16* p, int n) {

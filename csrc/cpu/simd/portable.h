@@ -9,7 +9,8 @@ namespace {
 
 struct Simd {
   static constexpr int kLanes = 4;
-  // Tiles that fill the registers. Dot products: kDotRows * kDotColumns == kLanes sums. Outer products: rows x vectors.
+  // Tiles that fill the registers. Dot products: kDotRows * kDotColumns sums, a multiple of kLanes. Outer products:
+  // rows x vectors.
   static constexpr int kDotRows = 2, kDotColumns = 2;
   static constexpr int kOuterRows = 2, kOuterVectors = 2;
 
