@@ -15,6 +15,7 @@ from ._gpu_probe import COPY, copy_runner
 from ._gpu_timing import torch_runner
 from ._rows import OURS, Goal, Row, Setting
 from ._timing import Runner
+from .programs import decode_by_tensor_cores
 
 
 Shape = shapes.Attention
@@ -100,7 +101,7 @@ DECODE: Sequence[tuple[int, int, int, int, int]] = [
 
 def measure_decode(setting: Setting) -> Iterator[Row]:
     """Bytes of keys and values that are read, against a copy's read and written ones."""
-    for batch, heads, kv_heads, keys, size in [(2, 4, 2, 48, 16)] if setting.tiny else DECODE:
+    for batch, heads, kv_heads, keys, size in [(2, 6, 2, 48, 16)] if setting.tiny else DECODE:
         if not setting.has_time():
             return
         q = jax.random.normal(jax.random.key(0), (batch, heads, size), jnp.bfloat16)
@@ -117,6 +118,9 @@ def measure_decode(setting: Setting) -> Iterator[Row]:
             "XLA": lambda args=(q, k, v, lengths), f=theirs: setting.clock.runner(f, *args),
             COPY: copy,
         }
+        if heads // kv_heads > 2:  # what EQXCALLBACK_DECODE_MMA=1 takes
+            by_tensor_cores = functools.partial(setting.clock.runner, decode_by_tensor_cores, q, k, v, lengths)
+            contestants["by tensor cores"] = by_tensor_cores
         if setting.torch:
             contestants["torch SDPA"] = functools.partial(_torch_decode, q, k, v)
         case = f"b{batch} h{heads}/{kv_heads} keys {keys} d{size}"

@@ -12,7 +12,7 @@ import numpy as np
 from eqxcallback import ops
 
 from ._contestants import random_blocks
-from .programs import PROGRAMS, Program, struct
+from .programs import ASKED_FOR, PROGRAMS, Program, struct
 
 
 _TABLE, _WEIGHT = struct(4096, 64, dtype=jnp.float32), struct(4096, dtype=jnp.float32)
@@ -33,16 +33,17 @@ _LARGE = {
     "attention": (_HEADS, _HEADS, _HEADS),
     "attention of few queries": (struct(8, 8, 32, 128), _CACHE, _CACHE),
     "decode_attention": (struct(8, 32, 128), _CACHE, _CACHE, struct(8, dtype=jnp.int32)),
+    "decode_attention by tensor cores": (struct(8, 32, 128), _CACHE, _CACHE, struct(8, dtype=jnp.int32)),
     "quantized_linear Q4_1": (struct(1, 4096), struct(14_336, 2560, dtype=jnp.uint8)),
     "quantized_linear Q8_0": (struct(8, 4096), struct(14_336, 4352, dtype=jnp.uint8)),
 }
 # Integers that are numbers of keys. The others are labels and positions.
-_LENGTHS = {"decode_attention": 4096}
+_LENGTHS = {"decode_attention": 4096, "decode_attention by tensor cores": 4096}
 
 
 def programs(large: bool, names: Sequence[str] = ()) -> Iterator[tuple[str, Program]]:
     """The forward pass of each, and the gradients of those that have some."""
-    for name, program in PROGRAMS.items():
+    for name, program in {**PROGRAMS, **ASKED_FOR}.items():
         if names and name not in names:
             continue
         if large:

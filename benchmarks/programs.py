@@ -1,5 +1,7 @@
 """Programs of one op each, whose plans by XLA for a GPU benchmarks compare and tests read."""
 
+import dataclasses
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from eqxcallback import ops
+from eqxcallback.ops.attention import _cuda as attention_cuda
 
 
 class Program(NamedTuple):
@@ -55,6 +58,19 @@ def _quantized_linear(encoding: Any) -> Callable[..., jax.Array]:
     return lambda x, blocks: ops.quantized_linear(x, blocks, encoding=encoding)
 
 
+# `eqxcallback.ops.decode_attention` is a function of its module, which has the op.
+_decode = importlib.import_module("eqxcallback.ops.attention._decode")
+_BY_TENSOR_CORES = dataclasses.replace(
+    _decode._decode_attention, kernels={"cuda": attention_cuda.DECODE_ATTENTION_MMA}, backward=None
+)
+
+
+def decode_by_tensor_cores(q: Any, k: Any, v: Any, length: Any) -> jax.Array:
+    """`ops.decode_attention` with that kernel alone, whatever the environment says."""
+    options = {"scale": q.shape[-1] ** -0.5, "window": 0, "soft_cap": 0.0}
+    return _BY_TENSOR_CORES(q, (k, v), length, None, None, None, **options)
+
+
 _WEIGHT, _TABLE = struct(576, dtype=jnp.float32), struct(5, 32, dtype=jnp.float32)
 _CACHE, _INDEX, _LABELS = struct(2, 256, 2, 64), struct(2, dtype=jnp.int32), struct(8, dtype=jnp.int32)
 _Q4_1, _Q8_0 = struct(576, 360, dtype=jnp.uint8), struct(576, 612, dtype=jnp.uint8)
@@ -98,4 +114,9 @@ PROGRAMS = {
     ),
     "quantized_linear Q4_1": Program(_quantized_linear("Q4_1"), (struct(1, 576), _Q4_1)),
     "quantized_linear Q8_0": Program(_quantized_linear("Q8_0"), (struct(8, 576), _Q8_0)),
+}
+
+# Of kernels that run where a variable of the environment asks for them.
+ASKED_FOR = {
+    "decode_attention by tensor cores": PROGRAMS["decode_attention"]._replace(function=decode_by_tensor_cores),
 }

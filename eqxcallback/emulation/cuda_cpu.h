@@ -6,9 +6,9 @@
 // writes it. Reported as errors of the launch: threads that wait for others that never come, or that meet at different
 // places, and lanes that read from one that takes no part.
 //
-// Of mma there is one shape, as a function: cuda_cpu_mma.h.
+// Of mma there is one shape, of ldmatrix one, and cp.async, as functions: cuda_cpu_mma.h, cuda_cpu_copies.h.
 //
-// Not here: inline PTX, other shapes of mma, asynchronous copies, cooperative groups, textures, several launches at a
+// Not here: inline PTX, other shapes of mma, copies by TMA, cooperative groups, textures, several launches at a
 // time on one OS thread, waits between blocks. `extern __shared__ T name[]` has become DYN_SHARED(T, name) before.
 // Memory is that of the CPU: there are no weak orders to get wrong: a missing __syncwarp is not found.
 #pragma once
@@ -21,6 +21,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cuda_cpu_copies.h"
 #include "cuda_cpu_launch.h"
 #include "cuda_cpu_math.h"
 #include "cuda_cpu_mma.h"

@@ -32,6 +32,13 @@ struct Place {
 
 enum class State { kReady, kAtBarrier, kInWarp, kDone };
 
+// An asynchronous one, and how many groups of its thread had ended when it began.
+struct Copy {
+  void* to;
+  const void* from;
+  unsigned bytes, read, group;
+};
+
 struct Fiber {
   State state = State::kReady;
   bool started = false;
@@ -43,6 +50,8 @@ struct Fiber {
   uint64_t taken;   // and gets
   unsigned source;  // the lane whose value it wants, or kBallot
   char* stack;
+  std::vector<Copy> copies;  // that have not arrived
+  unsigned groups;           // of copies, which have ended
 };
 constexpr unsigned kBallot = 32;
 
@@ -73,6 +82,7 @@ struct Block {
   jmp_buf scheduler;
   ucontext_t first_context;
   std::string error;
+  bool copies_arrive_early = false;
 };
 
 constexpr size_t kStackBytes = 256 << 10;
@@ -299,6 +309,8 @@ inline void run(Block& block, std::mt19937* random) {
     Fiber& fiber = block.fibers[i];
     fiber.state = State::kReady;
     fiber.started = false;
+    fiber.copies.clear();
+    fiber.groups = 0;
     fiber.index = {i % block.size.x, i / block.size.x % block.size.y, i / (block.size.x * block.size.y)};
     fiber.warp = i / 32;
     fiber.lane = i % 32;

@@ -85,6 +85,7 @@ inline void run_grid(const std::function<void()>& kernel, const unsigned grid[3]
   block.size = dim3(size[0], size[1], size[2]);
   block.grid = dim3(grid[0], grid[1], grid[2]);
   block.kernel = &kernel;
+  block.copies_arrive_early = seed % 2 == 0;
   const Stacks stacks(threads);
   block.fibers.resize(threads);
   for (size_t i = 0; i < threads; ++i) block.fibers[i].stack = stacks.data + i * kStackBytes;

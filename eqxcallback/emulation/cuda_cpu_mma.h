@@ -1,4 +1,4 @@
-// Products of tensor cores, for cuda_cpu.h.
+// Products of tensor cores, and their loads from shared memory, for cuda_cpu.h.
 #pragma once
 
 #include <cstring>
@@ -37,4 +37,25 @@ void cuda_cpu_mma_m16n8k16(float (&sums)[4], const unsigned (&a)[4], const unsig
     }
   }
   for (unsigned i = 0; i < 4; ++i) sums[i] = static_cast<float>(exact[i]);
+}
+
+// As PTX has it for `ldmatrix.sync.aligned.m8n8.x4.shared.b16`, and `.trans`: lane 8 i + r has the address of row r of
+// matrix i, 16 bytes.
+inline void cuda_cpu_ldmatrix_x4(unsigned (&words)[4], const void* row, bool transposed, int line = __builtin_LINE()) {
+  const cuda_cpu::Place place = {"ldmatrix", line};
+  const unsigned lane = cuda_cpu::current->fiber->lane, group = lane / 4, pair = lane % 4;
+  const auto address = reinterpret_cast<uintptr_t>(row);
+  if (address % 16 != 0) cuda_cpu::fail(place.text() + ": the address of a row is no multiple of 16");
+  const auto row_of = [&](unsigned i, unsigned r) {
+    return reinterpret_cast<const char*>(cuda_cpu::shuffle(~0u, uint64_t{address}, 8 * i + r, place));
+  };
+  for (unsigned i = 0; i < 4; ++i) {
+    if (!transposed) {
+      std::memcpy(&words[i], row_of(i, group) + 4 * pair, 4);
+      continue;
+    }
+    uint16_t elements[2];
+    for (unsigned e = 0; e < 2; ++e) std::memcpy(&elements[e], row_of(i, 2 * pair + e) + 2 * group, 2);
+    std::memcpy(&words[i], elements, 4);
+  }
 }

@@ -91,6 +91,16 @@ __device__ inline unsigned pack_pair(float low, float high, __nv_bfloat16) {
   return bits;
 }
 
+// Four signed bytes ^ kTurnSigns are 128 + each, from 0 on. Of two of them, the bytes as bf16, which has them exactly.
+constexpr unsigned kTurnSigns = 0x80808080u;
+template <unsigned first, unsigned second>
+__device__ inline unsigned bf16_of_bytes(unsigned turned) {
+  // 2^23 + 128 + byte; as f32 the byte ends in zeros.
+  const float low = __uint_as_float(__byte_perm(turned, 0x4b000000u, 0x7440u | first)) - 8388736.0f;
+  const float high = __uint_as_float(__byte_perm(turned, 0x4b000000u, 0x7440u | second)) - 8388736.0f;
+  return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632u);
+}
+
 template <typename T>
 __device__ inline Floats<kPack<T>> unpack(uint4 bits) {
   if constexpr (sizeof(T) == 4) {

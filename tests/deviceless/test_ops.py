@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxcallback as eqxc
-from benchmarks.programs import PROGRAMS, struct
+from benchmarks.programs import ASKED_FOR, PROGRAMS, struct
 from eqxcallback import ops, xla
 
 from ..ops.attention import by_tma
@@ -13,7 +13,8 @@ from ..ops.families import ops_with_backward_kernels
 from .programs import ONE, calls_of, thunks
 
 
-by_program = pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
+EVERY = {**PROGRAMS, **ASKED_FOR}
+by_program = pytest.mark.parametrize("program", EVERY.values(), ids=list(EVERY))
 DIFFERENTIABLE = {name: program for name, program in PROGRAMS.items() if program.differentiable}
 
 

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.programs import decode_by_tensor_cores
 from eqxcallback import ops
 
 from ..ops.families import by_op, ops_with_backward_kernels, ops_with_kernels, tagged
 from ..ops.table import floating, kernels_of, normal, quickly_compiled, wide
 from .conftest import require_gpu
-from .values import DTYPES, F16, F32, kernels_in, on_device, tolerate, tolerate_products
+from .values import BF16, DTYPES, F16, F32, kernels_in, on_device, tolerate, tolerate_products
 
 
 pytestmark = pytest.mark.gpu
@@ -36,6 +37,8 @@ EDGES = [
     (dtype, row) for dtype in DTYPES for rows in of_cuda("edge").values() for row in rows[:: 3 if dtype == F16 else 1]
 ]
 LARGE = [(dtype, row) for dtype in DTYPES for rows in of_cuda("model").values() for row in rows]
+# Their arguments: (batch), keys, heads, kv_heads, size.
+GROUPED = [row for row in of_cuda("model")["decode_attention"] if row.arguments[2] > 2 * row.arguments[3]]
 BACKWARD = [made for made in LARGE if made[1].make.__name__ in ops_with_backward_kernels("cuda")]
 
 
@@ -62,6 +65,16 @@ def test_sizes_of_models(made):
     dtype, row = made
     case = row(dtype)
     check(case, on_device(case.reference, *map(wide, case.args)))
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("row", GROUPED, ids=str)
+def test_decode_by_tensor_cores(row, dtype):
+    """What runs where a variable of the environment asks for it."""
+    case = row(dtype)
+    assert kernels_in(decode_by_tensor_cores, *case.args) == 1
+    want = on_device(case.reference, *map(wide, case.args))
+    tolerate_products(on_device(decode_by_tensor_cores, *case.args), want, case.terms)
 
 
 @pytest.mark.parametrize("made", BACKWARD, ids=identified)

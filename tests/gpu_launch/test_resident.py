@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import eqxcallback as eqxc
+from benchmarks.programs import decode_by_tensor_cores
 from eqxcallback.backends._image import Compiled
 from eqxcallback.backends._resident import resident_blocks
 from eqxcallback.kernel import Launch
@@ -111,6 +112,18 @@ def test_parts_of_a_cache_are_as_many_blocks_as_run_at_a_time(cache, multiproces
     program = jax.jit(attend).trace(q, kv, length, *scales).lower(lowering_platforms=("cuda",))
     # 2 examples of 8 key/value heads, whose 4 query heads share a block.
     assert attributes(program)["geometry"][0] == SHAPES[cache] * (multiprocessors or 132) // 16 * 16
+
+
+@pytest.mark.parametrize(("batch", "blocks"), [(2, 3 * 132 // 16 * 16), (64, 64 * 8)])
+def test_parts_by_tensor_cores(batch, blocks, monkeypatch):
+    """Three blocks are resident. Where examples and heads are as many, the keys of each are one part, and nothing joins."""
+    monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", "sm_90")
+    q, kv = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((batch, 32, 128), (batch, 65_536, 8, 128)))
+    length = jax.ShapeDtypeStruct((batch,), jnp.int32)
+    program = jax.jit(decode_by_tensor_cores).trace(q, kv, kv, length).lower(lowering_platforms=("cuda",))
+    first, second = attributes(program)["geometry"].reshape(2, -1)
+    assert first[0] == blocks
+    assert second[0] == (0 if batch == 64 else batch * 32 * 4)
 
 
 def test_an_emulated_kernel_is_told_two():

@@ -92,6 +92,16 @@ _TEMPLATES = {
         *(f"decode_attention<{{T}}, {{T}}, 2, 32, {packed}, false>" for packed in _BOOLEANS),
         *(f"decode_attention_join<{{T}}, {cache}>" for cache in ("{T}", "signed char")),
     ],
+    "attention/decode_mma.cu": [
+        *(
+            f"decode_attention_{kernel}>"
+            for types in ("{T}, {T}", "__nv_bfloat16, signed char")
+            for kernel in (
+                *(f"mma<{types}, {size}, {m}" for size in (16, 48, 64, 80, 96, 128, 256) for m in _BOOLEANS),
+                f"join<{types}",
+            )
+        ),
+    ],
     "linear/quantized.cu": [
         *(f"quantized_linear<{{T}}, eqxcallback::{e}, {rows}>" for e in ("Q4_1", "Q8_0") for rows in (1, 2, 4, 8)),
         *(f"quantized_linear_tiled<{{T}}, eqxcallback::{e}>" for e in ("Q4_1", "Q8_0")),
@@ -101,7 +111,7 @@ _TEMPLATES = {
     ],
 }
 # Where not all of them have kernels.
-_DTYPES = {"linear/quantized_mma.cu": (BF16, F16)}
+_DTYPES = {"linear/quantized_mma.cu": (BF16, F16), "attention/decode_mma.cu": (BF16, F16)}
 
 
 FILES = list(_TEMPLATES)
@@ -309,15 +319,16 @@ def decode_attention(
     v_scale: Any = None,
     window: int = 0,
     soft_cap: float = 0.0,
+    kernel: CudaKernel = attention_cuda.DECODE_ATTENTION,
 ) -> Call:
     with pytest.MonkeyPatch.context() as patch:
         if parts is not None:
-            patch.setattr(attention_cuda, "_parts", lambda q, kv, resident_blocks: parts)
+            patch.setattr(attention_cuda, "_parts", lambda *_: parts)
         result = (q.shape, q.dtype)
         more = (alibi_slopes, k_scale, v_scale)
         operands, args = [q, k, v, length, *more], (q, (k, v), length, *more)
         options = {"scale": float(scale), "window": window, "soft_cap": soft_cap, "resident_blocks": 4}
-        return of(attention_cuda.DECODE_ATTENTION, operands, [result], args, **options)
+        return of(kernel, operands, [result], args, **options)
 
 
 def quantized_linear(x: Any, blocks: Any, *, encoding: str, tiled: bool | None = None) -> Call:

@@ -119,6 +119,63 @@ __global__ void product_of_some(float* out) {
   __syncwarp();
 }
 
+// Each lane says where row lane % 8 of matrix lane / 8 of four is.
+template <bool transposed>
+__global__ void matrices(const unsigned short* x, unsigned* out) {
+  __shared__ uint4 shared[32];
+  shared[threadIdx.x] = reinterpret_cast<const uint4*>(x)[threadIdx.x];
+  __syncwarp();
+  unsigned words[4];
+  cuda_cpu_ldmatrix_x4(words, &shared[threadIdx.x], transposed);
+  for (int i = 0; i < 4; ++i) out[4 * threadIdx.x + i] = words[i];
+}
+
+__global__ void misaligned_matrices(float* out) {
+  __shared__ uint4 shared[33];
+  unsigned words[4];
+  cuda_cpu_ldmatrix_x4(words, reinterpret_cast<char*>(&shared[threadIdx.x]) + 8, false);
+  out[threadIdx.x] = words[0];
+}
+
+// Each thread copies four times 16 bytes, of which the last time only 8 are there, in groups of 1, 2, 0 and 1 copies.
+template <int left>
+__global__ void copies(const uint4* x, float* out) {
+  __shared__ uint4 shared[4 * 32];
+  for (int i = 0; i < 4; ++i) {
+    cuda_cpu_cp_async(&shared[32 * i + threadIdx.x], x + 32 * i + threadIdx.x, 16, i == 3 ? 8 : 16);
+    if (i != 1) cuda_cpu_cp_async_commit_group();
+    if (i == 2) cuda_cpu_cp_async_commit_group();
+  }
+  cuda_cpu_cp_async_wait_group(left);
+  __syncwarp();
+  for (int i = 0; i < 4; ++i) {
+    for (int e = 0; e < 4; ++e) {
+      out[(32 * i + threadIdx.x) * 4 + e] = reinterpret_cast<const float*>(&shared[32 * i + 31 - threadIdx.x])[e];
+    }
+  }
+}
+
+// A copy to where other lanes still read, unless they wait for each other.
+template <bool has_barrier>
+__global__ void copies_over(const float* x, float* out) {
+  __shared__ float shared[64];
+  shared[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  out[threadIdx.x] = shared[63 - threadIdx.x];
+  if (has_barrier) __syncthreads();
+  cuda_cpu_cp_async(&shared[threadIdx.x], x + 64 + threadIdx.x, 4, 4);
+  cuda_cpu_cp_async_commit_group();
+  cuda_cpu_cp_async_wait_group(0);
+  __syncthreads();
+  out[64 + threadIdx.x] = shared[63 - threadIdx.x];
+}
+
+__global__ void misaligned_copies(const float* x, float* out) {
+  __shared__ uint4 shared[32];
+  cuda_cpu_cp_async(&shared[threadIdx.x], x + threadIdx.x, 16, 16);
+  out[threadIdx.x] = 0;
+}
+
 __global__ void beyond_the_end(const float* x, float* out, long long n) { out[threadIdx.x + n] = x[threadIdx.x]; }
 
 __global__ void beyond_shared_memory(float* out) {
@@ -128,10 +185,12 @@ __global__ void beyond_shared_memory(float* out) {
 }
 """
 NAMES = [line.split("(")[0].split()[-1] for line in SOURCE.splitlines() if line.startswith("__global__")]
-TEMPLATES = ["reverse", "one_after_the_other"]
+TEMPLATES = ["reverse", "one_after_the_other", "matrices", "copies_over"]
+GROUPS_LEFT = range(5)
 ENTRIES = [
-    *(name for name in NAMES if name not in TEMPLATES),
-    *(f"{name}<{barrier}>" for name in TEMPLATES for barrier in ("true", "false")),
+    *(name for name in NAMES if name not in (*TEMPLATES, "copies")),
+    *(f"{name}<{flag}>" for name in TEMPLATES for flag in ("true", "false")),
+    *(f"copies<{left}>" for left in GROUPS_LEFT),
 ]
 INDEX = {name: i for i, name in enumerate(ENTRIES)}
 
@@ -180,6 +239,54 @@ def test_a_product_of_tensor_cores(seed):
     how = Call("", [Launch("product", (1,), (32,))], operands, [((16, 8), np.float32)], [])
     before = np.repeat(np.tile([[0, 1]], 4), 8, axis=0), np.repeat(np.tile([[2, 3]], 4), 8, axis=0)
     np.testing.assert_array_equal(run(library(), INDEX, how, seed)[0], np.concatenate(before) + a @ b.T)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_loads_of_matrices(seed):
+    x = np.arange(4 * 64, dtype=np.uint16)
+    matrices = x.reshape(4, 8, 8)
+    for flag, wanted in (("false", matrices), ("true", matrices.swapaxes(1, 2))):
+        how = Call("", [Launch(f"matrices<{flag}>", (1,), (32,))], [x], [((32, 4), np.uint32)], [])
+        (got,) = run(library(), INDEX, how, seed)
+        pairs = np.ascontiguousarray(wanted).view(np.uint32).reshape(4, 32)  # lane 4 r + c: pair c of row r
+        np.testing.assert_array_equal(got, pairs.T)
+
+
+@pytest.mark.parametrize("left", GROUPS_LEFT)
+def test_asynchronous_copies(left):
+    """Groups of one, two, no and one copies, with an odd seed as late as they may arrive, with an even one as early."""
+    x = np.arange(4 * 32 * 4, dtype=np.float32).reshape(4, 32, 4)
+    wanted = x[:, ::-1].copy()
+    wanted[3, :, 2:] = 0
+    for seed in (0, 1, 2, 3):
+        (got,) = run(library(), INDEX, call(f"copies<{left}>", x.ravel(), out=x.shape, threads=32), seed)
+        arrived = 4 if seed % 2 == 0 else (4, 3, 3, 1, 0)[left]
+        np.testing.assert_array_equal(got[:arrived], wanted[:arrived])
+        assert np.isnan(got[arrived:]).all()
+
+
+def test_a_copy_over_what_others_read():
+    x = np.arange(128, dtype=np.float32)
+    wanted = x.reshape(2, 64)[:, ::-1].ravel()
+    for seed in (2, 4, 6):
+        got = {
+            flag: run(library(), INDEX, call(f"copies_over<{flag}>", x, out=(128,)), seed)[0]
+            for flag in ("true", "false")
+        }
+        np.testing.assert_array_equal(got["true"], wanted)
+        assert not np.array_equal(got["false"], wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "operands", "message"),
+    [
+        ("misaligned_matrices", [], r"ldmatrix in line \d+: the address of a row is no multiple of 16"),
+        ("misaligned_copies", [X], r"cp.async in line \d+: an address is no multiple of 16"),
+    ],
+)
+def test_addresses_that_no_gpu_takes(name, operands, message):
+    with pytest.raises(RuntimeError, match=message):
+        run(library(), INDEX, call(name, *operands, out=(32,), threads=32), 0)
 
 
 @pytest.mark.parametrize(("name", "count"), [("reverse", 64), ("one_after_the_other", 128)])

@@ -27,7 +27,7 @@ _decode_attention = Op(
     "decode_attention",
     kernels={
         "cpu": (_NATIVE, _numpy.DECODE_ATTENTION),
-        "cuda": (_cuda.DECODE_ATTENTION, _jax.DECODE_ATTENTION, _numpy.DECODE_ATTENTION),
+        "cuda": (*_cuda.ASKED_FOR, _cuda.DECODE_ATTENTION, _jax.DECODE_ATTENTION, _numpy.DECODE_ATTENTION),
     },
     reference=_of_pair,
     backward={"cuda": _jax.DECODE_ATTENTION_BACKWARD},

@@ -1,40 +1,8 @@
 // The attention of one token over a cache with grouped queries, softmax(scale * q k^T) v, in two launches with the same
-// parameters: blocks take parts of the cache, then their softmaxes are joined.
-//
-// q, out [batch, heads, size] of T; k, v [kv_batch, keys, kv_heads, size] of T; length [length_batch] int32; sums are
-// f32. Example b has the keys of b % kv_batch and the length of b % length_batch, clamped to 0 .. keys: what lies
-// beyond is not read, and a length of 0 gives zeros. Query head h uses key/value head h / (heads / kv_heads). Each
-// example's keys are divided into `parts` by its length, not by `keys`: time follows length.
-//
-// C is T, or int8: then k_scale and v_scale, f32 [kv_batch, keys, kv_heads], are what the integers of a head are
-// multiplied by; else these are null. alibi_slopes are f32 [slopes_batch, heads], of which example b has
-// b / slopes_every % slopes_batch, or null. A `window` or a `soft_cap` of 0 is none; of a window, only the last keys
-// are read and divided into parts.
-//
-// Workspaces: highest, sums f32 [batch, heads, parts], sums_out f32 [batch, heads, parts, size]: the state of the
-// softmax of a part, in units of log 2: the highest score, the sum of exp2(score - highest), and that of the values
-// with these weights.
-#include "../common.cuh"
+// parameters, which decode.cuh describes: blocks take parts of the cache, then their softmaxes are joined.
+#include "decode.cuh"
 
 namespace eqxcallback {
-
-constexpr long long kMinPartKeys = 64;
-
-struct Seen {
-  long long first, count;
-};
-
-__device__ inline Seen seen_keys(const int* length, long long b, long long length_batch, long long keys,
-                                 long long window) {
-  const long long wanted = length[b - divide(b, length_batch) * length_batch];
-  const long long filled = min(max(wanted, 0ll), keys), first = window > 0 ? max(filled - window, 0ll) : 0;
-  return {first, filled - first};
-}
-
-// How many of them a part has. The last ones may have fewer or none.
-__device__ inline long long keys_in_part(long long length, long long parts) {
-  return max(divide(length + parts - 1, parts), kMinPartKeys);
-}
 
 // The columns of a row that a lane has: `n` in packs, which are `lanes` packs apart. Those beyond `size` are 0.
 // kPacked: rows are whole packs.
@@ -126,17 +94,10 @@ __global__ void __launch_bounds__(128, kLeastBlocks<kColumns, kMore && sizeof(C)
                      long long slopes_every, long long slopes_batch, long long window, float scale, float soft_cap) {
   constexpr bool kInt8 = sizeof(C) == 1;
   constexpr int kElements = kPack<C>, kPacks = kColumns / kElements, kSteps = kColumns > 16 ? 1 : 2, kWarps = 4;
-  constexpr float kLog2E = 1.44269504088896340736f;
   DYN_SHARED(float, shared);  // [warps, size + 2]
 
-  // Blocks that read the same keys follow each other.
   const long long group = divide(heads, kv_heads), chunks = (group + kHeads - 1) / kHeads;
-  long long rest = blockIdx.x, next = divide(rest, chunks);
-  const long long chunk = rest - next * chunks;
-  rest = next, next = divide(rest, parts);
-  const long long part = rest - next * parts;
-  rest = next, next = divide(rest, kv_heads);
-  const long long kv_head = rest - next * kv_heads, b = next;
+  const auto [chunk, part, kv_head, b] = share_of_block(chunks, parts, kv_heads);
 
   const Seen seen_by = seen_keys(length, b, length_batch, keys, window);
   const long long filled = seen_by.first + seen_by.count, part_keys = keys_in_part(seen_by.count, parts);
@@ -174,11 +135,7 @@ __global__ void __launch_bounds__(128, kLeastBlocks<kColumns, kMore && sizeof(C)
   }
   // Slopes are read again for each key: there are no registers for them.
   const float* slopes = alibi_slopes;
-  if (kMore && slopes != nullptr) {
-    const unsigned own =
-        static_cast<unsigned>(b) / static_cast<unsigned>(slopes_every) % static_cast<unsigned>(slopes_batch);
-    slopes += own * heads + first_head;
-  }
+  if (kMore && slopes != nullptr) slopes += slopes_of(b, slopes_every, slopes_batch, heads) + first_head;
 
   State<kColumns> states[kHeads];
   const long long row = kv_heads * size, b_kv = b - divide(b, kv_batch) * kv_batch;
@@ -229,8 +186,7 @@ __global__ void __launch_bounds__(128, kLeastBlocks<kColumns, kMore && sizeof(C)
       for (int h = 0; h < kHeads; ++h) {
         if constexpr (kInt8) scores[s][h] *= scale_of_k[s];
         if constexpr (kMore) {
-          const float most = soft_cap * kLog2E;
-          if (soft_cap > 0) scores[s][h] = most * tanhf(scores[s][h] / most);
+          scores[s][h] = capped(scores[s][h], soft_cap);
           const long long j = key + s * at_a_time + threadIdx.x / lanes;
           if (slopes != nullptr)
             scores[s][h] -= slopes[min(h, num_heads - 1)] * kLog2E * static_cast<float>(filled - 1 - j);
@@ -312,46 +268,6 @@ __global__ void __launch_bounds__(128, kLeastBlocks<kColumns, kMore && sizeof(C)
     }
     __syncthreads();
   }
-}
-
-// The second launch. Block (32, 8): 32 columns of a query head. Grid batch * heads * ceil(size / 32). No shared bytes.
-template <typename T, typename C>
-__global__ void __launch_bounds__(256)
-    decode_attention_join(const T* __restrict__ q, const C* __restrict__ k, const C* __restrict__ v,
-                          const int* __restrict__ length, const float* alibi_slopes, const float* k_scale,
-                          const float* v_scale, T* __restrict__ out, float* __restrict__ highest,
-                          float* __restrict__ sums, float* __restrict__ sums_out, long long batch, long long kv_batch,
-                          long long length_batch, long long keys, long long heads, long long kv_heads, long long size,
-                          long long parts, long long slopes_every, long long slopes_batch, long long window,
-                          float scale, float soft_cap) {
-  __shared__ float of_threads[8][32];
-  const long long chunks = (size + 31) / 32, head = divide(blockIdx.x, chunks), b = divide(head, heads);
-  const long long column = (blockIdx.x - head * chunks) * 32 + threadIdx.x;
-  const long long count = seen_keys(length, b, length_batch, keys, window).count;
-  const long long used = divide(count + keys_in_part(count, parts) - 1, keys_in_part(count, parts));
-  highest += head * parts;
-  sums += head * parts;
-  sums_out += head * parts * size;
-
-  // Each warp computes these two for itself.
-  float most = kLowest, total = 0.0f;
-  for (long long part = threadIdx.x; part < used; part += 32) most = fmaxf(most, highest[part]);
-  most = reduce_warp<Max>(most);
-  for (long long part = threadIdx.x; part < used; part += 32) total += sums[part] * exp2f(highest[part] - most);
-  total = reduce_warp<Add>(total);
-
-  float sum = 0.0f;
-  if (column < size) {
-#pragma unroll 4
-    for (long long part = threadIdx.y; part < used; part += 8) {
-      sum += sums_out[part * size + column] * exp2f(highest[part] - most);
-    }
-  }
-  of_threads[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y != 0 || column >= size) return;
-  for (int y = 1; y < 8; ++y) sum += of_threads[y][threadIdx.x];
-  out[head * size + column] = from_float<T>(total == 0.0f ? 0.0f : sum / total);
 }
 
 }  // namespace eqxcallback

@@ -10,29 +10,10 @@
 //
 // Weights are the 16 rows of a product (m16n8k16), rows of x its 8 columns. Which of the 32 features is which of the
 // two times 16 is free as long as both sides agree: lane t of four has features 8 t .. 8 t + 7, 16 bytes of x.
+#include "../ptx.cuh"
 #include "quantized.cuh"
 
 namespace eqxcallback {
-
-#ifdef __CUDACC__
-__device__ inline void mma(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], __nv_bfloat16) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-__device__ inline void mma(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], __half) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-#else
-template <typename T>
-void mma(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], T type) {
-  cuda_cpu_mma_m16n8k16(sums, a, b, type);
-}
-#endif
 
 // Two elements of T.
 __device__ inline unsigned subtract(unsigned pair, float offset, __nv_bfloat16) {
@@ -112,23 +93,16 @@ struct Packed<Q8_0> {
     const unsigned odd = reinterpret_cast<unsigned long long>(from) & 2;
     const unsigned* words = reinterpret_cast<const unsigned*>(from - odd);
     const unsigned a = words[0], b = words[1], c = *reinterpret_cast<const unsigned short*>(from + 6);
-    // Bytes with their sign turned around: 128 + q.
-    const unsigned both[2] = {(odd ? __byte_perm(a, b, 0x5432u) : a) ^ 0x80808080u,
-                              (odd ? __byte_perm(b, c, 0x5432u) : b) ^ 0x80808080u};
+    const unsigned both[2] = {(odd ? __byte_perm(a, b, 0x5432u) : a) ^ kTurnSigns,
+                              (odd ? __byte_perm(b, c, 0x5432u) : b) ^ kTurnSigns};
     Digits result;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if constexpr (Integers<T>::kOffset > 256.0f) {
         from_bytes<T>(both[i], 128.0f, result.pairs[2 * i], result.pairs[2 * i + 1]);
       } else {
-        unsigned bits[4];  // as f32, whose last half is 0
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const unsigned number = __byte_perm(both[i], 0x4b000000u, 0x7440u | e);  // 2^23 + 128 + q
-          bits[e] = __float_as_uint(__uint_as_float(number) - 8388736.0f);
-        }
-        result.pairs[2 * i] = __byte_perm(bits[0], bits[1], 0x7632u);
-        result.pairs[2 * i + 1] = __byte_perm(bits[2], bits[3], 0x7632u);
+        result.pairs[2 * i] = bf16_of_bytes<0, 1>(both[i]);
+        result.pairs[2 * i + 1] = bf16_of_bytes<2, 3>(both[i]);
       }
     }
     result.scale = half_at(block);

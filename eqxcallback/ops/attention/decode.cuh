@@ -1,0 +1,112 @@
+// What the kernels of decode.cu and decode_mma.cu share: operands, parts of the keys, and the second launch.
+//
+// q, out [batch, heads, size] of T; k, v [kv_batch, keys, kv_heads, size] of T; length [length_batch] int32; sums are
+// f32. Example b has the keys of b % kv_batch and the length of b % length_batch, clamped to 0 .. keys: what lies
+// beyond is not read, and a length of 0 gives zeros. Query head h uses key/value head h / (heads / kv_heads). Each
+// example's keys are divided into `parts` by its length, not by `keys`: time follows length.
+//
+// C is T, or int8: then k_scale and v_scale, f32 [kv_batch, keys, kv_heads], are what the integers of a head are
+// multiplied by; else these are null. alibi_slopes are f32 [slopes_batch, heads], of which example b has
+// b / slopes_every % slopes_batch, or null. A `window` or a `soft_cap` of 0 is none; of a window, only the last keys
+// are read and divided into parts.
+//
+// Workspaces: highest, sums f32 [batch, heads, parts], sums_out f32 [batch, heads, parts, size]: the state of the
+// softmax of a part, in units of log 2: the highest score, the sum of exp2(score - highest), and that of the values
+// with these weights.
+#ifndef EQXCALLBACK_DECODE_CUH
+#define EQXCALLBACK_DECODE_CUH
+
+#include "../common.cuh"
+
+namespace eqxcallback {
+
+constexpr long long kMinPartKeys = 64;
+// Scores are in units of log 2.
+constexpr float kLog2E = 1.44269504088896340736f;
+
+struct Seen {
+  long long first, count;
+};
+
+__device__ inline Seen seen_keys(const int* length, long long b, long long length_batch, long long keys,
+                                 long long window) {
+  const long long wanted = length[b - divide(b, length_batch) * length_batch];
+  const long long filled = min(max(wanted, 0ll), keys), first = window > 0 ? max(filled - window, 0ll) : 0;
+  return {first, filled - first};
+}
+
+// How many of them a part has. The last ones may have fewer or none.
+__device__ inline long long keys_in_part(long long length, long long parts) {
+  return max(divide(length + parts - 1, parts), kMinPartKeys);
+}
+
+// What a block has: some query heads of a key/value head of an example, a chunk of them, and a part of the keys.
+struct Share {
+  long long chunk, part, kv_head, b;
+};
+
+// Blocks that read the same keys follow each other.
+__device__ inline Share share_of_block(long long chunks, long long parts, long long kv_heads) {
+  Share own;
+  long long rest = blockIdx.x, next = divide(rest, chunks);
+  own.chunk = rest - next * chunks;
+  rest = next, next = divide(rest, parts);
+  own.part = rest - next * parts;
+  rest = next, own.b = divide(rest, kv_heads);
+  own.kv_head = rest - own.b * kv_heads;
+  return own;
+}
+
+// Where the slopes of an example begin.
+__device__ inline long long slopes_of(long long b, long long slopes_every, long long slopes_batch, long long heads) {
+  return static_cast<unsigned>(b) / static_cast<unsigned>(slopes_every) % static_cast<unsigned>(slopes_batch) * heads;
+}
+
+__device__ inline float capped(float score, float soft_cap) {
+  const float most = soft_cap * kLog2E;
+  return soft_cap > 0 ? most * tanhf(score / most) : score;
+}
+
+// The second launch. Block (32, 8): 32 columns of a query head. Grid batch * heads * ceil(size / 32). No shared bytes.
+template <typename T, typename C>
+__global__ void __launch_bounds__(256)
+    decode_attention_join(const T* __restrict__ q, const C* __restrict__ k, const C* __restrict__ v,
+                          const int* __restrict__ length, const float* alibi_slopes, const float* k_scale,
+                          const float* v_scale, T* __restrict__ out, float* __restrict__ highest,
+                          float* __restrict__ sums, float* __restrict__ sums_out, long long batch, long long kv_batch,
+                          long long length_batch, long long keys, long long heads, long long kv_heads, long long size,
+                          long long parts, long long slopes_every, long long slopes_batch, long long window,
+                          float scale, float soft_cap) {
+  __shared__ float of_threads[8][32];
+  const long long chunks = (size + 31) / 32, head = divide(blockIdx.x, chunks), b = divide(head, heads);
+  const long long column = (blockIdx.x - head * chunks) * 32 + threadIdx.x;
+  const long long count = seen_keys(length, b, length_batch, keys, window).count;
+  const long long used = divide(count + keys_in_part(count, parts) - 1, keys_in_part(count, parts));
+  highest += head * parts;
+  sums += head * parts;
+  sums_out += head * parts * size;
+
+  // Each warp computes these two for itself.
+  float most = kLowest, total = 0.0f;
+  for (long long part = threadIdx.x; part < used; part += 32) most = fmaxf(most, highest[part]);
+  most = reduce_warp<Max>(most);
+  for (long long part = threadIdx.x; part < used; part += 32) total += sums[part] * exp2f(highest[part] - most);
+  total = reduce_warp<Add>(total);
+
+  float sum = 0.0f;
+  if (column < size) {
+#pragma unroll 4
+    for (long long part = threadIdx.y; part < used; part += 8) {
+      sum += sums_out[part * size + column] * exp2f(highest[part] - most);
+    }
+  }
+  of_threads[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y != 0 || column >= size) return;
+  for (int y = 1; y < 8; ++y) sum += of_threads[y][threadIdx.x];
+  out[head * size + column] = from_float<T>(total == 0.0f ? 0.0f : sum / total);
+}
+
+}  // namespace eqxcallback
+
+#endif  // EQXCALLBACK_DECODE_CUH
