@@ -10,7 +10,7 @@ from ._rows import Setting
 from ._timing import Runner, probe
 
 
-FMA, READ = "probe: FMA", "probe: memory read"
+FMA, READ, COPY = "probe: FMA", "probe: memory read", "probe: copy"
 # Of pairs of bf16, and of fours of int8.
 PAIRS, BYTES = "probe: bf16", "probe: int8"
 _KINDS = {FMA: 0, PAIRS: 1, BYTES: 2}
@@ -47,6 +47,24 @@ def read_runner(setting: Setting) -> Runner:
 def read_bytes(setting: Setting) -> float:
     """Of one call."""
     return float(1 << 16 if setting.tiny else _READ_BYTES)
+
+
+def copy_runner(setting: Setting, size: int) -> Runner:
+    """Copies so many bytes on all threads, as often as makes starting them cheap: in the caches if they have room for both."""
+    library = load("probes.cc", *_OPTIONS)
+    source, target = np.ones(size, np.uint8), np.empty(size, np.uint8)
+    addresses = [array.ctypes.data_as(ctypes.c_void_p) for array in (source, target)]
+    times = _copies(setting, size)
+    return probe(lambda: library.copy_probe(setting.threads, *addresses, ctypes.c_size_t(target.size), times))
+
+
+def copied_bytes(setting: Setting, size: int) -> float:
+    """Of one call: each is read and written."""
+    return 2.0 * size * _copies(setting, size)
+
+
+def _copies(setting: Setting, size: int) -> int:
+    return 1 if setting.tiny else max(1, _READ_BYTES // (4 * size))
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from . import shapes
 from ._cases import CASES, case_contestants
 from ._contestants import Pass
-from ._probes import READ, read_bytes, read_runner
+from ._probes import COPY, copied_bytes, copy_runner
 from ._rows import BEST, Goal, Row, Setting
 from ._timing import waited_for
 
@@ -16,12 +16,13 @@ from ._timing import waited_for
 _F32, _BF16 = jnp.float32, jnp.bfloat16
 _GATES = ("swiglu", "geglu")
 _NAMES = [name for name in CASES if name != "softmax_cross_entropy"]  # which has a suite of its own
-# So many tokens at once: a sequence of GPT-2, eight of BERT-base, a prompt.
-_ROWS = {"GPT-2": 1024, "BERT-base": 4096, "SmolLM2-135M": 512}
+# So many tokens at once: a sequence of GPT-2, eight of BERT-base, a prompt, and many prompts, which no cache has room for.
+_LARGE = "SmolLM2-135M, many"
+_ROWS = {"GPT-2": 1024, "BERT-base": 4096, "SmolLM2-135M": 512, _LARGE: 32 * 512}
 
 
 def _shapes(name: str, setting: Setting) -> dict[str, tuple[int, ...]]:
-    models = {model.name: model for model in (shapes.GPT2, shapes.BERT, shapes.SMOLLM2)}
+    models = {model.name: model for model in (shapes.GPT2, shapes.BERT, shapes.SMOLLM2)} | {_LARGE: shapes.SMOLLM2}
     rows = _ROWS
     if setting.tiny:
         models, rows = {"tiny": shapes.TINY}, {"tiny": 6}
@@ -38,17 +39,17 @@ def measure(setting: Setting) -> Iterator[Row]:
             passes: tuple[Pass, ...] = ("forward", "backward")
             for which in passes[: 1 if setting.tiny and dtype == _BF16 else 2]:
                 # The others differ in size only.
-                chosen = list(of_models.items())[: 1 if setting.quick or which == "backward" or dtype == _BF16 else 3]
+                chosen = list(of_models.items())[: 1 if setting.quick or which == "backward" or dtype == _BF16 else 4]
                 for model, shape in chosen:
                     args = case.args(shape, dtype)
                     contestants = case_contestants(setting, case, which, args, waited_for)
-                    contestants[READ] = functools.partial(read_runner, setting)
+                    contestants[COPY] = functools.partial(copy_runner, setting, args[0].nbytes)
                     yield Row(
                         f"{name} {which}, {jnp.dtype(dtype).name}, {model} {list(shape)}",
                         "GB/s",
                         (case.moved[0] if which == "forward" else case.moved[1] - case.moved[0]) * args[0].nbytes,
                         setting.race(contestants),
-                        (Goal(BEST),),
-                        more_work={READ: read_bytes(setting)},
+                        (Goal(BEST), *((Goal("probe", 0.9),) if model == _LARGE else ())),
+                        more_work={COPY: copied_bytes(setting, args[0].nbytes)},
                         tolerance=1e-4 if dtype == _F32 else 0.05,
                     )

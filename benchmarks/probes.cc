@@ -1,10 +1,11 @@
 // What this machine can do at the moment of a measurement: multiply-adds, in f32, of pairs of bf16 and of fours of
-// int8, and reads from memory. One call uses `threads` threads and returns when all of them are done.
+// int8, reads from memory, and copies. One call uses `threads` threads and returns when all of them are done.
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
 #include <cstddef>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -106,6 +107,17 @@ void read_probe(int threads, const char* data, size_t bytes, unsigned long long*
     Words total = {};
     for (const Words& sum : sums) total |= sum;
     out[thread] = total[0];
+  });
+}
+
+// So many times.
+void copy_probe(int threads, const char* from, char* to, size_t bytes, int times) {
+  on_threads(threads, [=](int thread) {
+    const size_t begin = bytes / threads * thread, end = thread + 1 == threads ? bytes : begin + bytes / threads;
+    for (int i = 0; i < times; ++i) {
+      std::memcpy(to + begin, from + begin, end - begin);
+      asm volatile("" : : "r"(to) : "memory");  // or the compiler copies once
+    }
   });
 }
 
