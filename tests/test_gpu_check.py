@@ -14,11 +14,12 @@ import venv
 
 import pytest
 
-from benchmarks import _gpu_tools, _rows, gpu
-from benchmarks._gpu_compare import compare
+from benchmarks import _rows
 from benchmarks._process import run_for
 from benchmarks._rows import Goal, Row
 from benchmarks._timing import Race, Runner, Timing, race
+from benchmarks.gpu import __main__ as gpu, tools
+from benchmarks.gpu.compare import compare
 from eqxcallback import testing
 
 from . import cuda12, one_device
@@ -182,7 +183,7 @@ def test_where_a_launch_fails_nothing_else_is_tried(tmp_path, monkeypatch, gpu_c
     ],
 )
 def test_what_a_sanitizer_says(monkeypatch, code, said, ok):
-    monkeypatch.setattr(_gpu_tools, "_tool", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(tools, "_tool", lambda name: f"/bin/{name}")
     asked = []
 
     def python(name, seconds, *arguments):
@@ -191,9 +192,9 @@ def test_what_a_sanitizer_says(monkeypatch, code, said, ok):
             "errors", "hazards displayed"
         ) if "race" in name else said
 
-    assert _gpu_tools.sanitize(python, 5.0)["ok"] is ok
+    assert tools.sanitize(python, 5.0)["ok"] is ok
     assert [name for name, _ in asked] == ["sanitizer-memcheck", "sanitizer-racecheck"]
-    assert asked[0][1][-2:] == ("-m", "benchmarks._gpu_kernels")
+    assert asked[0][1][-2:] == ("-m", "benchmarks.gpu.kernels")
 
 
 def test_the_profiler_leaves_a_table(tmp_path, monkeypatch):
@@ -201,15 +202,15 @@ def test_the_profiler_leaves_a_table(tmp_path, monkeypatch):
     ncu.write_text("#!/bin/sh\n[ $1 = --import ] && printf 'name\\nunit\\nrms_norm\\n' || touch OUT/kernels.ncu-rep\n")
     ncu.write_text(ncu.read_text().replace("OUT", str(tmp_path)))
     ncu.chmod(0o755)
-    monkeypatch.setattr(_gpu_tools, "_tool", lambda name: str(ncu))
+    monkeypatch.setattr(tools, "_tool", lambda name: str(ncu))
 
     def python(name, seconds, *arguments):
         return run_for([sys.executable, *arguments], seconds, os.environ, ROOT)
 
-    assert _gpu_tools.profile(python, 20.0, tmp_path) == {"ok": True, "says": "1 launches of kernels"}
+    assert tools.profile(python, 20.0, tmp_path) == {"ok": True, "says": "1 launches of kernels"}
     assert "rms_norm" in (tmp_path / "kernels.csv").read_text()
-    monkeypatch.setattr(_gpu_tools, "_tool", lambda name: "/bin/false")
-    assert _gpu_tools.profile(python, 20.0, tmp_path)["ok"] is None
+    monkeypatch.setattr(tools, "_tool", lambda name: "/bin/false")
+    assert tools.profile(python, 20.0, tmp_path)["ok"] is None
 
 
 def test_a_process_is_ended_with_what_it_has_started():

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from eqxcallback import ops
 from eqxcallback.ops.linear import _cuda as linear_cuda, _quantized as quantized_ops
 
-from ._contestants import Pass, normal, of_pass, operands, torch, torch_call
-from ._gpu_probe import COPY, copy_runner
-from ._gpu_timing import torch_runner
-from ._rows import OURS, Goal, Row, Setting
-from ._timing import Runner
-from .linear import Apply, expanded, f32, ours, quantized, weights
+from .._contestants import Pass, normal, of_pass, operands, torch, torch_call
+from .._rows import OURS, Goal, Row, Setting
+from .._timing import Runner
+from ..linear import Apply, expanded, f32, ours, quantized, weights
+from .probe import COPY, copy_runner
+from .timing import torch_runner
 
 
 ENCODINGS = ("Q4_1", "Q8_0", "int8")

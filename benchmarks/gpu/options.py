@@ -10,11 +10,11 @@ import numpy as np
 
 from eqxcallback import ops
 
-from ._contestants import Pass, normal, of_pass, operands, torch, torch_call
-from ._gpu_attention import WITH_BACKWARD
-from ._gpu_timing import torch_runner
-from ._rows import OURS, Goal, Row, Setting
-from ._timing import Runner
+from .._contestants import Pass, normal, of_pass, operands, torch, torch_call
+from .._rows import OURS, Goal, Row, Setting
+from .._timing import Runner
+from .attention import WITH_BACKWARD
+from .timing import torch_runner
 
 
 class Sizes(NamedTuple):

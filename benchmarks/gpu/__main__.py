@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from . import _report
-from ._process import run_for
+from .. import _report
+from .._process import run_for
 
 
 # Name, title, and share of the time; in order of value. What one leaves is the others'.
@@ -42,19 +42,16 @@ _START_AND_END = 12.0
 
 def measurement(part: str) -> Callable[..., Iterator[Any]]:
     """Imported only in the process that measures."""
-    module, function = {
-        "attention": ("_gpu_attention", "measure"),
-        "decode_attention": ("_gpu_attention", "measure_decode"),
-    }.get(part, (f"_gpu_{part}", "measure"))
-    return getattr(importlib.import_module(f"benchmarks.{module}"), function)
+    module, function = ("attention", "measure_decode") if part == "decode_attention" else (part, "measure")
+    return getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function)
 
 
 def measure(part: str, options: argparse.Namespace, path: pathlib.Path) -> None:
     """Write what is known after each row."""
     import jax
 
-    from ._gpu_timing import find_clock
-    from ._rows import Setting, one_line
+    from .._rows import Setting, one_line
+    from .timing import find_clock
 
     ends = time.monotonic() + options.seconds
     if not options.no_gpu:
@@ -110,7 +107,7 @@ def device() -> dict[str, str]:
 
 
 def markdown(results: Mapping[str, Any], about: Mapping[str, str]) -> str:
-    from ._rows import tables
+    from .._rows import tables
 
     sections = []
     for part, data in results.items():

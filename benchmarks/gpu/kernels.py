@@ -1,4 +1,4 @@
-"""Each kernel of ours once, for a profiler or a sanitizer: `python -m benchmarks._gpu_kernels [--large] [NAME ...]`."""
+"""Each kernel of ours once, for a profiler or a sanitizer: `python -m benchmarks.gpu.kernels [--large] [NAME ...]`."""
 
 import argparse
 import sys
@@ -11,8 +11,8 @@ import numpy as np
 
 from eqxcallback import ops
 
-from ._contestants import random_blocks
-from .programs import ASKED_FOR, PROGRAMS, Program, struct
+from .._contestants import random_blocks
+from ..programs import ASKED_FOR, PROGRAMS, Program, struct
 
 
 _TABLE, _WEIGHT = struct(4096, 64, dtype=jnp.float32), struct(4096, dtype=jnp.float32)

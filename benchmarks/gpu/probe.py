@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 import jax
 import jax.numpy as jnp
 
-from ._rows import Row, Setting
-from ._timing import Runner
+from .._rows import Row, Setting
+from .._timing import Runner
 
 
 COPY = "copy"

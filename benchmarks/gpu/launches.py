@@ -17,9 +17,9 @@ from jax.experimental.buffer_callback import buffer_callback as jax_buffer_callb
 
 import eqxcallback as eqxc
 
-from ._empty import empty, empty_but_first
-from ._rows import OURS, Goal, Row, Setting
-from ._timing import Runner, waited_for
+from .._empty import empty, empty_but_first
+from .._rows import OURS, Goal, Row, Setting
+from .._timing import Runner, waited_for
 
 
 CALLS = 100

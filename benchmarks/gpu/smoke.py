@@ -1,5 +1,5 @@
 """One launch of each kind, whose results are compared: what fails here spoils all that takes longer. `python -m
-benchmarks._gpu_smoke`."""
+benchmarks.gpu.smoke`."""
 
 import functools
 import sys
@@ -15,8 +15,8 @@ import numpy as np
 import eqxcallback as eqxc
 from eqxcallback import ops
 
-from ._contestants import normal
-from ._gpu_launches import F32, add_one_op, with_cupy, with_numpy
+from .._contestants import normal
+from .launches import F32, add_one_op, with_cupy, with_numpy
 
 
 def _cuda() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 import eqxcallback as eqxc
 
-from ._timing import Clock, HostClock, Runner, planned_memory
+from .._timing import Clock, HostClock, Runner, planned_memory
 
 
 class EventClock:

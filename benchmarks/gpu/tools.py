@@ -9,13 +9,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ._process import last_line
+from .._process import last_line
 
 
 # Runs Python with arguments: a name for its log, seconds, and those.
 Python = Callable[..., tuple[int | None, str]]
 
-_KERNELS = ("-m", "benchmarks._gpu_kernels")
+_KERNELS = ("-m", "benchmarks.gpu.kernels")
 _TOOLKIT = pathlib.Path("/usr/local/cuda/bin")
 # Kernels of ours. XLA names its own otherwise.
 _OURS = "regex:norm|swiglu|entropy|rotary|attention|decode|quantized|append|softmax|gates"

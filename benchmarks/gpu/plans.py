@@ -1,6 +1,6 @@
 """XLA's plans for our programs: on the GPU that is there, and on the described one that the tests without a GPU compile for.
 
-`python -m benchmarks._gpu_plans --to FILE`, where `JAX_PLATFORMS=cpu` asks for the described one.
+`python -m benchmarks.gpu.plans --to FILE`, where `JAX_PLATFORMS=cpu` asks for the described one.
 """
 
 import argparse
@@ -21,8 +21,8 @@ import eqxcallback as eqxc
 from eqxcallback import xla
 from eqxcallback.inspection import _thunks
 
-from . import _gpu_decode
-from .programs import PROGRAMS, Program, struct
+from ..programs import PROGRAMS, Program, struct
+from . import decode
 
 
 def programs() -> dict[str, Program]:
@@ -35,16 +35,16 @@ def programs() -> dict[str, Program]:
 
 
 def decode_programs(tiny: bool) -> dict[str, Program]:
-    llm, which = _gpu_decode.model(tiny)
+    llm, which = decode.model(tiny)
     weights, tree = jax.tree.flatten(llm)
     cache = jax.eval_shape(lambda: llm.init_cache(512))
     args = (weights, struct(dtype=jnp.int32), cache)
 
     def step(weights: Any, token: Any, cache: Any) -> Any:
-        return _gpu_decode.step(weights, tree, token, cache)
+        return decode.step(weights, tree, token, cache)
 
     def several(weights: Any, token: Any, cache: Any) -> Any:
-        return _gpu_decode.scanned(weights, tree, token, cache, 8)
+        return decode.scanned(weights, tree, token, cache, 8)
 
     return {f"a decode step, {which}": Program(step, args, (2,)), f"a scan of 8, {which}": Program(several, args, (2,))}
 

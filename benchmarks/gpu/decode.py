@@ -13,11 +13,11 @@ import numpy as np
 import eqxcallback as eqxc
 from models import gguf, llama
 
-from . import shapes
-from ._contestants import random_blocks
-from ._gpu_launches import NOT_CAPTURED
-from ._rows import Goal, Row, Setting
-from ._timing import Runner
+from .. import shapes
+from .._contestants import random_blocks
+from .._rows import Goal, Row, Setting
+from .._timing import Runner
+from .launches import NOT_CAPTURED
 
 
 STEPS = 64

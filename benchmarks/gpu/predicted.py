@@ -1,6 +1,6 @@
 """What the instructions of each kernel allow on a GPU that is not here.
 
-`python -m benchmarks._gpu_predicted` prints the tables of docs/design/gpu_predictions.md, which says how they are counted.
+`python -m benchmarks.gpu.predicted` prints the tables of docs/design/gpu_predictions.md, which says how they are counted.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from eqxcallback.backends import Launched
 from eqxcallback.backends._image import Compiled
 from eqxcallback.backends._resident import resident_blocks
 
-from ._gpu_kernels import programs
+from .kernels import programs
 
 
 ARCH = "sm_90"

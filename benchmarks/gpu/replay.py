@@ -1,4 +1,4 @@
-"""What happens on the host while XLA records and replays: `python -m benchmarks._gpu_replay EXPERIMENT --to FILE`.
+"""What happens on the host while XLA records and replays: `python -m benchmarks.gpu.replay EXPERIMENT --to FILE`.
 
 How often Python runs; in which context a kernel is loaded and launched; and what a callback does to a recording that raises,
 allocates, waits, or launches elsewhere. Each experiment is for a process of its own: one that spoils the context ends alone.

@@ -13,9 +13,10 @@ import numpy as np
 import eqxcallback as eqxc
 from eqxcallback import ops
 
-from . import _gpu_decode, _transformers as _models, shapes
-from ._rows import OURS, Goal, Row, Setting
-from ._timing import Runner
+from .. import _transformers as _models, shapes
+from .._rows import OURS, Goal, Row, Setting
+from .._timing import Runner
+from . import decode
 
 
 LAYERS, BATCH, VOCABULARY = 4, 8, 32_000
@@ -66,7 +67,7 @@ def _our_loss(x: jax.Array, weight: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def _prompt(setting: Setting) -> Row:
-    llm, which = _gpu_decode.model(setting.tiny)
+    llm, which = decode.model(setting.tiny)
     length = 16 if setting.tiny else 2048
     weights, tree = jax.tree.flatten(llm)
     tokens = jnp.arange(length, dtype=jnp.int32) * 7 % llm.config.vocab_size
@@ -77,6 +78,6 @@ def _prompt(setting: Setting) -> Row:
     cache = llm.init_cache(2 * length)
     runners = {
         name: functools.partial(setting.clock.runner, read, weights, tokens, cache, compiler_options=options)
-        for name, options in _gpu_decode.options().items()
+        for name, options in decode.options().items()
     }
     return Row(f"a prompt of {length} tokens, {which}", "tokens/s", float(length), setting.race(runners))

@@ -11,9 +11,9 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ._gpu_attention import TINY, WITH_BACKWARD, Shape, jax_runner, peers
-from ._rows import OURS, Row, Setting
-from ._timing import Runner
+from .._rows import OURS, Row, Setting
+from .._timing import Runner
+from .attention import TINY, WITH_BACKWARD, Shape, jax_runner, peers
 
 
 Tile = tuple[int, int, int, int]

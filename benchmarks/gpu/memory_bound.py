@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import jax.numpy as jnp
 
-from ._cases import CASES, case_contestants
-from ._contestants import Pass
-from ._gpu_probe import COPY, copy_runner
-from ._gpu_timing import torch_runner
-from ._rows import Goal, Row, Setting
+from .._cases import CASES, case_contestants
+from .._contestants import Pass
+from .._rows import Goal, Row, Setting
+from .probe import COPY, copy_runner
+from .timing import torch_runner
 
 
 _NAMES = [name for name in CASES if name != "geglu"]  # whose kernel is that of swiglu

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 
 from eqxcallback import ops
 
-from . import shapes
-from ._contestants import Pass, normal, of_pass, to_torch, torch, torch_call
-from ._gpu_probe import COPY, copy_runner
-from ._gpu_timing import torch_runner
-from ._rows import OURS, Goal, Row, Setting
-from ._timing import Runner
-from .programs import decode_by_tensor_cores
+from .. import shapes
+from .._contestants import Pass, normal, of_pass, to_torch, torch, torch_call
+from .._rows import OURS, Goal, Row, Setting
+from .._timing import Runner
+from ..programs import decode_by_tensor_cores
+from .probe import COPY, copy_runner
+from .timing import torch_runner
 
 
 Shape = shapes.Attention
