@@ -7,6 +7,7 @@ import jax
 import pytest
 
 import eqxcallback as eqxc
+from eqxcallback import _ext
 from eqxcallback.program import _doctor as program
 
 
@@ -27,6 +28,15 @@ def test_backends(monkeypatch, capsys):
     out = capsys.readouterr().out
     for name, found in eqxc.available_backends().items():
         assert f"  {name:<14}{'yes' if found is True else f'no: {found}'}\n" in out
+
+
+@pytest.mark.parametrize("faster", [{}, {"attention": "avx512", "linear": "avx512_bf16"}])
+def test_which_kernels_multiply_bf16(faster, monkeypatch, capsys):
+    monkeypatch.setattr(program, "CHECKS", {})
+    monkeypatch.setattr(_ext, "isas_of_bf16", lambda: faster)
+    assert program.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert ("products of bf16, as measured: attention on avx512, linear on avx512_bf16\n" in out) == bool(faster)
 
 
 def test_a_check_that_fails(monkeypatch, capsys):
