@@ -45,6 +45,7 @@ def calls(dtype):
 def check(got, args, **options):
     """A weight is rounded to the type once, and so is the result; all else is of f32."""
     q, k, v, lengths, scale = args
+    options = {name: jnp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
     definition = functools.partial(reference.decode_attention, scale=scale, **options)
     wanted, of_weights = (want(definition, q, k, values, lengths) for values in (v, np.abs(v)))
     rounded = {F16: 2.0**-11, BF16: 2.0**-8}[got.dtype]
