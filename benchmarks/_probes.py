@@ -59,7 +59,7 @@ def copy_runner(setting: Setting, size: int) -> Runner:
 
 
 def copied_bytes(setting: Setting, size: int) -> float:
-    """Of one call: each is read and written."""
+    """What one call reads and writes."""
     return 2.0 * size * _copies(setting, size)
 
 

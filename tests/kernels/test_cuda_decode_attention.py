@@ -120,23 +120,29 @@ OPTIONS = {
 }
 
 
+def example_with(options, shape, dtype) -> Any:
+    """`options` as in OPTIONS. Some examples have other lengths than others."""
+    batch, keys, heads, kv_heads, _ = shape
+    q, k, v, lengths, scale = example(shape, dtype, lengths=[keys, 0, keys // 2][:batch])
+    more: dict[str, Any] = {name: x for name, x in options.items() if name in ("window", "soft_cap")}
+    if options.get("slopes"):
+        more["alibi_slopes"] = np.abs(normal(7, (batch, heads)))
+    if options.get("int8"):
+        k, v = (np.round(np.asarray(x, np.float32) * 30).clip(-128, 127).astype(np.int8) for x in (k, v))
+        more |= {name: np.abs(normal(i, (batch, keys, kv_heads))) / 30 for i, name in enumerate(("k_scale", "v_scale"))}
+    return (q, k, v, lengths, scale), more
+
+
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 @pytest.mark.parametrize("shape", [(3, 200, 6, 1, 16), (2, 90, 4, 2, 17), (2, 70, 2, 1, 520)], ids=str)
 def test_options(shape, options):
-    batch, keys, heads, kv_heads, size = shape
+    _, keys, *_, size = shape
     if size > 512:
         options = {name: x for name, x in options.items() if name == "window"}
     for dtype in DTYPES:
-        q, k, v, lengths, scale = example(shape, dtype, lengths=[keys, 0, keys // 2][:batch])
-        more: dict[str, Any] = {"alibi_slopes": np.abs(normal(7, (batch, heads)))} if options.get("slopes") else {}
-        if options.get("int8"):
-            k, v = (np.round(np.asarray(x, np.float32) * 30).clip(-128, 127).astype(np.int8) for x in (k, v))
-            more |= {
-                name: np.abs(normal(i, (batch, keys, kv_heads))) / 30 for i, name in enumerate(("k_scale", "v_scale"))
-            }
-        chosen = {name: x for name, x in options.items() if name in ("window", "soft_cap")}
-        definition = functools.partial(reference.decode_attention, **more, **chosen, scale=scale)
-        (got,) = results(kernels.decode_attention(q, k, v, lengths, scale, **more, **chosen))
+        (q, k, v, lengths, scale), more = example_with(options, shape, dtype)
+        definition = functools.partial(reference.decode_attention, **more, scale=scale)
+        (got,) = results(kernels.decode_attention(q, k, v, lengths, scale, **more))
         check(got, want(definition, q, k, v, lengths), keys)
 
 

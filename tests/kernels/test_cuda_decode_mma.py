@@ -25,7 +25,7 @@ from . import kernels
 from .checking import SEEDS, want
 from .compiling import compiled, unavailable
 from .kernels import BF16, F16, attention_cuda, results
-from .test_cuda_decode_attention import OPTIONS, example
+from .test_cuda_decode_attention import OPTIONS, example, example_with
 
 
 FILE = "attention/decode_mma.cu"
@@ -38,7 +38,7 @@ def calls(dtype):
             q, k, v, every, scale = example(shape, dtype, lengths=lengths)
             yield call(q, k, v, every[:1], scale)
     for size in (16, 48):
-        args, options = with_options((2, 130, 6, 1, size), BF16, OPTIONS["all"])
+        args, options = example_with(OPTIONS["all"], (2, 130, 6, 1, size), BF16)
         yield call(*args, **options)
 
 
@@ -51,19 +51,6 @@ def check(got, args, **options):
     rounded = {F16: 2.0**-11, BF16: 2.0**-8}[got.dtype]
     error = rounded * (of_weights + np.abs(wanted)) + 2.0**-18 * np.max(of_weights, initial=0)
     assert (np.abs(got.astype(np.float32) - wanted) <= error).all()
-
-
-def with_options(shape, dtype, options):
-    """`options` as in OPTIONS. Some examples have other lengths than others."""
-    batch, keys, heads, kv_heads, _ = shape
-    q, k, v, lengths, scale = example(shape, dtype, lengths=[keys, 0, keys // 2][:batch])
-    more: dict[str, Any] = {name: x for name, x in options.items() if name in ("window", "soft_cap")}
-    if options.get("slopes"):
-        more["alibi_slopes"] = np.abs(normal(7, (batch, heads)))
-    if options.get("int8"):
-        k, v = (np.round(np.asarray(x, np.float32) * 30).clip(-128, 127).astype(np.int8) for x in (k, v))
-        more |= {name: np.abs(normal(i, (batch, keys, kv_heads))) / 30 for i, name in enumerate(("k_scale", "v_scale"))}
-    return (q, k, v, lengths, scale), more
 
 
 SIZES = [16, 48, 64, 80, 96, 128, 256]
@@ -84,7 +71,7 @@ def test_values(size, group, dtype):
 @pytest.mark.parametrize("size", SIZES)
 def test_values_of_int8(size, group):
     """Of a size of 16, and of 48 and 80, chunks of a row are an odd number."""
-    args, options = with_options((3, 150, 2 * group, 2, size), BF16, OPTIONS["int8"])
+    args, options = example_with(OPTIONS["int8"], (3, 150, 2 * group, 2, size), BF16)
     for parts in (1, 2):
         check(results(call(*args, parts=parts, **options))[0], args, **options)
 
@@ -93,7 +80,7 @@ def test_values_of_int8(size, group):
 @pytest.mark.parametrize("length", [-1, 0, 1, 15, 16, 17, 63, 64, 65, 149, 150, 151])
 def test_lengths(length, int8):
     """What lies beyond it is not read: neither keys and values, nor the scales of integers, which have no NaN."""
-    (q, k, v, _, scale), options = with_options((1, 150, 3, 1, 64), BF16, {"int8": int8})
+    (q, k, v, _, scale), options = example_with({"int8": int8}, (1, 150, 3, 1, 64), BF16)
     args = q, k, v, np.array([length], np.int32), scale
 
     def hidden(x):
@@ -111,7 +98,7 @@ def test_lengths(length, int8):
 @pytest.mark.parametrize("shape", [(3, 200, 6, 1, 48), (2, 90, 34, 2, 80)], ids=str)
 def test_options(shape, options):
     for dtype in (BF16,) if options.get("int8") else (BF16, F16):
-        args, more = with_options(shape, dtype, options)
+        args, more = example_with(options, shape, dtype)
         check(results(call(*args, **more))[0], args, **more)
 
 
@@ -144,7 +131,7 @@ def test_cache_and_length_of_a_part_of_the_batch():
 @pytest.mark.parametrize("int8", [False, True])
 def test_the_order_of_threads_and_copies_does_not_matter(int8):
     """With other seeds, copies arrive as early as they can, or as late."""
-    args, options = with_options((2, 400, 6, 1, 64), BF16, {"int8": int8, "slopes": True})
+    args, options = example_with({"int8": int8, "slopes": True}, (2, 400, 6, 1, 64), BF16)
     assert {seed % 2 for seed in SEEDS} == {0, 1}
     for parts in (1, 2):
         made = call(*args, parts=parts, **options)
