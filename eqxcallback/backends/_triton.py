@@ -1,9 +1,11 @@
 """Triton: functions compiled ahead, to the same kind of image."""
 
+import contextlib
 import dataclasses
 import functools
 import importlib
 import importlib.util
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +38,9 @@ _TYPES = {
 _TENSOR_MEMORY = 512
 
 _Settings = dict[str, Any]
+# Triton's settings are the process's.
+_compiling = threading.Lock()
+
 # Of the compiler: fields of a kernel, which `choose` may say as well.
 _OPTIONS = "num_warps", "num_stages", "num_ctas", "launch_pdl", "launch_cooperative_grid"
 
@@ -179,7 +184,8 @@ def _compiled_function(
     try:
         # What Triton does by default, said so that a version that would change its mind does not warn of it.
         settings = {"enable_fp_fusion": True, **dict(options)}
-        found = compile_source(source, target=GPUTarget("cuda", version, 32), options=settings)
+        with _cache_of_triton():
+            found = compile_source(source, target=GPUTarget("cuda", version, 32), options=settings)
     except Exception as error:
         raise ValueError(f"{who}: {fn.__name__} does not compile for sm_{version}: {error}") from error
     about, image = found.metadata, found.asm["cubin"]
@@ -194,6 +200,17 @@ def _compiled_function(
     (parameters,) = (kernel.parameters for name, kernel in (kernels_of(image) or {}).items() if name == about.name)
     hidden = len(parameters) - len(kinds) + len(nulls)
     return _Compiled(image if is_cubin else found.asm["ptx"].encode() + b"\0", about, hidden)
+
+
+@contextlib.contextmanager
+def _cache_of_triton() -> Iterator[None]:
+    """Triton's compiler, which refuses to run without a folder for its cache, has one. Who imports jax-triton, which compiles in
+    its own way, has emptied `TRITON_CACHE_DIR`."""
+    from triton import knobs
+
+    with _compiling, knobs.cache.scope():
+        knobs.cache.dir = knobs.cache.dir or knobs.cache.get_triton_dir("cache")
+        yield
 
 
 def _kind_of_source(fn: Any) -> Any:

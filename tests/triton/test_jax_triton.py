@@ -1,6 +1,7 @@
 """A kernel that jax-triton calls, as a `JaxKernel`: lowered for a GPU, which needs none where `compute_capability` is said."""
 
 import functools
+import os
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,12 @@ def saxpy_kernel(x, y, size, out, a: tl.constexpr, block: tl.constexpr):
     at = tl.program_id(0) * block + tl.arange(0, block)
     is_inside = at < size
     tl.store(out + at, a * tl.load(x + at, mask=is_inside) + tl.load(y + at, mask=is_inside), mask=is_inside)
+
+
+@triton.jit
+def negate_kernel(x, out):
+    at = tl.program_id(0)
+    tl.store(out + at, -tl.load(x + at))
 
 
 def by_jax_triton(x, y, *, a):
@@ -59,3 +66,16 @@ def test_lowered(function, sizes):
     assert [line.rpartition("-> ")[2].split(" ")[0].strip() for line in calls] == sizes
     report = eqxc.inspect(function, X, X, platform="cuda")
     assert {call.lane for call in report.calls} == {"jax"}
+
+
+def test_beside_a_kernel_that_we_compile(monkeypatch, tmp_path):
+    """Whoever imports jax-triton has no folder for Triton's cache, without which Triton's compiler refuses to run."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path))
+    kernel = eqxc.TritonKernel(negate_kernel, grid=lambda x: x.size, out_type=lambda x: x)
+    both = jax.jit(lambda x, y: eqxc.Op("negate", {"cuda": kernel})(of_two(x, y)))
+    program = both.trace(X, X).lower(lowering_platforms=("cuda",)).as_text()
+    assert "@triton_kernel_call" in program
+    assert "negate_kernel" in program
+    assert os.environ["TRITON_CACHE_DIR"] == ""
+    assert any((tmp_path / ".triton/cache").iterdir())
