@@ -59,7 +59,7 @@ class Config:
     context_length: int
     embedding_size: int
     hidden_size: int
-    """Of the feed-forward layers."""
+    """The number of features inside the feed-forward layers."""
     num_heads: int
     num_kv_heads: int
     head_size: int
@@ -77,7 +77,7 @@ class Tensor:
     """In NumPy's order: `(out_features, in_features)`."""
     encoding: Encoding
     data: np.ndarray
-    """Of `shape`; if quantised, uint8 of shape `(rows, bytes_per_row)`."""
+    """An array of `shape`; if quantised, uint8 of shape `(rows, bytes_per_row)`."""
 
 
 @dataclass(frozen=True)
