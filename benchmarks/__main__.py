@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from . import _report, _suite
 
 
-# Those that are no races between peers have tables of their own.
+# Suites that are not races between peers have tables of their own.
 _APART = ("overhead", "quality")
 _ALL = (*_APART, *_suite.TITLES)
 

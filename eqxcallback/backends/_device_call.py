@@ -208,7 +208,7 @@ def _scalar(
         value = bound.options[name]
     else:
         raise ValueError(
-            f"{who}: the scalar {name} is no option of this call (there are {', '.join(bound.options) or 'none'}). "
+            f"{who}: the scalar {name} is not an option of this call (there are {', '.join(bound.options) or 'none'}). "
             f"Pass it, or say what it is: scalars={{{name!r}: ({dtype.name!r}, function)}}."
         )
     if dtype.type is np.void:

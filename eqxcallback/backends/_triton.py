@@ -225,7 +225,7 @@ def _kind_of_source(fn: Any) -> Any:
 
 
 def parameters(fn: Any, constants: Mapping[str, Any], call: DeviceCall) -> list[str]:
-    """The names of its parameters that are no constexprs: of the pointers, then of the scalars."""
+    """The names of its parameters that are not constexprs: of the pointers, then of the scalars."""
     return _checked_names(fn, constants, len(call.pointers), [name for name, _, _ in call.scalars], call.who)
 
 

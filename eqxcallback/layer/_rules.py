@@ -202,7 +202,7 @@ class _Result:
 
 
 class _Axis:
-    """A leaf. `None` and `False` are no axis, `True` is the first one."""
+    """A leaf. `None` and `False` stand for no axis, `True` for the first one."""
 
     def __init__(self, mark: Any):
         self.axis = None if mark is None or mark is False else 0 if mark is True else int(mark)

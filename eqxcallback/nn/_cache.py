@@ -92,7 +92,7 @@ class KVCache(eqx.Module):
         *,
         valid: Integer[AnyArray, ""] | AnyInt | None = None,
     ) -> tuple[Float[Array, "count heads size"], "KVCache"]:
-        """Rotary position embedding of queries and keys, and `append`, in one pass where the cache is no ring buffer and has the
+        """Rotary position embedding of queries and keys, and `append`, in one pass if the cache is not a ring buffer and has the
         dtype of `qkv`.
 
         **Arguments:**

@@ -196,7 +196,7 @@ def subject(
         raise TypeError(f"testing.check: expected a layer, not its class; got {target.__qualname__}. Make an instance.")
     static: dict[str, Any] = {}
     if isinstance(target, Op):
-        args = tree_map(jnp.asarray, tuple(args))  # all that is no option is an operand
+        args = tree_map(jnp.asarray, tuple(args))  # all that is not an option is an operand
         static, kwargs = dict(kwargs), {}
     own = None if isinstance(target, Op) or not tree_leaves(target) else target
     tree = (own, tuple(args), dict(kwargs))
