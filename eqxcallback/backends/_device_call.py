@@ -181,15 +181,19 @@ def _stated(
     arrays = {_parameters.short(name): _parameters.Array(i, x) for i, (name, x) in enumerate(pointers)}
     typed = {name: (dtype, value) for name, dtype, value in scalars}
     passed: list[tuple[str, Any, Any]] = []
-    found = []
-    for each in _parameters.read(texts, arrays, options, who, typed=typed, pointed=_parameters.OF_CUDA):
-        if isinstance(each, _parameters.Pointer) and each.index is not None:
-            found.append(Parameter(each.index, each.name, each.dtype, True))
+    parameters = []
+    for parameter in _parameters.read(texts, arrays, options, who, typed=typed, pointed=_parameters.OF_CUDA):
+        if isinstance(parameter, _parameters.Pointer) and parameter.index is not None:
+            parameters.append(Parameter(parameter.index, parameter.name, parameter.dtype, True))
             continue
-        is_null = isinstance(each, _parameters.Pointer)
-        found.append(Parameter(len(pointers) + len(passed), each.name, None if is_null else each.dtype, is_null))
-        passed.append((each.name, np.dtype(np.int64), 0) if is_null else (each.name, each.dtype, each.value))
-    return tuple(passed), tuple(found)
+        is_null = isinstance(parameter, _parameters.Pointer)
+        parameters.append(
+            Parameter(len(pointers) + len(passed), parameter.name, None if is_null else parameter.dtype, is_null)
+        )
+        passed.append(
+            (parameter.name, np.dtype(np.int64), 0) if is_null else (parameter.name, parameter.dtype, parameter.value)
+        )
+    return tuple(passed), tuple(parameters)
 
 
 def _scalar(

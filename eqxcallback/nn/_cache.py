@@ -266,7 +266,7 @@ class KVCache(eqx.Module):
                 return ops.cache_append(array, new, self.length)
             return _ring.append(array, new, self.length, valid)
 
-        written = tuple(write(*each) for each in zip(self._arrays, rows, strict=True))
+        written = tuple(write(*pair) for pair in zip(self._arrays, rows, strict=True))
         return self._with(written, rows[0].shape[0], valid)
 
     def _with(self, arrays: tuple[Any, ...], count: Size, valid: Array | None) -> "KVCache":

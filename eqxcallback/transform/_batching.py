@@ -119,7 +119,7 @@ def arrange(
         pairs = zip(args, operands, strict=True)
         return [_axes.folded(*pair, sizes) if fold else pair[0] for fold, pair in zip(folds, pairs, strict=True)]
     forms = seen(batching, names, operands, sizes, aliased)
-    return [_axes.extended(*each, sizes) for each in zip(args, operands, forms, strict=True)]
+    return [_axes.extended(*triple, sizes) for triple in zip(args, operands, forms, strict=True)]
 
 
 def arranged_shapes(

@@ -87,9 +87,9 @@ def _grid(q: Any, kv: Any, *_: Any, resident_blocks: int, **__: Any) -> int:
 
 
 def _places_of_slopes(q: Any, kv: Any, length: Any, alibi_slopes: Any = None, *_: Any) -> tuple[int, int]:
-    found = places_of("alibi_slopes", q.shape[:-2], alibi_slopes)
-    assert found is not None  # or the call is not supported
-    return found
+    places = places_of("alibi_slopes", q.shape[:-2], alibi_slopes)
+    assert places is not None  # or the call is not supported
+    return places
 
 
 def _supports(types: Any, **options: Any) -> bool | str:
