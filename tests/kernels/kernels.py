@@ -151,7 +151,7 @@ def _types(results: Any) -> tuple[Any, ...]:
 
 
 def with_one_block(call: Call) -> Call:
-    """Where any grid is right."""
+    """Return the call with one block. For kernels that are right with any grid."""
     return dataclasses.replace(call, launches=[dataclasses.replace(launch, grid=(1,)) for launch in call.launches])
 
 
