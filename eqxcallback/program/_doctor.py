@@ -38,7 +38,7 @@ def _python() -> None:
 
 
 def _ops() -> None:
-    """By the kernels for the default device, whatever it is."""
+    """Compare an op and its gradient with their reference, on the default device, whatever it is."""
     x = jnp.sin(jnp.arange(4 * 96, dtype=jnp.float32)).reshape(4, 1, 3, 32)
 
     def results(implementation):

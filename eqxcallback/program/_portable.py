@@ -25,7 +25,7 @@ IsArray = Callable[[Any], bool]
 
 
 def is_array(leaf: Any) -> bool:
-    """As `equinox.filter_jit` has it: Python's numbers are none."""
+    """True for what `equinox.filter_jit` takes as an array: Python's numbers are not arrays."""
     return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 

@@ -198,7 +198,7 @@ def _seconds(run: _Run, count: int) -> float:
 
 
 def _text(kernel: Any, first: Any, name: str) -> str:
-    """Its kind and name, and the fields in which it differs from another of its kind."""
+    """Write a kernel's kind and name, and the fields in which it differs from another of its kind."""
     text = f"{kernel.backend} kernel {name}"
     if kernel is first or type(kernel) is not type(first):
         return text
