@@ -48,7 +48,7 @@ def write(name: str, markdown: str, data: dict[str, Any], *, folder: pathlib.Pat
 
 
 def put(page: pathlib.Path, name: str, markdown: str) -> None:
-    """In place of what a page has between `<!-- name -->` and `<!-- /name -->`."""
+    """Replace what a page has between `<!-- name -->` and `<!-- /name -->`."""
     text = page.read_text()
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     if text.count(begin) != 1 or text.count(end) != 1:

@@ -29,7 +29,7 @@ MODES = ("full", "quick", "tiny")
 
 
 def measure(suites: Sequence[str], threads: int, mode: str, folder: pathlib.Path) -> None:
-    """In this process. Results go to files in `folder`, one for each suite."""
+    """Measure in this process. Results go to files in `folder`, one for each suite."""
     from ._memory import keep_freed_memory, peak
     from ._timing import WaitingClock
 
@@ -70,7 +70,7 @@ def measure(suites: Sequence[str], threads: int, mode: str, folder: pathlib.Path
 
 
 def in_own_process(suites: Sequence[str], cores: Sequence[int], mode: str, folder: pathlib.Path) -> None:
-    """On these cores alone."""
+    """Measure in a process of its own, on these cores alone."""
     command = [sys.executable, "-m", "benchmarks", *suites, "--measure", str(len(cores)), "--out", str(folder)]
     environment = {"JAX_PLATFORMS": "cpu"}
     if (
@@ -96,7 +96,7 @@ def markdown(data: Mapping[str, Any]) -> str:
 
 
 def write(data: Mapping[str, Any], folder: pathlib.Path) -> None:
-    """As JSON, tables and a plot."""
+    """Write the results as JSON, tables and a plot."""
     from ._plot import plot
 
     _report.write(data["suite"], markdown(data), dict(data), folder=folder)
@@ -107,8 +107,9 @@ _PEERS = ("XLA", "jax.nn", "Equinox", "torch")
 
 
 def headlines(folder: pathlib.Path) -> str:
-    """For the README: of each suite that was measured, the row where ours is the slowest beside its best peer, and the one where
-    it is the fastest; and how many times as fast it is as each."""
+    """Write for the README, for each suite that was measured, the row where ours is the slowest beside its best peer, and the row
+    where it is the fastest; and how many times as fast it is as that peer.
+    """
     lines, machines = [], []
     for suite in TITLES:
         path = folder / f"{suite}.json"

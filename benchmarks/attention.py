@@ -152,7 +152,7 @@ def measure(setting: Setting) -> Iterator[Row]:
 
 
 def _memory(setting: Setting) -> Row:
-    """Beside operands and results."""
+    """Measure the memory of a call, beside operands and results."""
     shape = shapes.GPT2.attention(1, 4096)._replace(heads=4, kv_heads=4, causal=False)
     shape = shapes.TINY.attention(1, 20) if setting.tiny else shape
     race = setting.race(contestants(setting, shape, jnp.float32, "forward"), timed=False)

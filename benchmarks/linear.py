@@ -29,7 +29,7 @@ def weights(sizes: Sequence[tuple[int, int]]) -> list[jax.Array]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def quantized(encoding: Any, weight: jax.Array) -> tuple[Any, jax.Array]:
-    """Its parts as an op takes them, and what they stand for in f32: all contestants compute the same."""
+    """Return a weight's parts as an op takes them, and what they stand for in f32: all contestants compute the same."""
     if encoding == "int8":
         parts = ops.quantize_int8(weight)
         return parts, parts[0].astype(jnp.float32) * parts[1][:, None]

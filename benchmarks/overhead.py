@@ -180,7 +180,7 @@ def report_calls(calls: dict[str, Timing], eager: dict[str, Timing]) -> str:
 
 
 def goals(calls: Mapping[str, Timing], startup: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """For `python -m benchmarks --check`."""
+    """Return the goals for `python -m benchmarks --check`."""
     figures = {name: timing.median * 1e6 for name, timing in calls.items()}
     ours = "eqxcallback, empty"
     of = {

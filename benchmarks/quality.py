@@ -48,7 +48,7 @@ def _rounding(layer: nn.QuantizedLinear) -> nn.QuantizedLinear:
 
 
 def _as_int8(layer: nn.QuantizedLinear) -> nn.QuantizedLinear:
-    """With a scale for each output feature."""
+    """Encode a layer as int8, with a scale for each output feature."""
     linear = eqx.filter_eval_shape(
         eqx.nn.Linear, layer.in_features, layer.out_features, use_bias=False, key=jax.random.key(0)
     )
@@ -127,7 +127,7 @@ class Contestant:
         return np.asarray(self._step(tokens, self._new_cache())[0])
 
     def prompt(self) -> None:
-        """With the logits of all tokens."""
+        """Run a prompt, with the logits of all tokens."""
         jax.block_until_ready(self._step(self._text, self._new_cache()))
 
     def decode(self) -> None:

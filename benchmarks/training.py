@@ -155,7 +155,7 @@ def _runner(setting: Setting, task: _Task, dtype: Any, batch: Any, which: str) -
 
 
 def _seen(loss: Any, state: Any) -> tuple[Any, Any]:
-    """By what contestants are compared: the loss, and what the optimizer keeps of the gradient of the first norm."""
+    """Return what contestants are compared by: the loss, and what the optimizer keeps of the gradient of the first norm."""
     return loss, state[0].mu.blocks[0].attention_norm.weight
 
 

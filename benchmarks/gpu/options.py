@@ -81,7 +81,7 @@ def _same_document(ids: Any) -> Any:
 
 
 def _lengths(sizes: Sizes) -> jax.Array:
-    """From half of the keys to all of them."""
+    """Return lengths from half of the keys to all of them."""
     return jnp.asarray(np.linspace(sizes.keys / 2, sizes.keys, sizes.batch).astype(np.int32))
 
 

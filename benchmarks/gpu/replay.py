@@ -29,7 +29,7 @@ _has_gpu = False
 
 
 def add_one(ctx: Any, out: Any, x: Any) -> None:
-    """On XLA's stream. Without a GPU NumPy stands in."""
+    """Add one on XLA's stream. Without a GPU NumPy stands in."""
     if not _has_gpu:
         np.add(np.asarray(x), 1, out=np.asarray(out))
         return
@@ -169,7 +169,7 @@ def waiting() -> dict[str, Any]:
 
 
 def elsewhere() -> dict[str, Any]:
-    """On CuPy's own current stream, which is CUDA's default one."""
+    """Launch on CuPy's own current stream, which is CUDA's default one."""
 
     def body(ctx: Any, out: Any, x: Any) -> None:
         cupy: Any = importlib.import_module("cupy")
