@@ -30,7 +30,7 @@ CUDA12 := nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79 nvid
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
 CXX_FILES := $(shell find csrc benchmarks eqxcallback tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test suite twin torch wheels gpu-kit kit pytest sanitize lint format bench bench-check bench-generate clean
+.PHONY: demo test suite twin torch wheels gpu-kit kit pytest sanitize lint types format bench bench-check bench-generate clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m models.generate "What is the capital of France?"
@@ -74,6 +74,10 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+# How much of what users import has a type that checkers know. What is left is of JAX's own types and jaxtyping's PyTree.
+types: $(VENV)/.installed-test
+	-PATH="$(BIN):$$PATH" PYTHONPATH=. basedpyright --verifytypes eqxcallback --ignoreexternal
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
