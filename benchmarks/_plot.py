@@ -24,7 +24,7 @@ def require() -> None:
     """Raises if there is no matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ModuleNotFoundError(
-            "benchmarks: expected matplotlib for the plots, and it is not installed. pip install 'eqxcallback[bench]'."
+            "benchmarks: expected matplotlib for the plots, and it is not installed. pip install matplotlib."
         )
 
 

@@ -2,7 +2,7 @@
 
 All contestants have the same file and threads, and take turns in one process for each number of threads; the memory of each
 is measured in a process of its own. llama.cpp is the package llama-cpp-python, which takes ten minutes to build: it is in the
-extra `bench-generate`.
+dependency group `bench-generate`.
 """
 
 import argparse

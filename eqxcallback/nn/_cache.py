@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from .. import ops
@@ -35,7 +36,13 @@ class KVCache(eqx.Module):
     window: int | None = eqx.field(static=True)
 
     def __init__(
-        self, max_length: Size, kv_heads: Size, size: Size, dtype: Any = None, *, window: AnyInt | None = None
+        self,
+        max_length: Size,
+        kv_heads: Size,
+        size: Size,
+        dtype: DTypeLike | None = None,
+        *,
+        window: AnyInt | None = None,
     ):
         """**Arguments:**
 

@@ -5,6 +5,7 @@ from typing import Any, overload
 
 import equinox as eqx
 import jax
+from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .. import ops
@@ -35,7 +36,7 @@ class GroupNorm(eqx.nn.GroupNorm):
         channels: int | None = None,
         eps: AnyNumber = 1e-5,
         channelwise_affine: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         implementation: ops.Implementation = "auto",
     ):

@@ -5,6 +5,7 @@ from typing import Any, overload
 
 import equinox as eqx
 import jax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Num, PRNGKeyArray
 
 from .. import ops
@@ -34,7 +35,7 @@ class LayerNorm(eqx.nn.LayerNorm):
         eps: AnyNumber = 1e-5,
         use_weight: bool = True,
         use_bias: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         elementwise_affine: bool | None = None,
         implementation: ops.Implementation = "auto",
@@ -97,7 +98,7 @@ class RMSNorm(eqx.nn.RMSNorm):
         eps: AnyNumber = 1e-5,
         use_weight: bool = True,
         use_bias: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         implementation: ops.Implementation = "auto",
     ):
