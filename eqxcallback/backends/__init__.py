@@ -1,4 +1,4 @@
-"""How a kernel becomes runnable on a platform. One file for each technology."""
+"""The backends: they make a kernel runnable on a platform. One file for each technology."""
 
 from ._architecture import architecture as architecture
 from ._available import (

@@ -10,7 +10,7 @@ _WITHOUT_DEVICE = "compute_80"
 
 
 def architecture(asked: str | None) -> str:
-    """What a kernel asks for, else what `EQXCALLBACK_CUDA_ARCH` says, else the device's, else PTX."""
+    """Return what a kernel asks for, else what `EQXCALLBACK_CUDA_ARCH` says, else the device's architecture, else PTX."""
     if asked or (asked := os.environ.get("EQXCALLBACK_CUDA_ARCH")):
         return asked
     found = xla.compute_capabilities()

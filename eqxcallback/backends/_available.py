@@ -1,4 +1,4 @@
-"""Which kinds of kernels can run here."""
+"""The kinds of kernels that can run here."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from . import _numba, _nvrtc, _tvm_ffi
 
 
 def available_backends() -> Mapping[str, bool | str]:
-    """Which kinds of kernels can run in this process: `{name: True}`, or `{name: why not}`.
+    """Tell which kinds of kernels can run in this process: `{name: True}`, or `{name: why not}`.
 
     - `"python"`: a [`eqxcallback.PythonKernel`][] or the kernel of a layer.
     - `"jax"`: a [`eqxcallback.JaxKernel`][].

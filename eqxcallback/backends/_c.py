@@ -79,7 +79,7 @@ def library_target(kernel: CKernel, platform: str, op: str) -> str:
 
 
 def target_of_addresses(symbol: str, op: str) -> str:
-    """Of functions of that name, which the call itself has the address of."""
+    """Return the target for functions with the name `symbol` whose addresses are in the calls themselves."""
     return _registered(symbol, "address", 0, 0, op)
 
 
@@ -101,7 +101,7 @@ def _digest(text: str) -> str:
 
 
 def _check_count(parameters: Sequence[tuple[int, ...]], who: str) -> None:
-    """What does not fit into registers is on the stack, of which there is so much."""
+    """Refuse a call whose parameters do not fit into the registers and the stack that the handler fills."""
     integers, floats, stack = _ext.registers_and_stack
     of_floats = sum(kind == _FLOAT for kind, *_ in parameters)
     if max(of_floats - floats, 0) + max(len(parameters) - of_floats - integers, 0) > stack:
@@ -126,7 +126,7 @@ def arrays_by_name(
 
 
 def _numbers(parameter: Pointer | Number) -> tuple[int, int, int, int]:
-    """What the handler takes of a parameter."""
+    """Return the numbers by which the handler knows a parameter."""
     if isinstance(parameter, Pointer):
         return _POINTER, -1 if parameter.index is None else parameter.index, parameter.row_bytes, 0
     value, dtype = parameter.value, parameter.dtype

@@ -23,7 +23,7 @@ def cache_folder() -> pathlib.Path:
 
 
 def load(key: str) -> tuple[Mapping[str, Any], bytes] | None:
-    """What was stored under `key`: what is said of an image, and the image. `None` where there is nothing whole."""
+    """Read what is stored under `key`: a description of an image, and the image. `None` if it is missing or not whole."""
     try:
         header, _, image = (cache_folder() / key).read_bytes().partition(b"\n")
         about = json.loads(header)

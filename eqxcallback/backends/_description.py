@@ -1,4 +1,4 @@
-"""What a kernel is, as a text: the same in each process, and another one for a kernel that does something else."""
+"""Text that describes a kernel: the same in each process, and another one for a kernel that does something else."""
 
 import dataclasses
 import functools
@@ -13,7 +13,7 @@ from ._source import read_image, read_source
 
 
 def description(kernel: Kernel, who: str) -> str:
-    """Of everything that it is made of: texts, files, and the code of its functions."""
+    """Describe a kernel by everything that it is made of: texts, files, and the code of its functions."""
     text = repr(_text(kernel, who, frozenset()))
     return f"{who} {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
@@ -67,7 +67,7 @@ def _without_checks(function: Any) -> Any:
 
 
 def _names(code: types.CodeType) -> list[str]:
-    """Those that a function and the functions in it may look up."""
+    """Return the names that a function and the functions in it may look up."""
     inner = [name for const in code.co_consts if isinstance(const, types.CodeType) for name in _names(const)]
     return sorted({*code.co_names, *inner})
 

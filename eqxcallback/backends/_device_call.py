@@ -115,7 +115,7 @@ class DeviceCall:
         return cls(who, pointers, workspaces, scalars, parameters, args, options)
 
     def value(self, declared: Any, field: str, **more: Any) -> Any:
-        """What a field of the kernel is for this call."""
+        """Return the value of a field of the kernel for this call."""
         return called(declared, field, self.args, {**self.options, **more}, self.who)
 
     @property

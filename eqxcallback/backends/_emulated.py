@@ -166,7 +166,7 @@ def _blame_the_source(kernel: EmulatedCuda, call: DeviceCall) -> None:
 
 
 def _flags(options: Sequence[str]) -> tuple[str, ...]:
-    """Those of NVRTC that g++ knows, in its spelling."""
+    """Return the options of NVRTC that g++ knows, in the spelling of g++."""
     found = []
     for option in options:
         name, _, value = option.partition("=")

@@ -1,4 +1,4 @@
-"""What a fatbin has in it: images for several architectures, of which the driver takes one."""
+"""The content of a fatbin: images for several architectures, of which the driver takes one."""
 
 import dataclasses
 import struct
@@ -34,7 +34,7 @@ def is_fatbin(image: bytes) -> bool:
 
 
 def entries(image: bytes) -> Iterator[Entry]:
-    """Those that a device may run. Raises `struct.error` if the image is not whole."""
+    """Yield the entries that a device may run. Raises `struct.error` if the image is not whole."""
     _, _, at, size = _HEADER.unpack_from(image)
     end = at + size
     if end > len(image):

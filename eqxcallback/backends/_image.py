@@ -1,4 +1,4 @@
-"""What a compiled image says of its kernels: the sections of a cubin, which is an ELF file, that the driver reads as well."""
+"""Read what a compiled image says of its kernels: sections of a cubin, an ELF file, that the driver reads as well."""
 
 import dataclasses
 import math
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """What a kernel asks of its launches.
+    """The demands of a kernel on its launches.
 
     **Attributes:**
 
@@ -109,7 +109,7 @@ def _entries(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _header(image: bytes) -> tuple[int, int, int, int]:
-    """Where the sections are, how large each entry is, how many there are, and which one has their names."""
+    """Return where the sections are, how large each entry is, how many there are, and which section has their names."""
     (offset,) = struct.unpack_from("<Q", image, 0x28)
     size, count, names = struct.unpack_from("<HHH", image, 0x3A)
     return offset, size, count, names

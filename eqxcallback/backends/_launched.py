@@ -1,4 +1,4 @@
-"""What a call launches on a GPU, read from what the launcher is told."""
+"""The launches of a call on a GPU, read from what the launcher is told."""
 
 import dataclasses
 import functools

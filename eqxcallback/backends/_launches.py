@@ -60,7 +60,7 @@ def check_blocks(kernels: Mapping[str, Declared], steps: Sequence[Step], who: st
 
 
 def check_sizes(entry: str, sizes: Sequence[int], parameters: Sequence[Parameter], who: str) -> None:
-    """What the driver will read of each parameter is what the launcher passes. `sizes` are those of the compiled kernel."""
+    """Check that the launcher passes parameters of the sizes that the driver reads: `sizes`, from the compiled kernel."""
     if tuple(sizes) == tuple(parameter.size for parameter in parameters):
         return
     expected = ", ".join(f"{parameter.name} of {parameter.size} bytes" for parameter in parameters)

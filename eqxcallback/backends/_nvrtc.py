@@ -148,7 +148,7 @@ def _open() -> ctypes.CDLL:
 
 
 def include_options(major: int) -> list[str]:
-    """Where the compiler finds CUDA's headers, such as `cuda_bf16.h`: those that fit its version first."""
+    """Return the options for the folders of CUDA's headers, such as `cuda_bf16.h`. Those that fit the compiler come first."""
     # All of them: the wheel of the runtime lacks what others have, `mma.h` and `cub/` among it, and a toolkit has everything.
     names = (f"cu{major}",) if major >= 13 else _OF_CUDA_12
     wheels = [folder for folder in _folders("include") if folder.parent.name in names]
@@ -175,7 +175,7 @@ _OF_CUDA_12 = ("cuda_nvrtc", "cuda_runtime", "cuda_nvcc", "cuda_cccl")
 
 
 def _folders(kind: str) -> Iterator[pathlib.Path]:
-    """Of that kind in NVIDIA's wheels, newest major version first."""
+    """Yield the folders called `kind` in NVIDIA's wheels, newest major version first."""
     for root in _roots():
         for folder in (*sorted(root.glob("cu[0-9]*"), reverse=True), *(root / name for name in _OF_CUDA_12)):
             if (folder / kind).is_dir():
@@ -183,7 +183,7 @@ def _folders(kind: str) -> Iterator[pathlib.Path]:
 
 
 def _roots() -> Iterable[pathlib.Path]:
-    """Where NVIDIA's wheels are."""
+    """Return the folders that hold NVIDIA's wheels."""
     spec = importlib.util.find_spec("nvidia")
     return map(pathlib.Path, (spec and spec.submodule_search_locations) or ())
 

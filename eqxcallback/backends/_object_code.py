@@ -77,7 +77,7 @@ class ObjectCode:
 
 
 def object_code(compiled: Any) -> ObjectCode | None:
-    """That of what `numba.cfunc` has made, or `None` for what only this process can call: with addresses in it, or Python.
+    """Compile what `numba.cfunc` has made to object code. `None` if only this process can call it: it holds addresses, or Python.
 
     Numba's own object file would be another one in each process.
     """
@@ -165,7 +165,7 @@ def _features() -> str:
 
 
 def _processor() -> tuple[str, ...]:
-    """What a processor must have to run the code that Numba compiles now: features, or its name where Numba names none."""
+    """Return what a processor needs to run the code that Numba compiles now: features, or its name if Numba names none."""
     name = importlib.import_module("numba").config.CPU_NAME or _llvm().get_host_cpu_name()
     features = tuple(sorted(feature[1:] for feature in _features().split(",") if feature.startswith("+")))
     return features or (() if name == "generic" else (name,))

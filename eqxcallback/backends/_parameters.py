@@ -1,4 +1,4 @@
-"""What the parameters of a kernel are in one call: texts become pointers, sizes and numbers. Of C, CUDA C++ and images alike."""
+"""The parameters of a kernel in one call, made of texts: pointers, sizes and numbers. For C, CUDA C++ and images alike."""
 
 import dataclasses
 import math
@@ -246,7 +246,7 @@ def _literal(text: str) -> int | float | None:
 
 
 def _fits(dtype: np.dtype[Any], declared: np.dtype[Any]) -> bool:
-    """Whether an array of `dtype` may be what C declares. It has no names for some types, and their bits are integers there."""
+    """True if C may declare an array of `dtype` so. C has no names for some types, and their bits are integers there."""
     if dtype == declared:
         return True
     lacks_a_name = dtype.name not in {known.name for known in (*_CTYPES.values(), *OF_C.values())}

@@ -39,7 +39,7 @@ def prepare(bound: BoundKernel, platform: str, who: str) -> xla.Lowering:
 
 
 def register_library(kernel: Kernel, platform: str, who: str, *, for_each: bool) -> None:
-    """What `prepare` does for a program, before there is one, to a kernel in a library. Others have nothing to register.
+    """Register a kernel in a library, for `prepare`, before there is a program. Other kernels have nothing to register.
 
     **Arguments:** `for_each` is whether programs may call it for examples on XLA's threads.
     """

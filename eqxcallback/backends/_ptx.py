@@ -1,4 +1,4 @@
-"""What PTX says of itself: its target, and what its kernels ask of their launches."""
+"""Read what PTX says of itself: its target, and what its kernels ask of their launches."""
 
 import math
 import re
@@ -16,7 +16,7 @@ _LENGTH = re.compile(r"\[\s*(\d+)\s*\]\s*$")
 
 
 def is_ptx(image: bytes) -> bool:
-    """Whether it begins as PTX has to: with its version, after comments."""
+    """True if the image begins as PTX has to: with its version, after comments."""
     if b"\0" in image.rstrip(b"\0"):
         return False
     return _COMMENT.sub(" ", image[: 1 << 16].decode(errors="replace")).lstrip().startswith(".version")
@@ -47,7 +47,7 @@ def _split(declared: str) -> list[str]:
 
 
 def _size(declared: str) -> int:
-    """Of a declaration such as `.param .align 8 .b8 name[24]`."""
+    """Return the bytes of a declaration such as `.param .align 8 .b8 name[24]`."""
     kind, length = _TYPE.search(declared), _LENGTH.search(declared.rstrip())
     if kind is None:
         raise ValueError(f"the parameter {declared.strip()!r}")

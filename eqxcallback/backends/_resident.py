@@ -1,4 +1,4 @@
-"""How many blocks of a compiled kernel a multiprocessor runs at a time, by NVIDIA's table of compute capabilities."""
+"""The number of blocks that a multiprocessor runs at a time, by NVIDIA's table of compute capabilities."""
 
 import dataclasses
 import math

@@ -130,7 +130,7 @@ def wanted(parameters: Sequence[Parameter]) -> tuple[list[int], list[int], list[
 
 
 def wrong(code: int, parameters: Sequence[Parameter]) -> str:
-    """What was expected of the parameters."""
+    """Say what was expected of the parameters."""
     return _number(parameters) if code < 0 else _one(code - 1, parameters[code - 1])
 
 
@@ -153,7 +153,7 @@ def _one(index: int, parameter: Parameter) -> str:
 
 
 def mismatch(log: str) -> str | None:
-    """What a compiler's log says was expected of the parameters, if that is all that went wrong."""
+    """Return what a compiler's log says was expected of the parameters, if that is all that went wrong."""
     found = re.search(rf'assertion failed[^\n]*"{_MARK}([^"\n]+)"', log)
     if any("assertion failed" not in error for error in re.findall(r"error: ([^\n]*)", log)):
         return None

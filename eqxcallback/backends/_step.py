@@ -1,4 +1,4 @@
-"""What a compiled kernel is launched with."""
+"""The data that a compiled kernel is launched with."""
 
 import dataclasses
 import math
@@ -80,7 +80,7 @@ class Step:
 
     @property
     def attributes(self) -> tuple[int, ...]:
-        """What is asked for beyond the geometry, as the launcher takes it."""
+        """Return what is asked for beyond the geometry, as the launcher takes it."""
         return (*self.cluster, self.cooperative, self.programmatic, self.spread)
 
 
@@ -107,7 +107,7 @@ class Program:
         return sum(map(_rounded, self.steps))
 
     def attributes(self, words: np.ndarray) -> dict[str, Any]:
-        """What the launcher is told, but for the nulls. `words` are the values of the call."""
+        """Return the attributes for the launcher, except the nulls. `words` are the values of the call."""
         found: dict[str, Any] = {
             "images": np.frombuffer(b"".join(self.images), np.uint8),
             "sizes": np.array([len(image) for image in self.images], np.int64),

@@ -28,7 +28,7 @@ def numbers(
     called: Callable[[Any, str], Any],
     who: str,
 ) -> list[int]:
-    """What the launcher takes of a map, but for the place of its bytes: see `gpu/tensor_map.h`.
+    """Return the numbers that describe a map to the launcher, except the place of its bytes: see `gpu/tensor_map.h`.
 
     **Arguments:** `called(field, name)` is what a field, which may be a function, is for this call.
     """

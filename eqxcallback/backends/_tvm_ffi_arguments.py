@@ -1,4 +1,4 @@
-"""What the arguments of a function of the TVM-FFI ABI are in one call: words become tensors, numbers and texts."""
+"""The arguments of a function of the TVM-FFI ABI in one call: words become tensors, numbers and texts."""
 
 import re
 from collections.abc import Mapping, Sequence

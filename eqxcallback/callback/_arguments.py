@@ -1,4 +1,4 @@
-"""What a callback is called with: checked against its signature, and against what kernels are given."""
+"""The arguments of a callback, checked against its signature and against what kernels are given."""
 
 import inspect
 import reprlib
@@ -35,7 +35,7 @@ _array_types: set[type] = {np.ndarray}
 
 
 def are_arrays(leaves: Sequence[Any]) -> bool:
-    """Whether it is plain that a kernel can be given all of `leaves`."""
+    """True if it is plain that a kernel can be given all of `leaves`."""
     return all(type(leaf) in _array_types and leaf.dtype in xla.KERNEL_DTYPES for leaf in leaves)
 
 

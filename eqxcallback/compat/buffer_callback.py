@@ -17,7 +17,7 @@ from ..core import Aliases, AnyBool, OwnCallable, identity
 
 
 class ExecutionContext:
-    """What a callback is told about its call: `stage`, and on a GPU XLA's `stream`."""
+    """The context of a call, for its callback: `stage`, and on a GPU XLA's `stream`."""
 
     def __init__(self, ctx: _ext.ExecutionContext):
         self._ctx = ctx

@@ -1,4 +1,4 @@
-"""What every room may use: errors and warnings, when two callables are the same, aliases, checks. Imports nothing of ours."""
+"""Tools that every room may use: errors and warnings, sameness of callables, aliases, checks. Imports nothing of ours."""
 
 from ._aliases import (
     Aliases as Aliases,

@@ -1,4 +1,4 @@
-"""What functions and layers have in common when they check their arguments."""
+"""The checks of arguments that functions and layers have in common."""
 
 import math
 import operator

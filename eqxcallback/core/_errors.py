@@ -1,4 +1,4 @@
-"""What a failing kernel looks like from outside: one class, the original exception, and where it happened."""
+"""The error of a failing kernel: one class, the original exception, and where it happened."""
 
 import collections
 import contextlib
@@ -161,7 +161,7 @@ def type_text(dtype: object, shape: Sequence[Size]) -> str:
 
 
 def types_text(outputs: Sequence[Any], inputs: Sequence[Any]) -> str:
-    """Of what a kernel is called with: `(float32[3,4]) -> (float32[3])`."""
+    """Write the types that a kernel is called with: `(float32[3,4]) -> (float32[3])`."""
 
     def types(buffers: Sequence[Any]) -> str:
         return ", ".join(type_text(buffer.dtype, buffer.shape) for buffer in buffers)

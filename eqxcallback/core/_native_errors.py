@@ -1,4 +1,4 @@
-"""What handlers in C++ return, as exceptions: they have a code and a text, and no frames."""
+"""Errors of handlers in C++ as exceptions: they have a code and a text, and no frames."""
 
 import collections
 import threading

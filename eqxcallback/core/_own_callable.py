@@ -1,4 +1,4 @@
-"""What programs ask of callables of our own."""
+"""The questions that programs ask of our own callables."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -22,6 +22,6 @@ class OwnCallable(abc.ABC):
         return None
 
     def _takes(self, error: Exception, outputs: Sequence[Any], inputs: Sequence[Any]) -> bool:
-        """Whether the callable deals with an error that was found after its call, by results that stand for it."""
+        """True if the callable deals with an error that was noticed after its call, by results that stand for it."""
         del error, outputs, inputs
         return False

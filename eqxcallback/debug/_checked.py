@@ -137,7 +137,7 @@ def _report(problems: Sequence[str]) -> None:
 
 
 def _references(outputs: Sequence[_ext.Buffer], inputs: Sequence[_ext.Buffer]) -> list[tuple[str, int]]:
-    """How often each buffer is referred to; to be compared between two calls of this function."""
+    """Count the references to each buffer, to be compared between two calls of this function."""
     sides = ("output", outputs), ("input", inputs)
     return [(f"{kind} {i}", sys.getrefcount(side[i])) for kind, side in sides for i in range(len(side))]
 

@@ -1,4 +1,4 @@
-"""What a user's native kernel did in a process of its own, in words."""
+"""Say in words what a user's native kernel did in a process of its own."""
 
 import signal
 from collections.abc import Mapping, Sequence

@@ -56,7 +56,7 @@ def _compare(call: Callable[[], None], outputs: Sequence[_ext.Buffer], inputs: S
     ]
 
     def left_after_call(seed: int) -> list[tuple[np.ndarray, bool]]:
-        """Of each output, which elements hold noise still, and whether that cannot be by chance."""
+        """Return for each output which elements still hold noise, and whether that cannot be by chance."""
         for _, buffer in fresh:
             buffer._fill(seed)
         call()

@@ -79,7 +79,7 @@ class Deliveries:
             self._closed = True
 
     def is_inside(self) -> bool:
-        """Whether a tap function is asking."""
+        """True if a tap function is asking."""
         return getattr(self._inside, "depth", 0) > 0
 
     @contextlib.contextmanager
@@ -116,7 +116,7 @@ class Deliveries:
             self._inside.depth -= 1
 
     def _start_worker(self) -> bool:
-        """Whether there is one. There are no new threads when Python exits."""
+        """Start the worker unless there is one, and return whether there is. Python starts no threads while it exits."""
         if self._closed:
             return False
         if self._worker is None:
@@ -165,7 +165,7 @@ _current = Deliveries()
 
 
 def deliveries() -> Deliveries:
-    """Those of this process."""
+    """Return the deliveries of this process."""
     return _current
 
 

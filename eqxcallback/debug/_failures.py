@@ -1,4 +1,4 @@
-"""What functions that watch a program raise: logged at once, and kept until somebody waits."""
+"""Exceptions of functions that watch a program: logged at once, and kept until somebody waits."""
 
 import logging
 import threading
@@ -18,7 +18,7 @@ _last = ""
 
 
 class CallbackException(ExceptionGroup):
-    """What tap functions raised since the last [`eqxcallback.debug.barrier_wait`][], in `exceptions`."""
+    """The exceptions of tap functions since the last [`eqxcallback.debug.barrier_wait`][], in `exceptions`."""
 
     def derive(self, excs: Sequence[Any]) -> Any:  # as `split` and `except*` want it
         return CallbackException(self.message, excs)

@@ -14,7 +14,7 @@ from .. import xla
 
 @dataclasses.dataclass(frozen=True)
 class Leaves:
-    """What a tree was made of.
+    """The structure that a tree is made again from.
 
     **Attributes:**
 
@@ -27,7 +27,7 @@ class Leaves:
 
     @classmethod
     def of(cls, x: Any, who: str) -> tuple["Leaves", list[Any]]:
-        """Of `x`, and the arrays that stand for its leaves in a program.
+        """Take `x` apart: return its `Leaves`, and the arrays that stand for its leaves in a program.
 
         **Raises:** `TypeError`, naming the leaf that is nothing for a kernel.
         """

@@ -28,7 +28,7 @@ class KernelCall:
         return _ext.Recording(self.body, self.direct, self.ctx, self.outputs, self.inputs)
 
     def replay(self, recording: _ext.Recording) -> None:
-        """What was recorded, in place of the call. Outputs hold noise before, so that nothing else can have written them."""
+        """Replay a recording in place of the call. Outputs hold noise before, so that nothing else can have written them."""
         places = {buffer._address for buffer in self.inputs}
         recording.replay(tuple(buffer for buffer in self.outputs if buffer._address not in places))
 

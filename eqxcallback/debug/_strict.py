@@ -67,7 +67,7 @@ def _numpy(buffer: _ext.Buffer) -> np.ndarray:
 
 
 def switch(on: bool) -> None:
-    """Whether `Buffer.numpy()` asks which outputs are checked. Buffers are made in C++: so their class is changed."""
+    """Let `Buffer.numpy()` ask which outputs are checked, or not. C++ makes the buffers, so their class is changed."""
     setattr(_ext.Buffer, "numpy", _numpy if on else _plain_numpy)  # noqa: B010 - a type checker knows no other one
 
 

@@ -83,7 +83,7 @@ def build(
 
 @functools.cache
 def cuda_include_dir() -> pathlib.Path | None:
-    """Where cuda_fp16.h is: in a wheel of NVIDIA's, or in a toolkit."""
+    """Find the folder of cuda_fp16.h: in a wheel of NVIDIA's, or in a toolkit."""
     candidates = []
     spec = importlib.util.find_spec("nvidia")
     for place in [] if spec is None else spec.submodule_search_locations or []:
@@ -97,7 +97,7 @@ def cuda_include_dir() -> pathlib.Path | None:
 
 @functools.cache
 def _digest_of(include: pathlib.Path | None) -> str:
-    """Of CUDA's headers that are read."""
+    """Digest the headers of CUDA that are read."""
     read = [] if include is None else [path for name in _CUDA_HEADERS for path in sorted(include.glob(name))]
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in read)).hexdigest()
 
@@ -109,7 +109,7 @@ def compiler() -> str:
 
 
 def _folder() -> pathlib.Path:
-    """Where builds are kept until the machine is started again. What is in it is loaded: it has to be this user's own."""
+    """Return the folder of builds, kept until the machine restarts. Its files are loaded, so it has to be this user's own."""
     folder = pathlib.Path(tempfile.gettempdir()) / f"eqxcallback-emulation-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()

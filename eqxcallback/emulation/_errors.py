@@ -1,4 +1,4 @@
-"""What is raised where a kernel cannot be emulated."""
+"""The errors of kernels that cannot be emulated."""
 
 
 class NotEmulated(Exception):

@@ -105,7 +105,7 @@ def _source(function: types.FunctionType) -> str:
 
 
 def _names_in(source: str, function: types.FunctionType) -> dict[str, Any]:
-    """What the names in a function mean, those of annotations and defaults too, as far as they are not its own."""
+    """Return what the names in a function mean, in annotations and defaults too, except names that it defines itself."""
     used = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
     scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
     return {name: scope[name] for name in used & set(scope)}

@@ -1,4 +1,4 @@
-"""Whether two models do the same."""
+"""Compare what two models do."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""How many parameters there are."""
+"""Count the parameters of a model."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def of_module(module: eqx.Module) -> int:
 
 
 def is_parameter(leaf: Any) -> bool:
-    """Whether it is an array of floats. Of a model that is not made yet, there are types."""
+    """True for an array of floats, or for the type of one in a model that is not made yet."""
     return eqx.is_inexact_array(leaf) or (
         isinstance(leaf, jax.ShapeDtypeStruct) and jnp.issubdtype(leaf.dtype, jnp.inexact)
     )

@@ -1,4 +1,4 @@
-"""Where a layer of ours would be no faster than Equinox's, and might be slower."""
+"""The places where a layer of ours would not be faster than Equinox's, and might be slower."""
 
 import equinox as eqx
 import jax

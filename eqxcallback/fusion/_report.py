@@ -1,4 +1,4 @@
-"""What became of each layer."""
+"""The report on each layer: replaced, or left alone and why."""
 
 import dataclasses
 import re
@@ -39,8 +39,8 @@ class Change:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class FusionReport:
-    """What [`eqxcallback.fuse`][] did: printed, a line for each layer, or for all alike that differ in the indices of their
-    paths.
+    """The result of [`eqxcallback.fuse`][]: printed, it has a line for each layer, or for all layers that differ only in the
+    indices of their paths.
 
     **Attributes:**
 
@@ -65,7 +65,7 @@ class FusionReport:
 
     @property
     def by_rules(self) -> str:
-        """What rules replaced, for an error."""
+        """Say what rules replaced, for an error."""
         texts = dict.fromkeys(str(change) for change in self.replaced if change.rule)
         return f" Rules replaced {', '.join(texts)}." if texts else ""
 
@@ -90,7 +90,7 @@ class FusionReport:
         )
 
     def _share(self, changes: Sequence[Change]) -> str:
-        """How many parameters they have, or nothing if they have none."""
+        """Say how many parameters `changes` have; `""` if they have none."""
         own = sum(change.parameters for change in changes)
         return f"{_count(own, 'parameter')}, {100 * own / self.parameters:.3g}%" if own else ""
 

@@ -14,7 +14,7 @@ from ._twins import FUSED, PLAIN, title
 
 @dataclasses.dataclass(frozen=True)
 class FuseRule:
-    """Which class stands for another one in [`eqxcallback.fuse`][], and for which layers of it.
+    """A rule of [`eqxcallback.fuse`][]: which class takes the place of another one, and for which layers of it.
 
     !!! example
 
@@ -89,7 +89,7 @@ Given = Mapping[type, Callable[[Any], Any]] | FuseRule | Sequence[FuseRule] | No
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """How `fuse` replaces a class, and whose rule says so: nothing for a rule of ours."""
+    """A way to replace a class, and the owner of its rule: nobody for a rule of ours."""
 
     make: Callable[[Any], Any]
     whose: str = ""

@@ -1,4 +1,4 @@
-"""Which layers of a model a caller means."""
+"""Select the layers of a model that a caller means."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -59,7 +59,7 @@ def _is_of(which: Which, path: str, layer: Any, above: tuple[Any, ...]) -> bool:
 
 
 def _at(where: str, path: str) -> bool:
-    """Whether `path` is `where`, in which `[*]` is any index, or below it."""
+    """True if `path` is `where`, in which `[*]` is any index, or is below it."""
     pattern = re.escape(where).replace(re.escape("[*]"), r"\[\d+\]")
     return re.match(rf"{pattern}(?=[.\[]|$)", path) is not None
 

@@ -1,4 +1,4 @@
-"""Which of our layers stands for which of Equinox's."""
+"""A table of our layers and of the layers of Equinox's that they stand for."""
 
 from collections.abc import Collection, Container
 from typing import Any

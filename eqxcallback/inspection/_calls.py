@@ -1,4 +1,4 @@
-"""What is known of an external call before the program is compiled."""
+"""Facts about an external call that are known before the program is compiled."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -201,7 +201,7 @@ class _Seen(NamedTuple):
 
 
 def _kernel_types(call: Any, lowering: xla.Lowering, site: xla.CallSite) -> _Seen:
-    """What the kernel sees, which under `vmap` is not what the program has."""
+    """Return the types that the kernel sees, which under `vmap` are not those of the program."""
     seen: list[_Seen] = []
 
     def run(*args: Any, result_avals: Sequence[Any], mapped: Sequence[bool] | None = None) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""Whether XLA records a call into a command buffer, and why not, read from its plan."""
+"""Read from XLA's plan whether it records a call into a command buffer, and if not, why."""
 
 import dataclasses
 import functools
@@ -73,7 +73,7 @@ class _Plan:
         self._calls = {thunk: calls[i] for i, thunks in self.places.items() for thunk in thunks}
 
     def excludes(self, command: str) -> bool:
-        """Whether the options say that commands of this type are not recorded."""
+        """True if the options exclude commands of this type from recording."""
         return self._commands is not None and command not in self._commands
 
     def describe(self, thunk: Thunk) -> str:
@@ -85,11 +85,11 @@ class _Plan:
         return f"{thunk.name} ({thunk.kind})" if thunk.name else thunk.kind
 
     def others(self, thunk: Thunk) -> int:
-        """How many calls are recorded with this one."""
+        """Count the other calls that are recorded with this one."""
         return sum(each.buffer is thunk.buffer for each in self._calls) - 1
 
     def neighbours(self, buffer: Thunk) -> list[str]:
-        """What a run lies between."""
+        """Describe the thunks just before and after a recorded run."""
         around = self.top if buffer.parent is None else buffer.parent.nested
         around = [each for each in around if each.branch == buffer.branch]
         i = around.index(buffer)
@@ -110,7 +110,7 @@ def _judge(i: int, plan: _Plan, runs: Callable[[], _Plan]) -> tuple[bool | None,
 
 
 def _how(thunk: Thunk, plan: _Plan) -> str:
-    """Of one that is recorded."""
+    """Say how a call is recorded."""
     buffer = thunk.buffer
     assert buffer is not None
     others = plan.others(thunk)
@@ -136,7 +136,7 @@ def _is_outside(thunk: Thunk) -> bool:
 
 
 def _why_not(i: int, place: int, plan: _Plan, runs: Callable[[], _Plan]) -> str:
-    """Of one that is not recorded."""
+    """Say why a call is not recorded."""
     if plan.excludes("CUSTOM_CALL"):
         return f"CUSTOM_CALL is not among the recorded commands ({_COMMANDS})"
     found = runs().places.get(i, [])
@@ -157,7 +157,7 @@ def _why_not(i: int, place: int, plan: _Plan, runs: Callable[[], _Plan]) -> str:
 
 
 def _size(buffer: Thunk) -> int:
-    """What XLA compares with the smallest."""
+    """Return the size that XLA compares with the smallest that it records."""
     return sum(1 for _ in buffer) - 1 if _COUNTS_ALL else len(buffer.nested)
 
 

@@ -1,4 +1,4 @@
-"""Which operands XLA copies before a kernel overwrites them, and why, read from the text of the compiled program."""
+"""Find the operands that XLA copies before a kernel overwrites them, and why, in the text of the compiled program."""
 
 import collections
 import dataclasses
@@ -38,7 +38,7 @@ def resolved(calls: Sequence[ExternalCall], text: str) -> list[ExternalCall]:
 
 
 def _note(call: ExternalCall, instructions: Sequence[Instruction], equal: int, module: Module) -> str:
-    """What of the compiled call is not as the program says."""
+    """Say how the compiled call differs from the call of the program."""
     if not instructions:
         return "XLA has removed this call"
     if equal > len(instructions):
@@ -49,7 +49,7 @@ def _note(call: ExternalCall, instructions: Sequence[Instruction], equal: int, m
 
 
 def _types_on_each_device(call: ExternalCall, instruction: Instruction, module: Module) -> str:
-    """Of a call that is partitioned, its own types being those of the whole; or `""`."""
+    """Return the types that each device has of a partitioned call, whose own types are those of the whole; else `""`."""
     whole, local = [*call.operands, *call.results], module.dims(instruction)
     if len(whole) != len(local):
         return ""
@@ -87,7 +87,7 @@ def _state(value: _Value, module: Module) -> tuple[str, str]:
 
 
 def _why(copy: _Value, module: Module) -> str:
-    """Of a copy."""
+    """Say why XLA makes a copy."""
     source, is_shared = copy, False
     while source.is_copy:
         value = _operand(source.instruction, 0, module)
@@ -106,7 +106,7 @@ def _why(copy: _Value, module: Module) -> str:
 
 
 def _is_shared(value: _Value, module: Module) -> bool:
-    """Whether more than one instruction uses a value."""
+    """True if more than one instruction uses a value."""
     instruction = value.instruction
     inside = module.computations[instruction.computation].values()
     users = [each for each in inside if instruction.name in each.operands and each.opcode != "parameter"]
@@ -116,14 +116,14 @@ def _is_shared(value: _Value, module: Module) -> bool:
 
 
 def _producer(value: _Value, module: Module) -> _Value:
-    """What has filled the memory of a value: a copy, a kernel, a parameter of the program or of a loop."""
+    """Find what has filled the memory of a value: a copy, a kernel, a parameter of the program or of a loop."""
     while (step := _step(value, module)) is not None:
         value = step
     return value
 
 
 def _step(value: _Value, module: Module) -> _Value | None:
-    """What `value` is the same memory as; `None` if that is itself."""
+    """Return the value whose memory `value` shares, or `None` if the memory is its own."""
     instruction, path = value.instruction, value.path
     match instruction.opcode:
         case "bitcast" | "copy-done" | "opt-barrier":
@@ -142,7 +142,7 @@ def _step(value: _Value, module: Module) -> _Value | None:
 
 
 def _argument(value: _Value, module: Module) -> _Value | None:
-    """What a computation is called with, for a parameter of it."""
+    """Return the argument that stands for a parameter where its computation is called."""
     instruction = value.instruction
     caller = module.callers.get(instruction.computation)
     if caller is None or caller.opcode not in ("fusion", "call", "conditional"):

@@ -32,12 +32,12 @@ class Instruction:
 
     @property
     def body(self) -> str:
-        """Of a loop."""
+        """The name of a loop's body."""
         return re.findall(r"body=%?([\w.\-]+)", self.rest)[0]
 
     @property
     def index(self) -> int:
-        """Of a tuple's element."""
+        """The index of an element that is taken from a tuple."""
         return int(re.findall(r"index=(\d+)", self.rest)[0])
 
     def attribute(self, name: str) -> str:
@@ -80,14 +80,14 @@ class Module:
         return next(instruction for instruction in self.computations[computation].values() if instruction.is_root)
 
     def dims(self, instruction: Instruction) -> tuple[str, ...]:
-        """Of its operands and results, as text: `"3,4"`. Tokens, which order calls, are none."""
+        """Return the sizes of its operands and results, as text: `"3,4"`. Tokens, which order calls, have none."""
         inside = self.computations[instruction.computation]
         types = [*(inside[name].shape for name in instruction.operands), instruction.shape]
         return tuple(dims for each in types for dims in re.findall(r"\b(?!token\[)\w+\[([\d,]*)\]", each))
 
     @functools.cached_property
     def callers(self) -> Mapping[str, Instruction]:
-        """Of each computation; XLA has made each the callee of one instruction."""
+        """The instruction that calls each computation. XLA has made each the callee of one instruction."""
         return {called: instruction for instruction in self for called in instruction.called()}
 
     def is_in_loop(self, instruction: Instruction) -> bool:
@@ -114,7 +114,7 @@ def _type(text: str) -> tuple[str, str]:
 
 
 def _closing(text: str) -> int:
-    """Where the parenthesis closes that was opened just before."""
+    """Find the closing parenthesis of one that was opened just before `text`."""
     depth = 1
     for i, character in enumerate(text):
         depth += (character == "(") - (character == ")")

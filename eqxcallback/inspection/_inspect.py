@@ -1,4 +1,4 @@
-"""Which external calls a program has, and what becomes of them."""
+"""Inspect a program: list its external calls, and what becomes of them."""
 
 import dataclasses
 import warnings

@@ -1,4 +1,4 @@
-"""Which instruction of a compiled program is which call."""
+"""Match the instructions of a compiled program with its calls."""
 
 import collections
 import re
@@ -75,7 +75,7 @@ _OURS = ("while", "body", "cond", "closed_call", "eval_jaxpr", "scan", "checkpoi
 
 
 def _scopes(path: str) -> tuple[str, ...]:
-    """Of a path, without its end, the call itself."""
+    """Return the scopes of a path, without its end, which is the call itself."""
     scopes = path.replace("while/cond/", "while_cond/").split("/")[:-1]
     scopes = [re.sub(r"^(branch_\d+)_fun$", r"\1", scope) for scope in scopes]
     return tuple(scope for scope in scopes if scope and scope not in _OURS)

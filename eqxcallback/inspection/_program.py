@@ -1,4 +1,4 @@
-"""What is inspected, as a program of JAX's."""
+"""The function that is inspected, as a program of JAX's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -54,7 +54,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def is_filter_jit(fn: Any) -> bool:
-    """Whether it is what `equinox.filter_jit` or `jit_captured` made, of a method as well."""
+    """True if `equinox.filter_jit` or `jit_captured` made it, of a method as well."""
     inner = fn.func if isinstance(fn, eqx.Partial) else fn
     return isinstance(inner, _FilterJit | JitCaptured)
 

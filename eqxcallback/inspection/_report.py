@@ -1,4 +1,4 @@
-"""What an inspection says, and its text."""
+"""The report of an inspection, and its text."""
 
 import dataclasses
 import textwrap

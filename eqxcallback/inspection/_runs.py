@@ -1,4 +1,4 @@
-"""What a program does when it runs."""
+"""Observe what a program does when it runs."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ._program import is_filter_jit
 
 
 def host_calls(fn: Any, args: tuple[Any, ...], runs: int) -> tuple[int, ...]:
-    """How often the host calls kernels in each of so many runs, on copies of `args`: what is donated is the program's."""
+    """Count the host's calls of kernels in each of `runs` runs, on copies of `args`: a program may donate its operands."""
     jitted = isinstance(fn, jax.stages.Wrapped) or is_filter_jit(fn)
     # A function around it: Equinox warns of one that `jax.vmap` made.
     program = fn if jitted else eqx.filter_jit(lambda *args: fn(*args))

@@ -1,4 +1,4 @@
-"""What a kernel is: pure data. Nothing here traces, compiles or runs."""
+"""Declarations of kernels: pure data. Nothing here traces, compiles or runs."""
 
 from ._c import CKernel as CKernel
 from ._cuda import CudaKernel as CudaKernel

@@ -1,4 +1,4 @@
-"""What the declarations of kernels have in common."""
+"""Checks that the declarations of kernels have in common."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def check_function(value: Any, field: str, who: str) -> None:
 
 
 def hash_of(kernel: Any) -> int:
-    """Of all fields. Mappings have no hash of their own."""
+    """Hash all fields of a kernel. Mappings have no hash of their own."""
     values = (getattr(kernel, field.name) for field in dataclasses.fields(kernel))
     return hash(tuple(frozenset(value.items()) if isinstance(value, dict) else value for value in values))
 

@@ -1,4 +1,4 @@
-"""What every kind of kernel says of itself."""
+"""The contract of a kernel: what every kind declares."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

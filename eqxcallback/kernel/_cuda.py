@@ -136,7 +136,7 @@ class CudaKernel(KernelContract):
 
     @staticmethod
     def ctype(dtype: Any) -> str:
-        """What CUDA C++ calls a dtype, for templates: `"__nv_bfloat16"`, which `<cuda_bf16.h>` declares, for `jnp.bfloat16`."""
+        """Return the name of a dtype in CUDA C++, for templates: for `jnp.bfloat16` `"__nv_bfloat16"`, from `<cuda_bf16.h>`."""
         name = np.dtype(dtype).name
         if name not in _CTYPES:
             raise ValueError(

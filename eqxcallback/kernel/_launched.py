@@ -1,4 +1,4 @@
-"""What kernels with a launch of their own have in common, and how parameters are written."""
+"""Fields that all kernels with a launch of their own have, and the notation of parameters."""
 
 from collections.abc import Sequence
 from typing import Any

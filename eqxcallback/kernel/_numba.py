@@ -78,7 +78,7 @@ class NumbaKernel(KernelContract):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the parameters of the function: arrays, and then options."""
+        """The names of the function's parameters: arrays, and then options."""
         return tuple(inspect.signature(getattr(self.function, "py_func", self.function)).parameters)
 
     def __hash__(self) -> int:

@@ -1,4 +1,4 @@
-"""What the tensor memory accelerator of a GPU is told of an array."""
+"""The description of an array for the tensor memory accelerator of a GPU."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -28,8 +28,8 @@ def _call_or_poison(
 def _poison_all(
     body: "LayerForward | LayerBackward", error: Exception, outputs: Sequence[Any], inputs: Sequence[Any]
 ) -> bool:
-    """Whether the layer wants that. The peers of this device may be waiting for it, in a collective that an error would never
-    reach.
+    """Fill all outputs with poison if the layer wants that, and return whether it does. The peers of this device may be waiting
+    for it, in a collective that an error would never reach.
     """
     if body.on_error == "raise":
         return False
@@ -69,7 +69,7 @@ class LayerForward(Body):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class KernelForward(LayerForward):
-    """Of a `PythonKernel`: calls `function(ctx, out, self, *args, **kwargs)`."""
+    """The forward body of a `PythonKernel`: calls `function(ctx, out, self, *args, **kwargs)`."""
 
     def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         layer, args, kwargs = self.inputs.fast_build(inputs)

@@ -1,4 +1,4 @@
-"""What a layer is for one type of arguments: checked and made once, and shared by all instances that differ in arrays alone."""
+"""A layer for one type of arguments: checked and made once, and shared by all instances that differ in arrays alone."""
 
 import dataclasses
 import functools
@@ -337,7 +337,7 @@ def _nothing(*_: Any) -> None:
 def _arguments(
     inputs: Structure, operands: Sequence[Any], results: Sequence[Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the functions of a kernel are called with, of types."""
+    """Return the arguments that the functions of a kernel are called with, as types."""
     del results
     layer, args, kwargs = inputs.build(operands)
     return (layer, *args), kwargs
@@ -369,7 +369,7 @@ def bind(
 
 
 def is_positional(signature: inspect.Signature) -> int | None:
-    """How many arguments a call has, if all of them are always given by position."""
+    """Return the number of arguments of a call if all of them are always given by position, else `None`."""
     parameters = signature.parameters.values()
     plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
     return len(parameters) if plain else None

@@ -1,4 +1,4 @@
-"""Whether what the class of a layer declares makes sense."""
+"""Check that the declarations in the class of a layer make sense."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""What is wrong with the class of a layer as soon as it is written: nothing else would say so."""
+"""Find mistakes in the class of a layer as soon as it is written: nothing else would report them."""
 
 import difflib
 import inspect
@@ -56,7 +56,7 @@ def _has_kernel(cls: Any) -> bool:
 
 
 def _reaches_call(function: Any) -> bool:
-    """Whether a `__call__` looks up another one, as `super().__call__` does. What has no code may be anything."""
+    """True if a `__call__` looks up another one, as `super().__call__` does. A function without code may do anything."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return code is None or _names_call(code)
 

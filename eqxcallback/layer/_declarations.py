@@ -1,4 +1,4 @@
-"""What the class of a layer declares."""
+"""Read the declarations in the class of a layer."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +37,7 @@ def kernels_of(cls: type) -> Mapping[str, tuple[Any, ...]]:
 
 
 def overrides_kernels(cls: type) -> bool:
-    """Whether a subclass defines `kernel` in place of the `kernels` of a base."""
+    """True if a subclass defines `kernel` in place of the `kernels` of a base."""
     for base in cls.__mro__:
         if "kernels" in vars(base):
             return False
@@ -47,7 +47,7 @@ def overrides_kernels(cls: type) -> bool:
 
 
 def signature_of(cls: type) -> inspect.Signature:
-    """Of a call: what the kernel takes after `out`, or the reference after `self`."""
+    """Return the signature of a call: the parameters of the kernel after `out`, or of the reference after `self`."""
     for kernels in kernels_of(cls).values():
         for kernel in kernels:
             if not isinstance(kernel, Kernel):

@@ -107,7 +107,7 @@ class Functions:
         return function(layer, args, out, cotangents), numbers
 
     def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-        """Of the results of floating type; zeros for others."""
+        """Return the tangents of the results of floating type, and zeros for others."""
         args = self._arguments(self._build(primals))
         layer = args.self
         filled = [

@@ -1,4 +1,4 @@
-"""What a kernel of a layer takes beside buffers: static arguments of the call, and static fields of the layer."""
+"""The operands of a layer's kernel that are not buffers: static arguments of the call, and static fields of the layer."""
 
 import numbers
 import types

@@ -1,4 +1,4 @@
-"""What the layers that replace Equinox's have in common."""
+"""Tools that all layers that replace Equinox's have in common."""
 
 import functools
 from typing import Any
@@ -12,7 +12,7 @@ ARRAYS = jax.Array, np.ndarray
 
 
 def are_floats(*arrays: Any) -> bool:
-    """Whether all are arrays of floating dtypes: ops take no others, for which layers do what Equinox does."""
+    """True if all are arrays of floating dtypes. Ops take no others, and for others layers do what Equinox does."""
     return all(isinstance(x, ARRAYS) and is_float(x.dtype) for x in arrays)
 
 

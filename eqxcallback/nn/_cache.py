@@ -204,7 +204,7 @@ class KVCache(eqx.Module):
         mask: Bool[AnyArray, "#heads count entries"] | None = None,
         implementation: ops.Implementation = "auto",
     ) -> tuple[Float[Array, "count heads size"], "KVCache"]:
-        """What new tokens see, and the cache with them: one step of an attention layer, for a prompt as for one token.
+        """Attend from new tokens, and append them to the cache: one step of an attention layer, for a prompt as for one token.
 
         `append` and `attend` in one. For several tokens and a ring buffer it puts the old and the new keys into one temporary
         array of `window + count` entries.

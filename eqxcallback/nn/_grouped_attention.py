@@ -298,8 +298,8 @@ class GroupedQueryAttention(eqx.Module):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Of ALiBi: a geometric sequence that ends at 1/256 for a power of two, and for other numbers that for the next lower
-    one, followed by every other slope of the sequence for twice as many.
+    """Return ALiBi's slopes: for a power of two, a geometric sequence that ends at 1/256. For other numbers, the sequence for the
+    next lower power of two, followed by every other slope of the sequence for twice as many.
     """
     power = 2 ** math.floor(math.log2(heads))
     more = [2 ** (-4 * i / power) for i in range(1, 2 * (heads - power), 2)]

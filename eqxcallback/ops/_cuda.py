@@ -1,4 +1,4 @@
-"""What the geometries of our kernels in CUDA C++ have in common."""
+"""Tools that the geometries of our kernels in CUDA C++ have in common."""
 
 import pathlib
 from collections.abc import Callable
@@ -16,7 +16,7 @@ MULTIPROCESSORS = 132
 
 
 def multiprocessors() -> int:
-    """Of the smallest GPU that this process has, or `MULTIPROCESSORS` if it has none.
+    """Return the multiprocessors of the smallest GPU of this process, or `MULTIPROCESSORS` if it has none.
 
     Blocks that work on several rows should be as many as run at a time: a few more would have the GPU to themselves in the end.
     Any number is right.
@@ -38,7 +38,7 @@ def name(kernel: str, x: Any, *more: bool | int | str) -> str:
 
 
 def pack(x: Any) -> int:
-    """How many elements a thread loads at once: 16 bytes."""
+    """Return the number of elements that a thread loads at once: 16 bytes."""
     return 16 // x.dtype.itemsize
 
 

@@ -1,4 +1,4 @@
-"""What the kernels of this package can take."""
+"""The calls that the kernels of this package can take."""
 
 from collections.abc import Callable
 from typing import Any

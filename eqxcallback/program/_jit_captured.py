@@ -43,7 +43,7 @@ _SLICES_BY_HOST = ("fusion-dynamic-memcpy-rewriter", "dynamic-slice-annotator")
 
 
 class JitCaptured:
-    """What [`eqxcallback.jit_captured`][] returns: called as the function is. `lower` gives Equinox's `Lowered`.
+    """The function that [`eqxcallback.jit_captured`][] returns, called as the original. `lower` gives Equinox's `Lowered`.
 
     **Attributes:**
 

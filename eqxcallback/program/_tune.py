@@ -1,4 +1,4 @@
-"""Which of several kernels is the fastest, measured on the device that is there."""
+"""Find the fastest of several kernels by measuring on the device that is there."""
 
 import dataclasses
 import statistics
@@ -23,7 +23,7 @@ _Run = Callable[[int], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """What [`eqxcallback.tune`][] found out about one call.
+    """The result of [`eqxcallback.tune`][] for one call.
 
     **Attributes:**
 
@@ -184,7 +184,7 @@ def _race(runs: Mapping[int, _Run]) -> dict[int, float]:
 
 
 def _count(run: _Run) -> int:
-    """How many calls make a round."""
+    """Return how many calls make a round."""
     count = 1
     while (seconds := _seconds(run, count)) < _SECONDS_OF_A_ROUND / 4:
         count *= 4

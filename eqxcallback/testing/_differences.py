@@ -11,7 +11,7 @@ from ._findings import scale_of
 
 @dataclasses.dataclass(frozen=True)
 class Slope:
-    """Of one result along a direction.
+    """The slope of one result along a direction.
 
     **Attributes:**
 

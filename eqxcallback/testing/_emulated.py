@@ -45,7 +45,7 @@ class Part:
 
 
 def parts(target: Any, mode: str, names: Sequence[str], are_chosen: bool) -> list[Part]:
-    """What is checked: kernels for this platform, those for GPUs by emulation, or both."""
+    """Return the parts of a check: kernels for this platform, kernels for GPUs by emulation, or both."""
     if mode not in MODES:
         raise ValueError(f"testing.check: expected emulate to be one of {MODES}; got {mode!r}.")
     platform, kernels = xla.platform_in_use(()), kernels_of(target)
@@ -141,7 +141,7 @@ def _emulated_class(cls: Any) -> Any:
 
 
 def _device_kernels(target: Any, kernels: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Those that may run on a GPU, and are not in Python or of a library."""
+    """Return the kernels that may run on a GPU and are neither in Python nor of a library."""
     if _PLATFORM not in kernels or not isinstance(kernels[_PLATFORM], SourceKernel):
         return ()
     return tuple(each for each in as_tuple(target.kernels[_PLATFORM]) if isinstance(each, SourceKernel))
@@ -152,7 +152,7 @@ def _for_cpu(kernels: Any) -> tuple[Emulated, ...]:
 
 
 def _has_image_backward(target: Any) -> bool:
-    """Whether gradients are an image's, which is not emulated: those of the reference are checked in its place."""
+    """True if gradients are an image's, which is not emulated: the reference's gradients are checked in its place."""
     declared: Any = target.backward if isinstance(target, Op) else target.backward_kernels
     found = declared.get(_PLATFORM, ()) if isinstance(declared, Mapping) else ()
     return any(isinstance(each, ImageKernel) for each in as_tuple(found))

@@ -1,4 +1,4 @@
-"""What one row has found so far: the largest error, the faults, and what was left out."""
+"""The findings of one row so far: the largest error, the faults, and what was left out."""
 
 import contextlib
 import dataclasses

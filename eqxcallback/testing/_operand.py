@@ -74,7 +74,7 @@ class Operand:
         return np.where(finite, varied, self.value.astype(varied.dtype)).astype(self.value.dtype)
 
     def cast(self, dtype: Any) -> "Operand":
-        """Of a floating array, in another dtype; others as they are."""
+        """Cast a floating array to another dtype; return other operands as they are."""
         if self.key_impl is not None or self.value.dtype.name not in CASTS:
             return self
         return dataclasses.replace(self, value=self.value.astype(dtype))

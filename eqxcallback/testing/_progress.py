@@ -1,4 +1,4 @@
-"""What is said while a check runs."""
+"""Report progress while a check runs."""
 
 import sys
 

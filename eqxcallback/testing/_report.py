@@ -1,4 +1,4 @@
-"""What `check` found, as data and as a table."""
+"""The result of `check`, as data and as a table."""
 
 import dataclasses
 import textwrap
@@ -86,7 +86,7 @@ class Report:
         return "\n".join([_cut(title), "", *table, *(["", *reasons] if reasons else [])])
 
     def details(self) -> str:
-        """What is wrong, for each row that failed, and once for those that say the same."""
+        """Say what is wrong for each row that failed, and once for rows that say the same."""
         names: dict[str, list[str]] = {}
         for row in self.failed:
             names.setdefault(row.detail, []).append(row.name)
@@ -94,7 +94,7 @@ class Report:
 
 
 class CheckFailed(AssertionError):
-    """What was checked is wrong. The message is the table, and what is wrong in each row.
+    """A check that failed. The message is the table, and what is wrong in each row.
 
     **Attributes:**
 

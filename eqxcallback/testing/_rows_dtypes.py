@@ -54,7 +54,7 @@ def dtypes(subject: Subject, found: Findings) -> None:
 
 
 def _reference(subject: Subject, name: str) -> tuple[Any, Any]:
-    """What the reference says, of values and of gradients, and how far it is itself from what it says in 32 bits."""
+    """Return the reference's values and gradients, and how far they are from the reference's in 32 bits."""
     it = subject.cast(_dtype(name))
     values = it.jitted_reference(*it.arrays())
     gradients = None

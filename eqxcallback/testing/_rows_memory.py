@@ -1,4 +1,4 @@
-"""What kernels do to memory: outputs, inputs, and what they keep."""
+"""Check what kernels do to memory: outputs, inputs, and what they keep."""
 
 import contextlib
 import warnings
@@ -29,8 +29,8 @@ _KEPT = ("was kept past the call",)
 
 
 def overruns(subject: Subject) -> list[str]:
-    """Where kernels write beyond what they are given, or end their process: in checked mode, where that is nobody's memory, and
-    nobody's process. All else that is wrong is for the rows to say.
+    """Find kernels that write beyond what they are given, or end their process. In checked mode neither harms anything. All other
+    faults are for the rows to report.
     """
     faults: list[str] = []
     with contextlib.suppress(Exception):  # of wrong types there are no programs
@@ -166,13 +166,13 @@ def _checked(function: Any, make: Callable[[], list[Any]]) -> list[np.ndarray]:
 
 
 def _problems(error: Exception, texts: Sequence[str] = ("",)) -> list[str]:
-    """Those that checked mode found, and that have one of `texts`."""
+    """Return the problems that checked mode reports, if they contain one of `texts`."""
     _, _, found = str(getattr(error, "original", error)).partition("checked mode found: ")
     return [problem for problem in found.split("; ") if problem and any(text in problem for text in texts)]
 
 
 def _in_donated_memory(subject: Subject, found: Findings) -> None:
-    """Where outputs cannot be filled before a call: arrays are, and donated, so that the results take their memory."""
+    """Check outputs that cannot be filled before a call: filled arrays are donated, so that the results take their memory."""
     is_used = False
     for where, function, make in programs(subject):
         if where in ("compiled", "vmap"):
@@ -184,7 +184,7 @@ def _in_donated_memory(subject: Subject, found: Findings) -> None:
 
 
 def _into_donated(found: Findings, where: str, function: Any, make: Callable[[], list[Any]]) -> bool:
-    """Whether any result took the memory of a donated array."""
+    """True if any result took the memory of a donated array."""
     types = jax.eval_shape(function, *make())
     if any(jax.dtypes.issubdtype(type.dtype, jax.dtypes.prng_key) for type in types):
         return False

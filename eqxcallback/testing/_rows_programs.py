@@ -80,7 +80,7 @@ def vmap_of_grad(subject: Subject, found: Findings) -> None:
 
 
 def _is_sum(got: Any, rows: np.ndarray) -> bool:
-    """Whether some example has the gradient of all."""
+    """True if some example has the sum of all gradients."""
     total = rows.sum(0)
     return any(np.allclose(host(row), total, 1e-2, 1e-2) for row in got) and not np.allclose(rows, total, 1e-2, 1e-2)
 

@@ -1,4 +1,4 @@
-"""What is checked, be it a layer, an op or another function, as functions of flat arrays."""
+"""The subject of a check, be it a layer, an op or another function, as functions of flat arrays."""
 
 import dataclasses
 import functools
@@ -79,7 +79,7 @@ class Subject:
 
     @functools.cached_property
     def pullback(self) -> Function:
-        """Of all inexact operands: `(operands, cotangents) -> gradients`."""
+        """The pullback of all inexact operands: `(operands, cotangents) -> gradients`."""
         return jax.jit(functools.partial(pullback, self.call, self.differentiable))
 
     @functools.cached_property
@@ -119,7 +119,7 @@ class Subject:
 
     @property
     def batched(self) -> list[tuple[str, list[bool]]]:
-        """Which operands have a batch in a usual program, and which are shared."""
+        """Return the ways to map a usual program: which operands have a batch, and which are shared."""
         own = [operand.is_own for operand in self.operands]
         roots = [operand.root for operand in self.operands]
         arguments = list(dict.fromkeys(root for root, mine in zip(roots, own, strict=True) if not mine))
@@ -149,7 +149,7 @@ class Subject:
 
 
 def quickly_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of references: each runs a few times, on small arrays. What is checked is compiled as users do."""
+    """Compile a reference quickly: it runs a few times, on small arrays. The subject itself is compiled as users do it."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
@@ -243,7 +243,7 @@ def subject(
 
 
 def _names(path: Sequence[Any]) -> tuple[str, str]:
-    """Of an operand, and of the argument that it belongs to."""
+    """Return the name of an operand, and of the argument that it belongs to."""
     owner, *inner = path
     if owner.idx == 0:
         return f"self{keystr(tuple(inner))}", "self"

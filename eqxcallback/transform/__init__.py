@@ -1,4 +1,4 @@
-"""What an op is under JAX's transformations. Knows no platform."""
+"""The rules of an op under JAX's transformations. Knows no platform."""
 
 from ..backends import architecture as architecture
 from ._axes import Axes as Axes

@@ -48,7 +48,7 @@ class Axes:
 
 
 def present(sizes: Sequence[Size], has: Sequence[bool]) -> tuple[Size, ...]:
-    """Those of the axes that an array `has`."""
+    """Return the sizes of the axes that an array `has`."""
     return tuple(size for size, has_it in zip(sizes, has, strict=True) if has_it)
 
 

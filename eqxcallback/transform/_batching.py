@@ -1,4 +1,4 @@
-"""How `vmap` calls a kernel: the methods, and what they make of operands and results.
+"""The ways in which `vmap` calls a kernel: the methods, and what they make of operands and results.
 
 One method may be stated for all operands, or one for each parameter. The axes that `vmap` adds are in front of an operand:
 
@@ -42,7 +42,7 @@ Form = Has | None  # the axes that an operand shall have; `None`: all, of size 1
 
 
 def method_of(batching: Batching, name: str) -> str:
-    """Of an operand that belongs to the parameter `name`; `""` is a result, or its cotangent, which has all axes."""
+    """Return the method of an operand of the parameter `name`; `""` is a result, or its cotangent, which has all axes."""
     if isinstance(batching, str):
         return batching
     return batching.get(name, "sequential") if name else "broadcast_all"
@@ -69,12 +69,12 @@ def is_stated(batching: Batching) -> bool:
 
 
 def is_sequential(batching: Batching, name: str) -> bool:
-    """Whether a kernel takes an operand of the parameter `name` for one example alone."""
+    """True if a kernel takes an operand of the parameter `name` for one example alone."""
     return method_of(batching, name) in ("sequential", "sequential_unrolled")
 
 
 def sequential_method(batching: Batching, names: Sequence[str], dims: Sequence[int | None]) -> str | None:
-    """How the kernel is called for each example of an axis, if it is."""
+    """Return the method by which the kernel is called for each example of an axis, or `None`."""
     mapped = {method_of(batching, name) for name, dim in zip(names, dims, strict=True) if dim is not None}
     return max(mapped.intersection(("sequential", "sequential_unrolled")), default=None)
 

@@ -27,7 +27,7 @@ from ._structure import Structure
 
 @functools.lru_cache(maxsize=4096)  # ops live as long as their modules
 def bind_op(op: Any, in_tree: Any, avals: tuple[Any, ...], options: Options, x64: bool) -> tuple[ForwardCall, Any]:
-    """What is checked and made once for each type of arguments."""
+    """Check and make an op for one type of arguments. This runs once for each type."""
     who = f"Op({op.name})"
     structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     args = tree_unflatten(in_tree, structs)
@@ -181,7 +181,7 @@ def _nothing(*_: Any) -> None:
 def _calling(
     function: Callable[..., Any], what: str, args: Sequence[Any], options: Options, who: str
 ) -> Iterator[None]:
-    """Where `function`, which defines an op, is called: arguments that it does not take are a wrong call of the op."""
+    """Blame `function`, which defines an op, for its errors, but the caller for arguments that it does not take."""
     try:
         with blaming(who, what, args, options.values):
             yield

@@ -27,7 +27,7 @@ class Slots:
 
     @classmethod
     def of(cls, leaves: Sequence[tuple[str, Any]]) -> "Slots":
-        """Of paths and leaves, absent ones included."""
+        """Make slots from paths and leaves, absent ones included."""
         present = iter(range(len(leaves)))
         return cls(tuple(path for path, _ in leaves), tuple(None if x is None else next(present) for _, x in leaves))
 

@@ -1,4 +1,4 @@
-"""What an op is for one type of arguments: everything flat, and made once."""
+"""An op for one type of arguments: everything flat, and made once."""
 
 import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -105,12 +105,12 @@ class BoundOp:
 
     @property
     def num_results(self) -> int:
-        """Of those that callers see."""
+        """The number of results that callers see."""
         return len(self.result_avals) - self.num_residuals
 
     @property
     def saved_avals(self) -> tuple[Any, ...]:
-        """Of the results that derivatives depend on."""
+        """The types of the results that derivatives depend on."""
         return self.result_avals if self.reads_results else ()
 
     @property
@@ -120,7 +120,7 @@ class BoundOp:
         return xla.Factors.whole(self.input_avals, self.result_avals)
 
     def part(self, shapes: Sequence[Sequence[Size]]) -> "BoundOp":
-        """Of operands of these shapes, which are parts of the own ones."""
+        """Return this op for operands of these shapes, which are parts of the present ones."""
         if [tuple(aval.shape) for aval in self.input_avals] == list(map(tuple, shapes)):
             return self
         sizes = self.factors.sizes(shapes)
@@ -168,7 +168,7 @@ class BoundOp:
         candidates: Sequence[backends.BoundKernel],
         shapes: Callable[[frozenset[int]], Sequence[Sequence[Size]]],
     ) -> Any:
-        """What the kernels are asked with."""
+        """Return the types and the kernels that a choice depends on."""
         aliased = frozenset(i for bound in candidates for i, _ in bound.call.aliases)
         return self.types(self._structs(shapes(aliased))), [bound.key for bound in candidates]
 

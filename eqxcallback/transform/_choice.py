@@ -1,4 +1,4 @@
-"""Which of an op's kernels runs a call."""
+"""Choose which of an op's kernels runs a call."""
 
 import collections
 import dataclasses

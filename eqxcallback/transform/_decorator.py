@@ -68,6 +68,6 @@ def op(
 
 
 def _fields(kind: type) -> set[str]:
-    """Those that a caller may name."""
+    """Return the names of the fields that a caller may give."""
     own = {"kernels", "reference", "body", "fn"}
     return {field.name for field in dataclasses.fields(kind) if field.init} - own

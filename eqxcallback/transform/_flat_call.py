@@ -1,4 +1,4 @@
-"""What the calls of an op have in common: forward, jvp, vjp."""
+"""A base for the calls of an op: forward, jvp, vjp."""
 
 import abc
 import dataclasses
@@ -60,7 +60,7 @@ class FlatCall(abc.ABC):
     @property
     @abc.abstractmethod
     def factors(self) -> xla.Factors:
-        """How it may be split between devices."""
+        """The way in which the call may be split between devices."""
 
     @property
     def description(self) -> str:
@@ -98,7 +98,7 @@ class FlatCall(abc.ABC):
 
     @functools.cached_property
     def has_kernel(self) -> bool:
-        """Whether some kernel takes the call. While it is traced, nobody knows for which platform: none of them is looked for."""
+        """True if some kernel takes the call. While it is traced, its platform is not known: no compiler has to be here."""
         return any(self._choice(platform, anywhere=True).kernel is not None for platform in self.bound.forward)
 
     @property

@@ -73,13 +73,13 @@ class ForwardCall(FlatCall):
         return bound.choose(candidates, self.kernel_shapes, platform, bound.implementation, anywhere=anywhere)
 
     def kernel_shapes(self, aliased: frozenset[int]) -> list[tuple[Size, ...]]:
-        """Of the operands as a kernel sees them."""
+        """Return the shapes of the operands as a kernel sees them."""
         shapes = [aval.shape for aval in self.bound.input_avals]
         axes = self.axes
         return _batching.arranged_shapes(self.bound.batching, self.names, shapes, axes.operands, axes.sizes, aliased)
 
     def check_supported(self) -> None:
-        """Where an implementation was chosen, one of its kernels has to support the call."""
+        """Check that a kernel of the chosen implementation, if one was chosen, supports the call."""
         implementation = self.bound.implementation
         if implementation in ("auto", "reference") or self.has_kernel:
             return

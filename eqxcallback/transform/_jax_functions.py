@@ -1,4 +1,4 @@
-"""What `JaxKernel`s are on flat arrays: `function(operands, result_avals)`, checked to return arrays of these types."""
+"""`JaxKernel`s as functions of flat arrays: `function(operands, result_avals)`, checked to return arrays of these types."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

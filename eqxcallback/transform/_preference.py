@@ -1,4 +1,4 @@
-"""Which of several kernels of a platform was the fastest when somebody measured.
+"""The fastest of several kernels of a platform, by past measurements.
 
 A contest is a call that several kernels take. Its winner is kept on disk, for the device, the kernels and the types of the call.
 Where nobody has measured, the kernels keep the order that they are declared in.
@@ -71,7 +71,7 @@ def trial(winners: Mapping[Contest, int]) -> Iterator[Mapping[Contest, int]]:
 
 
 def may_be_measured(op: str) -> bool:
-    """Whether anybody has, or is about to: that costs less to ask than what the kernels are made of."""
+    """True if somebody has measured, or is about to: that costs less to ask than what the kernels are made of."""
     return _trial.get() is not None or (backends.cache_folder() / _folder(op)).is_dir()
 
 

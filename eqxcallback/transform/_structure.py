@@ -26,7 +26,7 @@ _array: Any = _Array.ARRAY
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is an operand. Everything else is static, Python's numbers as well."""
+    """True if a leaf is an operand. Everything else is static, Python's numbers as well."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.Ref)
 
 
@@ -54,7 +54,7 @@ class Structure:
 
     @classmethod
     def of_arrays(cls, treedef: Any) -> "Structure":
-        """Where all leaves are arrays."""
+        """Describe a tree whose leaves are all arrays."""
         return cls(treedef, [_array] * treedef.num_leaves, "")
 
     def __reduce__(self) -> tuple[Any, ...]:  # trees cannot be pickled, but what they are of can
@@ -127,7 +127,7 @@ _STRICT = (bool, int, float, complex, np.generic, frozenset, set, Mapping)
 
 
 def strict(value: Any) -> Any:
-    """Of a static value: equal for those that are the same, and not only equal."""
+    """Return a key for a static value: equal keys mean the same value, and not only an equal one."""
     if isinstance(value, float | complex | np.generic):
         return type(value), value, repr(value)
     if isinstance(value, tuple | list):
@@ -142,7 +142,7 @@ def strict(value: Any) -> Any:
 
 
 def strict_statics(treedef: Any) -> tuple[Any, ...]:
-    """What may be equal and not the same in the static fields of a tree's nodes."""
+    """Return the static fields of a tree's nodes that may be equal and not the same."""
     # Equal trees have such values, or none, at the same places: most have none.
     return _all_strict(treedef) if _has_strict(treedef) else ()
 

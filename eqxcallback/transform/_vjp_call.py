@@ -114,13 +114,13 @@ class VjpCall(LinearCall):
 
     @property
     def _result_axes(self) -> Has:
-        """Which of the axes the results of the call have: those of any of its operands."""
+        """Tell which axes the results of the call have: the axes of any of its operands."""
         primals = self.axes.operands[: len(self.bound.input_avals)]
         return tuple(any(has[i] for has in primals) for i in range(len(self.axes.sizes)))
 
     @property
     def _has_one_for_each_example(self) -> bool:
-        """Whether a parameter that a kernel sees once shall have a gradient for each example. Those are the reference's."""
+        """True if a parameter that a kernel sees once needs a gradient for each example. The reference computes it then."""
         batching, names = self.bound.batching, self.bound.names
         if not self.axes.sizes or self.bound.reference is None or isinstance(batching, str):
             return False

@@ -22,7 +22,7 @@ _LOGITS = 2**28
 
 
 def _queries(q: Any, keys: int) -> int:
-    """How many queries of each head are worked on at a time."""
+    """Return how many queries of each head are worked on at a time."""
     of_each = math.prod(q.shape[:-3]) * q.shape[-2] * keys
     return max(_LOGITS // max(of_each, 1), _reference.ROWS)
 

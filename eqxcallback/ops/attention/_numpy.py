@@ -124,7 +124,7 @@ def _attend(
     dropped: Callable[[Any, slice], Any] | None,
     scale: float,
 ) -> tuple[Any, Any]:
-    """Of some queries and the first `last` keys, the result and the log-sum-exp. Both functions take what is
+    """Return the result and the log-sum-exp of some queries over the first `last` keys. Both functions take logits of shape
     `(*batch, heads, queries, keys)`, and the keys.
     """
     k, v = (xp.swapaxes(each, -2, -3)[..., None, :, :] for each in kv)  # kv_heads, 1, keys, size

@@ -1,4 +1,4 @@
-"""Which weights dropout keeps: those that `jax.random.bernoulli` keeps, of Threefry's keys."""
+"""The weights that dropout keeps: those that `jax.random.bernoulli` keeps, of Threefry's keys."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def kept(keys: Any, rows: Any, columns: Any, width: int, dropout: float) -> Any:
-    """Of an array of any number of rows of `width`, these rows and columns. `keys`: two words along the last axis."""
+    """Return which weights are kept at these rows and columns, in rows of `width`. `keys` has two words along its last axis."""
     index = rows.astype(np.uint64)[:, None] * np.uint64(width) + columns.astype(np.uint64)
     high, low = (index >> np.uint64(32)).astype(np.uint32), index.astype(np.uint32)
     left, right = _threefry(keys[..., 0, None, None], keys[..., 1, None, None], high, low)

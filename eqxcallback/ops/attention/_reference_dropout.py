@@ -1,4 +1,4 @@
-"""Which weights dropout keeps: what `jax.random.bernoulli` gives, for some rows of an array alone.
+"""The weights that dropout keeps: what `jax.random.bernoulli` gives, for some rows of an array alone.
 
 JAX makes an array of random bits with Threefry (https://www.thesalmons.org/john/random123/papers/random123sc11.pdf), from the
 index of each element, so that a part of it needs no other part. That is so while `jax_threefry_partitionable` is on.
@@ -27,7 +27,7 @@ def kept(
 
 
 def threshold(dropout: float) -> int:
-    """How many of the 2^23 values of a random number in [0, 1) are kept."""
+    """Return how many of the 2^23 values of a random number in [0, 1) are kept."""
     return math.ceil(float(np.float32(1 - dropout)) * 2**23)
 
 

@@ -35,7 +35,7 @@ def _blocks(x: Any, rows: int) -> int:
 
 
 def _optional(args: Any, name: str) -> Any:
-    """Of the op's arguments, or of their gradients: the last ones may be left out."""
+    """Return an optional argument of the op, or its gradient, or `None`: the last ones may be left out."""
     index = 2 + OPTIONAL.index(name)
     return args[index] if index < len(args) else None
 
@@ -210,7 +210,7 @@ def _rows_grid(grads: Any, args: Any, *_: Any, BLOCK_QUERIES: int, **__: Any) ->
 
 
 def _of_queries(grads: Any) -> bool:
-    """Whether gradients are needed that have a part for each block of queries."""
+    """True if gradients are needed that have a part for each block of queries."""
     return grads[0] is not None or _optional(grads, "alibi_slopes") is not None
 
 

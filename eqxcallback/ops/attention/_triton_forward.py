@@ -61,7 +61,7 @@ def place(count, heads, BLOCK: tl.constexpr, LAST_FIRST: tl.constexpr):
 @triton.jit
 @no_type_check
 def first_element(example, count, first, heads, head, SIZE: tl.constexpr):
-    """Where row `first` of a head begins, in elements."""
+    """Return the index of the element at which row `first` of a head begins."""
     return ((tl.cast(example, tl.int64) * count + first) * heads + head) * SIZE
 
 

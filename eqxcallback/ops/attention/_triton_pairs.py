@@ -1,4 +1,4 @@
-"""What the options of attention say of a query and a key, for all kernels in Triton.
+"""The effect of attention's options on a query and a key, for all kernels in Triton.
 
 Which options there are is a constant, `HAS`, with a bit for each of `OPTIONAL`; a kernel without them has no instruction of
 theirs. Where the parameters of a kernel say `None`, `options_of` gives some number, which nobody reads.
@@ -89,7 +89,7 @@ def options_of(
 @triton.jit
 @no_type_check
 def filled_of(options):
-    """How many keys there are."""
+    """Return the number of keys."""
     return options[5]
 
 

@@ -1,4 +1,4 @@
-"""What the attention kernels are compiled with, for an architecture and a shape. Needs no Triton.
+"""Choose the constants of the attention kernels for an architecture and a shape. Needs no Triton.
 
 Tiles were chosen by what a compiler can tell, without timing them: no spilled registers in the forward kernels up to a head size
 of 128, shared memory within the limit, and the count of instructions in the loops. `tests/triton/` compiles them.
@@ -90,7 +90,7 @@ def choose_bias(arch: int, size: int, dtype: str, **_: Any) -> Choice:
 
 
 def _of_pairs(has: int, soft_cap: float) -> bool:
-    """Whether there are options that need registers for each pair of a query and a key."""
+    """True if some option needs registers for each pair of a query and a key."""
     names = "bias", "mask", "alibi_slopes", "query_segments", "dropout_keys", "kept"
     return bool(soft_cap) or any(has >> OPTIONAL.index(name) & 1 for name in names)
 

@@ -73,7 +73,7 @@ _FEATURES_BY_MMA = 256
 
 
 def _row_tiles(x: Any) -> int:
-    """Of 8 rows each, in a block: for more, there are no registers."""
+    """Return the number of tiles of 8 rows in a block, at most 4: there are no registers for more."""
     return next((count for count in (1, 2) if 8 * count >= _rows(x)), 4)
 
 

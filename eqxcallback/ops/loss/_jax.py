@@ -22,7 +22,7 @@ _LOGITS = 2**28
 
 
 class _Way(NamedTuple):
-    """How one platform computes the loss: what a CPU and a GPU do differently.
+    """The way in which one platform computes the loss: what a CPU and a GPU do differently.
 
     **Attributes:**
 

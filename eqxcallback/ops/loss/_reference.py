@@ -132,8 +132,8 @@ def each_chunk(step: Callable[..., Any], carry: Any, length: int, *arrays: Any) 
 
 
 def chunk_length(size: int) -> int:
-    """How many classes are a chunk of the definition. Where that divides the size, the weight is not copied. XLA rounds products
-    of a multiple of 8 columns half as much as others on CPUs, which is seen where logits are in the hundreds.
+    """Return how many classes are a chunk of the definition. A length that divides the size copies no weight. XLA rounds products
+    of a multiple of 8 columns half as much as others on CPUs, which shows where logits are in the hundreds.
     """
     near = sorted(
         range(_CHUNK // 2, 2 * _CHUNK + 1), key=lambda length: (length % 8 != 0, length > _CHUNK, abs(length - _CHUNK))

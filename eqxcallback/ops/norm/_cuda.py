@@ -60,7 +60,7 @@ def _parts(x: Any) -> int:
 
 
 def _wanted_sums(grads: Any) -> tuple[bool, bool]:
-    """Whether the gradients of weight and bias are needed, which are sums over rows."""
+    """Tell whether the gradients of weight and bias are needed, which are sums over rows."""
     _, dweight, dbias = (*grads, None, None)[:3]
     return dweight is not None, dbias is not None
 

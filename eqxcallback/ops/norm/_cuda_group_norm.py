@@ -63,7 +63,7 @@ def _backward_entry(grads: Any, args: Any, *_: Any, **__: Any) -> str:
 
 
 def _wanted_sums(grads: Any) -> int:
-    """How many gradients of parameters are needed."""
+    """Count the gradients of parameters that are needed."""
     return sum(gradient is not None for gradient in grads[1:])
 
 

@@ -43,8 +43,8 @@ def lstm_gates(
     *,
     implementation: Implementation = "auto",
 ) -> tuple[Float[Array, "*batch size"], Float[Array, "*batch size"]]:
-    r"""What an LSTM does after its products: $c' = \sigma(f) c + \sigma(i) \tanh(g)$ and $h' = \sigma(o) \tanh(c')$, computed
-    in f32.
+    r"""Apply an LSTM's gates, after its products: $c' = \sigma(f) c + \sigma(i) \tanh(g)$ and $h' = \sigma(o) \tanh(c')$,
+    computed in f32.
 
     **Arguments:**
 
@@ -75,7 +75,7 @@ def gru_gates(
     *,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch size"]:
-    r"""What a GRU does after its products: $n = \tanh(i_n + \sigma(i_r + h_r) (h_n + b_n))$, $z = \sigma(i_z + h_z)$ and
+    r"""Apply a GRU's gates, after its products: $n = \tanh(i_n + \sigma(i_r + h_r) (h_n + b_n))$, $z = \sigma(i_z + h_z)$ and
     $h' = n + z (h - n)$, computed in f32.
 
     **Arguments:**

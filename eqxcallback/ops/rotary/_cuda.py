@@ -45,7 +45,7 @@ ROTARY_EMBEDDING = CudaKernel(
 
 
 def _wants_table(grads: Any) -> bool:
-    """Whether a gradient of a table is needed."""
+    """True if a gradient of a table is needed."""
     return any(gradient is not None for gradient in grads[1] or ())
 
 

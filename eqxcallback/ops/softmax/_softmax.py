@@ -83,5 +83,5 @@ _LARGEST = float(jnp.finfo(jnp.float32).max)
 
 
 def _broadcasts(shape: tuple[Size, ...], to: tuple[Size, ...]) -> bool:
-    """Whether an array of `shape` does: leading axes may be missing, and any may have the length 1."""
+    """True if an array of `shape` broadcasts: leading axes may be missing, and any may have the length 1."""
     return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(shape[::-1], to[::-1], strict=False))

@@ -91,7 +91,7 @@ def run_on_cpu(state: EagerState, spec: CallSpec, args: Sequence[Any]) -> Sequen
 def _own_program(
     state: EagerState, primitive: Primitive, body: PythonBody, spec: CallSpec
 ) -> Callable[..., Sequence[jax.Array]]:
-    """Where the key cannot be read from an operand, being in a device's memory."""
+    """Return a program of this body's own, for devices whose memory hides a key that is an operand."""
     program = state.programs.get(spec)
     if program is None:
         program = state.programs[spec] = jax.jit(lambda *args: primitive.bind(*args, body=body, spec=spec))
@@ -99,7 +99,7 @@ def _own_program(
 
 
 def is_spread(args: Sequence[Any]) -> bool:
-    """Whether an eager call runs on several devices. Then it is split as it is under `jit`."""
+    """True if an eager call runs on several devices. Then it is split as it is under `jit`."""
     return any(isinstance(arg, jax.Array) and len(arg.devices()) > 1 for arg in args)
 
 
@@ -116,7 +116,7 @@ def run_and_wait(program: Callable[..., Sequence[jax.Array]], args: Sequence[Any
 
 
 def platform_of(args: Sequence[Any]) -> str:
-    """Where an eager call on `args` runs."""
+    """Return the platform on which an eager call on `args` runs."""
     like = next((arg for arg in args if isinstance(arg, jax.Array)), None)
     if like is not None:
         return next(iter(like.devices())).platform

@@ -67,6 +67,6 @@ def _orders(layouts: Sequence[Any] | None, avals: Sequence[Any]) -> Sequence[tup
 
 
 def _place(arrays: Sequence[jax.Array]) -> Any:
-    """Where results are, as if a program had made them: with the operands, or nowhere in particular."""
+    """Return where results are, as if a program had made them: with the operands, or nowhere in particular."""
     committed = next((array for array in arrays if array.committed), None)
     return None if committed is None or len(committed.devices()) > 1 else next(iter(committed.devices()))

@@ -36,7 +36,7 @@ PLATFORMS = ("cpu", "cuda", "rocm")
 
 @runtime_checkable
 class OpCall(Protocol):
-    """What the primitive calls. Hashable, and equal for calls that share a program. `None` stands for zero tangents."""
+    """A call that the primitive makes. Hashable, and equal for calls that share a program. `None` stands for zero tangents."""
 
     @property
     def result_avals(self) -> Sequence[Any]: ...
@@ -46,7 +46,7 @@ class OpCall(Protocol):
 
     @property
     def factors(self) -> Factors:
-        """How it may be split between devices."""
+        """The way in which the call may be split between devices."""
         ...
 
     @property
@@ -56,7 +56,7 @@ class OpCall(Protocol):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is its reference on every platform, with the reference's own derivatives."""
+        """True if the call is its reference on every platform, with the reference's own derivatives."""
         ...
 
     def part(self, shapes: Sequence[Sequence[Size]]) -> "OpCall":
@@ -72,7 +72,7 @@ class OpCall(Protocol):
         ...
 
     def is_python(self, platform: str) -> bool:
-        """Whether that kernel is one in Python."""
+        """True if the kernel for `platform` is in Python."""
         ...
 
     def native_name(self, platform: str) -> str | None:

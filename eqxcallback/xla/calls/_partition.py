@@ -54,7 +54,7 @@ def requires_devices(primitive: Primitive) -> None:
 
 
 def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether a program runs on several devices, and XLA says what each of them has."""
+    """True if a program runs on several devices, and XLA says what each of them has."""
     axis_context: Any = ctx.module_context.axis_context
     if not _config.jax_use_shardy_partitioner or is_exported(ctx):
         return False
@@ -66,12 +66,12 @@ def is_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
 
 
 def is_manual(ctx: mlir.LoweringRuleContext) -> bool:
-    """Whether a program is inside `shard_map`, over some axes at least."""
+    """True if a program is inside `shard_map`, over some axes at least."""
     return bool(getattr(ctx.module_context.axis_context, "manual_axes", None))
 
 
 def devices_of(ctx: mlir.LoweringRuleContext) -> tuple[Any, ...] | None:
-    """Those that a program runs on, in their order in it, or `None` if it is not known yet."""
+    """Return the devices that a program runs on, in their order in it, or `None` if they are not known yet."""
     axis_context: Any = ctx.module_context.axis_context
     if is_manual(ctx):
         mesh = axis_context.mesh

@@ -70,7 +70,7 @@ def _no_derivative(what: str) -> Callable[..., NoReturn]:
 
 
 def _refusal(body: PythonBody, what: str) -> Exception | None:
-    """What callbacks of our own say instead."""
+    """Return the error that our own callbacks raise instead, if any."""
     return body.callback._refusal(what) if isinstance(body.callback, OwnCallable) else None
 
 

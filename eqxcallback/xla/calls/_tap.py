@@ -20,7 +20,7 @@ from ._python_call import effectful_call_p
 
 @runtime_checkable
 class Receiver(Protocol):
-    """What taps hand their values to. Hashable, and equal for those that do the same."""
+    """A receiver of the values of taps. Hashable, and equal for receivers that do the same."""
 
     def receive(
         self, ctx: _ext.ExecutionContext, buffers: Sequence[_ext.Buffer], leaves: Sequence[int], transforms: Any
@@ -55,7 +55,7 @@ class Tap:
         return dataclasses.replace(self, transforms=(*self.transforms, transform), **changes)
 
     def of_some(self, operands: Sequence[int]) -> "Tap":
-        """Of these operands only."""
+        """Return the tap of these operands only."""
 
         def some(transform: tuple[Any, ...]) -> tuple[Any, ...]:
             name, *axes = transform
@@ -65,7 +65,7 @@ class Tap:
         return dataclasses.replace(self, leaves=leaves, transforms=tuple(map(some, self.transforms)))
 
     def body(self, ordinal: int | None = None) -> PythonBody:
-        """What programs call. Only the device with this number receives, or each one."""
+        """Return the body that programs call. Only the device with this number receives, or each one."""
         operands = jax.tree.structure(((0,) * len(self.leaves), {}))
         return PythonBody(_Callback(self, ordinal), operands, jax.tree.structure(()))
 

@@ -1,4 +1,4 @@
-"""What programs call, and how long it lives: bodies, their handles, lowerings of kernels, registered handlers."""
+"""The callees of programs, and how long they live: bodies, their handles, lowerings of kernels, registered handlers."""
 
 from . import _failures, _portable, _targets
 from ._body import CallSpec as CallSpec, FlatBody as FlatBody, PythonBody as PythonBody

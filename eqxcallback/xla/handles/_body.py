@@ -1,4 +1,4 @@
-"""What a call site of a program calls: a Python callable, its identity, and what the call declares."""
+"""The body of a call site: a Python callable, its identity, and what the call declares."""
 
 import dataclasses
 import enum
@@ -15,7 +15,7 @@ from ..types import CallOptions
 
 @dataclasses.dataclass(frozen=True)
 class CallSpec:
-    """What one call site declares.
+    """The declarations of one call site.
 
     **Attributes:**
 
@@ -81,7 +81,7 @@ class PythonBody:
         return f"{getattr(self.callback, '__module__', '')}:{self!r}:{self.in_tree}:{self.out_tree}"
 
     def portable(self) -> tuple[Any, ...]:
-        """Of what `of_portable` makes it again, in another process. Trees cannot be pickled, but what they are of can."""
+        """Return the parts that `of_portable` makes it of in another process. Trees cannot be pickled, but their parts can."""
         trees = [jax.tree.unflatten(tree, [_Leaf.LEAF] * tree.num_leaves) for tree in (self.in_tree, self.out_tree)]
         return type(self), self.callback, *trees
 
@@ -92,7 +92,7 @@ class PythonBody:
 
     @property
     def is_flat(self) -> bool:
-        """Whether the callback takes its buffers one by one: `callback(ctx, out, *leaves)`."""
+        """True if the callback takes its buffers one by one: `callback(ctx, out, *leaves)`."""
         leaf = jax.tree.structure(0)
         flat_args = jax.tree.structure(((0,) * self.in_tree.num_leaves, {}))
         return self.out_tree == leaf and self.in_tree == flat_args

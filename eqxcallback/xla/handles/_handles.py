@@ -1,4 +1,4 @@
-"""How programs find a Python callable: by a key in their text. And how long it lives."""
+"""Handles: programs find a Python callable by a key in their text. And how long a handle lives."""
 
 import hashlib
 import re
@@ -60,7 +60,7 @@ def _forget(index: int) -> Callable[[object], None]:
 
 
 class EagerState:
-    """What the owner of a callback keeps between eager calls. Programs refer to the body, so the body may not own it.
+    """The state that the owner of a callback keeps between eager calls. Programs refer to the body, so the body may not own it.
 
     **Attributes:**
 
@@ -89,7 +89,7 @@ class EagerState:
 
 
 def eager_state(body: PythonBody) -> EagerState:
-    """Of `body`: the one that somebody holds, or a new one."""
+    """Return the state of `body`: the one that somebody holds, or a new one."""
     state = body.eager_state()
     if state is None:
         state = EagerState(body)

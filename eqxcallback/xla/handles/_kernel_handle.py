@@ -1,4 +1,4 @@
-"""What a program refers to, as users see it: an opaque name of a kernel, the same one in the next process."""
+"""The handle of a kernel, as users see it: an opaque name, the same one in the next process."""
 
 import dataclasses
 import hashlib
@@ -11,7 +11,7 @@ from ._lowering import LaunchLowering, NativeLowering, PythonLowering
 
 @dataclasses.dataclass(frozen=True)
 class KernelHandle:
-    """What a compiled program refers to: a kernel, in a form that stands in its text.
+    """A handle of a kernel, as a compiled program refers to it, in a form that stands in its text.
 
     Opaque: it says which kernel, and cannot call it. Handles are equal if the text of programs is, in another process too;
     they can be hashed, printed, pickled and weakly referred to. They come from the rows of [`eqxcallback.inspect`][].
@@ -41,7 +41,7 @@ def python_handle(body: Any) -> KernelHandle:
 
 
 def kernel_handle(lowering: NativeLowering | PythonLowering, name: str) -> KernelHandle:
-    """Of what `lowering` calls, for the op `name`."""
+    """Return the handle of the kernel that `lowering` calls, for the op `name`."""
     if isinstance(lowering, PythonLowering):
         return python_handle(lowering.body)
     if isinstance(lowering, LaunchLowering):

@@ -41,7 +41,7 @@ class LibraryFunction:
     path: str
 
     def refusal(self) -> str | None:
-        """What it did when it was asked for its metadata, if it is not a handler. It is asked once, in another process."""
+        """Say what the function did when asked for its metadata, if it is not a handler. It is asked once, in another process."""
         key = (self.digest, self.symbol)
         with _lock:
             if key not in _answers:
@@ -141,7 +141,7 @@ def why_no_c_functions() -> str | None:
 
 
 def library_function(path: str, digest: str, symbol: str) -> LibraryFunction:
-    """Of the shared library at `path`, of this content. It stays loaded."""
+    """Load a function of the shared library at `path`, of this content. It stays loaded."""
     with _lock:
         versions = _versions.setdefault(path, [])
         if digest not in versions:

@@ -1,4 +1,4 @@
-"""What a kernel becomes when a program that calls it is lowered."""
+"""The lowering of a kernel, which a program that calls it is lowered with."""
 
 import dataclasses
 import functools
@@ -47,7 +47,7 @@ class LaunchLowering:
         )
 
     def for_types(self, operands: Sequence[Any], results: Sequence[Any]) -> "LaunchLowering":
-        """What is called with operands and results of these types."""
+        """Return the lowering for operands and results of these types."""
         del operands, results
         return self
 

@@ -1,4 +1,4 @@
-"""How a compiled program owns the callables that it calls."""
+"""Let a compiled program own the callables that it calls."""
 
 from collections.abc import Callable
 

@@ -27,7 +27,7 @@ def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
 
 
 def portable_attributes(body: PythonBody) -> dict[str, object]:
-    """What an exported call says of its body: how to import it, and a key for it."""
+    """Return the attributes of an exported call: how to import its body, and a key for it."""
     name = callable_name(body.callback)
     try:
         data = pickle.dumps(body.portable())
@@ -67,7 +67,7 @@ def _import(key: int, text: str) -> None:
 
 
 def _refuse_to_pickle(handle: _ext.Handle) -> NoReturn:
-    """What `jax.experimental.serialize_executable` meets in a program that owns Python callables."""
+    """Refuse `jax.experimental.serialize_executable` of a program that owns Python callables."""
     name = repr(handle.owner)
     raise TypeError(
         f"{name} is a Python kernel of this process, and so a compiled program that calls it cannot be serialized. Export the "

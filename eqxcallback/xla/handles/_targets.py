@@ -64,7 +64,7 @@ _launch_platforms = ["cuda"]
 
 
 def launch_platforms() -> Sequence[str]:
-    """Where our launcher launches kernels."""
+    """Return the platforms on which our launcher launches kernels."""
     return _launch_platforms
 
 
@@ -78,7 +78,7 @@ def launch_with(driver: str) -> None:
 
 
 def compute_capabilities() -> Sequence[int]:
-    """Of the CUDA devices that this process has: 90 is 9.0."""
+    """Return the compute capabilities of the CUDA devices that this process has: 90 is 9.0."""
     try:
         devices = jax.local_devices(backend="cuda")
     except RuntimeError:  # there are none
@@ -111,12 +111,12 @@ def _processor() -> str:
 
 
 def host_calls() -> int:
-    """How often kernels in Python, and those of our launcher, were called so far. What a GPU replays is not."""
+    """Count the calls so far of kernels in Python and in our launcher. A GPU's replays are not counted."""
     return _ext.host_calls()
 
 
 def target_names() -> list[str]:
-    """Of all handlers that programs may call by now."""
+    """Return the names of all handlers that programs may call by now."""
     return [
         *_ext.python_call_targets(),
         LAUNCH,
@@ -127,7 +127,7 @@ def target_names() -> list[str]:
 
 
 def is_registered(target: str, platform: str) -> bool:
-    """Whether programs for `platform`, in JAX's spelling, may call `target`."""
+    """True if programs for `platform`, in JAX's spelling, may call `target`."""
     if target in CPU_OPS.values():
         return platform == "cpu"
     if target in (LAUNCH, LAUNCH_CAPTURED):

@@ -1,4 +1,4 @@
-"""What is asked of whole programs: their calls, XLA's plan of them, and when they are done."""
+"""Questions about whole programs: their calls, XLA's plan of them, and when they are done."""
 
 from ._barrier import wait_for_effects as wait_for_effects
 from ._deviceless import (

@@ -10,7 +10,7 @@ from jax._src import dispatch as _dispatch
 
 
 def wait_for_effects(timeout: float | None) -> bool:
-    """Of programs that this thread has started. Whether they came to their end in `timeout` seconds."""
+    """Wait for programs that this thread has started. True if they came to their end in `timeout` seconds."""
     if timeout is None:
         jax.effects_barrier()
         return True

@@ -36,12 +36,12 @@ _DUMP = {"xla_dump_hlo_as_text": True, "xla_dump_full_hlo_config": True}
 
 
 class DevicelessError(RuntimeError):
-    """What is missing on this machine to compile for a GPU."""
+    """An error that says what this machine lacks to compile for a GPU."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What XLA made of a program. The texts are no stable interface: `_hlo.py` and `_thunks.py` of `inspection` read them.
+    """A program as XLA compiled it. The texts are not a stable interface: `_hlo.py` and `_thunks.py` of `inspection` read them.
 
     **Attributes:**
 
@@ -129,7 +129,7 @@ def deviceless_unavailable() -> str | None:
 
 @functools.cache
 def _toolkit() -> pathlib.Path | None:
-    """Where ptxas and libdevice are. Not left to XLA: some versions crash where it finds none, instead of raising."""
+    """Find the folder of ptxas and libdevice. Not left to XLA: some versions crash where they find none, instead of raising."""
     flag = re.search(r"--xla_gpu_cuda_data_dir=(\S+)", os.environ.get("XLA_FLAGS", ""))
     packages = importlib.util.find_spec("nvidia")  # a folder for each CUDA version, or for each package
     roots = [] if packages is None else [*(packages.submodule_search_locations or ())]

@@ -1,4 +1,4 @@
-"""What exported programs call, and which of it this process has."""
+"""The calls of exported programs, and which of their callees this process has."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

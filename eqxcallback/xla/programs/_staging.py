@@ -1,4 +1,4 @@
-"""Whether a function is called by the user, or by a transformation of JAX's."""
+"""Tell a function that the user calls from one that a transformation of JAX's calls."""
 
 # Compiler options are only for programs that no transformation is around: JAX raises otherwise, and there is no public way to
 # ask before. Noticed by: tests/inspection/test_jit_captured.py.

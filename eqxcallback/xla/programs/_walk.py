@@ -40,7 +40,7 @@ class CallSite:
 
 
 def call_sites(jaxpr: ClosedJaxpr, platform: str) -> list[CallSite]:
-    """Those of a program for `platform`, in order, without those whose results nobody uses."""
+    """List the call sites of a program for `platform`, in order, without calls whose results nobody uses."""
     inner = _open(jaxpr)
     live, _ = partial_eval.dce_jaxpr(inner, [True] * len(inner.outvars), instantiate=True)
     return list(_walk(live, list(range(len(live.invars))), None, 1, platform))
@@ -92,7 +92,7 @@ def _kind(eqn: Any) -> str | None:
 
 
 def _call_of_tap(tap: Tap) -> dict[str, Any]:
-    """What it is lowered to: the identity around a callback without results."""
+    """Return the call that a tap is lowered to: the identity around a callback without results."""
     return {"body": tap.body(), "spec": tap.spec}
 
 
@@ -180,7 +180,7 @@ def only_jit(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> tuple[Any, Sequence[Any
 
 
 def platform_in_use(args: Sequence[Any]) -> str:
-    """Where a program of `args` runs, in the spelling of lowerings, which tells GPUs apart."""
+    """Return the platform of a program of `args`, in the spelling of lowerings, which tells GPUs apart."""
     platform = platform_of(args)
     if platform == "gpu":
         version = jax.devices("gpu")[0].client.platform_version

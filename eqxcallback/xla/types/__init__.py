@@ -1,4 +1,4 @@
-"""What XLA is told of a call's operands: abstract values, layouts, attributes, effects, and what may be split."""
+"""Facts that XLA is told about a call's operands: abstract values, layouts, attributes, effects, and what may be split."""
 
 from ._attributes import attributes as attributes
 from ._avals import (

@@ -71,7 +71,7 @@ def result_aval(shape: Sequence[Size], dtype: Any) -> Any:
 class Splittable(Protocol):
     @property
     def factors(self) -> Factors:
-        """How a call may be split between devices."""
+        """The way in which a call may be split between devices."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What a call declares, beside its operands and results."""
+"""Declarations of a call beside its operands and results."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""How arrays lie in memory: axes from major to minor, as `jax.ffi.ffi_call` has them, or `None` where it is row-major."""
+"""Layouts of arrays in memory: axes from major to minor, as `jax.ffi.ffi_call` has them, or `None` for row-major."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where an array of a call may be split, and where it is: factors of dimensions, and the mesh axes that split them."""
+"""The ways to split an array of a call, and its present split: factors of dimensions, and the mesh axes that split them."""
 
 import dataclasses
 import math
@@ -31,13 +31,13 @@ class Factors:
 
     @classmethod
     def whole(cls, operands: Sequence[Any], results: Sequence[Any]) -> "Factors":
-        """Of arrays of these types, of which none may be split."""
+        """Return the factors of arrays of these types, of which none may be split."""
         sides = [tuple((None,) * len(aval.shape) for aval in side) for side in (operands, results)]
         return cls(sides[0], sides[1])
 
     @classmethod
     def as_they_are(cls, operands: Sequence[Any]) -> "Factors":
-        """Of operands of these types, each of which stays split as it is; and no results."""
+        """Return the factors of operands of these types that stay split as they are, and of no results."""
         names = tuple(tuple(f"split{i}x{j}" for j in range(len(aval.shape))) for i, aval in enumerate(operands))
         return cls(names, (), independent=True)
 
