@@ -1,4 +1,4 @@
-"""What the kernels do on a CPU, against peers in the same process: `python -m benchmarks [SUITE ...] [--quick] [--readme]`.
+"""Measure the kernels on a CPU, against peers in the same process: `python -m benchmarks [SUITE ...] [--quick] [--readme]`.
 
 Peers take turns, in two passes, on one core and on two. Results go to benchmarks/results/ as JSON, tables and plots. `--check`
 compares those that are there with the goals. `python -m benchmarks.generate`, which is a suite of its own, has a language model.
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from . import _report, _suite
 
 
-# Those that are no races between peers have tables of their own.
+# Suites that are not races between peers have tables of their own.
 _APART = ("overhead", "quality")
 _ALL = (*_APART, *_suite.TITLES)
 

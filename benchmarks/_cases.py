@@ -115,7 +115,7 @@ def _complex_rotation(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array
 
 
 def _equinox_rotation(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Which has a table of its own."""
+    """Rotate by Equinox's layer, which has a table of its own."""
     layer = eqx.nn.RotaryPositionalEmbedding(x.shape[-1], dtype=jnp.float32)
     return jax.vmap(jax.vmap(layer, in_axes=1, out_axes=1))(x)
 

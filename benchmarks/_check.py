@@ -13,7 +13,7 @@ _LINES = 40
 
 
 def check(folder: pathlib.Path, suites: Sequence[str] = ()) -> str:
-    """What the results of these suites, or of all, fall short of: results that are wrong, then goals that are missed or were not
+    """Report where the results of these suites, or of all, fall short: wrong results, then goals that are missed or were not
     measured, the worst first.
     """
     lines: list[str] = []

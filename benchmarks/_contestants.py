@@ -47,7 +47,7 @@ def of_pass(f: Callable[..., Any], which: Pass, differentiable: Sequence[int]) -
 
 
 def operands(f: Callable[..., Any], which: Pass, args: Sequence[Any]) -> tuple[Any, ...]:
-    """Of `of_pass(f, which, ...)`."""
+    """Return the operands of `of_pass(f, which, ...)`."""
     if which == "forward":
         return tuple(args)
     like = jax.eval_shape(f, *args)

@@ -1,4 +1,4 @@
-"""How much memory this process has, and had at most."""
+"""Measure the memory that this process has, and the most that it had."""
 
 import ctypes
 import pathlib

@@ -1,4 +1,4 @@
-"""How long eager calls of layers of `eqxcallback.nn` take, and those of Equinox's."""
+"""Measure eager calls of layers of `eqxcallback.nn`, and of Equinox's."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a callback costs for more and more bytes, in place and not."""
+"""Measure the cost of a callback for more and more bytes, in place and not."""
 
 from collections.abc import Callable
 

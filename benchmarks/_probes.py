@@ -1,4 +1,4 @@
-"""What the machine can do while a row is measured: contestants that compute nothing of interest, as fast as it goes."""
+"""Probe the machine while a row is measured: contestants that compute nothing of interest, as fast as it goes."""
 
 import ctypes
 import functools
@@ -25,7 +25,7 @@ def multiply_runner(setting: Setting, name: str = FMA) -> Runner:
 
 
 def multiply_operations(setting: Setting, name: str = FMA) -> float:
-    """Of one call: 0 where the processor has no instructions for them."""
+    """Return the operations of one call: 0 if the processor has no instructions for them."""
     return _multiply(setting, name)
 
 
@@ -45,7 +45,7 @@ def read_runner(setting: Setting) -> Runner:
 
 
 def read_bytes(setting: Setting) -> float:
-    """Of one call."""
+    """Return the bytes that one call reads."""
     return float(1 << 16 if setting.tiny else _READ_BYTES)
 
 
@@ -59,7 +59,7 @@ def copy_runner(setting: Setting, size: int) -> Runner:
 
 
 def copied_bytes(setting: Setting, size: int) -> float:
-    """What one call reads and writes."""
+    """Return the bytes that one call reads and writes."""
     return 2.0 * size * _copies(setting, size)
 
 

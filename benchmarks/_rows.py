@@ -1,4 +1,4 @@
-"""What a benchmark measures, as data and as tables: rows, their goals, and the setting they are measured in.
+"""The measurements of a benchmark, as data and as tables: rows, their goals, and the setting they are measured in.
 
 Names of contestants: `"XLA: einsum"` is one formulation of the family `"XLA"`, of which the best one counts.
 """
@@ -36,7 +36,7 @@ def best_of(figures: Mapping[str, float], unit: str) -> dict[str, str]:
 
 
 def speed(figures: Mapping[str, float], unit: str, of: str, base: str) -> float | None:
-    """How many times as good as the best of one family the best of another is, if both were measured."""
+    """Return how many times as good as the best of one family the best of another is, if both were measured."""
     best = best_of(figures, unit)
     if of not in best or base not in best:
         return None
@@ -162,13 +162,13 @@ def _right(figures: Mapping[str, float], differences: Mapping[str, float], toler
 
 
 def right_figures(row: Mapping[str, Any]) -> dict[str, float]:
-    """Of the data of a row: those of contestants that computed what ours did. The others do not count."""
+    """Return the figures of contestants that computed what ours did, from the data of a row. The others do not count."""
     return _right(row["figures"], row["differences"], row["tolerance"])
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """How a part is to measure.
+    """The setting in which a part measures.
 
     **Attributes:**
 

@@ -1,4 +1,4 @@
-"""How long it takes until a model has its first result: imports, tracing, lowering and compiling. Ours beside Equinox's.
+"""Measure the time to a model's first result: imports, tracing, lowering and compiling. Ours beside Equinox's.
 
 Each run is a process of its own, _startup_process.py. The two take turns.
 """

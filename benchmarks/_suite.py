@@ -81,7 +81,7 @@ def in_own_process(suites: Sequence[str], cores: Sequence[int], mode: str, folde
 
 
 def collect(suite: str, counts: Sequence[int], mode: str, folder: pathlib.Path) -> dict[str, Any]:
-    """What the processes have left."""
+    """Collect the results that the processes have left."""
     threads = {str(count): json.loads((folder / f"{suite}.{count}.json").read_text()) for count in counts}
     return {"suite": suite, "title": TITLES[suite], "mode": mode, "machine": _report.machine(), "threads": threads}
 

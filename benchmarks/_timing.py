@@ -46,7 +46,7 @@ class Runner(NamedTuple):
 
 
 def waited_for(call: Callable[[], Any]) -> Runner:
-    """Of a call that blocks until its work is done."""
+    """Make a runner of a call that blocks until its work is done."""
 
     def run(count: int) -> float:
         start = time.perf_counter()

@@ -59,7 +59,7 @@ def _softmax(logits: jax.Array, causal: bool) -> jax.Array:
 
 
 def _head_by_head(causal: bool, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """What one head needs of memory stays in the caches."""
+    """Attend with one head after another, so that the memory of one head stays in the caches."""
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], 2) for x in (k, v))
     heads = [x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (q, k, v)]
 

@@ -43,7 +43,7 @@ def cache_of(model: shapes.Model, batch: int, keys: int) -> Cache:
 
 
 def keys_inside(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
-    """Of a cache `(batch, keys, heads, size)`, which is read as it lies."""
+    """Attend to a cache `(batch, keys, heads, size)`, which is read as it lies."""
     grouped = q.reshape(q.shape[0], k.shape[2], -1, q.shape[-1])
     logits = jnp.einsum("bhgd,bkhd->bhgk", grouped, k, preferred_element_type=jnp.float32)
     weights = _weights(logits, length, q)
@@ -51,7 +51,7 @@ def keys_inside(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> 
 
 
 def heads_first(q: jax.Array, k: jax.Array, v: jax.Array, length: jax.Array) -> jax.Array:
-    """Of a cache `(batch, heads, keys, size)`."""
+    """Attend to a cache `(batch, heads, keys, size)`."""
     grouped = q.reshape(q.shape[0], k.shape[1], -1, q.shape[-1])
     logits = jnp.einsum("bhgd,bhkd->bhgk", grouped, k, preferred_element_type=jnp.float32)
     weights = _weights(logits, length, q)

@@ -18,7 +18,7 @@ from .linear import Apply, f32, ours, quantized, weights
 
 
 class Layer(NamedTuple):
-    """Of norms, weights and biases are one array."""
+    """The parameters of a layer. A norm's weight and bias are one array."""
 
     norms: jax.Array
     qkv: Any
@@ -36,7 +36,7 @@ class Params(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """What a model is made of. `new_cache` gives the shape of a cache for a length, a number of heads and their size."""
+    """The parts of a model. `new_cache` gives the shape of a cache for a length, a number of heads and their size."""
 
     linear: Apply
     norm: Callable[[jax.Array, jax.Array], jax.Array]

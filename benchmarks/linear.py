@@ -86,7 +86,7 @@ def _torch_int8(parts: Any) -> tuple[Apply, Any]:
 
 
 def _torch_int4(blocks: jax.Array) -> tuple[Apply, Any]:
-    """Of Q4_1: a scale and a minimum for each 32 weights. Torch's weights are from -8 to 7."""
+    """Pack Q4_1 for Torch: a scale and a minimum for each 32 weights. Torch's weights are from -8 to 7."""
     raw = np.asarray(blocks).reshape(blocks.shape[0], -1, 20)
     scale, least = raw[..., :4].copy().view(np.float16).astype(np.float32).transpose(2, 1, 0)
     codes = np.concatenate([raw[..., 4:] & 15, raw[..., 4:] >> 4], -1).reshape(blocks.shape[0], -1)
@@ -200,7 +200,7 @@ def _many(setting: Setting, sizes: Sequence[tuple[int, int]]) -> Iterator[Row]:
 
 
 def _add_peak(made: dict[str, Callable[[], Runner]], setting: Setting, name: str) -> dict[str, float]:
-    """What one call of the probe does, if this machine has the instructions of it."""
+    """Add the probe if this machine has its instructions, and return the operations of one call."""
     operations = multiply_operations(setting, name)
     if operations:
         made[name] = functools.partial(multiply_runner, setting, name)

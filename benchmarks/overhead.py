@@ -1,4 +1,4 @@
-"""What a callback costs: `python -m benchmarks overhead [--quick] [--readme]`.
+"""Measure the cost of a callback: `python -m benchmarks overhead [--quick] [--readme]`.
 
 Calls: a chain of 100 on f32[128] in one jit, for each way to leave XLA. Sizes: identity and add-one from 4 KiB to 256 MiB,
 in place and not; and how the cost grows from 4 to 32 MiB. One loop in C and in Numba. Layers outside of `jit`, beside
@@ -197,7 +197,7 @@ def goals(calls: Mapping[str, Timing], startup: Mapping[str, Mapping[str, float]
 
 
 def in_own_process(mode: str, results: pathlib.Path) -> None:
-    """Which gets a memory allocator of its own in the end."""
+    """Measure in a process of its own, with a memory allocator of its own."""
     command = [sys.executable, "-m", "benchmarks.overhead", "--mode", mode, "--out", str(results)]
     subprocess.run(command, check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
 

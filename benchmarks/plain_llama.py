@@ -36,7 +36,7 @@ class Params(NamedTuple):
 
 
 class KeysValues(NamedTuple):
-    """What one layer keeps of the tokens it has seen. Rows that are not written yet are arbitrary."""
+    """The keys and values that one layer keeps of the tokens it has seen. Rows that are not written yet are arbitrary."""
 
     keys: Float[Array, "kv_heads length head"]
     values: Float[Array, "kv_heads length head"]
@@ -107,7 +107,7 @@ def _attention(
 def _forward(
     params: Params, config: Config, tokens: Int[Array, " s"], start: Int[Array, ""], cache: Cache
 ) -> tuple[Float[Array, "s embedding"], Cache]:
-    """Of `tokens` at the positions from `start` on, after those in the cache; without the output matrix."""
+    """Run the model, without its output matrix, on `tokens` at the positions from `start` on, after those in the cache."""
     positions = start + jnp.arange(len(tokens))
     mask = jnp.arange(cache[0].keys.shape[1])[None] <= positions[:, None]
     num_heads, num_kv_heads, eps = config.num_heads, config.num_kv_heads, config.rms_norm_eps
@@ -138,7 +138,7 @@ def empty_cache(config: Config, length: int) -> Cache:
 
 @functools.partial(jax.jit, static_argnums=1)
 def logits(params: Params, config: Config, tokens: Int[Array, " s"]) -> Float[Array, "s vocab"]:
-    """Of every position."""
+    """Return the logits of every position."""
     start = jnp.zeros((), jnp.int32)
     return _output(params, _forward(params, config, tokens, start, empty_cache(config, len(tokens)))[0])
 

@@ -1,4 +1,4 @@
-"""What fewer bits cost in quality, and what they bring: SmolLM2-135M-Instruct on texts that scikit-learn ships with.
+"""Measure what fewer bits cost in quality, and what they bring: SmolLM2-135M-Instruct on texts that scikit-learn ships with.
 
 Weights, activations and the cache in fewer bits change results. Perplexity and logits say how much, tokens per second what for.
 """

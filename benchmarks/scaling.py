@@ -1,5 +1,6 @@
-"""How cost grows: attention with its length, one token with the filled length of its cache and with the batch, a norm with rows
-and width, and the time to compile with the number of layers. Threads: by the two processes."""
+"""Measure how cost grows: attention with its length, one token with the filled length of its cache and with the batch, a norm
+with rows and width, and the time to compile with the number of layers. Threads: by the two processes.
+"""
 
 import dataclasses
 import functools

@@ -27,7 +27,7 @@ class Model:
 
     @property
     def matrices(self) -> Mapping[str, tuple[int, int]]:
-        """Those of one layer: `(out_features, in_features)`."""
+        """The matrices of one layer: `(out_features, in_features)`."""
         heads = (self.heads + 2 * self.kv_heads) * self.head_size
         return {
             "qkv": (heads, self.embedding),
@@ -56,7 +56,7 @@ class Attention(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Of the forward pass. A backward pass is five products of the size of its two."""
+        """The operations of the forward pass. A backward pass is five products of the size of its two."""
         full = 4 * self.batch * self.heads * self.length**2 * self.size
         return full / 2 if self.causal else full
 

@@ -101,7 +101,7 @@ def _all_logits(x: jax.Array, weight: jax.Array, labels: jax.Array) -> jax.Array
 
 
 def _operations(model: shapes.Model, length: int) -> float:
-    """How many the products of all layers take, forward, for one sequence. Causal attention is counted as half."""
+    """Count the operations in the products of all layers, forward, for one sequence. Causal attention is counted as half."""
     matrices = sum(rows * columns for rows, columns in model.matrices.values())
     return model.layers * (2 * length * matrices + model.attention(1, length).flops)
 

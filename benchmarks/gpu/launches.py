@@ -1,4 +1,4 @@
-"""What a launch costs the host: chains of kernels on f32[128] in one program, recorded into a command buffer and not."""
+"""Measure a launch's cost on the host: chains of kernels on f32[128] in one program, recorded into a command buffer and not."""
 
 import ctypes
 import functools

@@ -50,7 +50,7 @@ def decode_programs(tiny: bool) -> dict[str, Program]:
 
 
 def summary(compiled: xla.Compiled) -> dict[str, Any]:
-    """What two plans have to agree on, and beside it what each is made of."""
+    """Summarise a plan: what two plans have to agree on, and beside it what each is made of."""
     every = [thunk for outer in _thunks.parse(compiled.thunks, compiled.thunk_names) for thunk in outer]
     calls = [thunk for thunk in every if thunk.kind == "kCustomCall"]
     return {
@@ -85,7 +85,7 @@ def plans(tiny: bool) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def target_config() -> str:
-    """What XLA knows of the GPU that it compiles for, as it writes it: eqxcallback/xla/programs/h200.txtpb describes one."""
+    """Return XLA's own description of the GPU that it compiles for: eqxcallback/xla/programs/h200.txtpb describes one."""
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         jax.jit(lambda x: x + 1).lower(jnp.ones(3)).compile(compiler_options=options)

@@ -1,4 +1,4 @@
-"""What the instructions of each kernel allow on a GPU that is not here.
+"""Predict what the instructions of each kernel allow on a GPU that is not here.
 
 `python -m benchmarks.gpu.predicted` prints the tables of docs/design/gpu_predictions.md, which says how they are counted.
 """
@@ -82,13 +82,13 @@ def _loop(sass: Sequence[tuple[int, str]]) -> Loop:
 
 
 def _bytes(text: str) -> int:
-    """Of a thread. What says nothing moves 32 bits."""
+    """Return the bytes that an instruction moves for a thread: 32 bits if it does not say how many."""
     width = re.search(r"\.[SU]?(8|16|64|128)\b", text.split()[0])
     return int(width[1]) // 8 if width else 4
 
 
 def _products(text: str) -> int:
-    """Of a warp, which has a quarter of what a group of four multiplies."""
+    """Return the products of an instruction for a warp, which has a quarter of what a group of four multiplies."""
     if found := re.search(r"\bHGMMA\.(\d+)x(\d+)x(\d+)", text):
         rows, columns, depth = map(int, found.groups())
         return rows * columns * depth // 4
@@ -97,7 +97,7 @@ def _products(text: str) -> int:
 
 
 def _warps(launch: Launched) -> int:
-    """Of a block."""
+    """Count the warps of a block."""
     return -(-math.prod(launch.block) // 32)
 
 
@@ -154,7 +154,7 @@ _MULTIPLYING = ("instructions", "cycles of products", "of the products' peak")
 
 
 def tables() -> str:
-    """Of kernels that move bytes, and of those that multiply matrices."""
+    """Make one table of kernels that move bytes, and one of kernels that multiply matrices."""
     moving, multiplying = [], []
     for name, launch in _launches():
         loop = main_loop(disassembled(launch))

@@ -1,4 +1,4 @@
-"""What the machine can do at the moment of a measurement: its copy bandwidth, and its bf16 products."""
+"""Probe the machine at the moment of a measurement: its copy bandwidth, and its bf16 products."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""What happens on the host while XLA records and replays: `python -m benchmarks.gpu.replay EXPERIMENT --to FILE`.
+"""Observe the host while XLA records and replays: `python -m benchmarks.gpu.replay EXPERIMENT --to FILE`.
 
 How often Python runs; in which context a kernel is loaded and launched; and what a callback does to a recording that raises,
 allocates, waits, or launches elsewhere. Each experiment is for a process of its own: one that spoils the context ends alone.
@@ -48,7 +48,7 @@ def repeated(call: Callable[[jax.Array], jax.Array], times: int) -> Callable[[ja
 
 
 def counts() -> dict[str, Any]:
-    """How often Python runs for each call of a program: six times with the same buffers, then with six others."""
+    """Count the runs of Python for each call of a program: six times with the same buffers, then with six others."""
     found: dict[str, Any] = {}
     for library, make in (("eqxcallback", eqxc.buffer_callback), ("jax", jax_buffer_callback)):
         for times in (1, 2, 5, 8):
@@ -119,7 +119,7 @@ def context() -> dict[str, Any]:
 
 
 def types() -> dict[str, Any]:
-    """What CuPy makes of our buffers and of JAX's, 16 bits among them."""
+    """Say what CuPy makes of our buffers and of JAX's, 16 bits among them."""
     found: dict[str, Any] = {}
     for dtype in ("float32", "bfloat16", "float16", "float8_e4m3fn", "bool"):
         for library, make in (("eqxcallback", eqxc.buffer_callback), ("jax", jax_buffer_callback)):
@@ -146,7 +146,7 @@ def raising() -> dict[str, Any]:
 
 
 def allocating() -> dict[str, Any]:
-    """Of the pool, that has nothing yet: from the driver."""
+    """Allocate from a pool that has nothing yet, and so from the driver."""
 
     def body(ctx: Any, out: Any, x: Any) -> None:
         cupy: Any = importlib.import_module("cupy")
@@ -179,7 +179,7 @@ def elsewhere() -> dict[str, Any]:
 
 
 def _misbehaving(body: Callable[..., None]) -> dict[str, Any]:
-    """What is raised, in which of two calls, whether results are right, and whether a well-behaved program still runs."""
+    """Say what is raised, in which of two calls, whether results are right, and whether a well-behaved program still runs."""
     if not _has_gpu and body.__qualname__.split(".")[0] != "raising":
         return {"left_out": "needs a GPU"}
     callback = eqxc.buffer_callback(body, F32, command_buffer_compatible=True)

@@ -13,11 +13,11 @@ def architecture(asked: str | None) -> str:
     """Return what a kernel asks for, else what `EQXCALLBACK_CUDA_ARCH` says, else the device's architecture, else PTX."""
     if asked or (asked := os.environ.get("EQXCALLBACK_CUDA_ARCH")):
         return asked
-    found = xla.compute_capabilities()
+    capabilities = xla.compute_capabilities()
     # One program runs on all devices: what the oldest can run, the others can, from PTX.
-    if len(set(found)) > 1:
-        return f"compute_{min(found)}"
-    return f"sm_{found[0]}" if found else _WITHOUT_DEVICE
+    if len(set(capabilities)) > 1:
+        return f"compute_{min(capabilities)}"
+    return f"sm_{capabilities[0]}" if capabilities else _WITHOUT_DEVICE
 
 
 def version_of(arch: str) -> int:

@@ -74,7 +74,7 @@ def library_target(kernel: CKernel, platform: str, op: str) -> str:
         return target_of_addresses(kernel.symbol, op)
     library = kernel.library or built(kernel.source or "", kernel.options, who, is_handler=False)
     function = function_of(library, kernel.symbol, who, 'Export it; of C++ as extern "C".')
-    # The name stands in compiled programs: it says what the code is, and that it is no handler.
+    # The name stands in compiled programs: it says what the code is, and that it is not a handler.
     return _registered(kernel.symbol, f"c {function.digest}", function.address, function.set_threads, op)
 
 

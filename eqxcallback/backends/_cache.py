@@ -35,7 +35,7 @@ def load(key: str) -> tuple[Mapping[str, Any], bytes] | None:
 
 
 def store(key: str, about: Mapping[str, Any], image: bytes) -> None:
-    """Keep them for other processes. A cache that cannot be written is none, which is no error."""
+    """Keep them for other processes. A cache that cannot be written is left out, without an error."""
     try:
         place = cache_folder() / key
         place.parent.mkdir(parents=True, exist_ok=True)

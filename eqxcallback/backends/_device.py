@@ -35,7 +35,7 @@ def prepare(bound: BoundKernel, kernel: DeviceKernel, platform: str, who: str) -
             attributes["maps"] = np.array(call.maps, np.int64)
         if call.order:  # a kernel that takes nothing does not look at what it is passed
             attributes["order"] = np.array(call.order, np.int64)
-        if call.nulls and not isinstance(kernel, TritonKernel):  # of Triton they are no parameters
+        if call.nulls and not isinstance(kernel, TritonKernel):  # Triton does not count them as parameters
             attributes["nulls"] = np.array(call.nulls, np.int64)
         workspaces = [xla.result_aval(workspace.shape, workspace.dtype) for workspace in call.workspaces]
         if program.scratch_bytes:

@@ -181,15 +181,19 @@ def _stated(
     arrays = {_parameters.short(name): _parameters.Array(i, x) for i, (name, x) in enumerate(pointers)}
     typed = {name: (dtype, value) for name, dtype, value in scalars}
     passed: list[tuple[str, Any, Any]] = []
-    found = []
-    for each in _parameters.read(texts, arrays, options, who, typed=typed, pointed=_parameters.OF_CUDA):
-        if isinstance(each, _parameters.Pointer) and each.index is not None:
-            found.append(Parameter(each.index, each.name, each.dtype, True))
+    parameters = []
+    for parameter in _parameters.read(texts, arrays, options, who, typed=typed, pointed=_parameters.OF_CUDA):
+        if isinstance(parameter, _parameters.Pointer) and parameter.index is not None:
+            parameters.append(Parameter(parameter.index, parameter.name, parameter.dtype, True))
             continue
-        is_null = isinstance(each, _parameters.Pointer)
-        found.append(Parameter(len(pointers) + len(passed), each.name, None if is_null else each.dtype, is_null))
-        passed.append((each.name, np.dtype(np.int64), 0) if is_null else (each.name, each.dtype, each.value))
-    return tuple(passed), tuple(found)
+        is_null = isinstance(parameter, _parameters.Pointer)
+        parameters.append(
+            Parameter(len(pointers) + len(passed), parameter.name, None if is_null else parameter.dtype, is_null)
+        )
+        passed.append(
+            (parameter.name, np.dtype(np.int64), 0) if is_null else (parameter.name, parameter.dtype, parameter.value)
+        )
+    return tuple(passed), tuple(parameters)
 
 
 def _scalar(
@@ -208,7 +212,7 @@ def _scalar(
         value = bound.options[name]
     else:
         raise ValueError(
-            f"{who}: the scalar {name} is no option of this call (there are {', '.join(bound.options) or 'none'}). "
+            f"{who}: the scalar {name} is not an option of this call (there are {', '.join(bound.options) or 'none'}). "
             f"Pass it, or say what it is: scalars={{{name!r}: ({dtype.name!r}, function)}}."
         )
     if dtype.type is np.void:

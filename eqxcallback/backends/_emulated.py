@@ -167,16 +167,16 @@ def _blame_the_source(kernel: EmulatedCuda, call: DeviceCall) -> None:
 
 def _flags(options: Sequence[str]) -> tuple[str, ...]:
     """Return the options of NVRTC that g++ knows, in the spelling of g++."""
-    found = []
+    flags = []
     for option in options:
         name, _, value = option.partition("=")
         if name in ("--define-macro", "--include-path", "--undefine-macro"):
-            found.append({"d": "-D", "i": "-I", "u": "-U"}[name[2]] + value)
+            flags.append({"d": "-D", "i": "-I", "u": "-U"}[name[2]] + value)
         elif option.startswith(("-D", "-I", "-U")):
-            found.append(option)
+            flags.append(option)
         elif name in ("-std", "--std"):
-            found.append(f"-std={value}")
-    return tuple(found)
+            flags.append(f"-std={value}")
+    return tuple(flags)
 
 
 def _copied(buffer: Any, blocks: dict[int, Guarded]) -> Guarded:

@@ -63,8 +63,8 @@ def _build(command: Sequence[str], language: str, text: str, library: pathlib.Pa
 def _compiler(language: str, who: str) -> str:
     variable, names = _COMPILERS[language]
     for name in (os.environ.get(variable), *names):
-        if name and (found := shutil.which(name)):
-            return found
+        if name and (path := shutil.which(name)):
+            return path
     raise ValueError(
         f"{who}: expected a compiler of {language.upper()} to compile the source; found none of {', '.join(names)}. Install "
         f"one, or say where it is by the environment variable {variable}."

@@ -55,7 +55,7 @@ def kernels_of(image: bytes) -> Mapping[str, Compiled] | None:
         if attribute in (_REGCOUNT, _FRAME_SIZE) and len(value) == 8:
             symbol, number = struct.unpack("<II", value)
             (registers if attribute == _REGCOUNT else frames)[names.get(symbol)] = number
-    found = {}
+    kernels = {}
     for section, data in sections.items():
         if not section.startswith(".nv.info."):
             continue
@@ -71,8 +71,8 @@ def kernels_of(image: bytes) -> Mapping[str, Compiled] | None:
                 asked["most_threads"] = math.prod(struct.unpack("<III", value))
         shared = len(sections.get(f".nv.shared.{name}", b""))
         sizes = tuple(parameters[i] for i in sorted(parameters))
-        found[name] = Compiled(sizes, registers.get(name, 0), frames.get(name, 0), shared, **asked)
-    return found
+        kernels[name] = Compiled(sizes, registers.get(name, 0), frames.get(name, 0), shared, **asked)
+    return kernels
 
 
 # Of the header: which way of numbering its flags follow.
@@ -87,10 +87,10 @@ def version_of_cubin(image: bytes) -> int:
 
 def readable(entry: str) -> str:
     """The name in the source, without namespaces and template arguments. A C++ compiler writes a length before each part."""
-    found = re.match(r"_ZN?", entry)
-    if found is None:
+    prefix = re.match(r"_ZN?", entry)
+    if prefix is None:
         return entry
-    at, name = found.end(), entry
+    at, name = prefix.end(), entry
     while (length := re.match(r"\d+", entry[at:])) is not None:
         at += length.end()
         name = entry[at : at + int(length[0])]

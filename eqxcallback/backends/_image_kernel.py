@@ -52,12 +52,12 @@ class _Code:
 
     def runs_on(self, device: int) -> bool:
         """As the driver decides it: PTX is compiled for newer devices, a cubin is for the later ones of one generation."""
-        own = version_of(self.target)
+        version = version_of(self.target)
         if self.target.endswith("a"):
-            return own == device
+            return version == device
         if self.is_ptx and not self.target.endswith("f"):
-            return own <= device
-        return own // 10 == device // 10 and own <= device
+            return version <= device
+        return version // 10 == device // 10 and version <= device
 
 
 @functools.lru_cache(maxsize=512)

@@ -48,15 +48,15 @@ def launched(attributes: Mapping[str, Any]) -> tuple[Launched, ...]:
     for size in attributes["sizes"]:
         images.append(attributes["images"][at : at + size].tobytes())
         at += size
-    found = []
+    launches = []
     for entry, numbers in zip(attributes["entries"].split("\n"), attributes["geometry"].reshape(-1, 8), strict=True):
         *geometry, shared, index = map(int, numbers)
         kernel = _kernels(images[index]).get(entry)
         grid, block = (tuple(geometry[:3]), tuple(geometry[3:]))
         static = 0 if kernel is None else kernel.shared_bytes
         usage = (None, None) if kernel is None else (kernel.registers, kernel.stack_bytes)
-        found.append(Launched(entry, grid, block, shared + static, *usage, image=images[index]))  # type: ignore[arg-type]
-    return tuple(found)
+        launches.append(Launched(entry, grid, block, shared + static, *usage, image=images[index]))  # type: ignore[arg-type]
+    return tuple(launches)
 
 
 @functools.lru_cache(maxsize=512)

@@ -157,10 +157,10 @@ def include_options(major: int) -> list[str]:
         for folder in _system_folders()
         if (folder / "cuda_fp16.h").is_file() and _major_of(folder) in (major, None)
     ]
-    found = []
+    folders = []
     for folder in dict.fromkeys([*wheels, *toolkits]):
-        found += [folder, *(path for path in (folder / "cccl", folder.parent / "cccl") if path.is_dir())]
-    return [f"--include-path={path}" for path in found]
+        folders += [folder, *(path for path in (folder / "cccl", folder.parent / "cccl") if path.is_dir())]
+    return [f"--include-path={path}" for path in folders]
 
 
 def _major_of(folder: pathlib.Path) -> int | None:

@@ -98,7 +98,7 @@ def object_code(compiled: Any) -> ObjectCode | None:
         module.verify()
     except RuntimeError:  # a name has other uses than we know of
         return None
-    declared = {each.name for each in (*module.functions, *module.global_variables) if each.is_declaration}
+    declared = {symbol.name for symbol in (*module.functions, *module.global_variables) if symbol.is_declaration}
     needs = tuple(sorted(name for name in declared & used if not name.startswith("llvm.")))
     if any(name.startswith(("Py", "_Py")) or llvm.address_of_symbol(name) is None for name in needs):
         return None

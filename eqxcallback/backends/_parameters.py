@@ -136,17 +136,17 @@ class _Parameter:
         cls, text: str, pointed: Mapping[str, np.dtype[Any]], typed: Mapping[str, tuple[np.dtype[Any], Any]], who: str
     ) -> "_Parameter":
         tight = re.sub(r"\s*\[\s*(-?\w*)\s*\]", r"[\1]", text)
-        found = re.fullmatch(r"\s*(?P<type>.*?)(?P<value>[^\s*]+?)(?P<array>\[\])?\s*", tight, re.DOTALL)
+        match = re.fullmatch(r"\s*(?P<type>.*?)(?P<value>[^\s*]+?)(?P<array>\[\])?\s*", tight, re.DOTALL)
         who = f"{who}: the parameter {text!r}"
-        if found is None:
+        if match is None:
             raise ValueError(f"{who}: expected a type, which may be left out, and a name or a number.")
         words = re.sub(
-            r"\b(const|volatile|restrict|__restrict__?|__grid_constant__|struct)\b|\*", " ", found["type"]
+            r"\b(const|volatile|restrict|__restrict__?|__grid_constant__|struct)\b|\*", " ", match["type"]
         ).split()
-        ctype, stars = " ".join(words), found["type"].count("*") + (found["array"] is not None)
+        ctype, stars = " ".join(words), match["type"].count("*") + (match["array"] is not None)
         if stars > 1:
             raise ValueError(f"{who}: expected at most one *: a function gets pointers to numbers.")
-        value, is_structure = found["value"], found["value"] in typed and typed[found["value"]][0].type is np.void
+        value, is_structure = match["value"], match["value"] in typed and typed[match["value"]][0].type is np.void
         if ctype not in ("", "void", *_CTYPES, *pointed) and not is_structure:
             raise ValueError(
                 f"{who}: expected a type of C, without typedefs of your own; got {ctype!r}. There are {', '.join(_CTYPES)}, "
@@ -163,8 +163,8 @@ class _Parameter:
         name = self.value
         if name in arrays:
             return self._pointer(arrays[name])
-        if (found := _OF_ARRAYS.fullmatch(name)) and found["array"] in arrays:
-            return self._number(*self._of_array(arrays[found["array"]], found))
+        if (match := _OF_ARRAYS.fullmatch(name)) and match["array"] in arrays:
+            return self._number(*self._of_array(arrays[match["array"]], match))
         if name in typed:
             return self._typed(*typed[name])
         if name in numbers:
@@ -189,20 +189,20 @@ class _Parameter:
         row = math.prod(array.aval.shape[1:]) * dtype.itemsize if array.is_divided else 0
         return Pointer(self.value, array.index, dtype, row)
 
-    def _of_array(self, array: Array, found: re.Match[str]) -> tuple[int, int | None]:
+    def _of_array(self, array: Array, match: re.Match[str]) -> tuple[int, int | None]:
         """The number; or how much there is for each row, and the number of rows."""
         if array.aval is None:
             return 0, None
         shape = array.aval.shape
-        if found["what"] == "ndim":
+        if match["what"] == "ndim":
             return len(shape), None
-        if found["what"] == "size":
+        if match["what"] == "size":
             return (math.prod(shape[1:]), shape[0]) if array.is_divided else (math.prod(shape), None)
-        axis = int(found["axis"])
+        axis = int(match["axis"])
         if not -len(shape) <= axis < len(shape):
-            raise ValueError(f"{self.who}: {found['array']} has the shape {tuple(shape)} in this call.")
+            raise ValueError(f"{self.who}: {match['array']} has the shape {tuple(shape)} in this call.")
         axis %= len(shape)
-        if found["per"] == "strides":
+        if match["per"] == "strides":
             return math.prod(shape[axis + 1 :]), None
         return (1, shape[0]) if array.is_divided and axis == 0 else (shape[axis], None)
 

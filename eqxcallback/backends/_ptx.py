@@ -43,7 +43,7 @@ def _declared(parameters: str, directives: str) -> Declared:
 
 
 def _split(declared: str) -> list[str]:
-    return [each for each in declared.split(",") if each.strip()]
+    return [part for part in declared.split(",") if part.strip()]
 
 
 def _size(declared: str) -> int:

@@ -95,12 +95,12 @@ def checks(entries: Sequence[str], parameters: Sequence[Parameter]) -> str:
     """C++ that compiles if the kernels have these parameters."""
     lines = [_kinds()]
     for entry in entries:
-        own = f"decltype(eqxcallback_parameters::of(&{entry}))"
-        count = f"eqxcallback_parameters::count<{own}>::value == {len(parameters)}"
+        declared = f"decltype(eqxcallback_parameters::of(&{entry}))"
+        count = f"eqxcallback_parameters::count<{declared}>::value == {len(parameters)}"
         lines.append(f'static_assert({count}, "{_MARK}{_number(parameters)}");')
         for i, parameter in enumerate(parameters):
             what = "pointee" if parameter.is_pointer else "scalar"
-            fits = f"eqxcallback_parameters::{what}<eqxcallback_parameters::nth<{i}, {own}>::type>::fits"
+            fits = f"eqxcallback_parameters::{what}<eqxcallback_parameters::nth<{i}, {declared}>::type>::fits"
             wants = ", ".join(map(str, _kind(parameter.dtype)))
             lines.append(f'static_assert({fits}({wants}), "{_MARK}{_one(i, parameter)}");')
     return "\n".join(lines) + "\n"
@@ -143,7 +143,7 @@ def _kinds() -> str:
 
 
 def _number(parameters: Sequence[Parameter]) -> str:
-    expected = ", ".join(f"a pointer for {each.name}" if each.is_pointer else each.name for each in parameters)
+    expected = ", ".join(f"a pointer for {p.name}" if p.is_pointer else p.name for p in parameters)
     return f"{len(parameters)} parameters ({expected})"
 
 
@@ -154,10 +154,10 @@ def _one(index: int, parameter: Parameter) -> str:
 
 def mismatch(log: str) -> str | None:
     """Return what a compiler's log says was expected of the parameters, if that is all that went wrong."""
-    found = re.search(rf'assertion failed[^\n]*"{_MARK}([^"\n]+)"', log)
+    match = re.search(rf'assertion failed[^\n]*"{_MARK}([^"\n]+)"', log)
     if any("assertion failed" not in error for error in re.findall(r"error: ([^\n]*)", log)):
         return None
-    return None if found is None else found[1].strip()
+    return None if match is None else match[1].strip()
 
 
 def _kind(dtype: Any) -> tuple[int, int]:

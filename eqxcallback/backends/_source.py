@@ -34,11 +34,11 @@ def _expanded(path: pathlib.Path, who: str, seen: set[pathlib.Path]) -> str:
     except OSError as error:
         raise ValueError(f"{who}: the source {path} cannot be read ({error}).") from None
 
-    def replace(found: re.Match[str]) -> str:
-        included = (path.parent / found[1]).resolve()
+    def replace(match: re.Match[str]) -> str:
+        included = (path.parent / match[1]).resolve()
         if not included.is_file():
-            return found[0]  # the compiler may find it elsewhere
-        line = text.count("\n", 0, found.start()) + 2
+            return match[0]  # the compiler may find it elsewhere
+        line = text.count("\n", 0, match.start()) + 2
         inner = "" if included in seen else _expanded(included, who, seen)
         return f'#line 1 "{included.name}"\n{inner}\n#line {line} "{path.name}"'
 

@@ -108,7 +108,7 @@ class Program:
 
     def attributes(self, words: np.ndarray) -> dict[str, Any]:
         """Return the attributes for the launcher, except the nulls. `words` are the values of the call."""
-        found: dict[str, Any] = {
+        attributes: dict[str, Any] = {
             "images": np.frombuffer(b"".join(self.images), np.uint8),
             "sizes": np.array([len(image) for image in self.images], np.int64),
             "entries": "\n".join(step.entry for step in self.steps),
@@ -116,12 +116,12 @@ class Program:
         }
         # An attribute that is an empty array has no type.
         if len(words) + self.hidden:
-            found["scalars"] = np.concatenate([words, np.zeros(self.hidden, np.int64)])
+            attributes["scalars"] = np.concatenate([words, np.zeros(self.hidden, np.int64)])
         if any(step.attributes != _NO_ATTRIBUTES for step in self.steps):
-            found["attributes"] = np.array([step.attributes for step in self.steps], np.int64).ravel()
+            attributes["attributes"] = np.array([step.attributes for step in self.steps], np.int64).ravel()
         if self.scratch_bytes:
-            found["scratch"] = np.array([len(words), *_begins(self.steps)], np.int64)
-        return found
+            attributes["scratch"] = np.array([len(words), *_begins(self.steps)], np.int64)
+        return attributes
 
 
 def _rounded(step: Step) -> int:

@@ -84,10 +84,10 @@ def numbers(
 
 def _position(of: str | int, pointers: Sequence[tuple[str, Any]], who: str) -> int:
     names = [short(name) for name, _ in pointers]
-    found = [i for i, (name, _) in enumerate(pointers) if of in (i, name, short(name))]
-    if len(found) != 1:
+    positions = [i for i, (name, _) in enumerate(pointers) if of in (i, name, short(name))]
+    if len(positions) != 1:
         raise ValueError(f"{who}: expected of to be one of {', '.join(names)}; got {of!r}.")
-    return found[0]
+    return positions[0]
 
 
 def _kind(declared: TensorMap, dtype: Any, who: str) -> int:

@@ -85,42 +85,42 @@ def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
     is_cubin = arch.startswith("sm_") and version in _VERSIONS
     # Several devices, and those that are newer than Triton, get PTX.
     portable = min(version, _NEWEST_PORTABLE)
-    known = version if is_cubin else max(each for each in _VERSIONS if each <= portable)
+    known = version if is_cubin else max(older for older in _VERSIONS if older <= portable)
     types = tuple(None if aval is None else f"*{_type(aval.dtype, name, call)}" for name, aval in call.pointers)
     # A value that is a multiple of 16 lets the compiler load more at once.
     scalars = tuple((name, _type(dtype, name, call), _is_multiple(value)) for name, dtype, value in call.scalars)
     images, steps, hidden = [], [], 0
-    for each in (kernel, *kernel.then):
-        settings = _settings(each, version, call)
+    for part in (kernel, *kernel.then):
+        settings = _settings(part, version, call)
         options = {name: settings.pop(name) for name in _OPTIONS}
-        grid = call.value(each.grid, "grid", **settings)
-        if each is not kernel and 0 in dims(grid, f"{call.who}: expected grid of {each.name}"):
+        grid = call.value(part.grid, "grid", **settings)
+        if part is not kernel and 0 in dims(grid, f"{call.who}: expected grid of {part.name}"):
             continue  # nothing of it is launched: it need not be compiled
-        fn = _function(each, call.who)
+        fn = _function(part, call.who)
         made = _compiled_function(
             fn, known, is_cubin, types, scalars, tuple(sorted(settings.items())), tuple(options.items()), call.who
         )
         hidden = made.hidden
         images.append(made.image)
-        steps.append(made.step(len(steps), grid, f"{call.who}: {each.name}"))
+        steps.append(made.step(len(steps), grid, f"{call.who}: {part.name}"))
     return Program(tuple(images), tuple(steps), hidden)
 
 
 def launches(kernel: TritonKernel, call: DeviceCall) -> Iterator[tuple[Any, _Settings, Any]]:
     """For each launch the function, its constexprs and its grid."""
-    for each in (kernel, *kernel.then):
-        settings = _settings(each, version_of(architecture(kernel.arch)), call)
+    for part in (kernel, *kernel.then):
+        settings = _settings(part, version_of(architecture(kernel.arch)), call)
         for name in _OPTIONS:
             del settings[name]
-        yield _imported(each, call.who), settings, dims(call.value(each.grid, "grid", **settings), f"{call.who}: grid")
+        yield _imported(part, call.who), settings, dims(call.value(part.grid, "grid", **settings), f"{call.who}: grid")
 
 
 def _settings(kernel: TritonKernel, version: int, call: DeviceCall) -> _Settings:
-    found = {name: call.value(value, f"the constexpr {name}") for name, value in kernel.constexprs.items()}
-    found |= {name: getattr(kernel, name) for name in _OPTIONS}
+    settings = {name: call.value(value, f"the constexpr {name}") for name, value in kernel.constexprs.items()}
+    settings |= {name: getattr(kernel, name) for name in _OPTIONS}
     if kernel.choose is not None:
-        found |= call.value(functools.partial(kernel.choose, version), "choose")
-    return found
+        settings |= call.value(functools.partial(kernel.choose, version), "choose")
+    return settings
 
 
 def _function(kernel: TritonKernel, who: str) -> Any:
@@ -185,10 +185,10 @@ def _compiled_function(
         # What Triton does by default, said so that a version that would change its mind does not warn of it.
         settings = {"enable_fp_fusion": True, **dict(options)}
         with _cache_of_triton():
-            found = compile_source(source, target=GPUTarget("cuda", version, 32), options=settings)
+            compiled_kernel = compile_source(source, target=GPUTarget("cuda", version, 32), options=settings)
     except Exception as error:
         raise ValueError(f"{who}: {fn.__name__} does not compile for sm_{version}: {error}") from error
-    about, image = found.metadata, found.asm["cubin"]
+    about, image = compiled_kernel.metadata, compiled_kernel.asm["cubin"]
     if getattr(about, "profile_scratch_size", 0):
         raise ValueError(f"{who}: {fn.__name__} needs memory of Triton's profiler, which is not supported.")
     if (getattr(about, "tmem_size", None) or 0) > _TENSOR_MEMORY:
@@ -199,7 +199,7 @@ def _compiled_function(
     check_scratch(about.global_scratch_align or 1, f"{who}: {fn.__name__}")
     (parameters,) = (kernel.parameters for name, kernel in (kernels_of(image) or {}).items() if name == about.name)
     hidden = len(parameters) - len(kinds) + len(nulls)
-    return _Compiled(image if is_cubin else found.asm["ptx"].encode() + b"\0", about, hidden)
+    return _Compiled(image if is_cubin else compiled_kernel.asm["ptx"].encode() + b"\0", about, hidden)
 
 
 @contextlib.contextmanager
@@ -225,7 +225,7 @@ def _kind_of_source(fn: Any) -> Any:
 
 
 def parameters(fn: Any, constants: Mapping[str, Any], call: DeviceCall) -> list[str]:
-    """The names of its parameters that are no constexprs: of the pointers, then of the scalars."""
+    """The names of its parameters that are not constexprs: of the pointers, then of the scalars."""
     return _checked_names(fn, constants, len(call.pointers), [name for name, _, _ in call.scalars], call.who)
 
 

@@ -80,9 +80,9 @@ def function_of(kernel: TvmFfiKernel, platform: str, op: str) -> _Function:
         remedy = (
             f"Export it with TVM_FFI_DLL_EXPORT_TYPED_FUNC({kernel.name}, ...), or pass the tvm_ffi.Module that has it."
         )
-        found = function_of_library(kernel.module, f"__tvm_ffi_{kernel.name}", who, remedy)
-        _load(package, found, who)
-        handle, what, address, set_threads = 0, found.digest, found.address, found.set_threads
+        function = function_of_library(kernel.module, f"__tvm_ffi_{kernel.name}", who, remedy)
+        _load(package, function, who)
+        handle, what, address, set_threads = 0, function.digest, function.address, function.set_threads
     # The name stands in compiled programs: it says what the code is, and which handler calls it.
     what = f"tvm_ffi {kernel.name} {what}{' captured' if kernel.command_buffer_compatible else ''}"
     name = re.sub(r"\W", "_", kernel.name)

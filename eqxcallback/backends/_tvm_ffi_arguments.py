@@ -41,10 +41,10 @@ class Arguments:
         if word in self._groups:
             for array in self._groups[word]:
                 self._add_array(array)
-        elif (found := _INDEXED.fullmatch(word)) is not None:
-            group, index = self._groups[found["what"]], int(found["index"])
+        elif (match := _INDEXED.fullmatch(word)) is not None:
+            group, index = self._groups[match["what"]], int(match["index"])
             if index >= len(group):
-                raise ValueError(f"{who}: this call has {len(group)} {found['what']}.")
+                raise ValueError(f"{who}: this call has {len(group)} {match['what']}.")
             self._add_array(group[index])
         elif name in self._arrays:
             self._add_array(self._arrays[name])

@@ -115,8 +115,8 @@ def _locate(key: int | str, leaves: Sequence[Leaf], error: str, kind: str) -> li
             return [key]
         paths = ", ".join(f"{i}: {leaf.path}" for i, leaf in enumerate(leaves)) or "none"
         raise ValueError(f"{error} {key}, but there are {len(leaves)} flat {kind} ({paths}).")
-    found = [index for index, leaf in enumerate(leaves) if leaf.root == key]
-    if not found:
+    positions = [index for index, leaf in enumerate(leaves) if leaf.root == key]
+    if not positions:
         names = ", ".join(sorted({str(leaf.root) for leaf in leaves if isinstance(leaf.root, str)})) or "none"
         raise ValueError(f"{error} {key!r}, which is not the name of an array among the {kind} (names: {names}).")
-    return found
+    return positions

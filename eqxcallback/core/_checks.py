@@ -53,23 +53,23 @@ def check_flags(who: str, **flags: Any) -> None:
 def integer(who: str, expected: str, value: Any, *, least: AnyNumber = -math.inf, remedy: str = "") -> int:
     """`value` as an integer of Python, from one of NumPy too. A bool is none."""
     try:
-        found = operator.index(value)
+        index = operator.index(value)
     except TypeError:
-        found = None
-    if found is None or isinstance(value, bool) or found < least:
+        index = None
+    if index is None or isinstance(value, bool) or index < least:
         raise ValueError(f"{who}: expected {expected}; got {value!r}. {remedy}".rstrip())
-    return found
+    return index
 
 
 def number(who: str, expected: str, value: Any, *, least: AnyNumber = -math.inf, most: AnyNumber = math.inf) -> float:
     """`value` as a float of Python. Neither text, which Python would parse, nor NaN is a number."""
     try:
-        found = math.nan if isinstance(value, str | bytes) else float(value)
+        real = math.nan if isinstance(value, str | bytes) else float(value)
     except (TypeError, OverflowError):
-        found = math.nan
-    if not least <= found <= most:
+        real = math.nan
+    if not least <= real <= most:
         raise ValueError(f"{who}: expected {expected}; got {value!r}.")
-    return found
+    return real
 
 
 def epsilon(who: str, eps: Any) -> float:
@@ -104,9 +104,9 @@ def integers(op: str, name: str, x: ArrayLike, batch: tuple[Size, ...]) -> jax.A
     x = jnp.asarray(x)
     fits = x.shape in ((), batch) and jnp.issubdtype(x.dtype, jnp.integer)
     check(fits, op, f"{name} to be integers of shape () or {batch}", **{name: x})
-    own, int32 = jnp.iinfo(x.dtype), jnp.iinfo(jnp.int32)
-    if own.max > int32.max:
+    limits, int32 = jnp.iinfo(x.dtype), jnp.iinfo(jnp.int32)
+    if limits.max > int32.max:
         x = jnp.minimum(x, jnp.asarray(int32.max, x.dtype))
-    if own.min < int32.min:
+    if limits.min < int32.min:
         x = jnp.maximum(x, jnp.asarray(int32.min, x.dtype))
     return jnp.broadcast_to(x.astype(jnp.int32), batch)

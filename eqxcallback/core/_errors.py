@@ -118,15 +118,15 @@ class Failures:
     def reraise(self, error: Exception) -> NoReturn:
         """Raise the `KernelError` behind the error that XLA made of its text, or that error as it is."""
         match = FIRST_LINE.match(str(error)) if type(error) in (JaxRuntimeError, ValueError) else None
-        found = self._take(self, int(match[1])) if match is not None else None
+        failure = self._take(self, int(match[1])) if match is not None else None
         try:
-            if found is None:
+            if failure is None:
                 raise error
-            if not isinstance(found.original, Exception):
-                raise found.original  # KeyboardInterrupt and SystemExit are for the whole program
-            raise found from found.original
+            if not isinstance(failure.original, Exception):
+                raise failure.original  # KeyboardInterrupt and SystemExit are for the whole program
+            raise failure from failure.original
         finally:
-            del error, found  # or this frame and the exception hold each other
+            del error, failure  # or this frame and the exception hold each other
 
 
 @contextlib.contextmanager
@@ -250,10 +250,10 @@ def record_poison(error: BaseException, layer: str, operands: str) -> None:
 def raise_poisoned() -> None:
     """Raise the first error that was kept, and forget the others, which are logged."""
     with _lock:
-        found = _poisoned[:]
+        failures = _poisoned[:]
         _poisoned.clear()
-    if found:
-        raise found[0] from found[0].original
+    if failures:
+        raise failures[0] from failures[0].original
 
 
 def callable_name(function: Callable[..., object] | OwnCallable) -> str:

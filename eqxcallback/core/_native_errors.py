@@ -54,10 +54,10 @@ def reraise_native(error: Exception, op: str | None) -> None:
     if match is None:
         return
     with _lock:
-        found = [failure for number, failure in _last if number == int(match[1])]
-    if not found:
+        failures = [failure for number, failure in _last if number == int(match[1])]
+    if not failures:
         return
-    (kept,) = found
+    (kept,) = failures
     _, is_of_the_user, rest = str(kept).partition("[native]: kernel ")
     layer, text = (op, f"{op}{is_of_the_user}{rest}") if op and is_of_the_user else (kept.layer, str(kept))
     # Another one than is kept: as it is raised, it gets a traceback, and that holds arrays.

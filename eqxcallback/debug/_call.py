@@ -44,8 +44,8 @@ class HostFunction(OwnCallable):
         return self.fn
 
     def _identity(self) -> object:
-        own = (self.leaves, self.avals, self.paths, self.tree, self.with_device, self.narrows)
-        return HostFunction, identity(self.fn), own
+        parts = (self.leaves, self.avals, self.paths, self.tree, self.with_device, self.narrows)
+        return HostFunction, identity(self.fn), parts
 
     def _refusal(self, what: str) -> Exception:
         name = callable_name(self.fn)

@@ -127,8 +127,8 @@ def _checked_native(
             if not has_returned(said):
                 _report(list(problems))
 
-    found = call_and_compare(call, outputs, inputs)
-    _report([*problems, *found])
+    differences = call_and_compare(call, outputs, inputs)
+    _report([*problems, *differences])
 
 
 def _report(problems: Sequence[str]) -> None:

@@ -47,13 +47,13 @@ def raise_kept() -> None:
     """Raise what was kept, and forget it."""
     global _left_out
     with _lock:
-        found, left_out, last = _kept[:], _left_out, _last
+        exceptions, left_out, last = _kept[:], _left_out, _last
         _kept.clear()
         _left_out = 0
-    if found:
+    if exceptions:
         more = f" ({left_out} more are in the log.)" if left_out else ""
         message = f"There were exceptions during callback processing.{more} Last one was: {last}"
-        raise CallbackException(message, found) from found[-1]
+        raise CallbackException(message, exceptions) from exceptions[-1]
 
 
 def forget() -> None:

@@ -53,13 +53,13 @@ class Leaves:
     def from_kernel(self, arrays: Sequence[np.ndarray], leaves: Sequence[int]) -> Any:
         """The tree of NumPy arrays that stand for the leaves with these numbers. `None` stands for others. The words of a key
         have its implementation in their dtype's metadata."""
-        found: list[Any] = [None] * len(self.keys)
+        values: list[Any] = [None] * len(self.keys)
         for number, array in zip(leaves, arrays, strict=True):
             impl = self.keys[number]
             if impl is not None:
                 array = array.view(np.dtype(array.dtype, metadata={"prng_impl": impl}))
-            found[number] = array
-        return self.tree.unflatten(found)
+            values[number] = array
+        return self.tree.unflatten(values)
 
 
 def _problem(leaf: Any) -> str | None:

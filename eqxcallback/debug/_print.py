@@ -39,7 +39,7 @@ class Printer(OwnCallable):
     ):
         """**Arguments:** those of [`eqxcallback.debug.print`][].
 
-        **Raises:** `TypeError` for an `output_stream` without `write`, and a `threshold` that is no number.
+        **Raises:** `TypeError` for an `output_stream` without `write`, and a `threshold` that is not a number.
         """
         who = "eqxcallback.debug.print"
         if output_stream is not None and not callable(getattr(output_stream, "write", None)):

@@ -111,8 +111,8 @@ def tap(
     what `jax.checkpoint` computes again is tapped again. For derivatives see [`eqxcallback.debug.tap_tangents`][] and
     [`eqxcallback.debug.tap_cotangents`][].
 
-    **Raises:** `TypeError` for a leaf that is no array or number, and for wrong options. What `fn` raises is logged on the logger
-    `eqxcallback` and kept for [`eqxcallback.debug.barrier_wait`][]; the program goes on.
+    **Raises:** `TypeError` for a leaf that is not an array or a number, and for wrong options. What `fn` raises is logged on the
+    logger `eqxcallback` and kept for [`eqxcallback.debug.barrier_wait`][]; the program goes on.
     """
     options = (with_device, device_index, ordered, mode)
     tapped = tap_leaves("tap", "values", fn, x, *options)

@@ -38,10 +38,10 @@ class CudaLibrary:
         """**Raises:** `NotEmulated` if g++ is not there or refuses it."""
         if (reason := unavailable()) is not None:
             raise NotEmulated(reason)
-        found = _built(text, entries, flags)
-        if isinstance(found, str):
-            raise NotEmulated(found)
-        return found
+        outcome = _built(text, entries, flags)
+        if isinstance(outcome, str):
+            raise NotEmulated(outcome)
+        return outcome
 
     def wrong(self, entry: int, pointers: Sequence[int], want: Sequence[int], size: Sequence[int]) -> int:
         """A number that says which parameter of the kernel is another one than this: 0 is none.

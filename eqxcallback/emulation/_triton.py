@@ -76,7 +76,7 @@ class TritonFunction:
 
 
 def _described(fn: Any) -> list[dict[str, Any]]:
-    found: dict[Any, int] = {fn: 0}
+    numbers: dict[Any, int] = {fn: 0}
     described: list[dict[str, Any]] = []
     waiting = [fn]
     while waiting:
@@ -85,10 +85,10 @@ def _described(fn: Any) -> list[dict[str, Any]]:
         names: dict[str, tuple[str, Any]] = {}
         for name, value in _names_in(source, plain).items():
             if _is_jit(value) and not value.fn.__module__.startswith("triton."):
-                if value not in found:
-                    found[value] = len(found)
+                if value not in numbers:
+                    numbers[value] = len(numbers)
                     waiting.append(value)
-                names[name] = "function", found[value]
+                names[name] = "function", numbers[value]
             else:
                 names[name] = _value(name, value, plain)
         described.append({"name": plain.__name__, "source": source, "names": names})

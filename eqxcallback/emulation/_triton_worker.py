@@ -193,16 +193,16 @@ def _mend_bfloat16() -> None:
 
     def of_tensors(apply):
         def mended(self, input):
-            if not any(is_bf16(each.handle) for each in input):
+            if not any(is_bf16(tensor.handle) for tensor in input):
                 return apply(self, input)
-            wide = [tl.core.tensor(widened(each.handle), each.type.with_element_ty(tl.float32)) for each in input]
-            found = apply(self, wide)
-            found = found if isinstance(found, list | tuple) else (found,)
+            wide = [tl.core.tensor(widened(tensor.handle), tensor.type.with_element_ty(tl.float32)) for tensor in input]
+            results = apply(self, wide)
+            results = results if isinstance(results, list | tuple) else (results,)
             return [
-                tl.core.tensor(narrowed(each.handle), each.type.with_element_ty(bf16))
-                if is_bf16(given.handle) and each.handle.data.dtype == np.float32
-                else each
-                for each, given in zip(found, input, strict=False)
+                tl.core.tensor(narrowed(tensor.handle), tensor.type.with_element_ty(bf16))
+                if is_bf16(given.handle) and tensor.handle.data.dtype == np.float32
+                else tensor
+                for tensor, given in zip(results, input, strict=False)
             ]
 
         return mended

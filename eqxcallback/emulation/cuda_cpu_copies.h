@@ -29,7 +29,7 @@ inline void arrive_all_but(unsigned groups) {
 inline void cuda_cpu_cp_async(void* to, const void* from, unsigned bytes, unsigned read, int line = __builtin_LINE()) {
   cuda_cpu::Fiber& fiber = *cuda_cpu::current->fiber;
   if ((reinterpret_cast<uintptr_t>(to) | (read ? reinterpret_cast<uintptr_t>(from) : 0)) % bytes != 0) {
-    cuda_cpu::fail("cp.async in line " + std::to_string(line) + ": an address is no multiple of " +
+    cuda_cpu::fail("cp.async in line " + std::to_string(line) + ": an address is not a multiple of " +
                    std::to_string(bytes));
   }
   const cuda_cpu::Copy copy = {to, from, bytes, read, fiber.groups};

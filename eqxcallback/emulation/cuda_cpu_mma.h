@@ -45,7 +45,7 @@ inline void cuda_cpu_ldmatrix_x4(unsigned (&words)[4], const void* row, bool tra
   const cuda_cpu::Place place = {"ldmatrix", line};
   const unsigned lane = cuda_cpu::current->fiber->lane, group = lane / 4, pair = lane % 4;
   const auto address = reinterpret_cast<uintptr_t>(row);
-  if (address % 16 != 0) cuda_cpu::fail(place.text() + ": the address of a row is no multiple of 16");
+  if (address % 16 != 0) cuda_cpu::fail(place.text() + ": the address of a row is not a multiple of 16");
   const auto row_of = [&](unsigned i, unsigned r) {
     return reinterpret_cast<const char*>(cuda_cpu::shuffle(~0u, uint64_t{address}, 8 * i + r, place));
   };

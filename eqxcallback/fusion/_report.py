@@ -91,8 +91,8 @@ class FusionReport:
 
     def _share(self, changes: Sequence[Change]) -> str:
         """Say how many parameters `changes` have; `""` if they have none."""
-        own = sum(change.parameters for change in changes)
-        return f"{_count(own, 'parameter')}, {100 * own / self.parameters:.3g}%" if own else ""
+        count = sum(change.parameters for change in changes)
+        return f"{_count(count, 'parameter')}, {100 * count / self.parameters:.3g}%" if count else ""
 
 
 class Fused(NamedTuple):

@@ -29,7 +29,7 @@ _OURS = __name__.partition(".")[0]
 
 
 def reason_to_leave(node: Any, known: Collection[type], fused: Container[type]) -> str | None:
-    """Why a Module is left alone, `""` if it is not, and `None` for what is no layer, or is fused already."""
+    """Why a Module is left alone, `""` if it is not, and `None` for what is not a layer, or is fused already."""
     cls = type(node)
     if cls in known:
         return ""

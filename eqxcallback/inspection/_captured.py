@@ -65,10 +65,11 @@ class _Plan:
         self.smallest = (re.findall(rf"{SMALLEST}: (\d+)", compiled.config) or ["0"])[0]
         self._commands = re.findall(rf"{_COMMANDS}: (\w+)", compiled.config) if compiled.config else None
         named = {thunk.name: thunk for outer in self.top for thunk in outer if thunk.name}
-        found = match(calls, Module(compiled.hlo_text))
-        self.is_known = {i: bool(instructions) for i, instructions in found.items()}
+        matches = match(calls, Module(compiled.hlo_text))
+        self.is_known = {i: bool(instructions) for i, instructions in matches.items()}
         self.places = {
-            i: [named[each.name] for each in instructions if each.name in named] for i, instructions in found.items()
+            i: [named[instruction.name] for instruction in instructions if instruction.name in named]
+            for i, instructions in matches.items()
         }
         self._calls = {thunk: calls[i] for i, thunks in self.places.items() for thunk in thunks}
 
@@ -86,14 +87,14 @@ class _Plan:
 
     def others(self, thunk: Thunk) -> int:
         """Count the other calls that are recorded with this one."""
-        return sum(each.buffer is thunk.buffer for each in self._calls) - 1
+        return sum(call.buffer is thunk.buffer for call in self._calls) - 1
 
     def neighbours(self, buffer: Thunk) -> list[str]:
         """Describe the thunks just before and after a recorded run."""
         around = self.top if buffer.parent is None else buffer.parent.nested
-        around = [each for each in around if each.branch == buffer.branch]
+        around = [thunk for thunk in around if thunk.branch == buffer.branch]
         i = around.index(buffer)
-        return [self.describe(each) for each in (*around[max(i - 1, 0) : i], *around[i + 1 : i + 2])]
+        return [self.describe(thunk) for thunk in (*around[max(i - 1, 0) : i], *around[i + 1 : i + 2])]
 
 
 def _judge(i: int, plan: _Plan, runs: Callable[[], _Plan]) -> tuple[bool | None, str]:
@@ -116,18 +117,18 @@ def _how(thunk: Thunk, plan: _Plan) -> str:
     others = plan.others(thunk)
     with_others = f", {others} other external call{'s' * (others > 1)} among them" if others else ""
     text = f"recorded into a command buffer of {_thunks(len(buffer.nested))}{with_others}"
-    if any(each.kind == "kWhile" for each in thunk.above if buffer in each.above):
+    if any(outer.kind == "kWhile" for outer in thunk.above if buffer in outer.above):
         return f"{text}: its loop is one of them, one graph for all iterations"
-    loop = next((each for each in buffer.above if each.kind == "kWhile"), None)
+    loop = next((outer for outer in buffer.above if outer.kind == "kWhile"), None)
     if loop is None:
         return text
     text += ", one graph for each iteration of its loop"
     if plan.excludes("WHILE"):
         return text + _WITHOUT_LOOPS
-    breaker = next((each for each in loop if each is not loop and _is_outside(each)), None)
+    breaker = next((inner for inner in loop if inner is not loop and _is_outside(inner)), None)
     if breaker is not None:
         return f"{text}: {plan.describe(breaker)} in the loop is not recorded"
-    by_host = next((each for each in loop if each.kind == _SLICE), None)
+    by_host = next((inner for inner in loop if inner.kind == _SLICE), None)
     return text if by_host is None else f"{text}{_BY_HOST.format(plan.describe(by_host))}"
 
 
@@ -139,8 +140,8 @@ def _why_not(i: int, place: int, plan: _Plan, runs: Callable[[], _Plan]) -> str:
     """Say why a call is not recorded."""
     if plan.excludes("CUSTOM_CALL"):
         return f"CUSTOM_CALL is not among the recorded commands ({_COMMANDS})"
-    found = runs().places.get(i, [])
-    thunk = found[place] if place < len(found) else None
+    thunks = runs().places.get(i, [])
+    thunk = thunks[place] if place < len(thunks) else None
     if thunk is None:
         return "XLA does not record it, and does not say why"
     if thunk.buffer is not None:
@@ -150,7 +151,7 @@ def _why_not(i: int, place: int, plan: _Plan, runs: Callable[[], _Plan]) -> str:
             f"its run has {_thunks(_size(thunk.buffer))}{ended}; XLA records those of at least {plan.smallest} "
             f"({SMALLEST}), with eqxcallback.jit_captured of 1"
         )
-    if any(each.branch == "condition" for each in (thunk, *thunk.above)):
+    if any(outer.branch == "condition" for outer in (thunk, *thunk.above)):
         text = "the condition of a loop is recorded only together with the loop"
         return text + (_WITHOUT_LOOPS if plan.excludes("WHILE") else "")
     return "its handler is not registered as compatible with command buffers (kCmdBufferCompatible)"

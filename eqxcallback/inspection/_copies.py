@@ -24,8 +24,10 @@ class _Value:
 def resolved(calls: Sequence[ExternalCall], text: str) -> list[ExternalCall]:
     """`calls` with what the compiled program says of them."""
     module = Module(text)
-    found = match(calls, module)
-    sharing = collections.Counter(instruction.name for those in found.values() for instruction in those[:1])
+    matches = match(calls, module)
+    sharing = collections.Counter(
+        instruction.name for instructions in matches.values() for instruction in instructions[:1]
+    )
 
     def with_program(call: ExternalCall, instructions: Sequence[Instruction]) -> ExternalCall:
         if call.target is None:
@@ -34,7 +36,7 @@ def resolved(calls: Sequence[ExternalCall], text: str) -> list[ExternalCall]:
         equal = sharing[instructions[0].name] if instructions else 0
         return dataclasses.replace(call, in_place=aliases, note=_note(call, instructions, equal, module))
 
-    return [with_program(call, found.get(i, ())) for i, call in enumerate(calls)]
+    return [with_program(call, matches.get(i, ())) for i, call in enumerate(calls)]
 
 
 def _note(call: ExternalCall, instructions: Sequence[Instruction], equal: int, module: Module) -> str:
@@ -109,9 +111,9 @@ def _is_shared(value: _Value, module: Module) -> bool:
     """True if more than one instruction uses a value."""
     instruction = value.instruction
     inside = module.computations[instruction.computation].values()
-    users = [each for each in inside if instruction.name in each.operands and each.opcode != "parameter"]
+    users = [user for user in inside if instruction.name in user.operands and user.opcode != "parameter"]
     if value.path:  # of a tuple: whether anybody else takes the same element, or all of it
-        users = [each for each in users if each.opcode != "get-tuple-element" or each.index == value.path[0]]
+        users = [user for user in users if user.opcode != "get-tuple-element" or user.index == value.path[0]]
     return len(users) > 1
 
 

@@ -25,10 +25,10 @@ class Instruction:
 
     def called(self) -> tuple[str, ...]:
         """The computations that it calls with its operands."""
-        found = re.findall(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)", self.rest)
+        names = re.findall(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)", self.rest)
         branches = re.search(r"branch_computations=\{([^}]*)\}", self.rest)
-        found += re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", self.rest)
-        return (*found, *(re.findall(r"%?([\w.\-]+)", branches[1]) if branches else ()))
+        names += re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", self.rest)
+        return (*names, *(re.findall(r"%?([\w.\-]+)", branches[1]) if branches else ()))
 
     @property
     def body(self) -> str:
@@ -83,7 +83,7 @@ class Module:
         """Return the sizes of its operands and results, as text: `"3,4"`. Tokens, which order calls, have none."""
         inside = self.computations[instruction.computation]
         types = [*(inside[name].shape for name in instruction.operands), instruction.shape]
-        return tuple(dims for each in types for dims in re.findall(r"\b(?!token\[)\w+\[([\d,]*)\]", each))
+        return tuple(dims for text in types for dims in re.findall(r"\b(?!token\[)\w+\[([\d,]*)\]", text))
 
     @functools.cached_property
     def callers(self) -> Mapping[str, Instruction]:

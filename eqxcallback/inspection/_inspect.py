@@ -75,8 +75,8 @@ def _inspected(fn: Callable[..., Any], args: tuple[Any, ...], wanted: str | None
     sites = xla.call_sites(traced.jaxpr, platform)
     calls = [call for site in sites for call in external_calls(site, traced.fun_name, platform, donated)]
     if platform == in_use:
-        found = _compiled(traced, options, platform, calls)
-        return dataclasses.replace(found, host_calls=host_calls(fn, args, runs))
+        inspection = _compiled(traced, options, platform, calls)
+        return dataclasses.replace(inspection, host_calls=host_calls(fn, args, runs))
     if runs:
         raise ValueError(f"eqxcallback.inspect: expected no runs for {platform}, which is not in use; got {runs}.")
     if any(call.lane == "jax callback" for call in calls):

@@ -14,10 +14,10 @@ def match(calls: Sequence[ExternalCall], module: Module) -> Mapping[int, Sequenc
     Nothing in the text identifies a call. So those that agree in all that both sides tell, and are equally many, are paired
     in order, then those that agree in less.
     """
-    instructions = sorted((each for each in module if each.opcode == "custom-call"), key=_number)
+    instructions = sorted((instruction for instruction in module if instruction.opcode == "custom-call"), key=_number)
     left = {i: _keys_of_call(call) for i, call in enumerate(calls) if call.target is not None}
-    right = {each.name: (each, _keys_of_instruction(each, module)) for each in instructions}
-    found: dict[int, Sequence[Instruction]] = {}
+    right = {instruction.name: (instruction, _keys_of_instruction(instruction, module)) for instruction in instructions}
+    matches: dict[int, Sequence[Instruction]] = {}
     for level in range(_LEVELS):
         ours, theirs = collections.defaultdict(list), collections.defaultdict(list)
         for i, keys in left.items():
@@ -26,16 +26,16 @@ def match(calls: Sequence[ExternalCall], module: Module) -> Mapping[int, Sequenc
             theirs[keys[level]].append(name)
         for key, indices in ours.items():
             if len(indices) == len(theirs[key]):
-                found.update((i, (right.pop(name)[0],)) for i, name in zip(indices, theirs[key], strict=True))
+                matches.update((i, (right.pop(name)[0],)) for i, name in zip(indices, theirs[key], strict=True))
                 for i in indices:
                     del left[i]
     for i, keys in left.items():
         for level in range(_LEVELS):
-            alike = [each for each, its in right.values() if its[level] == keys[level]]
+            alike = [instruction for instruction, its in right.values() if its[level] == keys[level]]
             if alike:
-                found[i] = alike
+                matches[i] = alike
                 break
-    return found
+    return matches
 
 
 def _number(instruction: Instruction) -> int:
@@ -53,8 +53,8 @@ def _keys_of_call(call: ExternalCall) -> Sequence[Hashable]:
 
 def _keys_of_instruction(instruction: Instruction, module: Module) -> Sequence[Hashable]:
     pairs = re.search(r"output_to_operand_aliasing=\{(.*?\))\}", instruction.rest)
-    found = re.findall(r"\{(\d*)\}: \((\d+)", pairs[1]) if pairs else []
-    aliases = tuple(sorted((int(operand), int(result or 0)) for result, operand in found))
+    aliased = re.findall(r"\{(\d*)\}: \((\d+)", pairs[1]) if pairs else []
+    aliases = tuple(sorted((int(operand), int(result or 0)) for result, operand in aliased))
     shapes = module.dims(instruction)
     target = instruction.attribute("custom_call_target")
     path = _scopes(instruction.attribute("op_name"))

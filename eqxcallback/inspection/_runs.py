@@ -17,9 +17,9 @@ def host_calls(fn: Any, args: tuple[Any, ...], runs: int) -> tuple[int, ...]:
     program = fn if jitted else eqx.filter_jit(lambda *args: fn(*args))
     counts = []
     for _ in range(runs):
-        own = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, args)
-        jax.block_until_ready(own)
+        copies = jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, args)
+        jax.block_until_ready(copies)
         before = xla.host_calls()
-        jax.block_until_ready(eqx.filter(program(*own), eqx.is_array))
+        jax.block_until_ready(eqx.filter(program(*copies), eqx.is_array))
         counts.append(xla.host_calls() - before)
     return tuple(counts)

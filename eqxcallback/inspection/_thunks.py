@@ -62,28 +62,28 @@ def parse(sequence: str, names: str = "") -> list[Thunk]:
     branches: dict[Thunk | None, str] = {}
     label, indent = "", 0
     for line in sequence.splitlines():
-        if (found := _BRANCH.match(line)) is not None:
-            label, indent = found[2], len(found[1])  # that of a condition is not indented
-        elif (found := _THUNK.match(line)) is not None:
-            depth = len(found[1])
+        if (match := _BRANCH.match(line)) is not None:
+            label, indent = match[2], len(match[1])  # that of a condition is not indented
+        elif (match := _THUNK.match(line)) is not None:
+            depth = len(match[1])
             while open_ and open_[-1][0] >= depth:
                 open_.pop()
             parent = open_[-1][1] if open_ else None
             if label and indent < depth:  # or it was of an empty branch
                 branches[parent] = label
             label = ""
-            number = int(found[2])
-            thunk = Thunk(found[3], number, named.get(number, ""), branches.get(parent, ""), parent)
+            number = int(match[2])
+            thunk = Thunk(match[3], number, named.get(number, ""), branches.get(parent, ""), parent)
             (top if parent is None else parent.nested).append(thunk)
             open_.append((depth, thunk))
     return top
 
 
 def _names(text: str) -> dict[int, str]:
-    found = {}
+    names = {}
     for block in text.split("thunk_metadata {")[1:]:
         number = re.search(r"thunk_id: (\d+)", block)
         name = re.search(r'profile_annotation: "([^"]*)"', block)
         if number is not None and name is not None:
-            found[int(number[1])] = name[1]
-    return found
+            names[int(number[1])] = name[1]
+    return names

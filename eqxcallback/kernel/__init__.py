@@ -21,12 +21,12 @@ from ._tvm_ffi import TvmFfiKernel as TvmFfiKernel, literal as literal
 
 
 SourceKernel = CudaKernel | TritonKernel
-"""Those for a GPU whose source there is, so that they can be emulated."""
+"""Kernels for a GPU that are given as source, so that they can be emulated."""
 
 DeviceKernel = SourceKernel | ImageKernel
-"""Those that our launcher launches on a GPU."""
+"""Kernels that our launcher launches on a GPU."""
 
 TypedKernel = DeviceKernel | CKernel | NumbaKernel | TvmFfiKernel
-"""Those whose parameters are of the types that they are called with."""
+"""Kernels whose parameters are of the types that they are called with."""
 
 Kernel = NativeKernel | PythonKernel | JaxKernel | TypedKernel

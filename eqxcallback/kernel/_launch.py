@@ -57,10 +57,14 @@ def dims(value: Any, what: str) -> tuple[int, int, int]:
     """`value` as three sizes. Raises an error that begins with `what` if it is none."""
     sizes = value if isinstance(value, tuple | list) else (value,)
     try:
-        found = [size.__index__() for size in sizes]  # NumPy's integers as well
+        integers = [size.__index__() for size in sizes]  # NumPy's integers as well
     except AttributeError:
-        found = []
-    if not 1 <= len(found) <= 3 or any(size < 0 for size in found) or any(isinstance(size, bool) for size in sizes):
+        integers = []
+    if (
+        not 1 <= len(integers) <= 3
+        or any(size < 0 for size in integers)
+        or any(isinstance(size, bool) for size in sizes)
+    ):
         raise TypeError(f"{what} to be an integer or up to three, none negative; got {value!r}.")
-    x, y, z = (*found, 1, 1)[:3]
+    x, y, z = (*integers, 1, 1)[:3]
     return x, y, z

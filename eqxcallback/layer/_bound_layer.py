@@ -118,9 +118,9 @@ def bind_layer(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[
         if isinstance(kernel, JaxKernel):
             call = functools.partial(functions.kernel, kernel.function)
             return binder.forward(kernel, position, xla.CallOptions(), jax_forward(call, jax_name(kernel)))
-        own, body = pairs, None
+        alias_pairs, body = pairs, None
         if isinstance(kernel, Kernel) and kernel.aliases:
-            own = _alias_pairs(kernel.aliases, leaves_in, num_own, leaves_out, name)
+            alias_pairs = _alias_pairs(kernel.aliases, leaves_in, num_own, leaves_out, name)
         if isinstance(kernel, PythonKernel):
             body = KernelForward(kernel.body, inputs, kernel_outputs, *shared)
         elif not isinstance(kernel, Kernel):
@@ -129,7 +129,7 @@ def bind_layer(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[
         if refs and body is not None:
             body = WithRefs(body, refs, num_results)
         options = xla.CallOptions(
-            tuple(sorted(own + ref_pairs)),
+            tuple(sorted(alias_pairs + ref_pairs)),
             layer.has_side_effect,
             input_layouts=_layouts(layer.input_layouts, input_avals, num_own, f"{name}.input_layouts"),
             output_layouts=_layouts(layer.output_layouts, result_avals, 0, f"{name}.output_layouts"),
@@ -145,21 +145,21 @@ def bind_layer(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[
 
     def backward(needs_grad: tuple[int, ...]) -> dict[str, tuple[backends.BoundKernel, ...]]:
         method = declarations.method(cls, "backward")
-        found = {
-            platform: tuple(backward_kernel(each, i, needs_grad) for i, each in enumerate(as_tuple(kernels)))
+        by_platform = {
+            platform: tuple(backward_kernel(declared, i, needs_grad) for i, declared in enumerate(as_tuple(kernels)))
             for platform, kernels in layer.backward_kernels.items()
         }
         if method is not None:
             kernel = PythonKernel(method, command_buffer_compatible=layer.command_buffer_compatible)
-            own = binder.backward(kernel, "backward", needs_grad, backward_body(needs_grad, method))
+            in_python = binder.backward(kernel, "backward", needs_grad, backward_body(needs_grad, method))
             for platform in declarations.kernels_of(cls):
                 if platform in xla.PYTHON_PLATFORMS:
-                    found[platform] = (*found.get(platform, ()), own)
-        return found
+                    by_platform[platform] = (*by_platform.get(platform, ()), in_python)
+        return by_platform
 
     def supports_types(structs: Sequence[Any]) -> tuple[Any, Mapping[str, Any]]:
-        own, args, kwargs = inputs.build(structs)
-        return named_types(("self", *declarations.names_of(cls, len(args))), (own, *args)), kwargs
+        self_types, args, kwargs = inputs.build(structs)
+        return named_types(("self", *declarations.names_of(cls, len(args))), (self_types, *args)), kwargs
 
     has_backward = not refs and (declarations.method(cls, "backward") or cls.backward_kernels)
     bound = BoundOp(
@@ -194,17 +194,17 @@ def _result_types(
     cls: Any, inputs: Structure, types: Sequence[Any], refs: Sequence[int]
 ) -> tuple[Structure, Sequence[Any]]:
     """The tree of the results and the types of its arrays, on which `out_type` and `reference` agree."""
-    found: dict[str, tuple[Structure, Sequence[Any]]] = {}
+    declared: dict[str, tuple[Structure, Sequence[Any]]] = {}
     layer, args, kwargs = inputs.build(types)
     if cls._has_own_out_type():
         with blaming(cls.__qualname__, "out_type", args, kwargs):
             out = layer.out_type(*args, **kwargs)
-        found["out_type"] = _structure_of(out, f"{cls.__qualname__}.out_type")
+        declared["out_type"] = _structure_of(out, f"{cls.__qualname__}.out_type")
     reference = declarations.method(cls, "reference")
     if reference is not None:
         with blaming(cls.__qualname__, "reference", args, kwargs):
-            found["reference"] = rules.eval_type(cls, reference, inputs, types, refs)
-    (first, expected), *rest = found.items()
+            declared["reference"] = rules.eval_type(cls, reference, inputs, types, refs)
+    (first, expected), *rest = declared.items()
     for other, got in rest:
         if expected[0] != got[0] or _texts(expected[1]) != _texts(got[1]):
             raise ValueError(
@@ -238,15 +238,15 @@ def _texts(types: Sequence[Any]) -> list[str]:
 def _structure_of(tree: Any, who: str) -> tuple[Structure, Sequence[Any]]:
     leaves, treedef = tree_flatten(tree)
     marked = [Structure.array if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf for leaf in leaves]
-    found = [leaf for leaf, mark in zip(leaves, marked, strict=True) if mark is Structure.array]
-    if leaves and not found:
+    arrays = [leaf for leaf, mark in zip(leaves, marked, strict=True) if mark is Structure.array]
+    if leaves and not arrays:
         raise TypeError(f"{who}: expected the types of arrays, `jax.ShapeDtypeStruct`s; got {tree!r}.")
-    for leaf in found:
+    for leaf in arrays:
         try:
             xla.result_aval(leaf.shape, leaf.dtype)
         except (TypeError, ValueError) as error:
             raise TypeError(f"{who}: expected the types of arrays; got {leaf!r} ({error}).") from None
-    return Structure(treedef, marked, who), [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in found]
+    return Structure(treedef, marked, who), [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in arrays]
 
 
 def _pair(outputs: Structure, residuals: Structure) -> Structure:

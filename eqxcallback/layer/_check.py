@@ -49,9 +49,9 @@ def _faults_of_options(cls: Any) -> Iterator[Fault]:
 
 def _faults_of_methods(cls: Any) -> Iterator[Fault]:
     for name in declarations.METHODS:
-        found = method(cls, name)
-        if found is not None and not callable(found):
-            yield TypeError, f"expected {name} to be a method; got {found!r} of type {type(found).__name__}."
+        attribute = method(cls, name)
+        if attribute is not None and not callable(attribute):
+            yield TypeError, f"expected {name} to be a method; got {attribute!r} of type {type(attribute).__name__}."
     if method(cls, "residual_type") is not None and method(cls, "backward") is None and not cls.backward_kernels:
         yield TypeError, "residual_type says what the kernel keeps for `backward`, but there is none. Define it."
 
@@ -72,7 +72,9 @@ def _faults_of_backward_kernels(cls: Any) -> Iterator[Fault]:
     declared = cls.backward_kernels
     if not isinstance(declared, Mapping):
         yield TypeError, f"expected backward_kernels to be a mapping; got {type(declared).__name__}."
-    for platform, kernel in ((platform, each) for platform, kernels in declared.items() for each in as_tuple(kernels)):
+    for platform, kernel in (
+        (platform, candidate) for platform, kernels in declared.items() for candidate in as_tuple(kernels)
+    ):
         entry = f"backward_kernels[{platform!r}]"
         if platform not in kernels_of(cls):
             yield (
@@ -93,7 +95,7 @@ def _faults_of_backward_kernels(cls: Any) -> Iterator[Fault]:
 def _faults_of_threads(cls: Any) -> Iterator[Fault]:
     if cls.vmap_method != "threads":
         return
-    backward = [("any platform", found)] if (found := method(cls, "backward")) is not None else []
+    backward = [("any platform", function)] if (function := method(cls, "backward")) is not None else []
     every = [(platform, kernel) for platform, kernels in kernels_of(cls).items() for kernel in kernels]
     for platform, kernel in [*every, *backward]:
         if (reason := why_no_threads(platform, kernel)) is not None:
@@ -131,7 +133,7 @@ def _faults_of_mapping(cls: Any, declared: Mapping[Any, Any]) -> Iterator[Fault]
 
 
 def _faults_of_signatures(cls: Any) -> Iterator[Fault]:
-    for platform, kernel in ((platform, kernel) for platform, each in kernels_of(cls).items() for kernel in each):
+    for platform, kernel in ((platform, kernel) for platform, kernels in kernels_of(cls).items() for kernel in kernels):
         if not isinstance(kernel, Kernel):
             yield from _takes(kernel, ("self", "ctx", "out"), f"the kernel for {platform}")
             yield from _misplaces(cls, kernel, ("self", "ctx", "out"), f"the kernel for {platform}")
@@ -183,12 +185,12 @@ def _misplaces(cls: Any, function: Any, names: tuple[str, ...], what: str) -> It
     """An argument of the layer, or `ctx` or `out`, in another place than the one in which a kernel gets it."""
     others = [declared for name in ("reference", "out_type") if (declared := method(cls, name)) is not None]
     taken = [list(inspect.signature(other).parameters)[1:] for other in others]
-    arguments = {name for each in taken for name in each}
+    arguments = {name for parameters in taken for name in parameters}
     signature = inspect.signature(function)
     given = list(signature.parameters)
     takes_any = any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in signature.parameters.values())
     moved = [name for name in ("ctx", "out") if name in given and given.index(name) != names.index(name)]
-    lacks = any(len(given) - len(names) < len(each) for each in taken)
+    lacks = any(len(given) - len(names) < len(parameters) for parameters in taken)
     if set(moved) - arguments or (lacks and not takes_any and arguments.intersection(given[: len(names)])):
         missing = ", ".join(name for name in names if name not in given)
         problem = f"{missing} is missing" if missing else "they come in another order"
@@ -203,11 +205,11 @@ def _agrees(cls: type, function: Any, skipped: int, what: str) -> Iterator[Fault
     positional = [p.name for p in parameters if p.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)]
     keywords = [p.name for p in parameters if p.kind is Parameter.KEYWORD_ONLY]
     signature = inspect.signature(function)
-    own = [p.name for p in signature.parameters.values()][skipped : skipped + len(positional)]
+    given = [p.name for p in signature.parameters.values()][skipped : skipped + len(positional)]
     expected = f"expected {what} to take ({', '.join([*positional, *keywords])}), as calls of the layer do"
     try:
         signature.bind(*[None] * (skipped + len(positional)), **dict.fromkeys(keywords))
     except TypeError as error:
         yield TypeError, f"{expected}; its signature is {signature} ({error})."
-    if own != positional and set(own) == set(positional):
+    if given != positional and set(given) == set(positional):
         yield TypeError, f"{expected}; its signature is {signature}, in another order."

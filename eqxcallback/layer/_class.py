@@ -32,7 +32,7 @@ def _misspelt(cls: type, base: type) -> Iterator[tuple[str, str]]:
     options = [name for name in vars(base) if not name.startswith("_") and name not in METHODS]
     known = {*options, *METHODS}
     kernels = vars(cls).get("kernels")
-    named = {each for many in kernels.values() for each in as_tuple(many)} if isinstance(kernels, dict) else ()
+    named = {kernel for many in kernels.values() for kernel in as_tuple(many)} if isinstance(kernels, dict) else ()
     for name, value in vars(cls).items():
         if name.startswith("_") or name in known or name in named or _is_field(cls, name):
             continue

@@ -17,10 +17,10 @@ def method(cls: type, name: str) -> Callable[..., Any] | None:
     """The function that a class has under `name`, unbound; Equinox wraps methods when they are looked up."""
     for base in cls.__mro__:
         if name in vars(base):
-            found = vars(base)[name]
-            if isinstance(found, staticmethod):
+            value = vars(base)[name]
+            if isinstance(value, staticmethod):
                 raise TypeError(f"{cls.__qualname__}: expected {name} to be a method; got a staticmethod.")
-            return getattr(found, "method", found)  # of Equinox's wrapper
+            return getattr(value, "method", value)  # of Equinox's wrapper
     return None
 
 
@@ -29,7 +29,7 @@ def kernels_of(cls: type) -> Mapping[str, tuple[Any, ...]]:
     declared = getattr(cls, "kernels", None)
     if declared is not None and not overrides_kernels(cls):
         return {
-            platform: tuple(method(cls, each) if isinstance(each, str) else each for each in as_tuple(kernels))
+            platform: tuple(method(cls, kernel) if isinstance(kernel, str) else kernel for kernel in as_tuple(kernels))
             for platform, kernels in declared.items()
         }
     kernel = method(cls, "kernel")

@@ -167,11 +167,11 @@ class Layer(eqx.Module):
         except TypeError:  # JAX does not say whose argument it was
             check_typed(named_arrays(self, args, kwargs), cls.__qualname__)
             raise
-        found = bind_layer(cls, inputs, avals, refs, _config.jax_enable_x64)
-        outs = xla.op_call(found.call, *unwrapped(arrays, found.input_keys))
-        for ref, value in zip(mutable, outs[found.num_results :], strict=False):
+        bound = bind_layer(cls, inputs, avals, refs, _config.jax_enable_x64)
+        outs = xla.op_call(bound.call, *unwrapped(arrays, bound.input_keys))
+        for ref, value in zip(mutable, outs[bound.num_results :], strict=False):
             ref[...] = value
-        return found.outputs.build(wrapped(outs[: found.num_results], found.output_keys))
+        return bound.outputs.build(wrapped(outs[: bound.num_results], bound.output_keys))
 
 
 @functools.lru_cache(maxsize=4096)

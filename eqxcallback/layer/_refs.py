@@ -10,10 +10,10 @@ from ..core import OwnCallable, identity
 
 
 def indices(arrays: Sequence[Any], who: str) -> tuple[int, ...]:
-    found = tuple(i for i, array in enumerate(arrays) if isinstance(array, jax.Ref))
-    if len({id(arrays[i]) for i in found}) < len(found):
+    positions = tuple(i for i, array in enumerate(arrays) if isinstance(array, jax.Ref))
+    if len({id(arrays[i]) for i in positions}) < len(positions):
         raise ValueError(f"{who}: expected each jax.Ref once among the arguments of a call; got one twice.")
-    return found
+    return positions
 
 
 def new(arrays: Sequence[Any], refs: Sequence[int]) -> Sequence[Any]:

@@ -48,16 +48,16 @@ def eval_type(
     cls: Any, function: Any, inputs: Structure, types: Sequence[Any], refs: Sequence[int]
 ) -> tuple[Structure, Sequence[Any]]:
     """The tree of what a method in JAX returns, and the types of its arrays."""
-    found: list[Structure] = []
+    structures: list[Structure] = []
 
     def flat(*arrays: Any) -> Sequence[Any]:
         layer, args, kwargs = inputs.build(new(arrays, refs))
         leaves, treedef = tree_flatten(function(layer, *args, **kwargs))
-        found.append(Structure(treedef, leaves, f"{cls.__qualname__}.{function.__name__}"))
+        structures.append(Structure(treedef, leaves, f"{cls.__qualname__}.{function.__name__}"))
         return [leaf for leaf in leaves if is_array(leaf)]
 
     types = jax.eval_shape(flat, *types)
-    return found[0], [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in types]
+    return structures[0], [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in types]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,8 +75,8 @@ class Functions:
         return self.inputs.build(wrapped(arrays, self.input_keys))
 
     def _arguments(self, tree: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> Arguments:
-        own, args, kwargs = tree
-        return Arguments.of(own, (*args, *(kwargs[name] for name in self.keywords)))
+        layer, args, kwargs = tree
+        return Arguments.of(layer, (*args, *(kwargs[name] for name in self.keywords)))
 
     def _flat(self, out: Any) -> Sequence[Any]:
         leaves = [leaf for leaf in tree_leaves(out) if is_array(leaf)]
@@ -158,10 +158,10 @@ class Functions:
             return None
         in_axes = self._arguments(self.inputs.build_alone([0 if mapped else None for mapped in is_mapped]))
         function: Any = declarations.method(self.cls, "batch")
-        found = function(layer, axis_size, tuple(in_axes), args)
-        if not isinstance(found, tuple) or len(found) != 2:
-            raise TypeError(f"{self.cls.__qualname__}.batch: expected (out, out_axes) to be returned; got {found!r}.")
-        return self._mapped_results(*found, axis_size)
+        result = function(layer, axis_size, tuple(in_axes), args)
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise TypeError(f"{self.cls.__qualname__}.batch: expected (out, out_axes) to be returned; got {result!r}.")
+        return self._mapped_results(*result, axis_size)
 
     def _mapped_results(self, out: Any, out_axes: Any, axis_size: Size) -> tuple[Sequence[Any], Sequence[bool]]:
         """`out_axes` is as of `jax.vmap`, or has booleans as `jax.custom_batching.custom_vmap` has them."""
@@ -202,7 +202,7 @@ class _Result:
 
 
 class _Axis:
-    """A leaf. `None` and `False` are no axis, `True` is the first one."""
+    """A leaf. `None` and `False` stand for no axis, `True` for the first one."""
 
     def __init__(self, mark: Any):
         self.axis = None if mark is None or mark is False else 0 if mark is True else int(mark)

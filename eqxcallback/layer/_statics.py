@@ -15,25 +15,25 @@ def of(
     """By name, `others` among it if the kernel names them."""
     cls = type(layer)
     given = {**dict(zip(declarations.names_of(cls, len(args)), args, strict=True)), **kwargs}
-    found = {}
+    statics = {}
     if isinstance(kernel, CKernel | NumbaKernel | TvmFfiKernel | CudaKernel | ImageKernel):
         # Their parameters name arrays and values alike.
         named = [name for name in kernel.names if name in given or hasattr(layer, name)]
         values = {name: given[name] if name in given else getattr(layer, name) for name in named}
         kinds = (numbers.Number, str, types.NoneType) if isinstance(kernel, TvmFfiKernel) else numbers.Number
-        found = {name: value for name, value in values.items() if isinstance(value, kinds)}
+        statics = {name: value for name, value in values.items() if isinstance(value, kinds)}
     wanted = _wanted(kernel)
-    found |= {name: value for name, value in others.items() if name in wanted}
+    statics |= {name: value for name, value in others.items() if name in wanted}
     for name in wanted:
-        if name in found:
+        if name in statics:
             continue
         if name not in given and not hasattr(layer, name):
             raise ValueError(
                 f"{cls.__qualname__}: the kernel {kernel.name} takes {name!r}, which is neither an argument of the call nor "
                 "a field of the layer."
             )
-        found[name] = given[name] if name in given else getattr(layer, name)
-    return found
+        statics[name] = given[name] if name in given else getattr(layer, name)
+    return statics
 
 
 def _wanted(kernel: Any) -> Sequence[str]:

@@ -99,7 +99,7 @@ class KVCache(eqx.Module):
         *,
         valid: Integer[AnyArray, ""] | AnyInt | None = None,
     ) -> tuple[Float[Array, "count heads size"], "KVCache"]:
-        """Rotary position embedding of queries and keys, and `append`, in one pass where the cache is no ring buffer and has the
+        """Rotary position embedding of queries and keys, and `append`, in one pass if the cache is not a ring buffer and has the
         dtype of `qkv`.
 
         **Arguments:**
@@ -273,7 +273,7 @@ class KVCache(eqx.Module):
                 return ops.cache_append(array, new, self.length)
             return _ring.append(array, new, self.length, valid)
 
-        written = tuple(write(*each) for each in zip(self._arrays, rows, strict=True))
+        written = tuple(write(*pair) for pair in zip(self._arrays, rows, strict=True))
         return self._with(written, rows[0].shape[0], valid)
 
     def _with(self, arrays: tuple[Any, ...], count: Size, valid: Array | None) -> "KVCache":

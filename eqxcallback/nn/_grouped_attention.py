@@ -222,7 +222,7 @@ class GroupedQueryAttention(eqx.Module):
         - `mask`: `False` where a query does not see a key, of the same shapes.
         - `segment_ids`: integers, for sequences that are packed into one: a query sees the keys of its segment. A pair if
             queries and keys have different ones.
-        - `length`: how many keys there are, if the others are padding; with a cache, how many of `x` are no padding.
+        - `length`: how many keys there are, if the others are padding; with a cache, how many of `x` are not padding.
         - `cache`: of the tokens before `x`. Keys and values of `x` are appended, and `x` sees them all.
         - `key`, `inference`: for dropout, as in `equinox.nn.MultiheadAttention`.
 

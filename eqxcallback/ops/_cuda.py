@@ -33,7 +33,7 @@ def ceil(a: int, b: int) -> int:
 
 def name(kernel: str, x: Any, *more: bool | int | str) -> str:
     """Names the instance of a template for the dtype of `x`. `more` are its other arguments."""
-    arguments = (str(each).lower() if isinstance(each, bool) else str(each) for each in more)
+    arguments = (str(argument).lower() if isinstance(argument, bool) else str(argument) for argument in more)
     return f"eqxcallback::{kernel}<{', '.join([CudaKernel.ctype(x.dtype), *arguments])}>"
 
 

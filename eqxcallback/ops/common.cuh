@@ -15,7 +15,7 @@
 namespace eqxcallback {
 
 constexpr unsigned kAllLanes = 0xffffffffu;
-// Where a maximum starts. Finite: a difference with it is no NaN, and exp() of that is 0.
+// Where a maximum starts. Finite: a difference with it is not a NaN, and exp() of that is 0.
 constexpr float kLowest = -3.402823466e+38f;
 
 // -- elements

@@ -16,8 +16,8 @@ _DONATE = ("all", "all-except-first", "warn", "warn-except-first", "none")
 
 # What equinox.filter_jit has in place of arguments of jax.jit.
 _INSTEAD = {
-    "static_argnums": "What is no array is static already.",
-    "static_argnames": "What is no array is static already.",
+    "static_argnums": "What is not an array is static already.",
+    "static_argnames": "What is not an array is static already.",
     "donate_argnums": f"Use donate=, one of {_DONATE}.",
     "donate_argnames": f"Use donate=, one of {_DONATE}.",
     "in_shardings": "Use jax.device_put before the call, or equinox.filter_shard inside of it.",

@@ -109,7 +109,7 @@ def _unmeasured(called: _Called, arrays: Any, winners: Mapping[Contest, int]) ->
         try:
             jax.jit(lambda arrays: called(arrays)).lower(arrays)
         except Exception:
-            # A kernel that does not compile is no error yet, if there is another one to take its place.
+            # A kernel that does not compile is not an error yet, if there is another one to take its place.
             if met.keys() <= winners.keys():
                 raise
     return [contest for contest in met if contest not in winners]

@@ -190,17 +190,17 @@ def _overrun(names: Sequence[str], it: Subject) -> tuple[Row, ...]:
 
 
 def _row(name: str, it: Subject, tolerance: Tolerance) -> Row:
-    found = Findings(tolerance)
+    findings = Findings(tolerance)
     start = time.perf_counter()
     try:
         in_mode = name in _CHECKED and memory.has_checked_mode()
         with raising(), debug.checked() if in_mode else contextlib.nullcontext():
-            ROWS[name](it, found)
+            ROWS[name](it, findings)
     except NotApplicable as reason:
-        return Row(name, NOT_APPLICABLE, found.worst, time.perf_counter() - start, str(reason))
+        return Row(name, NOT_APPLICABLE, findings.worst, time.perf_counter() - start, str(reason))
     except Exception as error:
-        found.fault(error_text(error))
+        findings.fault(error_text(error))
     seconds = time.perf_counter() - start
-    if found.faults:
-        return Row(name, FAILED, found.worst, seconds, "\n".join([*found.faults, *found.notes]))
-    return Row(name, OK, found.worst, seconds, "; ".join(found.notes))
+    if findings.faults:
+        return Row(name, FAILED, findings.worst, seconds, "\n".join([*findings.faults, *findings.notes]))
+    return Row(name, OK, findings.worst, seconds, "; ".join(findings.notes))

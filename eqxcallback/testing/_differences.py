@@ -45,9 +45,9 @@ def _central(function: Any, at: np.ndarray, direction: np.ndarray, step: float) 
     """The slopes and the values, wide."""
     up = np.asarray(at + (step * direction).astype(at.dtype), at.dtype)
     down = np.asarray(at - (step * direction).astype(at.dtype), at.dtype)
-    found = []
+    slopes = []
     with np.errstate(invalid="ignore"):
         for a, b in zip(function(up), function(down), strict=True):
             wide = np.complex128 if a.dtype.kind == "c" else np.float64
-            found.append(((a.astype(wide) - b.astype(wide)) / (2 * step), a.astype(wide)))
-    return found
+            slopes.append(((a.astype(wide) - b.astype(wide)) / (2 * step), a.astype(wide)))
+    return slopes

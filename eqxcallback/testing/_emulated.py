@@ -103,8 +103,8 @@ def emulated(layer_or_op: Any) -> Any:
     [`eqxcallback.KernelError`][], which says why.
     """
     kernels = kernels_of(layer_or_op)
-    found = _device_kernels(layer_or_op, kernels)
-    if not found:
+    device_kernels = _device_kernels(layer_or_op, kernels)
+    if not device_kernels:
         hint = f" {_NO_SOURCE}." if isinstance(kernels.get(_PLATFORM), ImageKernel) else ""
         raise ValueError(
             f"testing.emulated: expected a layer or an op with a CudaKernel or a TritonKernel for {_PLATFORM}; got "
@@ -112,9 +112,9 @@ def emulated(layer_or_op: Any) -> Any:
         )
     if isinstance(layer_or_op, Op):
         backward: Any = layer_or_op.backward or {}
-        own = _for_cpu(backward.get(_PLATFORM, ()))
+        gradients = _for_cpu(backward.get(_PLATFORM, ()))
         return dataclasses.replace(
-            layer_or_op, kernels={"cpu": _for_cpu(found)}, backward={"cpu": own} if own else None
+            layer_or_op, kernels={"cpu": _for_cpu(device_kernels)}, backward={"cpu": gradients} if gradients else None
         )
     # As Equinox makes a Module from leaves: without `__init__`.
     made = object.__new__(_emulated_class(type(layer_or_op)))
@@ -144,15 +144,15 @@ def _device_kernels(target: Any, kernels: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the kernels that may run on a GPU and are neither in Python nor of a library."""
     if _PLATFORM not in kernels or not isinstance(kernels[_PLATFORM], SourceKernel):
         return ()
-    return tuple(each for each in as_tuple(target.kernels[_PLATFORM]) if isinstance(each, SourceKernel))
+    return tuple(kernel for kernel in as_tuple(target.kernels[_PLATFORM]) if isinstance(kernel, SourceKernel))
 
 
 def _for_cpu(kernels: Any) -> tuple[Emulated, ...]:
-    return tuple(for_cpu(each) for each in as_tuple(kernels) if isinstance(each, SourceKernel))
+    return tuple(for_cpu(kernel) for kernel in as_tuple(kernels) if isinstance(kernel, SourceKernel))
 
 
 def _has_image_backward(target: Any) -> bool:
     """True if gradients are an image's, which is not emulated: the reference's gradients are checked in its place."""
     declared: Any = target.backward if isinstance(target, Op) else target.backward_kernels
-    found = declared.get(_PLATFORM, ()) if isinstance(declared, Mapping) else ()
-    return any(isinstance(each, ImageKernel) for each in as_tuple(found))
+    kernels = declared.get(_PLATFORM, ()) if isinstance(declared, Mapping) else ()
+    return any(isinstance(kernel, ImageKernel) for kernel in as_tuple(kernels))

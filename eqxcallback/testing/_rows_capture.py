@@ -81,7 +81,7 @@ class _Allocation(Exception):
     """CuPy was asked for memory: not an error of CUDA's, if its pool has some."""
 
 
-def capture(subject: Subject, found: Findings) -> None:
+def capture(subject: Subject, findings: Findings) -> None:
     """A Python kernel that says it may be recorded can be, and a replay computes what the call does."""
     if not on_gpu():
         raise NotApplicable("no GPU: nothing can be recorded")
@@ -92,7 +92,7 @@ def capture(subject: Subject, found: Findings) -> None:
     for where, function, make in programs(subject):
         if where == "eager":
             continue  # the same kernel as compiled
-        with found.case(where):
+        with findings.case(where):
             jitted = jax.jit(function, compiler_options=_UNRECORDED)
             if f"@{target}(" not in jitted.trace(*make()).lower(lowering_platforms=("cuda",)).as_text():
                 continue
@@ -104,19 +104,19 @@ def capture(subject: Subject, found: Findings) -> None:
             for fault in dict.fromkeys(here):
                 faults.setdefault(fault, []).append(where)
             if not here:
-                before = len(found.faults)
-                found.close(got, want, f"{where}: a replay of what was recorded, against the call")
-                is_different |= len(found.faults) > before
-    if not is_declared and not found.faults:
+                before = len(findings.faults)
+                findings.close(got, want, f"{where}: a replay of what was recorded, against the call")
+                is_different |= len(findings.faults) > before
+    if not is_declared and not findings.faults:
         raise NotApplicable("no kernel in Python is declared command_buffer_compatible")
     for fault, places in faults.items():
-        found.fault(f"{', '.join(places)}: {fault}")
+        findings.fault(f"{', '.join(places)}: {fault}")
     if is_different:
-        found.notes.append(
+        findings.notes.append(
             f"What is launched on another stream, or computed on the host, is not replayed. {_ELSEWHERE[1]}"
         )
     if counts:
-        found.notes.append("recorded " + ", ".join(_count(number, kind) for kind, number in counts.items()))
+        findings.notes.append("recorded " + ", ".join(_count(number, kind) for kind, number in counts.items()))
 
 
 def on_gpu() -> bool:
@@ -176,7 +176,7 @@ def _where(error: BaseException) -> tuple[str, list[str]]:
     frames = list(traceback.walk_tb(error.__traceback__))
     is_own = [frame.f_globals.get("__name__", "").partition(".")[0] not in _LIBRARIES for frame, _ in frames]
     refuse = inspect.unwrap(_refuse).__code__  # without a check of annotations
-    last = max((i for i, own in enumerate(is_own) if own and frames[i][0].f_code is not refuse), default=None)
+    last = max((i for i, is_users in enumerate(is_own) if is_users and frames[i][0].f_code is not refuse), default=None)
     if last is None:
         return "in C", []
     frame, number = frames[last]

@@ -19,7 +19,7 @@ SECOND_FACTOR = 16.0
 _MOST_ALONE = 8
 
 
-def grad(subject: Subject, found: Findings) -> None:
+def grad(subject: Subject, findings: Findings) -> None:
     """Reverse mode is that of the reference, compiled and eager."""
     subject.need_reverse()
     if subject.reference is None:
@@ -27,29 +27,29 @@ def grad(subject: Subject, found: Findings) -> None:
     for number in range(2):
         arrays, cotangents = subject.arrays(number), subject.cotangents(number)
         want = subject.reference_pullback(arrays, cotangents)
-        _each(subject, found, subject.pullback(subject.arrays(number), cotangents), want, "compiled")
+        _each(subject, findings, subject.pullback(subject.arrays(number), cotangents), want, "compiled")
         if number == 0:
-            _each(subject, found, pullback(subject.call, subject.differentiable, arrays, cotangents), want, "eager")
+            _each(subject, findings, pullback(subject.call, subject.differentiable, arrays, cotangents), want, "eager")
 
 
-def partial_grads(subject: Subject, found: Findings) -> None:
+def partial_grads(subject: Subject, findings: Findings) -> None:
     """The gradient of each array alone, and from the cotangent of each result alone."""
     subject.need_reverse()
     reference = subject.pullback if subject.reference is None else subject.reference_pullback
     want = reference(subject.arrays(), subject.cotangents())
     for i, index in list(enumerate(subject.differentiable))[:_MOST_ALONE]:
         name = subject.operands[index].name
-        with found.case(name):
+        with findings.case(name):
             got = pullback(subject.call, [index], subject.arrays(), subject.cotangents())
-            found.close(got, [want[i]], f"the gradient of {name} alone", factor=GRADIENT_FACTOR)
+            findings.close(got, [want[i]], f"the gradient of {name} alone", factor=GRADIENT_FACTOR)
     results = subject.cotangents()
     for i in range(len(results)) if len(results) > 1 else ():
-        with found.case(f"result {i}"):
+        with findings.case(f"result {i}"):
             alone = [ct if j == i else jnp.zeros_like(ct) for j, ct in enumerate(results)]
             want = reference(subject.arrays(), alone)
             # As a function of that result alone, the others' cotangents are symbolic zeros.
             got = _pullback_of_one(subject, i, subject.arrays(), results[i])
-            _each(subject, found, got, want, f"from the cotangent of result {i} alone")
+            _each(subject, findings, got, want, f"from the cotangent of result {i} alone")
 
 
 def _pullback_of_one(subject: Subject, i: int, arrays: Sequence[Any], cotangent: Any) -> Sequence[Any]:
@@ -59,7 +59,7 @@ def _pullback_of_one(subject: Subject, i: int, arrays: Sequence[Any], cotangent:
     return pullback(one, subject.differentiable, arrays, [cotangent])
 
 
-def finite_differences(subject: Subject, found: Findings) -> None:
+def finite_differences(subject: Subject, findings: Findings) -> None:
     """The gradient is what differences of the call's values say, for each array in a random direction."""
     subject.need_reverse()
     smallest = min(subject.operands[i].value.dtype.itemsize for i in subject.differentiable)
@@ -67,13 +67,13 @@ def finite_differences(subject: Subject, found: Findings) -> None:
     if smallest < 4 or any(ct.dtype.itemsize < 4 for ct in subject.cotangents()):
         if subject.reference is None:
             raise NotApplicable("values of 16 bits are too coarse, and there is no reference to take in 32")
-        found.notes.append("of the reference in float32")
+        findings.notes.append("of the reference in float32")
         subject = subject.cast(np.float32)
         function, gradient = subject.jitted_reference, subject.reference_pullback
     directions = subject.directions()
     for i, index in enumerate(subject.differentiable):
         name = subject.operands[index].name
-        with found.case(name):
+        with findings.case(name):
 
             def along(value: np.ndarray, index: int = index) -> list[np.ndarray]:
                 arrays = subject.arrays()
@@ -91,13 +91,13 @@ def finite_differences(subject: Subject, found: Findings) -> None:
             allowed = sum(
                 float(np.sum(np.abs(host(ct)) * slope.allowed)) for ct, slope in zip(cotangents, slopes, strict=True)
             )
-            found.within(got, want, allowed, f"the slope along {name}")
+            findings.within(got, want, allowed, f"the slope along {name}")
             rough = sum(int(np.sum(~slope.smooth)) for slope in slopes)
             if rough:
-                found.notes.append(f"{rough} elements are not smooth along {name}")
+                findings.notes.append(f"{rough} elements are not smooth along {name}")
 
 
-def jvp(subject: Subject, found: Findings) -> None:
+def jvp(subject: Subject, findings: Findings) -> None:
     """Forward mode is that of the reference; without one, what finite differences say."""
     subject.need_forward()
     compiled = jax.jit(functools.partial(pushforward, subject.call, subject.differentiable))
@@ -106,8 +106,8 @@ def jvp(subject: Subject, found: Findings) -> None:
         reference = quickly_compiled(functools.partial(pushforward, subject.reference, subject.differentiable))
         _, want = reference(subject.arrays(), tangents)
         _, eager = pushforward(subject.call, subject.differentiable, subject.arrays(), tangents)
-        found.close(compiled(subject.arrays(), tangents)[1], want, "compiled", factor=GRADIENT_FACTOR)
-        found.close(eager, want, "eager", factor=GRADIENT_FACTOR)
+        findings.close(compiled(subject.arrays(), tangents)[1], want, "compiled", factor=GRADIENT_FACTOR)
+        findings.close(eager, want, "eager", factor=GRADIENT_FACTOR)
         return
     if any(subject.operands[i].value.dtype.itemsize < 4 for i in subject.differentiable):
         raise NotApplicable("values of 16 bits are too coarse for differences, and there is no reference")
@@ -122,10 +122,10 @@ def jvp(subject: Subject, found: Findings) -> None:
         slopes = differences(along, subject.operands[index].value, tangents[i])
         for out, slope in zip(compiled(subject.arrays(), alone)[1], slopes, strict=True):
             allowed = np.where(slope.smooth, slope.allowed, np.inf)
-            found.within(host(out), slope.value, allowed, f"the tangent along {subject.operands[index].name}")
+            findings.within(host(out), slope.value, allowed, f"the tangent along {subject.operands[index].name}")
 
 
-def hessian(subject: Subject, found: Findings) -> None:
+def hessian(subject: Subject, findings: Findings) -> None:
     """The gradient of the gradient, forward over reverse and reverse over reverse, in a random direction."""
     subject.need_reverse()
     subject.need_forward()
@@ -143,9 +143,9 @@ def hessian(subject: Subject, found: Findings) -> None:
     if subject.reference is not None:
         want = quickly_compiled(functools.partial(second, subject.reference))(subject.arrays())
         for got, expected, mode in ((forward, want[0], "forward"), (reverse, want[1], "reverse")):
-            _each(subject, found, got, expected, f"{mode} over reverse", SECOND_FACTOR)
+            _each(subject, findings, got, expected, f"{mode} over reverse", SECOND_FACTOR)
     if any(subject.operands[i].value.dtype.itemsize < 4 for i in indices):
-        found.notes.append("without differences: 16 bits are too coarse")
+        findings.notes.append("without differences: 16 bits are too coarse")
         return
 
     def along(step: np.ndarray) -> list[np.ndarray]:
@@ -159,19 +159,21 @@ def hessian(subject: Subject, found: Findings) -> None:
     slopes = differences(along, zero, np.ones_like(zero))
     for index, got, slope in zip(indices, forward, slopes, strict=True):
         allowed = np.where(slope.smooth, slope.allowed, np.inf)
-        found.within(host(got), slope.value, allowed, f"differences of the gradient of {subject.operands[index].name}")
+        findings.within(
+            host(got), slope.value, allowed, f"differences of the gradient of {subject.operands[index].name}"
+        )
 
 
 def _each(
     subject: Subject,
-    found: Findings,
+    findings: Findings,
     got: Sequence[Any],
     want: Sequence[Any],
     where: str,
     factor: AnyNumber = GRADIENT_FACTOR,
 ) -> None:
     for index, a, b in zip(subject.differentiable, got, want, strict=True):
-        found.close([a], [b], f"{where}: the gradient of {subject.operands[index].name}", factor=factor)
+        findings.close([a], [b], f"{where}: the gradient of {subject.operands[index].name}", factor=factor)
 
 
 def _inner(a: Sequence[Any], b: Sequence[Any]) -> float:

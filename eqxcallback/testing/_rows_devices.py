@@ -17,15 +17,15 @@ from ._subject import Subject, is_native
 _AXIS = "examples"
 
 
-def sharded_jit(subject: Subject, found: Findings) -> None:
+def sharded_jit(subject: Subject, findings: Findings) -> None:
     """A batch that is split over the devices, shared arrays on all of them."""
     mesh, size = _mesh(subject)
     for where, is_mapped in subject.batched[:1]:
         in_axes = tuple(0 if it else None for it in is_mapped)
-        over_batch(subject, found, where, jax.vmap(subject.call, in_axes=in_axes), is_mapped, size, _placed_on(mesh))
+        over_batch(subject, findings, where, jax.vmap(subject.call, in_axes=in_axes), is_mapped, size, _placed_on(mesh))
 
 
-def shard_map(subject: Subject, found: Findings) -> None:
+def shard_map(subject: Subject, findings: Findings) -> None:
     """Each device calls it for its own part of the batch."""
     mesh, size = _mesh(subject)
     for where, is_mapped in subject.batched[:1]:
@@ -33,10 +33,10 @@ def shard_map(subject: Subject, found: Findings) -> None:
         specs = tuple(_spec(it) for it in is_mapped)
         mapped = jax.vmap(subject.call, in_axes=in_axes)
         function = jax.shard_map(mapped, mesh=mesh, in_specs=specs, out_specs=_spec(True))
-        over_batch(subject, found, where, function, is_mapped, size, _placed_on(mesh))
+        over_batch(subject, findings, where, function, is_mapped, size, _placed_on(mesh))
 
 
-def export(subject: Subject, found: Findings) -> None:
+def export(subject: Subject, findings: Findings) -> None:
     """A program that was saved and loaded again."""
     if isinstance(subject.kernel, Emulated):
         raise NotApplicable("an emulated kernel stays in this process")
@@ -54,7 +54,7 @@ def export(subject: Subject, found: Findings) -> None:
     except ImportError as error:
         raise NotApplicable(f"JAX cannot save programs here ({error})") from None
     loaded: Any = jax.export.deserialize(bytearray(data))
-    found.close(loaded.call(*subject.arrays()), subject.jitted(*subject.arrays()), "a loaded program")
+    findings.close(loaded.call(*subject.arrays()), subject.jitted(*subject.arrays()), "a loaded program")
 
 
 def _mesh(subject: Subject) -> tuple[jax.sharding.Mesh, int]:

@@ -18,22 +18,22 @@ from ._subject import Subject, is_x64
 _REFUSALS = ("INVALID_ARGUMENT", "UNIMPLEMENTED")
 
 
-def dtypes(subject: Subject, found: Findings) -> None:
+def dtypes(subject: Subject, findings: Findings) -> None:
     """All floating arrays, those of the layer too, in f16, bf16, f32 and f64."""
-    own = {operand.value.dtype.name for operand in subject.operands if operand.value.dtype.name in CASTS}
-    if not own:
+    floating = {operand.value.dtype.name for operand in subject.operands if operand.value.dtype.name in CASTS}
+    if not floating:
         raise NotApplicable("no arrays of f16, bf16, f32 or f64")
     if subject.reference is None:
         raise NotApplicable("no reference")
     refused = []
     for name in CASTS:
-        with found.case(name), jax.enable_x64(name == "float64" or is_x64()):
+        with findings.case(name), jax.enable_x64(name == "float64" or is_x64()):
             try:
                 wanted = _reference(subject, name)
             except Exception as error:
-                if name in own:
+                if name in floating:
                     raise
-                found.notes.append(f"the reference does not take {name} ({error_text(error)})")
+                findings.notes.append(f"the reference does not take {name} ({error_text(error)})")
                 continue
             it = subject.cast(_dtype(name))
             values, gradients = wanted
@@ -42,15 +42,17 @@ def dtypes(subject: Subject, found: Findings) -> None:
                     got = [host(out) for out in it.jitted(*it.arrays())]
                     gradient = it.pullback(it.arrays(), it.cotangents()) if gradients else []
             except Exception as error:
-                if name in own or not _is_refusal(error):
+                if name in floating or not _is_refusal(error):
                     raise
                 refused.append(name)
                 continue
-            found.close(got, values[0], name, slack=values[1])
+            findings.close(got, values[0], name, slack=values[1])
             if gradients:
-                found.close(gradient, gradients[0], f"{name}, the gradient", factor=GRADIENT_FACTOR, slack=gradients[1])
+                findings.close(
+                    gradient, gradients[0], f"{name}, the gradient", factor=GRADIENT_FACTOR, slack=gradients[1]
+                )
     if refused:
-        found.notes.append(f"refused: {', '.join(refused)}")
+        findings.notes.append(f"refused: {', '.join(refused)}")
 
 
 def _reference(subject: Subject, name: str) -> tuple[Any, Any]:
@@ -70,8 +72,8 @@ def _reference(subject: Subject, name: str) -> tuple[Any, Any]:
     if gradients is not None:
         cotangents = [ct.astype(other.dtype) for ct, other in zip(it.cotangents(), wide.cotangents(), strict=True)]
         pairs.append((gradients, wide.reference_pullback(wide.arrays(), cotangents)))
-    found = [(narrow, _distance(narrow, exact)) for narrow, exact in pairs]
-    return found[0], found[1] if len(found) > 1 else None
+    with_errors = [(narrow, _distance(narrow, exact)) for narrow, exact in pairs]
+    return with_errors[0], with_errors[1] if len(with_errors) > 1 else None
 
 
 def _distance(narrow: Sequence[Any], wide: Sequence[Any]) -> list[Any]:

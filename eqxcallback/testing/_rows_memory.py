@@ -42,7 +42,7 @@ def overruns(subject: Subject) -> list[str]:
     return faults
 
 
-def inputs_untouched(subject: Subject, found: Findings) -> None:
+def inputs_untouched(subject: Subject, findings: Findings) -> None:
     """No kernel writes to an input that it has not declared to overwrite. That none writes beyond what it is given was found
     out before.
     """
@@ -50,50 +50,50 @@ def inputs_untouched(subject: Subject, found: Findings) -> None:
         arrays = make()
         before = [host(array) for array in arrays]
         names = [*(operand.name for operand in subject.operands), *["a cotangent"] * len(arrays)]
-        with found.case(where):
+        with findings.case(where):
             with unwritten_aside():
                 jax.block_until_ready(function(*arrays))
             for name, array, want in zip(names, arrays, before, strict=False):
-                found.same_bits([array], [want], f"{where}: {name} after the call")
-    _in_checked_mode(subject, found, _CHANGED)
+                findings.same_bits([array], [want], f"{where}: {name} after the call")
+    _in_checked_mode(subject, findings, _CHANGED)
 
 
-def outputs_written(subject: Subject, found: Findings) -> None:
+def outputs_written(subject: Subject, findings: Findings) -> None:
     """Kernels write every element of every output, and do not read what is there before."""
     if subject.is_known and subject.kernel is None:
         raise NotApplicable(f"no kernel for {jax.default_backend()}: XLA writes them")
     if has_checked_mode():
-        for where, got, want in _in_checked_mode(subject, found, _WRITTEN):
-            found.close(got, want, f"{where}: outputs that held other values before")
+        for where, got, want in _in_checked_mode(subject, findings, _WRITTEN):
+            findings.close(got, want, f"{where}: outputs that held other values before")
     if not has_checked_mode() or not subject.is_known:  # a function may call handlers that are not ours
-        _in_donated_memory(subject, found)
+        _in_donated_memory(subject, findings)
 
 
-def late_reads(subject: Subject, found: Findings) -> None:
+def late_reads(subject: Subject, findings: Findings) -> None:
     """No kernel reads an operand after the result that overwrites it was written."""
     if subject.is_known and not subject.aliases:
         raise NotApplicable("nothing is overwritten")
     with finding_late_reads():
-        _in_checked_mode(subject, found, _LATE)
+        _in_checked_mode(subject, findings, _LATE)
 
 
-def attributes(subject: Subject, found: Findings) -> None:
+def attributes(subject: Subject, findings: Findings) -> None:
     """Native kernels read the attributes that they are given. XLA counts those of handlers that bind any by name, and
     ignores what it gives to others.
     """
     if not is_native(subject.kernel):
         raise NotApplicable("no native kernel: Python checks the options of others")
-    _in_checked_mode(subject, found, _IGNORED)
+    _in_checked_mode(subject, findings, _IGNORED)
 
 
-def buffers_released(subject: Subject, found: Findings) -> None:
+def buffers_released(subject: Subject, findings: Findings) -> None:
     """No kernel keeps a Buffer, or an array over one, past its call."""
     if is_native(subject.kernel):
         raise NotApplicable("a native kernel has no Buffers")
-    _in_checked_mode(subject, found, _KEPT)
+    _in_checked_mode(subject, findings, _KEPT)
 
 
-def aliasing(subject: Subject, found: Findings) -> None:
+def aliasing(subject: Subject, findings: Findings) -> None:
     """Inputs that results overwrite are unchanged unless they are donated, and the results are right in any case."""
     if not subject.is_known:
         raise NotApplicable("a function does not say what it overwrites")
@@ -103,12 +103,12 @@ def aliasing(subject: Subject, found: Findings) -> None:
     want = [host(array) for array in reference(*subject.arrays())]
     donating = jax.jit(subject.call, donate_argnums=tuple(range(len(subject.operands))))
     for where, function in (("eager", subject.call), ("compiled", subject.jitted), ("donated", donating)):
-        with found.case(where), _unused_donations():
+        with findings.case(where), _unused_donations():
             arrays = subject.arrays()
             before = [host(array) for array in arrays]
-            found.close(function(*arrays), want, where)
+            findings.close(function(*arrays), want, where)
             if where != "donated":
-                found.same_bits(arrays, before, f"{where}: inputs after the call")
+                findings.same_bits(arrays, before, f"{where}: inputs after the call")
 
 
 def programs(subject: Subject) -> Iterator[tuple[str, Any, Callable[[], list[Any]]]]:
@@ -138,7 +138,7 @@ def _of_flat(subject: Subject, gradient: Any) -> Any:
     return lambda *arrays: gradient(arrays[:count], arrays[count:])
 
 
-def _in_checked_mode(subject: Subject, found: Findings, texts: Sequence[str]) -> list[tuple[str, Any, Any]]:
+def _in_checked_mode(subject: Subject, findings: Findings, texts: Sequence[str]) -> list[tuple[str, Any, Any]]:
     """Faults of one kind alone. Returns what ran, the results, and those without checked mode."""
     if not has_checked_mode():
         raise NotApplicable("checked mode is of CPUs")
@@ -150,9 +150,9 @@ def _in_checked_mode(subject: Subject, found: Findings, texts: Sequence[str]) ->
                 results.append((where, got, [host(array) for array in function(*make())]))
         except Exception as error:
             if not _problems(error):
-                found.fault(f"{where}: {error_text(error)}")
+                findings.fault(f"{where}: {error_text(error)}")
             for problem in _problems(error, texts):
-                found.fault(f"{where}: {problem}")
+                findings.fault(f"{where}: {problem}")
     return results
 
 
@@ -167,23 +167,23 @@ def _checked(function: Any, make: Callable[[], list[Any]]) -> list[np.ndarray]:
 
 def _problems(error: Exception, texts: Sequence[str] = ("",)) -> list[str]:
     """Return the problems that checked mode reports, if they contain one of `texts`."""
-    _, _, found = str(getattr(error, "original", error)).partition("checked mode found: ")
-    return [problem for problem in found.split("; ") if problem and any(text in problem for text in texts)]
+    _, _, faults = str(getattr(error, "original", error)).partition("checked mode found: ")
+    return [problem for problem in faults.split("; ") if problem and any(text in problem for text in texts)]
 
 
-def _in_donated_memory(subject: Subject, found: Findings) -> None:
+def _in_donated_memory(subject: Subject, findings: Findings) -> None:
     """Check outputs that cannot be filled before a call: filled arrays are donated, so that the results take their memory."""
     is_used = False
     for where, function, make in programs(subject):
         if where in ("compiled", "vmap"):
-            with found.case(where):
-                is_used |= _into_donated(found, where, function, make)
-    if not is_used and not found.faults:
+            with findings.case(where):
+                is_used |= _into_donated(findings, where, function, make)
+    if not is_used and not findings.faults:
         raise NotApplicable("XLA put no result where an array was donated")
-    found.notes.append("compiled calls alone, into donated memory")
+    findings.notes.append("compiled calls alone, into donated memory")
 
 
-def _into_donated(found: Findings, where: str, function: Any, make: Callable[[], list[Any]]) -> bool:
+def _into_donated(findings: Findings, where: str, function: Any, make: Callable[[], list[Any]]) -> bool:
     """True if any result took the memory of a donated array."""
     types = jax.eval_shape(function, *make())
     if any(jax.dtypes.issubdtype(type.dtype, jax.dtypes.prng_key) for type in types):
@@ -204,7 +204,7 @@ def _into_donated(found: Findings, where: str, function: Any, make: Callable[[],
         if used[i] and mask.any():
             first = tuple(int(j) for j in np.argwhere(mask)[0])
             count = f"{int(mask.sum())} of {mask.size}"
-            found.fault(f"{where}: result {i}: {count} elements were never written, the first at {first}")
+            findings.fault(f"{where}: result {i}: {count} elements were never written, the first at {first}")
     return any(used)
 
 

@@ -16,17 +16,17 @@ from ._subject import Function, Subject, is_inexact, pullback
 SIZE = 3
 
 
-def checkpoint(subject: Subject, found: Findings) -> None:
+def checkpoint(subject: Subject, findings: Findings) -> None:
     """The gradient through `jax.checkpoint`, which calls it again."""
     subject.need_reverse()
     arrays, cotangents = subject.arrays(), subject.cotangents()
     again = jax.checkpoint(subject.call)
     got = jax.jit(lambda arrays: pullback(again, subject.differentiable, arrays, cotangents))(arrays)
     for _, reference in subject.pullbacks:
-        found.close(got, reference(arrays, cotangents), "the gradient", factor=GRADIENT_FACTOR)
+        findings.close(got, reference(arrays, cotangents), "the gradient", factor=GRADIENT_FACTOR)
 
 
-def scan(subject: Subject, found: Findings) -> None:
+def scan(subject: Subject, findings: Findings) -> None:
     """Calls in the body of a loop, and the gradient through it."""
 
     def scanned(is_mapped: Sequence[bool]) -> Function:
@@ -41,24 +41,24 @@ def scan(subject: Subject, found: Findings) -> None:
         return function
 
     where, is_mapped = first_batched(subject)
-    over_batch(subject, found, where, scanned(is_mapped), is_mapped, SIZE)
+    over_batch(subject, findings, where, scanned(is_mapped), is_mapped, SIZE)
 
 
-def grad_of_vmap(subject: Subject, found: Findings) -> None:
+def grad_of_vmap(subject: Subject, findings: Findings) -> None:
     """Shared arrays have one gradient, the sum over the batch."""
     subject.need_reverse()
     first_batched(subject)
     for where, is_mapped in subject.batched:
         in_axes = tuple(0 if it else None for it in is_mapped)
-        over_batch(subject, found, where, jax.vmap(subject.call, in_axes=in_axes), is_mapped, SIZE)
+        over_batch(subject, findings, where, jax.vmap(subject.call, in_axes=in_axes), is_mapped, SIZE)
 
 
-def vmap_of_grad(subject: Subject, found: Findings) -> None:
+def vmap_of_grad(subject: Subject, findings: Findings) -> None:
     """Shared arrays have a gradient for each example."""
     subject.need_reverse()
     first_batched(subject)
     for where, is_mapped in [*subject.batched, ("all mapped", [True] * len(subject.operands))]:
-        with found.case(where):
+        with findings.case(where):
             examples = examples_of(subject, is_mapped, SIZE)
             cotangents = [subject.cotangents(number) for number in range(SIZE)]
             arrays = stacked(subject, is_mapped, examples)
@@ -76,7 +76,7 @@ def vmap_of_grad(subject: Subject, found: Findings) -> None:
                             f" (a batch of {SIZE} in front, which {leaf} has not: a gradient for each example"
                             f"{', not their sum' if _is_sum(got[i], want[0]) else ''})"
                         )
-                    found.close([got[i]], want, text, factor=GRADIENT_FACTOR)
+                    findings.close([got[i]], want, text, factor=GRADIENT_FACTOR)
 
 
 def _is_sum(got: Any, rows: np.ndarray) -> bool:
@@ -93,7 +93,7 @@ def first_batched(subject: Subject) -> tuple[str, list[bool]]:
 
 def over_batch(
     subject: Subject,
-    found: Findings,
+    findings: Findings,
     where: str,
     function: Function,
     is_mapped: Sequence[bool],
@@ -103,12 +103,12 @@ def over_batch(
     """A program that takes operands with a batch in front, or shared, and returns results with a batch: its values and its
     gradient, where shared operands have the sum. `place` puts arrays on devices.
     """
-    with found.case(where):
+    with findings.case(where):
         examples = examples_of(subject, is_mapped, size)
         arrays = place(stacked(subject, is_mapped, examples), is_mapped)
         got = jax.jit(function)(*arrays)
         for name, reference in subject.references:
-            found.close(got, expected(subject, reference, examples), f"{where}, against {name}")
+            findings.close(got, expected(subject, reference, examples), f"{where}, against {name}")
         if not (subject.has_reverse and subject.differentiable and any(map(is_inexact, subject.result_types))):
             return
         cotangents = [subject.cotangents(number) for number in range(size)]
@@ -123,7 +123,7 @@ def over_batch(
                 _gathered(subject, index, is_mapped[index], [host(row[i]) for row in rows])
                 for i, index in enumerate(subject.differentiable)
             ]
-            found.close(gradients, want, f"{where}, the gradient against {name}", factor=GRADIENT_FACTOR)
+            findings.close(gradients, want, f"{where}, the gradient against {name}", factor=GRADIENT_FACTOR)
 
 
 def _gathered(subject: Subject, index: int, is_mapped: bool, rows: Sequence[np.ndarray]) -> np.ndarray:

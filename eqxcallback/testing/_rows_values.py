@@ -16,68 +16,68 @@ _THREADS = 8
 _CALLS = 4  # of each thread, eager and compiled
 
 
-def types(subject: Subject, found: Findings) -> None:
+def types(subject: Subject, findings: Findings) -> None:
     """The reference, `out_type` and what a call returns have one type."""
     arrays = subject.arrays()
     says = jax.eval_shape(subject.call_tree, *arrays)
     if subject.reference_tree is not None:
         means = jax.eval_shape(subject.reference_tree, *arrays)
         if structure_text(says) != structure_text(means):
-            found.fault(f"the tree of results is {structure_text(says)}; of the reference's {structure_text(means)}")
-        _same_types(found, jax.tree.leaves(says), jax.tree.leaves(means), "the reference has")
+            findings.fault(f"the tree of results is {structure_text(says)}; of the reference's {structure_text(means)}")
+        _same_types(findings, jax.tree.leaves(says), jax.tree.leaves(means), "the reference has")
     with unwritten_aside():
-        _same_types(found, subject.call(*arrays), subject.result_types, "its type is")
+        _same_types(findings, subject.call(*arrays), subject.result_types, "its type is")
 
 
-def _same_types(found: Findings, got: Sequence[Any], want: Sequence[Any], what: str) -> None:
+def _same_types(findings: Findings, got: Sequence[Any], want: Sequence[Any], what: str) -> None:
     a, b = ([f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")] for leaves in (got, want))
     if a != b:
-        found.fault(f"a call returns {', '.join(a)}; {what} {', '.join(b)}")
+        findings.fault(f"a call returns {', '.join(a)}; {what} {', '.join(b)}")
 
 
-def reference(subject: Subject, found: Findings) -> None:
+def reference(subject: Subject, findings: Findings) -> None:
     """An eager call is what the reference is, of two examples."""
     if subject.reference is None:
         raise NotApplicable("no reference")
     for number in range(2):
-        found.close(
+        findings.close(
             subject.call(*subject.arrays(number)), subject.jitted_reference(*subject.arrays(number)), _text(number)
         )
 
 
-def jit(subject: Subject, found: Findings) -> None:
+def jit(subject: Subject, findings: Findings) -> None:
     """A compiled call is what an eager one is."""
     for number in range(2):
-        found.close(subject.jitted(*subject.arrays(number)), subject.call(*subject.arrays(number)), _text(number))
+        findings.close(subject.jitted(*subject.arrays(number)), subject.call(*subject.arrays(number)), _text(number))
 
 
-def determinism(subject: Subject, found: Findings) -> None:
+def determinism(subject: Subject, findings: Findings) -> None:
     """The same call has the same bits."""
     for how, call in (("eager calls", subject.call), ("compiled calls", subject.jitted)):
         first = _hosts(call(*subject.arrays()))
         for _ in range(3):
-            found.same_bits(_hosts(call(*subject.arrays())), first, f"{how} of the same arrays")
+            findings.same_bits(_hosts(call(*subject.arrays())), first, f"{how} of the same arrays")
 
 
-def stateless(subject: Subject, found: Findings) -> None:
+def stateless(subject: Subject, findings: Findings) -> None:
     """A call leaves nothing behind that another one sees."""
     first = _hosts(subject.call(*subject.arrays()))
     for call in (subject.call, subject.jitted):
         other = _hosts(call(*subject.arrays(1)))
-        if subject.reference is not None and _is_right(subject, found, first):
+        if subject.reference is not None and _is_right(subject, findings, first):
             want = subject.jitted_reference(*subject.arrays(1))
-            found.close(other, want, "a call with other arrays, after one that is right")
-        found.same_bits(_hosts(subject.call(*subject.arrays())), first, "the same call, after one with other arrays")
+            findings.close(other, want, "a call with other arrays, after one that is right")
+        findings.same_bits(_hosts(subject.call(*subject.arrays())), first, "the same call, after one with other arrays")
 
 
-def _is_right(subject: Subject, found: Findings, results: Sequence[Any]) -> bool:
+def _is_right(subject: Subject, findings: Findings, results: Sequence[Any]) -> bool:
     """If it is wrong anyway, that is not for this row to say."""
-    compared = Findings(found.tolerance)
+    compared = Findings(findings.tolerance)
     compared.close(results, subject.jitted_reference(*subject.arrays()), "")
     return not compared.faults
 
 
-def threads(subject: Subject, found: Findings) -> None:
+def threads(subject: Subject, findings: Findings) -> None:
     """Calls from several threads at once do not disturb each other."""
     examples = [subject.arrays(number) for number in range(_THREADS)]
     want = [_hosts(subject.jitted(*example)) for example in examples]
@@ -106,10 +106,10 @@ def threads(subject: Subject, found: Findings) -> None:
         sys.setswitchinterval(interval)
     for number, results in enumerate(got):
         for result in results:
-            with found.case(f"thread {number}"):
+            with findings.case(f"thread {number}"):
                 if isinstance(result, Exception):
                     raise result
-                found.close(result, want[number], f"thread {number}")
+                findings.close(result, want[number], f"thread {number}")
 
 
 def _text(number: int) -> str:

@@ -15,7 +15,7 @@ _SIZE = 3
 _MOST_ALONE = 8  # operands that are mapped one at a time: each costs a compilation
 
 
-def vmap(subject: Subject, found: Findings) -> None:
+def vmap(subject: Subject, findings: Findings) -> None:
     """Each array alone, along each kind of axis; the others are not mapped."""
     operands = subject.operands
     _need_arrays(subject)
@@ -23,25 +23,25 @@ def vmap(subject: Subject, found: Findings) -> None:
         for axis in dict.fromkeys((0, -1, 1 if operand.ndim > 1 else -1)):
             in_axes: list[int | None] = [None] * len(operands)
             in_axes[i] = axis
-            mapped(subject, found, f"{operand.name} mapped along axis {axis}", in_axes, _SIZE)
+            mapped(subject, findings, f"{operand.name} mapped along axis {axis}", in_axes, _SIZE)
     if len(operands) > _MOST_ALONE:
-        found.notes.append(f"the first {_MOST_ALONE} of {len(operands)} arrays")
+        findings.notes.append(f"the first {_MOST_ALONE} of {len(operands)} arrays")
 
 
-def vmap_all(subject: Subject, found: Findings) -> None:
+def vmap_all(subject: Subject, findings: Findings) -> None:
     """All arrays, in and out along other axes, eager and compiled; also what is usual: arguments alone, or an ensemble."""
     operands = subject.operands
     _need_arrays(subject)
-    mapped(subject, found, "all mapped along axis 0", [0] * len(operands), _SIZE, compiled=True)
-    mapped(subject, found, "all mapped along the last axis", [-1] * len(operands), _SIZE, out_axes=-1)
+    mapped(subject, findings, "all mapped along axis 0", [0] * len(operands), _SIZE, compiled=True)
+    mapped(subject, findings, "all mapped along the last axis", [-1] * len(operands), _SIZE, out_axes=-1)
     for where, is_mapped in subject.batched:
         if not all(is_mapped):
-            mapped(subject, found, where, [0 if it else None for it in is_mapped], _SIZE)
+            mapped(subject, findings, where, [0 if it else None for it in is_mapped], _SIZE)
             # With all arrays mapped alone, this is an ensemble: the layers are mapped, the arguments are not.
-            mapped(subject, found, f"all but {where}", [None if it else 0 for it in is_mapped], _SIZE)
+            mapped(subject, findings, f"all but {where}", [None if it else 0 for it in is_mapped], _SIZE)
 
 
-def vmap_nested(subject: Subject, found: Findings) -> None:
+def vmap_nested(subject: Subject, findings: Findings) -> None:
     """Two maps of different sizes, around the same arrays and around different ones."""
     count = len(subject.operands)
     _need_arrays(subject)
@@ -54,13 +54,13 @@ def vmap_nested(subject: Subject, found: Findings) -> None:
             cases.append((f"inner: the others; outer: {where}", is_mapped, others))
             cases.append((f"inner: all; outer: {where}", is_mapped, everything))
     for where, outer, inner in cases:
-        with found.case(where):
-            _nested(subject, found, where, outer, inner, (2, _SIZE))
+        with findings.case(where):
+            _nested(subject, findings, where, outer, inner, (2, _SIZE))
 
 
 def mapped(
     subject: Subject,
-    found: Findings,
+    findings: Findings,
     where: str,
     in_axes: Sequence[int | None],
     size: int,
@@ -69,7 +69,7 @@ def mapped(
     compiled: bool = False,
 ) -> None:
     """One `vmap`, eager or also compiled, against calls for each example."""
-    with found.case(where):
+    with findings.case(where):
         examples = [
             [operand.example(number if axis is not None else 0) for operand, axis in pairs(subject, in_axes)]
             for number in range(size)
@@ -81,9 +81,9 @@ def mapped(
         function = jax.vmap(subject.call, in_axes=tuple(in_axes), out_axes=out_axes, axis_size=size)
         got = _in_front(function(*arrays), out_axes)
         for name, reference in subject.references:
-            found.close(got, expected(subject, reference, examples), f"{where}, against {name}")
+            findings.close(got, expected(subject, reference, examples), f"{where}, against {name}")
         if compiled:
-            found.close(_in_front(jax.jit(function)(*arrays), out_axes), got, f"{where}, compiled against eager")
+            findings.close(_in_front(jax.jit(function)(*arrays), out_axes), got, f"{where}, compiled against eager")
 
 
 def expected(subject: Subject, reference: Any, examples: Sequence[Sequence[Any]]) -> list[np.ndarray]:
@@ -101,7 +101,7 @@ def pairs(subject: Subject, axes: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 def _nested(
     subject: Subject,
-    found: Findings,
+    findings: Findings,
     where: str,
     outer: Sequence[bool],
     inner: Sequence[bool],
@@ -129,7 +129,7 @@ def _nested(
         [value(k, i, j) for k in range(len(subject.operands))] for i in range(sizes[0]) for j in range(sizes[1])
     ]
     for name, reference in subject.references:
-        found.close(got, expected(subject, reference, examples), f"{where}, against {name}")
+        findings.close(got, expected(subject, reference, examples), f"{where}, against {name}")
 
 
 def _in_front(outs: Sequence[Any], axis: int) -> list[np.ndarray]:

@@ -69,13 +69,13 @@ class Subject:
     @property
     def references(self) -> list[tuple[str, Function]]:
         """The programs, and their names, that a transformed call is compared with, example by example."""
-        own = [("the calls one by one", self.jitted)]
-        return own if self.reference is None else [*own, ("the reference", self.jitted_reference)]
+        programs = [("the calls one by one", self.jitted)]
+        return programs if self.reference is None else [*programs, ("the reference", self.jitted_reference)]
 
     @property
     def pullbacks(self) -> list[tuple[str, Function]]:
-        own = [("the gradients one by one", self.pullback)]
-        return own if self.reference is None else [*own, ("those of the reference", self.reference_pullback)]
+        programs = [("the gradients one by one", self.pullback)]
+        return programs if self.reference is None else [*programs, ("those of the reference", self.reference_pullback)]
 
     @functools.cached_property
     def pullback(self) -> Function:
@@ -120,12 +120,12 @@ class Subject:
     @property
     def batched(self) -> list[tuple[str, list[bool]]]:
         """Return the ways to map a usual program: which operands have a batch, and which are shared."""
-        own = [operand.is_own for operand in self.operands]
+        are_own = [operand.is_own for operand in self.operands]
         roots = [operand.root for operand in self.operands]
-        arguments = list(dict.fromkeys(root for root, mine in zip(roots, own, strict=True) if not mine))
+        arguments = list(dict.fromkeys(root for root, mine in zip(roots, are_own, strict=True) if not mine))
         if not arguments:
-            return [("all mapped", [True] * len(own))]
-        cases = [("arguments mapped", [not mine for mine in own])]
+            return [("all mapped", [True] * len(are_own))]
+        cases = [("arguments mapped", [not mine for mine in are_own])]
         if len(arguments) > 1:
             cases.append((f"{arguments[0]} mapped", [root == arguments[0] for root in roots]))
         return cases
@@ -196,10 +196,10 @@ def subject(
         raise TypeError(f"testing.check: expected a layer, not its class; got {target.__qualname__}. Make an instance.")
     static: dict[str, Any] = {}
     if isinstance(target, Op):
-        args = tree_map(jnp.asarray, tuple(args))  # all that is no option is an operand
+        args = tree_map(jnp.asarray, tuple(args))  # all that is not an option is an operand
         static, kwargs = dict(kwargs), {}
-    own = None if isinstance(target, Op) or not tree_leaves(target) else target
-    tree = (own, tuple(args), dict(kwargs))
+    module = None if isinstance(target, Op) or not tree_leaves(target) else target
+    tree = (module, tuple(args), dict(kwargs))
     paths, treedef = tree_flatten_with_path(tree)
     leaves: list[Any] = [leaf for _, leaf in paths]
     indices = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
@@ -213,15 +213,15 @@ def subject(
             for i, array in zip(indices, arrays, strict=True):
                 given[i] = array
             owner, positional, named = tree_unflatten(treedef, given)
-            return method(target if own is None else owner)(*positional, **named, **static)
+            return method(target if module is None else owner)(*positional, **named, **static)
 
         return of_arrays
 
-    found = reference is not None or getattr(target, "reference", None) is not None
+    has_reference = reference is not None or getattr(target, "reference", None) is not None
     reference_tree = None
     if reference is not None:
         reference_tree = over(lambda _: reference)
-    elif found:
+    elif has_reference:
         reference_tree = over(lambda layer: layer.reference)
     kernels = kernels_of(target)
     kernel = kernels.get(xla.platform_in_use(()))
@@ -235,8 +235,8 @@ def subject(
         is_known=is_known,
         kernel=kernel,
         aliases=_aliases(target, kernel),
-        has_reverse=not is_known or found or backward or own_jvp,
-        has_forward=not is_known or found or own_jvp,
+        has_reverse=not is_known or has_reference or backward or own_jvp,
+        has_forward=not is_known or has_reference or own_jvp,
         functions=_functions(target, kernels),
         seed=seed,
     )
@@ -268,13 +268,16 @@ def kernels_of(target: Any) -> Mapping[str, Any]:
         kernel = getattr(type(target), "kernel", None)
         return {} if kernel is None else {"cpu": kernel, "cuda": kernel}
     chosen = getattr(target, "implementation", "auto") if isinstance(target, Op) else "auto"
-    found = {}
+    by_platform = {}
     for platform, kernels in (target.kernels or {}).items():
-        every = [getattr(type(target), each) if isinstance(each, str) else each for each in as_tuple(kernels)]
+        every = [
+            getattr(type(target), candidate) if isinstance(candidate, str) else candidate
+            for candidate in as_tuple(kernels)
+        ]
         for kernel in reversed(every):
             if _may_run(kernel, chosen):
-                found[platform] = kernel
-    return found
+                by_platform[platform] = kernel
+    return by_platform
 
 
 def _may_run(kernel: Any, implementation: str) -> bool:
@@ -290,8 +293,8 @@ def _aliases(target: Any, kernel: Any) -> bool:
 def _functions(target: Any, kernels: Mapping[str, Any]) -> tuple[Any, ...]:
     # What JAX code is, a saved program has.
     python = [kernel for kernel in kernels.values() if not is_native(kernel) and not isinstance(kernel, JaxKernel)]
-    found = [getattr(kernel, "body", kernel) for kernel in python]
-    return (type(target), *found) if isinstance(target, Layer) and found else tuple(found)
+    bodies = [getattr(kernel, "body", kernel) for kernel in python]
+    return (type(target), *bodies) if isinstance(target, Layer) and bodies else tuple(bodies)
 
 
 def is_native(kernel: Any) -> bool:

@@ -57,8 +57,8 @@ def present(sizes: Sequence[Size], has: Sequence[bool]) -> tuple[Size, ...]:
 
 def batched(arg: Any, has: Has, sizes: Sequence[Size]) -> Any:
     """With all axes."""
-    own = arg.shape[sum(has) :]
-    return jnp.broadcast_to(expanded(arg, has, sizes), (*sizes, *own))
+    example_shape = arg.shape[sum(has) :]
+    return jnp.broadcast_to(expanded(arg, has, sizes), (*sizes, *example_shape))
 
 
 def expanded(arg: Any, has: Has, sizes: Sequence[Size]) -> Any:
@@ -69,8 +69,8 @@ def expanded(arg: Any, has: Has, sizes: Sequence[Size]) -> Any:
 
 def folded(arg: Any, has: Has, sizes: Sequence[Size]) -> Any:
     """With all axes in one."""
-    own = arg.shape[sum(has) :]
-    return batched(arg, has, sizes).reshape(math.prod(sizes), *own)
+    example_shape = arg.shape[sum(has) :]
+    return batched(arg, has, sizes).reshape(math.prod(sizes), *example_shape)
 
 
 def extended(arg: Any, has: Has, wanted: Has | None, sizes: Sequence[Size]) -> Any:

@@ -49,7 +49,7 @@ def method_of(batching: Batching, name: str) -> str:
 
 
 def why_no_threads(platform: str, kernel: Any) -> str | None:
-    """Why XLA's threads cannot call a kernel for examples, or `None`. What is no kernel is a function in Python."""
+    """Why XLA's threads cannot call a kernel for examples, or `None`. All that is not a kernel is a function in Python."""
     if not isinstance(kernel, Kernel) or isinstance(kernel, PythonKernel):
         name = callable_name(kernel.body if isinstance(kernel, PythonKernel) else kernel)
         return (
@@ -119,7 +119,7 @@ def arrange(
         pairs = zip(args, operands, strict=True)
         return [_axes.folded(*pair, sizes) if fold else pair[0] for fold, pair in zip(folds, pairs, strict=True)]
     forms = seen(batching, names, operands, sizes, aliased)
-    return [_axes.extended(*each, sizes) for each in zip(args, operands, forms, strict=True)]
+    return [_axes.extended(*triple, sizes) for triple in zip(args, operands, forms, strict=True)]
 
 
 def arranged_shapes(

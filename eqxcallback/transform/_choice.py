@@ -64,7 +64,7 @@ def check_implementation(
         for kernel in candidates:
             platforms.setdefault(kernel.backend, []).append(platform)
     if implementation not in platforms:
-        texts = [f"{backend} ({', '.join(dict.fromkeys(found))})" for backend, found in platforms.items()]
+        texts = [f"{backend} ({', '.join(dict.fromkeys(names))})" for backend, names in platforms.items()]
         available = ", ".join(["auto", *(["reference"] if reference is not None else []), *texts])
         raise ValueError(
             f"{who}: expected implementation to be one that there is a kernel of: {available}; got {implementation!r}."

@@ -48,7 +48,7 @@ def op(
 
     def made(fn: Any) -> Op:
         kind = TritonKernel if hasattr(fn, "arg_names") else PythonKernel
-        of_op, of_kernel = (_fields(each) for each in (Op, kind))
+        of_op, of_kernel = (_fields(owner) for owner in (Op, kind))
         if unknown := [name for name in fields if name not in of_op | of_kernel]:
             raise TypeError(
                 f"eqxcallback.op: expected a field of Op or {kind.__name__}; got {unknown[0]!r}. There are "
@@ -69,5 +69,5 @@ def op(
 
 def _fields(kind: type) -> set[str]:
     """Return the names of the fields that a caller may give."""
-    own = {"kernels", "reference", "body", "fn"}
-    return {field.name for field in dataclasses.fields(kind) if field.init} - own
+    filled = {"kernels", "reference", "body", "fn"}
+    return {field.name for field in dataclasses.fields(kind) if field.init} - filled

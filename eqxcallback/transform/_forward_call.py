@@ -43,16 +43,16 @@ class ForwardCall(FlatCall):
 
     @property
     def factors(self) -> xla.Factors:
-        own, axes = self.bound.factors, self.axes
+        inner, axes = self.bound.factors, self.axes
         all_axes = axes.dims((True,) * len(axes.sizes))
-        operands = tuple((*axes.dims(has), *dims) for has, dims in zip(axes.operands, own.operands, strict=True))
-        return xla.Factors(operands, tuple((*all_axes, *dims) for dims in own.results))
+        operands = tuple((*axes.dims(has), *dims) for has, dims in zip(axes.operands, inner.operands, strict=True))
+        return xla.Factors(operands, tuple((*all_axes, *dims) for dims in inner.results))
 
     def part(self, shapes: Sequence[Sequence[Size]]) -> "ForwardCall":
         sizes = self.factors.sizes(shapes)
-        own = [shape[sum(has) :] for shape, has in zip(shapes, self.axes.operands, strict=True)]
+        examples = [shape[sum(has) :] for shape, has in zip(shapes, self.axes.operands, strict=True)]
         local = tuple(sizes[f"vmap{i}"] for i in range(len(self.axes.sizes)))
-        return ForwardCall(self.bound.part(own), Axes(local, self.axes.operands))
+        return ForwardCall(self.bound.part(examples), Axes(local, self.axes.operands))
 
     def example(self, *args: Any) -> Sequence[Any]:
         bound = self.bound
@@ -130,8 +130,8 @@ class ForwardCall(FlatCall):
         operands = [*primals, *(outs if bound.reads_results else ()), *(tangents[i] for i in active)]
         # With a backward kernel the tangents are a call of their own, which becomes that kernel when it is transposed.
         bind = tangent.reference if bound.backward is None else lambda *args: xla.op_call(tangent, *args)
-        found = iter(bind(*operands))
-        return [next(found) if i in tangent.results else None for i in range(len(outs))]
+        computed = iter(bind(*operands))
+        return [next(computed) if i in tangent.results else None for i in range(len(outs))]
 
     def differentiable(self, results: Sequence[int]) -> Callable[..., Sequence[Any]]:
         """`results` as a function in pure JAX that has the right derivatives, and, with a rule of its own, those alone."""
@@ -146,8 +146,8 @@ class ForwardCall(FlatCall):
 
         def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
             is_zero = [isinstance(tangent, SymbolicZero) for tangent in tangents]
-            found = own_rule(primals, [None if zero else t for t, zero in zip(tangents, is_zero, strict=True)])
-            return example(*primals), xla.vary_like([found[i] for i in results], primals)
+            computed = own_rule(primals, [None if zero else t for t, zero in zip(tangents, is_zero, strict=True)])
+            return example(*primals), xla.vary_like([computed[i] for i in results], primals)
 
         example.defjvp(rule, symbolic_zeros=True)
         return self.axes.mapped(example)
@@ -155,9 +155,9 @@ class ForwardCall(FlatCall):
     def batch(self, args: Sequence[Any], dims: Sequence[int | None]) -> tuple[Sequence[Any], Sequence[int]]:
         if self.bound.batch is not None and not self.axes.sizes and not self.bound.num_residuals:
             (size,) = {arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None}
-            found = self.bound.batch(size, xla.mapped_first(args, dims), [dim is not None for dim in dims])
-            if found is not None:
-                outs, is_mapped = found
+            result = self.bound.batch(size, xla.mapped_first(args, dims), [dim is not None for dim in dims])
+            if result is not None:
+                outs, is_mapped = result
                 missing = [not mapped for mapped in is_mapped]
                 return [
                     jnp.broadcast_to(out, (size, *out.shape)) if lacks else out

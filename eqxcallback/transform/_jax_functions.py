@@ -34,17 +34,17 @@ def jax_backward(call: Callable[[Sequence[Any]], tuple[Any, Any]], needs_grad: S
 
     def function(operands: Sequence[Any], result_avals: Sequence[Any]) -> Sequence[Any]:
         gradients, numbers = call(operands)
-        found: dict[int, Any] = {}
+        by_operand: dict[int, Any] = {}
 
         def note(gradient: Any, part: Any) -> None:
-            found.update((i, gradient) for i in tree_leaves(part))
+            by_operand.update((i, gradient) for i in tree_leaves(part))
 
         arrays = tree_map(lambda leaf: leaf if is_array(leaf) else None, gradients)
         try:
             tree_map(note, arrays, numbers, is_leaf=lambda leaf: leaf is None)
         except ValueError as error:
             raise TypeError(f"{who}: expected gradients in the tree of the arguments; {error}") from error
-        got = [_summed(found[i], aval) for i, aval in zip(needs_grad, result_avals, strict=True)]
+        got = [_summed(by_operand[i], aval) for i, aval in zip(needs_grad, result_avals, strict=True)]
         if _types(got) != _types(result_avals):
             raise TypeError(
                 f"{who}: expected gradients of types {_types(result_avals)}, of those that are needed; got {_types(got)}."

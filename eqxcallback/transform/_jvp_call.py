@@ -54,8 +54,8 @@ class JvpCall(LinearCall):
     def factors(self) -> xla.Factors:
         inner = self.call.factors
         saved = inner.results[: len(self.bound.saved_avals)]
-        own = [*inner.operands, *saved, *(inner.operands[i] for i in self.active)]
-        return around(self.axes, own, [inner.results[i] for i in self.results])
+        operands = [*inner.operands, *saved, *(inner.operands[i] for i in self.active)]
+        return around(self.axes, operands, [inner.results[i] for i in self.results])
 
     def example(self, *args: Any) -> Sequence[Any]:
         primals, _, tangents = self.split(args)

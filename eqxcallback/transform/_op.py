@@ -150,7 +150,7 @@ class Op:
                     *self._every_kernel,
                     *((p, kernel) for p, kernels in self._backward.items() for kernel in kernels),
                 )
-                for reason in filter(None, (why_no_threads(*each) for each in every)):
+                for reason in filter(None, (why_no_threads(*pair) for pair in every)):
                     raise ValueError(f"{who}: {reason}")
             return
         for name, method in self.vmap_method.items():
@@ -238,17 +238,17 @@ def _candidates(declared: Any, field: str, who: str) -> dict[str, tuple[Kernel, 
     """For each platform its kernels. The caller's own mapping may change."""
     if not isinstance(declared, Mapping):
         raise TypeError(f"{who}: expected {field} to be a mapping from platforms to kernels; got {declared!r}.")
-    found = {}
+    candidates = {}
     for platform, kernels in declared.items():
         if platform not in xla.PLATFORMS:
             raise ValueError(f"{who}: expected the keys of {field} to be of {xla.PLATFORMS}; got {platform!r}.")
-        found[platform] = as_tuple(kernels)
-        for kernel in found[platform]:
+        candidates[platform] = as_tuple(kernels)
+        for kernel in candidates[platform]:
             if not isinstance(kernel, Kernel):
                 raise TypeError(
                     f"{who}: expected a kernel for {platform} in {field}; got {kernel!r} of type {type(kernel).__name__}."
                 )
-    return found
+    return candidates
 
 
 @functools.lru_cache(maxsize=4096)

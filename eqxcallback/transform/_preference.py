@@ -62,10 +62,10 @@ def version() -> int:
 @contextlib.contextmanager
 def trial(winners: Mapping[Contest, int]) -> Iterator[Mapping[Contest, int]]:
     """Programs that are lowered inside take these kernels. What it gives has, afterwards, every contest and its winner."""
-    found = Trial(winners, {}, next(_versions))
-    token = _trial.set(found)
+    new_trial = Trial(winners, {}, next(_versions))
+    token = _trial.set(new_trial)
     try:
-        yield found.met
+        yield new_trial.met
     finally:
         _trial.reset(token)
 
@@ -81,7 +81,9 @@ def winner(op: str, platform: str, bound: Sequence[backends.BoundKernel], call: 
     if device is None:
         return 0
     text = re.sub(" at 0x[0-9a-f]+", "", repr(call()))
-    contest = Contest(op, text, device, tuple(backends.description(each.kernel, who) for each in bound), tuple(bound))
+    contest = Contest(
+        op, text, device, tuple(backends.description(candidate.kernel, who) for candidate in bound), tuple(bound)
+    )
     if current is None:
         return _stored(contest)
     chosen = current.met[contest] = current.winners[contest] if contest in current.winners else _stored(contest)

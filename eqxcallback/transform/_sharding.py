@@ -30,25 +30,25 @@ def parse_sharding(
             f"{who}: expected sharding to be a rule with {counts[0]} operands and {counts[1]} results, such as "
             f"'... d, d -> ... d'; got {rule!r}."
         )
-    found = [
+    named_dims = [
         [_dims(text.split(), len(aval.shape), rule, who) for text, aval in zip(side, avals, strict=True)]
         for side, avals in zip(lists, (operands, results), strict=True)
     ]
     sizes: dict[str, int] = {}
-    for dims, aval in zip([*found[0], *found[1]], [*operands, *results], strict=True):
+    for dims, aval in zip([*named_dims[0], *named_dims[1]], [*operands, *results], strict=True):
         for name, size in zip(dims, aval.shape, strict=True):
             if name is not None and sizes.setdefault(name, size) != size:
                 raise ValueError(
                     f"{who}: expected one size of {name.removeprefix('own_')} in sharding; got {sizes[name]} and {size} in "
                     f"{rule!r}."
                 )
-    shared = set.intersection(*(set(dims) for dims in found[1])) if found[1] else set()
+    shared = set.intersection(*(set(dims) for dims in named_dims[1])) if named_dims[1] else set()
     shared -= {None}
 
     def kept(dims: xla.Dims) -> xla.Dims:
         return tuple(name if name in shared else None for name in dims)
 
-    return xla.Factors(tuple(map(kept, found[0])), tuple(map(kept, found[1])))
+    return xla.Factors(tuple(map(kept, named_dims[0])), tuple(map(kept, named_dims[1])))
 
 
 def _dims(names: Sequence[str], ndim: int, rule: str, who: str) -> xla.Dims:

@@ -153,26 +153,26 @@ def _has_strict(treedef: Any) -> bool:
 
 
 def _all_strict(treedef: Any) -> tuple[Any, ...]:
-    found: list[Any] = []
-    _collect(treedef, found)
-    return tuple(found)
+    collected: list[Any] = []
+    _collect(treedef, collected)
+    return tuple(collected)
 
 
-def _collect(treedef: Any, found: list[Any]) -> None:
+def _collect(treedef: Any, collected: list[Any]) -> None:
     data = treedef.node_data()
     if data is None:
         return
-    _numbers(data[1], found)
+    _numbers(data[1], collected)
     for child in treedef.children():
-        _collect(child, found)
+        _collect(child, collected)
 
 
-def _numbers(value: Any, found: list[Any]) -> None:
+def _numbers(value: Any, collected: list[Any]) -> None:
     if isinstance(value, tuple | list):
         for item in value:
-            _numbers(item, found)
+            _numbers(item, collected)
     elif isinstance(value, _STRICT) or dataclasses.is_dataclass(value):
-        found.append(strict(value))
+        collected.append(strict(value))
 
 
 def _unhashable(values: Sequence[Any]) -> str:

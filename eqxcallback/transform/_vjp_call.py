@@ -64,17 +64,17 @@ class VjpCall(LinearCall):
     def factors(self) -> xla.Factors:
         inner, num_results = self.call.factors, self.bound.num_results
         saved = inner.results[: len(self.bound.saved_avals)]
-        own = [*inner.operands, *saved, *inner.results[:num_results]]
-        factors = around(self.axes, own, [inner.operands[i] for i in self.needs_grad])
+        operands = [*inner.operands, *saved, *inner.results[:num_results]]
+        factors = around(self.axes, operands, [inner.operands[i] for i in self.needs_grad])
         return dataclasses.replace(factors, sums=True)
 
     def part(self, shapes: Sequence[Sequence[Size]]) -> "VjpCall":
         sizes = self.factors.sizes(shapes)
         count = len(self.bound.input_avals)
-        own = [shape[sum(has) :] for shape, has in zip(shapes, self.axes.operands, strict=True)][:count]
+        operand_shapes = [shape[sum(has) :] for shape, has in zip(shapes, self.axes.operands, strict=True)][:count]
         axes = Axes(tuple(sizes[f"outer{i}"] for i in range(len(self.axes.sizes))), self.axes.operands)
         inner_sizes = tuple(sizes[f"vmap{i}"] for i in range(len(self.call.axes.sizes)))
-        examples = [shape[sum(has) :] for shape, has in zip(own, self.call.axes.operands, strict=True)]
+        examples = [shape[sum(has) :] for shape, has in zip(operand_shapes, self.call.axes.operands, strict=True)]
         bound = self.bound.part(examples)
         call = dataclasses.replace(self.call, bound=bound, axes=Axes(inner_sizes, self.call.axes.operands))
         return dataclasses.replace(self, bound=bound, axes=axes, call=call)
@@ -108,7 +108,7 @@ class VjpCall(LinearCall):
         operands = zip(primals, inner.operands, strict=True)
         axes = Axes(
             (*(outer.sizes[i] for i in levels), *inner.sizes),
-            tuple((*(has[i] for i in levels), *own) for has, own in operands),
+            tuple((*(has[i] for i in levels), *inside) for has, inside in operands),
         )
         return dataclasses.replace(self.call, axes=axes)
 
@@ -134,14 +134,14 @@ class VjpCall(LinearCall):
         of_result = self._result_axes
         outer, args = list(self.axes.operands), list(args)
         for i in range(num_inputs + len(self.bound.saved_avals), len(args)):
-            has = tuple(own or other for own, other in zip(outer[i], of_result, strict=True))
+            has = tuple(of_operand or other for of_operand, other in zip(outer[i], of_result, strict=True))
             args[i] = _axes.extended(args[i], outer[i], has, self.axes.sizes)
             outer[i] = has
         if not self.bound.reads_results:  # the kernel has operands for them all the same
             outer[num_inputs:], args[num_inputs:] = 2 * outer[num_inputs:], 2 * args[num_inputs:]
         names = [*self.bound.names, *[""] * (len(args) - num_inputs)]
         inner_has = [*inner.operands, *[(True,) * len(inner.sizes)] * (len(args) - num_inputs)]
-        has = [(*around, *own) for around, own in zip(outer, inner_has, strict=True)]
+        has = [(*around, *inside) for around, inside in zip(outer, inner_has, strict=True)]
 
         # The axes that each gradient shall have, and those that the kernel gives it.
         computed = lowering.options.gradients
@@ -168,8 +168,8 @@ class VjpCall(LinearCall):
                     avals[i].update(shape=(*front, *avals[i].shape)) for front, i in zip(fronts, computed, strict=True)
                 ],
             )
-        found = dict(zip(computed, outs, strict=True))
+        gradients = dict(zip(computed, outs, strict=True))
         return [
-            _axes.reduced(found[i].reshape(*_axes.present(sizes, given[i]), *avals[i].shape), given[i], wanted[i])
+            _axes.reduced(gradients[i].reshape(*_axes.present(sizes, given[i]), *avals[i].shape), given[i], wanted[i])
             for i in self.needs_grad
         ]

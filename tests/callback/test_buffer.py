@@ -176,7 +176,7 @@ def test_no_cuda_interface_on_cpu():
 
 
 def test_torch():
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed: it is no dependency of ours")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: it is not a dependency of ours")
     x = jnp.arange(4.0).astype(jnp.bfloat16)
 
     def callback(ctx, out, x):

@@ -113,7 +113,7 @@ static ffi::Error all_attributes(F32 x, F32Result out, ffi::Dictionary attribute
 }
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AllAttributes, all_attributes, ffi::Ffi::Bind().Arg<F32>().Ret<F32>().Attrs());
 
-// Plain C functions, which are no handlers.
+// Plain C functions, which are not handlers.
 extern "C" void Relu(const float* x, float* y, long n) {
   for (long i = 0; i < n; ++i) y[i] = x[i] > 0 ? x[i] : 0;
 }

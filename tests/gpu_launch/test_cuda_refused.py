@@ -66,7 +66,7 @@ def test_scalar_values_that_do_not_fit(dtype, value):
 
 
 def test_a_scalar_that_nobody_passes():
-    with pytest.raises(ValueError, match=r"the scalar n is no option of this call \(there are a\).*scalars=\{'n'"):
+    with pytest.raises(ValueError, match=r"the scalar n is not an option of this call \(there are a\).*scalars=\{'n'"):
         lowered(saxpy(scalars={"n": "int32", "a": "float32"}), F32, F32, a=2.0)
 
 

@@ -143,7 +143,7 @@ def test_what_a_program_has(images):
     assert found["images"].tobytes() == images["sm_90"]
     assert found["entries"] == "affine"
     assert "@eqxcallback_launch_captured(" in program.as_text()
-    # Of x, bias, out and work, and then of what is no array.
+    # Of x, bias, out and work, and then of what is not an array.
     assert "order = dense<[2, 4, 5, 0, 6, 7, 3, 1, 8, 9, 10]>" in program.as_text()
     assert "@eqxcallback_launch(" in lowered(images["sm_90"], command_buffer_compatible=False).as_text()
 

@@ -143,7 +143,7 @@ def test_other_arguments_are_those_of_filter_jit():
         (
             {"static_argnums": 1},
             ValueError,
-            r"expected arguments of equinox.filter_jit; got static_argnums, .* What is no array is static already\.",
+            r"expected arguments of equinox.filter_jit; got static_argnums, .* What is not an array is static already\.",
         ),
         ({"static_argnames": "n"}, ValueError, r"expected .*; got static_argnames, .* is static already\."),
         ({"donate_argnums": 0}, ValueError, r"expected .*; got donate_argnums, .* Use donate=, one of \('all', "),

@@ -280,8 +280,8 @@ def test_a_copy_over_what_others_read():
 @pytest.mark.parametrize(
     ("name", "operands", "message"),
     [
-        ("misaligned_matrices", [], r"ldmatrix in line \d+: the address of a row is no multiple of 16"),
-        ("misaligned_copies", [X], r"cp.async in line \d+: an address is no multiple of 16"),
+        ("misaligned_matrices", [], r"ldmatrix in line \d+: the address of a row is not a multiple of 16"),
+        ("misaligned_copies", [X], r"cp.async in line \d+: an address is not a multiple of 16"),
     ],
 )
 def test_addresses_that_no_gpu_takes(name, operands, message):

@@ -35,7 +35,7 @@ def calls(dtype):
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 9, 16, 17, 31, 33, 64])
 def test_values(rows, dtype, encoding):
-    """One part of the features for some warps, none for others, several; outputs that are no whole tiles."""
+    """One part of the features for some warps, none for others, several; outputs that are not whole tiles."""
     for in_features, out_features in ((256, 33), (1280, 17)) if rows < 20 else ((512, 40),):
         x, blocks = example((rows, in_features, out_features), encoding, dtype)
         (got,) = results(kernels.quantized_linear_mma(x, blocks, encoding=encoding))

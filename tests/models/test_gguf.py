@@ -1,4 +1,4 @@
-"""The reader of GGUF files: the real model against the `gguf` package's own reader, and everything that is no such file."""
+"""The reader of GGUF files: the real model against the `gguf` package's own reader, and everything that is not such a file."""
 
 import dataclasses
 import importlib.metadata
@@ -192,7 +192,7 @@ def test_no_such_file(tmp_path):
     refused(tmp_path, "got a directory")
     refused("", "got a directory")
     os.mkfifo(tmp_path / "fifo")
-    refused(tmp_path / "fifo", "something that is no regular file")
+    refused(tmp_path / "fifo", "something that is not a regular file")
 
 
 def test_what_is_no_gguf_file(tmp_path, small):

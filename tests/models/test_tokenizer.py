@@ -146,7 +146,7 @@ def test_a_stream_that_ends_in_a_character():
 @properties
 @hypothesis.given(st.lists(st.integers(0, SMALL.vocab_size - 1)))
 def test_a_stream_is_the_decoder(tokens):
-    """Also of bytes that are no text."""
+    """Also of bytes that are not text."""
     assert "".join(streamed(SMALL, tokens)) == SMALL.decode(tokens)
 
 

@@ -24,7 +24,7 @@ quick = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 DTYPES = sorted(map(str, xla.KERNEL_DTYPES))
-# Of elements that are no whole bytes, those bits that stay the same in NumPy, which extends the sign.
+# Of elements that are not whole bytes, those bits that stay the same in NumPy, which extends the sign.
 MASKS = {"bool": 1, "int2": 1, "uint2": 3, "int4": 7, "uint4": 15, "float4_e2m1fn": 15}
 SHAPES = st.lists(st.integers(0, 4), max_size=4).map(tuple)
 SOME = st.one_of(

@@ -210,7 +210,7 @@ def _attend(
     return out if v_size == out.shape[-1] else out[..., :v_size], lse
 
 
-_KEYWORDS = {name for name, each in inspect.signature(attention).parameters.items() if each.kind == each.KEYWORD_ONLY}
+_KEYWORDS = {name for name, p in inspect.signature(attention).parameters.items() if p.kind == p.KEYWORD_ONLY}
 
 
 def _padded(x: Array, size: int) -> Array:

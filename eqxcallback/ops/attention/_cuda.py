@@ -32,7 +32,7 @@ def _shape(q: Any, kv: Any) -> tuple[int, int, int]:
     columns = 16 if size <= 512 else 32
     packed = size % pack(kv[0]) == 0
     group = heads // kv[0].shape[-2]
-    # Long rows, and those that are no packs, have registers for two heads.
+    # Long rows, and rows that are not packs, have registers for two heads.
     block_heads = 2 if columns == 32 or not packed else 4 if group > 2 else max(group, 1)
     # With four, half as many columns leave registers for four blocks, not two. A pack of int8 has 16.
     if block_heads == 4 and size <= 256 and kv[0].dtype.itemsize > 1:
@@ -87,9 +87,9 @@ def _grid(q: Any, kv: Any, *_: Any, resident_blocks: int, **__: Any) -> int:
 
 
 def _places_of_slopes(q: Any, kv: Any, length: Any, alibi_slopes: Any = None, *_: Any) -> tuple[int, int]:
-    found = places_of("alibi_slopes", q.shape[:-2], alibi_slopes)
-    assert found is not None  # or the call is not supported
-    return found
+    places = places_of("alibi_slopes", q.shape[:-2], alibi_slopes)
+    assert places is not None  # or the call is not supported
+    return places
 
 
 def _supports(types: Any, **options: Any) -> bool | str:

@@ -39,7 +39,7 @@ def attend(
     queries, keys = q.shape[-3], kv[0].shape[-3]
     if lengths is not None:  # whatever else is there: a weight of zero would not hide NaN
         filled = xp.arange(keys)[:, None, None] < lengths[..., None, None, None]
-        kv = tuple(xp.where(filled, each, xp.zeros_like(each)) for each in kv)
+        kv = tuple(xp.where(filled, array, xp.zeros_like(array)) for array in kv)
     before = keys - queries if offset is None else offset[..., None, None, None]
     for start in range(0, queries, _QUERIES):
         stop = min(start + _QUERIES, queries)
@@ -64,8 +64,8 @@ def attend(
                 seen.append(query_segments[..., None, rows, None] == key_segments[..., None, None, columns])
             if lengths is not None:
                 seen.append(key < lengths[..., None, None, None])
-            for each in seen:
-                logits = xp.where(each, logits, -np.inf)
+            for visible in seen:
+                logits = xp.where(visible, logits, -np.inf)
             return logits
 
         def dropped(weights: Any, columns: slice, rows: slice = rows, index: Any = index) -> Any:
@@ -105,9 +105,9 @@ def decode_attention(
     """The query is at the position of the last entry. With scales, keys and values are int8."""
     filled = min(kv[0].shape[-3], max(int(length.max()), 0)) if length.size else 0
     length = xp.clip(length, 0, kv[0].shape[-3])
-    kv = tuple(each[..., :filled, :, :] for each in kv)
+    kv = tuple(array[..., :filled, :, :] for array in kv)
     if k_scale is not None:
-        scales = (each[..., :filled, :, None] for each in (k_scale, v_scale))
+        scales = (array[..., :filled, :, None] for array in (k_scale, v_scale))
         kv = tuple(x.astype(scale.dtype) * scale for x, scale in zip(kv, scales, strict=True))
     # Of one example, that is all that it sees.
     places = {"lengths": length if length.size > 1 else None, "offset": length - 1}
@@ -127,7 +127,7 @@ def _attend(
     """Return the result and the log-sum-exp of some queries over the first `last` keys. Both functions take logits of shape
     `(*batch, heads, queries, keys)`, and the keys.
     """
-    k, v = (xp.swapaxes(each, -2, -3)[..., None, :, :] for each in kv)  # kv_heads, 1, keys, size
+    k, v = (xp.swapaxes(array, -2, -3)[..., None, :, :] for array in kv)  # kv_heads, 1, keys, size
     *batch, queries, heads, size = q.shape
     kv_heads = k.shape[-4]
     group = (*batch, kv_heads, heads // kv_heads, queries)

@@ -196,8 +196,8 @@ def _segments(name: str, segment_ids: Segments, q: Array, keys: Size) -> dict[st
     both: Any = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
     if both is not segment_ids:
         check(queries == keys, name, "segment_ids of queries and of keys, a tuple", queries=queries, keys=keys)
-    found = [jnp.asarray(x) for x in both]
-    for x, size in zip(found, (queries, keys), strict=True):
+    ids = [jnp.asarray(x) for x in both]
+    for x, size in zip(ids, (queries, keys), strict=True):
         fits = jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize <= 4
         check(
             fits and x.shape == (*batch, size),
@@ -205,7 +205,7 @@ def _segments(name: str, segment_ids: Segments, q: Array, keys: Size) -> dict[st
             f"segment_ids to be int32 of shape {(*batch, size)}",
             segment_ids=x,
         )
-    return {"query_segments": found[0].astype(jnp.int32), "key_segments": found[1].astype(jnp.int32)}
+    return {"query_segments": ids[0].astype(jnp.int32), "key_segments": ids[1].astype(jnp.int32)}
 
 
 def _dropout(name: str, q: Array, keys: Size, dropout: AnyNumber, key: Any) -> tuple[Array | None, Array | None]:
@@ -230,16 +230,16 @@ def places_of(name: str, batch: tuple[int, ...], x: Any) -> tuple[int, int] | No
     return (1, 1) if x is None else places(batch, x.shape[: x.ndim - OWN_AXES[name]])
 
 
-def places(batch: tuple[int, ...], own: tuple[int, ...]) -> tuple[int, int] | None:
-    """Example `e` of a call has example `e // every % count` of an operand of the batch axes `own`: `every` and `count`.
+def places(batch: tuple[int, ...], operand_batch: tuple[int, ...]) -> tuple[int, int] | None:
+    """Example `e` of a call has example `e // every % count` of an operand with the axes `operand_batch`: `every` and `count`.
 
     `None` if no such numbers do, as for the axes `(2, 1, 3)` of `(2, 4, 3)`.
     """
-    own = (*[1] * (len(batch) - len(own)), *own)
-    axes = [i for i, size in enumerate(own) if size != 1]
+    operand_batch = (*[1] * (len(batch) - len(operand_batch)), *operand_batch)
+    axes = [i for i, size in enumerate(operand_batch) if size != 1]
     if not axes:
         return 1, 1
     first, last = axes[0], axes[-1] + 1
-    if own[first:last] != tuple(batch[first:last]):
+    if operand_batch[first:last] != tuple(batch[first:last]):
         return None
-    return math.prod(batch[last:]), math.prod(own)
+    return math.prod(batch[last:]), math.prod(operand_batch)

@@ -60,9 +60,9 @@ def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:
     def of_optional(name: str, index: int) -> tuple[str, Any]:
         def place(*args: Any, **options: Any) -> int:
             operands = arguments(*args, **options)
-            found = places_of(name, operands[0].shape[:-3], _optional(operands, name))
-            assert found is not None  # or the call is not supported
-            return found[index]
+            places = places_of(name, operands[0].shape[:-3], _optional(operands, name))
+            assert places is not None  # or the call is not supported
+            return places[index]
 
         return "int32", place
 
@@ -73,7 +73,7 @@ def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:
 
         return "int32", heads
 
-    found: dict[str, Any] = {
+    scalars: dict[str, Any] = {
         "batch": of_q(_batch),
         "queries": of_q(lambda q: q.shape[-3]),
         "keys": of_k(lambda k: k.shape[-3]),
@@ -84,10 +84,10 @@ def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:
     }
     for name in OPTIONAL:
         short = name.removeprefix("alibi_")
-        found |= {f"{short}_every": of_optional(name, 0), f"{short}_batch": of_optional(name, 1)}
+        scalars |= {f"{short}_every": of_optional(name, 0), f"{short}_batch": of_optional(name, 1)}
         if name in ("bias", "mask"):
-            found[f"{short}_heads"] = heads_of(name)
-    return found
+            scalars[f"{short}_heads"] = heads_of(name)
+    return scalars
 
 
 def _supports(types: Any, **options: Any) -> bool | str:

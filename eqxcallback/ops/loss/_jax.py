@@ -115,10 +115,10 @@ def backward(
     if ignore_index is not None:
         x = jnp.where(ignored[..., None], jnp.zeros_like(x), x)
     of_loss = jnp.where(counts & ~ignored, of_loss, 0.0)
-    own, mean = jnp.ones_like(of_loss), 1.0
+    label_weights, mean = jnp.ones_like(of_loss), 1.0
     if class_weights is not None:
-        own, mean = class_weights.at[labels].get(mode="fill", fill_value=0.0), jnp.mean(class_weights)
-    of_label = of_loss * (1 - label_smoothing) * own
+        label_weights, mean = class_weights.at[labels].get(mode="fill", fill_value=0.0), jnp.mean(class_weights)
+    of_label = of_loss * (1 - label_smoothing) * label_weights
     of_each = of_loss * (label_smoothing / max(size, 1))
     of_sum = of_label + of_loss * (label_smoothing * mean)
     if z_loss:
@@ -156,9 +156,9 @@ def backward(
         return d_x + product("...c,ci->...i", dtype, d_z, rows), (way.sliced(d_rows), d_bias, d_class_weights)
 
     d_x = jnp.zeros(x.shape, jnp.float32)
-    d_x, found = _reference.each_chunk(chunk, d_x, way.length(x, size), way.sliced(weight), bias, class_weights)
+    d_x, gradients = _reference.each_chunk(chunk, d_x, way.length(x, size), way.sliced(weight), bias, class_weights)
     d_x = jnp.where(ignored[..., None], 0.0, d_x) if ignore_index is not None else d_x
-    d_weight, d_bias, d_class_weights = found
+    d_weight, d_bias, d_class_weights = gradients
     return d_x.astype(x.dtype), _from_bits(d_weight, weight.dtype), None, d_bias, d_class_weights
 
 

@@ -95,8 +95,8 @@ def linear_cross_entropy_with_sums(
         return higher, total, chosen, every
 
     # What a scan carries has one type: in a `shard_map`, the first sums vary over the axes of all operands, as the next ones do.
-    operands = (each for each in (x, weight, labels, bias, class_weights) if each is not None)
-    zeros = sum((jnp.zeros_like(each, dtype, ()) for each in operands), jnp.zeros(labels.shape, dtype))
+    operands = (operand for operand in (x, weight, labels, bias, class_weights) if operand is not None)
+    zeros = sum((jnp.zeros_like(operand, dtype, ()) for operand in operands), jnp.zeros(labels.shape, dtype))
     sums = (zeros - jnp.inf, zeros, zeros, zeros)
     length = chunk_length(size) if length is None else length
     sums, _ = each_chunk(lambda sums, chunk: (add(sums, chunk), None), sums, length, weight, bias, class_weights)

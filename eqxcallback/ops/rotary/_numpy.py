@@ -14,7 +14,7 @@ def rotary_embedding(xp: Any, out: Any, x: Any, table: Any) -> None:
 def _rotate(out: Any, x: Any, table: Any) -> None:
     """The axes of the table are the last ones of those of `x`."""
     half = x.shape[-1] // 2
-    cos, sin = (each[..., :, None, :] for each in table)
+    cos, sin = (part[..., :, None, :] for part in table)
     a, b = wide(x[..., :half]), wide(x[..., half:])
     store(out[..., :half], a * cos - b * sin)
     store(out[..., half:], b * cos + a * sin)

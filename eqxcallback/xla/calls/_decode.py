@@ -45,11 +45,11 @@ def _finest(mesh: Mesh) -> Mesh:
 
 
 def _primes(number: int) -> list[int]:
-    found, factor = [], 2
+    primes, factor = [], 2
     while number > 1:
         if number % factor:
             factor += 1
         else:
-            found.append(factor)
+            primes.append(factor)
             number //= factor
-    return found
+    return primes

@@ -209,8 +209,8 @@ def _transpose(cotangents: Sequence[Any], *args: Any, call: OpCall) -> Sequence[
     if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [ad.Zero(arg.aval) if ad.is_undefined_primal(arg) else None for arg in args]
     known = [None if isinstance(cotangent, ad.Zero) else cotangent for cotangent in cotangents]
-    found = dict(zip(linear, call.transpose(known, args, linear), strict=True))
-    return [found.get(i) for i in range(len(args))]
+    gradients = dict(zip(linear, call.transpose(known, args, linear), strict=True))
+    return [gradients.get(i) for i in range(len(args))]
 
 
 ad.primitive_transposes[op_call_p] = _transpose

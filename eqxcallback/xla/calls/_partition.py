@@ -153,13 +153,13 @@ def _rule(factors: Factors) -> SdyShardingRule:
     whole: list[str] = []
 
     def names(dims: Sequence[str | None]) -> tuple[str, ...]:
-        found = []
+        texts = []
         for name in dims:
             if name is None:
                 name = f"whole{len(whole)}"
                 whole.append(name)
-            found.append(name)
-        return tuple(found)
+            texts.append(name)
+        return tuple(texts)
 
     operands: Any = tuple(names(dims) for dims in factors.operands)
     results: Any = tuple(names(dims) for dims in factors.results)

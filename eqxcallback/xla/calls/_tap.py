@@ -152,14 +152,14 @@ def _has_tangents(tangent: Any) -> bool:
 
 def _transpose(cotangents: Sequence[Any], *args: Any, tap: Tap) -> Sequence[Any]:
     linear = [i for i, arg in enumerate(args) if ad.is_undefined_primal(arg)]
-    found = dict(zip(linear, (cotangents[i] for i in linear), strict=True))
-    known = any(not isinstance(cotangent, ad.Zero) for cotangent in found.values())
+    gradients = dict(zip(linear, (cotangents[i] for i in linear), strict=True))
+    known = any(not isinstance(cotangent, ad.Zero) for cotangent in gradients.values())
     if known and tap.backwards and tap.of != "tangents":
         some = [i for i in linear if _has_tangents(cotangents[i])]
         inner = tap.of_some(some).then(("transpose",), of="values")
         values = tap_p.bind(*(ad.instantiate_zeros(cotangents[i]) for i in some), tap=inner)
-        found |= dict(zip(some, values, strict=True))
-    return [found.get(i) for i in range(len(args))]
+        gradients |= dict(zip(some, values, strict=True))
+    return [gradients.get(i) for i in range(len(args))]
 
 
 def _batch(args: Sequence[Any], dims: Sequence[int | None], *, tap: Tap) -> tuple[Sequence[Any], Sequence[int | None]]:

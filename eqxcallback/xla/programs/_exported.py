@@ -45,4 +45,4 @@ def bring_back(module: bytes, platforms: Sequence[str], load_code: Callable[[str
     for target, code in codes:
         if code:  # other C functions have none
             load_code(target, code)
-    return [target for target in targets if not any(is_registered(target, each) for each in platforms)]
+    return [target for target in targets if not any(is_registered(target, platform) for platform in platforms)]

@@ -55,8 +55,8 @@ def _walk(
         return None if isinstance(atom, Literal) else origins.get(atom)
 
     for eqn in jaxpr.eqns:
-        own = eqn.source_info.name_stack
-        full = own if stack is None else stack + own
+        inner_stack = eqn.source_info.name_stack
+        full = inner_stack if stack is None else stack + inner_stack
         kind = _kind(eqn)
         if kind is not None:
             params = _call_of_tap(eqn.params["tap"]) if kind == "callback" and "tap" in eqn.params else eqn.params

@@ -43,12 +43,12 @@ class Factors:
 
     def sizes(self, shapes: Sequence[Sequence[Size]]) -> dict[str, Size]:
         """From the shapes of operands."""
-        found: dict[str, Size] = {}
+        sizes: dict[str, Size] = {}
         for dims, shape in zip(self.operands, shapes, strict=True):
             for name, size in zip(dims, shape, strict=True):
                 if name is not None:
-                    found.setdefault(name, size)
-        return found
+                    sizes.setdefault(name, size)
+        return sizes
 
 
 def split(factors: Factors, specs: Sequence[Any], sizes: Mapping[str, Size], mesh: Any) -> dict[str, Any]:
@@ -56,21 +56,21 @@ def split(factors: Factors, specs: Sequence[Any], sizes: Mapping[str, Size], mes
 
     **Arguments:** `specs` are of the operands, or of those and the results.
     """
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     used: set[str] = set()
     arrays = [*factors.operands, *factors.results][: len(specs)]
     for dims, spec in zip(arrays, specs, strict=True):
         for name, entry in zip(dims, [*spec, *[None] * (len(dims) - len(spec))], strict=True):
             axes = _axes(entry)
-            if name is None or name in found or not axes or used & set(axes):
+            if name is None or name in entries or not axes or used & set(axes):
                 continue
             parts = 1
             for axis in axes:
                 parts *= mesh.shape[axis]
             if sizes.get(name, 0) % parts == 0 and sizes.get(name, 0) > 0:
-                found[name] = entry
+                entries[name] = entry
                 used |= set(axes)
-    return found
+    return entries
 
 
 def even(spec: Any, shape: Sequence[int], mesh: Any) -> PartitionSpec:

@@ -151,7 +151,7 @@ def test_large_logits():
 
 
 def test_logits_that_are_impossible():
-    """-inf is no class: a loss of it is infinite, and beside it nothing changes."""
+    """-inf is not a class: a loss of it is infinite, and beside it nothing changes."""
     z = jnp.array([[0.0, -np.inf, 1.0], [0.0, -np.inf, 1.0]])
     loss = ops.softmax_cross_entropy(z, jnp.array([0, 1]), z_loss=0.1)
     np.testing.assert_allclose(loss[0], np.log(1 + np.e) + 0.1 * np.log(1 + np.e) ** 2, rtol=1e-6)
@@ -171,7 +171,7 @@ def test_labels_that_are_out_of_range():
 
 
 def test_ignored_rows_have_no_gradient():
-    """Also where their logits are no numbers, and where the label is no class."""
+    """Also where their logits are not numbers, and where the label is not a class."""
     z = [[1.0, 2, 3], [np.nan, np.inf, -np.inf], [0, 0, 0]]
     (loss, gradient), _ = both(z, [0, -100, -100], ignore_index=-100, z_loss=0.1, label_smoothing=0.1)
     assert np.isfinite(loss).all()
