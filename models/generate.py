@@ -6,116 +6,112 @@ goes to stdout as it is made; progress, and the speed at the end, to stderr.
 
 import argparse
 import io
-import math
+import json
 import os
-import pathlib
 import sys
-from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any
 
 import jax.numpy as jnp
-from tqdm import tqdm
 
 from . import gguf, llama
-from .generator import Generator
+from ._terminal import fail, progress, report
+from .answer import Answer
+from .chat import Chat, converse
+from .generator import Generator, Speed
+from .options import DTYPES, parse, sampling_of
 from .tokenizer import Tokenizer
 
 
-_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
+class _Program:
+    """What was asked for, with the model loaded as late as possible: what is wrong is said before."""
 
+    def __init__(self, options: argparse.Namespace):
+        path = gguf.default_path() if options.weights is None else options.weights
+        self.options = options
+        self.file = gguf.open_model(path)
+        self.tokenizer = Tokenizer(self.file.metadata)
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:  # without the usage: one line
-        raise SystemExit(_fail(message))
+    def generator(self, room: int) -> Generator:
+        dtype = jnp.dtype(DTYPES[self.options.dtype])
+        model = llama.load(self.file, dtype=dtype, progress=progress("loading", "block"))
+        return Generator(model, room=room, sampling=sampling_of(self.options), seed=self.options.seed)
 
+    def write(self, text: str) -> None:
+        """Pass a piece of an answer on."""
+        if not self.options.json:
+            print(text, end="", flush=True)
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="python -m models.generate", description="Answer a prompt with a language model on the CPU.")
-    parser.add_argument("prompt", help="what the user says")
-    parser.add_argument("--max-tokens", type=int, default=256, help="of the answer (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the most likely token (default)")
-    parser.add_argument(
-        "--top-p", type=float, default=1.0, help="draw from the most likely tokens of this much probability"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
-    parser.add_argument("--system", help="the system message (default: the model's own)")
-    parser.add_argument(
-        "--weights", type=pathlib.Path, metavar="PATH", help="a GGUF file (default: SmolLM2-135M-Instruct)"
-    )
-    parser.add_argument("--dtype", choices=list(_DTYPES), default="f32", help="of activations and cache (default: f32)")
-    options = parser.parse_args(arguments)
-    if options.max_tokens < 1:
-        parser.error(f"expected --max-tokens of 1 or more; got {options.max_tokens}")
-    if not (options.temperature >= 0 and math.isfinite(options.temperature)):
-        parser.error(f"expected --temperature of 0 or more; got {options.temperature}")
-    if not 0 < options.top_p <= 1:
-        parser.error(f"expected --top-p above 0 and up to 1; got {options.top_p}")
-    if not 0 <= options.seed < 2**32:
-        parser.error(f"expected --seed from 0 to 2**32 - 1; got {options.seed}")
-    return options
+    def answered(self, answer: Answer, speed: Speed) -> None:
+        """End an answer."""
+        if self.options.json:
+            print(json.dumps(_record(answer, speed)), flush=True)
+            return
+        print(flush=True)
+        if answer.finish == "context":
+            report("the answer ends here, as there is no room for more")
+        report(str(speed))
 
+    def answer(self) -> int:
+        """Answer one prompt."""
+        options, context = self.options, self.file.config.context_length
+        messages = [{"role": "user", "content": options.prompt}]
+        if options.system is not None:
+            messages.insert(0, {"role": "system", "content": options.system})
+        tokens = self.tokenizer.encode_chat(messages)
+        if len(tokens) >= context:
+            return fail(
+                f"expected a prompt of less than {context} tokens, the model's context; got {len(tokens)}. Shorten it."
+            )
+        generator = self.generator(len(tokens) + options.max_tokens)
+        answer = Answer(self.tokenizer, options.stop)
+        generated = generator.generate(tokens, max_tokens=options.max_tokens, progress=progress("reading", "chunk"))
+        answer.take(generated, self.write, max_tokens=options.max_tokens)
+        self.answered(answer, generator.speed)
+        return 0
 
-def _fail(message: str) -> int:
-    _report(f"generate: error: {message}")
-    return 2
-
-
-def _report(text: str) -> None:
-    if sys.stderr is not None:  # else it is closed, and `print` would take stdout
-        print(text, file=sys.stderr)
-
-
-def _progress(items: Iterable[int]) -> Iterable[int]:
-    if sys.stderr is None:
-        return items
-    return tqdm(items, desc="loading", unit="block", leave=False, file=sys.stderr)
-
-
-def _answer(options: argparse.Namespace) -> int:
-    path = gguf.default_path() if options.weights is None else options.weights
-    file = gguf.open_model(path)
-    tokenizer = Tokenizer(file.metadata)
-    messages = [{"role": "user", "content": options.prompt}]
-    if options.system is not None:
-        messages.insert(0, {"role": "system", "content": options.system})
-    tokens = tokenizer.encode_chat(messages)
-    if len(tokens) >= file.config.context_length:
-        return _fail(
-            f"expected a prompt of less than {file.config.context_length} tokens, the model's context; got {len(tokens)}. "
-            "Shorten it."
+    def chat(self) -> int:
+        """Answer one line after the other."""
+        options = self.options
+        self.tokenizer.encode_chat([{"role": "user", "content": ""}])  # a model that cannot chat says so here
+        generator = self.generator(options.context)
+        conversation = Chat(
+            generator, self.tokenizer, system=options.system, max_tokens=options.max_tokens, stop=options.stop
         )
-    generator = Generator(
-        llama.load(file, dtype=_DTYPES[options.dtype], progress=_progress),
-        tokens,
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        seed=options.seed,
-    )
-    stream = tokenizer.stream()
-    for token in generator:
-        if token in tokenizer.stop_tokens:
-            break
-        print(stream.push(token), end="", flush=True)
-    print(stream.flush(), flush=True)
-    _report(str(generator.speed))
-    return 0
+        converse(conversation, self.write, lambda answer: self.answered(answer, generator.speed))
+        return 0
+
+
+def _record(answer: Answer, speed: Speed) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "text": answer.text,
+        "finish": answer.finish,
+        "stop_string": answer.stop_string,
+        "answer_tokens": answer.num_tokens,
+        "kept_tokens": speed.kept_tokens,
+        "read_tokens": speed.prompt_tokens,
+        "read_tokens_per_second": round(speed.prompt_rate, 1),
+        "decoded_tokens": speed.decoded_tokens,
+        "decoded_tokens_per_second": round(speed.decode_rate, 1),
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _parse(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters that the model writes
+    options = parse(arguments)
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may lack characters that the model writes
     try:
-        return _answer(options)
+        program = _Program(options)
+        return program.chat() if options.chat else program.answer()
     except gguf.ModelFileError as error:
-        return _fail(str(error))
+        return fail(str(error))
     except KeyboardInterrupt:
         return 130
     except OSError as error:
         # Nobody reads any more, or there is no room for more. What Python still holds back would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0 if isinstance(error, BrokenPipeError) else _fail(f"the answer cannot be written: {error}")
+        return 0 if isinstance(error, BrokenPipeError) else fail(f"the answer cannot be written: {error}")
 
 
 if __name__ == "__main__":

@@ -80,8 +80,7 @@ class Block(eqx.Module):
         else:
             qk, v = jnp.split(qkv, [self.num_heads + self.num_kv_heads], axis=1)
             q, k = jnp.split(eqxc.ops.rotary_embedding(qk, *table), [self.num_heads], axis=1)
-            cache = cache.append(k, v, valid=valid)
-            attended = eqxc.ops.attention(q, k, v, causal=True)
+            attended, cache = cache.update(q, k, v, valid=valid)
         x = self.attention_out(attended.reshape(length, -1))
         x, residual = jax.vmap(self.feed_forward_norm)(x, residual)
         return self.down(eqxc.ops.swiglu(self.gate_up(x))), residual, cache
@@ -114,9 +113,9 @@ class Llama(eqx.Module):
     ) -> tuple[Float[Array, "S E"], Cache]:
         """**Arguments:**
 
-        - `tokens`: a whole prompt for an empty cache, or the one token after those in the cache.
-        - `cache`: of `init_cache` or of the last call. Donate it.
-        - `valid`: how many of a prompt's tokens count; the others, at its end, are padding.
+        - `tokens`: those after the tokens in the cache: a prompt, a part of one, or the one token that was generated last.
+        - `cache`: of `init_cache` or of the last call, with room for all of `tokens`. Donate it.
+        - `valid`: how many of `tokens` count; the others, at their end, are padding.
 
         **Returns:** what `logits` takes, for each token, and the cache with the tokens.
         """
