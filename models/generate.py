@@ -17,6 +17,7 @@ from . import gguf, llama
 from ._terminal import fail, progress, report
 from .answer import Answer
 from .chat import Chat, converse
+from .compilation_cache import keep_programs
 from .generator import Generator, Speed
 from .options import DTYPES, parse, sampling_of
 from .tokenizer import Tokenizer
@@ -115,4 +116,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    keep_programs()
     sys.exit(main())

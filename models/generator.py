@@ -63,8 +63,7 @@ class Generator:
         self._reader = Reader(model, room)
         self._sampling = Sampling() if sampling is None else sampling
         self._vocab_size = model.config.vocab_size
-        self._key = jax.random.key(seed)
-        self._choose = self._compiled_choice()
+        self._choose = self._compiled_choice(seed)
         self.room = self._reader.room
         self.speed = Speed()
 
@@ -129,9 +128,10 @@ class Generator:
         seen[tokens] = True
         return seen
 
-    def _compiled_choice(self) -> Any:
+    def _compiled_choice(self, seed: int) -> Any:
         def choose(logits: jax.Array, position: jax.Array, seen: Any) -> tuple[jax.Array, Any]:
-            token = sample(logits, jax.random.fold_in(self._key, position), self._sampling, seen)
+            # A draw depends on the position, and not on how many there were before.
+            token = sample(logits, jax.random.fold_in(jax.random.key(seed), position), self._sampling, seen)
             return token, None if seen is None else seen.at[token].set(True)
 
         shapes = (((self._vocab_size,), jnp.float32), ((), jnp.int32), ((self._vocab_size,), jnp.bool_))

@@ -86,6 +86,12 @@ class Block(eqx.Module):
         return self.down(eqxc.ops.swiglu(self.gate_up(x))), residual, cache
 
 
+@jax.jit
+def _run_block(block: Block, *arguments: Any) -> Any:
+    """Blocks of the same shapes are traced once."""
+    return block(*arguments)
+
+
 class Llama(eqx.Module):
     """The model. Activations and the cache have one dtype; weights keep the file's encoding."""
 
@@ -125,7 +131,7 @@ class Llama(eqx.Module):
         x = self.embedding(tokens).astype(self.dtype)
         residual, new_caches = jnp.zeros_like(x), []
         for block, old in zip(self.blocks, cache.blocks, strict=True):
-            x, residual, new = block(x, residual, table, _with_length(old, cache.length), count)
+            x, residual, new = _run_block(block, x, residual, table, _with_length(old, cache.length), count)
             new_caches.append(_with_length(new, None))
         return x + residual, Cache(new_caches, cache.length + count)
 
@@ -194,19 +200,20 @@ def _layers(tensors: Sequence[Tensor], heads: Sequence[int | None]) -> list[eqxc
         if not runs or runs[-1][0] != encoding:
             runs.append((encoding, []))
         runs[-1][1].append(rows)
-    return [_layer(encoding, rows[0] if len(rows) == 1 else np.concatenate(rows)) for encoding, rows in runs]
+    return [_layer(encoding, np.concatenate(rows)) for encoding, rows in runs]
 
 
 def _layer(encoding: Any, rows: np.ndarray) -> eqxc.nn.QuantizedLinear | eqx.nn.Linear:
+    # Not `jnp.asarray`, which compiles a copy for each shape. `rows` is a copy of what the file has.
     if encoding != "F32":
-        return eqxc.nn.QuantizedLinear(jnp.asarray(rows), encoding)
+        return eqxc.nn.QuantizedLinear(jax.device_put(rows), encoding)
     out_features, in_features = rows.shape
     layer = eqx.filter_eval_shape(eqx.nn.Linear, in_features, out_features, use_bias=False, key=jax.random.key(0))
-    return eqx.tree_at(lambda layer: layer.weight, layer, jnp.asarray(rows))
+    return eqx.tree_at(lambda layer: layer.weight, layer, jax.device_put(rows))
 
 
 def _with_weight(layer: Any, tensor: Tensor) -> Any:
-    return eqx.tree_at(lambda layer: layer.weight, layer, jnp.asarray(_values(tensor), jnp.float32))
+    return eqx.tree_at(lambda layer: layer.weight, layer, jax.device_put(np.array(_values(tensor), np.float32)))
 
 
 def _values(tensor: Tensor) -> np.ndarray:

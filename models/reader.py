@@ -1,6 +1,6 @@
 """A model that reads tokens into its cache, chunk by chunk."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -37,7 +37,8 @@ class Reader:
         # Flat, and so faster to pass than a tree of Modules.
         self._weights, self._tree = jax.tree.flatten(model)
         self._entries = self.room + _SHORTEST_CHUNK  # wherever a chunk begins, it may be padded
-        self._new_blocks: Callable[[], Any] = lambda: model.init_cache(self._entries).blocks
+        init = jax.jit(lambda: model.init_cache(self._entries).blocks).lower()
+        self._shapes, self._new_blocks = init.out_info, init.compile()
         self._blocks: Any = None
         self._programs: dict[int, Any] = {}
 
@@ -89,8 +90,8 @@ class Reader:
     def _program(self, size: int) -> Any:
         if size not in self._programs:
             scalar, tokens = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32)
-            blocks = jax.eval_shape(self._new_blocks)
-            lowered = jax.jit(self._run, donate_argnums=4).lower(self._weights, tokens, scalar, scalar, blocks)
+            shapes = self._weights, tokens, scalar, scalar, self._shapes
+            lowered = jax.jit(self._run, donate_argnums=4).lower(*shapes)
             self._programs[size] = lowered.compile()
         return self._programs[size]
 
