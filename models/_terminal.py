@@ -18,12 +18,18 @@ def fail(message: str) -> int:
     return 2
 
 
-def progress(description: str, unit: str) -> Callable[[Iterable[Any]], Iterable[Any]]:
-    """A progress bar around an iteration, gone after it."""
+def progress(description: str, unit: str, total: int | None = None) -> Callable[[Iterable[Any]], Iterable[Any]]:
+    """A progress bar around an iteration, gone after it. `total` is how long that is, where it has no length."""
 
     def wrap(items: Iterable[Any]) -> Iterable[Any]:
         if sys.stderr is None:
             return items
-        return tqdm(items, desc=description, unit=unit, leave=False, file=sys.stderr)
+        return tqdm(items, desc=description, unit=unit, total=total, leave=False, file=sys.stderr)
 
     return wrap
+
+
+def write_line(text: str) -> None:
+    """Write to stdout, beside a progress bar."""
+    tqdm.write(text, file=sys.stdout)
+    sys.stdout.flush()

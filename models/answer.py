@@ -1,7 +1,7 @@
 """The text of an answer, as its tokens come."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from .stop_strings import StopStrings
 from .tokenizer import Tokenizer
@@ -37,6 +37,15 @@ class Answer:
     @property
     def stop_string(self) -> str | None:
         return self._stop_strings.reached
+
+    def record(self) -> dict[str, Any]:
+        """What `--json` says of it."""
+        return {
+            "text": self.text,
+            "finish": self.finish,
+            "stop_string": self.stop_string,
+            "answer_tokens": self.num_tokens,
+        }
 
     def take(
         self,

@@ -5,21 +5,23 @@ goes to stdout as it is made; progress, and the speed at the end, to stderr.
 """
 
 import argparse
+import collections
 import io
 import json
 import os
 import sys
-from typing import Any
 
 import jax.numpy as jnp
 
 from . import gguf, llama
-from ._terminal import fail, progress, report
+from ._terminal import fail, progress, report, write_line
 from .answer import Answer
+from .batch import Batch
 from .chat import Chat, converse
 from .compilation_cache import keep_programs
 from .generator import Generator, Speed
 from .options import DTYPES, parse, sampling_of
+from .prompts import PromptsError, read_prompts
 from .tokenizer import Tokenizer
 
 
@@ -32,10 +34,12 @@ class _Program:
         self.file = gguf.open_model(path)
         self.tokenizer = Tokenizer(self.file.metadata)
 
-    def generator(self, room: int) -> Generator:
+    def model(self) -> llama.Llama:
         dtype = jnp.dtype(DTYPES[self.options.dtype])
-        model = llama.load(self.file, dtype=dtype, progress=progress("loading", "block"))
-        return Generator(model, room=room, sampling=sampling_of(self.options), seed=self.options.seed)
+        return llama.load(self.file, dtype=dtype, progress=progress("loading", "block"))
+
+    def generator(self, room: int) -> Generator:
+        return Generator(self.model(), room=room, sampling=sampling_of(self.options), seed=self.options.seed)
 
     def write(self, text: str) -> None:
         """Pass a piece of an answer on."""
@@ -45,29 +49,60 @@ class _Program:
     def answered(self, answer: Answer, speed: Speed) -> None:
         """End an answer."""
         if self.options.json:
-            print(json.dumps(_record(answer, speed)), flush=True)
+            print(json.dumps(answer.record() | speed.record()), flush=True)
             return
         print(flush=True)
         if answer.finish == "context":
             report("the answer ends here, as there is no room for more")
         report(str(speed))
 
-    def answer(self) -> int:
-        """Answer one prompt."""
-        options, context = self.options, self.file.config.context_length
-        messages = [{"role": "user", "content": options.prompt}]
-        if options.system is not None:
-            messages.insert(0, {"role": "system", "content": options.system})
-        tokens = self.tokenizer.encode_chat(messages)
+    def encode(self, prompt: str, system: str | None) -> list[int]:
+        """The tokens of a prompt that the model has room for."""
+        messages = [{"role": "user", "content": prompt}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        tokens, context = self.tokenizer.encode_chat(messages), self.file.config.context_length
         if len(tokens) >= context:
-            return fail(
+            raise PromptsError(
                 f"expected a prompt of less than {context} tokens, the model's context; got {len(tokens)}. Shorten it."
             )
+        return tokens
+
+    def answer(self) -> int:
+        """Answer one prompt."""
+        options = self.options
+        tokens = self.encode(options.prompt, options.system)
         generator = self.generator(len(tokens) + options.max_tokens)
         answer = Answer(self.tokenizer, options.stop)
         generated = generator.generate(tokens, max_tokens=options.max_tokens, progress=progress("reading", "chunk"))
         answer.take(generated, self.write, max_tokens=options.max_tokens)
         self.answered(answer, generator.speed)
+        return 0
+
+    def answer_file(self) -> int:
+        """Answer the prompts of a file, in their order."""
+        options, records, tokens = self.options, read_prompts(self.options.prompts), []
+        for place, record in records:
+            try:
+                tokens.append(self.encode(record["prompt"], record.get("system", options.system)))
+            except PromptsError as error:
+                raise PromptsError(f"{place}: {error}") from None
+        batch = Batch(
+            self.model(),
+            rows=min(options.rows, len(tokens)),
+            room=max(map(len, tokens)) + options.max_tokens,
+            sampling=sampling_of(options),
+            seed=options.seed,
+        )
+        answers = [Answer(self.tokenizer, options.stop) for _ in tokens]
+        ended = batch.answer(tokens, answers, max_tokens=options.max_tokens)
+        waiting = collections.deque(zip(records, answers, strict=True))
+        for _ in progress("answering", "prompt", len(tokens))(ended):
+            while waiting and waiting[0][1].finish is not None:
+                (_, record), answer = waiting.popleft()
+                as_text = f"> {record['prompt']}\n{answer.text}\n"
+                write_line(json.dumps(record | answer.record()) if options.json else as_text)
+        report(str(batch.speed))
         return 0
 
     def chat(self) -> int:
@@ -82,21 +117,6 @@ class _Program:
         return 0
 
 
-def _record(answer: Answer, speed: Speed) -> dict[str, Any]:
-    """What `--json` prints."""
-    return {
-        "text": answer.text,
-        "finish": answer.finish,
-        "stop_string": answer.stop_string,
-        "answer_tokens": answer.num_tokens,
-        "kept_tokens": speed.kept_tokens,
-        "read_tokens": speed.prompt_tokens,
-        "read_tokens_per_second": round(speed.prompt_rate, 1),
-        "decoded_tokens": speed.decoded_tokens,
-        "decoded_tokens_per_second": round(speed.decode_rate, 1),
-    }
-
-
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     for stream in (sys.stdin, sys.stdout):
@@ -104,8 +124,10 @@ def main(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal may lack characters that the model writes
     try:
         program = _Program(options)
+        if options.prompts is not None:
+            return program.answer_file()
         return program.chat() if options.chat else program.answer()
-    except gguf.ModelFileError as error:
+    except (gguf.ModelFileError, PromptsError) as error:
         return fail(str(error))
     except KeyboardInterrupt:
         return 130

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from .chooser import Chooser
 from .llama import Llama
 from .reader import Reader
-from .sampling import Sampling, sample
+from .sampling import Sampling
 
 
 @dataclasses.dataclass
@@ -33,6 +33,16 @@ class Speed:
     @property
     def decode_rate(self) -> float:
         return self.decoded_tokens / max(self.decode_seconds, 1e-9)
+
+    def record(self) -> dict[str, Any]:
+        """What `--json` says of it."""
+        return {
+            "kept_tokens": self.kept_tokens,
+            "read_tokens": self.prompt_tokens,
+            "read_tokens_per_second": round(self.prompt_rate, 1),
+            "decoded_tokens": self.decoded_tokens,
+            "decoded_tokens_per_second": round(self.decode_rate, 1),
+        }
 
     def __str__(self) -> str:
         kept = f" after {self.kept_tokens} kept ones" if self.kept_tokens else ""
@@ -56,15 +66,14 @@ class Generator:
     **Attributes:**
 
     - `room`: how many tokens there is room for, `room` or more.
+    - `reader`: what has the cache.
     - `speed`: what the last generation took so far.
     """
 
     def __init__(self, model: Llama, *, room: int, sampling: Sampling | None = None, seed: int = 0):
-        self._reader = Reader(model, room)
-        self._sampling = Sampling() if sampling is None else sampling
-        self._vocab_size = model.config.vocab_size
-        self._choose = self._compiled_choice(seed)
-        self.room = self._reader.room
+        self.reader = Reader(model, room)
+        self.room = self.reader.room
+        self._chooser = Chooser(1, model.config.vocab_size, Sampling() if sampling is None else sampling, seed)
         self.speed = Speed()
 
     def generate(
@@ -91,12 +100,12 @@ class Generator:
     def _generate(
         self, tokens: list[int], max_tokens: int, stopped: Callable[[], bool], progress: Any
     ) -> Iterator[int]:
-        reader = self._reader
+        reader = self.reader
         reader.forget(tokens)
         kept = len(reader.tokens)
         self.speed = speed = Speed(kept_tokens=kept)
-        seen, logits = self._seen(tokens), None
-        chunks = reader.chunks(tokens[kept:])
+        self._chooser.start(0, tokens)
+        chunks, logits = reader.chunks(tokens[kept:]), None
         for chunk in progress(chunks) if len(chunks) > 1 else chunks:
             if stopped():
                 return
@@ -106,34 +115,18 @@ class Generator:
             speed.prompt_seconds += time.perf_counter() - start
             speed.prompt_tokens += len(chunk)
         start = time.perf_counter()
-        token, seen = self._choose(logits, np.int32(len(reader.tokens)), seen)
-        value = int(token)
+        token = self._choose(logits)
         speed.prompt_seconds += time.perf_counter() - start
-        yield value
+        yield token
         for _ in range(max_tokens - 1):
             if stopped():
                 return
-            reader.prepare([value])
+            reader.prepare([token])
             start = time.perf_counter()
-            token, seen = self._choose(reader.read([value]), np.int32(len(reader.tokens)), seen)
-            value = int(token)
+            token = self._choose(reader.read([token]))
             speed.decode_seconds += time.perf_counter() - start
             speed.decoded_tokens += 1
-            yield value
+            yield token
 
-    def _seen(self, tokens: Sequence[int]) -> np.ndarray | None:
-        if not self._sampling.remembers:
-            return None
-        seen = np.zeros(self._vocab_size, bool)
-        seen[tokens] = True
-        return seen
-
-    def _compiled_choice(self, seed: int) -> Any:
-        def choose(logits: jax.Array, position: jax.Array, seen: Any) -> tuple[jax.Array, Any]:
-            # A draw depends on the position, and not on how many there were before.
-            token = sample(logits, jax.random.fold_in(jax.random.key(seed), position), self._sampling, seen)
-            return token, None if seen is None else seen.at[token].set(True)
-
-        shapes = (((self._vocab_size,), jnp.float32), ((), jnp.int32), ((self._vocab_size,), jnp.bool_))
-        logits, position, seen = (jax.ShapeDtypeStruct(*shape) for shape in shapes)
-        return jax.jit(choose).lower(logits, position, seen if self._sampling.remembers else None).compile()
+    def _choose(self, logits: Any) -> int:
+        return int(self._chooser.choose(logits, np.asarray([len(self.reader.tokens)], np.int32))[0])

@@ -22,6 +22,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = _Parser(prog="python -m models.generate", description="Answer a prompt with a language model on the CPU.")
     parser.add_argument("prompt", nargs="?", help="what the user says")
     parser.add_argument("--chat", action="store_true", help="answer the lines of stdin, with the conversation in mind")
+    parser.add_argument(
+        "--prompts", type=pathlib.Path, metavar="FILE", help="answer each line, or each object of a .jsonl"
+    )
+    parser.add_argument(
+        "--rows", type=int, metavar="N", help="answers of --prompts that are made at a time (default: 8)"
+    )
     parser.add_argument("--context", type=int, metavar="TOKENS", help="room for a conversation (default: 2048)")
     answer = parser.add_argument_group("answers")
     answer.add_argument("--system", help="the system message (default: the model's own)")
@@ -70,14 +76,19 @@ def _check(parser: _Parser, options: argparse.Namespace) -> None:
     def finite(value: float, low: float) -> bool:
         return value >= low and math.isfinite(value)
 
-    if options.chat == (options.prompt is not None):
-        parser.error(f"expected a prompt or --chat; got {'both' if options.chat else 'neither'}")
-    if options.context is not None and not options.chat:
-        parser.error("expected --context with --chat; got it without")
-    options.context = 2048 if options.context is None else options.context
+    given = {"a prompt": options.prompt is not None, "--chat": options.chat, "--prompts": options.prompts is not None}
+    if sum(given.values()) != 1:
+        got = " and ".join(name for name, is_given in given.items() if is_given) or "none"
+        parser.error(f"expected one of a prompt, --chat and --prompts; got {got}")
+    for name, needed, default in (("context", "chat", 2048), ("rows", "prompts", 8)):
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+        elif not getattr(options, needed):
+            parser.error(f"expected --{name} with --{needed}; got it without")
     penalty = options.repetition_penalty
     rules = [
         (options.context >= 1, "--context of 1 or more", options.context),
+        (options.rows >= 1, "--rows of 1 or more", options.rows),
         (options.max_tokens >= 1, "--max-tokens of 1 or more", options.max_tokens),
         (finite(options.temperature, 0), "--temperature of 0 or more", options.temperature),
         (options.top_k >= 0, "--top-k of 0 or more", options.top_k),

@@ -29,22 +29,24 @@ class Reader:
 
     - `room`: how many tokens there is room for, `room` or more.
     - `tokens`: those that are in the cache.
+    - `shapes`: of `blocks`.
+    - `blocks`: the cache, of a `models.llama.Cache`, or `None` before the first token.
     """
 
     def __init__(self, model: Llama, room: int):
         self.room = min(round_up(room, _CACHE_STEP), model.config.context_length)
         self.tokens: list[int] = []
+        self.blocks: Any = None
         # Flat, and so faster to pass than a tree of Modules.
         self._weights, self._tree = jax.tree.flatten(model)
         self._entries = self.room + _SHORTEST_CHUNK  # wherever a chunk begins, it may be padded
         init = jax.jit(lambda: model.init_cache(self._entries).blocks).lower()
-        self._shapes, self._new_blocks = init.out_info, init.compile()
-        self._blocks: Any = None
+        self.shapes, self._new_blocks = init.out_info, init.compile()
         self._programs: dict[int, Any] = {}
 
     def forget(self, tokens: Sequence[int]) -> None:
         """Forget all but what the cache has in common with `tokens`, of which at least the last one is left to read."""
-        if self._blocks is None:  # somebody interrupted a program, which had them
+        if self.blocks is None:  # somebody interrupted a program, which had them
             self.tokens.clear()
         pairs = zip(self.tokens, tokens[:-1], strict=False)
         common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self.tokens), len(tokens) - 1))
@@ -71,16 +73,16 @@ class Reader:
 
         - `chunk`: one of `chunks`.
 
-        **Returns:** the logits after the last of them, of shape `(vocab_size,)`.
+        **Returns:** the logits after the last of them, of shape `(1, vocab_size)`.
         """
         padded = np.zeros(self._padded_size(chunk), np.int32)
         padded[: len(chunk)] = chunk
         program = self._program(len(padded))
         start, count = np.int32(len(self.tokens)), np.int32(len(chunk))
-        if self._blocks is None:
-            self._blocks = self._new_blocks()
-        blocks, self._blocks = self._blocks, None  # they are donated
-        logits, self._blocks = program(self._weights, padded, start, count, blocks)
+        if self.blocks is None:
+            self.blocks = self._new_blocks()
+        blocks, self.blocks = self.blocks, None  # they are donated
+        logits, self.blocks = program(self._weights, padded, start, count, blocks)
         self.tokens += chunk
         return logits
 
@@ -90,7 +92,7 @@ class Reader:
     def _program(self, size: int) -> Any:
         if size not in self._programs:
             scalar, tokens = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32)
-            shapes = self._weights, tokens, scalar, scalar, self._shapes
+            shapes = self._weights, tokens, scalar, scalar, self.shapes
             lowered = jax.jit(self._run, donate_argnums=4).lower(*shapes)
             self._programs[size] = lowered.compile()
         return self._programs[size]
@@ -99,7 +101,7 @@ class Reader:
         model = jax.tree.unflatten(self._tree, weights)
         x, cache = model(tokens, Cache(blocks, start), count)
         last = jax.lax.dynamic_slice_in_dim(x, count - 1, 1)
-        return model.logits(last)[0], cache.blocks
+        return model.logits(last), cache.blocks
 
 
 def _chunk_size(rest: int, room: int) -> int:

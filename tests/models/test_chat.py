@@ -57,7 +57,7 @@ def test_a_conversation_reads_only_what_is_new(generator, tokenizer):
         assert speed.kept_tokens + speed.prompt_tokens == len(prompt)
         read += speed.prompt_tokens
         # All tokens but the answers' are read once: each answer is in the cache, but for its last token.
-        generated = len(generator._reader.tokens) - read
+        generated = len(generator.reader.tokens) - read
         assert generated == sum(len(tokenizer.encode(m["content"])) for m in chat.messages if m["role"] == "assistant")
     assert [m["role"] for m in chat.messages] == ["user", "assistant"] * 3
 
@@ -66,7 +66,7 @@ def test_it_says_what_it_would_say_of_the_whole_history(generator, tokenizer):
     chat = Chat(generator, tokenizer, system="You are a guide.", max_tokens=30)
     answers = [chat.say(text, nothing).text for text in SAID]
     for i, text in enumerate(answers):
-        generator._reader.tokens.clear()
+        generator.reader.tokens.clear()
         anew = Chat(generator, tokenizer, max_tokens=30)
         anew.messages = chat.messages[: 1 + 2 * i]
         assert anew.say(SAID[i], nothing).text == text
@@ -141,7 +141,7 @@ def test_interrupts_on_a_terminal():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hi", "--chat"], "expected a prompt or --chat; got both"),
+        (["hi", "--chat"], "expected one of a prompt, --chat and --prompts; got a prompt and --chat"),
         (["hi", "--context", "100"], "expected --context with --chat; got it without"),
         (["--chat", "--context", "0"], "expected --context of 1 or more; got 0"),
     ],

@@ -48,7 +48,7 @@ def read(reader, tokens):
     """The logits after the last token, and how many were read."""
     reader.forget(tokens)
     chunks = reader.chunks(tokens[len(reader.tokens) :])
-    return [reader.read(chunk) for chunk in chunks][-1], sum(map(len, chunks))
+    return [reader.read(chunk) for chunk in chunks][-1][0], sum(map(len, chunks))
 
 
 def test_chunks_are_of_few_lengths(reader):
@@ -115,7 +115,7 @@ def test_an_interrupted_program_takes_the_cache_with_it(model, monkeypatch):
     tokens = tokens_of(7, 40)
     generator = Generator(model, room=100)
     expected = list(generator.generate(tokens, max_tokens=5))
-    monkeypatch.setitem(generator._reader._programs, 1, interrupted)
+    monkeypatch.setitem(generator.reader._programs, 1, interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(generator.generate(tokens, max_tokens=5))
     monkeypatch.undo()
