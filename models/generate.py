@@ -21,6 +21,7 @@ from .chat import Chat, converse
 from .compilation_cache import keep_programs
 from .generator import Generator, Speed
 from .options import DTYPES, parse, sampling_of
+from .profile import profile, read_speed, table
 from .prompts import PromptsError, read_prompts
 from .tokenizer import Tokenizer
 
@@ -38,8 +39,8 @@ class _Program:
         dtype = jnp.dtype(DTYPES[self.options.dtype])
         return llama.load(self.file, dtype=dtype, progress=progress("loading", "block"))
 
-    def generator(self, room: int) -> Generator:
-        return Generator(self.model(), room=room, sampling=sampling_of(self.options), seed=self.options.seed)
+    def generator(self, model: llama.Llama, room: int) -> Generator:
+        return Generator(model, room=room, sampling=sampling_of(self.options), seed=self.options.seed)
 
     def write(self, text: str) -> None:
         """Pass a piece of an answer on."""
@@ -72,11 +73,15 @@ class _Program:
         """Answer one prompt."""
         options = self.options
         tokens = self.encode(options.prompt, options.system)
-        generator = self.generator(len(tokens) + options.max_tokens)
+        model = self.model()
+        generator = self.generator(model, len(tokens) + options.max_tokens)
         answer = Answer(self.tokenizer, options.stop)
         generated = generator.generate(tokens, max_tokens=options.max_tokens, progress=progress("reading", "chunk"))
         answer.take(generated, self.write, max_tokens=options.max_tokens)
         self.answered(answer, generator.speed)
+        if options.profile:
+            parts = profile(model, len(generator.reader.tokens), progress("profiling", "kind"))
+            report(table(parts, read_speed()))
         return 0
 
     def answer_file(self) -> int:
@@ -109,7 +114,7 @@ class _Program:
         """Answer one line after the other."""
         options = self.options
         self.tokenizer.encode_chat([{"role": "user", "content": ""}])  # a model that cannot chat says so here
-        generator = self.generator(options.context)
+        generator = self.generator(self.model(), options.context)
         conversation = Chat(
             generator, self.tokenizer, system=options.system, max_tokens=options.max_tokens, stop=options.stop
         )

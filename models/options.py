@@ -36,6 +36,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--stop", action="append", default=[], metavar="STRING", help="end an answer before this text; may be repeated"
     )
     answer.add_argument("--json", action="store_true", help="print a JSON object in place of an answer's text")
+    answer.add_argument("--profile", action="store_true", help="after the answer, say where the time of a token goes")
     _add_sampling(parser.add_argument_group("sampling"))
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -80,6 +81,8 @@ def _check(parser: _Parser, options: argparse.Namespace) -> None:
     if sum(given.values()) != 1:
         got = " and ".join(name for name, is_given in given.items() if is_given) or "none"
         parser.error(f"expected one of a prompt, --chat and --prompts; got {got}")
+    if options.profile and options.prompt is None:
+        parser.error("expected --profile with a prompt; got it without")
     for name, needed, default in (("context", "chat", 2048), ("rows", "prompts", 8)):
         if getattr(options, name) is None:
             setattr(options, name, default)
