@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from . import _report, _suite
+from . import _report, _suite, _summary
 
 
 # Those that are no races between peers have tables of their own.
@@ -103,10 +103,8 @@ def _put(suites: Sequence[str], results: pathlib.Path) -> None:
     for suite in suites:
         text = (results / f"{suite}.md").read_text().strip()
         _report.put(_report.PAGE, suite, text)
-    if "overhead" in suites:
-        _report.put(_report.README, "overhead", (results / "overhead.md").read_text().strip())
-    if any(suite in _suite.TITLES for suite in suites):
-        _report.put(_report.README, "kernels", _suite.headlines(results))
+    _report.put(_report.README, "kernels", _summary.table(results))
+    _summary.plot(results, _summary.PLOT)
 
 
 if __name__ == "__main__":

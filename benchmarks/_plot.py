@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ._rows import OURS, is_less_better, right_figures, speed
+from ._rows import OURS, best_of_row, is_less_better, right_figures, speed
 from ._timing import family
 
 
@@ -29,16 +29,24 @@ def require() -> None:
 
 
 def plot(data: Mapping[str, Any], path: pathlib.Path) -> None:
-    require()
-    matplotlib: Any = importlib.import_module("matplotlib")
-    matplotlib.use("svg")
-    # The same file for the same results.
-    matplotlib.rcParams.update({"svg.hashsalt": data["suite"], "svg.fonttype": "none", "font.size": 8})
-    figure = importlib.import_module("matplotlib.figure").Figure
+    figure = begin(data["suite"])
     curves = _curves(data)
     drawn = _draw_curves(figure, curves) if curves else _draw_ratios(figure, data)
     drawn.suptitle(data["title"])
-    drawn.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None})
+    save(drawn, path)
+
+
+def begin(name: str) -> Any:
+    """matplotlib's class of figures, set to make the same file of the same results."""
+    require()
+    matplotlib: Any = importlib.import_module("matplotlib")
+    matplotlib.use("svg")
+    matplotlib.rcParams.update({"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 8})
+    return importlib.import_module("matplotlib.figure").Figure
+
+
+def save(figure: Any, path: pathlib.Path) -> None:
+    figure.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None})
 
 
 def _draw_ratios(figure: Any, data: Mapping[str, Any]) -> Any:
@@ -90,7 +98,7 @@ def _draw_curves(figure: Any, curves: Mapping[tuple[str, str, str], Sequence[Map
         unit = rows[0]["unit"]
         lines: dict[str, list[tuple[float, float]]] = {}
         for row in rows:
-            for peer, best in row["best"].items():
+            for peer, best in best_of_row(row).items():
                 lines.setdefault(peer, []).append((row["x"], row["figures"][best]))
         for peer, points in lines.items():
             panel.plot(*zip(*points, strict=True), ".-", color=_COLOURS.get(peer, "tab:red"), label=peer)
