@@ -2,6 +2,7 @@
 # make suite: the tests alone.
 # make twin: tests of what is compiled for GPUs, with the versions of a machine that has one.   make gpu-kit: what to carry to it.
 # make torch: tests that need PyTorch.   make wheels: what is released, built and tried in empty environments.
+# make docs: the site, into site/.   make docs-serve: shows it, and follows changes.
 # PYTHON chooses the interpreter, VENV where it goes, JAX a version: make test PYTHON=python3.12 VENV=.venv-3.12 JAX=0.11.2
 # WITH are more packages to install, and TESTS arguments of pytest: make test TESTS=tests/layer. Files of tests run side by side,
 # one on each core.
@@ -27,10 +28,14 @@ TWIN_TESTS := tests/deviceless tests/triton tests/kernels tests/gpu_launch tests
 # The last compiler of CUDA 12, and its headers: beside the other packages, as it would stand in the newer one's place.
 CUDA12 := nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-nvcc-cu12==12.9.86 \
   nvidia-cuda-cccl-cu12==12.9.27
+# What the site is built with. Of the package with MathJax, which JupyterLab had, only its files are used.
+MATHJAX := --no-deps jupyter-server-mathjax==0.2.6
+MKDOCS = NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu $(BIN)/python -m mkdocs
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
 CXX_FILES := $(shell find csrc benchmarks eqxcallback tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test suite twin torch wheels gpu-kit kit pytest sanitize lint types format bench bench-check bench-generate clean
+.PHONY: demo test suite twin torch wheels gpu-kit kit pytest sanitize lint types format bench bench-check bench-generate docs \
+  docs-serve clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m models.generate "What is the capital of France?"
@@ -84,6 +89,13 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
 
+# The site, into site/. Warnings are errors: a link that leads nowhere is one.
+docs: $(VENV)/.installed-docs
+	$(MKDOCS) build
+
+docs-serve: $(VENV)/.installed-docs
+	$(MKDOCS) serve
+
 # Half an hour, on a quiet machine. Peers are installed in an environment of their own: PyTorch brings 5 GB of CUDA's libraries.
 bench: $(BENCH)/.installed
 	$(BENCH)/bin/python -m benchmarks --readme
@@ -114,6 +126,11 @@ $(VENV)/.installed-test: $(VENV)/bin/python $(SOURCES)
 
 $(VENV)/.installed-cuda12: $(VENV)/bin/python
 	$(PIP) install --upgrade --target $(VENV)/cuda12 --no-deps $(CUDA12)
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed-test
+	$(PIP) install --group docs
+	$(PIP) install $(MATHJAX)
 	touch $@
 
 $(BENCH)/.installed: $(SOURCES)

@@ -18,7 +18,7 @@ _no_state: Any = object()
 
 
 class GroupNorm(eqx.nn.GroupNorm):
-    r"""`equinox.nn.GroupNorm`, fused: $\frac{x - \mathbb{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over each
+    r"""`equinox.nn.GroupNorm`, fused: $\frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over each
     group of channels.
 
     The same constructor, fields and call. A batch goes through `jax.vmap`, which is one call of the kernel for all of it.

@@ -18,7 +18,7 @@ _no_state: Any = object()
 
 
 class LayerNorm(eqx.nn.LayerNorm):
-    r"""`equinox.nn.LayerNorm`, fused: $\frac{x - \mathbb{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$.
+    r"""`equinox.nn.LayerNorm`, fused: $\frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$.
 
     The same constructor, fields and call. A batch goes through `jax.vmap`, which is one call of the kernel for all of it.
 

@@ -34,7 +34,7 @@ def group_norm(
     eps: AnyNumber = 1e-5,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch channels size"]:
-    r"""$\frac{x - \mathbb{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over each group of neighbouring channels,
+    r"""$\frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over each group of neighbouring channels,
     computed in f32.
 
     **Arguments:**
