@@ -82,6 +82,9 @@ PROGRAMS = {
     "group_norm": Program(
         _group_norm, (struct(2, 32, 64), *2 * [struct(32, dtype=jnp.float32)]), differentiable=(0, 1, 2)
     ),
+    "group_norm in parts": Program(
+        _group_norm, (struct(1, 32, 4096), *2 * [struct(32, dtype=jnp.float32)]), differentiable=(0, 1, 2)
+    ),
     "rotary_embedding": Program(ops.rotary_embedding, (struct(2, 5, 8, 64), _TABLE, _TABLE), differentiable=(0, 1, 2)),
     "swiglu": Program(ops.swiglu, (struct(8, 1536), struct(8, 1536)), differentiable=(0, 1)),
     "swiglu packed": Program(ops.swiglu, (struct(8, 3072),), differentiable=(0,)),

@@ -55,6 +55,11 @@ _TEMPLATES = {
         *(f"group_norm_backward<{{T}}, {weight}>" for weight in _BOOLEANS),
         "group_norm_backward_sum<{T}>",
     ],
+    "norm/group_norm_parts.cu": [
+        *(f"group_norm{kernel}<{{T}}>" for kernel in ("_moments", "_backward_moments", "_backward_parts_sum")),
+        *(f"group_norm_of_parts<{{T}}, {', '.join(flags)}>" for flags in itertools.product(_BOOLEANS, repeat=2)),
+        *(f"group_norm_backward_{kernel}<{{T}}, {weight}>" for kernel in ("sums", "of_parts") for weight in _BOOLEANS),
+    ],
     "rotary/rotary.cu": [
         *(f"rotary_{kernel}<{{T}}>" for kernel in ("embedding", "append")),
         *(f"rotary_embedding_backward<{{T}}, {table}>" for table in _BOOLEANS),
@@ -207,16 +212,27 @@ def add_norm_backward(args: Any, results: Any, cotangents: Any, *, needed: Any =
     return of(norm_cuda.ADD_NORM_BACKWARD, [*args, *results, *cotangents], grads, more, eps=eps)
 
 
-def group_norm(x: Any, weight: Any, bias: Any, *, groups: int, eps: float = 1e-5) -> Call:
+def group_norm(
+    x: Any, weight: Any, bias: Any, *, groups: int, eps: float = 1e-5, kernel: CudaKernel = group_norm_cuda.GROUP_NORM
+) -> Call:
     args = x, weight, bias
-    return of(group_norm_cuda.GROUP_NORM, args, [(x.shape, x.dtype)], args, groups=groups, eps=eps)
+    return of(kernel, args, [(x.shape, x.dtype)], args, groups=groups, eps=eps)
 
 
-def group_norm_backward(args: Any, out: Any, dout: Any, *, groups: int, needed: Any = ALL, eps: float = 1e-5) -> Call:
+def group_norm_backward(
+    args: Any,
+    out: Any,
+    dout: Any,
+    *,
+    groups: int,
+    needed: Any = ALL,
+    eps: float = 1e-5,
+    kernel: CudaKernel = group_norm_cuda.GROUP_NORM_BACKWARD,
+) -> Call:
     """`args`: x, weight, bias."""
     grads = _gradients(args, needed)
     more = _types(grads), args, out, dout
-    return of(group_norm_cuda.GROUP_NORM_BACKWARD, [*args, out, dout], grads, more, groups=groups, eps=eps)
+    return of(kernel, [*args, out, dout], grads, more, groups=groups, eps=eps)
 
 
 def rotary(x: Any, cos: Any, sin: Any) -> Call:

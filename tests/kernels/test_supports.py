@@ -12,7 +12,11 @@ from eqxcallback.ops.cache import _cuda as cache_cuda
 from eqxcallback.ops.glu import _cuda as glu_cuda
 from eqxcallback.ops.linear import _cuda as linear_cuda
 from eqxcallback.ops.loss import _cuda as loss_cuda
-from eqxcallback.ops.norm import _cuda as norm_cuda, _cuda_group_norm as group_norm_cuda
+from eqxcallback.ops.norm import (
+    _cuda as norm_cuda,
+    _cuda_group_norm as group_norm_cuda,
+    _cuda_group_norm_parts as group_norm_parts_cuda,
+)
 from eqxcallback.ops.recurrent import _cuda as recurrent_cuda
 from eqxcallback.ops.rotary import _cuda as rotary_cuda
 
@@ -41,6 +45,11 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "group_norm": (
         [group_norm_cuda.GROUP_NORM, group_norm_cuda.GROUP_NORM_BACKWARD],
         {"x": X, "weight": None, "bias": None},
+        {"eps": 1e-5, "groups": 3},
+    ),
+    "group_norm_parts": (
+        [group_norm_parts_cuda.GROUP_NORM, group_norm_parts_cuda.GROUP_NORM_BACKWARD],
+        {"x": array(1, 6, 40_000), "weight": None, "bias": None},
         {"eps": 1e-5, "groups": 3},
     ),
     "glu": ([glu_cuda.GLU, glu_cuda.GLU_BACKWARD], {"gate": X, "up": None}, {"activation": "gelu"}),
@@ -104,6 +113,12 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
 }
 LACKING = [
     ("add_norm", {"residual": BF16}, {}, "residual has to have the dtype of x, float32; it is bfloat16"),
+    (
+        "group_norm_parts",
+        {"x": array(1, 6, 40)},
+        {},
+        "groups of 320 bytes are too small, or too many, to be divided among blocks",
+    ),
     ("lstm_gates", {"cell": BF16}, {}, "cell has to have the dtype of gates, float32; it is bfloat16"),
     ("gru_gates", {"hidden": BF16}, {}, "hidden has to have the dtype of input_gates, float32; it is bfloat16"),
     ("glu", {}, {"activation": "relu"}, "it has no activation 'relu'"),
