@@ -23,6 +23,7 @@ CEILINGS = {
     "rotary/rotary.cu": 128,
     "recurrent/recurrent.cu": 128,
     "attention/decode.cu": 255,
+    "attention/decode_backward.cu": 255,
     "attention/decode_mma.cu": 255,
     "linear/quantized.cu": 255,
     "linear/quantized_mma.cu": 255,
