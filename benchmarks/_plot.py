@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ._rows import OURS, is_less_better, right_figures, speed
+from ._rows import OURS, best_of_row, is_less_better, right_figures, speed
 from ._timing import family
 
 
@@ -24,29 +24,37 @@ def require() -> None:
     """Raises if there is no matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ModuleNotFoundError(
-            "benchmarks: expected matplotlib for the plots, and it is not installed. pip install 'eqxcallback[bench]'."
+            "benchmarks: expected matplotlib for the plots, and it is not installed. pip install matplotlib."
         )
 
 
 def plot(data: Mapping[str, Any], path: pathlib.Path) -> None:
+    figure = begin(data["suite"])
+    curves = _curves(data)
+    drawn = _draw_curves(figure, data["title"], curves) if curves else _draw_ratios(figure, data)
+    save(drawn, path)
+
+
+def begin(name: str) -> Any:
+    """matplotlib's class of figures, set to make the same file of the same results."""
     require()
     matplotlib: Any = importlib.import_module("matplotlib")
     matplotlib.use("svg")
-    # The same file for the same results.
-    matplotlib.rcParams.update({"svg.hashsalt": data["suite"], "svg.fonttype": "none", "font.size": 8})
-    figure = importlib.import_module("matplotlib.figure").Figure
-    curves = _curves(data)
-    drawn = _draw_curves(figure, curves) if curves else _draw_ratios(figure, data)
-    drawn.suptitle(data["title"])
-    drawn.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None})
+    matplotlib.rcParams.update({"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 8})
+    return importlib.import_module("matplotlib.figure").Figure
+
+
+def save(figure: Any, path: pathlib.Path) -> None:
+    figure.savefig(path, format="svg", bbox_inches="tight", metadata={"Date": None})
 
 
 def _draw_ratios(figure: Any, data: Mapping[str, Any]) -> Any:
     """One panel for each number of threads, one line for each row, one dot for each peer, and a bar at each goal."""
     threads: Mapping[str, Any] = data["threads"]
     height = max(len(found["rows"]) for found in threads.values())
-    drawn = figure(figsize=(5 + 4 * len(threads), 1.2 + 0.25 * height))
+    drawn = figure(figsize=(3.5 + 3 * len(threads), 1.2 + 0.2 * height), layout="constrained")
     panels = drawn.subplots(1, len(threads), sharey=True, squeeze=False)[0]
+    dots: dict[str, Any] = {}
     for panel, (count, found) in zip(panels, threads.items(), strict=True):
         rows, named = found["rows"], set()
         for y, row in enumerate(rows):
@@ -62,11 +70,13 @@ def _draw_ratios(figure: Any, data: Mapping[str, Any]) -> Any:
                         panel.plot(float(goal["goal"].split()[1]), y, "|", color=colour, markersize=10)
         panel.axvline(1, color="black", linewidth=0.8)
         panel.set_xscale("log")
-        panel.set_xlabel(f"times as fast as the peer, {count} thread{'s' * (count != '1')}; | is a goal")
+        panel.set_xlabel(f"{count} thread{'s' * (count != '1')}")
         panel.set_yticks(range(len(rows)), [row["case"] for row in rows])
         panel.grid(axis="x", which="both", alpha=0.3)
         panel.set_ylim(len(rows) - 0.5, -0.5)
-        panel.legend()
+        dots |= dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
+    drawn.supxlabel("times as fast as the peer; | is a goal")
+    drawn.legend(dots.values(), dots, loc="outside upper center", ncols=6, frameon=False, title=data["title"])
     return drawn
 
 
@@ -80,7 +90,7 @@ def _curves(data: Mapping[str, Any]) -> dict[tuple[str, str, str], list[Mapping[
     return curves
 
 
-def _draw_curves(figure: Any, curves: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> Any:
+def _draw_curves(figure: Any, title: str, curves: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> Any:
     columns = 3
     drawn = figure(figsize=(4 * columns, 3.2 * -(-len(curves) // columns)), layout="constrained")
     panels = drawn.subplots(-(-len(curves) // columns), columns, squeeze=False).ravel()
@@ -90,7 +100,7 @@ def _draw_curves(figure: Any, curves: Mapping[tuple[str, str, str], Sequence[Map
         unit = rows[0]["unit"]
         lines: dict[str, list[tuple[float, float]]] = {}
         for row in rows:
-            for peer, best in row["best"].items():
+            for peer, best in best_of_row(row).items():
                 lines.setdefault(peer, []).append((row["x"], row["figures"][best]))
         for peer, points in lines.items():
             panel.plot(*zip(*points, strict=True), ".-", color=_COLOURS.get(peer, "tab:red"), label=peer)
@@ -101,4 +111,5 @@ def _draw_curves(figure: Any, curves: Mapping[tuple[str, str, str], Sequence[Map
         panel.set_ylabel(f"{unit} ({'less' if is_less_better(unit) else 'more'} is better)")
         panel.grid(alpha=0.3)
         panel.legend()
+    drawn.suptitle(title)
     return drawn

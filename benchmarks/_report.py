@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import pathlib
 import platform
@@ -12,6 +11,8 @@ from typing import Any
 
 import jax
 import numpy as np
+
+from ._json import dumps
 
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -43,7 +44,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def write(name: str, markdown: str, data: dict[str, Any], *, folder: pathlib.Path = RESULTS) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(json.dumps({"machine": machine(), **data}, indent=1) + "\n")
+    (folder / f"{name}.json").write_text(dumps({"machine": machine(), **data}) + "\n")
     (folder / f"{name}.md").write_text(markdown + "\n")
 
 

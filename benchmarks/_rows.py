@@ -143,9 +143,7 @@ class Row:
             "case": self.case,
             "unit": self.unit,
             "figures": figures,
-            "best": best_of(right, self.unit),
             "seconds": {name: timing._asdict() for name, timing in self.race.seconds.items()},
-            "passes": self.race.passes,
             "memory": {name: memory._asdict() for name, memory in self.race.memory.items()},
             "differences": self.race.differences,
             "tolerance": self.tolerance,
@@ -164,6 +162,11 @@ def _right(figures: Mapping[str, float], differences: Mapping[str, float], toler
 def right_figures(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of contestants that computed what ours did, from the data of a row. The others do not count."""
     return _right(row["figures"], row["differences"], row["tolerance"])
+
+
+def best_of_row(row: Mapping[str, Any]) -> dict[str, str]:
+    """The contestant that counts, of each family, in the data of a row."""
+    return best_of(right_figures(row), row["unit"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,7 +243,7 @@ def _table(unit: str, names: Sequence[str], rows: Sequence[Mapping[str, Any]], d
 def _cell(row: Mapping[str, Any], name: str) -> str:
     """The best figure of a family, how many times as fast ours is, and which one it was if there are several."""
     figures, unit = right_figures(row), row["unit"]
-    best = row["best"].get(name)
+    best = best_of_row(row).get(name)
     if best is None:
         if any(family(each) == name for each in row["figures"]):
             return "wrong"
@@ -255,7 +258,7 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
 
 
 def _spread(row: Mapping[str, Any]) -> str:
-    seconds = row["seconds"].get(row["best"].get(OURS))
+    seconds = row["seconds"].get(best_of_row(row).get(OURS))
     if seconds is None:
         return ""
     low, high = (seconds[end] / seconds["median"] - 1 for end in ("low", "high"))
@@ -263,7 +266,8 @@ def _spread(row: Mapping[str, Any]) -> str:
 
 
 def _memory(row: Mapping[str, Any]) -> str:
-    found = [row["memory"].get(row["best"].get(name), {}).get("peak") for name in (OURS, "XLA")]
+    best = best_of_row(row)
+    found = [row["memory"].get(best.get(name), {}).get("peak") for name in (OURS, "XLA")]
     ours, theirs = ("" if peak is None else figure_text(peak / 1e6) for peak in found)
     return f"{ours} ({theirs})" if theirs else ours
 

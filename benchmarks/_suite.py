@@ -11,7 +11,8 @@ from typing import Any
 
 from . import _report
 from ._process import run_on
-from ._rows import OURS, Row, Setting, figure_text, one_line, right_figures, speed, tables
+from ._rows import Row, Setting, one_line, tables
+from ._stored import kept
 
 
 # Those of rows, in order. A suite is a module with `measure(setting)`, which gives its rows.
@@ -96,49 +97,10 @@ def markdown(data: Mapping[str, Any]) -> str:
 
 
 def write(data: Mapping[str, Any], folder: pathlib.Path) -> None:
-    """Write the results as JSON, tables and a plot."""
+    """Write the results as JSON, tables and a plot. The repository keeps the JSON."""
     from ._plot import plot
 
-    _report.write(data["suite"], markdown(data), dict(data), folder=folder)
-    plot(data, folder / f"{data['suite']}.svg")
-
-
-_PEERS = ("XLA", "jax.nn", "Equinox", "torch")
-
-
-def headlines(folder: pathlib.Path) -> str:
-    """Write for the README, for each suite that was measured, the row where ours is the slowest beside its best peer, and the row
-    where it is the fastest; and how many times as fast it is as that peer.
-    """
-    lines, machines = [], []
-    for suite in TITLES:
-        path = folder / f"{suite}.json"
-        data = json.loads(path.read_text()) if path.exists() else {"threads": {}}
-        rows = [(row, count) for count, found in data["threads"].items() for row in found["rows"] if _is_rated(row)]
-        if rows:
-            machines.append(data["machine"])
-            for name, choose in (("worst", min), ("best", max)):
-                row, count = choose(rows, key=lambda rated: _over_best_peer(rated[0]))
-                lines.append([f"{TITLES[suite]}, {name}: {row['case']}", count, *_headline(row, (*_PEERS, "probe"))])
-    header = ["ours, and over each peer", "threads", "eqxcallback", *(f"/ {peer}" for peer in (*_PEERS, "probe"))]
-    return "\n\n".join([_report.table(header, lines), _report.measured_on(*machines)])
-
-
-def _is_rated(row: Mapping[str, Any]) -> bool:
-    """A time or a speed of ours beside some peer's; the points of a curve are in its plot."""
-    is_alone = not any(peer in row["best"] for peer in _PEERS)
-    return row["curve"] is None and row["unit"] != "MB" and OURS in row["best"] and not is_alone
-
-
-def _over_best_peer(row: Mapping[str, Any]) -> float:
-    figures = right_figures(row)
-    ratios = [speed(figures, row["unit"], OURS, peer) for peer in _PEERS]
-    return min(ratio for ratio in ratios if ratio is not None)
-
-
-def _headline(row: Mapping[str, Any], peers: Sequence[str]) -> Iterator[str]:
-    figures, unit = right_figures(row), row["unit"]
-    yield f"{figure_text(figures[row['best'][OURS]])} {unit}" if OURS in row["best"] else "failed"
-    for peer in peers:
-        ratio = speed(figures, unit, OURS, peer)
-        yield "" if ratio is None else f"{ratio:.2f}"
+    threads = {count: {**found, "rows": list(map(kept, found["rows"]))} for count, found in data["threads"].items()}
+    stored = {**data, "threads": threads}
+    _report.write(data["suite"], markdown(stored), stored, folder=folder)
+    plot(stored, folder / f"{data['suite']}.svg")

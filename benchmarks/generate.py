@@ -2,7 +2,7 @@
 
 All contestants have the same file and threads, and take turns in one process for each number of threads; the memory of each
 is measured in a process of its own. llama.cpp is the package llama-cpp-python, which takes ten minutes to build: it is in the
-extra `bench-generate`.
+dependency group `bench-generate`.
 """
 
 import argparse
@@ -196,7 +196,7 @@ def _probe(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--readme", action="store_true", help="write the table into the README")
+    parser.add_argument("--readme", action="store_true", help="write the table into the documentation")
     parser.add_argument("--measure", type=int, metavar="THREADS", help=argparse.SUPPRESS)
     parser.add_argument("--memory", choices=list(CONTESTANTS), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -217,7 +217,7 @@ def main() -> None:
     print(markdown)
     _report.write("generate", markdown, {"threads": results, "peak_memory": memory})
     if options.readme:
-        _report.put(_report.README, "generate", markdown)
+        _report.put(_report.PAGE, "generate", markdown)
 
 
 if __name__ == "__main__":

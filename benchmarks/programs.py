@@ -82,6 +82,9 @@ PROGRAMS = {
     "group_norm": Program(
         _group_norm, (struct(2, 32, 64), *2 * [struct(32, dtype=jnp.float32)]), differentiable=(0, 1, 2)
     ),
+    "group_norm in parts": Program(
+        _group_norm, (struct(1, 32, 4096), *2 * [struct(32, dtype=jnp.float32)]), differentiable=(0, 1, 2)
+    ),
     "rotary_embedding": Program(ops.rotary_embedding, (struct(2, 5, 8, 64), _TABLE, _TABLE), differentiable=(0, 1, 2)),
     "swiglu": Program(ops.swiglu, (struct(8, 1536), struct(8, 1536)), differentiable=(0, 1)),
     "swiglu packed": Program(ops.swiglu, (struct(8, 3072),), differentiable=(0,)),
@@ -98,7 +101,9 @@ PROGRAMS = {
         (struct(8, 768), struct(8, 768), struct(8, 256), struct(256, dtype=jnp.float32)),
         differentiable=(0, 1, 2, 3),
     ),
-    "decode_attention": Program(ops.decode_attention, (struct(2, 6, 64), _CACHE, _CACHE, _INDEX)),
+    "decode_attention": Program(
+        ops.decode_attention, (struct(2, 6, 64), _CACHE, _CACHE, _INDEX), differentiable=(0, 1, 2)
+    ),
     "cache_append": Program(
         ops.cache_append, (struct(256, 2, 64), struct(1, 2, 64), struct(dtype=jnp.int32)), donated=(0,)
     ),
@@ -118,5 +123,7 @@ PROGRAMS = {
 
 # Of kernels that run where a variable of the environment asks for them.
 ASKED_FOR = {
-    "decode_attention by tensor cores": PROGRAMS["decode_attention"]._replace(function=decode_by_tensor_cores),
+    "decode_attention by tensor cores": PROGRAMS["decode_attention"]._replace(
+        function=decode_by_tensor_cores, differentiable=()
+    ),
 }

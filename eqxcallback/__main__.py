@@ -1,4 +1,4 @@
-"""`python -m eqxcallback doctor`."""
+"""`python -m eqxcallback doctor`, `python -m eqxcallback new-kernel NAME`."""
 
 import sys
 

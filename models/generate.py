@@ -5,118 +5,143 @@ goes to stdout as it is made; progress, and the speed at the end, to stderr.
 """
 
 import argparse
+import collections
 import io
-import math
+import json
 import os
-import pathlib
 import sys
-from collections.abc import Iterable
-from typing import NoReturn
 
 import jax.numpy as jnp
-from tqdm import tqdm
 
 from . import gguf, llama
-from .generator import Generator
+from ._terminal import fail, progress, report, write_line
+from .answer import Answer
+from .batch import Batch
+from .chat import Chat, converse
+from .compilation_cache import keep_programs
+from .generator import Generator, Speed
+from .options import DTYPES, parse, sampling_of
+from .profile import profile, read_speed, table
+from .prompts import PromptsError, read_prompts
 from .tokenizer import Tokenizer
 
 
-_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
+class _Program:
+    """What was asked for, with the model loaded as late as possible: what is wrong is said before."""
 
+    def __init__(self, options: argparse.Namespace):
+        path = gguf.default_path() if options.weights is None else options.weights
+        self.options = options
+        self.file = gguf.open_model(path)
+        self.tokenizer = Tokenizer(self.file.metadata)
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:  # without the usage: one line
-        raise SystemExit(_fail(message))
+    def model(self) -> llama.Llama:
+        dtype = jnp.dtype(DTYPES[self.options.dtype])
+        return llama.load(self.file, dtype=dtype, progress=progress("loading", "block"))
 
+    def generator(self, model: llama.Llama, room: int) -> Generator:
+        return Generator(model, room=room, sampling=sampling_of(self.options), seed=self.options.seed)
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = _Parser(prog="python -m models.generate", description="Answer a prompt with a language model on the CPU.")
-    parser.add_argument("prompt", help="what the user says")
-    parser.add_argument("--max-tokens", type=int, default=256, help="of the answer (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the most likely token (default)")
-    parser.add_argument(
-        "--top-p", type=float, default=1.0, help="draw from the most likely tokens of this much probability"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
-    parser.add_argument("--system", help="the system message (default: the model's own)")
-    parser.add_argument(
-        "--weights", type=pathlib.Path, metavar="PATH", help="a GGUF file (default: SmolLM2-135M-Instruct)"
-    )
-    parser.add_argument("--dtype", choices=list(_DTYPES), default="f32", help="of activations and cache (default: f32)")
-    options = parser.parse_args(arguments)
-    if options.max_tokens < 1:
-        parser.error(f"expected --max-tokens of 1 or more; got {options.max_tokens}")
-    if not (options.temperature >= 0 and math.isfinite(options.temperature)):
-        parser.error(f"expected --temperature of 0 or more; got {options.temperature}")
-    if not 0 < options.top_p <= 1:
-        parser.error(f"expected --top-p above 0 and up to 1; got {options.top_p}")
-    if not 0 <= options.seed < 2**32:
-        parser.error(f"expected --seed from 0 to 2**32 - 1; got {options.seed}")
-    return options
+    def write(self, text: str) -> None:
+        """Pass a piece of an answer on."""
+        if not self.options.json:
+            print(text, end="", flush=True)
 
+    def answered(self, answer: Answer, speed: Speed) -> None:
+        """End an answer."""
+        if self.options.json:
+            print(json.dumps(answer.record() | speed.record()), flush=True)
+            return
+        print(flush=True)
+        if answer.finish == "context":
+            report("the answer ends here, as there is no room for more")
+        report(str(speed))
 
-def _fail(message: str) -> int:
-    _report(f"generate: error: {message}")
-    return 2
+    def encode(self, prompt: str, system: str | None) -> list[int]:
+        """The tokens of a prompt that the model has room for."""
+        messages = [{"role": "user", "content": prompt}]
+        if system is not None:
+            messages.insert(0, {"role": "system", "content": system})
+        tokens, context = self.tokenizer.encode_chat(messages), self.file.config.context_length
+        if len(tokens) >= context:
+            raise PromptsError(
+                f"expected a prompt of less than {context} tokens, the model's context; got {len(tokens)}. Shorten it."
+            )
+        return tokens
 
+    def answer(self) -> int:
+        """Answer one prompt."""
+        options = self.options
+        tokens = self.encode(options.prompt, options.system)
+        model = self.model()
+        generator = self.generator(model, len(tokens) + options.max_tokens)
+        answer = Answer(self.tokenizer, options.stop)
+        generated = generator.generate(tokens, max_tokens=options.max_tokens, progress=progress("reading", "chunk"))
+        answer.take(generated, self.write, max_tokens=options.max_tokens)
+        self.answered(answer, generator.speed)
+        if options.profile:
+            parts = profile(model, len(generator.reader.tokens), progress("profiling", "kind"))
+            report(table(parts, read_speed()))
+        return 0
 
-def _report(text: str) -> None:
-    if sys.stderr is not None:  # else it is closed, and `print` would take stdout
-        print(text, file=sys.stderr)
-
-
-def _progress(items: Iterable[int]) -> Iterable[int]:
-    if sys.stderr is None:
-        return items
-    return tqdm(items, desc="loading", unit="block", leave=False, file=sys.stderr)
-
-
-def _answer(options: argparse.Namespace) -> int:
-    path = gguf.default_path() if options.weights is None else options.weights
-    file = gguf.open_model(path)
-    tokenizer = Tokenizer(file.metadata)
-    messages = [{"role": "user", "content": options.prompt}]
-    if options.system is not None:
-        messages.insert(0, {"role": "system", "content": options.system})
-    tokens = tokenizer.encode_chat(messages)
-    if len(tokens) >= file.config.context_length:
-        return _fail(
-            f"expected a prompt of less than {file.config.context_length} tokens, the model's context; got {len(tokens)}. "
-            "Shorten it."
+    def answer_file(self) -> int:
+        """Answer the prompts of a file, in their order."""
+        options, records, tokens = self.options, read_prompts(self.options.prompts), []
+        for place, record in records:
+            try:
+                tokens.append(self.encode(record["prompt"], record.get("system", options.system)))
+            except PromptsError as error:
+                raise PromptsError(f"{place}: {error}") from None
+        batch = Batch(
+            self.model(),
+            rows=min(options.rows, len(tokens)),
+            room=max(map(len, tokens)) + options.max_tokens,
+            sampling=sampling_of(options),
+            seed=options.seed,
         )
-    generator = Generator(
-        llama.load(file, dtype=_DTYPES[options.dtype], progress=_progress),
-        tokens,
-        max_tokens=options.max_tokens,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        seed=options.seed,
-    )
-    stream = tokenizer.stream()
-    for token in generator:
-        if token in tokenizer.stop_tokens:
-            break
-        print(stream.push(token), end="", flush=True)
-    print(stream.flush(), flush=True)
-    _report(str(generator.speed))
-    return 0
+        answers = [Answer(self.tokenizer, options.stop) for _ in tokens]
+        ended = batch.answer(tokens, answers, max_tokens=options.max_tokens)
+        waiting = collections.deque(zip(records, answers, strict=True))
+        for _ in progress("answering", "prompt", len(tokens))(ended):
+            while waiting and waiting[0][1].finish is not None:
+                (_, record), answer = waiting.popleft()
+                as_text = f"> {record['prompt']}\n{answer.text}\n"
+                write_line(json.dumps(record | answer.record()) if options.json else as_text)
+        report(str(batch.speed))
+        return 0
+
+    def chat(self) -> int:
+        """Answer one line after the other."""
+        options = self.options
+        self.tokenizer.encode_chat([{"role": "user", "content": ""}])  # a model that cannot chat says so here
+        generator = self.generator(self.model(), options.context)
+        conversation = Chat(
+            generator, self.tokenizer, system=options.system, max_tokens=options.max_tokens, stop=options.stop
+        )
+        converse(conversation, self.write, lambda answer: self.answered(answer, generator.speed))
+        return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = _parse(arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters that the model writes
+    options = parse(arguments)
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal may lack characters that the model writes
     try:
-        return _answer(options)
-    except gguf.ModelFileError as error:
-        return _fail(str(error))
+        program = _Program(options)
+        if options.prompts is not None:
+            return program.answer_file()
+        return program.chat() if options.chat else program.answer()
+    except (gguf.ModelFileError, PromptsError) as error:
+        return fail(str(error))
     except KeyboardInterrupt:
         return 130
     except OSError as error:
         # Nobody reads any more, or there is no room for more. What Python still holds back would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0 if isinstance(error, BrokenPipeError) else _fail(f"the answer cannot be written: {error}")
+        return 0 if isinstance(error, BrokenPipeError) else fail(f"the answer cannot be written: {error}")
 
 
 if __name__ == "__main__":
+    keep_programs()
     sys.exit(main())

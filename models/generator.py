@@ -1,121 +1,132 @@
-"""Tokens from a model: one jitted program for the prompt, one for each token after it."""
+"""Tokens from a model, one after the other."""
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ._rounding import round_up
+from .chooser import Chooser
 from .llama import Llama
-from .sampling import sample
-
-
-# Prompts are padded to a multiple of this, and caches made for a multiple: fewer shapes to compile programs for.
-_PROMPT_STEP = 32
-_CACHE_STEP = 256
+from .reader import Reader
+from .sampling import Sampling
 
 
 @dataclasses.dataclass
 class Speed:
     """The time that a generation took. Compiling is not in it."""
 
+    kept_tokens: int = 0
+    """Of the prompt, those that were in the cache before."""
     prompt_tokens: int = 0
+    """Of the prompt, those that were read."""
     prompt_seconds: float = 0.0
     decoded_tokens: int = 0
     decode_seconds: float = 0.0
 
+    @property
+    def prompt_rate(self) -> float:
+        return self.prompt_tokens / max(self.prompt_seconds, 1e-9)
+
+    @property
+    def decode_rate(self) -> float:
+        return self.decoded_tokens / max(self.decode_seconds, 1e-9)
+
+    def record(self) -> dict[str, Any]:
+        """What `--json` says of it."""
+        return {
+            "kept_tokens": self.kept_tokens,
+            "read_tokens": self.prompt_tokens,
+            "read_tokens_per_second": round(self.prompt_rate, 1),
+            "decoded_tokens": self.decoded_tokens,
+            "decoded_tokens_per_second": round(self.decode_rate, 1),
+        }
+
     def __str__(self) -> str:
-        prompt = self.prompt_tokens / max(self.prompt_seconds, 1e-9)
-        text = f"prompt: {self.prompt_tokens} tokens, {prompt:.1f} tokens per second"
+        kept = f" after {self.kept_tokens} kept ones" if self.kept_tokens else ""
+        text = f"prompt: {self.prompt_tokens} tokens{kept}, {self.prompt_rate:.1f} tokens per second"
         if self.decoded_tokens:
-            decode = self.decoded_tokens / max(self.decode_seconds, 1e-9)
-            text += f"; decode: {self.decoded_tokens} tokens, {decode:.1f} tokens per second"
+            text += f"; decode: {self.decoded_tokens} tokens, {self.decode_rate:.1f} tokens per second"
         return text
 
 
 class Generator:
-    """Generates after one prompt.
+    """Generates after one prompt, or after several with one cache: what a prompt has in common with the tokens in the cache, from
+    the first on, is not read again.
 
     **Arguments:**
 
     - `model`: a `Llama`.
-    - `tokens`: the prompt.
-    - `max_tokens`: how many tokens to make room for. Less room is made where the model's context ends.
-    - `temperature`, `top_p`: as in `models.sampling.sample`.
+    - `room`: how many tokens, of prompts and answers, the cache is for; the model's context, if that is less.
+    - `sampling`: how tokens are chosen.
     - `seed`: of the sampling.
 
     **Attributes:**
 
-    - `speed`: what the last iteration took so far.
-
-    **Raises:** `ValueError` if the prompt is empty or longer than the model's context.
+    - `room`: how many tokens there is room for, `room` or more.
+    - `reader`: what has the cache.
+    - `speed`: what the last generation took so far.
     """
 
-    def __init__(
+    def __init__(self, model: Llama, *, room: int, sampling: Sampling | None = None, seed: int = 0):
+        self.reader = Reader(model, room)
+        self.room = self.reader.room
+        self._chooser = Chooser(1, model.config.vocab_size, Sampling() if sampling is None else sampling, seed)
+        self.speed = Speed()
+
+    def generate(
         self,
-        model: Llama,
         tokens: Sequence[int],
         *,
         max_tokens: int,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-    ):
-        context = model.config.context_length
-        if not 0 < len(tokens) < context:
-            raise ValueError(
-                f"expected a prompt of 1 to {context - 1} tokens, the model's context; got {len(tokens)} tokens"
-            )
-        self.speed = Speed()
-        self._tokens = tokens
-        self._max_tokens = min(max_tokens, context - len(tokens))
-        self._model = model
-        # Flat, and so faster to pass than a tree of Modules.
-        self._weights, tree = jax.tree.flatten(model)
-        self._cache_length = min(round_up(len(tokens) + self._max_tokens, _CACHE_STEP), round_up(context, _PROMPT_STEP))
-        self._key = jax.random.key(seed)
+        stopped: Callable[[], bool] = lambda: False,
+        progress: Callable[[list[Any]], Iterable[Any]] = iter,
+    ) -> Iterator[int]:
+        """**Arguments:**
 
-        def next_token(model: Llama, x: jax.Array, position: jax.Array) -> jax.Array:
-            key = jax.random.fold_in(self._key, position)
-            return sample(model.logits(x)[0], key, temperature=temperature, top_p=top_p)
+        - `tokens`: the whole prompt, with what is in the cache.
+        - `max_tokens`: the most tokens to generate. They are fewer where the room ends.
+        - `stopped`: ends the iteration when it returns true. It is asked before each program that runs.
+        - `progress`: wraps the iteration over the chunks of a prompt, as `tqdm` does.
 
-        def prompt(weights: Any, tokens: jax.Array, count: jax.Array, cache: Any) -> Any:
-            model = jax.tree.unflatten(tree, weights)
-            x, cache = model(tokens, cache, count)
-            last = jax.lax.dynamic_slice_in_dim(x, count - 1, 1)
-            return next_token(model, last, count), cache
+        **Raises:** `ValueError` if the prompt is empty, or leaves no room for a token.
+        """
+        if not 0 < len(tokens) < self.room:
+            raise ValueError(f"expected a prompt of 1 to {self.room - 1} tokens; got {len(tokens)} tokens")
+        return self._generate(list(tokens), min(max_tokens, self.room - len(tokens)), stopped, progress)
 
-        def step(weights: Any, token: jax.Array, cache: Any) -> Any:
-            model = jax.tree.unflatten(tree, weights)
-            x, cache = model(token[None], cache)
-            return next_token(model, x, cache.length), cache
-
-        cache = jax.eval_shape(lambda: model.init_cache(self._cache_length))
-        scalar = jax.ShapeDtypeStruct((), jnp.int32)
-        padded = jax.ShapeDtypeStruct((round_up(len(tokens), _PROMPT_STEP),), jnp.int32)
-        self._prompt = jax.jit(prompt, donate_argnums=3).lower(self._weights, padded, scalar, cache).compile()
-        self._step = jax.jit(step, donate_argnums=2).lower(self._weights, scalar, cache).compile()
-
-    def __iter__(self) -> Iterator[int]:
-        """The tokens, until there are `max_tokens` of them."""
-        count = len(self._tokens)
-        padded = np.zeros(round_up(count, _PROMPT_STEP), np.int32)
-        padded[:count] = self._tokens
-        cache = jax.block_until_ready(self._model.init_cache(self._cache_length))
-        self.speed = Speed(prompt_tokens=count)
-        start = time.perf_counter()
-        token, cache = self._prompt(self._weights, padded, np.int32(count), cache)
-        value = int(token)
-        self.speed.prompt_seconds = time.perf_counter() - start
-        yield value
-        for _ in range(self._max_tokens - 1):
+    def _generate(
+        self, tokens: list[int], max_tokens: int, stopped: Callable[[], bool], progress: Any
+    ) -> Iterator[int]:
+        reader = self.reader
+        reader.forget(tokens)
+        kept = len(reader.tokens)
+        self.speed = speed = Speed(kept_tokens=kept)
+        self._chooser.start(0, tokens)
+        chunks, logits = reader.chunks(tokens[kept:]), None
+        for chunk in progress(chunks) if len(chunks) > 1 else chunks:
+            if stopped():
+                return
+            reader.prepare(chunk)
             start = time.perf_counter()
-            token, cache = self._step(self._weights, token, cache)
-            value = int(token)
-            self.speed.decode_seconds += time.perf_counter() - start
-            self.speed.decoded_tokens += 1
-            yield value
+            logits = jax.block_until_ready(reader.read(chunk))
+            speed.prompt_seconds += time.perf_counter() - start
+            speed.prompt_tokens += len(chunk)
+        start = time.perf_counter()
+        token = self._choose(logits)
+        speed.prompt_seconds += time.perf_counter() - start
+        yield token
+        for _ in range(max_tokens - 1):
+            if stopped():
+                return
+            reader.prepare([token])
+            start = time.perf_counter()
+            token = self._choose(reader.read([token]))
+            speed.decode_seconds += time.perf_counter() - start
+            speed.decoded_tokens += 1
+            yield token
+
+    def _choose(self, logits: Any) -> int:
+        return int(self._chooser.choose(logits, np.asarray([len(self.reader.tokens)], np.int32))[0])

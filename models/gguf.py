@@ -3,6 +3,7 @@
 The `gguf` package has a reader of its own. It takes two seconds over a vocabulary, and trusts every length in the file.
 """
 
+import contextlib
 import importlib.metadata
 import math
 import mmap
@@ -15,6 +16,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
+from ._errors import ModelFileError
 from ._rounding import round_up
 
 
@@ -42,13 +44,6 @@ _ENCODINGS: Mapping[int, tuple[Encoding, np.dtype[Any]]] = {
     GGMLQuantizationType.Q8_0: ("Q8_0", np.dtype("<u1")),
     GGMLQuantizationType.Q4_1: ("Q4_1", np.dtype("<u1")),
 }
-
-
-class ModelFileError(Exception):
-    """A model's file that cannot be used. The message is one line, whatever it quotes."""
-
-    def __init__(self, message: str):
-        super().__init__(" ".join(message.splitlines()))
 
 
 @dataclass(frozen=True)
@@ -135,16 +130,43 @@ def open_model(path: str | os.PathLike[str]) -> ModelFile:
 
     - `ModelFileError`, whatever is wrong with the file.
     """
-    try:
+    with _naming(path):
         mapped = _map(pathlib.Path(path))
         cursor = _Cursor(mapped)
         num_tensors, metadata = _read_metadata(cursor)
         config = _read_config(metadata)
         tensors = _read_tensors(cursor, num_tensors, field(metadata, "general.alignment", int, 32))
         _check_tensors(tensors, config)
+    return ModelFile(config, tensors, metadata, mapped)
+
+
+def open_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """Map a GGUF file of any architecture.
+
+    **Arguments:**
+
+    - `path`: the file. It stays mapped for as long as any tensor's `data` lives.
+
+    **Returns:**
+
+    Its tensors, by their names.
+
+    **Raises:**
+
+    - `ModelFileError` if the file is broken, or has a tensor of another encoding than F32, F16, Q8_0 and Q4_1.
+    """
+    with _naming(path):
+        cursor = _Cursor(_map(pathlib.Path(path)))
+        num_tensors, metadata = _read_metadata(cursor)
+        return _read_tensors(cursor, num_tensors, field(metadata, "general.alignment", int, 32))
+
+
+@contextlib.contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    try:
+        yield
     except ModelFileError as error:
         raise ModelFileError(f"{os.fspath(path)}: {error}") from None
-    return ModelFile(config, tensors, metadata, mapped)
 
 
 def field(metadata: Mapping[str, Any], key: str, kind: type[_T], default: _T | None = None) -> _T:

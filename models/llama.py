@@ -80,11 +80,16 @@ class Block(eqx.Module):
         else:
             qk, v = jnp.split(qkv, [self.num_heads + self.num_kv_heads], axis=1)
             q, k = jnp.split(eqxc.ops.rotary_embedding(qk, *table), [self.num_heads], axis=1)
-            cache = cache.append(k, v, valid=valid)
-            attended = eqxc.ops.attention(q, k, v, causal=True)
+            attended, cache = cache.update(q, k, v, valid=valid)
         x = self.attention_out(attended.reshape(length, -1))
         x, residual = jax.vmap(self.feed_forward_norm)(x, residual)
         return self.down(eqxc.ops.swiglu(self.gate_up(x))), residual, cache
+
+
+@jax.jit
+def _run_block(block: Block, *arguments: Any) -> Any:
+    """Blocks of the same shapes are traced once."""
+    return block(*arguments)
 
 
 class Llama(eqx.Module):
@@ -114,9 +119,9 @@ class Llama(eqx.Module):
     ) -> tuple[Float[Array, "S E"], Cache]:
         """**Arguments:**
 
-        - `tokens`: a whole prompt for an empty cache, or the one token after those in the cache.
-        - `cache`: of `init_cache` or of the last call. Donate it.
-        - `valid`: how many of a prompt's tokens count; the others, at its end, are padding.
+        - `tokens`: those after the tokens in the cache: a prompt, a part of one, or the one token that was generated last.
+        - `cache`: of `init_cache` or of the last call, with room for all of `tokens`. Donate it.
+        - `valid`: how many of `tokens` count; the others, at their end, are padding.
 
         **Returns:** what `logits` takes, for each token, and the cache with the tokens.
         """
@@ -126,7 +131,7 @@ class Llama(eqx.Module):
         x = self.embedding(tokens).astype(self.dtype)
         residual, new_caches = jnp.zeros_like(x), []
         for block, old in zip(self.blocks, cache.blocks, strict=True):
-            x, residual, new = block(x, residual, table, _with_length(old, cache.length), count)
+            x, residual, new = _run_block(block, x, residual, table, _with_length(old, cache.length), count)
             new_caches.append(_with_length(new, None))
         return x + residual, Cache(new_caches, cache.length + count)
 
@@ -195,19 +200,20 @@ def _layers(tensors: Sequence[Tensor], heads: Sequence[int | None]) -> list[eqxc
         if not runs or runs[-1][0] != encoding:
             runs.append((encoding, []))
         runs[-1][1].append(rows)
-    return [_layer(encoding, rows[0] if len(rows) == 1 else np.concatenate(rows)) for encoding, rows in runs]
+    return [_layer(encoding, np.concatenate(rows)) for encoding, rows in runs]
 
 
 def _layer(encoding: Any, rows: np.ndarray) -> eqxc.nn.QuantizedLinear | eqx.nn.Linear:
+    # Not `jnp.asarray`, which compiles a copy for each shape. `rows` is a copy of what the file has.
     if encoding != "F32":
-        return eqxc.nn.QuantizedLinear(jnp.asarray(rows), encoding)
+        return eqxc.nn.QuantizedLinear(jax.device_put(rows), encoding)
     out_features, in_features = rows.shape
     layer = eqx.filter_eval_shape(eqx.nn.Linear, in_features, out_features, use_bias=False, key=jax.random.key(0))
-    return eqx.tree_at(lambda layer: layer.weight, layer, jnp.asarray(rows))
+    return eqx.tree_at(lambda layer: layer.weight, layer, jax.device_put(rows))
 
 
 def _with_weight(layer: Any, tensor: Tensor) -> Any:
-    return eqx.tree_at(lambda layer: layer.weight, layer, jnp.asarray(_values(tensor), jnp.float32))
+    return eqx.tree_at(lambda layer: layer.weight, layer, jax.device_put(np.array(_values(tensor), np.float32)))
 
 
 def _values(tensor: Tensor) -> np.ndarray:

@@ -9,10 +9,11 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import _memory, _plot, _report, _suite
+from benchmarks import _memory, _plot, _report, _suite, _summary
 from benchmarks.__main__ import main
 from benchmarks._check import check
-from benchmarks._rows import BEST, Goal, Row, Setting, best_of, speed, tables
+from benchmarks._json import dumps
+from benchmarks._rows import BEST, Goal, Row, Setting, best_of, best_of_row, speed, tables
 from benchmarks._timing import Memory, Race, Timing, WaitingClock, probe, race, samples, waited_for
 from benchmarks.quality import quality_of
 
@@ -26,9 +27,7 @@ ROW = {
     "case": str,
     "unit": str,
     "figures": dict,
-    "best": dict,
     "seconds": dict,
-    "passes": list,
     "memory": dict,
     "differences": dict,
     "tolerance": float,
@@ -80,6 +79,7 @@ def test_what_is_written(results, suite):
         assert row.keys() == ROW.keys()
         for key, kind in ROW.items():
             assert isinstance(row[key], kind), key
+        assert all(name.startswith("eqxcallback") for name in row["seconds"])
         for seconds in row["seconds"].values():
             assert 0 < seconds["low"] <= seconds["median"] <= seconds["high"]
         for goal in row["goals"]:
@@ -147,26 +147,54 @@ def test_what_falls_short_is_told(results, tmp_path, capsys):
     assert "no results with goals" in capsys.readouterr().out
 
 
-def test_the_headlines(results):
-    text = _suite.headlines(results)
+def test_the_summary(results, tmp_path):
+    found = {summary.title: summary.ratios for summary in _summary.summaries(results)}
     for suite, title in _suite.TITLES.items():
-        cases = {}
+        ratios = {}
         for row in rows_of(results, suite):
-            peers = [name for name in row["best"] if name in ("XLA", "jax.nn", "Equinox", "torch")]
+            peers = [name for name in best_of_row(row) if name in ("XLA", "jax.nn", "Equinox", "torch")]
             if peers and row["unit"] != "MB" and row["curve"] is None:
-                cases[row["case"]] = min(
+                ratios[f"{row['case']}, 1 thread"] = min(
                     speed(row["figures"], row["unit"], "eqxcallback", peer) or 0.0 for peer in peers
                 )
-        for name, choose in (("worst", min), ("best", max)):
-            if cases:
-                assert f"| {title}, {name}: {choose(cases, key=cases.__getitem__)} | 1 |" in text
-    assert text.count("worst") == text.count("best") > 5
+        assert found.get(title, {}) == ratios
+    assert found["A callback in a program"].keys() == set(_summary._CALLS)
+    assert len(found) > 6
+    text = _summary.table(results)
+    for title, ratios in found.items():
+        assert f"| {title} | {min(ratios.values()):.2f} | {np.median([*ratios.values()]):.2f} |" in text
+    _summary.plot(results, tmp_path / "summary.svg")
+    assert xml.etree.ElementTree.parse(tmp_path / "summary.svg").getroot().tag.endswith("svg")
+
+
+def test_the_pages_show_the_results_that_are_kept():
+    """The repository has of each row what its tables show, and the tables are these."""
+    for suite in _suite.TITLES:
+        data = json.loads((_report.RESULTS / f"{suite}.json").read_text())
+        assert f"<!-- {suite} -->\n{_suite.markdown(data)}\n<!-- /{suite} -->" in _report.PAGE.read_text(), suite
+    table = _summary.table(_report.RESULTS)
+    assert f"<!-- kernels -->\n{table}\n<!-- /kernels -->" in _report.README.read_text()
+    assert 3 < len(table.splitlines()) - 4 <= 10
+    assert sum(len(path.read_text().splitlines()) for path in _report.RESULTS.glob("*.json")) < 3000
+
+
+def test_json_in_few_lines():
+    data = {
+        "a": [1.23456789, None, True, "x, y"],
+        "b": {str(i): {"n": i} for i in range(40)},
+        "empty": {},
+        "long": "z" * 200,
+    }
+    text = dumps(data)
+    assert json.loads(text) == {**data, "a": [1.23457, None, True, "x, y"]}
+    assert 4 <= len(text.splitlines()) <= 10
+    assert max(len(line) for line in text.splitlines() if "zz" not in line) <= 130
 
 
 def test_pages_have_a_place_for_each_suite(tmp_path):
     for page, names in (
-        (_report.PAGE, ("overhead", "quality", *_suite.TITLES)),
-        (_report.README, ("overhead", "kernels")),
+        (_report.PAGE, ("overhead", "quality", "generate", *_suite.TITLES)),
+        (_report.README, ("kernels",)),
     ):
         for name in names:
             copy = tmp_path / page.name
@@ -207,7 +235,7 @@ def test_a_contestant_that_computes_something_else_is_wrong():
     assert data["differences"]["bad"] == pytest.approx(0.05)
     assert data["differences"]["short"] == float("inf")
     assert tables([data]).splitlines()[-1].count("wrong") == 2
-    assert data["best"].keys() == {"eqxcallback", "good"}
+    assert best_of_row(data).keys() == {"eqxcallback", "good"}
     nan = planted(eqxcallback=[1.0, 2.0], nan=[1.0, float("nan")])
     assert "wrong" in tables([nan])
 

@@ -41,7 +41,8 @@ def test_links_lead_somewhere():
             assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_the_readme_has_both_commands():
+def test_the_readme_is_short_and_has_both_commands():
     text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
     assert "make demo" in text
     assert "make test" in text

@@ -8,7 +8,7 @@ import pytest
 
 import eqxcallback as eqxc
 from eqxcallback import _ext
-from eqxcallback.program import _doctor as program
+from eqxcallback.program import _doctor as program, main
 
 
 def test_the_program():
@@ -24,7 +24,7 @@ def test_the_program():
 def test_backends(monkeypatch, capsys):
     # In this process: other tests may have loaded drivers into it that a fresh one would not find.
     monkeypatch.setattr(program, "CHECKS", {})
-    assert program.main(["doctor"]) == 0
+    assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     for name, found in eqxc.available_backends().items():
         assert f"  {name:<14}{'yes' if found is True else f'no: {found}'}\n" in out
@@ -34,7 +34,7 @@ def test_backends(monkeypatch, capsys):
 def test_which_kernels_multiply_bf16(faster, monkeypatch, capsys):
     monkeypatch.setattr(program, "CHECKS", {})
     monkeypatch.setattr(_ext, "isas_of_bf16", lambda: faster)
-    assert program.main(["doctor"]) == 0
+    assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert ("products of bf16, as measured: attention on avx512, linear on avx512_bf16\n" in out) == bool(faster)
 
@@ -44,7 +44,7 @@ def test_a_check_that_fails(monkeypatch, capsys):
         raise RuntimeError("no such kernel")
 
     monkeypatch.setitem(program.CHECKS, next(iter(program.CHECKS)), fails)
-    assert program.main(["doctor"]) == 1
+    assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "RuntimeError: no such kernel" in out
     assert (out.count(": FAILED\n"), out.count(": passed\n")) == (1, len(program.CHECKS) - 1)
@@ -53,5 +53,5 @@ def test_a_check_that_fails(monkeypatch, capsys):
 @pytest.mark.parametrize("arguments", [[], ["nurse"]], ids=str)
 def test_a_wrong_command(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
-        program.main(arguments)
+        main(arguments)
     assert "doctor" in capsys.readouterr().err

@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <exception>
-#include <memory>
 #include <new>
 #include <thread>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -14,13 +15,15 @@
 namespace eqxcallback {
 namespace {
 
-// Shared with the pool's tasks: one that starts after the call has returned finds nothing left to do, and frees it.
+// Shared by the call and its helpers, the last of which frees it: one that comes after the call has returned finds
+// nothing left to do.
 struct Job {
   Job(int64_t tasks, cpu::Executor::Task task, void* state) : tasks(tasks), task(task), state(state) {}
 
   const int64_t tasks;
   const cpu::Executor::Task task;
   void* const state;  // on the caller's stack: only those who have claimed a task may touch it
+  std::atomic<int> owners{1};
   std::atomic<int64_t> next{0};
   std::atomic<int64_t> done{0};
   std::atomic<bool> failed{false};
@@ -38,23 +41,117 @@ struct Job {
       done.fetch_add(1, std::memory_order_release);
     }
   }
+
+  Job* share() {
+    owners.fetch_add(1, std::memory_order_relaxed);
+    return this;
+  }
+  void release() {
+    if (owners.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
+  }
 };
 
 void pause() {
 #if defined(__x86_64__)
   _mm_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
 #endif
+}
+
+// A program calls one kernel after another, and waking a thread of XLA's takes longer than many of them run. So a
+// helper that has nothing left to do keeps its thread for a short while, and polls a place where the next call leaves
+// its job. Of each pool one thread at least does not wait here.
+class WaitingHelpers {
+ public:
+  // Returns the next job, or null where none comes in time.
+  Job* wait(int64_t places) {
+    auto now = Clock::now();
+    if (now < busy_until_.load(std::memory_order_relaxed)) return nullptr;
+    for (int64_t i = 0; i < std::min(places, kPlaces); ++i) {
+      Place& place = places_[i];
+      void* content = nullptr;
+      if (!place.content.compare_exchange_strong(content, &place, std::memory_order_relaxed)) continue;
+      for (const auto end = now + kWait; now < end;) {
+        for (int polls = 0; polls < 16; ++polls) {
+          pause();
+          if (place.content.load(std::memory_order_relaxed) != &place) return job_of(place);
+        }
+        std::this_thread::yield();
+        const auto before = std::exchange(now, Clock::now());
+        if (now - before > kAway) busy_until_.store(now + kBusy, std::memory_order_relaxed);
+      }
+      content = &place;
+      const bool nobody_came = place.content.compare_exchange_strong(content, nullptr, std::memory_order_relaxed);
+      return nobody_came ? nullptr : job_of(place);
+    }
+    return nullptr;
+  }
+
+  // Gives the job to up to `helpers` that wait, and returns how many have it.
+  int64_t give(Job& job, int64_t helpers, int64_t places) {
+    int64_t given = 0;
+    for (int64_t i = 0; i < std::min(places, kPlaces) && given < helpers; ++i) {
+      Place& place = places_[i];
+      void* content = &place;
+      if (place.content.load(std::memory_order_relaxed) != content) continue;
+      if (place.content.compare_exchange_strong(content, job.share(), std::memory_order_release,
+                                                std::memory_order_relaxed)) {
+        ++given;
+      } else {
+        job.release();
+      }
+    }
+    return given;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // Longer than what a program does between two kernels, and short where it has ended.
+  static constexpr std::chrono::microseconds kWait{50};
+  // A helper that yielded for so long has lost its processor to another thread. A thread that is woken gets it back
+  // sooner than one that polled: for a while, nobody waits.
+  static constexpr std::chrono::microseconds kAway{300};
+  static constexpr std::chrono::milliseconds kBusy{50};
+  static constexpr int64_t kPlaces = 64;
+
+  struct alignas(64) Place {
+    // Null where nobody waits, the place itself where a helper does, and then its job.
+    std::atomic<void*> content{nullptr};
+  };
+
+  static Job* job_of(Place& place) {
+    return static_cast<Job*>(place.content.exchange(nullptr, std::memory_order_acquire));
+  }
+
+  Place places_[kPlaces];
+  std::atomic<Clock::time_point> busy_until_{};
+};
+
+WaitingHelpers waiting_helpers;
+
+void help(Job* job, int64_t places) {
+  while (job != nullptr) {
+    job->work();
+    job->release();
+    job = waiting_helpers.wait(places);
+  }
 }
 
 int64_t threads(void* pool) { return static_cast<xla::ffi::ThreadPool*>(pool)->num_threads(); }
 
 void run(void* data, int64_t tasks, cpu::Executor::Task task, void* state) {
   auto& pool = *static_cast<xla::ffi::ThreadPool*>(data);
-  auto job = std::make_shared<Job>(tasks, task, state);
-  const int64_t helpers = std::min(pool.num_threads(), tasks) - 1;
+  auto* const job = new Job(tasks, task, state);
+  const int64_t places = pool.num_threads() - 1;
+  const int64_t helpers = std::min(places, tasks - 1);
   try {
-    for (int64_t i = 0; i < helpers; ++i) pool.Schedule([job] { job->work(); });
+    for (int64_t i = waiting_helpers.give(*job, helpers, places); i < helpers; ++i) {
+      pool.Schedule([owned = job->share(), places] { help(owned, places); });
+    }
   } catch (const std::bad_alloc&) {  // fewer helpers, then
+    job->release();
   }
   job->work();
   // What is not done yet has been started by somebody: a short wait.
@@ -65,7 +162,9 @@ void run(void* data, int64_t tasks, cpu::Executor::Task task, void* state) {
       std::this_thread::yield();
     }
   }
-  if (job->failure != nullptr) std::rethrow_exception(job->failure);
+  const std::exception_ptr failure = job->failure;
+  job->release();
+  if (failure != nullptr) std::rethrow_exception(failure);
 }
 
 }  // namespace

@@ -227,7 +227,7 @@ uint8_t* Buffer::elements() {
 nb::object Buffer::new_array(void* data, int flags) const {
   std::vector<npy_intp> dims(dims_.begin(), dims_.end());  // NumPy's own name for int64_t
   PyArray_Descr* descr = descr_of(*dtype_);
-  Py_INCREF(descr);  // NewFromDescr takes it
+  descr_object(*dtype_).release();  // NewFromDescr takes a reference
   std::vector<npy_intp> strides;
   if (!row_major()) {
     for (const int64_t stride : element_strides()) strides.push_back(stride * PyDataType_ELSIZE(descr));

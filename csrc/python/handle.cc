@@ -86,7 +86,7 @@ ExecutionContext& Frame::context() { return exclusive<ExecutionContext>(context_
 nb::tuple Frame::slice(size_t begin, size_t end) const {
   nb::object result = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(end - begin)));
   for (size_t i = begin; i < end; ++i) {
-    PyTuple_SET_ITEM(result.ptr(), static_cast<Py_ssize_t>(i - begin), buffers_[i].inc_ref().ptr());
+    PyTuple_SetItem(result.ptr(), static_cast<Py_ssize_t>(i - begin), buffers_[i].inc_ref().ptr());
   }
   return nb::borrow<nb::tuple>(result);
 }
@@ -208,9 +208,9 @@ void Handle::run(const Frame& frame) {
   if (!result.is_valid()) throw nb::python_error();
   if (!result.is_none()) {
     PyErr_Format(PyExc_ValueError,
-                 "a buffer callback must return None, because its results are what it writes to `out`; got %.200s. "
+                 "a buffer callback must return None, because its results are what it writes to `out`; got %R. "
                  "Write with out.write(value) and return nothing.",
-                 Py_TYPE(result.ptr())->tp_name);
+                 result.type().ptr());
     throw nb::python_error();
   }
 }

@@ -15,8 +15,7 @@ nb::object import_numpy_module() { return nb::module_::import_("numpy"); }
 
 bool is_whole(nb::handle index) {
   if (index.ptr() == Py_Ellipsis) return true;
-  return PyTuple_Check(index.ptr()) && PyTuple_GET_SIZE(index.ptr()) == 1 &&
-         PyTuple_GET_ITEM(index.ptr(), 0) == Py_Ellipsis;
+  return PyTuple_Check(index.ptr()) && PyTuple_Size(index.ptr()) == 1 && PyTuple_GetItem(index.ptr(), 0) == Py_Ellipsis;
 }
 
 nb::object item(const nb::object& array, nb::handle index) {

@@ -14,6 +14,7 @@ from ..debug import CallbackException as CallbackException
 
 
 TapFunctionException = CallbackException
+"""An older name of `CallbackException`."""
 
 
 class CallbackFlavor(enum.Enum):

@@ -9,7 +9,7 @@ import jax
 from jaxtyping import PyTree
 
 from ._checks import check_function, freeze_workspaces, frozen_mapping, hash_of
-from ._contract import KernelContract
+from ._contract import Aliases, KernelContract
 from ._launched import identifiers, texts
 from ._sources import freeze_library, freeze_source
 
@@ -89,7 +89,7 @@ class CKernel(KernelContract):
     rows: str | Sequence[str] | None = None
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
     workspaces: Sequence[jax.ShapeDtypeStruct] | Callable[..., Sequence[jax.ShapeDtypeStruct]] = ()
-    aliases: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+    aliases: Aliases = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.symbol, str) or not self.symbol.isidentifier():

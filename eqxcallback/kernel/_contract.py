@@ -1,8 +1,12 @@
 """The contract of a kernel: what every kind declares."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeAlias
+
+
+# Which operand, by its position or its name, is the memory of which result. A Mapping's keys are invariant: hence three.
+Aliases: TypeAlias = Mapping[int, int | str] | Mapping[str, int | str] | Mapping[int | str, int | str]
 
 
 def anything(types: Any, **options: Any) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ._checks import check_arch, hash_of
-from ._contract import KernelContract
+from ._contract import Aliases, KernelContract
 from ._launch import Launch
 from ._launched import freeze_launched, identifiers
 from ._sources import freeze_source
@@ -110,7 +110,7 @@ class CudaKernel(KernelContract):
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
     scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     workspaces: Sequence[jax.ShapeDtypeStruct] | Callable[..., Sequence[jax.ShapeDtypeStruct]] = ()
-    aliases: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+    aliases: Aliases = dataclasses.field(default_factory=dict)
     options: Sequence[str] = ()
     arch: str | None = None
     command_buffer_compatible: bool = True

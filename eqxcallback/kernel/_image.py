@@ -9,7 +9,7 @@ import jax
 from jaxtyping import PyTree
 
 from ._checks import hash_of
-from ._contract import KernelContract
+from ._contract import Aliases, KernelContract
 from ._launch import Launch
 from ._launched import freeze_launched, identifiers
 from ._sources import freeze_image
@@ -59,7 +59,7 @@ class ImageKernel(KernelContract):
     parameters: Sequence[str] | None = None
     scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     workspaces: Sequence[jax.ShapeDtypeStruct] | Callable[..., Sequence[jax.ShapeDtypeStruct]] = ()
-    aliases: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+    aliases: Aliases = dataclasses.field(default_factory=dict)
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
     command_buffer_compatible: bool = True
 

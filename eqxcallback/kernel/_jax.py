@@ -2,14 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 from jaxtyping import PyTree
 
 from ._checks import check_function, hash_of
-from ._contract import KernelContract
+from ._contract import Aliases, KernelContract
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class JaxKernel(KernelContract):
     """
 
     backend: ClassVar[str] = "jax"
-    aliases: ClassVar[Mapping[Any, Any]] = {}  # XLA finds what may be overwritten
+    aliases: ClassVar[Aliases] = {}  # XLA finds what may be overwritten
 
     function: Callable[..., PyTree]
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None

@@ -2,14 +2,14 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import jax
 from jaxtyping import PyTree
 
 from ._checks import check_function, frozen_mapping, hash_of
-from ._contract import KernelContract
+from ._contract import Aliases, KernelContract
 from ._sources import freeze_library, freeze_source
 
 
@@ -51,7 +51,7 @@ class NativeKernel(KernelContract):
     symbol: str
     library: str | os.PathLike[str] | None = None
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
-    aliases: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+    aliases: Aliases = dataclasses.field(default_factory=dict)
     attributes: tuple[str, ...] | None = None
     source: str | os.PathLike[str] | None = None
     options: Sequence[str] = ()

@@ -9,7 +9,7 @@ import jax
 from jaxtyping import PyTree
 
 from ._checks import check_function, frozen_mapping, hash_of
-from ._contract import KernelContract
+from ._contract import Aliases, KernelContract
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class NumbaKernel(KernelContract):
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     rows: str | Sequence[str] | None = None
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
-    aliases: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+    aliases: Aliases = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not callable(self.function):

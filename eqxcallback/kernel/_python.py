@@ -1,14 +1,14 @@
 """A kernel in Python that works in place on XLA's buffers."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 from jaxtyping import PyTree
 
 from ._checks import check_function, frozen_mapping, hash_of
-from ._contract import KernelContract
+from ._contract import Aliases, KernelContract
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class PythonKernel(KernelContract):
 
     body: Callable[..., None]
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
-    aliases: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+    aliases: Aliases = dataclasses.field(default_factory=dict)
     command_buffer_compatible: bool = False
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from ._checks import (
     no_structures,
     scalars,
 )
-from ._contract import KernelContract
+from ._contract import Aliases, KernelContract
 from ._launch import Dims, dims
 
 
@@ -70,7 +70,7 @@ class TritonKernel(KernelContract):
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
     scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     workspaces: Sequence[jax.ShapeDtypeStruct] | Callable[..., Sequence[jax.ShapeDtypeStruct]] = ()
-    aliases: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+    aliases: Aliases = dataclasses.field(default_factory=dict)
     constexprs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3

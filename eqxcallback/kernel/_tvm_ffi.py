@@ -10,7 +10,7 @@ import jax
 from jaxtyping import PyTree
 
 from ._checks import check_function, freeze_workspaces, frozen_mapping, hash_of
-from ._contract import KernelContract
+from ._contract import Aliases, KernelContract
 from ._sources import absolute
 
 
@@ -71,7 +71,7 @@ class TvmFfiKernel(KernelContract):
     command_buffer_compatible: bool = False
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
     workspaces: Sequence[jax.ShapeDtypeStruct] | Callable[..., Sequence[jax.ShapeDtypeStruct]] = ()
-    aliases: Mapping[Any, Any] = dataclasses.field(default_factory=dict)
+    aliases: Aliases = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import equinox as eqx
 import jax
@@ -11,7 +11,8 @@ from jax.tree_util import tree_flatten
 from jaxtyping import PyTree
 
 from .. import backends, xla
-from ..kernel import as_tuple
+from ..core import Aliases
+from ..kernel import Kernel, as_tuple
 from ..transform import DEFAULT_METHOD, Structure, check_typed, is_array, typed
 from . import _declarations as declarations
 from ._bound_layer import bind, bind_layer, is_positional, named_arrays
@@ -19,6 +20,10 @@ from ._check import check
 from ._class import check_class
 from ._refs import indices
 from ._rules import unwrapped, wrapped
+
+
+# The name of a method, or a kernel of any kind.
+LayerKernel: TypeAlias = str | Kernel
 
 
 _config: Any = jax.config  # its options are made at run time: no type checker knows them
@@ -100,15 +105,15 @@ class Layer(eqx.Module):
     """
 
     vmap_method: ClassVar[str] = DEFAULT_METHOD
-    input_output_aliases: ClassVar[Mapping[Any, Any]] = {}
+    input_output_aliases: ClassVar[Aliases] = {}
     command_buffer_compatible: ClassVar[bool] = False
     has_side_effect: ClassVar[bool] = False
     on_error: ClassVar[str] = "raise"
-    kernels: ClassVar[Mapping[str, Any] | None] = None
-    backward_kernels: ClassVar[Mapping[str, Any]] = {}
+    kernels: ClassVar[Mapping[str, LayerKernel | Sequence[LayerKernel]] | None] = None
+    backward_kernels: ClassVar[Mapping[str, LayerKernel | Sequence[LayerKernel]]] = {}
     sharding: ClassVar[str | None] = None
-    input_layouts: ClassVar[Sequence[Any] | None] = None
-    output_layouts: ClassVar[Sequence[Any] | None] = None
+    input_layouts: ClassVar[Sequence[Sequence[int] | None] | None] = None
+    output_layouts: ClassVar[Sequence[Sequence[int] | None] | None] = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .. import ops
@@ -40,7 +40,7 @@ class FusedAddRMSNorm(eqx.Module):
         shape: int | Sequence[int],
         eps: AnyNumber = 1e-5,
         use_weight: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         implementation: ops.Implementation = "auto",
     ):

@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Num, PRNGKeyArray
 
 from .. import ops
@@ -49,7 +50,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         use_output_bias: bool = False,
         dropout_p: AnyNumber = 0.0,
         inference: bool = False,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         key: PRNGKeyArray,
         implementation: ops.Implementation = "auto",

@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from .. import ops
@@ -35,7 +36,13 @@ class KVCache(eqx.Module):
     window: int | None = eqx.field(static=True)
 
     def __init__(
-        self, max_length: Size, kv_heads: Size, size: Size, dtype: Any = None, *, window: AnyInt | None = None
+        self,
+        max_length: Size,
+        kv_heads: Size,
+        size: Size,
+        dtype: DTypeLike | None = None,
+        *,
+        window: AnyInt | None = None,
     ):
         """**Arguments:**
 
@@ -135,9 +142,9 @@ class KVCache(eqx.Module):
 
         One token costs time that follows the length. A ring buffer serves one token: `update` is for several.
 
-        An int8 cache is a quarter of one in f32. For one token the kernel dequantises its keys and values in registers; for
-        several tokens, for derivatives, and for one token that sees less of a ring buffer than all, or with slopes, they
-        are dequantised all at once.
+        An int8 cache is a quarter of one in f32. For one token the kernel dequantises its keys and values in registers, and
+        for several tokens some entries at a time are dequantised. With a bias or a mask, for derivatives, and for one token
+        that sees less of a ring buffer than all, or with slopes, they are dequantised all at once.
 
         **Arguments:**
 
@@ -165,21 +172,19 @@ class KVCache(eqx.Module):
                 f"{who}: expected one token, without bias, mask or offset, for a ring buffer; got q: "
                 f"{jax.typeof(q).str_short()}. Several tokens overwrite what the first of them see: call `update`."
             )
-        k, v = self._floats(self._arrays, q.dtype)
-        out = ops.attention(
-            q.reshape(count, *q.shape[-2:]).astype(k.dtype),
-            k,
-            v,
+        out = self._attend_several(
+            q.reshape(count, *q.shape[-2:]),
+            self._arrays,
             causal=causal,
             window=window,
             alibi_slopes=alibi_slopes,
             bias=bias,
             mask=mask,
             lengths=self.length,
-            offset=self.length - count if offset is None else offset,
+            offset=self.length - count if offset is None else jnp.asarray(offset, jnp.int32),
             **options,
         )
-        return out.reshape(q.shape).astype(q.dtype)
+        return out.reshape(q.shape)
 
     def update(
         self,
@@ -235,10 +240,17 @@ class KVCache(eqx.Module):
         ]
         # The very same rows, but XLA sees that the ring has been read before they are written into it. Else it copies the ring.
         rows = [None if x is None else jax.lax.dynamic_slice_in_dim(x, filled, count) for x in both]
-        k, v = self._floats(both, q.dtype)
         lengths = filled + (count if kept is None else kept)
-        out = ops.attention(q.astype(k.dtype), k, v, lengths=lengths, offset=filled, **options)
-        return out.astype(q.dtype), self._append(rows, kept)
+        out = self._attend_several(q, both, lengths=lengths, offset=filled, **options)
+        return out, self._append(rows, kept)
+
+    def _attend_several(
+        self, q: Array, arrays: Any, *, bias: AnyArray | None = None, mask: AnyArray | None = None, **options: Any
+    ) -> Array:
+        if self.k_scale is not None and bias is None and mask is None:
+            return _int8_cache.attention(q, arrays, **options)
+        k, v = self._floats(arrays, q.dtype)
+        return ops.attention(q.astype(k.dtype), k, v, bias=bias, mask=mask, **options).astype(q.dtype)
 
     def _attend_one(self, q: Array, window: int | None, slopes: AnyArray | None, options: dict[str, Any]) -> Array:
         is_int8 = self.k_scale is not None

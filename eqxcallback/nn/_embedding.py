@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Integer, PRNGKeyArray, Shaped
 
 from .. import ops
@@ -26,7 +27,7 @@ class Embedding(eqx.nn.Embedding):
         num_embeddings: int | None = None,
         embedding_size: int | None = None,
         weight: Shaped[AnyArray, "num_embeddings embedding_size"] | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         key: PRNGKeyArray | None = None,
         implementation: ops.Implementation = "auto",

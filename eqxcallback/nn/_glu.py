@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .. import ops
@@ -38,7 +39,7 @@ class SwiGLU(eqx.Module):
         out_features: int | None = None,
         *,
         use_bias: bool = False,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         key: PRNGKeyArray,
         implementation: ops.Implementation = "auto",
     ):
@@ -103,7 +104,7 @@ class GEGLU(eqx.Module):
         *,
         use_bias: bool = False,
         approximate: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         key: PRNGKeyArray,
         implementation: ops.Implementation = "auto",
     ):
@@ -145,7 +146,12 @@ class GEGLU(eqx.Module):
 
 
 def _projections(
-    in_features: int, hidden_features: int, out_features: int, use_bias: bool, dtype: Any, key: PRNGKeyArray
+    in_features: int,
+    hidden_features: int,
+    out_features: int,
+    use_bias: bool,
+    dtype: DTypeLike | None,
+    key: PRNGKeyArray,
 ) -> tuple[Linear, Linear, Linear]:
     gate_key, up_key, down_key = jax.random.split(key, 3)
     return (

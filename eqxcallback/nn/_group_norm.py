@@ -5,6 +5,7 @@ from typing import Any, overload
 
 import equinox as eqx
 import jax
+from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .. import ops
@@ -17,7 +18,7 @@ _no_state: Any = object()
 
 
 class GroupNorm(eqx.nn.GroupNorm):
-    r"""`equinox.nn.GroupNorm`, fused: $\frac{x - \mathbb{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over each
+    r"""`equinox.nn.GroupNorm`, fused: $\frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over each
     group of channels.
 
     The same constructor, fields and call. A batch goes through `jax.vmap`, which is one call of the kernel for all of it.
@@ -35,7 +36,7 @@ class GroupNorm(eqx.nn.GroupNorm):
         channels: int | None = None,
         eps: AnyNumber = 1e-5,
         channelwise_affine: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         implementation: ops.Implementation = "auto",
     ):

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
 from .. import ops
@@ -78,7 +79,7 @@ class GroupedQueryAttention(eqx.Module):
         rope_theta: AnyNumber | None = None,
         dropout_p: AnyNumber = 0.0,
         inference: bool = False,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         implementation: ops.Implementation = "auto",
         key: PRNGKeyArray,
     ):
@@ -155,7 +156,7 @@ class GroupedQueryAttention(eqx.Module):
         self.rope_theta = rope_theta
         self.implementation = implementation
 
-    def init_cache(self, max_length: Size, dtype: Any = None) -> KVCache:
+    def init_cache(self, max_length: Size, dtype: DTypeLike | None = None) -> KVCache:
         """An empty cache for this layer, a ring buffer if it has a window.
 
         **Arguments:**

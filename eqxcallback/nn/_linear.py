@@ -5,6 +5,7 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, PRNGKeyArray
 
 from .. import ops
@@ -30,7 +31,7 @@ class Linear(eqx.nn.Linear):
         in_features: int | Literal["scalar"],
         out_features: int | Literal["scalar"],
         use_bias: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         key: PRNGKeyArray,
         implementation: ops.Implementation = "auto",

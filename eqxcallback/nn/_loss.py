@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Integer, PRNGKeyArray
 
 from .. import ops
@@ -113,7 +114,7 @@ class FusedLinearCrossEntropy(eqx.Module):
         z_loss: AnyNumber = 0.0,
         ignore_index: AnyInt | None = None,
         soft_cap: AnyNumber | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         key: PRNGKeyArray,
         implementation: ops.Implementation = "auto",
     ):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import equinox as eqx
+from jax.typing import DTypeLike
 from jaxtyping import PRNGKeyArray
 
 from .. import ops
@@ -31,7 +32,7 @@ class MLP(eqx.nn.MLP):
         final_activation: Callable[..., Any] = _DEFAULTS["final_activation"].default,
         use_bias: bool = True,
         use_final_bias: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         scan: bool = False,
         key: PRNGKeyArray,

@@ -5,6 +5,7 @@ from typing import Any, overload
 
 import equinox as eqx
 import jax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Num, PRNGKeyArray
 
 from .. import ops
@@ -17,7 +18,7 @@ _no_state: Any = object()
 
 
 class LayerNorm(eqx.nn.LayerNorm):
-    r"""`equinox.nn.LayerNorm`, fused: $\frac{x - \mathbb{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$.
+    r"""`equinox.nn.LayerNorm`, fused: $\frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$.
 
     The same constructor, fields and call. A batch goes through `jax.vmap`, which is one call of the kernel for all of it.
 
@@ -34,7 +35,7 @@ class LayerNorm(eqx.nn.LayerNorm):
         eps: AnyNumber = 1e-5,
         use_weight: bool = True,
         use_bias: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         elementwise_affine: bool | None = None,
         implementation: ops.Implementation = "auto",
@@ -97,7 +98,7 @@ class RMSNorm(eqx.nn.RMSNorm):
         eps: AnyNumber = 1e-5,
         use_weight: bool = True,
         use_bias: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         implementation: ops.Implementation = "auto",
     ):

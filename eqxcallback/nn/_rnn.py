@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .. import ops
@@ -26,7 +27,7 @@ class GRUCell(eqx.nn.GRUCell):
         input_size: int,
         hidden_size: int,
         use_bias: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         key: PRNGKeyArray,
         implementation: ops.Implementation = "auto",
@@ -71,7 +72,7 @@ class LSTMCell(eqx.nn.LSTMCell):
         input_size: int,
         hidden_size: int,
         use_bias: bool = True,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         key: PRNGKeyArray,
         implementation: ops.Implementation = "auto",

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 # What the kernels compute with.
 KERNEL_DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
+"""The dtypes that kernels of this package take. Calls of others run the reference."""
 
 
 def floats(types: Any, **options: Any) -> bool | str:

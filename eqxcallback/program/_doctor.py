@@ -1,9 +1,7 @@
 """`python -m eqxcallback doctor`: what is installed, which kernels can run, and whether they do."""
 
-import argparse
 import platform
 import traceback
-from collections.abc import Sequence
 from importlib import metadata
 
 import jax
@@ -86,10 +84,3 @@ def doctor() -> bool:
         else:
             print(f"  {name}: passed")
     return well
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("python -m eqxcallback", description=__doc__)
-    parser.add_argument("command", choices=["doctor"], help="what to do")
-    parser.parse_args(arguments)
-    return 0 if doctor() else 1

@@ -9,7 +9,7 @@ class Options:
     are copied."""
 
     def __init__(self, values: Mapping[str, Any], who: str):
-        self.values = {name: _frozen(value) for name, value in sorted(values.items())}
+        self.values: dict[str, Any] = {name: _frozen(value) for name, value in sorted(values.items())}
         self._key = tuple((name, _key(value)) for name, value in self.values.items())
         try:
             self._hash = hash(self._key)

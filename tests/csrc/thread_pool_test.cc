@@ -32,13 +32,14 @@ namespace {
 
 // A pool whose threads start after a delay of up to so many microseconds.
 std::atomic<int> max_delay{0};
-std::atomic<int> started{0};
+std::atomic<int> scheduled{0}, started{0};
 std::mutex threads_mutex;
 std::vector<std::thread> threads;
 
 XLA_FFI_Error* schedule(XLA_FFI_ThreadPool_Schedule_Args* args) {
   thread_local std::mt19937 random(static_cast<unsigned>(std::hash<std::thread::id>()(std::this_thread::get_id())));
   const auto delay = std::chrono::microseconds(random() % static_cast<unsigned>(max_delay + 1));
+  ++scheduled;
   std::lock_guard lock(threads_mutex);
   threads.emplace_back([task = args->task, data = args->data, delay] {
     std::this_thread::sleep_for(delay);
@@ -106,6 +107,23 @@ void nobody_waits_for_a_late_thread(const cpu::Executor& executor) {
   CHECK(tasks == 160);
 }
 
+// A helper without work waits for the next job, which needs no other thread then.
+void helpers_wait(const cpu::Executor& executor) {
+  join_all();
+  max_delay = 0;
+  const int before = scheduled;
+  std::atomic<int> tasks{0};
+  int calls = 0;
+  // Not each call finds one: on a busy machine they wait less.
+  while (calls < 100'000 && scheduled - before == 3 * calls) {
+    cpu::parallel_for(executor, 8, 1e6, [&](int64_t, int64_t) { ++tasks; });
+    if (++calls % 100 == 0) join_all();
+  }
+  join_all();
+  CHECK(scheduled - before < 3 * calls && tasks == 8 * calls);
+  max_delay = 100;
+}
+
 void a_task_that_throws(const cpu::Executor& executor) {
   std::atomic<int> tasks{0};
   bool thrown = false;
@@ -170,6 +188,7 @@ int main() {
   const cpu::Executor executor = eqxcallback::executor_on(pool);
   max_delay = 100;
   each_index_once(executor);
+  helpers_wait(executor);
   a_task_that_throws(executor);
   nested(executor);
   attention(executor);

@@ -8,13 +8,14 @@ import pathlib
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 import eqxcallback
 from eqxcallback import CudaKernel
 from eqxcallback.emulation import build
 from eqxcallback.kernel import dims
-from eqxcallback.ops.attention import _cuda as attention_cuda
+from eqxcallback.ops.attention import _cuda as attention_cuda, _cuda_decode_backward as decode_backward_cuda
 from eqxcallback.ops.cache import _cuda as cache_cuda
 from eqxcallback.ops.glu import _cuda as glu_cuda
 from eqxcallback.ops.linear import _cuda as linear_cuda
@@ -55,6 +56,11 @@ _TEMPLATES = {
         *(f"group_norm_backward<{{T}}, {weight}>" for weight in _BOOLEANS),
         "group_norm_backward_sum<{T}>",
     ],
+    "norm/group_norm_parts.cu": [
+        *(f"group_norm{kernel}<{{T}}>" for kernel in ("_moments", "_backward_moments", "_backward_parts_sum")),
+        *(f"group_norm_of_parts<{{T}}, {', '.join(flags)}>" for flags in itertools.product(_BOOLEANS, repeat=2)),
+        *(f"group_norm_backward_{kernel}<{{T}}, {weight}>" for kernel in ("sums", "of_parts") for weight in _BOOLEANS),
+    ],
     "rotary/rotary.cu": [
         *(f"rotary_{kernel}<{{T}}>" for kernel in ("embedding", "append")),
         *(f"rotary_embedding_backward<{{T}}, {table}>" for table in _BOOLEANS),
@@ -91,6 +97,15 @@ _TEMPLATES = {
         ),
         *(f"decode_attention<{{T}}, {{T}}, 2, 32, {packed}, false>" for packed in _BOOLEANS),
         *(f"decode_attention_join<{{T}}, {cache}>" for cache in ("{T}", "signed char")),
+    ],
+    "attention/decode_backward.cu": [
+        *(
+            f"decode_attention_backward{kernel}, {packed}, {is_capped}>"
+            for kernel in (*(f"<{{T}}, {heads}" for heads in (1, 2, 4)), "_keys<{T}")
+            for packed in _BOOLEANS
+            for is_capped in _BOOLEANS
+        ),
+        "decode_attention_backward_join<{T}>",
     ],
     "attention/decode_mma.cu": [
         *(
@@ -207,16 +222,27 @@ def add_norm_backward(args: Any, results: Any, cotangents: Any, *, needed: Any =
     return of(norm_cuda.ADD_NORM_BACKWARD, [*args, *results, *cotangents], grads, more, eps=eps)
 
 
-def group_norm(x: Any, weight: Any, bias: Any, *, groups: int, eps: float = 1e-5) -> Call:
+def group_norm(
+    x: Any, weight: Any, bias: Any, *, groups: int, eps: float = 1e-5, kernel: CudaKernel = group_norm_cuda.GROUP_NORM
+) -> Call:
     args = x, weight, bias
-    return of(group_norm_cuda.GROUP_NORM, args, [(x.shape, x.dtype)], args, groups=groups, eps=eps)
+    return of(kernel, args, [(x.shape, x.dtype)], args, groups=groups, eps=eps)
 
 
-def group_norm_backward(args: Any, out: Any, dout: Any, *, groups: int, needed: Any = ALL, eps: float = 1e-5) -> Call:
+def group_norm_backward(
+    args: Any,
+    out: Any,
+    dout: Any,
+    *,
+    groups: int,
+    needed: Any = ALL,
+    eps: float = 1e-5,
+    kernel: CudaKernel = group_norm_cuda.GROUP_NORM_BACKWARD,
+) -> Call:
     """`args`: x, weight, bias."""
     grads = _gradients(args, needed)
     more = _types(grads), args, out, dout
-    return of(group_norm_cuda.GROUP_NORM_BACKWARD, [*args, out, dout], grads, more, groups=groups, eps=eps)
+    return of(kernel, [*args, out, dout], grads, more, groups=groups, eps=eps)
 
 
 def rotary(x: Any, cos: Any, sin: Any) -> Call:
@@ -323,12 +349,38 @@ def decode_attention(
 ) -> Call:
     with pytest.MonkeyPatch.context() as patch:
         if parts is not None:
-            patch.setattr(attention_cuda, "_parts", lambda *_: parts)
+            patch.setattr(attention_cuda, "parts_of", lambda *_: parts)
         result = (q.shape, q.dtype)
         more = (alibi_slopes, k_scale, v_scale)
         operands, args = [q, k, v, length, *more], (q, (k, v), length, *more)
         options = {"scale": float(scale), "window": window, "soft_cap": soft_cap, "resident_blocks": 4}
         return of(kernel, operands, [result], args, **options)
+
+
+def decode_attention_backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    length: Any,
+    scale: float,
+    dout: Any,
+    parts: int | None = None,
+    *,
+    needed: Any = ALL,
+    window: int = 0,
+    soft_cap: float = 0.0,
+) -> Call:
+    """Of the results those of `q`, `k` and `v` are there. `out` is not read."""
+    with pytest.MonkeyPatch.context() as patch:
+        if parts is not None:
+            patch.setattr(decode_backward_cuda, "parts_of", lambda *_: parts)
+        out, more = np.full_like(q, np.nan), (None, None, None)
+        grads = _gradients([q, k, v], needed)
+        dq, *d_kv = _types(grads)
+        args = (dq, tuple(d_kv), None, *more), (q, (k, v), length, *more), out, dout
+        options = {"scale": float(scale), "window": window, "soft_cap": soft_cap, "resident_blocks": 2}
+        operands, results = [q, k, v, length, *more, out, dout], [*grads, None, *more]
+        return of(decode_backward_cuda.DECODE_ATTENTION_BACKWARD, operands, results, args, **options)
 
 
 def quantized_linear(x: Any, blocks: Any, *, encoding: str, tiled: bool | None = None) -> Call:

@@ -19,9 +19,11 @@ CEILING = 64
 CEILINGS = {
     "norm/norm.cu": 80,
     "norm/group_norm.cu": 96,
+    "norm/group_norm_parts.cu": 96,
     "rotary/rotary.cu": 128,
     "recurrent/recurrent.cu": 128,
     "attention/decode.cu": 255,
+    "attention/decode_backward.cu": 255,
     "attention/decode_mma.cu": 255,
     "linear/quantized.cu": 255,
     "linear/quantized_mma.cu": 255,

@@ -7,12 +7,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from eqxcallback.ops.attention import _cuda as decode_cuda, _triton
+from eqxcallback.ops.attention import _cuda as decode_cuda, _cuda_decode_backward as decode_backward_cuda, _triton
 from eqxcallback.ops.cache import _cuda as cache_cuda
 from eqxcallback.ops.glu import _cuda as glu_cuda
 from eqxcallback.ops.linear import _cuda as linear_cuda
 from eqxcallback.ops.loss import _cuda as loss_cuda
-from eqxcallback.ops.norm import _cuda as norm_cuda, _cuda_group_norm as group_norm_cuda
+from eqxcallback.ops.norm import (
+    _cuda as norm_cuda,
+    _cuda_group_norm as group_norm_cuda,
+    _cuda_group_norm_parts as group_norm_parts_cuda,
+)
 from eqxcallback.ops.recurrent import _cuda as recurrent_cuda
 from eqxcallback.ops.rotary import _cuda as rotary_cuda
 
@@ -41,6 +45,11 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "group_norm": (
         [group_norm_cuda.GROUP_NORM, group_norm_cuda.GROUP_NORM_BACKWARD],
         {"x": X, "weight": None, "bias": None},
+        {"eps": 1e-5, "groups": 3},
+    ),
+    "group_norm_parts": (
+        [group_norm_parts_cuda.GROUP_NORM, group_norm_parts_cuda.GROUP_NORM_BACKWARD],
+        {"x": array(1, 6, 40_000), "weight": None, "bias": None},
         {"eps": 1e-5, "groups": 3},
     ),
     "glu": ([glu_cuda.GLU, glu_cuda.GLU_BACKWARD], {"gate": X, "up": None}, {"activation": "gelu"}),
@@ -91,6 +100,16 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
         },
         {"scale": 1.0, "window": 0, "soft_cap": 0.0},
     ),
+    "decode_backward": (
+        [decode_backward_cuda.DECODE_ATTENTION_BACKWARD],
+        {
+            "q": array(2, 8),
+            "kv": (array(5, 2, 8), array(5, 2, 8)),
+            "length": array(dtype=jnp.int32),
+            **dict.fromkeys(("alibi_slopes", "k_scale", "v_scale")),
+        },
+        {"scale": 1.0, "window": 3, "soft_cap": 2.0},
+    ),
     "attention": (
         [_triton.ATTENTION, _triton.ATTENTION_BACKWARD],
         {
@@ -104,6 +123,12 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
 }
 LACKING = [
     ("add_norm", {"residual": BF16}, {}, "residual has to have the dtype of x, float32; it is bfloat16"),
+    (
+        "group_norm_parts",
+        {"x": array(1, 6, 40)},
+        {},
+        "groups of 320 bytes are too small, or too many, to be divided among blocks",
+    ),
     ("lstm_gates", {"cell": BF16}, {}, "cell has to have the dtype of gates, float32; it is bfloat16"),
     ("gru_gates", {"hidden": BF16}, {}, "hidden has to have the dtype of input_gates, float32; it is bfloat16"),
     ("glu", {}, {"activation": "relu"}, "it has no activation 'relu'"),
@@ -126,6 +151,15 @@ LACKING = [
         {"q": array(2, 3, 4, 2, 8), "alibi_slopes": array(2, 1, 4, 2)},
         {},
         "alibi_slopes have a batch axis of 1 between others: they are float32[2,1,4,2]",
+    ),
+    ("decode_backward", {"k_scale": array(5, 2), "v_scale": array(5, 2)}, {}, "it has no gradients of a cache in int8"),
+    ("decode_backward", {"alibi_slopes": array(2)}, {}, "it has no gradients of ALiBi slopes"),
+    ("decode_backward", {"q": array(2, 257)}, {}, "heads have to be no longer than 256; they are 257"),
+    (
+        "decode_backward",
+        {"q": array(18, 8)},
+        {},
+        "no more than 8 heads of q may share those of the cache; 9 do",
     ),
     ("attention", {"q": array(4, 2, 257)}, {}, "heads have to be no longer than 256; they are 257"),
     (

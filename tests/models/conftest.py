@@ -1,5 +1,15 @@
 """The language model."""
 
+import pytest
+
 
 def pytest_itemcollected(item):
     item.add_marker("any_jax_version")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs_of_the_tests(tmp_path_factory):
+    """Programs that the tests start keep what they compile for each other, not for the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -1,5 +1,6 @@
 """The program: `python -m models.generate`."""
 
+import json
 import os
 import pathlib
 import re
@@ -40,6 +41,29 @@ def test_options_and_the_same_text_twice():
     assert int(decoded[1]) <= 11
 
 
+def test_a_stop_string_is_not_printed(capsys):
+    assert main(["What is the capital of France?", "--stop", "nothing", "--stop", "tal of Fr"]) == 0
+    assert capsys.readouterr().out == "The capi\n"
+
+
+def test_json(capsys):
+    assert main(["What is the capital of France?", "--json"]) == 0
+    written = capsys.readouterr()
+    record = json.loads(written.out)
+    speeds = [record.pop(f"{what}_tokens_per_second") for what in ("read", "decoded")]
+    assert min(speeds) > 0
+    assert record == {
+        "text": "The capital of France is Paris.",
+        "finish": "stop_token",
+        "stop_string": None,
+        "answer_tokens": 8,
+        "kept_tokens": 0,
+        "read_tokens": 37,
+        "decoded_tokens": 7,
+    }
+    assert "tokens per second" not in written.err
+
+
 def test_the_answer_comes_as_it_is_made():
     command = [sys.executable, "-m", "models.generate", "Count from one to a hundred.", "--max-tokens", "200"]
     environment = {**os.environ, "XLA_FLAGS": ""}
@@ -58,7 +82,7 @@ def test_the_answer_comes_as_it_is_made():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: prompt"),
+        ([], "expected one of a prompt, --chat and --prompts; got none"),
         (
             ["hi", "--weights", "/no/such/file.gguf"],
             "/no/such/file.gguf: expected a file; got a path that does not exist",
@@ -74,6 +98,10 @@ def test_the_answer_comes_as_it_is_made():
         (["hi", "--temperature", "-1"], "expected --temperature of 0 or more; got -1.0"),
         (["hi", "--temperature", "nan"], "expected --temperature of 0 or more; got nan"),
         (["hi", "--top-p", "0"], "expected --top-p above 0 and up to 1; got 0.0"),
+        (["hi", "--top-k", "-1"], "expected --top-k of 0 or more; got -1"),
+        (["hi", "--min-p", "1.5"], "expected --min-p from 0 to 1; got 1.5"),
+        (["hi", "--repetition-penalty", "0"], "expected --repetition-penalty above 0; got 0.0"),
+        (["hi", "--stop", ""], "expected --stop of at least one character; got ''"),
         (["hi", "--seed", "-1"], r"expected --seed from 0 to 2\*\*32 - 1; got -1"),
         (["hi", "--dtype", "f16"], "argument --dtype: invalid choice: 'f16'"),
     ],

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.quants import quantize
 
 from benchmarks import plain_llama
 from models import gguf, llama
 from models.generator import Generator
+from models.sampling import Sampling
 from models.tokenizer import Tokenizer
+
+from .tiny import write_tiny
 
 
 TEXT = (
@@ -46,6 +47,11 @@ def plain():
 
 def prompt(tokenizer, text="What is the capital of France?"):
     return tokenizer.encode_chat([{"role": "user", "content": text}])
+
+
+def generated(model, tokens, max_tokens, **options):
+    generator = Generator(model, room=len(tokens) + max_tokens, **options)
+    return list(generator.generate(tokens, max_tokens=max_tokens))
 
 
 @jax.jit
@@ -82,12 +88,12 @@ def test_logits_of_one_token_after_the_other(isa, file, tokenizer, model, plain)
 @pytest.mark.parametrize("text", ["What is the capital of France?", "Write a poem about the sea.", TEXT])
 def test_greedy_text_is_the_same(text, file, tokenizer, model, plain):
     tokens = prompt(tokenizer, text)
-    ours = list(Generator(model, tokens, max_tokens=50))
+    ours = generated(model, tokens, 50)
     assert ours == plain_llama.generate(plain, file.config, jnp.asarray(tokens, jnp.int32), 50)
 
 
 def test_the_answer(tokenizer, model):
-    tokens = list(Generator(model, prompt(tokenizer), max_tokens=20))
+    tokens = generated(model, prompt(tokenizer), 20)
     assert "Paris" in tokenizer.decode(tokens)
 
 
@@ -124,55 +130,6 @@ def test_other_encodings(encodings, tmp_path):
     np.testing.assert_allclose(prompt_logits(llama.load(file), tokens), theirs, rtol=0, atol=1e-4)
 
 
-def write_tiny(path, encodings, other):
-    rng = np.random.default_rng(0)
-    writer = GGUFWriter(path, "llama")
-    writer.add_block_count(2)
-    writer.add_context_length(64)
-    writer.add_embedding_length(64)
-    writer.add_feed_forward_length(96)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_rope_freq_base(10_000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(16)
-    writer.add_vocab_size(64)
-
-    def add(name, *shape):
-        kind = encodings.get(name.split(".")[-2], other)
-        if kind is None:
-            return
-        values = rng.normal(scale=0.2, size=shape).astype(np.float32)
-        if len(shape) == 1:
-            writer.add_tensor(name, values + 1)
-        elif kind in ("F32", "F16"):
-            writer.add_tensor(name, values.astype({"F32": np.float32, "F16": np.float16}[kind]))
-        else:
-            kind = GGMLQuantizationType[kind]
-            writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
-
-    add("token_embd.weight", 64, 64)
-    add("output.weight", 64, 64)
-    add("output_norm.weight", 64)
-    for i in range(2):
-        for name, shape in (
-            ("attn_norm", (64,)),
-            ("attn_q", (64, 64)),
-            ("attn_k", (32, 64)),
-            ("attn_v", (32, 64)),
-            ("attn_output", (64, 64)),
-            ("ffn_norm", (64,)),
-            ("ffn_gate", (96, 64)),
-            ("ffn_up", (96, 64)),
-            ("ffn_down", (64, 96)),
-        ):
-            add(f"blk.{i}.{name}.weight", *shape)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 def test_padding_changes_nothing(tokenizer, model):
     tokens = jnp.asarray(prompt(tokenizer), jnp.int32)
     padded = jnp.concatenate([tokens, jnp.full(27, 7, jnp.int32)])
@@ -189,41 +146,16 @@ def test_padding_changes_nothing(tokenizer, model):
 
 
 def test_sampling_repeats_with_its_seed(tokenizer, model):
+    tokens = prompt(tokenizer, "Tell me a story.")
+
     def run(seed, **options):
-        options = {"temperature": 1.0, "top_p": 0.9, **options}
-        return list(Generator(model, prompt(tokenizer, "Tell me a story."), max_tokens=12, seed=seed, **options))
+        return generated(
+            model, tokens, 12, seed=seed, sampling=Sampling(**{"temperature": 1.0, "top_p": 0.9, **options})
+        )
 
     assert run(0) == run(0)
     assert run(0) != run(1)
-    greedy = list(Generator(model, prompt(tokenizer, "Tell me a story."), max_tokens=12))
-    assert run(0, top_p=1e-6) == greedy
-
-
-def test_a_generator_twice_and_its_speed(tokenizer, model):
-    tokens = prompt(tokenizer)
-    generator = Generator(model, tokens, max_tokens=5)
-    assert list(generator) == list(generator)
-    speed = generator.speed
-    assert (speed.prompt_tokens, speed.decoded_tokens) == (len(tokens), 4)
-    assert speed.prompt_seconds > 0
-    assert speed.decode_seconds > 0
-    assert re.fullmatch(
-        rf"prompt: {len(tokens)} tokens, [\d.]+ tokens per second; decode: 4 tokens, [\d.]+ tokens per second",
-        str(speed),
-    )
-
-
-@pytest.mark.parametrize("length", [0, 8192])
-def test_prompts_of_a_wrong_length(length, model):
-    with pytest.raises(
-        ValueError, match=f"expected a prompt of 1 to 8191 tokens, the model's context; got {length} tokens"
-    ):
-        Generator(model, [1] * length, max_tokens=1)
-
-
-def test_the_end_of_the_context(model):
-    tiny = Generator(model, [1] * 8190, max_tokens=100)
-    assert tiny._max_tokens == 2
+    assert run(0, top_p=1e-6) == generated(model, tokens, 12)
 
 
 def step_program(model, max_length):

@@ -1,5 +1,6 @@
 """No program copies a cache that it may overwrite."""
 
+import re
 from functools import partial
 
 import equinox as eqx
@@ -67,6 +68,17 @@ def test_a_prompt_is_written_in_place(dtype, window):
     where = [x.unsafe_buffer_pointer() for x in arrays(cache)]
     _, cache = program(cache, tokens())
     assert [x.unsafe_buffer_pointer() for x in arrays(cache)] == where
+
+
+@pytest.mark.parametrize("window", [None, 3000])
+def test_several_tokens_do_not_dequantise_int8_as_a_whole(window):
+    cache = nn.KVCache(3000, KV_HEADS, SIZE, jnp.int8, window=window)
+    program = jax.jit(lambda cache, t: cache.update(*t), donate_argnums=0).lower(cache, tokens()).compile()
+    assert not re.search(r"f32\[(1,)?30\d\d,2,8\]", program.as_text() or "")
+    memory = program.memory_analysis()
+    assert memory is not None
+    copies = 0 if window is None else 2 * 3009 * KV_HEADS * (SIZE + 4)  # of a ring, as it is stored
+    assert memory.temp_size_in_bytes < copies * 2 + 3000 * KV_HEADS * SIZE * 4
 
 
 def test_int8_is_not_dequantised_as_a_whole():

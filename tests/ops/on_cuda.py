@@ -32,12 +32,8 @@ def calls() -> Iterator[tuple[str, str, Callable[..., Any], tuple[Any, ...]]]:
     for op in (ops.rms_norm, ops.layer_norm):
         yield op.__name__, "also with weight and bias", op, (ROWS, WEIGHT, WEIGHT)
     yield "add_rms_norm", PLAIN, ops.add_rms_norm, (ROWS, ROWS, WEIGHT)
-    yield (
-        "group_norm",
-        "also with silu",
-        functools.partial(ops.group_norm, groups=4),
-        (struct(8, 16, 16), *2 * [struct(16)]),
-    )
+    for size, name in ((16, "also with silu"), (16_384, "groups that blocks share")):
+        yield "group_norm", name, functools.partial(ops.group_norm, groups=4), (struct(8, 16, size), *2 * [struct(16)])
     for op in (ops.swiglu, ops.geglu):
         yield op.__name__, PLAIN, op, (ROWS, ROWS)
     yield "softmax", "also with a mask", ops.softmax, (ROWS,)

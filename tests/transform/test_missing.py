@@ -155,7 +155,7 @@ def test_attention_of_a_fused_model(no_triton):
 
 def test_the_doctor(no_triton, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "CHECKS", {})
-    doctor.main(["doctor"])
+    doctor.doctor()
     out = capsys.readouterr().out
     assert 'implementation="auto" runs other kernels, or references, in place of those in triton' in out
     assert "in place of those in python" not in out

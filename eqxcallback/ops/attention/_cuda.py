@@ -44,15 +44,15 @@ def _block_heads(q: Any, kv: Any) -> int:
     return _shape(q, kv)[2]
 
 
-def _groups(q: Any, kv: Any, block_heads: int) -> int:
+def groups_of(q: Any, kv: Any, block_heads: int) -> int:
     kv_heads = kv[0].shape[-2]
     return _batch(q) * kv_heads * ceil(q.shape[-2] // kv_heads, block_heads)
 
 
-def _parts(q: Any, kv: Any, resident_blocks: int, block_heads: int) -> int:
+def parts_of(q: Any, kv: Any, resident_blocks: int, block_heads: int) -> int:
     """Into how many parts the keys of an example are divided, so that all multiprocessors have what they run at a time."""
     blocks = resident_blocks * multiprocessors()
-    return max(1, min(blocks // max(_groups(q, kv, block_heads), 1), ceil(kv[0].shape[-3], _MIN_PART_KEYS)))
+    return max(1, min(blocks // max(groups_of(q, kv, block_heads), 1), ceil(kv[0].shape[-3], _MIN_PART_KEYS)))
 
 
 def _of_pairs(alibi_slopes: Any, soft_cap: float) -> bool:
@@ -70,7 +70,7 @@ def _workspaces(q: Any, parts: int) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (sums, sums, (*sums, q.shape[-1]))]
 
 
-def _joining_blocks(q: Any) -> int:
+def joining_blocks(q: Any) -> int:
     return _batch(q) * q.shape[-2] * ceil(q.shape[-1], 32)
 
 
@@ -79,11 +79,11 @@ def _join_entry(q: Any, kv: Any, *_: Any, **__: Any) -> str:
 
 
 def _parts_of_call(q: Any, kv: Any, *_: Any, resident_blocks: int, **__: Any) -> int:
-    return _parts(q, kv, resident_blocks, _block_heads(q, kv))
+    return parts_of(q, kv, resident_blocks, _block_heads(q, kv))
 
 
 def _grid(q: Any, kv: Any, *_: Any, resident_blocks: int, **__: Any) -> int:
-    return _groups(q, kv, _block_heads(q, kv)) * _parts(q, kv, resident_blocks, _block_heads(q, kv))
+    return groups_of(q, kv, _block_heads(q, kv)) * parts_of(q, kv, resident_blocks, _block_heads(q, kv))
 
 
 def _places_of_slopes(q: Any, kv: Any, length: Any, alibi_slopes: Any = None, *_: Any) -> tuple[int, int]:
@@ -106,6 +106,18 @@ def _supports(types: Any, **options: Any) -> bool | str:
     return floats(types, **options)
 
 
+# Scalars of all kernels.
+SIZES = {
+    "batch": lambda q, *_, **__: _batch(q),
+    "kv_batch": lambda q, kv, *_, **__: math.prod(kv[0].shape[:-3]),
+    "length_batch": lambda q, kv, length, *_, **__: length.size,
+    "keys": lambda q, kv, *_, **__: kv[0].shape[-3],
+    "heads": lambda q, *_, **__: q.shape[-2],
+    "kv_heads": lambda q, kv, *_, **__: kv[0].shape[-2],
+    "size": lambda q, *_, **__: q.shape[-1],
+}
+
+
 DECODE_ATTENTION = CudaKernel(
     FOLDER / "attention" / "decode.cu",
     _entry,
@@ -116,19 +128,13 @@ DECODE_ATTENTION = CudaKernel(
             shared_bytes=lambda q, kv, *_, **__: (q.shape[-1] + 2) * 16,
         ),
         Launch(
-            grid=lambda q, *_, **__: _joining_blocks(q),
+            grid=lambda q, *_, **__: joining_blocks(q),
             block=(32, 8),
             entry=_join_entry,
         ),
     ],
     scalars={
-        "batch": ("int64", lambda q, kv, *_, **__: _batch(q)),
-        "kv_batch": ("int64", lambda q, kv, *_, **__: math.prod(kv[0].shape[:-3])),
-        "length_batch": ("int64", lambda q, kv, length, *_, **__: length.size),
-        "keys": ("int64", lambda q, kv, *_, **__: kv[0].shape[-3]),
-        "heads": ("int64", lambda q, kv, *_, **__: q.shape[-2]),
-        "kv_heads": ("int64", lambda q, kv, *_, **__: kv[0].shape[-2]),
-        "size": ("int64", lambda q, kv, *_, **__: q.shape[-1]),
+        **{of: ("int64", size) for of, size in SIZES.items()},
         "parts": ("int64", _parts_of_call),
         "slopes_every": ("int64", lambda *args, **_: _places_of_slopes(*args)[0]),
         "slopes_batch": ("int64", lambda *args, **_: _places_of_slopes(*args)[1]),
@@ -158,7 +164,7 @@ def _entry_by_mma(q: Any, kv: Any, length: Any, slopes: Any = None, *_: Any, sof
 
 
 def _parts_by_mma(q: Any, kv: Any, *_: Any, resident_blocks: int, **__: Any) -> int:
-    return _parts(q, kv, resident_blocks, _HEADS_BY_MMA)
+    return parts_of(q, kv, resident_blocks, _HEADS_BY_MMA)
 
 
 def _shared_bytes_by_mma(q: Any, kv: Any, *_: Any, **__: Any) -> int:
@@ -188,13 +194,15 @@ DECODE_ATTENTION_MMA = dataclasses.replace(
     entry=_entry_by_mma,
     launch=[
         Launch(
-            grid=lambda q, kv, *args, **options: _groups(q, kv, _HEADS_BY_MMA) * _parts_by_mma(q, kv, *args, **options),
+            grid=lambda q, kv, *args, **options: (
+                groups_of(q, kv, _HEADS_BY_MMA) * _parts_by_mma(q, kv, *args, **options)
+            ),
             block=lambda q, *_, **__: 32 * _warps_by_mma(q),
             shared_bytes=_shared_bytes_by_mma,
         ),
         # One part is whole: the first launch has divided by its sum.
         Launch(
-            grid=lambda *args, **options: _joining_blocks(args[0]) if _parts_by_mma(*args, **options) > 1 else 0,
+            grid=lambda *args, **options: joining_blocks(args[0]) if _parts_by_mma(*args, **options) > 1 else 0,
             block=(32, 8),
             entry=_join_entry,
         ),

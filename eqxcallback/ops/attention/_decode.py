@@ -10,7 +10,7 @@ from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
 from .._supports import floats
-from . import _cuda, _jax, _numpy, _reference
+from . import _cuda, _cuda_decode_backward, _jax, _numpy, _reference
 from ._operands import check_keys, slopes_of, window_of
 
 
@@ -30,7 +30,8 @@ _decode_attention = Op(
         "cuda": (*_cuda.ASKED_FOR, _cuda.DECODE_ATTENTION, _jax.DECODE_ATTENTION, _numpy.DECODE_ATTENTION),
     },
     reference=_of_pair,
-    backward={"cuda": _jax.DECODE_ATTENTION_BACKWARD},
+    backward={"cuda": (_cuda_decode_backward.DECODE_ATTENTION_BACKWARD, _jax.DECODE_ATTENTION_BACKWARD)},
+    backward_reads_results=False,
     vmap_method={
         "q": "broadcast_all",
         **dict.fromkeys(("kv", "length", "alibi_slopes", "k_scale", "v_scale"), "fold"),

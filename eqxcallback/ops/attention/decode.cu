@@ -4,37 +4,6 @@
 
 namespace eqxcallback {
 
-// The columns of a row that a lane has: `n` in packs, which are `lanes` packs apart. Those beyond `size` are 0.
-// kPacked: rows are whole packs.
-template <typename T, int n, bool kPacked>
-class Columns {
- public:
-  __device__ Columns(unsigned lane, unsigned lanes, long long size) : lane_(lane), lanes_(lanes), size_(size) {}
-
-  __device__ long long column(int pack) const { return static_cast<long long>(lane_ + pack * lanes_) * kPack<T>; }
-
-  __device__ void read(const T* row, uint4 (&bits)[n / kPack<T>]) const {
-#pragma unroll
-    for (int p = 0; p < n / kPack<T>; ++p) {
-      bits[p] = make_uint4(0, 0, 0, 0);
-      if constexpr (kPacked) {
-        if (column(p) < size_) bits[p] = *reinterpret_cast<const uint4*>(row + column(p));
-      } else {
-        T elements[kPack<T>] = {};
-#pragma unroll
-        for (int e = 0; e < kPack<T>; ++e) {
-          if (column(p) + e < size_) elements[e] = row[column(p) + e];
-        }
-        memcpy(&bits[p], static_cast<const void*>(elements), sizeof(bits[p]));
-      }
-    }
-  }
-
- private:
-  unsigned lane_, lanes_;
-  long long size_;
-};
-
 template <typename C>
 __device__ inline Floats<kPack<C>> elements_of(uint4 bits) {
   if constexpr (sizeof(C) == 1) {

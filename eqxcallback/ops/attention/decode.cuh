@@ -67,6 +67,50 @@ __device__ inline float capped(float score, float soft_cap) {
   return soft_cap > 0 ? most * tanhf(score / most) : score;
 }
 
+// The columns of a row that a lane has: `n` in packs, which are `lanes` packs apart. Those beyond `size` are 0.
+// kPacked: rows are whole packs.
+template <typename T, int n, bool kPacked>
+class Columns {
+ public:
+  __device__ Columns(unsigned lane, unsigned lanes, long long size) : lane_(lane), lanes_(lanes), size_(size) {}
+
+  __device__ long long column(int pack) const { return static_cast<long long>(lane_ + pack * lanes_) * kPack<T>; }
+
+  __device__ void read(const T* row, uint4 (&bits)[n / kPack<T>]) const {
+#pragma unroll
+    for (int p = 0; p < n / kPack<T>; ++p) {
+      bits[p] = make_uint4(0, 0, 0, 0);
+      if constexpr (kPacked) {
+        if (column(p) < size_) bits[p] = *reinterpret_cast<const uint4*>(row + column(p));
+      } else {
+        T elements[kPack<T>] = {};
+#pragma unroll
+        for (int e = 0; e < kPack<T>; ++e) {
+          if (column(p) + e < size_) elements[e] = row[column(p) + e];
+        }
+        memcpy(&bits[p], static_cast<const void*>(elements), sizeof(bits[p]));
+      }
+    }
+  }
+
+  __device__ void write(T* row, const Floats<n>& values) const {
+#pragma unroll
+    for (int p = 0; p < n / kPack<T>; ++p) {
+      Floats<kPack<T>> part;
+#pragma unroll
+      for (int e = 0; e < kPack<T>; ++e) {
+        part.at[e] = values.at[p * kPack<T> + e];
+        if (!kPacked && column(p) + e < size_) row[column(p) + e] = from_float<T>(part.at[e]);
+      }
+      if (kPacked && column(p) < size_) store(row + column(p), part);
+    }
+  }
+
+ private:
+  unsigned lane_, lanes_;
+  long long size_;
+};
+
 // The second launch. Block (32, 8): 32 columns of a query head. Grid batch * heads * ceil(size / 32). No shared bytes.
 template <typename T, typename C>
 __global__ void __launch_bounds__(256)

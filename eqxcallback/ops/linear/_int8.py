@@ -25,6 +25,7 @@ _int8_linear = Op(
 )
 
 Activations = Literal["exact", "int8"]
+"""In which numbers a quantised layer multiplies its input: as it comes, or rounded to 8 bits, with a scale for each row."""
 
 
 def int8_linear(

@@ -16,8 +16,9 @@ from ._int8 import Activations
 
 
 Encoding = Literal["Q4_1", "Q8_0"]
-# Bytes of a block of 32 weights.
+"""The layout of quantised weights, as GGUF files name it: 4 bits with a scale and a minimum, or 8 bits with a scale."""
 ENCODINGS = {"Q4_1": 20, "Q8_0": 34}
+"""Bytes of a block of 32 weights, in each encoding."""
 _BLOCK_SIZE = 32
 # Magnitudes of weights, of a scale and a minimum in f16. A scale of Q8_0 is a 127th.
 _LARGEST = {"Q4_1": 65504, "Q8_0": 127 * 65504}

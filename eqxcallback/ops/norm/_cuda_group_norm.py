@@ -11,32 +11,33 @@ from .._cuda import FOLDER, block_of_rows, ceil, name
 from .._supports import floats
 
 
-def _rows(x: Any, groups: int) -> Any:
+def groups_of(x: Any, groups: int) -> Any:
     """A row for each group of each example."""
     *batch, channels, size = x.shape
     return jax.ShapeDtypeStruct((math.prod(batch) * groups, channels // groups * size), x.dtype)
 
 
 def _block(x: Any, groups: int) -> tuple[int, int]:
-    return block_of_rows(_rows(x, groups), packs=4, most=512, least=128)
+    return block_of_rows(groups_of(x, groups), packs=4, most=512, least=128)
 
 
-def _grid(x: Any, groups: int) -> int:
-    return ceil(len(_rows(x, groups)), _block(x, groups)[1])
+def blocks_of_groups(x: Any, groups: int) -> int:
+    return ceil(len(groups_of(x, groups)), _block(x, groups)[1])
 
 
-def _forward(function: Any) -> Any:
+def of_args(function: Any) -> Any:
     """A function of `x` and the groups, as one of what a forward kernel's functions are called with."""
     return lambda x, *_, groups, **__: function(x, groups)
 
 
-def _backward(function: Any) -> Any:
+def of_backward_args(function: Any) -> Any:
+    """The same for the functions of a backward kernel."""
     return lambda grads, args, *_, groups, **__: function(args[0], groups)
 
 
 def _scalars(of: Any) -> dict[str, Any]:
     return {
-        "rows": ("int64", of(lambda x, groups: len(_rows(x, groups)))),
+        "rows": ("int64", of(lambda x, groups: len(groups_of(x, groups)))),
         "groups": "int64",
         "channels": ("int64", of(lambda x, groups: x.shape[-2] // groups)),
         "size": ("int64", of(lambda x, groups: x.shape[-1])),
@@ -51,8 +52,8 @@ def _entry(x: Any, weight: Any = None, bias: Any = None, **_: Any) -> str:
 GROUP_NORM = CudaKernel(
     FOLDER / "norm" / "group_norm.cu",
     _entry,
-    Launch(grid=_forward(_grid), block=_forward(_block)),
-    scalars=_scalars(_forward),
+    Launch(grid=of_args(blocks_of_groups), block=of_args(_block)),
+    scalars=_scalars(of_args),
     supports=floats,
 )
 
@@ -62,7 +63,7 @@ def _backward_entry(grads: Any, args: Any, *_: Any, **__: Any) -> str:
     return name("group_norm_backward", x, weight is not None)
 
 
-def _wanted_sums(grads: Any) -> int:
+def wanted_sums(grads: Any) -> int:
     """Count the gradients of parameters that are needed."""
     return sum(gradient is not None for gradient in grads[1:])
 
@@ -70,27 +71,27 @@ def _wanted_sums(grads: Any) -> int:
 def _workspaces(grads: Any, args: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
     # Without sums it is empty, and still a parameter.
     *batch, channels, _ = args[0].shape
-    return [jax.ShapeDtypeStruct((_wanted_sums(grads), math.prod(batch), channels), jnp.float32)]
+    return [jax.ShapeDtypeStruct((wanted_sums(grads), math.prod(batch), channels), jnp.float32)]
 
 
 def _sum_entry(grads: Any, args: Any, *more: Any, **options: Any) -> str:
-    if _wanted_sums(grads):
+    if wanted_sums(grads):
         return name("group_norm_backward_sum", args[0])
     return _backward_entry(grads, args, *more, **options)  # it is not launched, and need not be compiled
 
 
-def _sum_blocks(grads: Any, args: Any, *_: Any, **__: Any) -> int:
-    return ceil(args[0].shape[-2], 32) if _wanted_sums(grads) else 0
+def sum_blocks(grads: Any, args: Any, *_: Any, **__: Any) -> int:
+    return ceil(args[0].shape[-2], 32) if wanted_sums(grads) else 0
 
 
 GROUP_NORM_BACKWARD = CudaKernel(
     FOLDER / "norm" / "group_norm.cu",
     _backward_entry,
     [
-        Launch(grid=_backward(_grid), block=_backward(_block)),
-        Launch(grid=_sum_blocks, block=(32, 8), entry=_sum_entry),
+        Launch(grid=of_backward_args(blocks_of_groups), block=of_backward_args(_block)),
+        Launch(grid=sum_blocks, block=(32, 8), entry=_sum_entry),
     ],
-    scalars=_scalars(_backward),
+    scalars=_scalars(of_backward_args),
     workspaces=_workspaces,
     supports=floats,
 )

@@ -8,7 +8,7 @@ from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
 from .._supports import floats
-from . import _cuda_group_norm, _numpy, _reference
+from . import _cuda_group_norm, _cuda_group_norm_parts, _numpy, _reference
 
 
 _NATIVE = NativeKernel("group_norm", attributes=("eps", "groups", "present"), supports=floats)
@@ -17,10 +17,16 @@ _NATIVE_BACKWARD = NativeKernel(
 )
 _group_norm = Op(
     "group_norm",
-    kernels={"cpu": (_NATIVE, _numpy.GROUP_NORM), "cuda": (_cuda_group_norm.GROUP_NORM, _numpy.GROUP_NORM)},
+    kernels={
+        "cpu": (_NATIVE, _numpy.GROUP_NORM),
+        "cuda": (_cuda_group_norm_parts.GROUP_NORM, _cuda_group_norm.GROUP_NORM, _numpy.GROUP_NORM),
+    },
     reference=_reference.group_norm,
     vmap_method={"x": "broadcast_all"},
-    backward={"cpu": _NATIVE_BACKWARD, "cuda": _cuda_group_norm.GROUP_NORM_BACKWARD},
+    backward={
+        "cpu": _NATIVE_BACKWARD,
+        "cuda": (_cuda_group_norm_parts.GROUP_NORM_BACKWARD, _cuda_group_norm.GROUP_NORM_BACKWARD),
+    },
     backward_reads_results=False,
 )
 
@@ -34,7 +40,7 @@ def group_norm(
     eps: AnyNumber = 1e-5,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch channels size"]:
-    r"""$\frac{x - \mathbb{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over each group of neighbouring channels,
+    r"""$\frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over each group of neighbouring channels,
     computed in f32.
 
     **Arguments:**

@@ -65,7 +65,7 @@ def layer_norm(
     eps: AnyNumber = 1e-5,
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch size"]:
-    r"""$\frac{x - \mathbb{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over the last axis, computed in f32.
+    r"""$\frac{x - \mathrm{E}[x]}{\sqrt{\mathrm{Var}[x] + \varepsilon}} \gamma + \beta$ over the last axis, computed in f32.
 
     **Arguments:**
 

@@ -3,32 +3,15 @@
 //
 // x, out [rows, channels, size] of T, where rows = batch * groups, and a group has so many channels; weight, bias
 // [groups * channels] f32, each null if there is none; sums are f32. Nothing is kept for backward: the statistics of a
-// row are computed again. What of a row does not stay in registers is read again, from cache.
+// row are computed again. What of a row does not stay in registers is read again, from cache: group_norm_parts.cu has
+// rows for which that is too much for one block.
 //
 // The geometry of all kernels but the last, where packs = ceil(channels * size * sizeof(T) / 16): threads = clamp(32 *
 // ceil(packs / 128), 32, 512), block (threads, max(1, 128 / threads)), grid ceil(rows / block.y), no shared bytes. Any
 // other number of threads of a row, a multiple of 32, is right.
-#include "norm.cuh"
+#include "group_norm.cuh"
 
 namespace eqxcallback {
-
-// The channel of an element of a row, and those of the elements after it.
-class Channel {
- public:
-  __device__ Channel(long long element, long long size)
-      : size_(size), index_(divide(element, size)), left_(size - (element - index_ * size)) {}
-  __device__ long long next() {
-    const long long index = index_;
-    if (--left_ == 0) {
-      ++index_;
-      left_ = size_;
-    }
-    return index;
-  }
-
- private:
-  long long size_, index_, left_;
-};
 
 // The row of a thread: a group of an example. Threads of no row take part in the sums.
 struct Group {
@@ -55,87 +38,13 @@ __global__ void __launch_bounds__(512, 1)
   if constexpr (kBias) bias += group.first_channel;
   const Rows<T, 1, 4> in(span_of(group.length, x, out), {x});
   const Scaling scaling = scaling_of_row<true>(in, channels * size, eps);
-  in.for_each([&](const auto& elements, auto count) {
-    constexpr int n = decltype(count)::value;
-    Floats<n> values = elements.row[0];
-    Channel channel(elements.first, size);
-#pragma unroll
-    for (int e = 0; e < n; ++e) {
-      values.at[e] = (values.at[e] * scaling.factor - scaling.mean) * scaling.inverse;
-      if constexpr (kWeight || kBias) {
-        const long long c = channel.next();
-        if constexpr (kWeight) values.at[e] *= weight[c];
-        if constexpr (kBias) values.at[e] += bias[c];
-      }
-    }
-    store(out + elements.first, values);
-  });
-}
-
-// The sums over a channel of dout, and of dout * y.
-struct ChannelSums {
-  float dout, product;
-};
-
-// of(channel, ChannelSums) for each channel of a row, by one thread, where y = (x * factor - mean) * inverse. Each
-// channel has a warp, or several where there are more of them. All threads of the block call it.
-template <typename T, typename Of>
-__device__ inline void sum_channels(const T* x, const T* dout, bool exists, long long channels, long long size,
-                                    const Scaling& scaling, Of of) {
-  __shared__ float of_warps[2][32];
-  const long long warps = blockDim.x / 32, share = channels < warps ? divide(warps, max(channels, 1ll)) : 1;
-  const long long warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const long long threads = share * 32, own = warp % share * 32 + lane;
-  const auto sums_of = [&](long long c) {
-    const T* const from = x + c * size;
-    const T* const upstream = dout + c * size;
-    const Span<T> span = span_of(size, from, upstream);
-    ChannelSums sums = {0.0f, 0.0f};
-    const auto add = [&](const auto& values, const auto& d) {
-#pragma unroll
-      for (int e = 0; e < d.kCount; ++e) {
-        sums.dout += d.at[e];
-        sums.product += d.at[e] * ((values.at[e] * scaling.factor - scaling.mean) * scaling.inverse);
-      }
-    };
-    for (long long i = own; i < span.packs; i += threads) {
-      add(load<kPack<T>>(from + span.pack(i)), load<kPack<T>>(upstream + span.pack(i)));
-    }
-    for (long long i = own; i < span.edges; i += threads) {
-      add(load<1>(from + span.edge(i)), load<1>(upstream + span.edge(i)));
-    }
-    return ChannelSums{reduce_warp<Add>(sums.dout), reduce_warp<Add>(sums.product)};
-  };
-  if (share == 1) {
-    for (long long c = warp; c < (exists ? channels : 0); c += warps) {
-      const ChannelSums sums = sums_of(c);
-      if (lane == 0) of(c, sums);
-    }
-    return;
-  }
-  const long long c = divide(warp, share), at = threadIdx.y * warps + warp;
-  if (exists && c < channels) {
-    const ChannelSums sums = sums_of(c);
-    if (lane == 0) {
-      of_warps[0][at] = sums.dout;
-      of_warps[1][at] = sums.product;
-    }
-  }
-  __syncthreads();
-  if (!exists || c >= channels || own != 0) return;
-  ChannelSums sums = {0.0f, 0.0f};
-  for (long long i = at; i < at + share; ++i) {
-    sums.dout += of_warps[0][i];
-    sums.product += of_warps[1][i];
-  }
-  of(c, sums);
+  scale_channels<T, kWeight, kBias>(in, scaling, weight, bias, out, size);
 }
 
 // Backward: two launches with the same parameters, of this and of group_norm_backward_sum, the second one only if
 // dweight or dbias is needed. A gradient that is not needed is null. `bias` and `out` are not read.
 //
-// With g = dout * weight and y = (x - mean) * inverse: dx = inverse * (g - mean(g) - y * mean(g * y)); dweight =
-// sum(dout * y), dbias = sum(dout). The sums over a channel serve both.
+// dweight = sum(dout * y), dbias = sum(dout). The sums over a channel serve them and dx.
 //
 // The workspace `parts`: f32 [sums, batch, groups * channels], the sums of each example, first those of dweight and
 // then those of dbias, where they are needed.
@@ -168,18 +77,11 @@ __global__ void __launch_bounds__(640, 1)
   const float length = static_cast<float>(channels * size);
   means[0] /= length;
   means[1] /= length;
-  const float inverse = scaling.inverse * scaling.factor;
   in.for_each([&](const auto& elements, auto count) {
     constexpr int n = decltype(count)::value;
-    Floats<n> values = elements.row[0];
+    const Channel channel(elements.first, size);
     const Floats<n> upstream = load<n>(dout + elements.first);
-    Channel channel(elements.first, size);
-#pragma unroll
-    for (int e = 0; e < n; ++e) {
-      const float y = (values.at[e] * scaling.factor - scaling.mean) * scaling.inverse;
-      const float g = kWeight ? upstream.at[e] * weight[channel.next()] : upstream.at[e];
-      values.at[e] = inverse * (g - means[0] - y * means[1]);
-    }
+    const Floats<n> values = gradient_of<kWeight>(elements.row[0], upstream, channel, weight, scaling, means);
     store(dx + group.offset + elements.first, values);
   });
 }

@@ -123,32 +123,45 @@ __device__ inline Scaling scaling_of(float mean, float shrunk_mean, float square
   return {kShrink, shrunk_mean, rsqrtf(shrunk_squares / length + kSmallest)};
 }
 
-// Of the first array of `in`, of all threads of its row.
+// Of a row: its mean, and the sum of squares of what is left without it, of its elements and of these times kShrink.
+struct Moments {
+  float means[2], squares[2];
+};
+
+// Of the first array of `in`, of all threads of its row. Not centred, the means are 0.
 template <bool kCenter, typename In>
-__device__ inline Scaling scaling_of_row(const In& in, long long size, float eps) {
-  const float length = static_cast<float>(size);
-  float means[2] = {0.0f, 0.0f};
+__device__ inline Moments moments_of_row(const In& in, float length) {
+  Moments moments = {{0.0f, 0.0f}, {0.0f, 0.0f}};
   if constexpr (kCenter) {
     in.for_each([&](const auto& elements, auto count) {
       for (const float value : elements.row[0].at) {
-        means[0] += value;
-        means[1] += value * kShrink;
+        moments.means[0] += value;
+        moments.means[1] += value * kShrink;
       }
     });
-    sum_row(means);
-    means[0] /= length;
-    means[1] /= length;
+    sum_row(moments.means);
+    moments.means[0] /= length;
+    moments.means[1] /= length;
   }
-  float squares[2] = {0.0f, 0.0f};
   in.for_each([&](const auto& elements, auto count) {
     for (const float value : elements.row[0].at) {
-      const float centered = value - means[0], shrunk = value * kShrink - means[1];
-      squares[0] += centered * centered;
-      squares[1] += shrunk * shrunk;
+      const float centered = value - moments.means[0], shrunk = value * kShrink - moments.means[1];
+      moments.squares[0] += centered * centered;
+      moments.squares[1] += shrunk * shrunk;
     }
   });
-  sum_row(squares);
-  return scaling_of(means[0], means[1], squares[0], squares[1], length, eps);
+  sum_row(moments.squares);
+  return moments;
+}
+
+__device__ inline Scaling scaling_of(const Moments& moments, float length, float eps) {
+  return scaling_of(moments.means[0], moments.means[1], moments.squares[0], moments.squares[1], length, eps);
+}
+
+template <bool kCenter, typename In>
+__device__ inline Scaling scaling_of_row(const In& in, long long size, float eps) {
+  const float length = static_cast<float>(size);
+  return scaling_of(moments_of_row<kCenter>(in, length), length, eps);
 }
 
 }  // namespace eqxcallback

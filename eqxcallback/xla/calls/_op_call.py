@@ -96,7 +96,7 @@ class OpCall(Protocol):
         ...
 
 
-op_call_p = Primitive("op_call")
+op_call_p: Primitive = Primitive("op_call")
 op_call_p.multiple_results = True
 
 

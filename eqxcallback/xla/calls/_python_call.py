@@ -35,11 +35,11 @@ from . import _batching, _eager, _ordered, _partition
 from ._loops import stays_in_loops
 
 
-python_call_p = Primitive("buffer_callback")
+python_call_p: Primitive = Primitive("buffer_callback")
 python_call_p.multiple_results = True
 
 # The same with an effect. On several devices XLA must be told where it happens, for which lowering needs to know them.
-effectful_call_p = Primitive("effectful_buffer_callback")
+effectful_call_p: Primitive = Primitive("effectful_buffer_callback")
 effectful_call_p.multiple_results = True
 
 

@@ -99,7 +99,7 @@ class _Callback(OwnCallable):
             self.tap.receiver.receive(ctx, buffers, self.tap.leaves, self.tap.transforms)
 
 
-tap_p = Primitive("tap")
+tap_p: Primitive = Primitive("tap")
 tap_p.multiple_results = True
 
 

@@ -69,7 +69,7 @@ class EagerState:
     """
 
     def __init__(self, body: PythonBody):
-        self.handle = handle_for(body)
+        self.handle: _ext.Handle = handle_for(body)
         self.programs: dict[CallSpec, Callable[..., Any]] = {}
         self._words = np.array([self.handle.key & 0xFFFFFFFF, self.handle.key >> 32], np.uint32)
         self._keys: dict[object, jax.Array] = {}

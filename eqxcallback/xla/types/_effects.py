@@ -21,8 +21,8 @@ class OrderedKernelEffect(Effect):
         return "OrderedKernelEffect"
 
 
-kernel_effect = KernelEffect()
-ordered_kernel_effect = OrderedKernelEffect()
+kernel_effect: KernelEffect = KernelEffect()
+ordered_kernel_effect: OrderedKernelEffect = OrderedKernelEffect()
 
 for effect in (KernelEffect, OrderedKernelEffect):
     for allowed in (

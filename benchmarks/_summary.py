@@ -1,0 +1,102 @@
+"""What the README shows: for each suite how many times as fast as the best peer ours is, as one table and one plot."""
+
+import importlib
+import json
+import pathlib
+import statistics
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from . import _plot, _report
+from ._rows import OURS, best_of_row, right_figures, speed
+from ._suite import TITLES
+
+
+PLOT = _report.ROOT / "docs" / "assets" / "kernels.svg"
+_PEERS = ("XLA", "jax.nn", "Equinox", "torch")
+# Calls of ours, each beside the call that a program would make otherwise.
+_CALLS = {
+    "eqxcallback, empty": "jax buffer_callback, empty",
+    "eqxcallback, np.add": "jax buffer_callback, np.add",
+    "eqxcallback Op, native add": "ffi_call, native add",
+}
+
+
+class Summary(NamedTuple):
+    """The ratios of one suite, by what was measured."""
+
+    title: str
+    ratios: dict[str, float]
+    machine: Mapping[str, str]
+
+
+def summaries(folder: pathlib.Path) -> list[Summary]:
+    """Of all suites that have results with peers in them."""
+    found = [Summary(title, dict(_of_rows(data)), data["machine"]) for title, data in _suites(folder)]
+    if (data := _read(folder / "generate.json")) is not None:
+        found.append(Summary("A language model", dict(_of_model(data)), data["machine"]))
+    if (data := _read(folder / "overhead.json")) is not None:
+        ratios = {ours: data["calls"][peer]["median"] / data["calls"][ours]["median"] for ours, peer in _CALLS.items()}
+        found.append(Summary("A callback in a program", ratios, data["machine"]))
+    return [summary for summary in found if summary.ratios]
+
+
+def table(folder: pathlib.Path) -> str:
+    lines, machines = [], []
+    for title, ratios, machine in summaries(folder):
+        least = min(ratios, key=ratios.__getitem__)
+        values = (ratios[least], statistics.median(ratios.values()), max(ratios.values()))
+        lines.append([title, *(f"{value:.2f}" for value in values), f"{least} ({len(ratios)} in all)"])
+        machines.append({"cpu": machine["cpu"], "jax": machine["jax"]})
+    header = ["times as fast as the best peer", "worst", "median", "best", "what is the worst"]
+    return "\n\n".join([_report.table(header, lines), _report.measured_on(*machines)])
+
+
+def plot(folder: pathlib.Path, path: pathlib.Path) -> None:
+    """A dot for each row, a line for each suite."""
+    figure = _plot.begin("summary")
+    found = summaries(folder)
+    drawn = figure(figsize=(8, 0.6 + 0.3 * len(found)), facecolor="white")
+    panel = drawn.subplots()
+    for y, summary in enumerate(found):
+        values = list(summary.ratios.values())
+        panel.plot(values, [y] * len(values), "o", color="tab:blue", alpha=0.4, markeredgewidth=0)
+    panel.axvline(1, color="black", linewidth=0.8)
+    panel.set_xscale("log", base=2)
+    panel.xaxis.set_major_formatter(importlib.import_module("matplotlib.ticker").FormatStrFormatter("%g"))
+    panel.set_xlabel("times as fast as the best peer: one dot for each case")
+    panel.set_yticks(range(len(found)), [summary.title for summary in found])
+    panel.grid(axis="x", alpha=0.3)
+    panel.set_ylim(len(found) - 0.5, -0.5)
+    _plot.save(drawn, path)
+
+
+def _read(path: pathlib.Path) -> Any:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _suites(folder: pathlib.Path) -> Iterator[tuple[str, Any]]:
+    for suite, title in TITLES.items():
+        if (data := _read(folder / f"{suite}.json")) is not None:
+            yield title, data
+
+
+def _of_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The points of a curve are in its plot, and memory is no speed."""
+    for count, found in data["threads"].items():
+        for row in found["rows"]:
+            best = best_of_row(row)
+            if row["curve"] is None and row["unit"] != "MB" and OURS in best:
+                ratios = [speed(right_figures(row), row["unit"], OURS, peer) for peer in _PEERS if peer in best]
+                if ratios:
+                    name = f"{row['case']}, {count} thread{'s' * (count != '1')}"
+                    yield name, min(ratio for ratio in ratios if ratio is not None)
+
+
+def _of_model(data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for count, speeds in data["threads"].items():
+        peers = [name for name in speeds if not name.startswith((OURS, "probe"))]
+        for ours in (name for name in speeds if name.startswith(OURS)):
+            for what, (_, median, _) in speeds[ours].items():
+                case = f"{what}, {ours.removeprefix(OURS + ', ')}, {count} thread{'s' * (count != '1')}"
+                yield case, median / max(speeds[peer][what][1] for peer in peers)

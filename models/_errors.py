@@ -1,0 +1,8 @@
+"""What the programs say of files that they cannot use."""
+
+
+class ModelFileError(Exception):
+    """A model's file that cannot be used. The message is one line, whatever it quotes."""
+
+    def __init__(self, message: str):
+        super().__init__(" ".join(message.splitlines()))

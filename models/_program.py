@@ -1,0 +1,72 @@
+"""Manners of the programs: errors are one line and exit code 2, progress goes to stderr, results to stdout."""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, TypeVar
+
+from tqdm import tqdm
+
+from ._errors import ModelFileError
+
+
+_T = TypeVar("_T")
+
+
+class UsageError(Exception):
+    """What a user asked for and cannot have. The message is one line."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises `UsageError`, where argparse prints the usage as well."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def run(name: str, program: Callable[[list[str] | None], None], arguments: list[str] | None) -> int:
+    """Run a program and say what went wrong.
+
+    **Arguments:**
+
+    - `name`: of the program, which errors begin with.
+    - `program`: a function of its arguments.
+    - `arguments`: by default those of the process.
+
+    **Returns:** the exit code.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters
+    try:
+        program(arguments)
+        sys.stdout.flush()
+    except (UsageError, ModelFileError) as error:
+        return _fail(name, str(error))
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        # Nobody reads any more, or there is no room for more. What Python still holds back would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0 if isinstance(error, BrokenPipeError) else _fail(name, f"the results cannot be written: {error}")
+    return 0
+
+
+def report(text: str) -> None:
+    """A line on stderr."""
+    if sys.stderr is not None:  # else it is closed, and `print` would take stdout
+        print(text, file=sys.stderr)
+
+
+def progress(items: Iterable[_T], *, desc: str, unit: str) -> Iterable[_T]:
+    """A bar on stderr, once the iteration has taken a second."""
+    if sys.stderr is None:
+        return items
+    options: dict[str, Any] = {"desc": desc, "unit": unit, "delay": 1.0, "leave": False, "file": sys.stderr}
+    return tqdm(items, **options)
+
+
+def _fail(name: str, message: str) -> int:
+    report(f"{name}: error: {' '.join(message.splitlines())}")
+    return 2

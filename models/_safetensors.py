@@ -1,0 +1,88 @@
+"""The tensors of safetensors files, read when they are asked for."""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from ._errors import ModelFileError
+
+
+# What NumPy, and so this reader, has of the format's types.
+_DTYPES = {
+    "BOOL": np.dtype(bool),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    **{f"F{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
+    **{f"I{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)},
+}
+_INDEX = "model.safetensors.index.json"
+_REMEDY = "Pass a safetensors file, or a folder of them."
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor in a file: `read` copies it into memory."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    read: Callable[[], np.ndarray]
+
+
+def open_tensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
+    """The tensors of a safetensors file, by their names; or of all such files of a folder, or of those that its index names.
+
+    **Raises:**
+
+    - `ModelFileError`, whatever is wrong with a file.
+    """
+    path = pathlib.Path(path)
+    if not path.is_dir():
+        return _of_file(path)
+    tensors: dict[str, Stored] = {}
+    for file in _files(path):
+        of_file = _of_file(file)
+        if both := tensors.keys() & of_file.keys():
+            raise ModelFileError(f"{file}: expected each tensor in one file; got {min(both)!r} again. {_REMEDY}")
+        tensors |= of_file
+    return tensors
+
+
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    index = folder / _INDEX
+    if index.exists():
+        try:
+            return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ModelFileError(f"{index}: expected an index of files; got {error!r}. Get it again.") from None
+    if files := sorted(folder.glob("*.safetensors")):
+        return files
+    raise ModelFileError(f"{folder}: expected a folder with safetensors files; got none in it. {_REMEDY}")
+
+
+def _of_file(path: pathlib.Path) -> dict[str, Stored]:
+    try:
+        file: Any = safe_open(path, "np")
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{path}: expected a file that can be read; got {error}. {_REMEDY}") from None
+    except SafetensorError as error:
+        raise ModelFileError(
+            f"{path}: expected a safetensors file that is whole; got: {error}. Get it again."
+        ) from None
+    return {name: _stored(path, file, name) for name in file.keys()}  # noqa: SIM118, as it is no mapping
+
+
+def _stored(path: pathlib.Path, file: Any, name: str) -> Stored:
+    part = file.get_slice(name)
+    if part.get_dtype() not in _DTYPES:
+        raise ModelFileError(
+            f"{path}: expected tensor {name!r} to be of one of {', '.join(_DTYPES)}; got {part.get_dtype()}, which is not "
+            "supported."
+        )
+    return Stored(tuple(part.get_shape()), _DTYPES[part.get_dtype()], lambda: file.get_tensor(name))

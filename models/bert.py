@@ -1,0 +1,198 @@
+"""A BERT encoder of sentences, made of eqxcallback's layers: all-MiniLM-L6-v2, and others of its kind.
+
+Shape letters: S tokens, E embedding size, H heads.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+import eqxcallback as eqxc
+
+from ._errors import ModelFileError
+
+
+# Of tensors in safetensors files, as PyTorch's models name them.
+NAMES = {
+    "embeddings.word_embeddings.weight": "tokens.weight",
+    "embeddings.position_embeddings.weight": "positions.weight",
+    "embeddings.token_type_embeddings.weight": "kinds.weight",
+    "embeddings.LayerNorm.*": "norm.*",
+    "encoder.layer.*.attention.self.query.*": "blocks.*.query.*",
+    "encoder.layer.*.attention.self.key.*": "blocks.*.key.*",
+    "encoder.layer.*.attention.self.value.*": "blocks.*.value.*",
+    "encoder.layer.*.attention.output.dense.*": "blocks.*.attention_out.*",
+    "encoder.layer.*.attention.output.LayerNorm.*": "blocks.*.attention_norm.*",
+    "encoder.layer.*.intermediate.dense.*": "blocks.*.up.*",
+    "encoder.layer.*.output.dense.*": "blocks.*.down.*",
+    "encoder.layer.*.output.LayerNorm.*": "blocks.*.feed_forward_norm.*",
+}
+# The positions are 0, 1, 2, and so on; the pooler is for another task.
+UNUSED = ("embeddings.position_ids", "pooler.dense.*")
+# Of tensors in GGUF files, as llama.cpp names them.
+GGUF_NAMES = {
+    "token_embd.weight": "tokens.weight",
+    "position_embd.weight": "positions.weight",
+    "token_types.weight": "kinds.weight",
+    "token_embd_norm.*": "norm.*",
+    "blk.*.attn_q.*": "blocks.*.query.*",
+    "blk.*.attn_k.*": "blocks.*.key.*",
+    "blk.*.attn_v.*": "blocks.*.value.*",
+    "blk.*.attn_output.*": "blocks.*.attention_out.*",
+    "blk.*.attn_output_norm.*": "blocks.*.attention_norm.*",
+    "blk.*.ffn_up.*": "blocks.*.up.*",
+    "blk.*.ffn_down.*": "blocks.*.down.*",
+    "blk.*.layer_output_norm.*": "blocks.*.feed_forward_norm.*",
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes and constants of an encoder."""
+
+    num_layers: int
+    embedding_size: int
+    hidden_size: int
+    """Of the feed-forward layers."""
+    num_heads: int
+    vocab_size: int
+    num_positions: int
+    num_kinds: int
+    """Of the table of token types, of which a sentence alone has the first."""
+    layer_norm_eps: float
+
+
+def config_of(settings: Mapping[str, Any]) -> Config:
+    """The config in a model's `config.json`.
+
+    **Raises:**
+
+    - `ModelFileError` if it is of another architecture, or lacks something.
+    """
+    only = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
+    for key, supported in only.items():
+        value = settings.get(key, supported if key == "position_embedding_type" else None)
+        if value != supported:
+            raise ModelFileError(f"expected {key} to be {supported!r}; got {value!r}, which is not supported.")
+
+    def size(key: str) -> int:
+        value = settings.get(key)
+        if type(value) is not int or value < 1:
+            raise ModelFileError(f"expected {key} to be a positive integer; got {value!r}. Get the file again.")
+        return value
+
+    eps = settings.get("layer_norm_eps")
+    if not isinstance(eps, float | int) or not 0 <= eps < math.inf:
+        raise ModelFileError(f"expected layer_norm_eps to be 0 or more; got {eps!r}. Get the file again.")
+    config = Config(
+        num_layers=size("num_hidden_layers"),
+        embedding_size=size("hidden_size"),
+        hidden_size=size("intermediate_size"),
+        num_heads=size("num_attention_heads"),
+        vocab_size=size("vocab_size"),
+        num_positions=size("max_position_embeddings"),
+        num_kinds=size("type_vocab_size"),
+        layer_norm_eps=float(eps),
+    )
+    if config.embedding_size % config.num_heads:
+        raise ModelFileError(
+            f"expected heads that divide hidden_size, {config.embedding_size}; got {config.num_heads}. Get the file again."
+        )
+    return config
+
+
+class Block(eqx.Module):
+    """Attention and feed-forward, each with a norm behind it, of the sum with its input."""
+
+    query: eqxc.nn.Linear
+    key: eqxc.nn.Linear
+    value: eqxc.nn.Linear
+    attention_out: eqxc.nn.Linear
+    attention_norm: eqxc.nn.LayerNorm
+    up: eqxc.nn.Linear
+    down: eqxc.nn.Linear
+    feed_forward_norm: eqxc.nn.LayerNorm
+    num_heads: int = eqx.field(static=True)
+
+    def __init__(self, config: Config, dtype: Any = None, *, key: PRNGKeyArray):
+        size, hidden = config.embedding_size, config.hidden_size
+        keys = iter(jax.random.split(key, 6))
+        self.query, self.key, self.value, self.attention_out = (
+            eqxc.nn.Linear(size, size, dtype=dtype, key=next(keys)) for _ in range(4)
+        )
+        self.attention_norm, self.feed_forward_norm = (
+            eqxc.nn.LayerNorm(size, config.layer_norm_eps, dtype=dtype) for _ in range(2)
+        )
+        self.up = eqxc.nn.Linear(size, hidden, dtype=dtype, key=next(keys))
+        self.down = eqxc.nn.Linear(hidden, size, dtype=dtype, key=next(keys))
+        self.num_heads = config.num_heads
+
+    def __call__(self, x: Float[Array, "S E"], length: Int[Array, ""]) -> Float[Array, "S E"]:
+        q, k, v = (
+            jax.vmap(layer)(x).reshape(len(x), self.num_heads, -1) for layer in (self.query, self.key, self.value)
+        )
+        attended = eqxc.ops.attention(q, k, v, lengths=length).reshape(x.shape)
+        x = jax.vmap(self.attention_norm)(x + jax.vmap(self.attention_out)(attended))
+        return jax.vmap(self.feed_forward_norm)(x + jax.vmap(self.down)(_gelu(jax.vmap(self.up)(x))))
+
+
+class Bert(eqx.Module):
+    """Tokens in, one vector out. A batch goes through `jax.vmap`."""
+
+    tokens: eqxc.nn.Embedding
+    positions: eqxc.nn.Embedding
+    kinds: eqxc.nn.Embedding
+    norm: eqxc.nn.LayerNorm
+    blocks: list[Block]
+
+    def __init__(self, config: Config, dtype: Any = None, *, key: PRNGKeyArray):
+        """**Arguments:**
+
+        - `config`: the sizes.
+        - `dtype`: of the parameters and the activations; by default JAX's default float.
+        - `key`: initialises the parameters.
+        """
+        size = config.embedding_size
+        keys = jax.random.split(key, 3 + config.num_layers)
+        self.tokens = eqxc.nn.Embedding(config.vocab_size, size, dtype=dtype, key=keys[0])
+        self.positions = eqxc.nn.Embedding(config.num_positions, size, dtype=dtype, key=keys[1])
+        self.kinds = eqxc.nn.Embedding(config.num_kinds, size, dtype=dtype, key=keys[2])
+        self.norm = eqxc.nn.LayerNorm(size, config.layer_norm_eps, dtype=dtype)
+        self.blocks = [Block(config, dtype, key=key) for key in keys[3:]]
+
+    def __call__(self, tokens: Int[Array, " S"], length: Int[Array, ""]) -> Float[Array, " E"]:
+        """**Arguments:**
+
+        - `tokens`: of a sentence, and padding behind them.
+        - `length`: how many are of the sentence.
+
+        **Returns:** the mean over the sentence's tokens, divided by its norm, in f32.
+        """
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x, length)
+        return pool(x, length)
+
+    def embed(self, tokens: Int[Array, " S"]) -> Float[Array, "S E"]:
+        """What the first block takes."""
+        x = jax.vmap(self.tokens)(tokens) + self.positions.weight[: len(tokens)] + self.kinds.weight[:1]
+        return jax.vmap(self.norm)(x)
+
+
+def pool(x: Float[Array, "S E"], length: Int[Array, ""]) -> Float[Array, " E"]:
+    """The mean of the first `length` rows, divided by its norm, in f32."""
+    is_real = jnp.arange(len(x)) < length
+    # Not the mean: the norm takes the count out. Without tokens the vector is zero.
+    total = jnp.sum(jnp.where(is_real[:, None], x.astype(jnp.float32), 0.0), axis=0)
+    return total / jnp.maximum(jnp.linalg.norm(total), 1e-12)
+
+
+def _gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """By the error function, as `jax.nn.gelu(approximate=False)`, which calls its complement: that takes twice as long."""
+    return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))

