@@ -1,4 +1,4 @@
-"""What the README shows: for each suite how many times as fast as the best peer ours is, as one table and one plot."""
+"""The summary in the README: for each suite how many times as fast as the best peer ours is, as one table and one plot."""
 
 import importlib
 import json
@@ -31,7 +31,7 @@ class Summary(NamedTuple):
 
 
 def summaries(folder: pathlib.Path) -> list[Summary]:
-    """Of all suites that have results with peers in them."""
+    """Summarise all suites that have results with peers in them."""
     found = [Summary(title, dict(_of_rows(data)), data["machine"]) for title, data in _suites(folder)]
     if (data := _read(folder / "generate.json")) is not None:
         found.append(Summary("A language model", dict(_of_model(data)), data["machine"]))

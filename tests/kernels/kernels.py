@@ -370,7 +370,7 @@ def decode_attention_backward(
     window: int = 0,
     soft_cap: float = 0.0,
 ) -> Call:
-    """Of the results those of `q`, `k` and `v` are there. `out` is not read."""
+    """Make a call with results for `q`, `k` and `v`. `out` is not read."""
     with pytest.MonkeyPatch.context() as patch:
         if parts is not None:
             patch.setattr(decode_backward_cuda, "parts_of", lambda *_: parts)

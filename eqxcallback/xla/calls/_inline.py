@@ -29,7 +29,7 @@ def inline() -> Iterator[None]:
 
 
 def is_inline(result_avals: Sequence[Any]) -> bool:
-    """True if a call runs inline. Asked where `jax.disable_jit` is on. Calls that return random keys, not NumPy arrays, do not."""
+    """True if a call runs inline, under `jax.disable_jit`. Calls that return random keys, not NumPy arrays, do not."""
     return _inline.get() and not any(_is_key(aval) for aval in result_avals)
 
 
