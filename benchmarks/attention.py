@@ -91,7 +91,7 @@ def on_jax(causal: bool, scale: float) -> dict[str, Attend]:
 
 
 def contestants(setting: Setting, shape: shapes.Attention, dtype: Any, which: Pass) -> dict[str, Callable[[], Runner]]:
-    args = [normal(i, *each, dtype=dtype) for i, each in enumerate(shape.operand_shapes)]
+    args = [normal(i, *operand_shape, dtype=dtype) for i, operand_shape in enumerate(shape.operand_shapes)]
     fs = on_jax(shape.causal, 1 / math.sqrt(shape.size))
     given = operands(fs[OURS], which, args)
 

@@ -75,8 +75,8 @@ def variant_of(model: llama.Llama, variant: Variant) -> llama.Llama:
 def texts(tokenizer: Tokenizer, length: int) -> list[np.ndarray]:
     """The first tokens of each."""
     folder = importlib.resources.files("sklearn.datasets.descr")
-    found = [tokenizer.encode((folder / f"{name}.rst").read_text(encoding="utf-8")) for name in _TEXTS]
-    return [np.asarray(tokens[:length], np.int32) for tokens in found]
+    encoded = [tokenizer.encode((folder / f"{name}.rst").read_text(encoding="utf-8")) for name in _TEXTS]
+    return [np.asarray(tokens[:length], np.int32) for tokens in encoded]
 
 
 class Quality(NamedTuple):
@@ -147,11 +147,11 @@ def measure(mode: str) -> dict[str, Any]:
         model = dataclasses.replace(model, blocks=model.blocks[:2], config=config)
     made = {variant: Contestant(variant_of(model, variant), given) for variant in VARIANTS}
     exact: list[np.ndarray] = []
-    found: dict[Variant, Quality] = {}
+    results: dict[Variant, Quality] = {}
     for variant, contestant in made.items():
         logits = [contestant.logits(tokens) for tokens in given]
         exact = exact or logits
-        found[variant] = quality_of(logits, exact, given)
+        results[variant] = quality_of(logits, exact, given)
     rounds = {"full": 9, "quick": 3, "tiny": 2}[mode]
     calls = {f"{i}, {what}": getattr(made[variant], what) for i, variant in enumerate(made) for what in _COUNTED}
     seconds = interleaved(calls, rounds=rounds, round_seconds=0.0)
@@ -164,7 +164,7 @@ def measure(mode: str) -> dict[str, Any]:
             **quality._asdict(),
             **{what: _speed(timings[variant, what], count) for what, count in counts.items()},
         }
-        for variant, quality in found.items()
+        for variant, quality in results.items()
     ]
     return {"mode": mode, "texts": _TEXTS, "tokens": sum(map(len, given)), "variants": rows}
 

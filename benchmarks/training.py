@@ -109,7 +109,7 @@ def _operations(model: shapes.Model, length: int) -> float:
 def _rows(setting: Setting, task: _Task, dtype: Any, goals: tuple[Goal, ...]) -> Iterator[Row]:
     batch = jax.tree.map(lambda x: x.astype(dtype) if eqx.is_inexact_array(x) else x, task.batch)
     made: dict[str, Callable[[], Runner]] = {
-        each: functools.partial(_runner, setting, task, dtype, batch, each) for each in task.losses
+        contestant: functools.partial(_runner, setting, task, dtype, batch, contestant) for contestant in task.losses
     }
     made["torch"] = functools.partial(_torch_runner, task, dtype, batch)
     probe = PAIRS if dtype == jnp.bfloat16 else FMA

@@ -69,8 +69,8 @@ def doctor() -> bool:
     if faster := _ext.isas_of_bf16():
         print("  products of bf16, as measured:", ", ".join(f"{family} on {isa}" for family, isa in faster.items()))
     print("backends:")
-    for name, found in available_backends().items():
-        print(f"  {name:<14}{'yes' if found is True else f'no: {found}'}")
+    for name, state in available_backends().items():
+        print(f"  {name:<14}{'yes' if state is True else f'no: {state}'}")
         if missing(name) is not None:
             print(f'  {"":<14}implementation="auto" runs other kernels, or references, in place of those in {name}')
     print("checks:")

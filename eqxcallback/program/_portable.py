@@ -41,8 +41,8 @@ def portable(x: Any, is_array: IsArray = is_array) -> Any:
         return x if all(map(operator.is_, made, children)) else _like(x, made)
     if x is None or is_array(x):
         return x
-    found: dict[str, Any] = {f"{path} = {_text(value)}": None for path, value in _statics(x, "", is_array)}
-    return found | {keystr(path): leaf for path, leaf in tree_flatten_with_path(x)[0] if is_array(leaf)}
+    parts: dict[str, Any] = {f"{path} = {_text(value)}": None for path, value in _statics(x, "", is_array)}
+    return parts | {keystr(path): leaf for path, leaf in tree_flatten_with_path(x)[0] if is_array(leaf)}
 
 
 def restore(x: Any, given: Any) -> Any:

@@ -139,7 +139,7 @@ def test_batches_are_few_and_full():
     shapes = {batch.tokens.shape for batch in batches}
     assert len(shapes) <= 10
     assert sum(batch.tokens.size for batch in batches) < 1.2 * lengths.sum()
-    (alone,) = make_batches([np.ones(300, np.int32)], 300)  # a model's own length, which is no step
+    (alone,) = make_batches([np.ones(300, np.int32)], 300)  # a model's own length, which is not a step
     assert alone.tokens.shape == (1, 300)
 
 
