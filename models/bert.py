@@ -18,7 +18,7 @@ import eqxcallback as eqxc
 from ._errors import ModelFileError
 
 
-# Of tensors in safetensors files, as PyTorch's models name them.
+# Names of tensors in safetensors files, as PyTorch's models have them.
 NAMES = {
     "embeddings.word_embeddings.weight": "tokens.weight",
     "embeddings.position_embeddings.weight": "positions.weight",
@@ -35,7 +35,7 @@ NAMES = {
 }
 # The positions are 0, 1, 2, and so on; the pooler is for another task.
 UNUSED = ("embeddings.position_ids", "pooler.dense.*")
-# Of tensors in GGUF files, as llama.cpp names them.
+# Names of tensors in GGUF files, as llama.cpp has them.
 GGUF_NAMES = {
     "token_embd.weight": "tokens.weight",
     "position_embd.weight": "positions.weight",

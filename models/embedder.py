@@ -19,7 +19,7 @@ from ._errors import ModelFileError
 
 # Lengths that sentences are padded to: each is compiled once. The longest one is the model's own.
 _LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
-# Of a batch, padding included.
+# The most tokens of a batch, padding included.
 _TOKENS = 2048
 # So many sentences are tokenized in one call.
 _CHUNK = 1024

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 _MAGIC = 0xBA55ED50
 _HEADER = struct.Struct("<IHHQ")
-# Of an entry: the kind, its own size, that of what follows it and of what of that is used, the architecture, flags.
+# An entry: its kind, its own size, the size of its content and of the used part of that, the architecture, flags.
 _ENTRY = struct.Struct("<HxxIQIxxxxxxxxIxxxxxxxxQ")
 _PTX, _CUBIN = 1, 2
 _ARCHITECTURE_SPECIFIC = 0x100000

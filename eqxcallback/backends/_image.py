@@ -37,7 +37,7 @@ class Compiled(Declared):
     shared_bytes: int
 
 
-# Of the entries of a `.nv.info` section: how their value is stored, and which attributes we read. As `cuobjdump -elf` names
+# The entries of a `.nv.info` section: how their value is stored, and which attributes we read. As `cuobjdump -elf` names
 # them: EIATTR_KPARAM_INFO, EIATTR_REGCOUNT, EIATTR_FRAME_SIZE, EIATTR_REQNTID, EIATTR_MAX_THREADS.
 _EM_CUDA = 190
 _SIZED = 4
@@ -75,7 +75,7 @@ def kernels_of(image: bytes) -> Mapping[str, Compiled] | None:
     return kernels
 
 
-# Of the header: which way of numbering its flags follow.
+# The header says which way of numbering its flags follow.
 _ABI_AT, _NEW_ABI, _FLAGS_AT = 8, 8, 0x30
 
 

@@ -11,7 +11,7 @@ from ..kernel import dims
 
 
 _LARGEST_CLUSTER = 16
-# Of the memory that XLA plans on a GPU.
+# The alignment of memory that XLA plans on a GPU.
 _ALIGNMENT = 128
 
 

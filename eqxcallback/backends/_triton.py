@@ -16,7 +16,7 @@ from ._image import kernels_of
 from ._step import Program, Step, check_scratch
 
 
-# Those that all versions of Triton that we support know: LLVM ends the process for others.
+# Architectures that all supported versions of Triton know: LLVM ends the process for others.
 _VERSIONS = (80, 86, 87, 89, 90, 100, 103, 120, 121)
 # From 90 on, Triton writes PTX that runs on one architecture alone.
 _NEWEST_PORTABLE = 89
@@ -41,7 +41,7 @@ _Settings = dict[str, Any]
 # Triton's settings are the process's.
 _compiling = threading.Lock()
 
-# Of the compiler: fields of a kernel, which `choose` may say as well.
+# Options of the compiler: fields of a kernel, which `choose` may say as well.
 _OPTIONS = "num_warps", "num_stages", "num_ctas", "launch_pdl", "launch_cooperative_grid"
 
 

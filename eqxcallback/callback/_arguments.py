@@ -15,7 +15,7 @@ from ..core import Leaf, path_text
 
 def signature_of(callback: Callable[..., object]) -> inspect.Signature | None:
     try:
-        return inspect.signature(callback, follow_wrapped=False)  # of what is called, not of what it wraps
+        return inspect.signature(callback, follow_wrapped=False)  # not that of a function inside
     except (TypeError, ValueError):  # some callables written in C have none
         return None
 

@@ -12,7 +12,7 @@ from ._errors import FIRST_LINE, KernelError, keep_failure
 _INVALID_ARGUMENT = 3
 
 _lock = threading.Lock()
-# Those of calls that did not wait are never asked for.
+# Nobody asks for the errors of calls that did not wait, so only so many are kept.
 _last: collections.deque[tuple[int, KernelError]] = collections.deque(maxlen=64)
 
 

@@ -109,7 +109,7 @@ def _checked_call(
                 f"{name} was kept past the call, or an array over it was: its memory is XLA's again. Copy it"
             )
     _report(problems)
-    return results[-1]  # which has to be None
+    return results[-1]  # it has to be None
 
 
 def _checked_native(

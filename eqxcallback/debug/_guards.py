@@ -8,7 +8,7 @@ import numpy as np
 from .. import _ext
 
 
-_ALIGNMENT = 64  # of XLA's own memory on a CPU
+_ALIGNMENT = 64  # as XLA's own memory on a CPU has
 _BAND = 1024  # bytes
 _NOISE = np.random.default_rng(0).integers(0, 256, (2, _BAND), np.uint8)  # before, after
 

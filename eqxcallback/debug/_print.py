@@ -65,7 +65,7 @@ class Printer(OwnCallable):
             labels["device"] = str(device)
         lines = [" ".join(f"{name}: {text}" for name, text in sorted(labels.items()))] if labels else []
         lines.append(layout(x, self._threshold))
-        write = self._write or sys.stdout.write  # which may have been replaced since
+        write = self._write or sys.stdout.write  # it may have been replaced since
         with _lock:
             for line in lines:
                 write(line + "\n")

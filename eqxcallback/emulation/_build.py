@@ -91,7 +91,7 @@ def cuda_include_dir() -> pathlib.Path | None:
     compiler = shutil.which("nvcc")
     roots = [os.environ.get("CUDA_HOME"), compiler and os.path.dirname(os.path.dirname(os.path.realpath(compiler)))]
     candidates += [pathlib.Path(root, "include") for root in (*roots, "/usr/local/cuda") if root]
-    needed = "cuda_fp16.h", "crt/host_defines.h"  # which are in two wheels
+    needed = "cuda_fp16.h", "crt/host_defines.h"  # the two are in different wheels
     return next((path for path in candidates if all((path / name).is_file() for name in needed)), None)
 
 

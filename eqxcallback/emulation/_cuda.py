@@ -15,7 +15,7 @@ Dims = tuple[int, int, int]
 _NEEDS_HEADERS = re.compile("cuda_(fp16|bf16|fp8)|half|bfloat16|__nv_")
 _HEADERS = "CUDA's headers, which have the types of 8 and 16 bits, are in eqxcallback[emulate]."
 
-_MOST_TEXT = 1000  # of an error of a launch, in bytes
+_MOST_TEXT = 1000  # bytes in the error of a launch
 
 
 def unavailable() -> str | None:
@@ -85,7 +85,7 @@ def _built(text: str, entries: tuple[str, ...], flags: tuple[str, ...]) -> CudaL
     try:
         return CudaLibrary(str(build(text, entries, flags=flags)))
     except (RuntimeError, OSError) as error:
-        # Of the assembler as well, which is what inline PTX meets.
+        # The assembler's errors count too: inline PTX gets that far.
         lines = [line for line in str(error).splitlines() if "error: " in line.lower()] or str(error).splitlines()
         hint = "" if cuda_include_dir() or not _NEEDS_HEADERS.search(text) else f" {_HEADERS}"
         return f"g++ does not build it for the emulator: {lines[0]}.{hint}"

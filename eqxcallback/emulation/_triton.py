@@ -120,7 +120,7 @@ def _value(name: str, value: Any, function: types.FunctionType) -> tuple[str, An
         return "module", value.__name__
     if _is_jit(value):
         return "attribute", (value.fn.__module__, value.fn.__name__)
-    if type(value).__name__ == "constexpr":  # which the interpreter does not wrap
+    if type(value).__name__ == "constexpr":  # the interpreter does not wrap it
         value = value.value
     try:
         return "value", pickle.dumps(value)

@@ -92,7 +92,7 @@ class _Functions:
             file = f"<{function['name']} {i} of {id(described)}>"
             text = function["source"]
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-            namespace: dict[str, Any] = {"__name__": "emulated", "_language": tl}  # which Triton looks for, and patches
+            namespace: dict[str, Any] = {"__name__": "emulated", "_language": tl}  # Triton looks for it, and patches it
             for name, (kind, value) in function["names"].items():
                 if kind != "function":
                     namespace[name] = _resolved(kind, value)

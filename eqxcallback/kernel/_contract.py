@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 
-# Which operand, by its position or its name, is the memory of which result. A Mapping's keys are invariant: hence three.
+# A map from operands, by position or name, to the results that take their memory. A Mapping's keys are invariant: hence three.
 Aliases: TypeAlias = Mapping[int, int | str] | Mapping[str, int | str] | Mapping[int | str, int | str]
 
 

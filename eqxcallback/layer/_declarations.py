@@ -20,7 +20,7 @@ def method(cls: type, name: str) -> Callable[..., Any] | None:
             value = vars(base)[name]
             if isinstance(value, staticmethod):
                 raise TypeError(f"{cls.__qualname__}: expected {name} to be a method; got a staticmethod.")
-            return getattr(value, "method", value)  # of Equinox's wrapper
+            return getattr(value, "method", value)  # Equinox wraps methods
     return None
 
 

@@ -11,7 +11,7 @@ from ..kernel import CudaKernel
 
 FOLDER = pathlib.Path(__file__).parent
 
-# Of an H100 and an H200.
+# The number in an H100 and an H200.
 MULTIPROCESSORS = 132
 
 

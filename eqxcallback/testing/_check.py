@@ -60,10 +60,10 @@ ROWS: Mapping[str, Callable[[Subject, Findings], None]] = {
     "export": devices.export,
     "capture": capturing.capture,
 }
-# Those that run when they are asked for.
+# Rows that run only if they are asked for.
 _ASKED = ("capture",)
-# Those that call kernels with types or sizes which no row before had. In checked mode, they survive what writes beyond its
-# memory with those alone.
+# Rows that call kernels with types or sizes which no row before had. In checked mode, they survive a kernel that writes beyond
+# its memory with those alone.
 _CHECKED = ("nested vmap", "dtypes", "zero size", "odd shapes")
 
 

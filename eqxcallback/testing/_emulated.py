@@ -18,7 +18,7 @@ MODES = ("auto", "never")
 
 _PLATFORM = "cuda"
 _NO_SOURCE = "An ImageKernel has no source to emulate: check it on a GPU"
-# Of kernels that are checked beside those for this platform: what tells most, since emulation is slow.
+# The rows that tell most, for kernels that are checked beside those for this platform: emulation is slow.
 _ROWS = (
     *("inputs untouched", "outputs written", "determinism", "reference", "vmap", "grad"),
     *("vmap of grad", "grad of vmap", "odd shapes"),

@@ -7,7 +7,7 @@ import textwrap
 OK, FAILED, NOT_APPLICABLE, NOT_RUN = "ok", "failed", "not applicable", "not run"
 
 _WIDTH = 110
-_MOST_LINES = 6  # of the details of one row
+_MOST_LINES = 6  # in the details of one row
 
 
 @dataclasses.dataclass(frozen=True)

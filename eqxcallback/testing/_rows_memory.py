@@ -33,7 +33,7 @@ def overruns(subject: Subject) -> list[str]:
     faults are for the rows to report.
     """
     faults: list[str] = []
-    with contextlib.suppress(Exception):  # of wrong types there are no programs
+    with contextlib.suppress(Exception):  # wrong types have no programs
         for where, function, make in programs(subject) if has_checked_mode() else ():
             try:
                 _checked(function, make)

@@ -13,7 +13,7 @@ from ._subject import Subject, is_x64, structure_text
 
 
 _THREADS = 8
-_CALLS = 4  # of each thread, eager and compiled
+_CALLS = 4  # by each thread, eager and compiled
 
 
 def types(subject: Subject, findings: Findings) -> None:

@@ -202,7 +202,7 @@ def _check_body(body: Callable[..., Any], args: Sequence[Any], options: Options,
 def _problem(function: Callable[..., Any], args: Sequence[Any], options: Options) -> str | None:
     """Why `function` does not take these arguments, or `None`."""
     try:
-        signature = inspect.signature(function, follow_wrapped=False)  # of what is called, not of what it wraps
+        signature = inspect.signature(function, follow_wrapped=False)  # not that of a function inside
     except (TypeError, ValueError):  # some callables written in C have none
         return None
     try:

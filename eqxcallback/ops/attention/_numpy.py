@@ -10,7 +10,7 @@ from .._numpy import finite, on_arrays, store, wide
 from ._numpy_dropout import kept as rows_kept
 
 
-_QUERIES, _KEYS = 64, 512  # of a block
+_QUERIES, _KEYS = 64, 512  # in a block
 
 
 def attend(
@@ -109,7 +109,7 @@ def decode_attention(
     if k_scale is not None:
         scales = (array[..., :filled, :, None] for array in (k_scale, v_scale))
         kv = tuple(x.astype(scale.dtype) * scale for x, scale in zip(kv, scales, strict=True))
-    # Of one example, that is all that it sees.
+    # A single example sees all of these.
     places = {"lengths": length if length.size > 1 else None, "offset": length - 1}
     one = (out[..., None, :, :], q[..., None, :, :])
     attend(xp, *one, kv, alibi_slopes=alibi_slopes, causal=False, **places, **options)

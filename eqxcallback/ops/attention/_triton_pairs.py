@@ -23,7 +23,7 @@ LOG_2 = tl.constexpr(0.6931471805599453)
 BIAS, MASK, SLOPES, SEGMENTS, KEY_SEGMENTS, LENGTHS, OFFSET, DROPOUT_KEYS, KEPT = (
     tl.constexpr(1 << i) for i in range(len(OPTIONAL))
 )
-# Of these each pair has to be asked whether the key is seen.
+# Options for which each pair has to be asked whether the key is seen.
 ASKED = tl.constexpr(MASK.value | SEGMENTS.value)
 
 _EVEN = tl.constexpr(ROTATIONS[0])
@@ -165,7 +165,7 @@ def query_range(
         end = _between(nearest + WINDOW, 0, queries) // BLOCK_QUERIES * BLOCK_QUERIES
         stop = _between(furthest + WINDOW, 0, queries)
     if PARTLY:
-        # Of a block that is not full, each pair is asked.
+        # In a block that is not full, each pair is asked.
         whole = tl.where(first + BLOCK_KEYS > filled, queries, whole)
         stop = tl.where(first >= filled, 0, stop)
     if WINDOW or PARTLY:

@@ -11,7 +11,7 @@ from .._supports import floats
 # No label is that: labels have 32 bits.
 _NO_LABEL = 2**62
 
-# Of a row. Of twice as many, with the registers that they need, no second block would be resident.
+# The threads of a row. With twice as many, and their registers, no second block would be resident.
 _MOST_THREADS = 512
 
 

@@ -26,7 +26,7 @@ def decode_all(info: Any, ctx: mlir.LoweringRuleContext) -> None:
             return None
         try:
             spec = _sharding_impls.parse_flatten_op_sharding(sharding, mesh)[0] if not mesh.empty else None
-        except Exception:  # of several kinds
+        except Exception:  # there are several kinds
             spec = None
         if spec is None:
             return _sharding_impls.GSPMDSharding(devices, sharding)

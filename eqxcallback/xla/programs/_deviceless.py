@@ -150,7 +150,7 @@ def _toolkit() -> pathlib.Path | None:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ModuleNotFoundError:  # the package around it is missing
         return False
 
 

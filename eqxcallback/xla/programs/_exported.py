@@ -10,7 +10,7 @@ from jax.interpreters import mlir
 from ..handles import import_exported, is_registered
 
 
-# Of custom calls, by the convention of their version 4.
+# The attribute of custom calls, by the convention of their version 4.
 _ATTRIBUTES = "mhlo.backend_config"
 
 
