@@ -175,7 +175,7 @@ class Setting:
 
     **Attributes:**
 
-    - `tiny`: sizes for a machine without time or a GPU, where every path of the code shall run once.
+    - `tiny`: sizes for a machine without time or a GPU, where every path of the code should run once.
     - `quick`: the most important cases alone.
     - `torch`: whether PyTorch is a contestant.
     - `threads`: how many cores there are.

@@ -43,6 +43,6 @@ def library_target(kernel: NativeKernel, platform: str, op: str) -> str:
     except Exception as error:
         raise ValueError(
             f"{who}: XLA refuses the handler {kernel.symbol!r} of {path} ({error}). Build it with the headers of the oldest "
-            "JAX that it shall run on: jax.ffi.include_dir()."
+            "JAX that it should run on: jax.ffi.include_dir()."
         ) from error
     return target

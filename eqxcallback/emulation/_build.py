@@ -119,7 +119,7 @@ def _folder() -> pathlib.Path:
 
 
 def _expanded(path: pathlib.Path, seen: set[pathlib.Path]) -> str:
-    """The text of a file with its quoted includes in it, each once, and the lines that errors shall name."""
+    """The text of a file with its quoted includes in it, each once, and the lines that errors should name."""
     seen.add(path.resolve())
 
     def included(match: re.Match[str]) -> str:

@@ -26,7 +26,7 @@ class NativeKernel(KernelContract):
     - `symbol`: the name of the handler, as in `XLA_FFI_DEFINE_HANDLER_SYMBOL(symbol, ...)`.
     - `library`: the path of a shared library that exports it; without one, a handler of this package. It is loaded when a
         program that calls it is first lowered. Build it with the headers in `jax.ffi.include_dir()`, of the oldest JAX
-        that it shall run on.
+        that it should run on.
     - `out_type`: a function of the op's arguments and options that returns a PyTree of `jax.ShapeDtypeStruct`s. By
         default, what the op's `reference` returns.
     - `aliases`: `{input: output}`: results that overwrite an operand, by parameter and result names or flat indices, as in

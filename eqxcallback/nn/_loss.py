@@ -17,7 +17,7 @@ class SoftmaxCrossEntropy(eqx.Module):
     """The cross-entropy of a softmax and a label, computed in f32: [`eqxcallback.ops.softmax_cross_entropy`][] with its options.
 
     A batch goes through `jax.vmap`: `jax.vmap(loss)(logits, labels).mean()`. With `ignore_index`, divide the sum by the number
-    of labels that count, if the mean shall be theirs.
+    of labels that count, if the mean should be theirs.
     """
 
     label_smoothing: float = eqx.field(static=True)

@@ -1,4 +1,4 @@
-"""`equinox.filter_jit` for programs that shall run from command buffers."""
+"""`equinox.filter_jit` for programs that should run from command buffers."""
 
 import functools
 from collections.abc import Callable, Mapping

@@ -91,7 +91,7 @@ def front(sizes: Sequence[Size], has: Has, wanted: Has | None) -> tuple[Size, ..
 
 
 def reduced(arg: Any, has: Has, wanted: Has) -> Any:
-    """Summed over the axes in front that it `has` but shall not have."""
+    """Return `arg` summed over the axes in front that it `has` but should not have."""
     present = [wants for wants, has_it in zip(wanted, has, strict=True) if has_it]
     missing = tuple(i for i, wants in enumerate(present) if not wants)
     return jnp.sum(arg, missing, dtype=arg.dtype) if missing else arg

@@ -38,7 +38,7 @@ class Unstated(str):
 DEFAULT_METHOD = Unstated("sequential")
 
 Batching = str | Mapping[str, str]
-Form = Has | None  # the axes that an operand shall have; `None`: all, of size 1 where it has none
+Form = Has | None  # the axes that an operand should have; `None`: all, of size 1 where it has none
 
 
 def method_of(batching: Batching, name: str) -> str:

@@ -143,10 +143,10 @@ class VjpCall(LinearCall):
         inner_has = [*inner.operands, *[(True,) * len(inner.sizes)] * (len(args) - num_inputs)]
         has = [(*around, *inside) for around, inside in zip(outer, inner_has, strict=True)]
 
-        # The axes that each gradient shall have, and those that the kernel gives it.
+        # The axes that each gradient should have, and those that the kernel gives it.
         computed = lowering.options.gradients
         wanted = {i: (*(True,) * len(self.axes.sizes), *inner.operands[i]) for i in computed}
-        # One that shall have none is summed by the kernel; one that shall have some, here.
+        # The kernel sums a gradient that should have none; one that should have some is summed here.
         given = {i: (True in axes,) * len(sizes) for i, axes in wanted.items()}
         if batching == "threads":  # the kernel sees one example
             given = {i: (True,) * len(sizes) for i in computed}
