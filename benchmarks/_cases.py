@@ -61,7 +61,7 @@ def _loss_args(shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
 
 
 def _wide(f: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """In f32, with the result in the dtype of the first operand."""
+    """Compute in f32, with the result in the dtype of the first operand."""
 
     @functools.wraps(f)
     def wrapped(x: jax.Array, *rest: Any) -> jax.Array:

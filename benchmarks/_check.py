@@ -37,7 +37,7 @@ def check(folder: pathlib.Path, suites: Sequence[str] = ()) -> str:
             ]
     if not sum(counts.values()):
         return f"{folder} has no results with goals: make bench measures them."
-    short.sort(key=lambda each: -each[0])
+    short.sort(key=lambda row: -row[0])
     lines += [line for _, line in short[:_LINES]]
     if len(short) > _LINES:
         lines.append(f"... and {len(short) - _LINES} of which less is missing.")
@@ -49,6 +49,6 @@ def _rows(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for row in data.get("rows", ()):
         yield "", row
     threads = data.get("threads", {})
-    for count, found in threads.items():
-        for row in found.get("rows", ()):
+    for count, part in threads.items():
+        for row in part.get("rows", ()):
             yield f", {count} thread{'s' * (count != '1')}", row

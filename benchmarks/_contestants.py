@@ -16,7 +16,7 @@ Pass = Literal["forward", "backward", "forward + backward"]
 
 
 def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
-    """By NumPy, so that nothing is compiled for it."""
+    """Return normal numbers of NumPy's, so that nothing is compiled for them."""
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32), dtype)
 
 

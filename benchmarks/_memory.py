@@ -25,7 +25,7 @@ def peak() -> int:
 
 
 def peak_of(call: Callable[[], object]) -> int | None:
-    """By how many bytes a call makes the process larger for a time, what it returns included. `None` where Linux does not say."""
+    """Return how many bytes a call, its results included, adds to the process for a time. `None` if Linux does not say."""
     try:
         _give_freed_memory_back()
         (_SELF / "clear_refs").write_text("5")  # the peak begins anew

@@ -26,7 +26,7 @@ KINDS = "eqxcallback Op, "  # what their names begin with
 
 @functools.cache
 def bare_call() -> Callable[[jax.Array], jax.Array]:
-    """As JAX's documentation does it."""
+    """Make a call as JAX's documentation does."""
     capsule = jax.ffi.pycapsule(load("native_add.cc").NativeAddOne)
     jax.ffi.register_ffi_target("benchmark_add_one", capsule, platform="cpu")
     call = jax.ffi.ffi_call("benchmark_add_one", F32)

@@ -51,12 +51,12 @@ def save(figure: Any, path: pathlib.Path) -> None:
 def _draw_ratios(figure: Any, data: Mapping[str, Any]) -> Any:
     """One panel for each number of threads, one line for each row, one dot for each peer, and a bar at each goal."""
     threads: Mapping[str, Any] = data["threads"]
-    height = max(len(found["rows"]) for found in threads.values())
+    height = max(len(part["rows"]) for part in threads.values())
     drawn = figure(figsize=(3.5 + 3 * len(threads), 1.2 + 0.2 * height), layout="constrained")
     panels = drawn.subplots(1, len(threads), sharey=True, squeeze=False)[0]
     dots: dict[str, Any] = {}
-    for panel, (count, found) in zip(panels, threads.items(), strict=True):
-        rows, named = found["rows"], set()
+    for panel, (count, part) in zip(panels, threads.items(), strict=True):
+        rows, named = part["rows"], set()
         for y, row in enumerate(rows):
             for peer in dict.fromkeys(family(name) for name in row["figures"]):
                 ratio = speed(right_figures(row), row["unit"], OURS, peer)
@@ -83,8 +83,8 @@ def _draw_ratios(figure: Any, data: Mapping[str, Any]) -> Any:
 def _curves(data: Mapping[str, Any]) -> dict[tuple[str, str, str], list[Mapping[str, Any]]]:
     """Rows by the name of their curve, what their x is, and the number of threads."""
     curves: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for count, found in data["threads"].items():
-        for row in found["rows"]:
+    for count, part in data["threads"].items():
+        for row in part["rows"]:
             if row["curve"] is not None:
                 curves.setdefault((*row["curve"], count), []).append(row)
     return curves

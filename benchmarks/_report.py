@@ -24,7 +24,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 def machine() -> dict[str, str]:
     lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-    found = {
+    facts = {
         "cpu": f"{model}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "jax": jax.__version__,
@@ -33,8 +33,8 @@ def machine() -> dict[str, str]:
     }
     for package in ("equinox", "torch"):
         if importlib.util.find_spec(package) is not None:
-            found[package] = importlib.metadata.version(package)
-    return found
+            facts[package] = importlib.metadata.version(package)
+    return facts
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -49,7 +49,7 @@ def write(name: str, markdown: str, data: dict[str, Any], *, folder: pathlib.Pat
 
 
 def put(page: pathlib.Path, name: str, markdown: str) -> None:
-    """In place of what a page has between `<!-- name -->` and `<!-- /name -->`."""
+    """Replace what a page has between `<!-- name -->` and `<!-- /name -->`."""
     text = page.read_text()
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
     if text.count(begin) != 1 or text.count(end) != 1:
@@ -61,7 +61,7 @@ def put(page: pathlib.Path, name: str, markdown: str) -> None:
 def measured_on(*machines: Mapping[str, str]) -> str:
     """A sentence that names the machines that results came from: by default this one."""
     abouts = (
-        ", ".join(value if key in ("cpu", "date") else f"{key} {value}" for key, value in each.items())
-        for each in machines or (machine(),)
+        ", ".join(value if key in ("cpu", "date") else f"{key} {value}" for key, value in facts.items())
+        for facts in machines or (machine(),)
     )
     return f"Measured on {'; '.join(dict.fromkeys(abouts))}."

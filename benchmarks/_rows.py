@@ -74,21 +74,21 @@ class Goal:
         return None if best is None else figures[best]
 
     def is_met(self, figures: Mapping[str, float], unit: str) -> bool | None:
-        found = self.reached(figures, unit)
-        if found is None:
+        ratio = self.reached(figures, unit)
+        if ratio is None:
             return None
         if isinstance(self.base, str):
-            return found >= self.ratio
-        return found <= self.base if is_less_better(unit) else found >= self.base
+            return ratio >= self.ratio
+        return ratio <= self.base if is_less_better(unit) else ratio >= self.base
 
     def missing(self, figures: Mapping[str, float], unit: str) -> float | None:
         """The share of the goal that is not reached."""
-        found = self.reached(figures, unit)
-        if found is None:
+        ratio = self.reached(figures, unit)
+        if ratio is None:
             return None
         if isinstance(self.base, str):
-            return max(0.0, 1 - found / self.ratio)
-        return max(0.0, 1 - (self.base / max(found, 1e-12) if is_less_better(unit) else found / self.base))
+            return max(0.0, 1 - ratio / self.ratio)
+        return max(0.0, 1 - (self.base / max(ratio, 1e-12) if is_less_better(unit) else ratio / self.base))
 
     def as_data(self, figures: Mapping[str, float], unit: str) -> dict[str, Any]:
         reached, missing = self.reached(figures, unit), self.missing(figures, unit)
@@ -245,7 +245,7 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
     figures, unit = right_figures(row), row["unit"]
     best = best_of_row(row).get(name)
     if best is None:
-        if any(family(each) == name for each in row["figures"]):
+        if any(family(contestant) == name for contestant in row["figures"]):
             return "wrong"
         why = next(why for failed, why in row["failed"].items() if family(failed) == name)
         return "not installed" if why.startswith("ModuleNotFoundError") else "failed"
@@ -253,7 +253,9 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
     ratio = speed(figures, unit, OURS, name)
     if name != OURS and ratio is not None:
         text += f" ({ratio:.2f})"
-    rivals = [each for each in (*row["figures"], *row["failed"], *row["tried"]) if family(each) == name]
+    rivals = [
+        contestant for contestant in (*row["figures"], *row["failed"], *row["tried"]) if family(contestant) == name
+    ]
     return text if len(rivals) == 1 else f"{text} {best.removeprefix(f'{name}: ')}"
 
 
@@ -267,8 +269,8 @@ def _spread(row: Mapping[str, Any]) -> str:
 
 def _memory(row: Mapping[str, Any]) -> str:
     best = best_of_row(row)
-    found = [row["memory"].get(best.get(name), {}).get("peak") for name in (OURS, "XLA")]
-    ours, theirs = ("" if peak is None else figure_text(peak / 1e6) for peak in found)
+    peaks = [row["memory"].get(best.get(name), {}).get("peak") for name in (OURS, "XLA")]
+    ours, theirs = ("" if peak is None else figure_text(peak / 1e6) for peak in peaks)
     return f"{ours} ({theirs})" if theirs else ours
 
 

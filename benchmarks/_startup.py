@@ -23,12 +23,14 @@ STEPS = {
 
 def measure_startup(rounds: int, layers: int, cores: set[int]) -> dict[str, dict[str, float]]:
     """The median seconds of each step, by whose layers the model has."""
-    found: dict[str, list[dict[str, float]]] = {OURS: [], THEIRS: []}
+    measured: dict[str, list[dict[str, float]]] = {OURS: [], THEIRS: []}
     for _ in range(rounds):
-        for who, runs in found.items():
+        for who, runs in measured.items():
             command = [sys.executable, "-m", "benchmarks._startup_process", who, str(layers)]
             runs.append(json.loads(run_on(cores, command)))
-    return {step: {who: statistics.median(run[step] for run in runs) for who, runs in found.items()} for step in STEPS}
+    return {
+        step: {who: statistics.median(run[step] for run in runs) for who, runs in measured.items()} for step in STEPS
+    }
 
 
 def report_startup(steps: Mapping[str, Mapping[str, float]], layers: int) -> str:

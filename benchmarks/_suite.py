@@ -30,7 +30,7 @@ MODES = ("full", "quick", "tiny")
 
 
 def measure(suites: Sequence[str], threads: int, mode: str, folder: pathlib.Path) -> None:
-    """In this process. Results go to files in `folder`, one for each suite."""
+    """Measure in this process. Results go to files in `folder`, one for each suite."""
     from ._memory import keep_freed_memory, peak
     from ._timing import WaitingClock
 
@@ -71,7 +71,7 @@ def measure(suites: Sequence[str], threads: int, mode: str, folder: pathlib.Path
 
 
 def in_own_process(suites: Sequence[str], cores: Sequence[int], mode: str, folder: pathlib.Path) -> None:
-    """On these cores alone."""
+    """Measure in a process of its own, on these cores alone."""
     command = [sys.executable, "-m", "benchmarks", *suites, "--measure", str(len(cores)), "--out", str(folder)]
     environment = {"JAX_PLATFORMS": "cpu"}
     if (
@@ -89,18 +89,18 @@ def collect(suite: str, counts: Sequence[int], mode: str, folder: pathlib.Path) 
 
 def markdown(data: Mapping[str, Any]) -> str:
     sections = []
-    for count, found in data["threads"].items():
+    for count, part in data["threads"].items():
         heading = f"**{data['title']}, {count} thread{'s' * (count != '1')}**"
-        peak = f"The process took {found['peak_rss'] / 1e6:,.0f} MB at most."
-        sections.append(f"{heading}\n\n{tables(found['rows'], details=True)}\n\n{peak}")
+        peak = f"The process took {part['peak_rss'] / 1e6:,.0f} MB at most."
+        sections.append(f"{heading}\n\n{tables(part['rows'], details=True)}\n\n{peak}")
     return "\n\n".join([*sections, _report.measured_on(data["machine"])])
 
 
 def write(data: Mapping[str, Any], folder: pathlib.Path) -> None:
-    """As JSON, tables and a plot. The JSON is what is kept in the repository."""
+    """Write the results as JSON, tables and a plot. The repository keeps the JSON."""
     from ._plot import plot
 
-    threads = {count: {**found, "rows": list(map(kept, found["rows"]))} for count, found in data["threads"].items()}
+    threads = {count: {**part, "rows": list(map(kept, part["rows"]))} for count, part in data["threads"].items()}
     stored = {**data, "threads": threads}
     _report.write(data["suite"], markdown(stored), stored, folder=folder)
     plot(stored, folder / f"{data['suite']}.svg")

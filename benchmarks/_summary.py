@@ -1,4 +1,4 @@
-"""What the README shows: for each suite how many times as fast as the best peer ours is, as one table and one plot."""
+"""The summary in the README: for each suite how many times as fast as the best peer ours is, as one table and one plot."""
 
 import importlib
 import json
@@ -31,14 +31,14 @@ class Summary(NamedTuple):
 
 
 def summaries(folder: pathlib.Path) -> list[Summary]:
-    """Of all suites that have results with peers in them."""
-    found = [Summary(title, dict(_of_rows(data)), data["machine"]) for title, data in _suites(folder)]
+    """Summarise all suites that have results with peers in them."""
+    collected = [Summary(title, dict(_of_rows(data)), data["machine"]) for title, data in _suites(folder)]
     if (data := _read(folder / "generate.json")) is not None:
-        found.append(Summary("A language model", dict(_of_model(data)), data["machine"]))
+        collected.append(Summary("A language model", dict(_of_model(data)), data["machine"]))
     if (data := _read(folder / "overhead.json")) is not None:
         ratios = {ours: data["calls"][peer]["median"] / data["calls"][ours]["median"] for ours, peer in _CALLS.items()}
-        found.append(Summary("A callback in a program", ratios, data["machine"]))
-    return [summary for summary in found if summary.ratios]
+        collected.append(Summary("A callback in a program", ratios, data["machine"]))
+    return [summary for summary in collected if summary.ratios]
 
 
 def table(folder: pathlib.Path) -> str:
@@ -55,19 +55,19 @@ def table(folder: pathlib.Path) -> str:
 def plot(folder: pathlib.Path, path: pathlib.Path) -> None:
     """A dot for each row, a line for each suite."""
     figure = _plot.begin("summary")
-    found = summaries(folder)
-    drawn = figure(figsize=(8, 0.6 + 0.3 * len(found)), facecolor="white")
+    shown = summaries(folder)
+    drawn = figure(figsize=(8, 0.6 + 0.3 * len(shown)), facecolor="white")
     panel = drawn.subplots()
-    for y, summary in enumerate(found):
+    for y, summary in enumerate(shown):
         values = list(summary.ratios.values())
         panel.plot(values, [y] * len(values), "o", color="tab:blue", alpha=0.4, markeredgewidth=0)
     panel.axvline(1, color="black", linewidth=0.8)
     panel.set_xscale("log", base=2)
     panel.xaxis.set_major_formatter(importlib.import_module("matplotlib.ticker").FormatStrFormatter("%g"))
     panel.set_xlabel("times as fast as the best peer: one dot for each case")
-    panel.set_yticks(range(len(found)), [summary.title for summary in found])
+    panel.set_yticks(range(len(shown)), [summary.title for summary in shown])
     panel.grid(axis="x", alpha=0.3)
-    panel.set_ylim(len(found) - 0.5, -0.5)
+    panel.set_ylim(len(shown) - 0.5, -0.5)
     _plot.save(drawn, path)
 
 
@@ -82,9 +82,9 @@ def _suites(folder: pathlib.Path) -> Iterator[tuple[str, Any]]:
 
 
 def _of_rows(data: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """The points of a curve are in its plot, and memory is no speed."""
-    for count, found in data["threads"].items():
-        for row in found["rows"]:
+    """The points of a curve are in its plot, and memory is not a speed."""
+    for count, part in data["threads"].items():
+        for row in part["rows"]:
             best = best_of_row(row)
             if row["curve"] is None and row["unit"] != "MB" and OURS in best:
                 ratios = [speed(right_figures(row), row["unit"], OURS, peer) for peer in _PEERS if peer in best]

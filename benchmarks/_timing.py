@@ -172,23 +172,23 @@ def race(
     if sum(once[name] * counts[name] for name in runners) > 2.0:  # seconds: a round of these says more
         rounds = min(rounds, 3)
     used = {name: _memory_of(runner) for name, runner in runners.items()} if memory else {}
-    found = Race({}, failed, differences, used, tried=tried)
+    measured = Race({}, failed, differences, used, tried=tried)
     times: dict[str, list[float]] = {name: [] for name in runners}
 
     def next_pass() -> None:
         of_pass: dict[str, list[float]] = {name: [] for name in runners}
         for _ in range(rounds):
-            for name in runners if not found.passes else reversed(runners):
+            for name in runners if not measured.passes else reversed(runners):
                 of_pass[name].append(runners[name].run(counts[name]) / counts[name])
         for name, values in of_pass.items():
             times[name] += values
-            found.seconds[name] = Timing.of(times[name])
-        found.passes.append({name: statistics.median(values) for name, values in of_pass.items()})
+            measured.seconds[name] = Timing.of(times[name])
+        measured.passes.append({name: statistics.median(values) for name, values in of_pass.items()})
 
     if rounds:
-        found._next_pass = next_pass
+        measured._next_pass = next_pass
         next_pass()
-    return found
+    return measured
 
 
 def family(name: str) -> str:
@@ -229,23 +229,23 @@ def difference(first: list[np.ndarray], other: list[np.ndarray]) -> float:
     """The largest of all arrays. NaN is one from everything."""
     if [x.shape for x in first] != [x.shape for x in other]:
         return float("inf")
-    found = [0.0]
+    differences = [0.0]
     for a, b in zip(first, other, strict=True):
         if a.size:
-            found.append(float(np.abs(b - a).max() / max(np.abs(a).max(), 1e-30)))
-    return float(np.max(found))  # NaN if one of them is
+            differences.append(float(np.abs(b - a).max() / max(np.abs(a).max(), 1e-30)))
+    return float(np.max(differences))  # NaN if one of them is
 
 
 def interleaved(
     contestants: Mapping[str, Callable[[], object]], *, rounds: int, round_seconds: float
 ) -> dict[str, Timing]:
     """A race of calls that block until their work is done, and all of which have to run."""
-    found = race(
+    result = race(
         {name: functools.partial(probe, run) for name, run in contestants.items()},
         rounds=rounds,
         round_seconds=round_seconds,
         most_calls=100_000,
     )
-    if found.failed:
-        raise RuntimeError(f"contestants that did not run: {found.failed}")
-    return found.seconds
+    if result.failed:
+        raise RuntimeError(f"contestants that did not run: {result.failed}")
+    return result.seconds

@@ -41,7 +41,7 @@ class GPT(eqx.Module):
         keys = jax.random.split(key, model.layers + 2)
         self.embedding = eqx.nn.Embedding(model.vocabulary, model.embedding, key=keys[0])
         self.positions = eqx.nn.Embedding(model.length, model.embedding, key=keys[1])
-        self.blocks = [Block(model, key=each) for each in keys[2:]]
+        self.blocks = [Block(model, key=block_key) for block_key in keys[2:]]
         self.norm = eqx.nn.LayerNorm(model.embedding)
 
     def __call__(self, tokens: Int[Array, " length"]) -> Float[Array, "length size"]:
@@ -65,7 +65,7 @@ class ViT(eqx.Module):
         self.patches = eqx.nn.Linear(PATCH, size, key=keys[0])
         self.first = jnp.zeros(size)
         self.positions = 0.02 * jax.random.normal(keys[1], (model.length, size))
-        self.blocks = [Block(model, key=each) for each in keys[3:]]
+        self.blocks = [Block(model, key=block_key) for block_key in keys[3:]]
         self.norm = eqx.nn.LayerNorm(size)
         self.head = eqx.nn.Linear(size, model.vocabulary, key=keys[2])
 

@@ -91,7 +91,7 @@ def on_jax(causal: bool, scale: float) -> dict[str, Attend]:
 
 
 def contestants(setting: Setting, shape: shapes.Attention, dtype: Any, which: Pass) -> dict[str, Callable[[], Runner]]:
-    args = [normal(i, *each, dtype=dtype) for i, each in enumerate(shape.operand_shapes)]
+    args = [normal(i, *operand_shape, dtype=dtype) for i, operand_shape in enumerate(shape.operand_shapes)]
     fs = on_jax(shape.causal, 1 / math.sqrt(shape.size))
     given = operands(fs[OURS], which, args)
 
@@ -152,7 +152,7 @@ def measure(setting: Setting) -> Iterator[Row]:
 
 
 def _memory(setting: Setting) -> Row:
-    """Beside operands and results."""
+    """Measure the memory of a call, beside operands and results."""
     shape = shapes.GPT2.attention(1, 4096)._replace(heads=4, kv_heads=4, causal=False)
     shape = shapes.TINY.attention(1, 20) if setting.tiny else shape
     race = setting.race(contestants(setting, shape, jnp.float32, "forward"), timed=False)

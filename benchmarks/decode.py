@@ -176,8 +176,8 @@ def loop_contestants(setting: Setting, cache: Cache, dtype: Any, steps: int) -> 
                 x = attend(x[:, :, None], k, v)[:, :, 0]
             return x
 
-        own = [to_torch(x).clone() for x in (k, v)]
-        return waited_for(lambda: generate(*own))._replace(
+        copies = [to_torch(x).clone() for x in (k, v)]
+        return waited_for(lambda: generate(*copies))._replace(
             result=lambda: generate(*(to_torch(x).clone() for x in (k, v)))
         )
 

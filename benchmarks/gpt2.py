@@ -95,7 +95,7 @@ def step(parts: Parts, heads: int, params: Params, caches: Any, token: jax.Array
 
 
 def both_params(model: shapes.Model, layers: int, encoding: str) -> tuple[Params, Params]:
-    """As ours takes them, and in f32. Both stand for the same numbers."""
+    """Return parameters as ours takes them, and in f32. Both stand for the same numbers."""
     if encoding in ("float32", "bfloat16"):
         dtype = jnp.dtype(encoding)
         pair = lambda weight: (weight.astype(dtype), weight.astype(dtype).astype(jnp.float32))

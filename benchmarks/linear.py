@@ -29,7 +29,7 @@ def weights(sizes: Sequence[tuple[int, int]]) -> list[jax.Array]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def quantized(encoding: Any, weight: jax.Array) -> tuple[Any, jax.Array]:
-    """Its parts as an op takes them, and what they stand for in f32: all contestants compute the same."""
+    """Return a weight's parts as an op takes them, and what they stand for in f32: all contestants compute the same."""
     if encoding == "int8":
         parts = ops.quantize_int8(weight)
         return parts, parts[0].astype(jnp.float32) * parts[1][:, None]
@@ -115,15 +115,15 @@ def contestants(
     def of_torch(pack: Callable[[Any], tuple[Apply, Any]], layers: Sequence[Any]) -> Runner:
         packed = [pack(layer) for layer in layers]
         program, given = through(packed[0][0]), to_torch(x)
-        own = [layer for _, layer in packed]
+        torch_layers = [layer for _, layer in packed]
 
         def call() -> Any:
             with torch().no_grad():
-                return program(given, own, sizes)
+                return program(given, torch_layers, sizes)
 
         return waited_for(call)
 
-    found: dict[str, Callable[[], Runner]] = {
+    runners: dict[str, Callable[[], Runner]] = {
         OURS: functools.partial(on_jax, ours(encoding, activations), small),
         "XLA: f32 weights": functools.partial(on_jax, f32, wide),
         "XLA: f32 weights, transposed": lambda: on_jax(jnp.matmul, [jnp.array(weight.T) for weight in wide]),
@@ -131,11 +131,11 @@ def contestants(
     }
     if setting.torch:
         wide_pack = lambda weight: (lambda x, layer: torch().nn.functional.linear(x, layer), to_torch(weight))
-        found["torch: f32 weights"] = functools.partial(of_torch, wide_pack, wide)
+        runners["torch: f32 weights"] = functools.partial(of_torch, wide_pack, wide)
         if encoding in _TORCH:
             name, pack = _TORCH[encoding]
-            found[f"torch: {name}"] = functools.partial(of_torch, pack, small)
-    return found
+            runners[f"torch: {name}"] = functools.partial(of_torch, pack, small)
+    return runners
 
 
 # What is done to weights, and to activations: where there is one row, and many.
@@ -216,12 +216,12 @@ def _bf16(setting: Setting, sizes: Sequence[tuple[int, int]], rows: int, work: f
         return setting.clock.runner(functools.partial(through(apply), sizes=sizes), x, given)
 
     def of_torch() -> Runner:
-        tensors, own = [to_torch(weight) for weight in given], to_torch(x)
+        tensors, operand = [to_torch(weight) for weight in given], to_torch(x)
         program = through(lambda x, layer: torch().nn.functional.linear(x, layer))
 
         def call() -> Any:
             with torch().no_grad():
-                return program(own, tensors, sizes)
+                return program(operand, tensors, sizes)
 
         return waited_for(call)
 

@@ -180,7 +180,7 @@ def report_calls(calls: dict[str, Timing], eager: dict[str, Timing]) -> str:
 
 
 def goals(calls: Mapping[str, Timing], startup: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """For `python -m benchmarks --check`."""
+    """Return the goals for `python -m benchmarks --check`."""
     figures = {name: timing.median * 1e6 for name, timing in calls.items()}
     ours = "eqxcallback, empty"
     of = {
@@ -190,7 +190,9 @@ def goals(calls: Mapping[str, Timing], startup: Mapping[str, Mapping[str, float]
         "an empty Python kernel": [Goal("jax buffer_callback, empty", ratio, ours) for ratio in (2.0, 4.0)],
         "np.add": [Goal("jax buffer_callback, np.add", round(1 / 0.65, 3), "eqxcallback, np.add")],
     }
-    rows = [{"case": case, "goals": [goal.as_data(figures, "us") for goal in each]} for case, each in of.items()]
+    rows = [
+        {"case": case, "goals": [goal.as_data(figures, "us") for goal in case_goals]} for case, case_goals in of.items()
+    ]
     # An import may take 0.3 s beyond Equinox's.
     of_steps = {step: Goal(THEIRS) for step in startup} | {"import": Goal(round(startup["import"][THEIRS] + 0.3, 2))}
     return rows + [{"case": STEPS[s], "goals": [goal.as_data(startup[s], "s")]} for s, goal in of_steps.items()]

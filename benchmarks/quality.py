@@ -48,7 +48,7 @@ def _rounding(layer: nn.QuantizedLinear) -> nn.QuantizedLinear:
 
 
 def _as_int8(layer: nn.QuantizedLinear) -> nn.QuantizedLinear:
-    """With a scale for each output feature."""
+    """Encode a layer as int8, with a scale for each output feature."""
     linear = eqx.filter_eval_shape(
         eqx.nn.Linear, layer.in_features, layer.out_features, use_bias=False, key=jax.random.key(0)
     )
@@ -75,8 +75,8 @@ def variant_of(model: llama.Llama, variant: Variant) -> llama.Llama:
 def texts(tokenizer: Tokenizer, length: int) -> list[np.ndarray]:
     """The first tokens of each."""
     folder = importlib.resources.files("sklearn.datasets.descr")
-    found = [tokenizer.encode((folder / f"{name}.rst").read_text(encoding="utf-8")) for name in _TEXTS]
-    return [np.asarray(tokens[:length], np.int32) for tokens in found]
+    encoded = [tokenizer.encode((folder / f"{name}.rst").read_text(encoding="utf-8")) for name in _TEXTS]
+    return [np.asarray(tokens[:length], np.int32) for tokens in encoded]
 
 
 class Quality(NamedTuple):
@@ -127,7 +127,7 @@ class Contestant:
         return np.asarray(self._step(tokens, self._new_cache())[0])
 
     def prompt(self) -> None:
-        """With the logits of all tokens."""
+        """Run a prompt, with the logits of all tokens."""
         jax.block_until_ready(self._step(self._text, self._new_cache()))
 
     def decode(self) -> None:
@@ -147,11 +147,11 @@ def measure(mode: str) -> dict[str, Any]:
         model = dataclasses.replace(model, blocks=model.blocks[:2], config=config)
     made = {variant: Contestant(variant_of(model, variant), given) for variant in VARIANTS}
     exact: list[np.ndarray] = []
-    found: dict[Variant, Quality] = {}
+    results: dict[Variant, Quality] = {}
     for variant, contestant in made.items():
         logits = [contestant.logits(tokens) for tokens in given]
         exact = exact or logits
-        found[variant] = quality_of(logits, exact, given)
+        results[variant] = quality_of(logits, exact, given)
     rounds = {"full": 9, "quick": 3, "tiny": 2}[mode]
     calls = {f"{i}, {what}": getattr(made[variant], what) for i, variant in enumerate(made) for what in _COUNTED}
     seconds = interleaved(calls, rounds=rounds, round_seconds=0.0)
@@ -164,7 +164,7 @@ def measure(mode: str) -> dict[str, Any]:
             **quality._asdict(),
             **{what: _speed(timings[variant, what], count) for what, count in counts.items()},
         }
-        for variant, quality in found.items()
+        for variant, quality in results.items()
     ]
     return {"mode": mode, "texts": _TEXTS, "tokens": sum(map(len, given)), "variants": rows}
 

@@ -90,8 +90,8 @@ def _layers(setting: Setting, points: Points) -> Iterator[Row]:
                 return x
 
             weights, tree = jax.tree.flatten(layers)
-            own = jax.jit(lambda weights, x: program(jax.tree.unflatten(tree, weights), x))
-            return own.lower(weights, x).compile(), weights
+            jitted = jax.jit(lambda weights, x: program(jax.tree.unflatten(tree, weights), x))
+            return jitted.lower(weights, x).compile(), weights
 
         def run(count: int) -> float:
             start = time.perf_counter()

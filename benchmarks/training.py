@@ -109,7 +109,7 @@ def _operations(model: shapes.Model, length: int) -> float:
 def _rows(setting: Setting, task: _Task, dtype: Any, goals: tuple[Goal, ...]) -> Iterator[Row]:
     batch = jax.tree.map(lambda x: x.astype(dtype) if eqx.is_inexact_array(x) else x, task.batch)
     made: dict[str, Callable[[], Runner]] = {
-        each: functools.partial(_runner, setting, task, dtype, batch, each) for each in task.losses
+        contestant: functools.partial(_runner, setting, task, dtype, batch, contestant) for contestant in task.losses
     }
     made["torch"] = functools.partial(_torch_runner, task, dtype, batch)
     probe = PAIRS if dtype == jnp.bfloat16 else FMA
@@ -155,7 +155,7 @@ def _runner(setting: Setting, task: _Task, dtype: Any, batch: Any, which: str) -
 
 
 def _seen(loss: Any, state: Any) -> tuple[Any, Any]:
-    """By what contestants are compared: the loss, and what the optimizer keeps of the gradient of the first norm."""
+    """Return what contestants are compared by: the loss, and what the optimizer keeps of the gradient of the first norm."""
     return loss, state[0].mu.blocks[0].attention_norm.weight
 
 

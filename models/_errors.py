@@ -1,4 +1,4 @@
-"""What the programs say of files that they cannot use."""
+"""Errors of the programs for files that they cannot use."""
 
 
 class ModelFileError(Exception):

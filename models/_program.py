@@ -16,11 +16,11 @@ _T = TypeVar("_T")
 
 
 class UsageError(Exception):
-    """What a user asked for and cannot have. The message is one line."""
+    """A request that a user cannot have. The message is one line."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises `UsageError`, where argparse prints the usage as well."""
+    """A parser that raises `UsageError`, where argparse prints the usage as well."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)

@@ -75,7 +75,7 @@ def _of_file(path: pathlib.Path) -> dict[str, Stored]:
         raise ModelFileError(
             f"{path}: expected a safetensors file that is whole; got: {error}. Get it again."
         ) from None
-    return {name: _stored(path, file, name) for name in file.keys()}  # noqa: SIM118, as it is no mapping
+    return {name: _stored(path, file, name) for name in file.keys()}  # noqa: SIM118, as it is not a mapping
 
 
 def _stored(path: pathlib.Path, file: Any, name: str) -> Stored:

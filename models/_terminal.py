@@ -1,4 +1,4 @@
-"""What a program says beside its results: on stderr, which may be closed."""
+"""Messages of a program beside its results: on stderr, which may be closed."""
 
 import sys
 from collections.abc import Callable, Iterable

@@ -39,7 +39,7 @@ class Answer:
         return self._stop_strings.reached
 
     def record(self) -> dict[str, Any]:
-        """What `--json` says of it."""
+        """Return the fields of the answer for `--json`."""
         return {
             "text": self.text,
             "finish": self.finish,

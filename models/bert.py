@@ -59,12 +59,12 @@ class Config:
     num_layers: int
     embedding_size: int
     hidden_size: int
-    """Of the feed-forward layers."""
+    """The number of features inside the feed-forward layers."""
     num_heads: int
     vocab_size: int
     num_positions: int
     num_kinds: int
-    """Of the table of token types, of which a sentence alone has the first."""
+    """The rows in the table of token types, of which a sentence alone has the first."""
     layer_norm_eps: float
 
 
@@ -180,7 +180,7 @@ class Bert(eqx.Module):
         return pool(x, length)
 
     def embed(self, tokens: Int[Array, " S"]) -> Float[Array, "S E"]:
-        """What the first block takes."""
+        """Return the operand of the first block."""
         x = jax.vmap(self.tokens)(tokens) + self.positions.weight[: len(tokens)] + self.kinds.weight[:1]
         return jax.vmap(self.norm)(x)
 
@@ -194,5 +194,5 @@ def pool(x: Float[Array, "S E"], length: Int[Array, ""]) -> Float[Array, " E"]:
 
 
 def _gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """By the error function, as `jax.nn.gelu(approximate=False)`, which calls its complement: that takes twice as long."""
+    """Apply GELU by the error function: `jax.nn.gelu(approximate=False)` calls its complement, which takes twice as long."""
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))

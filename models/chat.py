@@ -116,7 +116,7 @@ def converse(chat: Chat, write: Callable[[str], object], answered: Callable[[Ans
 
 
 def _read_line() -> str | None:
-    """Without the spaces around it; `None` at the end of the input."""
+    """Read a line, without the spaces around it; `None` at the end of the input."""
     if sys.stdin is None:
         return None
     if sys.stdin.isatty() and sys.stdout.isatty():

@@ -96,7 +96,7 @@ def _json_lines(sentences: Iterable[str], vectors: np.ndarray) -> Iterator[str]:
 
 
 def _search(query: np.ndarray, sentences: Sequence[str], vectors: np.ndarray, top: int) -> Iterator[str]:
-    """The best ones: cosine, number of the line, and text. An empty line means nothing, and is no result."""
+    """The best ones: cosine, number of the line, and text. An empty line means nothing, and is not a result."""
     lines = np.array([i for i, sentence in enumerate(sentences) if sentence.strip()], int)
     scores = vectors[lines] @ query
     for best in np.argsort(-scores, kind="stable")[:top]:

@@ -27,7 +27,7 @@ from .tokenizer import Tokenizer
 
 
 class _Program:
-    """What was asked for, with the model loaded as late as possible: what is wrong is said before."""
+    """The program that was asked for. It loads the model as late as possible: mistakes are reported before."""
 
     def __init__(self, options: argparse.Namespace):
         path = gguf.default_path() if options.weights is None else options.weights

@@ -19,9 +19,9 @@ class Speed:
     """The time that a generation took. Compiling is not in it."""
 
     kept_tokens: int = 0
-    """Of the prompt, those that were in the cache before."""
+    """Tokens of the prompt that were in the cache before."""
     prompt_tokens: int = 0
-    """Of the prompt, those that were read."""
+    """Tokens of the prompt that were read."""
     prompt_seconds: float = 0.0
     decoded_tokens: int = 0
     decode_seconds: float = 0.0
@@ -35,7 +35,7 @@ class Speed:
         return self.decoded_tokens / max(self.decode_seconds, 1e-9)
 
     def record(self) -> dict[str, Any]:
-        """What `--json` says of it."""
+        """Return the figures for `--json`."""
         return {
             "kept_tokens": self.kept_tokens,
             "read_tokens": self.prompt_tokens,

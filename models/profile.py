@@ -1,4 +1,4 @@
-"""Where the time of one token goes: each kind of layer timed alone, against how fast memory can be read."""
+"""Measure where the time of one token goes: each kind of layer timed alone, against how fast memory can be read."""
 
 import concurrent.futures
 import dataclasses
@@ -57,7 +57,7 @@ def profile(model: Llama, length: int, progress: Callable[[list[Any]], Iterable[
 
 
 def read_speed() -> float:
-    """How many bytes all processors together read in a second."""
+    """Measure how many bytes all processors together read in a second."""
     memory, count = np.ones(_PROBE_BYTES // 8, np.uint64), os.cpu_count() or 1
     slices = np.array_split(memory, count)
     with concurrent.futures.ThreadPoolExecutor(count) as pool:
@@ -66,7 +66,7 @@ def read_speed() -> float:
 
 
 def table(parts: list[Part], speed: float) -> str:
-    """For people. `speed`: of `read_speed`."""
+    """Write a table for people. `speed` is that of `read_speed`."""
     lines = [f"{'':22} {'calls':>5} {'ms':>7} {'MB':>7} {'GB/s':>6} {'of reading memory':>18}"]
     for part in parts:
         rate = part.bytes / max(part.seconds, 1e-9)

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How a token is chosen. What is off by default costs nothing.
+    """The way in which a token is chosen. Options that are off by default cost nothing.
 
     **Attributes:**
 
@@ -36,7 +36,7 @@ class Sampling:
 
     @property
     def remembers(self) -> bool:
-        """Whether a draw depends on the tokens before."""
+        """True if a draw depends on the tokens before."""
         return self.repetition_penalty != 1
 
 
@@ -74,7 +74,7 @@ def adjusted(
 
 
 def _least_probability(probabilities: Float[Array, " V"], sampling: Sampling) -> Float[Array, ""]:
-    """What a token needs to be drawn."""
+    """Return the least probability with which a token is drawn."""
     largest, least = probabilities.max(), jnp.zeros((), jnp.float32)
 
     def above(threshold: Float[Array, ""]) -> Float[Array, " V"]:

@@ -39,7 +39,7 @@ class StopStrings:
         return text[: len(text) - len(self._held)]
 
     def flush(self) -> str:
-        """What is held back, when nothing more comes."""
+        """Return the text that is held back, when nothing more comes."""
         held, self._held = self._held, ""
         return held
 

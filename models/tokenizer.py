@@ -198,7 +198,7 @@ def _check_kind(metadata: Mapping[str, Any]) -> None:
 
 
 def _byte_level_bpe(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: Sequence[int]) -> tokenizers.Tokenizer:
-    """Without the control tokens: to it their texts are texts."""
+    """Make the tokenizer without the control tokens: to it their texts are texts."""
     vocab = {token: i for i, token in enumerate(tokens)}
     merges = [tuple(merge.split(" ")) for merge in field(metadata, "tokenizer.ggml.merges", list)]
     try:
@@ -223,7 +223,7 @@ def _byte_level_bpe(metadata: Mapping[str, Any], tokens: Sequence[str], kinds: S
 
 
 def _compile(template: str) -> jinja2.Template | None:
-    """As Hugging Face's transformers does, for which such templates are written."""
+    """Compile a template as Hugging Face's transformers does, for which such templates are written."""
     if not template:
         return None
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(

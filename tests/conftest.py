@@ -96,7 +96,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _left_out(rows, index, count):
-    """Of a test with fewer rows than parts, each part has one."""
+    """Return the rows of one part. If a test has fewer rows than parts, each part has one."""
     return [row for i, row in enumerate(rows) if i % count != index % len(rows)]
 
 
@@ -115,7 +115,7 @@ def pytest_runtest_call(item):
 
 @pytest.fixture(scope="session")
 def isa_flags():
-    """What the file of each instruction set is compiled with."""
+    """The options that the file of each instruction set is compiled with."""
     text = (pathlib.Path(__file__).parents[1] / "CMakeLists.txt").read_text()
 
     def set_to(start):
@@ -131,7 +131,7 @@ def isa_flags():
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_of_one_file():
-    """What a file of tests compiled is let go of after it: together, they take 5 GB of memory in each process."""
+    """Let go of what a file of tests has compiled: the programs of all files take 5 GB of memory in each process."""
     yield
     jax.clear_caches()
 

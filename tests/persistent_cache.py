@@ -1,4 +1,4 @@
-"""What programs of the tests begin with that count how often the persistent cache, in the folder `sys.argv[1]`, is hit."""
+"""The start of programs that count how often the persistent cache, in the folder `sys.argv[1]`, is hit."""
 
 COUNT_HITS = """
 import sys

@@ -41,7 +41,7 @@ ROW = {
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Of all suites, tiny, on one core."""
+    """The results of all suites, tiny, on one core."""
     folder = tmp_path_factory.mktemp("results")
     command = [sys.executable, "-m", "benchmarks", "--tiny", "--threads", "1", "--out", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=one_device.environment(), capture_output=True, text=True, check=False)
@@ -114,7 +114,7 @@ def test_what_fewer_bits_cost(results):
 
 
 def test_perplexity_is_that_of_the_losses():
-    """Of uniform logits it is the number of tokens; of certain ones 1."""
+    """The perplexity of uniform logits is the number of tokens; of certain ones 1."""
     tokens = np.array([1, 2, 0, 3])
     uniform, certain = np.zeros((4, 7)), np.zeros((4, 7))
     certain[np.arange(3), tokens[1:]] = 100.0

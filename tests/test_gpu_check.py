@@ -1,4 +1,4 @@
-"""What waits for a machine with a GPU has to work when there is one: its dry run, and how it judges and ends things."""
+"""The script that waits for a machine with a GPU: its dry run, and how it judges and ends things."""
 
 import importlib.machinery
 import importlib.util

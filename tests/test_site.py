@@ -53,7 +53,7 @@ def test_every_public_name_is_on_an_api_page(room):
 
 
 def test_the_api_has_more_than_names():
-    """What a page shows is a docstring: mkdocstrings leaves out the rest."""
+    """A page shows docstrings: mkdocstrings leaves out the rest."""
     for room in ROOMS[:5]:
         for name in public_names(room):
             value = getattr(importlib.import_module(room), name)

@@ -92,18 +92,18 @@ def measured(part: str, seconds: float, options: argparse.Namespace, folder: pat
 
 def device() -> dict[str, str]:
     """Describe the GPU, without taking memory of it, and the versions of the peers."""
-    found = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
+    facts = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
     query = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
     try:
-        found["gpu"] = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        facts["gpu"] = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
-        found["gpu"] = f"unknown ({error})"
+        facts["gpu"] = f"unknown ({error})"
     for name in ("jaxlib", "torch", "triton", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
         try:
-            found[name] = importlib.metadata.version(name)
+            facts[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return facts
 
 
 def markdown(results: Mapping[str, Any], about: Mapping[str, str]) -> str:
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for i, part in enumerate(wanted):
             left = ends - time.monotonic() - _START_AND_END * len(wanted[i:])
-            seconds = left * PARTS[part][1] / sum(PARTS[each][1] for each in wanted[i:])
+            seconds = left * PARTS[part][1] / sum(PARTS[later][1] for later in wanted[i:])
             if seconds < 2:
                 results[part] = {"rows": [], "error": "out of time"}
                 continue

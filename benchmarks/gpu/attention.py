@@ -24,7 +24,9 @@ Shape = shapes.Attention
 def _operands(shape: Shape) -> list[jax.Array]:
     """Queries, keys, values, and the cotangent of the result."""
     queries, *others = shape.operand_shapes
-    return [normal(i, *each, dtype=jnp.bfloat16) for i, each in enumerate((queries, *others, queries))]
+    return [
+        normal(i, *operand_shape, dtype=jnp.bfloat16) for i, operand_shape in enumerate((queries, *others, queries))
+    ]
 
 
 # The most telling ones first.

@@ -9,7 +9,7 @@ SAME = ("captured", "copies", "command_buffers")
 
 
 def compare(real: Mapping[str, Any], described: Mapping[str, Any]) -> list[str]:
-    """In what they differ, as lines."""
+    """Say in lines where two plans differ."""
     lines = []
     for name in {**real, **described}:
         sides = {"on the GPU": real.get(name), "on the described one": described.get(name)}

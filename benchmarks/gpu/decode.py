@@ -123,9 +123,9 @@ def measure(setting: Setting) -> Iterator[Row]:
         program: Callable[..., Any] = jax.jit(function, donate_argnums=2, compiler_options=jit_options)
 
         def generate() -> jax.Array:
-            token, own = jnp.int32(1), jax.tree.map(jnp.copy, cache)
+            token, filled = jnp.int32(1), jax.tree.map(jnp.copy, cache)
             for _ in range(1 if in_one else steps):
-                token, own = program(weights, token, own)
+                token, filled = program(weights, token, filled)
                 if reads:
                     int(token)
             return token

@@ -81,7 +81,7 @@ def _same_document(ids: Any) -> Any:
 
 
 def _lengths(sizes: Sizes) -> jax.Array:
-    """From half of the keys to all of them."""
+    """Return lengths from half of the keys to all of them."""
     return jnp.asarray(np.linspace(sizes.keys / 2, sizes.keys, sizes.batch).astype(np.int32))
 
 
@@ -190,10 +190,10 @@ def _contestants(setting: Setting, case: Case, sizes: Sizes, which: Pass) -> dic
         made = setting.clock.runner(of_pass(f, which, (0, 1, 2)), *given)
         return made if case.is_compared else made._replace(result=None)
 
-    found = {name: functools.partial(runner, f) for name, f in fs.items()}
+    runners = {name: functools.partial(runner, f) for name, f in fs.items()}
     if setting.torch and case.torch is not None:
-        found["torch SDPA"] = functools.partial(_of_torch, case, which, given)
-    return found
+        runners["torch SDPA"] = functools.partial(_of_torch, case, which, given)
+    return runners
 
 
 def _of_torch(case: Case, which: Pass, given: tuple[Any, ...]) -> Runner:

@@ -78,10 +78,10 @@ def plans(tiny: bool) -> Iterator[tuple[str, dict[str, Any]]]:
                     compiled = xla.compile_with_plan(traced.lower(), options)
                 else:
                     compiled = xla.compile_deviceless(traced, compiler_options=options)
-                found: dict[str, Any] = {**summary(compiled), "thunks": compiled.thunks}
+                plan: dict[str, Any] = {**summary(compiled), "thunks": compiled.thunks}
             except Exception as error:  # one program must not cost the others
-                found = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
-            yield f"{name}; {way}", {**found, "seconds": round(time.monotonic() - start, 1)}
+                plan = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+            yield f"{name}; {way}", {**plan, "seconds": round(time.monotonic() - start, 1)}
 
 
 def target_config() -> str:
@@ -89,8 +89,8 @@ def target_config() -> str:
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         jax.jit(lambda x: x + 1).lower(jnp.ones(3)).compile(compiler_options=options)
-        found = sorted(pathlib.Path(folder).glob("*target_config*"))
-        return found[0].read_text() if found else ""
+        files = sorted(pathlib.Path(folder).glob("*target_config*"))
+        return files[0].read_text() if files else ""
 
 
 def main() -> int:
@@ -104,11 +104,11 @@ def main() -> int:
     if reason is not None:
         data["unavailable"] = reason
     else:
-        for name, found in plans(options.tiny):
-            data["plans"][name] = found
+        for name, plan in plans(options.tiny):
+            data["plans"][name] = plan
             options.to.write_text(json.dumps(data))
-            text = found.get("error") or {key: found[key] for key in ("captured", "copies", "command_buffers")}
-            print(f"{name}: {text} ({found['seconds']} s)", flush=True)
+            text = plan.get("error") or {key: plan[key] for key in ("captured", "copies", "command_buffers")}
+            print(f"{name}: {text} ({plan['seconds']} s)", flush=True)
     options.to.write_text(json.dumps(data))
     return 0
 

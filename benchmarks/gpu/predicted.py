@@ -89,8 +89,8 @@ def _bytes(text: str) -> int:
 
 def _products(text: str) -> int:
     """Return the products of an instruction for a warp, which has a quarter of what a group of four multiplies."""
-    if found := re.search(r"\bHGMMA\.(\d+)x(\d+)x(\d+)", text):
-        rows, columns, depth = map(int, found.groups())
+    if match := re.search(r"\bHGMMA\.(\d+)x(\d+)x(\d+)", text):
+        rows, columns, depth = map(int, match.groups())
         return rows * columns * depth // 4
     # m16n8k16 is written 16816.
     return 16 * 8 * 16 if re.search(r"\bHMMA\.16816", text) else 0
@@ -117,7 +117,9 @@ def disassembled(launch: Launched) -> list[tuple[int, str]]:
         text = subprocess.run([tool, "-sass", file.name], check=True, capture_output=True, text=True).stdout
     for part in text.split("Function : ")[1:]:
         if part.split(None, 1)[0] == launch.entry:
-            return [(int(at, 16), each) for at, each in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", part)]
+            return [
+                (int(at, 16), instruction) for at, instruction in re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", part)
+            ]
     raise ValueError(f"{launch.entry} is not in its image")
 
 

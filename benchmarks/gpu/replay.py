@@ -29,7 +29,7 @@ _has_gpu = False
 
 
 def add_one(ctx: Any, out: Any, x: Any) -> None:
-    """On XLA's stream. Without a GPU NumPy stands in."""
+    """Add one on XLA's stream. Without a GPU NumPy stands in."""
     if not _has_gpu:
         np.add(np.asarray(x), 1, out=np.asarray(out))
         return
@@ -49,16 +49,16 @@ def repeated(call: Callable[[jax.Array], jax.Array], times: int) -> Callable[[ja
 
 def counts() -> dict[str, Any]:
     """Count the runs of Python for each call of a program: six times with the same buffers, then with six others."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for library, make in (("eqxcallback", eqxc.buffer_callback), ("jax", jax_buffer_callback)):
         for times in (1, 2, 5, 8):
             for smallest in (None, 1):
                 name = f"{library}, run of {times}, smallest {'default' if smallest is None else smallest}"
                 try:
-                    found[name] = _count(make, times, {} if smallest is None else {SMALLEST: smallest})
+                    by_name[name] = _count(make, times, {} if smallest is None else {SMALLEST: smallest})
                 except Exception as error:
-                    found[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
-    return found
+                    by_name[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+    return by_name
 
 
 def _count(make: Callable[..., Any], times: int, options: dict[str, Any]) -> dict[str, Any]:
@@ -71,14 +71,14 @@ def _count(make: Callable[..., Any], times: int, options: dict[str, Any]) -> dic
     call = make(body, F32, command_buffer_compatible=True)
     program = jax.jit(repeated(call, times), compiler_options=options)
     kept = [jnp.full(SIZE, float(i)) for i in range(7)]  # alive together, so at different addresses
-    each, right = [], True
+    per_call, right = [], True
     for i in range(12):
         x = kept[0] if i < 6 else kept[i - 5]
         runs[0] = 0
         y = np.asarray(program(x))
-        each.append(runs[0])
+        per_call.append(runs[0])
         right &= bool((y == (0 if i < 6 else i - 5) + times).all())
-    return {"python_runs": each, "right": right}
+    return {"python_runs": per_call, "right": right}
 
 
 def context() -> dict[str, Any]:
@@ -96,9 +96,9 @@ def context() -> dict[str, Any]:
     program = eqxc.jit_captured(lambda x: op(x))
     report = eqxc.inspect(program, jnp.zeros(SIZE))
     right = [bool((np.asarray(program(jnp.full(SIZE, float(i)))) == i + 1).all()) for i in range(4)]
-    found: dict[str, Any] = {"captured": [call.captured for call in report.calls], "right": right}
+    facts: dict[str, Any] = {"captured": [call.captured for call in report.calls], "right": right}
     if not _has_gpu:
-        return found
+        return facts
     driver = ctypes.CDLL("libcuda.so.1")
     seen = []
 
@@ -115,15 +115,15 @@ def context() -> dict[str, Any]:
         jax.block_until_ready(f(jnp.zeros(SIZE)))
     primary = ctypes.c_void_p()
     driver.cuDevicePrimaryCtxRetain(ctypes.byref(primary), 0)
-    return {**found, "primary_context": primary.value, "seen": seen}
+    return {**facts, "primary_context": primary.value, "seen": seen}
 
 
 def types() -> dict[str, Any]:
     """Say what CuPy makes of our buffers and of JAX's, 16 bits among them."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for dtype in ("float32", "bfloat16", "float16", "float8_e4m3fn", "bool"):
         for library, make in (("eqxcallback", eqxc.buffer_callback), ("jax", jax_buffer_callback)):
-            seen = found.setdefault(f"{library}, {dtype}", {})
+            seen = by_name.setdefault(f"{library}, {dtype}", {})
 
             def look(ctx: Any, out: Any, x: Any, seen: dict[str, Any] = seen) -> None:
                 seen["interface"] = str(getattr(x, "__cuda_array_interface__", {}).get("typestr"))
@@ -135,7 +135,7 @@ def types() -> dict[str, Any]:
                 jax.block_until_ready(make(look, jax.ShapeDtypeStruct(x.shape, x.dtype))(x))
             except Exception as error:
                 seen["error"] = f"{type(error).__name__}: {str(error)[-300:]}"
-    return found
+    return by_name
 
 
 def raising() -> dict[str, Any]:
@@ -152,9 +152,9 @@ def allocating() -> dict[str, Any]:
         cupy: Any = importlib.import_module("cupy")
         cupy.get_default_memory_pool().free_all_blocks()
         with cupy.cuda.ExternalStream(ctx.stream):
-            own = cupy.empty(SIZE, cupy.float32)
-            cupy.add(cupy.asarray(x), 1, out=own)
-            cupy.copyto(cupy.asarray(out), own)
+            sums = cupy.empty(SIZE, cupy.float32)
+            cupy.add(cupy.asarray(x), 1, out=sums)
+            cupy.copyto(cupy.asarray(out), sums)
 
     return _misbehaving(body)
 
@@ -169,7 +169,7 @@ def waiting() -> dict[str, Any]:
 
 
 def elsewhere() -> dict[str, Any]:
-    """On CuPy's own current stream, which is CUDA's default one."""
+    """Launch on CuPy's own current stream, which is CUDA's default one."""
 
     def body(ctx: Any, out: Any, x: Any) -> None:
         cupy: Any = importlib.import_module("cupy")
@@ -184,20 +184,20 @@ def _misbehaving(body: Callable[..., None]) -> dict[str, Any]:
         return {"left_out": "needs a GPU"}
     callback = eqxc.buffer_callback(body, F32, command_buffer_compatible=True)
     program = eqxc.jit_captured(lambda x: callback(callback(x)))
-    found: dict[str, Any] = {"calls": []}
+    outcome: dict[str, Any] = {"calls": []}
     for i in range(3):
         try:
             right = bool((np.asarray(program(jnp.full(SIZE, float(i)))) == i + 2).all())
-            found["calls"].append("right" if right else "WRONG")
+            outcome["calls"].append("right" if right else "WRONG")
         except Exception as error:
-            found["calls"].append(f"{type(error).__name__}: {str(error)[:600]}")
+            outcome["calls"].append(f"{type(error).__name__}: {str(error)[:600]}")
     try:
         good = eqxc.buffer_callback(add_one, F32, command_buffer_compatible=True)
         after = eqxc.jit_captured(lambda x: good(good(x)))(jnp.zeros(SIZE))
-        found["after"] = "right" if bool((np.asarray(after) == 2).all()) else "WRONG"
+        outcome["after"] = "right" if bool((np.asarray(after) == 2).all()) else "WRONG"
     except Exception as error:
-        found["after"] = f"{type(error).__name__}: {str(error)[:300]}"
-    return found
+        outcome["after"] = f"{type(error).__name__}: {str(error)[:300]}"
+    return outcome
 
 
 EXPERIMENTS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -212,9 +212,9 @@ def main() -> int:
     parser.add_argument("--to", type=pathlib.Path, required=True)
     options = parser.parse_args()
     _has_gpu = jax.default_backend() == "gpu"
-    found = {"platform": jax.default_backend(), **EXPERIMENTS[options.experiment]()}
-    options.to.write_text(json.dumps(found))
-    print(json.dumps(found, indent=1))
+    record = {"platform": jax.default_backend(), **EXPERIMENTS[options.experiment]()}
+    options.to.write_text(json.dumps(record))
+    print(json.dumps(record, indent=1))
     return 0
 
 

@@ -23,10 +23,14 @@ _OURS = "regex:norm|swiglu|entropy|rotary|attention|decode|quantized|append|soft
 
 def sanitize(python: Python, seconds: float) -> dict[str, Any]:
     """The kernels under each of compute-sanitizer's tools, for so many seconds each."""
-    found = {tool: _sanitized(python, tool, seconds) for tool in ("memcheck", "racecheck")}
-    oks = [each["ok"] for each in found.values()]
+    results = {tool: _sanitized(python, tool, seconds) for tool in ("memcheck", "racecheck")}
+    oks = [result["ok"] for result in results.values()]
     ok = False if False in oks else None if None in oks else True
-    return {"ok": ok, "says": "; ".join(f"{tool}: {each['says']}" for tool, each in found.items()), "tools": found}
+    return {
+        "ok": ok,
+        "says": "; ".join(f"{tool}: {result['says']}" for tool, result in results.items()),
+        "tools": results,
+    }
 
 
 def _sanitized(python: Python, tool: str, seconds: float) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def _check_count(parameters: Sequence[tuple[int, ...]], who: str) -> None:
 def arrays_by_name(
     bound: BoundKernel, operands: Sequence[Any], results: Sequence[Any], workspaces: Sequence[Any]
 ) -> dict[str, Array]:
-    """By the names that parameters have for them."""
+    """Return the arrays of a call, by the names that parameters have for them."""
     avals = [*operands, *results, *workspaces]
     after, last = len(operands), len(operands) + len(results)
     indices = {

@@ -29,7 +29,7 @@ def compiled(kernel: CudaKernel, call: DeviceCall) -> Program:
 
 @functools.lru_cache(maxsize=512)  # a program has the same image in many calls
 def _kernels(image: bytes) -> Mapping[str, Declared] | None:
-    """By name; `None` of an image for a CPU, as emulation has it."""
+    """Return the kernels of an image by name; `None` for an image for a CPU, as emulation has it."""
     return read_ptx(image)[1] if is_ptx(image) else kernels_of(image)
 
 

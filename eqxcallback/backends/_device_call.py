@@ -30,7 +30,7 @@ class Parameter:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The size in bytes."""
         return 8 if self.is_pointer else self.dtype.itemsize
 
 

@@ -45,5 +45,5 @@ class Guarded:
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
-    """As they lie in memory, also those of a column-major array. Writeable."""
+    """Return the bytes as they lie in memory, also for a column-major array. Writeable."""
     return np.ctypeslib.as_array((ctypes.c_uint8 * array.nbytes).from_address(array.ctypes.data))

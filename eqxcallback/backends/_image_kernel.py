@@ -51,7 +51,7 @@ class _Code:
         return f"{'PTX' if self.is_ptx else 'a cubin'} for {self.target}"
 
     def runs_on(self, device: int) -> bool:
-        """As the driver decides it: PTX is compiled for newer devices, a cubin is for the later ones of one generation."""
+        """True if the driver runs it: PTX is compiled for newer devices, a cubin is for the later ones of one generation."""
         version = version_of(self.target)
         if self.target.endswith("a"):
             return version == device
@@ -112,7 +112,7 @@ def _devices() -> Sequence[int]:
 
 
 def _checked_entry(entry: str, codes: Sequence[_Code], call: DeviceCall) -> str:
-    """Its name in the image: as it is written, or the only one that a compiler has made of it."""
+    """Return the entry's name in the image: as it is written, or the only name that a compiler has made of it."""
     name = entry
     for code in codes:
         if code.kernels is None:

@@ -16,7 +16,7 @@ _ASKED = tuple(field.name for field in dataclasses.fields(Launch) if field.name 
 
 
 def launches(kernel: CudaKernel | ImageKernel, call: DeviceCall) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
-    """For each launch its entry, and what else a step is made of."""
+    """Return for each launch its entry, and what else a step is made of."""
     assert isinstance(kernel.launch, tuple)
     entries = tuple(_entry(call.value(launch.entry or kernel.entry, "entry"), call) for launch in kernel.launch)
     return entries, [{name: call.value(getattr(launch, name), name) for name in _ASKED} for launch in kernel.launch]

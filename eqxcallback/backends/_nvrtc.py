@@ -46,7 +46,7 @@ def find() -> Nvrtc:
 
 
 class _CuPy:
-    """By way of `cupy.cuda.nvrtc`."""
+    """NVRTC by way of `cupy.cuda.nvrtc`."""
 
     def __init__(self) -> None:
         nvrtc: Any = importlib.import_module("cupy").cuda.nvrtc
@@ -79,7 +79,7 @@ def _text(name: str | bytes) -> str:
 
 
 class _Library:
-    """By its C functions."""
+    """NVRTC by its C functions."""
 
     def __init__(self) -> None:
         self._library = _open()

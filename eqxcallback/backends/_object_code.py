@@ -46,7 +46,7 @@ class ObjectCode:
         return int.from_bytes(digest, "little") >> 1 or 1
 
     def text(self, op: str, symbol: str) -> str:
-        """For `load`, and who calls it, for errors."""
+        """Write the code as text for `load`, with the op that calls it, for errors."""
         return json.dumps(
             {
                 "op": op,
@@ -60,7 +60,7 @@ class ObjectCode:
         )
 
     def load(self) -> None:
-        """So that calls find it. The same code is in memory once."""
+        """Load the code, so that calls find it. The same code is in memory once."""
         with _lock:
             if self.number in _loaded:
                 return
@@ -140,12 +140,12 @@ def _llvm() -> Any:
 
 
 def _version() -> str:
-    """Its part that says what compiled code expects of Numba."""
+    """Return the part of Numba's version that says what compiled code expects of Numba."""
     return ".".join(importlib.import_module("numba").__version__.split(".")[:2])
 
 
 def _machine() -> Any:
-    """As Numba has it."""
+    """Make a target machine as Numba does."""
     config, llvm = importlib.import_module("numba").config, _llvm()
     target = llvm.Target.from_default_triple()
     return target.create_target_machine(

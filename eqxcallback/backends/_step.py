@@ -52,7 +52,7 @@ class Step:
         cluster: Any = 1,
         **attributes: Any,
     ) -> "Step":
-        """With the limits that all GPUs have. `what` begins an error, and ends with the kernel's name."""
+        """Make a step, and check the limits that all GPUs have. `what` begins an error, and ends with the kernel's name."""
         grid, block = dims(grid, f"{what}: expected grid"), dims(block, f"{what}: expected block")
         cluster = dims(cluster, f"{what}: expected cluster")
         if grid[0] >= 2**31 or max(grid[1:]) > 65535:

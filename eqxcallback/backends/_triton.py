@@ -58,7 +58,7 @@ class _Compiled:
     hidden: int
 
     def step(self, image: int, grid: Any, what: str) -> Step:
-        """As Triton's own launcher launches it."""
+        """Make the step that Triton's own launcher would launch."""
         about = self.about
         x, y, z = dims(grid, f"{what}: expected grid")
         return Step.checked(
@@ -107,7 +107,7 @@ def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
 
 
 def launches(kernel: TritonKernel, call: DeviceCall) -> Iterator[tuple[Any, _Settings, Any]]:
-    """For each launch the function, its constexprs and its grid."""
+    """Yield for each launch the function, its constexprs and its grid."""
     for part in (kernel, *kernel.then):
         settings = _settings(part, version_of(architecture(kernel.arch)), call)
         for name in _OPTIONS:

@@ -104,7 +104,7 @@ _lock = threading.Lock()
 
 
 def _load(package: Any, function: xla.LibraryFunction, who: str) -> None:
-    """As a module: that tells the library its context, and loads what is embedded in it."""
+    """Load the library as a module: that tells it its context, and loads what is embedded in it."""
     with _lock:
         if function.path in _modules:
             return

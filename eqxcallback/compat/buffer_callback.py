@@ -1,4 +1,4 @@
-"""To import in place of `jax.experimental.buffer_callback`.
+"""A module to import in place of `jax.experimental.buffer_callback`.
 
 The same as [`eqxcallback.buffer_callback`][], but for what JAX's own tests pin: on a CPU, `ctx.stream` raises.
 """
@@ -61,7 +61,7 @@ def buffer_callback(
     input_output_aliases: Aliases | None = None,
     command_buffer_compatible: AnyBool = False,
 ) -> Callable[..., Any]:
-    """As `jax.experimental.buffer_callback.buffer_callback`; see [`eqxcallback.buffer_callback`][] for the arguments."""
+    """Make a callback as `jax.experimental.buffer_callback.buffer_callback` does; see [`eqxcallback.buffer_callback`][]."""
     return _buffer_callback(
         _WithCompatContext(callback) if callable(callback) else callback,
         result_shape_dtypes,

@@ -1,4 +1,4 @@
-"""To import in place of `jax.experimental.host_callback`, which JAX has no more.
+"""A module to import in place of `jax.experimental.host_callback`, which JAX has no more.
 
 Taps and calls keep the order of the program, as they did there. What differs: a `call` that fails raises from the program that
 it is in, and in a program of several devices each device makes it, with the whole argument.

@@ -77,7 +77,7 @@ def epsilon(who: str, eps: Any) -> float:
 
 
 def scale_of(who: str, scale: Any, size: int) -> float:
-    """By default what softmax of products of `size` numbers has."""
+    """Return the scale of logits, by default that of softmax of products of `size` numbers."""
     return 1 / math.sqrt(max(size, 1)) if scale is None else number(who, "scale to be a number or None", scale)
 
 

@@ -51,7 +51,7 @@ class KernelError(JaxRuntimeError):
         self.original = original
 
     def __reduce__(self) -> tuple[Callable[..., "KernelError"], tuple[object, ...]]:
-        """For process pools and test runners. An original that cannot be pickled becomes a `RuntimeError` of its text."""
+        """Pickle for process pools and test runners. An original that cannot be pickled becomes a `RuntimeError` of its text."""
         original = self.original
         try:
             pickle.loads(pickle.dumps(original))
@@ -156,7 +156,7 @@ def raising() -> Iterator[None]:
 
 
 def type_text(dtype: object, shape: Sequence[Size]) -> str:
-    """As JAX prints types: `float32[3,4]`."""
+    """Write a type as JAX prints types: `float32[3,4]`."""
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
@@ -170,7 +170,7 @@ def types_text(outputs: Sequence[Any], inputs: Sequence[Any]) -> str:
 
 
 class _Type:
-    """In place of an array."""
+    """A text that stands for an array."""
 
     def __init__(self, text: str):
         self.text = text

@@ -25,7 +25,7 @@ _is_quiet = contextvars.ContextVar("_is_quiet", default=False)
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing is said in it, and what was not said may be said later."""
+    """Hold warnings back: nothing is said inside, and what was not said may be said later."""
     token = _is_quiet.set(True)
     try:
         yield

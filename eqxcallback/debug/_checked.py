@@ -76,7 +76,7 @@ def _leave() -> None:
 
 
 def resume() -> None:
-    """After something else had the place of checked mode."""
+    """Resume checked mode after something else had its place."""
     with _lock:
         _ext.set_checked_call(_checked_call if _depth else None)
 

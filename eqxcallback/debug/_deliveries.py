@@ -34,12 +34,12 @@ class Deliveries:
         self._inside = threading.local()
 
     def call_now(self, name: str, call: Callable[[], None]) -> None:
-        """In this thread. What it raises is kept, but for what stops the program."""
+        """Call in this thread. An exception is kept, unless it stops the program."""
         with self._delivery(name) as number:
             self._run(Delivery(number, name, 0, call), Exception)
 
     def call_later(self, name: str, call: Callable[[], None], nbytes: int) -> None:
-        """In the worker's thread. Waits while the queue is full."""
+        """Call in the worker's thread. Waits while the queue is full."""
         with self._delivery(name, closes=False) as number:
             delivery = Delivery(number, name, nbytes, call)
             with self._changed:
@@ -55,7 +55,7 @@ class Deliveries:
             self._close(number)
 
     def wait(self, timeout: float | None) -> str | None:
-        """For all that were begun before. What is missing after `timeout` seconds, or `None`."""
+        """Wait for all calls that were begun before. Return what is missing after `timeout` seconds, or `None`."""
         with self._changed:
             begun = set(self._open)
             if self._changed.wait_for(lambda: not begun & self._open.keys(), timeout):
@@ -74,7 +74,7 @@ class Deliveries:
             worker.join()
 
     def close(self) -> None:
-        """From now on everything is called at once: Python exits."""
+        """Call everything at once from now on: Python exits."""
         with self._changed:
             self._closed = True
 
@@ -148,7 +148,7 @@ class Deliveries:
 
 
 def queue_limit() -> int:
-    """In bytes."""
+    """Return the limit of the queue in bytes."""
     text = os.environ.get("EQXCALLBACK_TAP_QUEUE_BYTES", "256000000")
     try:
         limit = int(text)
@@ -170,7 +170,7 @@ def deliveries() -> Deliveries:
 
 
 def _in_child() -> None:
-    """After a fork: threads, and what they were to call, are the parent's."""
+    """Start anew after a fork: threads, and what they were to call, are the parent's."""
     global _current
     _current = Deliveries()
     _failures.forget()

@@ -57,7 +57,7 @@ def raise_kept() -> None:
 
 
 def forget() -> None:
-    """In a forked process: they are the parent's."""
+    """Forget the failures in a forked process: they are the parent's."""
     global _lock, _left_out
     _lock = threading.Lock()
     _kept.clear()

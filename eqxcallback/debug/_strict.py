@@ -41,7 +41,7 @@ _KINDS = (jnp.bool_, jnp.unsignedinteger, jnp.signedinteger, jnp.floating, jnp.c
 
 
 def _holds(dtype: np.dtype, value: np.ndarray) -> bool:
-    """As NumPy's casting="same_kind", also for dtypes that NumPy does not know. A scalar integer only has to fit."""
+    """True if casting="same_kind" of NumPy allows it, also for dtypes that NumPy lacks. A scalar integer only has to fit."""
     kind, given = _kind(dtype), _kind(value.dtype)
     if value.ndim == 0 and kind <= 2 and given <= 2:
         low, high = (0, 1) if kind == 0 else (int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max))

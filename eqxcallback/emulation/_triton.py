@@ -96,7 +96,7 @@ def _described(fn: Any) -> list[dict[str, Any]]:
 
 
 def _source(function: types.FunctionType) -> str:
-    """From `def` on: decorators are Triton's own."""
+    """Return the source from `def` on: decorators are Triton's own."""
     try:
         lines = textwrap.dedent("".join(inspect.getsourcelines(function)[0])).splitlines(keepends=True)
     except OSError as error:

@@ -14,7 +14,7 @@ def of_model(model: Any) -> int:
 
 
 def of_module(module: eqx.Module) -> int:
-    """Without those of the Modules in it."""
+    """Count the parameters of a Module without those of the Modules in it."""
     if _is_state(module):
         return 0
     leaves = jax.tree.leaves(module, is_leaf=lambda node: node is not module and isinstance(node, eqx.Module))

@@ -43,5 +43,5 @@ def reason_to_leave(node: Any, known: Collection[type], fused: Container[type]) 
 
 
 def title(cls: type) -> str:
-    """As users write it."""
+    """Return the name of a class as users write it."""
     return f"{cls.__module__.split('._')[0]}.{cls.__qualname__}"

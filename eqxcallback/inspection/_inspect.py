@@ -87,7 +87,7 @@ def _inspected(fn: Callable[..., Any], args: tuple[Any, ...], wanted: str | None
 
 
 def _compiled(traced: Any, options: Mapping[str, Any], platform: str, calls: list[ExternalCall]) -> Inspection:
-    """For the platform in use."""
+    """Inspect a program compiled for the platform in use."""
     lowered = traced.lower()
     if platform in _GPUS:
 
@@ -104,7 +104,7 @@ def _compiled(traced: Any, options: Mapping[str, Any], platform: str, calls: lis
 def _elsewhere(
     traced: Any, lowered: Any, options: Mapping[str, Any], platform: str, calls: list[ExternalCall]
 ) -> Inspection:
-    """For another platform: with its compiler, if that is here."""
+    """Inspect a program for another platform: compiled, if a compiler for it is here."""
 
     def compile(further: Mapping[str, Any]) -> xla.Compiled:
         return xla.compile_deviceless(lowered, compiler_options={**options, **further})

@@ -9,7 +9,7 @@ from ._report import ExternalCall
 
 
 def match(calls: Sequence[ExternalCall], module: Module) -> Mapping[int, Sequence[Instruction]]:
-    """For the indices of `calls`, their instructions: one, unless XLA has unrolled a loop, and none if XLA has removed it.
+    """Map the indices of `calls` to their instructions: one, unless XLA has unrolled a loop, and none if XLA has removed it.
 
     Nothing in the text identifies a call. So those that agree in all that both sides tell, and are equally many, are paired
     in order, then those that agree in less.

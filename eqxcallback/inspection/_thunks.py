@@ -31,7 +31,7 @@ class Thunk:
 
     @property
     def above(self) -> Iterator["Thunk"]:
-        """From its parent outwards."""
+        """Yield the thunks around this one, from its parent outwards."""
         thunk = self.parent
         while thunk is not None:
             yield thunk

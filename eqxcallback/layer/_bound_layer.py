@@ -331,7 +331,7 @@ def _alias_pairs(
 
 
 def _nothing(*_: Any) -> None:
-    """In place of a method, where a kernel takes it."""
+    """Do nothing, in place of a method where a kernel takes it."""
 
 
 def _arguments(
@@ -344,7 +344,7 @@ def _arguments(
 
 
 def _layouts(layouts: Any, avals: Sequence[Any], num_own: int, who: str) -> tuple[Any, ...] | None:
-    """For all arrays; those declared come after the layer's `num_own`."""
+    """Return the layouts of all arrays; the declared ones come after the layer's `num_own`."""
     if layouts is None:
         return None
     declared = [None if layout is None else tuple(layout) for layout in layouts]

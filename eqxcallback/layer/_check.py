@@ -198,7 +198,7 @@ def _misplaces(cls: Any, function: Any, names: tuple[str, ...], what: str) -> It
 
 
 def _agrees(cls: type, function: Any, skipped: int, what: str) -> Iterator[Fault]:
-    """It is called with all arguments of a call, by position where they have one."""
+    """Check that a function takes all arguments of a call, by position where they have one."""
     parameters = list(signature_of(cls).parameters.values())
     if any(p.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) for p in parameters):
         return

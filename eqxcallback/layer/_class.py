@@ -44,7 +44,7 @@ def _misspelt(cls: type, base: type) -> Iterator[tuple[str, str]]:
 
 
 def _is_field(cls: type, name: str) -> bool:
-    """As dataclasses see it: annotated, and not as a `ClassVar`."""
+    """True if dataclasses see a field: annotated, and not as a `ClassVar`."""
     annotation = inspect.get_annotations(cls).get(name)
     if isinstance(annotation, str):
         return "ClassVar" not in annotation

@@ -139,7 +139,7 @@ class Layer(eqx.Module):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """For `inspect.signature`, and what shows it or binds arguments by it."""
+        """The signature for `inspect.signature`, and for tools that show it or bind arguments by it."""
         return _signature(type(self))[0]
 
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree:

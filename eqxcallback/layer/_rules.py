@@ -26,9 +26,9 @@ class Arguments(tuple[Any, ...]):
     was_asked = False
 
     @classmethod
-    def of(cls, own: Any, arguments: Sequence[Any]) -> "Arguments":
+    def of(cls, of_layer: Any, arguments: Sequence[Any]) -> "Arguments":
         made = cls(arguments)
-        made._own = own
+        made._own = of_layer
         return made
 
     @property

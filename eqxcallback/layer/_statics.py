@@ -12,7 +12,7 @@ from . import _declarations as declarations
 def of(
     kernel: Any, others: Mapping[str, Any], layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """By name, `others` among it if the kernel names them."""
+    """Return the static values of a call by name, with those of `others` that the kernel names."""
     cls = type(layer)
     given = {**dict(zip(declarations.names_of(cls, len(args)), args, strict=True)), **kwargs}
     statics = {}

@@ -30,7 +30,7 @@ def append(ring: Array, rows: Array, length: Int[Array, ""], valid: Int[Array, "
 
 
 def ages(slots: int, length: Int[Array, ""]) -> Int[Array, " slots"]:
-    """For each slot, how many tokens came after its own. A slot that no token has used yet is as old as `length`, or older."""
+    """Count the tokens that came after that of each slot. A slot that no token has used yet is as old as `length`, or older."""
     return (length - 1 - jnp.arange(slots, dtype=jnp.int32)) % slots
 
 

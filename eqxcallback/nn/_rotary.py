@@ -83,6 +83,6 @@ RotaryPositionalEmbedding.__init__.__doc__ = """**Arguments:**
 def _table(
     precompute: Callable[..., Any], size: int, length: int, theta: float, dtype: Any, x64: bool
 ) -> tuple[Any, Any]:
-    """On the host, so that no device keeps tables which programs have as constants."""
+    """Compute the tables on the host, so that no device keeps tables which programs have as constants."""
     cos, sin = precompute(size, length, theta, dtype)
     return np.asarray(cos), np.asarray(sin)

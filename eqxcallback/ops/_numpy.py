@@ -31,7 +31,7 @@ def on_arrays(body: Callable[..., None]) -> Callable[..., None]:
 
 
 def wide(x: Any) -> Any:
-    """In the dtype that kernels compute in: f32, or f64 for f64."""
+    """Cast to the dtype that kernels compute in: f32, or f64 for f64."""
     return x.astype(np.float64 if x.dtype == np.float64 else np.float32, copy=False)
 
 
@@ -41,7 +41,7 @@ def store(out: Any, value: Any) -> None:
 
 
 def to_host(x: Any) -> np.ndarray:
-    """For what Python has to know, such as where to write."""
+    """Copy to the host what Python has to know, such as where to write."""
     return x if isinstance(x, np.ndarray) else x.get()
 
 

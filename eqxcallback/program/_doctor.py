@@ -36,7 +36,7 @@ def _python() -> None:
 
 
 def _ops() -> None:
-    """By the kernels for the default device, whatever it is."""
+    """Compare an op and its gradient with their reference, on the default device, whatever it is."""
     x = jnp.sin(jnp.arange(4 * 96, dtype=jnp.float32)).reshape(4, 1, 3, 32)
 
     def results(implementation):
@@ -69,8 +69,8 @@ def doctor() -> bool:
     if faster := _ext.isas_of_bf16():
         print("  products of bf16, as measured:", ", ".join(f"{family} on {isa}" for family, isa in faster.items()))
     print("backends:")
-    for name, found in available_backends().items():
-        print(f"  {name:<14}{'yes' if found is True else f'no: {found}'}")
+    for name, state in available_backends().items():
+        print(f"  {name:<14}{'yes' if state is True else f'no: {state}'}")
         if missing(name) is not None:
             print(f'  {"":<14}implementation="auto" runs other kernels, or references, in place of those in {name}')
     print("checks:")

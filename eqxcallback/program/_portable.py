@@ -25,7 +25,7 @@ IsArray = Callable[[Any], bool]
 
 
 def is_array(leaf: Any) -> bool:
-    """As `equinox.filter_jit` has it: Python's numbers are none."""
+    """True for what `equinox.filter_jit` takes as an array: Python's numbers are not arrays."""
     return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
@@ -41,8 +41,8 @@ def portable(x: Any, is_array: IsArray = is_array) -> Any:
         return x if all(map(operator.is_, made, children)) else _like(x, made)
     if x is None or is_array(x):
         return x
-    found: dict[str, Any] = {f"{path} = {_text(value)}": None for path, value in _statics(x, "", is_array)}
-    return found | {keystr(path): leaf for path, leaf in tree_flatten_with_path(x)[0] if is_array(leaf)}
+    parts: dict[str, Any] = {f"{path} = {_text(value)}": None for path, value in _statics(x, "", is_array)}
+    return parts | {keystr(path): leaf for path, leaf in tree_flatten_with_path(x)[0] if is_array(leaf)}
 
 
 def restore(x: Any, given: Any) -> Any:

@@ -35,8 +35,8 @@ class Program(jax.export.Exported):
 
 def _fitting(argument: Any, expected: Any) -> Any:
     """A Python number is static, unless the program has an array in its place."""
-    found = portable(argument, is_array_or_number)
-    return found if jax.tree.structure(found) == jax.tree.structure(expected) else portable(argument)
+    traced = portable(argument, is_array_or_number)
+    return traced if jax.tree.structure(traced) == jax.tree.structure(expected) else portable(argument)
 
 
 def _difference(got: tuple[Sequence[Any], Mapping[str, Any]], expected: tuple[Sequence[Any], Mapping[str, Any]]) -> str:

@@ -94,14 +94,14 @@ def tune(fn: Callable[..., Any], *args: Any) -> list[Tuned]:
         return eqx.filter(function(*args), eqx.is_array)
 
     winners: dict[Contest, int] = {}
-    found = []
+    results = []
     while contests := _unmeasured(called, arrays, winners):
         for contest in contests:
             result = _measured(called, arrays, contest, winners)
             winners[contest] = result.winner
             transform.store(contest, result.winner, dataclasses.asdict(result))
-            found.append(result)
-    return found
+            results.append(result)
+    return results
 
 
 def _unmeasured(called: _Called, arrays: Any, winners: Mapping[Contest, int]) -> list[Contest]:
@@ -198,7 +198,7 @@ def _seconds(run: _Run, count: int) -> float:
 
 
 def _text(kernel: Any, first: Any, name: str) -> str:
-    """Its kind and name, and the fields in which it differs from another of its kind."""
+    """Write a kernel's kind and name, and the fields in which it differs from another of its kind."""
     text = f"{kernel.backend} kernel {name}"
     if kernel is first or type(kernel) is not type(first):
         return text

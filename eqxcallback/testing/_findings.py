@@ -145,7 +145,7 @@ def _difference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def error_text(error: BaseException) -> str:
-    """In some lines at most. Of a kernel's failure, what the kernel raised."""
+    """Write an error in a few lines at most. For a kernel's failure, what the kernel raised."""
     if isinstance(error, KernelError):
         error = error.original
     lines = str(error).strip().splitlines() or [""]

@@ -124,7 +124,7 @@ def on_gpu() -> bool:
 
 
 def _record(call: KernelCall, faults: list[str], counts: collections.Counter[str]) -> None:
-    """In place of a kernel."""
+    """Record a call in place of running its kernel."""
     with _no_pool():
         recording = call.record()
     fault = _fault(recording, any(buffer.size for buffer in call.outputs))

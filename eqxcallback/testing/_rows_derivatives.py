@@ -177,7 +177,7 @@ def _each(
 
 
 def _inner(a: Sequence[Any], b: Sequence[Any]) -> float:
-    """As JAX pairs cotangents and tangents."""
+    """Return the inner product, as JAX pairs cotangents and tangents."""
     return sum(
         float(np.real(np.sum(host(x).astype(complex) * host(y).astype(complex)))) for x, y in zip(a, b, strict=True)
     )

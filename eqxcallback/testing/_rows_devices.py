@@ -58,7 +58,7 @@ def export(subject: Subject, findings: Findings) -> None:
 
 
 def _mesh(subject: Subject) -> tuple[jax.sharding.Mesh, int]:
-    """And a size of batch that it divides."""
+    """Return a mesh of all devices, and a size of batch that it divides."""
     first_batched(subject)
     count = jax.device_count()
     if count == 1:

@@ -71,7 +71,7 @@ def stateless(subject: Subject, findings: Findings) -> None:
 
 
 def _is_right(subject: Subject, findings: Findings, results: Sequence[Any]) -> bool:
-    """If it is wrong anyway, that is not for this row to say."""
+    """True if results are those of the reference. If they are wrong anyway, that is not for this row to say."""
     compared = Findings(findings.tolerance)
     compared.close(results, subject.jitted_reference(*subject.arrays()), "")
     return not compared.faults

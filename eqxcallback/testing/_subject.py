@@ -302,7 +302,7 @@ def is_native(kernel: Any) -> bool:
 
 
 def is_x64() -> bool:
-    """In this thread."""
+    """True if this thread computes in 64 bits."""
     return _config.jax_enable_x64
 
 

@@ -31,7 +31,7 @@ class Axes:
         return cls((), ((),) * num_operands)
 
     def within(self, size: Size, dims: Sequence[int | None]) -> "Axes":
-        """With one more axis around these, which the operands with a dim have."""
+        """Return these axes with one more around them, which the operands with a dim have."""
         operands = zip(dims, self.operands, strict=True)
         return Axes((size, *self.sizes), tuple((dim is not None, *has) for dim, has in operands))
 
@@ -56,25 +56,25 @@ def present(sizes: Sequence[Size], has: Sequence[bool]) -> tuple[Size, ...]:
 
 
 def batched(arg: Any, has: Has, sizes: Sequence[Size]) -> Any:
-    """With all axes."""
+    """Broadcast to all axes."""
     example_shape = arg.shape[sum(has) :]
     return jnp.broadcast_to(expanded(arg, has, sizes), (*sizes, *example_shape))
 
 
 def expanded(arg: Any, has: Has, sizes: Sequence[Size]) -> Any:
-    """With all axes, of size 1 where it has none."""
+    """Return `arg` with all axes, of size 1 where it has none."""
     del sizes
     return jnp.expand_dims(arg, [i for i, has_it in enumerate(has) if not has_it])
 
 
 def folded(arg: Any, has: Has, sizes: Sequence[Size]) -> Any:
-    """With all axes in one."""
+    """Return `arg` with all axes in one."""
     example_shape = arg.shape[sum(has) :]
     return batched(arg, has, sizes).reshape(math.prod(sizes), *example_shape)
 
 
 def extended(arg: Any, has: Has, wanted: Has | None, sizes: Sequence[Size]) -> Any:
-    """With the axes `wanted`, of which it `has` some; `None` is all of them, of size 1 where it has none."""
+    """Return `arg` with the axes `wanted`, of which it `has` some. `None` stands for all axes, of size 1 where it has none."""
     if has == wanted:
         return arg
     if wanted is None:

@@ -174,7 +174,7 @@ def _is_absent(leaf: Any) -> bool:
 
 
 def _nothing(*_: Any) -> None:
-    """In place of a body in Python."""
+    """Do nothing, in place of a body in Python."""
 
 
 @contextlib.contextmanager

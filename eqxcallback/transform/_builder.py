@@ -67,7 +67,7 @@ class _Source:
         return f"tree_unflatten({self._name(treedef)}, {self.expression(leaves)})"
 
     def _module(self, module: eqx.Module) -> str:
-        """As Equinox does it: no `__init__`, and the fields are set."""
+        """Write the lines that make a Module as Equinox does: no `__init__`, and the fields are set."""
         made = f"m{len(self.lines)}"
         self.lines.append(f"{made} = new({self._name(type(module))})")
         static = {field.name for field in dataclasses.fields(module) if field.metadata.get("static", False)}

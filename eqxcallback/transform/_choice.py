@@ -13,7 +13,7 @@ from ..kernel import Kernel
 Implementation = Literal[
     "auto", "reference", "native", "c", "numba", "tvm_ffi", "python", "jax", "cuda", "image", "triton"
 ]
-"""Which kind of kernels runs; see [`eqxcallback.Op.using`][]."""
+"""The kind of kernels that runs; see [`eqxcallback.Op.using`][]."""
 IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
 
 

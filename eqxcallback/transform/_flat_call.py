@@ -51,11 +51,11 @@ class FlatCall(abc.ABC):
     @property
     @abc.abstractmethod
     def names(self) -> Sequence[str]:
-        """For each operand, the parameter that it belongs to, or `""`."""
+        """The parameter that each operand belongs to, or `""`."""
 
     @abc.abstractmethod
     def example(self, *args: Any) -> Sequence[Any]:
-        """In pure JAX."""
+        """Compute one example in pure JAX."""
 
     @property
     @abc.abstractmethod
@@ -187,7 +187,7 @@ class LinearCall(FlatCall):
 
 
 def around(axes: Axes, operands: Sequence[xla.Dims], results: Sequence[xla.Dims]) -> xla.Factors:
-    """With those of outer axes, which all results have, in front."""
+    """Put the outer axes, which all results have, in front of the dimensions of operands and results."""
     outer = [f"outer{i}" for i in range(len(axes.sizes))]
 
     def front(has: Sequence[bool]) -> xla.Dims:

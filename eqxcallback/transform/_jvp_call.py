@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class JvpCall(LinearCall):
-    """Its operands are those of `call`, the results of it that are saved, and the tangents of the operands `active`. Its results
-    are the tangents of the results `results`, which are those of floating type.
+    """The tangents of a call. Its operands are those of `call`, its saved results, and the tangents of the operands `active`. Its
+    results are the tangents of the results `results`, which are those of floating type.
     """
 
     call: "ForwardCall"

@@ -235,7 +235,7 @@ class Op:
 
 
 def _candidates(declared: Any, field: str, who: str) -> dict[str, tuple[Kernel, ...]]:
-    """For each platform its kernels. The caller's own mapping may change."""
+    """Return the kernels of each platform. The caller's own mapping may change."""
     if not isinstance(declared, Mapping):
         raise TypeError(f"{who}: expected {field} to be a mapping from platforms to kernels; got {declared!r}.")
     candidates = {}

@@ -87,7 +87,7 @@ class Structure:
         return tree_unflatten(self.treedef, leaves)
 
     def build_alone(self, arrays: Sequence[Any]) -> Any:
-        """With `None` in place of what is static."""
+        """Build the tree with `None` in place of what is static."""
         leaves: list[Any] = [None] * len(self._leaves)
         for i, array in zip(self._indices, arrays, strict=True):
             leaves[i] = array

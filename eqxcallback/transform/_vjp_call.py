@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class VjpCall(LinearCall):
-    """Its operands are those of the op's call, the results of it that are saved, and the cotangents of the results that
-    callers see. Its results are the gradients of the operands `needs_grad`, summed over the axes that these lack in the call.
-    `results` are the results of floating type.
+    """The gradients of a call. Its operands are those of the op's call, its saved results, and the cotangents of the results that
+    callers see. Its results are the gradients of the operands `needs_grad`, summed over the axes that these lack in the
+    call. `results` are the results of floating type.
     """
 
     call: "ForwardCall"
@@ -35,7 +35,7 @@ class VjpCall(LinearCall):
 
     @classmethod
     def of(cls, tangent: "JvpCall", needs_grad: tuple[int, ...]) -> "VjpCall":
-        """With the axes of `tangent`."""
+        """Transpose `tangent`, with its axes."""
         outer, num_results = tangent.axes, tangent.bound.num_results
         primals = outer.operands[: len(outer.operands) - len(tangent.active)]
         axes = Axes(outer.sizes, (*primals, *[(True,) * len(outer.sizes)] * num_results))

@@ -1,4 +1,4 @@
-"""What is wrong with a C kernel is one error, before anything runs where that can be known."""
+"""Mistakes in a C kernel are one error each, before anything runs where that can be known."""
 
 import re
 

@@ -89,7 +89,7 @@ print(out.tolist())
 
 
 def test_another_process_finds_the_program_in_the_cache(tmp_path):
-    """Whatever it has compiled before: Numba counts that in its names."""
+    """The programs that a process has compiled before do not matter: Numba counts them in its names."""
     first, second = (run(CACHED, tmp_path, count).splitlines() for count in (0, 12))
     assert (first[0], second[0]) == ("0", "1")
     assert first[1] == second[1]

@@ -52,7 +52,7 @@ def add_one(rows):
 
 
 def test_what_is_not_named_is_whole():
-    """Of four rows two threads have two each, and all of them all weights."""
+    """For four rows two threads have two each, and both have all weights."""
     x, weight = jnp.arange(12.0, dtype=jnp.float32).reshape(4, 3), jnp.array([1, 2, 3], jnp.float32)
     out, together = add_one(("x", "out[0]", "out[1]"))(x, weight)
     np.testing.assert_array_equal(out, x + weight[None])

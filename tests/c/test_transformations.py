@@ -174,7 +174,7 @@ end subroutine
 
 @pytest.mark.skipif(shutil.which("gfortran") is None, reason="there is no Fortran compiler here")
 def test_a_function_in_fortran(tmp_path):
-    """Which counts axes from the other end."""
+    """Fortran counts axes from the other end."""
     source, path = tmp_path / "norms.f90", tmp_path / "libnorms.so"
     source.write_text(FORTRAN)
     subprocess.run(["gfortran", "-O2", "-shared", "-fPIC", source, "-o", path], check=True)

@@ -1,4 +1,4 @@
-"""What calls a handler as XLA does on a GPU, and a count of compilations."""
+"""A caller of handlers as XLA calls them on a GPU, and a count of compilations."""
 
 import ctypes
 import pathlib

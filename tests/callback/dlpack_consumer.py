@@ -75,7 +75,7 @@ class Taken(NamedTuple):
 
 
 def take(capsule):
-    """What a capsule holds, and a function that lets go of it."""
+    """Return what a capsule holds, and a function that lets go of it."""
     api = ctypes.pythonapi
     api.PyCapsule_IsValid.argtypes = api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p

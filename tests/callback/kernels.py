@@ -30,7 +30,7 @@ def callback_like(callback, x, **options):
 
 
 def address(array):
-    """Of a NumPy array, or of a JAX array on one device."""
+    """Return the address of a NumPy array, or of a JAX array on one device."""
     if isinstance(array, np.ndarray):
         return array.ctypes.data
     return array.unsafe_buffer_pointer()

@@ -1,4 +1,4 @@
-"""What is refused before any kernel runs, and the words it is refused with."""
+"""Calls that are refused before any kernel runs, and the words they are refused with."""
 
 import functools
 import types
@@ -94,7 +94,7 @@ def test_arguments_must_be_arrays(args, kwargs, where, got, aliases):
 
 
 def test_an_argument_that_is_none_under_jit():
-    """Where a function closes over it: what is given to `jit` itself, JAX refuses."""
+    """A function closes over the argument: JAX itself refuses what is given to `jit`."""
     f = callback_like(kernel, F32)
     message = message_of(jax.jit(lambda x: f(x, "text")), X)
     assert message == (

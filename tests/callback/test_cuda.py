@@ -63,7 +63,7 @@ def test_platform_dependent():
 
 
 class Memory:
-    """What a GPU library makes of `__cuda_array_interface__`, on the host memory that is really behind it."""
+    """An array as a GPU library makes it of `__cuda_array_interface__`, on the host memory that is really behind it."""
 
     def __init__(self, interface):
         (pointer, _), shape = interface["data"], interface["shape"]

@@ -47,7 +47,7 @@ def dtype_of(name):
 
 
 def left(kernel, shape, name, *, aliased=False):
-    """How `kernel(array)` is refused, or nothing, in a call of its own."""
+    """Return how `kernel(array)` is refused, or `""`, in a call of its own."""
     array = np.zeros(shape, dtype_of(name))
     handle = _ext.Handle(next(keys), lambda ctx, out, *inputs: kernel(out.numpy()), direct=True)
     inputs = (_ext.Buffer(array, writeable=False),) if aliased else ()

@@ -1,4 +1,4 @@
-"""Where the tests of this folder print to, and whether what they call is compiled."""
+"""The place that the tests of this folder print to, and whether what they call is compiled."""
 
 import functools
 

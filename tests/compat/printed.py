@@ -1,4 +1,4 @@
-"""What is printed, and a function that prints."""
+"""Printed texts, and a function that prints."""
 
 import textwrap
 

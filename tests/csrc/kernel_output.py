@@ -1,4 +1,4 @@
-"""What tests/csrc/every_kernel.cc prints."""
+"""Read what tests/csrc/every_kernel.cc prints."""
 
 import subprocess
 

@@ -44,7 +44,7 @@ def compiled(compiler, folder, flags, *defines):
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory, isa_flags):
-    """What a processor computes, by the name of the table."""
+    """Return what a processor computes, by the name of the table."""
     program = compiled(CROSS, tmp_path_factory.mktemp("arm"), {name: isa_flags[name] for name in TABLES})
     return functools.cache(lambda processor: kernel_output(EMULATOR, "-cpu", processor, program))
 

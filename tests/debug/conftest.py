@@ -1,4 +1,4 @@
-"""What a test's taps have seen, and that it leaves nothing to the next one."""
+"""A list of what a test's taps have seen, and a check that it leaves nothing to the next test."""
 
 import pytest
 

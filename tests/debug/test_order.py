@@ -24,7 +24,7 @@ class Log:
         return x
 
     def on_host(self, name, value):
-        """Of a function on the host: `value`."""
+        """Return `value`, as a function on the host."""
         self._names.append(f"{name}0")
         return value
 
@@ -40,7 +40,7 @@ def log():
 
 
 def test_calls_and_taps(log):
-    """Of one program and of the next ones, without any other dependence."""
+    """The order holds in one program and in the next ones, without any other dependence."""
 
     @jax.jit
     def program(x):

@@ -173,7 +173,7 @@ def test_what_no_map_touches_stays_so(seen):
 
 
 def test_derivatives(tap):
-    """Of a mapped loop, and a mapped derivative of one."""
+    """Derivatives of a mapped loop, and a mapped derivative of a loop."""
     f = lambda x: lax.while_loop(lambda x: tap(x) < 4, lambda x: x * x, x)
     x = jnp.array([1.5, 3.0, 5.0])
     slopes = [4 * 1.5**3, 6.0, 1.0]

@@ -120,7 +120,7 @@ def test_grad_of_scan_loses_nothing(seen, ordered):
 
 
 def test_values_that_do_not_change_are_tapped_in_each_turn(seen):
-    """What a loop does not change is not moved out of it with its tap."""
+    """XLA does not move a value that a loop leaves as it is out of the loop with its tap."""
     w = jnp.float32(2)
 
     def loss(w, x):

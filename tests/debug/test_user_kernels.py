@@ -92,7 +92,7 @@ def test_attributes_that_a_dictionary_has():
 
 
 def test_a_kernel_is_called_where_its_outputs_are():
-    """Whether it reads what it has overwritten is looked for by `testing.check` alone."""
+    """Only `testing.check` looks for a kernel that reads what it has overwritten."""
     function = op("Neighbours", lambda x, *, is_right: x + jnp.pad(x, (1, 0))[:-1], aliases={"x": 0})
     want = X + jnp.pad(X, (1, 0))[:-1]
     np.testing.assert_array_equal(in_checked_mode(lambda x: function(x, is_right=True), X), want)

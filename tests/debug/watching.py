@@ -1,4 +1,4 @@
-"""What taps see, in the tests of this folder."""
+"""Functions that record what taps see, for the tests of this folder."""
 
 import threading
 
@@ -21,7 +21,7 @@ class Seen:
         return calls
 
     def values(self):
-        """Of taps that no transformation has touched."""
+        """Return the values of taps that no transformation has touched."""
         calls = self.taken()
         assert all(transforms == () for _, transforms, *_ in calls)
         return [x for x, *_ in calls]

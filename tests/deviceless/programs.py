@@ -60,7 +60,7 @@ def thunks(compiled):
 
 
 def calls_of(fn, *args, donate_argnums=(), **options):
-    """Whether each kernel of a program is in a command buffer."""
+    """Tell for each kernel of a program whether it is in a command buffer."""
     compiled = xla.compile_deviceless(fn, *(args or (X,)), donate_argnums=donate_argnums, compiler_options=options)
     return [thunk.buffer is not None for thunk in thunks(compiled) if thunk.kind == "kCustomCall"]
 

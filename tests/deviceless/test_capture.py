@@ -1,4 +1,4 @@
-"""Which calls of the python lane XLA records into command buffers, and what `inspect` says of it."""
+"""XLA records calls of the python lane into command buffers, or not, and `inspect` says so."""
 
 import jax
 import jax.numpy as jnp

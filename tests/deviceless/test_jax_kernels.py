@@ -1,4 +1,4 @@
-"""What XLA makes for a GPU of ops that have no kernel of ours there: products of 16 bits, and no loop over small blocks."""
+"""XLA's programs for a GPU of ops that have no kernel of ours there: products of 16 bits, and no loop over small blocks."""
 
 import re
 

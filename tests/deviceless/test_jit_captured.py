@@ -1,4 +1,4 @@
-"""What `jit_captured` asks XLA for. What it is as a function: tests/inspection/test_jit_captured.py."""
+"""The options that `jit_captured` asks XLA for. Its use as a function: tests/inspection/test_jit_captured.py."""
 
 import re
 

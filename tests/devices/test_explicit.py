@@ -105,7 +105,7 @@ def test_a_dimension_that_no_kernel_may_split(lane, explicit, derivative, weight
 
 @lanes
 def test_results_are_whole_where_kernels_are(lane, explicit):
-    """What differs from pure JAX, and what a user does about it."""
+    """The difference from pure JAX, and what a user does about it."""
     with jax.set_mesh(explicit):
         x = put(normal(4, 2, SIZE), explicit, "a", None, "b")
         weight = put(normal(SIZE), explicit)

@@ -174,7 +174,7 @@ def test_scan_over_the_split_axis(lane, grid, weight):
 
 
 def test_a_batching_rule_of_its_own(grid, weight):
-    """What the rule calls is split."""
+    """The calls that the rule makes are split."""
 
     class Twice(Scale):
         def batch(self, axis_size, in_axes, args):

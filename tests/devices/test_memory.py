@@ -130,7 +130,7 @@ def test_on_an_explicit_mesh(kernel, explicit):
 
 
 def test_gradients(kernel, grid):
-    """Of what is overwritten: the cotangent is that of a sum."""
+    """Gradients of an operand that is overwritten: the cotangent is that of a sum."""
     got = run(jax.grad(squares(kernel), (0, 1)), put(X, grid, "a", "b"), put(Y, grid, "a", "b"))
     assert got.gathers == got.sums == 0
     for gradient in got.values:

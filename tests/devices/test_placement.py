@@ -1,4 +1,4 @@
-"""Where operands may lie: split unevenly, in ways that no kernel can be, on one device of several, some here and some there."""
+"""Places of operands: split unevenly, in ways that no kernel can be, on one device of several, some here and some there."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ def test_a_dimension_of_the_kernel(lane, grid):
 @lanes
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 6])
 def test_sizes_that_the_mesh_does_not_divide(lane, size):
-    """What a constraint inside of the program splits unevenly, XLA pads; kernels never see padding."""
+    """A constraint inside of the program splits unevenly: XLA pads the array, and kernels never see padding."""
     mesh = mesh_of(4)
     split = lambda x: jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, jax.P("a")))
 

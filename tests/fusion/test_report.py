@@ -1,4 +1,4 @@
-"""What `fuse` says of a model, and rules for classes that it does not know."""
+"""The report of `fuse` on a model, and rules for classes that it does not know."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ KEY = jr.key(0)
 
 
 class Linear(eqx.Module):
-    """Of the user's own, with a name that Equinox has too."""
+    """A layer of the user's own, with a name that Equinox has too."""
 
     weight: jax.Array
 

@@ -23,7 +23,7 @@ KEY = jr.key(0)
 
 
 class Norm(eqx.Module):
-    """Of a user's own."""
+    """A norm of a user's own."""
 
     weight: jax.Array
     bias: jax.Array
@@ -39,7 +39,7 @@ class Sub(Norm):
 
 
 class Wrong(Norm):
-    """Of no use in the place of `Norm`."""
+    """A class of no use in the place of `Norm`."""
 
     def __call__(self, x):
         if self.how == "raises":

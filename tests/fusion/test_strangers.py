@@ -190,7 +190,7 @@ def test_an_example_is_the_same(stranger):
 
 @every_stranger
 def test_the_same_results_and_gradients(stranger):
-    """Of a batch, with respect to all parameters."""
+    """Results and gradients of a batch, with respect to all parameters."""
     model, batch = made(str(stranger))
 
     def loss(parts, rest, batch):
@@ -237,7 +237,7 @@ def test_esm2_takes_text():
 
 
 def test_esm2_makes_a_layer_in_each_call():
-    """Which `fuse` cannot see: it shares the head's weight, and stays Equinox's."""
+    """`fuse` cannot see that layer: it shares the head's weight, and stays Equinox's."""
     model, _ = made("esm2quinox-esm2")
     fused, report = eqxc.fuse(model)
     assert type(fused.embedding) is eqx.nn.Embedding

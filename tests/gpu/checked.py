@@ -1,4 +1,4 @@
-"""What `eqxcallback.testing.check` is called with on a real GPU. `tests/test_gpu_check.py` tries these calls without one."""
+"""The calls of `eqxcallback.testing.check` on a real GPU. `tests/test_gpu_check.py` tries these calls without one."""
 
 import importlib
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What the tests on a real GPU have in common. They run with `python -m pytest -m gpu tests/gpu`."""
+"""Tools that the tests on a real GPU have in common. They run with `python -m pytest -m gpu tests/gpu`."""
 
 import jax
 import pytest

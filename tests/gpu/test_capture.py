@@ -24,7 +24,7 @@ NEVER = {"xla_gpu_enable_command_buffer": ""}
 
 
 def add_one_op(name="add_one"):
-    """Of its own source, so that nobody has loaded it before."""
+    """Make an op from a source of its own, so that nobody has loaded it before."""
     source = f"""
     // {name}
     extern "C" __global__ void entry(const float* x, float* out, int n) {{

@@ -1,4 +1,4 @@
-"""What XLA does on a real GPU where no kernel of ours supports a call, against the definitions on the CPU, in f32."""
+"""XLA's results on a real GPU where no kernel of ours supports a call, against the definitions on the CPU, in f32."""
 
 import jax
 import jax.numpy as jnp

@@ -160,7 +160,7 @@ def test_a_source_in_a_file_that_includes_another(tmp_path, xy):
 
 
 def images_of(function, *args):
-    """What the launches of a program are given to load."""
+    """Yield the images that the launches of a program are given to load."""
     module: Any = jax.jit(function).lower(*args).compiler_ir()
     for function_of in module.body.operations:
         for block in function_of.regions[0]:
@@ -227,7 +227,7 @@ def test_the_next_call_is_not_hurt(xy):
 
 
 def run_in_process(program, *arguments):
-    """What it prints, as JSON."""
+    """Run a program in a process of its own, and return what it prints, as JSON."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([*map(str, FOLDERS), os.environ.get("PYTHONPATH", "")]),

@@ -70,7 +70,7 @@ def test_sizes_of_models(made):
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
 @pytest.mark.parametrize("row", GROUPED, ids=str)
 def test_decode_by_tensor_cores(row, dtype):
-    """What runs where a variable of the environment asks for it."""
+    """The kernel that runs if a variable of the environment asks for it."""
     case = row(dtype)
     assert kernels_in(decode_by_tensor_cores, *case.args) == 1
     want = on_device(case.reference, *map(wide, case.args))

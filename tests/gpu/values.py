@@ -1,4 +1,4 @@
-"""How close the results of a GPU have to be, and the references that they are compared with."""
+"""The tolerances of a GPU's results, and the references that they are compared with."""
 
 import math
 
@@ -20,7 +20,7 @@ def tolerate(got, want, terms):
 
 
 def tolerate_products(got, want, terms):
-    """Of attention: in 16 bits its weights are rounded before they are multiplied, as tensor cores want them."""
+    """Compare results of attention: in 16 bits its weights are rounded before they are multiplied, as tensor cores want them."""
     got = np.asarray(got)
     eps = _F32 * math.sqrt(terms + 1) if got.dtype == F32 else 1.5 * float(ml_dtypes.finfo(got.dtype).eps)
     close(got, want, rtol=0, atol=eps)
@@ -45,5 +45,5 @@ def on_device(function, *args):
 
 
 def kernels_in(function, *args):
-    """How many calls of our launcher a program has."""
+    """Count the calls of our launcher in a program."""
     return jax.jit(function).lower(*args).as_text().count("stablehlo.custom_call @eqxcallback_launch")

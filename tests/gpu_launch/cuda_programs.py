@@ -45,7 +45,7 @@ def lowered(kernel, *args, vmap=False, **options):
 
 
 def attributes(program):
-    """Of its one call."""
+    """Return the attributes of the program's one call."""
     (call,) = [op for op in _operations(program.compiler_ir()) if op.name == "stablehlo.custom_call"]
     found = {item.name: item.attr for item in call.attributes["mhlo.backend_config"]}
     names = ("geometry", "scalars", "images", "sizes", "attributes", "scratch", "starts", "maps")

@@ -78,7 +78,7 @@ def compiled(arch: str) -> bytes:
 
 
 def fatbin(folder: pathlib.Path, *archs: str, compress: bool = False) -> bytes:
-    """Of several images. Raises `FileNotFoundError` where NVIDIA's tool is not installed."""
+    """Make a fatbin of several images. Raises `FileNotFoundError` where NVIDIA's tool is not installed."""
     tools = [root / "cu13/bin/fatbinary" for root in map(pathlib.Path, _nvrtc._roots())]
     tool = next((path for path in tools if path.is_file()), None)
     if tool is None:

@@ -1,4 +1,4 @@
-"""What `available_backends` says of each, and why one is not there."""
+"""The answer of `available_backends` for each kind of kernel, and why it is not there."""
 
 import builtins
 import importlib
@@ -78,7 +78,7 @@ def test_a_compiler_that_compiles_nothing_is_none(monkeypatch):
 
 
 def test_headers_of_a_wheel_and_of_a_toolkit(monkeypatch, tmp_path):
-    """Those of the wheel are first; what it lacks is in the toolkit, if that is of the same major version."""
+    """The wheel's headers are first. What it lacks is in the toolkit, if that is of the same major version."""
 
     def folder(name, version=None):
         path = tmp_path / name

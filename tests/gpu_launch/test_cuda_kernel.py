@@ -1,4 +1,4 @@
-"""What programs have of a kernel in CUDA C++. It is compiled when a program is lowered, which needs no GPU."""
+"""Programs with a kernel in CUDA C++. It is compiled when a program is lowered, which needs no GPU."""
 
 import pathlib
 import subprocess

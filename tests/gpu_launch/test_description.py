@@ -1,4 +1,4 @@
-"""What of a kernel's functions makes it another kernel."""
+"""Changes to a kernel's functions that make it another kernel."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def test_a_check_of_annotations_does_not():
 
 
 def test_it_is_the_same_in_each_process():
-    """Of functions of JAX that have rules, and are wrapped by JAX."""
+    """Descriptions of functions of JAX that have rules, and are wrapped by JAX."""
     first, second = (
         subprocess.run(
             [sys.executable, "-c", DESCRIBE],

@@ -275,7 +275,7 @@ def test_wrong_declarations_of_maps():
 
 
 def test_the_abi_is_that_of_cuda(tmp_path):
-    """What the launcher and the fake driver take from `cuda.h`, compared with it."""
+    """The types that the launcher and the fake driver take from `cuda.h`, compared with it."""
     triton = pytest.importorskip("triton", reason="Triton, whose wheel has cuda.h, is not installed")
     include = pathlib.Path(triton.__file__).parent / "backends/nvidia/include"
     source = tmp_path / "abi.cc"

@@ -1,4 +1,4 @@
-"""What the launcher calls the driver with, and what it makes of its errors. The driver is a fake, and runs nothing."""
+"""The launcher's calls of the driver, and its errors. The driver is a fake, and runs nothing."""
 
 import concurrent.futures
 import ctypes

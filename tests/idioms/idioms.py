@@ -1,4 +1,4 @@
-"""What people write around a function `f(x, w)` in JAX and Equinox, each as a function of `f` that returns arrays."""
+"""Idioms of JAX and Equinox around a function `f(x, w)`, each as a function of `f` that returns arrays."""
 
 import functools
 from typing import Any

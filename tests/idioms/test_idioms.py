@@ -1,4 +1,4 @@
-"""What people write around a function, around an op, a layer and a tap: all of it is what it is around the plain function."""
+"""Idioms around an op, a layer and a tap: all of them do what they do around the plain function."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What is said of a plan, on plans that no XLA has written. On those of XLA: tests/deviceless/test_capture.py."""
+"""Reports on plans that no XLA has written. On those of XLA: tests/deviceless/test_capture.py."""
 
 import jax
 import jax.numpy as jnp

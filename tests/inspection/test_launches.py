@@ -1,4 +1,4 @@
-"""What an inspection says of each launch on a GPU."""
+"""The report of an inspection on each launch on a GPU."""
 
 import jax.numpy as jnp
 import pytest

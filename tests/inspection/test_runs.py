@@ -1,4 +1,4 @@
-"""How often the host calls kernels when a program is run. That replays are not counted, a GPU has to show: tests/gpu."""
+"""The count of the host's calls of kernels when a program is run. That replays are not counted, a GPU has to show: tests/gpu."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What a reference in JAX gives, and how close a kernel has to come."""
+"""The result of a reference in JAX, and how close a kernel has to come."""
 
 import functools
 import math
@@ -25,7 +25,7 @@ def _pullback(function: Any) -> Any:
 
 
 def want(function: Any, *args: Any) -> Any:
-    """Of the same values in f32. `function` is one object for all calls, so that it is compiled once for each shape."""
+    """Return the result of the same values in f32. `function` is one object for all calls, to be compiled once for each shape."""
     return np.asarray(quickly_compiled(function)(*map(wide, args)))
 
 

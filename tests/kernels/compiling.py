@@ -11,7 +11,7 @@ from eqxcallback.backends import _cuda, _nvrtc, _source
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """Of one kernel."""
+    """The resources that one kernel uses."""
 
     registers: int
     spilled_bytes: int
@@ -37,7 +37,7 @@ def ptx(source: pathlib.Path, entry: str) -> str:
 
 
 def compiled(source: pathlib.Path, entries: Sequence[str], arch: str) -> dict[str, Usage]:
-    """What each of `entries` uses, compiled for `arch`, such as `"sm_90"`. Raises an error with the compiler's log."""
+    """Return what each of `entries` uses, compiled for `arch`, such as `"sm_90"`. Raises an error with the compiler's log."""
     nvrtc = _nvrtc.find()
     text, name = _source.read_source(source, "compiling")
     options = [

@@ -166,7 +166,7 @@ def _types(results: Any) -> tuple[Any, ...]:
 
 
 def with_one_block(call: Call) -> Call:
-    """Where any grid is right."""
+    """Return the call with one block. For kernels that are right with any grid."""
     return dataclasses.replace(call, launches=[dataclasses.replace(launch, grid=(1,)) for launch in call.launches])
 
 
@@ -370,7 +370,7 @@ def decode_attention_backward(
     window: int = 0,
     soft_cap: float = 0.0,
 ) -> Call:
-    """Of the results those of `q`, `k` and `v` are there. `out` is not read."""
+    """Make a call with results for `q`, `k` and `v`. `out` is not read."""
     with pytest.MonkeyPatch.context() as patch:
         if parts is not None:
             patch.setattr(decode_backward_cuda, "parts_of", lambda *_: parts)

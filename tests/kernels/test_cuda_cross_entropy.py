@@ -31,7 +31,7 @@ SMOOTH = {"label_smoothing": 0.1, "z_loss": 0.01, "ignore_index": -2}
 
 
 def check_gradients(got, expected, needed=kernels.ALL):
-    """Of the logits, and of targets."""
+    """Check the gradients of the logits, and of targets."""
     for i, (gradient, exact) in enumerate(zip(got, expected, strict=True)):
         if gradient is not None:
             check(gradient, exact, 1)

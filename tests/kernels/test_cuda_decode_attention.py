@@ -55,7 +55,7 @@ def test_any_number_of_parts(parts):
 
 @pytest.mark.parametrize("length", [-1, 0, 1, 15, 16, 17, 63, 64, 65, 149, 150, 151])
 def test_lengths(length):
-    """What lies beyond it is not read."""
+    """The kernel does not read what lies beyond a length."""
     q, k, v, lengths, scale = example((1, 150, 3, 1, 8), F32, lengths=[length])
     k[:, max(length, 0) :], v[:, max(length, 0) :] = np.nan, np.nan
     (got,) = results(kernels.decode_attention(q, k, v, lengths, scale))
@@ -64,7 +64,7 @@ def test_lengths(length):
 
 
 def test_cache_and_length_of_a_part_of_the_batch():
-    """Which the others have again."""
+    """The other examples share the cache and the length of these."""
     q, k, v, lengths, scale = example((6, 70, 4, 2, 16), BF16, lengths=[70, 3, 40] * 2)
     every_k, every_v = (np.concatenate([x[:2]] * 3) for x in (k, v))
     (got,) = results(kernels.decode_attention(q, k[:2], v[:2], lengths[:3], scale))

@@ -35,7 +35,7 @@ def expected(case, dout, **options) -> Any:
 
 
 def check_gradients(got, wanted, keys):
-    """Those of the operands that are needed. Rounding of a gradient is beside the largest of its array."""
+    """Check the gradients that are needed. Rounding of a gradient is beside the largest of its array."""
     for gradient, exact in zip(got[:3], wanted, strict=True):
         if gradient is not None:
             check(gradient, exact, keys, scale=4 * max(1.0, float(np.max(np.abs(exact), initial=0))))
@@ -137,7 +137,7 @@ def test_nothing_to_attend_to(shape):
 
 
 def test_large_logits_choose():
-    """Of weights of 0 and 1 the scores have no gradient, and the values that of the one that was chosen."""
+    """With weights of 0 and 1 the scores have no gradient, and only the chosen value has one."""
     q, k, v, lengths, scale = example((2, 140, 2, 1, 8), F32, lengths=[140, 140])
     q[...], k[...] = 1e15, 1
     k[:, 77] = 2

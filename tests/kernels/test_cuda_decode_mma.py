@@ -70,7 +70,7 @@ def test_values(size, group, dtype):
 @pytest.mark.parametrize("group", [3, 17])
 @pytest.mark.parametrize("size", SIZES)
 def test_values_of_int8(size, group):
-    """Of a size of 16, and of 48 and 80, chunks of a row are an odd number."""
+    """With a size of 16, and of 48 and 80, a row has an odd number of chunks."""
     args, options = example_with(OPTIONS["int8"], (3, 150, 2 * group, 2, size), BF16)
     for parts in (1, 2):
         check(results(call(*args, parts=parts, **options))[0], args, **options)
@@ -79,7 +79,7 @@ def test_values_of_int8(size, group):
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("length", [-1, 0, 1, 15, 16, 17, 63, 64, 65, 149, 150, 151])
 def test_lengths(length, int8):
-    """What lies beyond it is not read: neither keys and values, nor the scales of integers, which have no NaN."""
+    """The kernel reads nothing beyond a length: neither keys and values, nor the scales of integers, which have no NaN."""
     (q, k, v, _, scale), options = example_with({"int8": int8}, (1, 150, 3, 1, 64), BF16)
     args = q, k, v, np.array([length], np.int32), scale
 
@@ -121,7 +121,7 @@ def test_slopes_of_a_part_of_the_batch(own):
 
 
 def test_cache_and_length_of_a_part_of_the_batch():
-    """Which the others have again."""
+    """The other examples share the cache and the length of these."""
     q, k, v, lengths, scale = example((6, 70, 8, 2, 16), BF16, lengths=[70, 3, 40] * 2)
     every_k, every_v = (np.concatenate([x[:2]] * 3) for x in (k, v))
     (got,) = results(call(q, k[:2], v[:2], lengths[:3], scale))

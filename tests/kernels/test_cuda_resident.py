@@ -1,4 +1,4 @@
-"""How many blocks a multiprocessor runs at a time: while one waits for its threads, memory has to be busy with another."""
+"""The number of blocks that a multiprocessor runs at a time: while one waits, memory has to be busy with another."""
 
 import re
 

@@ -41,7 +41,7 @@ def calls(dtype):
 
 @by_row
 def test_forward(row):
-    """What the mask hides is NaN."""
+    """The values that the mask hides are NaN."""
     for dtype in DTYPES:
         case, expected = row.wanted(dtype)
         x, mask, there, scale = flat(case)

@@ -1,4 +1,4 @@
-"""What is counted in compiled kernels, and the page that has it."""
+"""The counts of instructions in compiled kernels, and the page that has them."""
 
 import dataclasses
 import pathlib

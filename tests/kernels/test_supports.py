@@ -1,4 +1,4 @@
-"""What the kernels for GPUs support, and what they say of what they do not."""
+"""The calls that the kernels for GPUs support, and what they say of others."""
 
 import collections
 from typing import Any

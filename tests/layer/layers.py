@@ -35,7 +35,7 @@ def struct(x):
 
 
 class Identity(eqxc.Layer):
-    """Of any type."""
+    """The identity of any type."""
 
     vmap_method = "fold"
 
@@ -92,7 +92,7 @@ class ReferenceWave(eqxc.Layer):
 
 
 class PureWave(eqx.Module):
-    """What the others are compared with."""
+    """The function that the others are compared with."""
 
     weight: jax.Array
     power: int = eqx.field(static=True, default=2)

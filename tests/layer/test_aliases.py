@@ -42,7 +42,7 @@ class AddInPlace(eqxc.Layer):
 
 
 class AddInPlaceOfKernel(AddInPlace):
-    """What the kernel says about itself holds for it."""
+    """The declarations of the kernel hold for it."""
 
     input_output_aliases: ClassVar[Any] = {}
     kernels: ClassVar[Any] = {"cpu": eqxc.NativeKernel("AddInPlace", SAXPY, aliases={"x": 0})}
@@ -99,7 +99,7 @@ def test_a_chain_has_one_buffer():
 
 
 def test_used_again():
-    """Who reads an operand after the call gets what it was."""
+    """A reader of an operand after the call gets what it was."""
     layer = InPlace(jnp.asarray(W))
     got = jax.jit(lambda x: (layer(x), x, layer(x) + layer(x + 1)))(X)
     assert_close(got, (X * W, X, X * W + (X + 1) * W))

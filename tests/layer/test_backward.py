@@ -1,4 +1,4 @@
-"""What a backward kernel is given, and what it may leave out."""
+"""The arguments of a backward kernel, and what it may leave out."""
 
 import jax
 import jax.numpy as jnp

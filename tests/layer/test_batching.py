@@ -1,4 +1,4 @@
-"""What kernels see under `vmap`, and what comes out of it."""
+"""The view of kernels under `vmap`, and what comes out of it."""
 
 import itertools
 from typing import Any
@@ -72,7 +72,7 @@ def mapped(f, levels):
 
 
 def operands(levels, *, size=None):
-    """Of three operands. With one `size` for all axes one that is taken for another would fit."""
+    """Make three operands. With one `size` for all axes an axis that is taken for another would fit."""
     return [values(*((size or 2 + k) for k, axes in enumerate(levels) if axes[i] == 0), 3) for i in range(3)]
 
 
@@ -163,7 +163,7 @@ def test_shared_parameters_are_summed_and_those_of_examples_are_not():
 
 
 def test_cotangents_have_the_axes_of_their_result():
-    """That of a sum is a constant, which no map touches: `write` does not broadcast."""
+    """The cotangent of a sum is a constant, which no map touches: `write` does not broadcast."""
 
     class Doubled(eqxc.Layer):
         vmap_method = "fold"
@@ -250,7 +250,7 @@ def test_property_nested_levels(levels, method, transform):
 
 @pytest.mark.parametrize("levels", list(itertools.product([(0, 0), (0, None), (None, 0)], repeat=3)), ids=str)
 def test_three_levels(levels):
-    """Of the native kernel, forward, and of the gradient of a shared operand."""
+    """Three levels of the native kernel, forward, and of the gradient of a shared operand."""
     levels3 = [(*axes, None) for axes in levels]
     w, x, _ = operands(levels3, size=2)
 
@@ -294,7 +294,7 @@ def test_no_examples(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_ensembles(method):
-    """Of stacked layers, in which only arrays are mapped."""
+    """Ensembles of stacked layers, in which only arrays are mapped."""
     make = with_method(Wave, method)
 
     def results(make):

@@ -1,4 +1,4 @@
-"""What is wrong with a layer's class as soon as it is written, or with its first call, and would be silent otherwise."""
+"""Mistakes in a layer's class that are errors as soon as it is written, or with its first call, and would be silent otherwise."""
 
 import inspect
 from typing import Any, ClassVar

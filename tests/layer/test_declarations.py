@@ -1,4 +1,4 @@
-"""What a layer may declare, and what is said of a wrong one: once, when it is first built."""
+"""The declarations of a layer, and what is said of a wrong one: once, when it is first built."""
 
 from typing import Any
 

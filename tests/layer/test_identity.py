@@ -1,4 +1,4 @@
-"""Which layers and calls share a program, and which do not."""
+"""Layers and calls that share a program, and those that do not."""
 
 import collections
 import functools

@@ -30,7 +30,7 @@ def a_hundred_times(layer, args, out, cotangent):
 
 
 class Power(eqxc.Layer):
-    """What runs is ten times the reference, and its gradients a hundred times."""
+    """The kernel is ten times the reference, and its gradients a hundred times."""
 
     weight: Array
     exponent: int
@@ -93,7 +93,7 @@ def test_residuals():
 
 
 class Noise(eqxc.Layer):
-    """Of a typed key, which kernels on buffers see as its words."""
+    """Noise of a typed key, which kernels on buffers see as its words."""
 
     kernels: ClassVar[Any] = {"cpu": eqxc.JaxKernel(lambda self, key: jax.random.normal(key, (3,)))}
 

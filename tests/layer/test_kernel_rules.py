@@ -1,4 +1,4 @@
-"""What kernels of layers may do, and what they may not: interrupts, results, and buffers that are kept or written."""
+"""The rights of a layer's kernels, and their limits: interrupts, results, and buffers that are kept or written."""
 
 import jax
 import jax.numpy as jnp

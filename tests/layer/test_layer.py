@@ -1,4 +1,4 @@
-"""What a layer is: its kernels, its types of results, a Module like others."""
+"""A layer's kernels, its types of results, and its life as a Module like others."""
 
 import copy
 import pickle

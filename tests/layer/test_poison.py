@@ -65,7 +65,7 @@ def test_poison_of_gradients(jit):
 
 
 def test_poison_of_others():
-    """What a failing kernel has written already, in whatever tree, is overwritten."""
+    """Poison replaces what a failing kernel has written already, in whatever tree."""
 
     class Half(eqxc.Layer):
         vmap_method = "fold"

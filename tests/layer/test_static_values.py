@@ -24,7 +24,7 @@ def text(value):
 
 
 class Shows(eqxc.Layer):
-    """What it finds in a static field, or in an argument, as a number that no other value has."""
+    """A layer that shows the number of a static field, or of an argument, which no other value has."""
 
     field: Any = eqx.field(static=True, default=None)
     vmap_method = "fold"
@@ -165,7 +165,7 @@ def test_instances_of_which_a_kernel_depends_on_static_fields():
 
 
 def test_a_leaf_that_is_static_or_traced():
-    """Of one class and one value: as a number it is static, as an array it is an operand."""
+    """A leaf of one class and one value: as a number it is static, as an array it is an operand."""
 
     class Scale(eqxc.Layer):
         factor: Any

@@ -19,7 +19,7 @@ calls: list[str] = []
 
 
 class Cumsum(eqxc.Layer):
-    """Of one example alone: with a leading axis, both kernels compute something else."""
+    """The cumulative sum of one example alone: with a leading axis, both kernels compute something else."""
 
     def kernel(self, ctx, out, x):
         calls.append("forward")

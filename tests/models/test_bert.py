@@ -66,7 +66,7 @@ def plain_bert(weights, sentences):
 
 
 def sentences():
-    """Of our own pages, and what is odd."""
+    """Return sentences of our own pages, and odd ones."""
     text = "\n".join(page.read_text() for page in sorted(DOCS.glob("*.md"))[:12])
     parts = [part.strip() for part in re.split(r"(?<=[.:])\s", text) if 20 < len(part) < 150]
     odd = [
@@ -139,12 +139,12 @@ def test_batches_are_few_and_full():
     shapes = {batch.tokens.shape for batch in batches}
     assert len(shapes) <= 10
     assert sum(batch.tokens.size for batch in batches) < 1.2 * lengths.sum()
-    (alone,) = make_batches([np.ones(300, np.int32)], 300)  # a model's own length, which is no step
+    (alone,) = make_batches([np.ones(300, np.int32)], 300)  # a model's own length, which is not a step
     assert alone.tokens.shape == (1, 300)
 
 
 def test_padding_is_not_read():
-    """Whatever it is: here NaN."""
+    """Padding may be anything: here it is NaN."""
     config = bert.config_of(
         SETTINGS | {"num_hidden_layers": 1, "vocab_size": 9, "hidden_size": 24, "intermediate_size": 8}
     )

@@ -69,7 +69,7 @@ def test_logits_of_a_prompt(isa, file, tokenizer, model, plain):
 
 @jax.jit
 def logits_in_steps(model, tokens):
-    """Of a prompt of 60 tokens, then of one token after the other."""
+    """Return the logits of a prompt of 60 tokens, then of one token after the other."""
     x, cache = model(tokens[:60], model.init_cache(len(tokens)))
 
     def step(cache, token):

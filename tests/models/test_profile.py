@@ -1,4 +1,4 @@
-"""Where the time of one token goes."""
+"""The profile of one token's time."""
 
 import jax
 import pytest

@@ -29,7 +29,7 @@ ROWS = (
 
 
 def slopes(heads):
-    """Of ALiBi, in the words of its authors' program."""
+    """Return ALiBi's slopes, in the words of its authors' program."""
 
     def power_of_two(n):
         start = 2 ** (-(2 ** -(math.log2(n) - 3)))
@@ -42,7 +42,7 @@ def slopes(heads):
 
 
 def seen(queries, keys, *, causal=False, window=None, offset=None, length=None, segments=None):
-    """Which keys a query sees, in NumPy."""
+    """Return which keys a query sees, in NumPy."""
     position = np.arange(queries)[:, None] + (keys - queries if offset is None else offset)
     key = np.arange(keys)[None]
     result = np.ones((queries, keys), bool)
@@ -73,7 +73,7 @@ def attention(
     kept=None,
     **which,
 ):
-    """Of shapes `(queries, heads, size)` and `(keys, kv_heads, size)`, in f32 or f64. `kept`: factors of the weights."""
+    """Attend with shapes `(queries, heads, size)` and `(keys, kv_heads, size)`, in f32 or f64. `kept`: factors of the weights."""
     # Without derivatives in NumPy, which compiles nothing.
     xp: Any = jnp if any(isinstance(x, Tracer) for x in (q, k, v, bias, kept)) else np
     queries, heads, size = q.shape

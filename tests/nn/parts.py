@@ -1,4 +1,4 @@
-"""What layers are made of, for tests that make them in several dtypes."""
+"""The parts that layers are made of, for tests that make them in several dtypes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ def floats(dtype: Any, *shapes: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def filled(make: Callable[[], Any], dtype: Any) -> Any:
-    """What `make` makes, with random arrays: initialising it would compile a program for each of their shapes."""
+    """Return what `make` makes, with random arrays: initialising it would compile a program for each of their shapes."""
     rng = np.random.default_rng(0)
 
     def random(x: Any) -> Any:
@@ -44,5 +44,5 @@ def apart(layer: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
 
 def widened(x: Any) -> Any:
-    """What a user calls f32, of 16 bits."""
+    """Return the arrays that a user calls f32, from 16 bits."""
     return jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype in (jnp.bfloat16, jnp.float16) else x, x)

@@ -219,7 +219,7 @@ def test_causal(per_head):
 
 
 def test_causal_as_equinox_computes_it():
-    """Of complex numbers, which the op is not for."""
+    """The layer takes complex numbers, which the op is not for."""
     ours, theirs = both(dtype=jnp.complex64)
     arrays = inputs(ours, jnp.complex64)
     lower = jnp.tri(QUERIES, KEYS, KEYS - QUERIES, dtype=bool)

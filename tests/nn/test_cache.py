@@ -200,7 +200,7 @@ def test_int8_errs_by_half_a_scale():
 
 @pytest.mark.parametrize("window", [None, 300])
 def test_int8_in_blocks(window):
-    """Of more entries than a block, some of them empty; the same values as of the dequantised cache, and derivatives."""
+    """More entries than a block, some of them empty; the same values as of the dequantised cache, and derivatives."""
     k, v = (jnp.asarray(normal(i, 310, KV_HEADS, SIZE)) for i in (1, 2))
     q = jnp.asarray(normal(3, HEADS, SIZE))
     empty = nn.KVCache(320, KV_HEADS, SIZE, jnp.int8, window=window)

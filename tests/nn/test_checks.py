@@ -139,7 +139,7 @@ SLOW = ["dtypes", "hessian", "nested vmap", "odd shapes", "threads", "sharded ji
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_quick_rows(name):
-    """Of what a user gets, against the layer on the references of its ops."""
+    """Check what a user gets against the layer on the references of its ops."""
     check_rows(name, "auto", skip=SLOW)
 
 

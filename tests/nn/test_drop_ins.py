@@ -81,7 +81,7 @@ def quickly(function, *args):
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_the_same_values(case, dtype):
-    """Of two examples, of one, and of one outside of `jit`."""
+    """The values of two examples, of one, and of one outside of `jit`."""
     ours, theirs = (randomized(case.make(module, dtype)) for module in (nn, eqx.nn))
     args = case.inputs(dtype, (2,))
     first = [jax.tree.map(lambda x: x[0], arg) for arg in args]
@@ -199,7 +199,7 @@ MIXED = {  # the parameters' dtype, and that of the input
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("promotion", ["standard", "strict"])
 def test_mixed_dtypes(case, own, given, promotion):
-    """What Equinox makes of them, which is an error where it is one."""
+    """The layer does what Equinox does with mixed dtypes, and raises an error if Equinox does."""
     ours, theirs = (randomized(case.make(module, own)) for module in (nn, eqx.nn))
     args = case.inputs(given)
     with jax.numpy_dtype_promotion(promotion):

@@ -53,7 +53,7 @@ def test_tokens_in_a_scan():
 @pytest.mark.parametrize("options", [{}, COMBINED], ids=text)
 @pytest.mark.parametrize("implementation", ["auto", "reference"])
 def test_prompts_of_a_batch(options, implementation):
-    """Of different lengths: padding is not remembered, whatever it is."""
+    """The prompts have different lengths: padding is not remembered, whatever it is."""
     layer, x = make(**options, implementation=implementation), inputs(2)
     padded = x.at[0, 6:].set(jnp.nan)
     caches = jax.vmap(lambda _: layer.init_cache(16))(jnp.arange(2))

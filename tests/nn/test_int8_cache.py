@@ -20,7 +20,7 @@ update = quickly_compiled(lambda cache, q, k, v: cache.update(q, k, v))
 
 @pytest.mark.parametrize("options", [{}, {**ALL, "window": 600}, {"causal": False}], ids=["causal", "all", "both ways"])
 def test_several_tokens_of_int8_in_parts(options):
-    """Of two parts and a rest, of which a query may see one, some or none; the same as of the dequantised cache."""
+    """Two parts and a rest, of which a query may see one, some or none, give the same as the dequantised cache."""
     k, v = (jnp.asarray(normal(i, 1200, KV_HEADS, SIZE)) for i in (1, 2))
     q = jnp.asarray(normal(3, 5, HEADS, SIZE))
     several = quickly_compiled(lambda cache, q, offset: cache.attend(q, offset=offset, **options))

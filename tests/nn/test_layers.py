@@ -58,7 +58,7 @@ IN_A_ROW = {
 
 @pytest.mark.parametrize("name", IN_A_ROW)
 def test_sequential(name):
-    """Which passes a key to each layer, or `None`."""
+    """`Sequential` passes a key to each layer, or `None`."""
     layer = IN_A_ROW[name]()
     shape = {"RotaryPositionalEmbedding": (4, 8), "GroupedQueryAttention": (3, 32), "Embedding": ()}.get(name, (32,))
     x = jnp.ones(shape, int if name == "Embedding" else jnp.float32)

@@ -59,7 +59,7 @@ def test_gradients_are_products_of_the_own_dtype(dtype):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_sums_are_rounded_once(dtype):
-    """Of products and bias together, in f64, to the nearest value of the dtype; each sum in that dtype would err by more."""
+    """Products and bias are summed in f64, to the nearest value of the dtype; each sum in that dtype would err by more."""
     layer = nn.Linear(300, 40, dtype=dtype, key=KEY)
     x = jnp.asarray(normal(300), dtype)
     weight, bias, wide = (np.asarray(each, np.float64) for each in (layer.weight, layer.bias, x))
@@ -71,7 +71,7 @@ def test_sums_are_rounded_once(dtype):
 
 
 def test_weights_of_other_kinds():
-    """What Equinox multiplies with `@` may be anything that knows how."""
+    """The weight may be anything that Equinox can multiply with `@`."""
 
     class Twice(eqx.Module):
         weight: jax.Array

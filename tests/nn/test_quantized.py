@@ -72,7 +72,7 @@ def test_any_number_of_features_as_int8():
 @pytest.mark.parametrize("implementation", ["auto", "reference", "python"])
 @pytest.mark.parametrize("bits", BITS[2:4], ids=str)
 def test_quantized_activations(bits, implementation):
-    """Those of the layer are those of the op: a row, or blocks of 32, of 255 levels."""
+    """The layer's activations are those of the op: a row, or blocks of 32, of 255 levels."""
     linear = eqx.nn.Linear(64, 5, use_bias=False, key=KEY)
     make = functools.partial(nn.QuantizedLinear.from_linear, linear, **bits, implementation=implementation)
     exact, layer = make(), make(activations="int8")
@@ -88,7 +88,7 @@ def test_quantized_activations(bits, implementation):
     strategies.sampled_from(["Q4_1", "Q8_0", "int8"]), strategies.integers(-8, 3), strategies.integers(0, 2**32 - 1)
 )
 def test_errors_are_half_a_step(encoding, exponent, seed):
-    """Of weights of any size, some of them rows of one value."""
+    """The weights have any size, and some rows are of one value."""
     rng = np.random.default_rng(seed)
     weight = (10.0**exponent * (rng.standard_normal((4, 64)) + rng.uniform(-3, 3))).astype(np.float32)
     weight[0], weight[1] = weight[0, 0], 0
@@ -103,7 +103,7 @@ def test_errors_are_half_a_step(encoding, exponent, seed):
 
 @pytest.mark.parametrize("encoding", ops.ENCODINGS)
 def test_blocks_are_gguf(encoding):
-    """What the package of that name reads, and what it makes of the same weights, but for roundings."""
+    """The package `gguf` reads the blocks, and makes the same of the same weights, but for roundings."""
     kind = gguf.GGMLQuantizationType[encoding]
     weight = np.asarray(normal(1, 3, 64))
     blocks: Any = np.asarray(ops.quantize(jnp.asarray(weight), encoding=encoding))

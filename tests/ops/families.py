@@ -26,7 +26,7 @@ def tagged(tag: str) -> list[Row]:
 
 
 def by_op(rows: list[Row]) -> dict[str, list[Row]]:
-    """Those of each function that makes cases, which has the op's name."""
+    """Group rows by the function that makes their cases, which has the op's name."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row.make.__name__, []).append(row)
@@ -57,7 +57,7 @@ def together(functions: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
 
 @functools.cache
 def every_case(op: str, dtype: Any) -> tuple[list[Case], Any]:
-    """Of the edges of an op, and what is to come out."""
+    """Return the cases of the edges of an op, and what is to come out."""
     found = [row(dtype) for row in by_op(tagged("edge"))[op]]
     references = quickly_compiled(together(tuple(case.reference for case in found)))
     return found, jax.device_get(references([case.wide() for case in found]))

@@ -1,4 +1,4 @@
-"""How close a result in any dtype has to come to a formula in f64."""
+"""The distance that a result in any dtype may have from a formula in f64."""
 
 import jax.numpy as jnp
 import numpy as np

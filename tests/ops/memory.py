@@ -1,4 +1,4 @@
-"""How much memory programs need."""
+"""Measure the memory that programs need."""
 
 import pathlib
 from typing import Any
@@ -7,7 +7,7 @@ import jax
 
 
 def peak(f, *args):
-    """How many bytes more than before are in use while `f(*args)` runs."""
+    """Return how many bytes more than before are in use while `f(*args)` runs."""
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak is now what is in use
 
     def read(key):

@@ -1,4 +1,4 @@
-"""What runs on a GPU for every op and option, as docs/gpus.md has it: `python -m tests.ops.on_cuda` prints the table anew."""
+"""The kernels on a GPU for every op and option, as docs/gpus.md has them: `python -m tests.ops.on_cuda` prints the table anew."""
 
 import functools
 import re

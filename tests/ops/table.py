@@ -1,4 +1,4 @@
-"""What a row in the table of a family is, and how close its result has to come. The tables are in <family>/cases.py."""
+"""A row in the table of a family, and how close its result has to come. The tables are in <family>/cases.py."""
 
 import dataclasses
 import functools
@@ -137,7 +137,7 @@ def with_options(function: Callable[..., Any], **options: Any) -> Callable[..., 
 
 @functools.cache
 def gradients_of_sum(function: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Of the first `count` arguments."""
+    """Return the gradients with respect to the first `count` arguments."""
     return jax.grad(lambda *args: function(*args).astype(jnp.float32).sum(), tuple(range(count)))
 
 
@@ -150,19 +150,19 @@ def floats(dtype: Any, *shapes: Any, scale: float = 1.0) -> list[Any]:
 
 
 def kernels_of(function: Callable[..., Any], *args: Any, platform: str = "cuda") -> list[str]:
-    """Which kind of kernel each call of an op in a program runs, such as "cuda" or "triton", or "reference" for none."""
+    """Return the kind of kernel that each call of an op in a program runs: "cuda", "triton" and others, or "reference"."""
     sites = xla.call_sites(jax.make_jaxpr(function)(*args), platform)
     chosen = [site.params["call"].choice(platform).kernel for site in sites if site.primitive == "op"]
     return ["reference" if bound is None else bound.kernel.backend for bound in chosen]
 
 
 def has_kernels(case: Case, backend: str) -> bool:
-    """Whether the kernel that a GPU runs for it is of this kind."""
+    """True if the kernel that a GPU runs for the case is of this kind."""
     return kernels_of(case.op, *case.args) == [backend]
 
 
 def has_backward_kernels(case: Case, backend: str) -> bool:
-    """Whether that of its gradients is as well."""
+    """True if the kernel of the case and that of its gradients are both of this kind."""
 
     def loss(*args: Any) -> Any:
         return (case.op(*args).astype(jnp.float32) ** 2).sum()

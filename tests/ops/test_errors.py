@@ -1,4 +1,4 @@
-"""What the functions of `ops` refuse, and what they say: the lists of all families, in <family>/refused.py."""
+"""The calls that the functions of `ops` refuse, and what they say: the lists of all families, in <family>/refused.py."""
 
 import importlib
 

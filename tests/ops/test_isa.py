@@ -1,4 +1,4 @@
-"""Which instruction set the kernels run on."""
+"""The instruction set that the kernels run on."""
 
 import ast
 import os

@@ -1,4 +1,4 @@
-"""What JAX does on a GPU where no kernel of ours does, run here on the CPU: the functions, not what XLA makes of them there."""
+"""JAX's functions for a GPU where no kernel of ours runs, here on the CPU: the functions, not what XLA makes of them there."""
 
 import dataclasses
 import importlib
@@ -65,7 +65,7 @@ def is_near(got, want, dtype):
 
 
 def rows_with(*tags: str) -> list[Any]:
-    """Of these ops. Those for kernels in Python are theirs as well."""
+    """Return the rows of these ops. Rows for kernels in Python are theirs as well."""
     return [row for row in ROWS if row.tags & set(tags) and row.name.replace(" ", "-").split("-")[0] in NAMES]
 
 
@@ -114,7 +114,7 @@ def test_gradients(row, dtype):
 
 @pytest.mark.parametrize("row", rows_with("mapped"), ids=str)
 def test_maps(row):
-    """Of each operand, of all, and one in the other."""
+    """Maps of each operand, of all, and one in the other."""
     case = row(DTYPES[0])
 
     def stacked(x: Any, size: int) -> Any:

@@ -1,4 +1,4 @@
-"""What kernels write: every element."""
+"""The elements that kernels write: every one."""
 
 import contextlib
 import ctypes

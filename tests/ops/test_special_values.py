@@ -1,4 +1,4 @@
-"""What is not finite, or too large or too small, where each element is for itself, and how results are rounded."""
+"""Values that are not finite, too large or too small, where each element is for itself, and how results are rounded."""
 
 from typing import Any
 

@@ -27,7 +27,7 @@ def build_driver() -> pathlib.Path:
 
 
 class Driver:
-    """What tests see of the driver, and how they make it fail."""
+    """The view that tests have of the driver, and how they make it fail."""
 
     def __init__(self) -> None:
         self._path = build_driver()
@@ -58,7 +58,7 @@ class Driver:
 
     @property
     def num_modules(self) -> int:
-        """Those that are loaded."""
+        """The number of modules that are loaded."""
         return self._library.software_modules()
 
     @property
@@ -72,7 +72,7 @@ class Driver:
         return self._library
 
     def stand_in(self, image: bytes, source: str, kernels: Mapping[str, str]) -> None:
-        """Where `image` is loaded, which was compiled of `source`, kernels that were built of that for the CPU run.
+        """Let kernels that were built for the CPU of `source` run where `image`, compiled of `source`, is loaded.
 
         **Arguments:** `kernels`: `{name in the image: C++}`.
         """

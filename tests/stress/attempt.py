@@ -1,4 +1,4 @@
-"""What may fail."""
+"""Call a function that may fail."""
 
 
 def attempt(function, *expected):

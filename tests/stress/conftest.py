@@ -1,4 +1,4 @@
-"""What grows, and what calls the handler of GPUs."""
+"""Measures of growth, and a caller of the handler of GPUs."""
 
 import gc
 

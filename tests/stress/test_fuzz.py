@@ -1,4 +1,4 @@
-"""What is decoded: buffers, aliases, attributes and layouts of all kinds. No crash, and an error that says who it is from."""
+"""Fuzzed buffers, aliases, attributes and layouts of all kinds. No crash, and an error that says who it is from."""
 
 import itertools
 

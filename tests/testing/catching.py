@@ -1,4 +1,4 @@
-"""Which rows say that a layer is wrong."""
+"""Find the rows that say that a layer is wrong."""
 
 import pytest
 

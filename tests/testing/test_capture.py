@@ -1,4 +1,4 @@
-"""What a kernel does wrong while it is recorded is named: on a driver without a GPU, which refuses what CUDA's refuses."""
+"""Mistakes of a kernel while it is recorded are named: on a driver without a GPU, which refuses what CUDA's refuses."""
 
 import ctypes
 import re

@@ -1,4 +1,4 @@
-"""What is right passes whole: layers, ops in both lanes, Modules and functions."""
+"""Right layers, ops in both lanes, Modules and functions pass whole."""
 
 import math
 import os

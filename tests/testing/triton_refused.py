@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def products(x, out, SIZE: tl.constexpr, WIDTH: tl.constexpr):
-    """Of a GPU since sm_100, each of the three sums has as many columns of tensor memory as it is wide."""
+    """Multiply. On a GPU since sm_100, each of the three sums has as many columns of tensor memory as it is wide."""
     rows, columns = tl.arange(0, 128)[:, None], tl.arange(0, WIDTH)[None, :]
     depth = tl.arange(0, 64)
     one = tl.zeros((128, WIDTH), tl.float32)

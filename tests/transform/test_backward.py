@@ -166,7 +166,7 @@ def test_what_the_gradient_alone_runs(lane):
 
 
 def test_what_is_asked_for():
-    """Of a Python kernel what is wanted, of a native one, which has all results in its signature, everything."""
+    """A Python kernel is asked for the gradients that are wanted. A native one, with all results in its signature, gives all."""
     op = make("python")
     jax.grad(loss(op), 0)(W, X)
     jax.grad(loss(op), 1)(W, X)

@@ -1,4 +1,4 @@
-"""How `vmap` calls a kernel: every mode, every axis, and vmaps of vmaps."""
+"""Calls of a kernel under `vmap`: every mode, every axis, and vmaps of vmaps."""
 
 import itertools
 

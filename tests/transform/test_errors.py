@@ -1,4 +1,4 @@
-"""What `Op` refuses, when it is declared and when it is called, and what it says."""
+"""Errors of `Op`, when it is declared and when it is called, and what they say."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where Triton or NVRTC is missing, `implementation="auto"` runs the next kernel, or the reference, and says so."""
+"""If Triton or NVRTC is missing, `implementation="auto"` runs the next kernel, or the reference, and says so."""
 
 import subprocess
 import sys

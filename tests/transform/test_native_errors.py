@@ -1,4 +1,4 @@
-"""What users see of the errors of their handlers, and of XLA's complaints about how they are called."""
+"""Errors of users' handlers as users see them, and XLA's complaints about how handlers are called."""
 
 import logging
 import os

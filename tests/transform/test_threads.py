@@ -84,7 +84,7 @@ def test_any_number_of_examples(kind, examples):
 
 
 def test_every_nest_of_maps(kind):
-    """Which operand has which axes: what is shared is not tiled where no map touches it."""
+    """The operands have the axes that map them: what is shared is not tiled where no map touches it."""
     x, w = randoms(2, 3, 5), randoms(3, 5)
     call = lambda x, w: op(kind)(x, w, a=0.5)
     twice = jax.jit(jax.vmap(jax.vmap(call, (0, None)), (0, None)))
@@ -159,7 +159,7 @@ def test_an_exception_of_a_handler_is_an_error():
 
 @pytest.mark.parametrize("in_axes", [(0, None), (0, 0), (None, 0)])
 def test_gradients_are_those_of_sequential(in_axes):
-    """Of each example, and summed over them where an operand is shared."""
+    """Gradients of each example, summed over examples where an operand is shared."""
     args = [jnp.asarray(rng.random((4, 5) if axis == 0 else (5,)), jnp.float32) for axis in in_axes]
     loss = lambda op: lambda x, w: (op(x, w, a=2.0) ** 2).sum()
     summed = lambda op: lambda *args: jax.vmap(loss(op), in_axes)(*args).sum()
@@ -183,7 +183,7 @@ def test_what_maps_and_devices_make_of_it():
 
 
 def test_a_result_that_overwrites_an_operand():
-    """Of each example its own; the caller's array stays."""
+    """Each example has a result of its own; the caller's array stays."""
     function = CKernel("cumulate", LIBRARY, (*NUMBERS, "x", "out", "out"), status=STATUS, aliases={"w": 0})
     add = Op("add", kernels={"cpu": function}, reference=reference, vmap_method="threads")
     x = randoms(6, 5)

@@ -123,7 +123,7 @@ def _type(name: str, dtype: str, constants: dict[str, Any]) -> str:
 
 
 def assembler_warnings(ptx: str) -> list[str]:
-    """What it says of speed, of code for sm_90."""
+    """Return what the assembler says of speed, for code for sm_90."""
     tools = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin"
     # Triton 3.9 has two, and takes the newer for sm_90.
     tool = next(path for path in (tools / "ptxas-blackwell", tools / "ptxas") if path.exists())

@@ -13,7 +13,7 @@ from ..ops.table import normal
 
 
 def value_and_gradients(operands: Any, chosen: Mapping[str, Any], **more: Any) -> Any:
-    """Of both results, by all operands that have one. `chosen` and `more` are options."""
+    """Return both results, and the gradients by all operands that have one. `chosen` and `more` are options."""
     numbers = {name: x for name, x in chosen.items() if name in ("bias", "alibi_slopes")}
     others = {name: x for name, x in chosen.items() if name not in numbers} | more
 

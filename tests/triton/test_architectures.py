@@ -1,4 +1,4 @@
-"""What a Triton kernel becomes for a device: a binary for those that are known by name, and portable PTX for all others."""
+"""Triton kernels for a device: a binary for devices that are known by name, and portable PTX for all others."""
 
 import re
 

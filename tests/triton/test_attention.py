@@ -52,7 +52,7 @@ def test_gradients_of_keys_that_nobody_asks_for_are_zero(interpreter):
 
 @pytest.mark.parametrize("case", LARGE_LOGITS, ids=str)
 def test_large_logits(case, interpreter):
-    """Of up to 1e4, where an f32 is exact to 5e-4: that is how exact the weights can be."""
+    """Logits up to 1e4, where an f32 is exact to 5e-4: that is how exact the weights can be."""
     lost = float(np.finfo(np.float32).eps) * 1e4
     case.check(case.forward(interpreter)[3], case.wanted[0], lost)
     for got, want in zip(case.backward(interpreter)[5:8], case.wanted[1:4], strict=True):

@@ -220,7 +220,7 @@ def instructions(name, size, **chosen):
 
 @pytest.mark.parametrize(("name", "size"), list(INSTRUCTIONS))
 def test_options_leave_nothing_in_the_main_loop(name, size):
-    """What an option needs is compiled where the option is, and nowhere else: each loop is as long as it was without options."""
+    """An option's code is compiled where the option is, and nowhere else: each loop is as long as without options."""
     version = ".".join(triton.__version__.split(".")[:2])
     if version not in INSTRUCTIONS[name, size]:
         pytest.skip(f"nobody has counted what Triton {version} makes of it")

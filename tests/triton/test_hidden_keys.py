@@ -41,7 +41,7 @@ def test_gradients(name, poison, deterministic, request):
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("deterministic", [True, False], ids=["in order", "in any order"])
 def test_examples_share_keys_and_have_their_lengths(deterministic):
-    """What one example hides, another one sees: their gradients are added up."""
+    """One example hides what another one sees: their gradients are added up."""
     q = normal(1, (3, QUERIES, HEADS, 20))
     _, k, v = inputs(QUERIES, KEYS, HEADS, 2, 20)
     k[30:], v[30:] = np.nan, np.nan

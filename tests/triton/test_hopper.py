@@ -1,4 +1,4 @@
-"""How kernels in Triton for GPUs since Hopper are launched: with as many warps, and as much memory, as Triton's compiler says."""
+"""Launches of kernels in Triton for GPUs since Hopper: with as many warps, and as much memory, as Triton's compiler says."""
 
 import jax
 import jax.numpy as jnp

@@ -69,7 +69,7 @@ def test_lowered(function, sizes):
 
 
 def test_beside_a_kernel_that_we_compile(monkeypatch, tmp_path):
-    """Whoever imports jax-triton has no folder for Triton's cache, without which Triton's compiler refuses to run."""
+    """A process that imports jax-triton has no folder for Triton's cache, without which Triton's compiler refuses to run."""
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
     monkeypatch.setenv("TRITON_HOME", str(tmp_path))
     kernel = eqxc.TritonKernel(negate_kernel, grid=lambda x: x.size, out_type=lambda x: x)

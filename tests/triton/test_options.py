@@ -62,7 +62,7 @@ def in_parts(interpreted, monkeypatch):
 @pytest.mark.usefixtures("in_parts")
 @pytest.mark.parametrize("name", FEW_QUERIES)
 def test_few_queries(name):
-    """Of two heads for each of keys. Parts of a window, or beyond a length, are empty."""
+    """Two heads for each head of keys. Parts of a window, or beyond a length, are empty."""
     q, k, v = inputs(9, 70, 4, 2, 20)
     assert _triton._parts(q, (k, v)) == 5
     got = ops.attention_with_lse(q, k, v, **FEW_QUERIES[name])

@@ -76,7 +76,7 @@ DTYPES = {
 
 
 def describe(words, *args, named=lambda *args, **options: None, **options):
-    """What a function is told of arguments, eight numbers each: see functions.cc. `named` has the names of parameters."""
+    """Return what a function is told of arguments, eight numbers each: see functions.cc. `named` has the names of parameters."""
     count = sum(len(args) if word == "args" else 1 for word in words)
 
     @functools.wraps(named)
@@ -122,7 +122,7 @@ def test_arguments_of_each_kind():
 
 
 def test_no_arguments_but_arrays_in_order():
-    """Which is what `arg_spec` is by default, as for `jax-tvm-ffi`."""
+    """The arrays in order are what `arg_spec` is by default, as for `jax-tvm-ffi`."""
     rows = describe(("args",), X, jnp.zeros((1, 2)))
     assert [row[4] for row in rows] == [1, 2]
 

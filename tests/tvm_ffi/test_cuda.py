@@ -69,7 +69,7 @@ def test_a_function_in_the_memory_of_another_process(run):
 
 
 def test_what_a_program_for_cuda_says():
-    """Which handler it calls is part of a name. tests/deviceless/ has what XLA makes of that."""
+    """The handler that it calls is part of a name. tests/deviceless/ has what XLA makes of that."""
     texts, x = [], jnp.ones((4, 8))
     for compatible in (True, False):
         kernel = TvmFfiKernel(library.PATH, "saxpy", library.SAXPY, command_buffer_compatible=compatible)

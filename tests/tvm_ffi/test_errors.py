@@ -1,4 +1,4 @@
-"""What is wrong with a kernel of TVM-FFI is one error, before anything runs where that can be known."""
+"""Mistakes in a kernel of TVM-FFI are one error each, before anything runs where that can be known."""
 
 import pathlib
 import re

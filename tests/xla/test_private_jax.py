@@ -1,4 +1,4 @@
-"""What we use of JAX that is not public. If one of these fails, a new JAX has moved it: mend eqxcallback/xla/."""
+"""Parts of JAX that we use and that are not public. If one of these fails, a new JAX has moved it: mend eqxcallback/xla/."""
 
 import re
 

@@ -21,7 +21,7 @@ def of_pair(
     kept: Any = None,
     **options: Any,
 ) -> tuple[Array, Array]:
-    """After `kv` come `OPTIONAL` of _operands.py, in its order."""
+    """Call the reference with `kv` as a pair. After `kv` come `OPTIONAL` of _operands.py, in its order."""
     segment_ids = None if query_segments is None else (query_segments, key_segments)
     more = (bias, mask, alibi_slopes, segment_ids, lengths, offset, dropout_keys, kept)
     return _reference.attention_with_lse(q, kv[0], kv[1], *more, **options)

@@ -90,7 +90,7 @@ def weights_of(
     products, query, key, sums, options, queries, keys, scale,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, HAS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """And the tangents of a soft cap. Both `scale` and `sums` are for exponents of two."""
+    """Return the weights, and the tangents of a soft cap. Both `scale` and `sums` are for exponents of two."""
     logits, tangents = exponents(products, query, key, options, queries, keys, scale, SOFT_CAP, HAS)
     relative = logits - sums
     if MASKED:

@@ -114,7 +114,7 @@ def store(pointer, main, tail, stride, count, ROWS, SIZE: tl.constexpr, MAIN: tl
 @triton.jit
 @no_type_check
 def add(pointer, main, tail, stride, count, ROWS, SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr):
-    """To what is there, in f32, while other programs do the same."""
+    """Add to what is there, in f32, while other programs do the same."""
     at, inside = _part(pointer, stride, count, ROWS, SIZE, 0, MAIN)
     tl.atomic_add(at, main, mask=inside, sem="relaxed")
     if TAIL:

@@ -31,18 +31,18 @@ def split(size: int) -> tuple[int, int]:
 def choose_forward(
     arch: int, size: int, dtype: str, *, queries: int, has: int = 0, soft_cap: float = 0.0, **_: Any
 ) -> Choice:
-    """For `attention_forward`. `arch` is 80 for sm_80, `dtype` a name as NumPy has it, `has` a bit for each of `OPTIONAL`."""
+    """Choose for `attention_forward`. `arch` is 80 for sm_80, `dtype` NumPy's name, `has` a bit for each of `OPTIONAL`."""
     return _choice(_forward_tile(arch, _width(size), dtype, queries, _of_pairs(has, soft_cap)), size, PACKED=False)
 
 
 def choose_tma(arch: int, size: int, dtype: str) -> Choice:
-    """For `attention_forward_tma`."""
+    """Choose for `attention_forward_tma`."""
     tile, specialized = _tma_tile(arch, _width(size), dtype)
     return _choice(tile, size, SPECIALIZED=specialized)
 
 
 def choose_packed(arch: int, size: int, dtype: str, *, rows: int, **_: Any) -> Choice:
-    """For `attention_forward` where it is `PACKED`. `rows`: the queries of all heads that share one of keys."""
+    """Choose for `attention_forward` where it is `PACKED`. `rows`: the queries of all heads that share one head of keys."""
     block = packed_rows(size, dtype, rows)
     if dtype == "float32":
         return _choice((block, 32, 8, 2), size, PACKED=True)
@@ -58,17 +58,17 @@ def packed_rows(size: int, dtype: str, rows: int) -> int:
 
 
 def choose_rows(arch: int, size: int, dtype: str, **_: Any) -> Choice:
-    """For `attention_backward_rows`, which reads each row once."""
+    """Choose for `attention_backward_rows`, which reads each row once."""
     return _choice((64, 16, 4, 1), size)
 
 
 def choose_keys(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: float = 0.0, **_: Any) -> Choice:
-    """For `attention_backward_keys`."""
+    """Choose for `attention_backward_keys`."""
     return _choice(_keys_tile(arch, _width(size), dtype, _of_pairs(has, soft_cap)), size)
 
 
 def choose_added(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: float = 0.0, **_: Any) -> Choice:
-    """For `attention_backward_keys` where it is `ADDED`, and for the kernel of slopes then."""
+    """Choose for `attention_backward_keys` where it is `ADDED`, and for the kernel of slopes then."""
     width = _width(size)
     if dtype != "float32" and 100 <= arch < 120 and 64 < width <= 128:
         # The products for 64 queries would take 576 of 512 columns of tensor memory.
@@ -77,12 +77,12 @@ def choose_added(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: fl
 
 
 def choose_queries(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: float = 0.0, **_: Any) -> Choice:
-    """For `attention_backward_queries`, and for the kernel of slopes, which adds up what it leaves."""
+    """Choose for `attention_backward_queries`, and for the kernel of slopes, which adds up what it leaves."""
     return _choice(_queries_tile(arch, _width(size), dtype, _of_pairs(has, soft_cap)), size)
 
 
 def choose_bias(arch: int, size: int, dtype: str, **_: Any) -> Choice:
-    """For `attention_backward_bias`."""
+    """Choose for `attention_backward_bias`."""
     width = _width(size)
     if dtype == "float32":
         return _choice((32, 32, 8, 1) if width <= 128 else (16, 16, 4, 1), size)

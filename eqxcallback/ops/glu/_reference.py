@@ -8,7 +8,7 @@ from .._precision import wide
 
 
 def glu(gate: Float[Array, "*batch size"], up: Float[Array, "*batch size"] | None = None, *, activation: str) -> Array:
-    """Without `up`, `gate` has both halves on its last axis, the gate first.
+    """Multiply `up` by the activated `gate`. Without `up`, `gate` has both halves on its last axis, the gate first.
 
     **Arguments:**
 

@@ -91,7 +91,7 @@ def softmax_cross_entropy(
 
 
 def weights_of(name: str, class_weights: ArrayLike, size: int, dtype: Any) -> Array:
-    """As the loss needs them."""
+    """Check class weights, and return them as the loss needs them."""
     weights = jnp.asarray(class_weights)
     fits = weights.shape == (size,) and jnp.issubdtype(weights.dtype, jnp.floating)
     check(fits, name, f"class_weights of shape ({size},) and a floating dtype", class_weights=weights)

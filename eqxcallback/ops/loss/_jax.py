@@ -39,7 +39,7 @@ class _Way(NamedTuple):
 
 
 def _large(x: Array, size: int) -> int:
-    """As many classes as fit, of chunks of one size."""
+    """Return the length of a chunk: as many classes as fit, in chunks of one size."""
     most = max(_LOGITS // max(math.prod(x.shape[:-1]), 1), 1)
     return max(-(-size // max(-(-size // most), 1)), 1)
 
@@ -101,7 +101,7 @@ def backward(
     ignore_index: int | None = None,
     soft_cap: float | None = None,
 ) -> Any:
-    r"""With $p = \mathrm{softmax}(z)$, the label $y$, class weights $w$ and smoothing $s$, the gradient of a logit is
+    r"""Compute the gradients. With $p = \mathrm{softmax}(z)$, the label $y$, class weights $w$, smoothing $s$, that of a logit is
     $g ((1 - s) w_y + s \bar w + 2 \zeta l) p_j - g (1 - s) w_y [j = y] - g s w_j / n$, where $l$ is the log-sum-exp and
     $\zeta$ the factor of its square. Callers see the loss alone: the other results have no cotangent.
     """
@@ -163,8 +163,8 @@ def backward(
 
 
 def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """On a CPU, which has instructions for products of bf16. Others are in f32, as in the definition, whatever
-    `jax.default_matmul_precision` says.
+    """Make a function for a CPU, which has instructions for products of bf16. Other products are in f32, as in the definition,
+    whatever `jax.default_matmul_precision` says.
     """
 
     def call(*args: Any, **options: Any) -> Any:

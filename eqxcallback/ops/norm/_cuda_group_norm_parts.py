@@ -22,12 +22,12 @@ _CACHED_BYTES, _RESIDENT_GROUPS = 128 << 10, 2
 
 
 def _bytes(x: Any, groups: int) -> int:
-    """Of a group."""
+    """Return the bytes of a group."""
     return groups_of(x, groups).shape[-1] * x.dtype.itemsize
 
 
 def _is_divided(x: Any, groups: int) -> bool:
-    """Where one launch more costs less than groups that do not stay in a cache, or multiprocessors that have nothing to do."""
+    """True if one launch more costs less than groups that do not stay in a cache, or multiprocessors with nothing to do."""
     blocks = blocks_of_groups(x, groups)
     has_few = blocks < _RESIDENT_GROUPS * multiprocessors()
     return blocks > 0 and _bytes(x, groups) >= (4 * _PART_BYTES if has_few else _CACHED_BYTES)
@@ -57,7 +57,7 @@ def _blocks(x: Any, groups: int) -> int:
 
 
 def _moments(x: Any, groups: int, numbers: int = 4) -> jax.ShapeDtypeStruct:
-    """So many `numbers` of each part."""
+    """Return the type of an array with so many `numbers` of each part."""
     return jax.ShapeDtypeStruct((_blocks(x, groups), numbers), jnp.float32)
 
 

@@ -23,7 +23,7 @@ def add_rms_norm(xp: Any, out: Any, x: Any, residual: Any, weight: Any = None, *
 def group_norm(xp: Any, out: Any, x: Any, weight: Any = None, bias: Any = None, *, groups: int, eps: float) -> None:
     *batch, channels, size = x.shape
     y = _norm(xp, wide(x).reshape(*batch, groups, channels // groups * size), eps, center=True).reshape(x.shape)
-    store(out, _affine(y, *(None if each is None else each[:, None] for each in (weight, bias))))
+    store(out, _affine(y, *(None if array is None else array[:, None] for array in (weight, bias))))
 
 
 def _norm(xp: Any, x: Any, eps: float, center: bool) -> Any:

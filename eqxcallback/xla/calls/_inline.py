@@ -29,7 +29,7 @@ def inline() -> Iterator[None]:
 
 
 def is_inline(result_avals: Sequence[Any]) -> bool:
-    """To be asked where `jax.disable_jit` is on. Random keys are not NumPy arrays: calls that return some stay programs."""
+    """True if a call runs inline, under `jax.disable_jit`. Calls that return random keys, not NumPy arrays, do not."""
     return _inline.get() and not any(_is_key(aval) for aval in result_avals)
 
 

@@ -9,8 +9,8 @@ from jax.interpreters import partial_eval
 
 
 def stays_in_loops(primitive: Primitive, has_effect: Callable[[Any], bool]) -> None:
-    """Under `grad`, JAX computes once, before a `scan`, what does not change in it; also what has an effect. Not `primitive`,
-    where `has_effect` of its parameters is true.
+    """Keep `primitive` inside of loops if `has_effect` of its parameters is true. Under `grad`, JAX computes once, before a
+    `scan`, what does not change in it, and also what has an effect.
     """
 
     def rule(trace: Any, *tracers: Any, **params: Any) -> Any:

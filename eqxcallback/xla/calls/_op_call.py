@@ -76,7 +76,7 @@ class OpCall(Protocol):
         ...
 
     def native_name(self, platform: str) -> str | None:
-        """If it is one in C++, the name under which its errors are raised."""
+        """The name under which errors are raised, if the kernel is in C++."""
         ...
 
     def launch(self, lowering: Lowering, run: Run, args: Sequence[Any]) -> Sequence[Any]:

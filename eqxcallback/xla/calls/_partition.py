@@ -149,7 +149,7 @@ def lower(
 
 
 def _rule(factors: Factors) -> SdyShardingRule:
-    """In which each dimension has a name."""
+    """Make the rule in which each dimension has a name."""
     whole: list[str] = []
 
     def names(dims: Sequence[str | None]) -> tuple[str, ...]:

@@ -167,7 +167,7 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, tap: Tap) -> tupl
 
 
 def _partial_eval(saveable: Callable[..., Any], unknown: Sequence[bool], made: Sequence[bool], eqn: Any) -> Any:
-    """Under `jax.checkpoint`: what is computed again is tapped again."""
+    """Split a tap under `jax.checkpoint`: what is computed again is tapped again."""
     missing = [var for var, is_made in zip(eqn.invars, made, strict=True) if not is_made]
     if any(unknown):
         return None, eqn, [True] * len(eqn.outvars), [True] * len(eqn.outvars), missing

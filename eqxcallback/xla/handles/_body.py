@@ -41,7 +41,7 @@ class CallSpec:
 
 
 class _Leaf(enum.Enum):
-    """In place of an array."""
+    """A leaf in place of an array."""
 
     LEAF = 0
 

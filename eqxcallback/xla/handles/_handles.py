@@ -98,7 +98,7 @@ def eager_state(body: PythonBody) -> EagerState:
 
 
 def keep_for_ever(handle: Callable[..., None]) -> None:
-    """For programs that JAX gives no means to own a handle."""
+    """Keep a handle for ever, for programs that JAX gives no means to own it."""
     with _lock:
         if handle not in _immortal:
             _immortal.append(handle)

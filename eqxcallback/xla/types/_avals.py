@@ -99,8 +99,9 @@ def on_current_mesh(results: Sequence[Any], operands: Sequence[Any], call: Split
 
 
 def split_alike(args: Sequence[Any], factors: Factors) -> Sequence[Any]:
-    """On a mesh of explicit axes: `args`, each split as `factors` and the others say. So results, which are split like that,
-    and their gradients have types that fit those of operands."""
+    """Split `args`, on a mesh of explicit axes, as `factors` and the others say. So results, which are split like that, and their
+    gradients have types that fit those of operands.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.explicit_axes:
         return args

@@ -21,7 +21,7 @@ def full_layouts(layouts: Layouts | None, avals: Sequence[Any]) -> list[tuple[in
 
 
 def minor_to_major(layouts: list[tuple[int, ...]] | None) -> list[tuple[int, ...]] | None:
-    """As `jax.ffi.ffi_lowering` has them."""
+    """Return layouts as `jax.ffi.ffi_lowering` has them, from minor to major."""
     return None if layouts is None else [layout[::-1] for layout in layouts]
 
 
@@ -30,7 +30,7 @@ def layouts_attribute(
     outputs: list[tuple[int, ...]] | None,
     avals: tuple[Sequence[Any], Sequence[Any]],
 ) -> dict[str, np.ndarray]:
-    """For the python lane, whose buffers have to know: of all outputs, then of all inputs. Nothing if all are row-major."""
+    """Return the layouts that buffers of the python lane need: of all outputs, then of all inputs. `{}` if all are row-major."""
     if inputs is None and outputs is None:
         return {}
     given = [(outputs, avals[1]), (inputs, avals[0])]

@@ -42,7 +42,7 @@ class Factors:
         return cls(names, (), independent=True)
 
     def sizes(self, shapes: Sequence[Sequence[Size]]) -> dict[str, Size]:
-        """From the shapes of operands."""
+        """Return the size of each factor, from the shapes of operands."""
         sizes: dict[str, Size] = {}
         for dims, shape in zip(self.operands, shapes, strict=True):
             for name, size in zip(dims, shape, strict=True):

@@ -1,4 +1,4 @@
-"""What the handlers of this family take, by names that begin with their symbol, and what they do not."""
+"""The calls that this family's handlers take, by names that begin with their symbol, and the calls that they refuse."""
 
 import numpy as np
 

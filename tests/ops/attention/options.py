@@ -12,7 +12,7 @@ from ..table import normal
 
 
 def exact(*args: Any, **options: Any) -> Any:
-    """Of one example."""
+    """Return the result of one example."""
     return exact_with_lse(*args, **options)[0]
 
 

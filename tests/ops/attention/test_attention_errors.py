@@ -1,4 +1,4 @@
-"""What attention refuses of its options, and what it says."""
+"""The options that attention refuses, and what it says."""
 
 from typing import Any
 

@@ -58,7 +58,7 @@ def test_values_of_bf16(name, isa):
 
 
 def gradients(args, given, implementation):
-    """Of q, k, v, and of the bias and the slopes if there are any."""
+    """Return the gradients of q, k, v, and of the bias and the slopes if there are any."""
     more = [name for name in ("bias", "alibi_slopes") if name in given]
     weights = normal(9, args[0].shape)
 
@@ -78,7 +78,7 @@ def defined(shape, name):
 
 @by_option
 def test_gradients(name, isa):
-    """Of less than a block, and of several blocks; heads that share keys."""
+    """The gradients of less than a block, and of several blocks; heads that share keys."""
     for shape in SHAPES[:2]:
         args, given, want = defined(shape, name)
         for got, each in zip(gradients(args, given, "auto"), want, strict=True):
@@ -143,7 +143,7 @@ def test_keys_that_a_mask_hides_at_the_ends_are_not_read(isa):
 
 
 def test_gradients_against_finite_differences():
-    """Of the loop over heads, in f64, along a direction of all operands."""
+    """The gradients of the loop over heads, in f64, along a direction of all operands."""
     shape = SHAPES[0]
     args, given, _ = defined(shape, "all")
     finite = {**given, "bias": np.where(np.isinf(given["bias"]), -3.0, given["bias"])}
@@ -172,7 +172,7 @@ def test_gradients_of_a_bias_that_examples_share(bias, isa):
 @pytest.mark.parametrize("more", [{}, {"window": None}, {"soft_cap": None}, {"window": 1}, {"window": 300}], ids=str)
 @pytest.mark.parametrize("int8", [False, True], ids=["", "int8"])
 def test_one_token(more, int8, isa):
-    """Of caches of one part and of several, of which the window ends where parts do not."""
+    """One token with caches of one part and of several, of which the window ends where parts do not."""
     for keys in (9, 700):
         case = options.decode_case((3,), keys, int8, **more)
         table.tolerate(table.quickly_compiled(case.op)(*case.args), case.want(), 9 * case.terms)
@@ -315,7 +315,7 @@ def test_gradients_of_queries_whose_logits_are_all_alike_far_away(bias, isa):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_gradients_beside_a_key_that_is_not_finite(value, isa):
-    """Of few queries: what their block has no queries for adds nothing."""
+    """With few queries, the rows of a block beyond them add nothing."""
     given: dict[str, Any] = dict(zip("qkv", options.inputs(5, 9, 2, 2, 8), strict=True))
     given["k"][3] = value
     segments = np.zeros(5, np.int32), np.zeros(9, np.int32)
@@ -359,7 +359,7 @@ def dropped(q, k, v, key):
 
 
 def test_dropout_with_keys_of_each_kind():
-    """Of JAX's old form, and of another generator, whose numbers under `vmap` are its own."""
+    """A key of JAX's old form, and one of another generator, whose numbers under `vmap` are its own."""
     q, k, v = options.inputs(5, 9, 2, 1, 4)
     want = dropped(q, k, v, jax.random.key(7))
     np.testing.assert_array_equal(dropped(q, k, v, jax.random.PRNGKey(7)), want)

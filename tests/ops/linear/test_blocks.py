@@ -1,4 +1,4 @@
-"""What weights in blocks can be made of, and that they stay blocks in memory."""
+"""Sources of weights in blocks, and blocks that stay blocks in memory."""
 
 import jax
 import jax.numpy as jnp

@@ -90,7 +90,7 @@ def test_linear_without_elements(batch, size, out):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [3, 17, 32])
 def test_derivatives_of_linear(rows, dtype):
-    """Of first and second order, of any of the operands."""
+    """Derivatives of first and second order, of any of the operands."""
     x, weight, bias = normal(1, (rows, 7), dtype), normal(2, (5, 7), dtype), normal(3, (5,))
 
     def loss(product):

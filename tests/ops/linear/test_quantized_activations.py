@@ -104,7 +104,7 @@ def test_quantized_linear(in_blocks, out_features, rows, encoding, isa):
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True)
 @hypothesis.given(strategies.integers(1, 20), strategies.integers(1, 300), strategies.floats(-35, 38))
 def test_sums_of_integers_are_exact(rows, size, exponent):
-    """Of weights of one, and steps of a power of two, whatever the scale of x. The highest is 127 steps."""
+    """Scales of the weights are one, and steps powers of two, whatever the scale of x. The highest value is 127 steps."""
     rng = np.random.default_rng((rows, size))
     levels = rng.integers(-127, 128, (rows, size))
     levels[:, 0] = 127

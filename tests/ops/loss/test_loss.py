@@ -29,7 +29,7 @@ by_options = pytest.mark.parametrize("options", OPTIONS, ids=str)
 
 
 def formula(z, labels, label_smoothing=0.0, z_loss=0.0, ignore_index=None):
-    """Of the issue, with everything at once."""
+    """Compute the loss by the formula of its specification, with everything at once."""
     lse = jnp.log(jnp.exp(z).sum(-1))
     chosen = jnp.take_along_axis(z, labels[..., None] % z.shape[-1], -1)[..., 0]
     loss = (1 - label_smoothing) * (lse - chosen) + label_smoothing * (lse - z.mean(-1)) + z_loss * lse**2
@@ -133,7 +133,7 @@ def test_sixteen_bits(dtype):
 
 
 def both(logits, labels, **options):
-    """Of logits, and of an identity times them: the values, and the gradients of logits."""
+    """Yield the values and the gradients of logits, for logits and for an identity times them."""
     z, eye = jnp.asarray(logits, jnp.float32), jnp.eye(np.shape(logits)[-1])
     labels = jnp.asarray(labels, jnp.int32)
     for f in (

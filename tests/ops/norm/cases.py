@@ -36,7 +36,7 @@ def _add_and_norm(*args: Any) -> Any:
 
 @functools.cache
 def _sum_and_norm(dtype: Any) -> Any:
-    """Of operands in f32. The norm is that of the sum as it is in `dtype`; to a derivative it is not rounded."""
+    """Make a reference for operands in f32. The norm is of the sum as it is in `dtype`; to a derivative it is not rounded."""
 
     def f(x: Any, residual: Any, *weight: Any) -> Any:
         total = jnp.asarray(x + residual)
@@ -61,7 +61,7 @@ def _of_groups(function: Any, weight: bool, bias: bool, groups: int) -> Any:
 
 @functools.cache
 def _of_parameters(function: Any, weight: bool, bias: bool, eps: float) -> Any:
-    """Of `x` and those parameters that there are."""
+    """Make a function of `x` and those parameters that there are."""
 
     def f(x: Any, *parameters: Any) -> Any:
         given = iter(parameters)

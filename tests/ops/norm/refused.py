@@ -1,4 +1,4 @@
-"""What the functions refuse, and what they say."""
+"""The calls that the functions refuse, and what they say."""
 
 import jax.numpy as jnp
 

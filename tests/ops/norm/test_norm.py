@@ -30,7 +30,7 @@ def test_group_norm(shape, isa):
 
 @pytest.mark.parametrize("mean", [0.0, 0.5, 1.7, -1.8, 3.0, 30.0, -1e3, 1e5])
 def test_norms_of_rows_with_a_mean(mean, isa):
-    """Of a row whose mean is far from zero, the mean square has few digits of the variance."""
+    """A row whose mean is far from zero: the mean square has few digits of the variance."""
     x = normal(1, (5, 300)) + np.float32(mean)
     wide = x.astype(np.float64)
     exact = (wide - wide.mean(-1, keepdims=True)) / np.sqrt(wide.var(-1, keepdims=True) + 1e-5)

@@ -27,7 +27,7 @@ def test_gates(shape, isa):
 
 
 def test_tanh_everywhere(isa):
-    """Of a cell that only the candidate enters."""
+    """The cell depends on the candidate alone."""
     x = np.concatenate([np.linspace(-12, 12, 24_001), [1e-30, -1e-3, 90, -90, 3e38, -3e38, np.nan]]).astype(np.float32)
     gates = np.stack([np.full_like(x, 100), np.full_like(x, -100), x, np.full_like(x, 100)], axis=-1)
     hidden, cell = ops.lstm_gates(jnp.asarray(gates), jnp.zeros((len(x), 1)))

@@ -1,4 +1,4 @@
-"""What the reference of a rotation is worth."""
+"""Tests of the reference of a rotation itself."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""What the function refuses, and what it says."""
+"""The calls that the function refuses, and what it says."""
 
 import numpy as np
 

@@ -29,7 +29,7 @@ by_size = pytest.mark.parametrize("size", [1, 16, 33, 300])
 @pytest.mark.parametrize("implementation", ["auto", "python"])
 @by_dtype
 def test_jax_agrees(dtype, implementation, isa):
-    """Where something takes part in each row, it is `jax.nn.softmax`, but for the rounding."""
+    """If something takes part in each row, it is `jax.nn.softmax`, but for the rounding."""
     x, mask = normal(1, (2, 5, 37), dtype, 4.0), np.random.default_rng(2).random((5, 37)) < 0.5
     mask[:, 3] = True
     for scale, where in ((1.0, None), (0.3, None), (-0.3, mask), (1.0, mask)):
@@ -115,7 +115,7 @@ def test_any_mask_that_broadcasts(shape, isa):
 @pytest.mark.parametrize("make", [*EDGES, ((67, 40), (67, 40), 0.5)], ids=str)
 @by_dtype
 def test_gradients(make, dtype, isa):
-    """Of 16 bits, the kernel reads the rounded result: so near as the largest element and cotangent are rounded."""
+    """In 16 bits, the kernel reads the rounded result: so near as the largest element and cotangent are rounded."""
     case = softmax(dtype, *make)
     upstream = upstream_of(case)
     (got,) = gradients(case.op, case.args, upstream)
@@ -130,7 +130,7 @@ def test_gradients(make, dtype, isa):
 
 @pytest.mark.parametrize("implementation", ["auto", "reference"])
 def test_no_gradient_where_nothing_takes_part(implementation, isa):
-    """Whatever is hidden, and whatever the cotangent there; rows that are NaN have none there either."""
+    """The hidden values, and the cotangents there, do not matter; rows that are NaN have no gradient there either."""
     mask = np.random.default_rng(0).random((5, 37)) < 0.5
     mask[1], mask[3, :2] = False, (True, False)
     x = np.where(mask, normal(1, (5, 37)), np.float32(np.nan))
@@ -148,7 +148,7 @@ def test_no_gradient_where_nothing_takes_part(implementation, isa):
 
 
 def test_large_results(isa):
-    """Of more than 32 MiB, which kernels write past the caches: the same as those of calls that are smaller."""
+    """Results of more than 32 MiB, which kernels write past the caches, are the same as those of smaller calls."""
 
     @jax.jit
     def f(x, upstream):
