@@ -31,7 +31,7 @@ def machine() -> dict[str, str]:
         "numpy": np.__version__,
         "date": time.strftime("%Y-%m-%d"),
     }
-    for package in ("equinox", "torch"):
+    for package in ("equinox", "torch", "onnxruntime"):
         if importlib.util.find_spec(package) is not None:
             facts[package] = importlib.metadata.version(package)
     return facts

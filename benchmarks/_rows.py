@@ -15,7 +15,7 @@ from ._timing import Clock, Race, Runner, Timing, family, race
 OURS = "eqxcallback"
 
 # What a figure is, from the work and the seconds of a call. The last are times: less is better.
-_PER_SECOND = {"TFLOP/s": 1e12, "GFLOP/s": 1e9, "GB/s": 1e9, "tokens/s": 1.0}
+_PER_SECOND = {"TFLOP/s": 1e12, "GFLOP/s": 1e9, "GB/s": 1e9, "tokens/s": 1.0, "sentences/s": 1.0}
 _EACH = {"us": 1e6, "ms": 1e3, "s": 1.0}
 # By how much one call makes the process larger.
 _MEMORY = {"MB": 1e6}

@@ -24,6 +24,7 @@ TITLES = {
     "linear": "Linear layers",
     "gpt2": "GPT-2, one token",
     "training": "One step of training",
+    "embed": "Sentences to vectors",
     "scaling": "How cost grows",
 }
 MODES = ("full", "quick", "tiny")

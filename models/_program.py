@@ -41,16 +41,25 @@ def run(name: str, program: Callable[[list[str] | None], None], arguments: list[
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters
     try:
         program(arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (UsageError, ModelFileError) as error:
         return _fail(name, str(error))
     except KeyboardInterrupt:
         return 130
     except OSError as error:
         # Nobody reads any more, or there is no room for more. What Python still holds back would fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0 if isinstance(error, BrokenPipeError) else _fail(name, f"the results cannot be written: {error}")
     return 0
+
+
+def write(lines: Iterable[str]) -> None:
+    """Results, on stdout."""
+    if sys.stdout is None:
+        raise UsageError("expected stdout, for the results; it is closed")
+    sys.stdout.writelines(lines)
 
 
 def report(text: str) -> None:

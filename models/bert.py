@@ -134,12 +134,14 @@ class Block(eqx.Module):
         self.num_heads = config.num_heads
 
     def __call__(self, x: Float[Array, "S E"], length: Int[Array, ""]) -> Float[Array, "S E"]:
+        narrow = x.astype(self.query.weight.dtype)
         q, k, v = (
-            jax.vmap(layer)(x).reshape(len(x), self.num_heads, -1) for layer in (self.query, self.key, self.value)
+            jax.vmap(layer)(narrow).reshape(len(x), self.num_heads, -1) for layer in (self.query, self.key, self.value)
         )
         attended = eqxc.ops.attention(q, k, v, lengths=length).reshape(x.shape)
-        x = jax.vmap(self.attention_norm)(x + jax.vmap(self.attention_out)(attended))
-        return jax.vmap(self.feed_forward_norm)(x + jax.vmap(self.down)(_gelu(jax.vmap(self.up)(x))))
+        x = jax.vmap(self.attention_norm)(x + jax.vmap(self.attention_out)(attended).astype(x.dtype))
+        hidden = _gelu(jax.vmap(self.up)(x.astype(narrow.dtype)))
+        return jax.vmap(self.feed_forward_norm)(x + jax.vmap(self.down)(hidden).astype(x.dtype))
 
 
 class Bert(eqx.Module):
@@ -185,6 +187,16 @@ class Bert(eqx.Module):
         return jax.vmap(self.norm)(x)
 
 
+def with_products_of(model: Bert, dtype: Any) -> Bert:
+    """The model with linear layers in `dtype`. Norms, and the sums between them, stay as they are."""
+    is_linear = lambda node: isinstance(node, eqxc.nn.Linear)
+    return jax.tree.map(
+        lambda node: jax.tree.map(lambda leaf: leaf.astype(dtype), node) if is_linear(node) else node,
+        model,
+        is_leaf=is_linear,
+    )
+
+
 def pool(x: Float[Array, "S E"], length: Int[Array, ""]) -> Float[Array, " E"]:
     """The mean of the first `length` rows, divided by its norm, in f32."""
     is_real = jnp.arange(len(x)) < length
@@ -195,4 +207,5 @@ def pool(x: Float[Array, "S E"], length: Int[Array, ""]) -> Float[Array, " E"]:
 
 def _gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Apply GELU by the error function: `jax.nn.gelu(approximate=False)` calls its complement, which takes twice as long."""
-    return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
+    wide = x.astype(jnp.float32)
+    return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)

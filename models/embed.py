@@ -9,7 +9,6 @@ import json
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import IO
 
 import jax.numpy as jnp
 import numpy as np
@@ -55,19 +54,20 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def _read(options: argparse.Namespace) -> list[str]:
     if options.sentences:
         return options.sentences
-    if options.file is None:
-        if sys.stdin is None:
-            raise UsageError("expected sentences, --file or stdin; got none")
-        return _lines("stdin", sys.stdin.buffer)
+    name = "stdin" if options.file is None else str(options.file)
     try:
-        with options.file.open("rb") as file:
-            return _lines(str(options.file), file)
+        if options.file is not None:
+            data = options.file.read_bytes()
+        elif sys.stdin is not None:
+            data = sys.stdin.buffer.read()
+        else:
+            raise UsageError("expected sentences, --file or stdin; got none")
     except (OSError, ValueError) as error:  # a ValueError: NUL in the path
-        raise UsageError(f"expected --file to be a file that can be read; got {error}") from None
+        raise UsageError(f"expected {name} to be a file that can be read; got {error}") from None
+    return _lines(name, data)
 
 
-def _lines(name: str, file: IO[bytes]) -> list[str]:
-    data = file.read()
+def _lines(name: str, data: bytes) -> list[str]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -120,9 +120,9 @@ def _embed(arguments: list[str] | None) -> None:
         _write(options.output, sentences, vectors)
     if options.search is not None:
         (query,) = embedder.encode([options.search])
-        sys.stdout.writelines(_search(query, sentences, vectors, options.top or 5))
+        _program.write(_search(query, sentences, vectors, options.top or 5))
     elif options.output is None:
-        sys.stdout.writelines(_json_lines(sentences, vectors))
+        _program.write(_json_lines(sentences, vectors))
 
 
 def main(arguments: list[str] | None = None) -> int:

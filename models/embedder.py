@@ -1,5 +1,6 @@
 """Sentences in, vectors out: a tokenizer, an encoder, and batches of sentences of about one length."""
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -17,14 +18,27 @@ from . import bert, checkpoints
 from ._errors import ModelFileError
 
 
-# Lengths that sentences are padded to: each is compiled once. The longest one is the model's own.
-_LENGTHS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
+# Lengths that sentences are padded to: each is compiled once, and is at most half above the one before. The longest one is the
+# model's own.
+_LENGTHS = (
+    8,
+    12,
+    *range(16, 32, 4),
+    *range(32, 64, 8),
+    *range(64, 128, 16),
+    *range(128, 256, 32),
+    *range(256, 512, 64),
+)
 # The most tokens of a batch, padding included.
-_TOKENS = 2048
+_TOKENS = 1024
 # So many sentences are tokenized in one call.
 _CHUNK = 1024
 
 Progress = Callable[..., Iterable[Any]]
+
+
+def _silent(items: Iterable[Any], **_: Any) -> Iterable[Any]:
+    return items
 
 
 class Tokens(NamedTuple):
@@ -72,14 +86,15 @@ class Embedder:
     **Arguments:**
 
     - `folder`: with `config.json`, `tokenizer.json`, safetensors files, and what sentence-transformers adds.
-    - `dtype`: of the weights and activations: f32 or bf16.
+    - `dtype`: of the products and attention: f32 or bf16. Norms, and the sums between them, are f32.
+    - `progress`: wraps iterations, as `tqdm` does.
 
     **Raises:**
 
     - `ModelFileError` if a file is missing, broken, or of another kind of model.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, dtype: Any = jnp.float32):
+    def __init__(self, folder: str | os.PathLike[str], *, dtype: Any = jnp.float32, progress: Progress = _silent):
         folder = pathlib.Path(folder)
         if not folder.is_dir():
             what = "a file" if folder.exists() else "a path that does not exist"
@@ -90,13 +105,14 @@ class Embedder:
             raise ModelFileError(f"{folder / 'config.json'}: {error}") from None
         _check_pooling(folder / "1_Pooling" / "config.json")
         like = eqx.filter_eval_shape(bert.Bert, config, jnp.float32, key=jax.random.key(0))
-        model = checkpoints.load(folder, like, bert.NAMES, unused=bert.UNUSED)
-        self._model = jax.tree.map(lambda leaf: leaf.astype(dtype) if eqx.is_array(leaf) else leaf, model)
+        loading = functools.partial(progress, desc="loading", unit="tensor")
+        model = checkpoints.load(folder, like, bert.NAMES, unused=bert.UNUSED, progress=loading)
+        self.model = bert.with_products_of(model, dtype)
         self.size = config.embedding_size
         self.max_tokens = _max_tokens(folder / "sentence_bert_config.json", config.num_positions)
         self._tokenizer = _tokenizer(folder / "tokenizer.json", config.vocab_size, self.max_tokens)
 
-    def encode(self, sentences: Sequence[str], progress: Progress = lambda items, **_: items) -> np.ndarray:
+    def encode(self, sentences: Sequence[str], progress: Progress = _silent) -> np.ndarray:
         """The vectors of sentences.
 
         **Arguments:**
@@ -108,7 +124,7 @@ class Embedder:
         """
         return self.embed(self.tokenize(sentences, progress).sentences, progress)
 
-    def tokenize(self, sentences: Sequence[str], progress: Progress = lambda items, **_: items) -> Tokens:
+    def tokenize(self, sentences: Sequence[str], progress: Progress = _silent) -> Tokens:
         tokens: list[np.ndarray] = []
         cut = 0
         for start in progress(range(0, len(sentences), _CHUNK), desc="tokenizing", unit="chunk"):
@@ -119,7 +135,7 @@ class Embedder:
                 cut += bool(encoding.overflowing)
         return Tokens(tokens, cut)
 
-    def embed(self, sentences: Sequence[np.ndarray], progress: Progress = lambda items, **_: items) -> np.ndarray:
+    def embed(self, sentences: Sequence[np.ndarray], progress: Progress = _silent) -> np.ndarray:
         """The vectors of sentences of which `tokenize` has made tokens."""
         vectors = np.empty((len(sentences), self.size), np.float32)
         batches = list(make_batches(sentences, self.max_tokens))
@@ -130,23 +146,23 @@ class Embedder:
     def _vectors(self, batch: Batch) -> np.ndarray:
         """Block by block, so that one block is compiled and not all of them."""
         lengths = jnp.asarray(batch.lengths)
-        x = _embed(self._model, jnp.asarray(batch.tokens))
-        for block in self._model.blocks:
+        x = _embed(self.model, jnp.asarray(batch.tokens))
+        for block in self.model.blocks:
             x = _apply(block, x, lengths)
         return np.asarray(_pool(x, lengths))
 
 
-@eqx.filter_jit
+@jax.jit
 def _embed(model: bert.Bert, tokens: jax.Array) -> jax.Array:
     return jax.vmap(model.embed)(tokens)
 
 
-@eqx.filter_jit
+@jax.jit
 def _apply(block: bert.Block, x: jax.Array, lengths: jax.Array) -> jax.Array:
     return jax.vmap(block)(x, lengths)
 
 
-@eqx.filter_jit
+@jax.jit
 def _pool(x: jax.Array, lengths: jax.Array) -> jax.Array:
     return jax.vmap(bert.pool)(x, lengths)
 

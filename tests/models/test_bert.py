@@ -68,7 +68,7 @@ def plain_bert(weights, sentences):
 def sentences():
     """Return sentences of our own pages, and odd ones."""
     text = "\n".join(page.read_text() for page in sorted(DOCS.glob("*.md"))[:12])
-    parts = [part.strip() for part in re.split(r"(?<=[.:])\s", text) if 20 < len(part) < 150]
+    parts = [part.strip() for part in re.split(r"(?<=[.:])\s", text) if 20 < len(part) < 110]
     odd = [
         "",
         " ",
@@ -83,7 +83,7 @@ def sentences():
     return [*parts[: 198 - len(odd)], *odd, " ".join(parts[:9]), " ".join(parts[20:80])]
 
 
-@pytest.mark.parametrize(("dtype", "least"), [("float32", 1 - 1e-10), ("bfloat16", 0.9995)])
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 1 - 1e-10), ("bfloat16", 0.9999)])
 def test_two_hundred_sentences(dtype, least, embedder, weights):
     texts = sentences()
     ours = embedder if dtype == "float32" else Embedder(default_folder(), dtype=dtype)
@@ -137,8 +137,8 @@ def test_batches_are_few_and_full():
             np.testing.assert_array_equal(batch.tokens[row, : lengths[which]], tokens[which])
             assert not batch.tokens[row, lengths[which] :].any()
     shapes = {batch.tokens.shape for batch in batches}
-    assert len(shapes) <= 10
-    assert sum(batch.tokens.size for batch in batches) < 1.2 * lengths.sum()
+    assert len(shapes) <= 20
+    assert sum(batch.tokens.size for batch in batches) < 1.1 * lengths.sum()
     (alone,) = make_batches([np.ones(300, np.int32)], 300)  # a model's own length, which is not a step
     assert alone.tokens.shape == (1, 300)
 

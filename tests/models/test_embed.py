@@ -108,8 +108,8 @@ def refused(arguments, message, capsys):
     ("arguments", "message"),
     [
         (["a", "--file", "README.md"], "expected sentences or --file; got both"),
-        (["--file", "/no/such/file"], r"expected --file to be a file that can be read; got .*No such file"),
-        (["--file", "."], "expected --file to be a file that can be read; got .*directory"),
+        (["--file", "/no/such/file"], r"expected /no/such/file to be a file that can be read; got .*No such file"),
+        (["--file", "."], r"expected \. to be a file that can be read; got .*directory"),
         (["--file", sys.executable], r"expected .* to be UTF-8; got byte 0x"),
         (["--file", os.devnull], "expected at least one sentence; got none"),
         (["a", "--output", "vectors.txt"], "expected --output to end in .npy or .jsonl; got vectors.txt"),
@@ -167,14 +167,26 @@ def test_without_the_package(monkeypatch, capsys):
     )
 
 
-def test_as_a_process(tmp_path):
-    """Help, a reader that goes away, a full disk, and bytes in an argument that are no UTF-8."""
+def test_without_stdin_and_stdout(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    refused([], "expected sentences, --file or stdin; got none", capsys)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["hello"]) == 2
+    assert capsys.readouterr().err == "embed: error: expected stdout, for the results; it is closed\n"
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    assert "--search QUERY" in capsys.readouterr().out
+
+
+def test_as_a_process():
+    """A full disk, bytes in an argument that are no UTF-8, and a reader that goes away."""
     run = lambda *arguments, **options: subprocess.run(
         [*COMMAND, *arguments], cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""}, stderr=subprocess.PIPE, **options
     )
-    shown = run("--help", stdout=subprocess.PIPE)
-    assert (shown.returncode, shown.stderr) == (0, b"")
-    assert b"--search QUERY" in shown.stdout
     with open("/dev/full", "w") as full:
         result = run("caf\udce9", stdout=full)
     assert result.returncode == 2
