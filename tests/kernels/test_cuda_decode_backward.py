@@ -24,7 +24,9 @@ def _pullback(**options: Any) -> Any:
     return quickly_compiled(pulled)
 
 
-def backward(case, dout, parts: Any = None, *, needed: Any = kernels.ALL, window=0, soft_cap=0.0) -> kernels.Call:
+def backward(
+    case, dout, parts: Any = None, *, needed: Any = kernels.ALL, window: Any = 0, soft_cap: Any = 0.0
+) -> kernels.Call:
     """`out` is not read. Of the results those of `q`, `k` and `v` are there."""
     q, k, v, length, scale = case
     with pytest.MonkeyPatch.context() as patch:
