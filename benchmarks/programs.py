@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from eqxcallback import ops
-from eqxcallback.ops.attention import _cuda as attention_cuda
+from eqxcallback.ops.attention import _cuda_decode_mma as decode_mma_cuda
 
 
 class Program(NamedTuple):
@@ -61,7 +61,7 @@ def _quantized_linear(encoding: Any) -> Callable[..., jax.Array]:
 # `eqxcallback.ops.decode_attention` is a function of its module, which has the op.
 _decode = importlib.import_module("eqxcallback.ops.attention._decode")
 _BY_TENSOR_CORES = dataclasses.replace(
-    _decode._decode_attention, kernels={"cuda": attention_cuda.DECODE_ATTENTION_MMA}, backward=None
+    _decode._decode_attention, kernels={"cuda": decode_mma_cuda.DECODE_ATTENTION_MMA}, backward=None
 )
 
 

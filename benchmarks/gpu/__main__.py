@@ -36,6 +36,8 @@ PARTS: dict[str, tuple[str, float]] = {
     "launches": ("Launches", 40),
     "tiles": ("Tiles of attention", 200),
 }
+# Contestants where they are installed, whose absence is said.
+_PEERS = ("torch", "tokamax")
 # The start of a process, and the end of a row that has begun when the time is over.
 _START_AND_END = 12.0
 
@@ -98,11 +100,12 @@ def device() -> dict[str, str]:
         facts["gpu"] = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
         facts["gpu"] = f"unknown ({error})"
-    for name in ("jaxlib", "torch", "triton", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
+    for name in ("jaxlib", *_PEERS, "triton", "cupy-cuda13x", "cupy-cuda12x", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"):
         try:
             facts[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            continue
+            if name in _PEERS:
+                facts[name] = "not installed"
     return facts
 
 

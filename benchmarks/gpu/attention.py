@@ -14,6 +14,7 @@ from .._contestants import Pass, normal, of_pass, to_torch, torch, torch_call
 from .._rows import OURS, Goal, Row, Setting
 from .._timing import Runner
 from ..programs import decode_by_tensor_cores
+from . import of_tokamax
 from .probe import COPY, copy_runner
 from .timing import torch_runner
 
@@ -53,7 +54,8 @@ def measure(setting: Setting) -> Iterator[Row]:
             if not setting.has_time():
                 return
             contestants = {
-                name: functools.partial(jax_runner, setting, f, shape, backward) for name, f in peers(shape).items()
+                name: functools.partial(jax_runner, setting, f, shape, backward)
+                for name, f in {**peers(shape), **of_tokamax.attention(setting, shape.causal)}.items()
             }
             if setting.torch:
                 contestants["torch SDPA"] = functools.partial(sdpa_runner, shape, backward)

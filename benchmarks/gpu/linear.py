@@ -1,4 +1,5 @@
-"""Layers over quantised weights, of one row to many; and the loss of a large vocabulary, with the layer before it."""
+"""Layers over quantised weights, of one row to many; a gated pair of layers; and the loss of a large vocabulary, with the layer
+before it."""
 
 import dataclasses
 import functools
@@ -15,6 +16,7 @@ from .._contestants import Pass, normal, of_pass, operands, torch, torch_call
 from .._rows import OURS, Goal, Row, Setting
 from .._timing import Runner
 from ..linear import Apply, expanded, f32, ours, quantized, weights
+from . import of_tokamax
 from .probe import COPY, copy_runner
 from .timing import torch_runner
 
@@ -26,6 +28,8 @@ _FEW_ROWS = 8
 # And up to these, there is a kernel by tensor cores, which runs by default only where it is asked for.
 _ROWS_BY_MMA = 64
 SIZE, TINY_SIZE = (14_336, 4096), (64, 64)
+# Rows, features, and features within.
+GATED, TINY_GATED = [(8192, 4096, 14_336)], [(8, 64, 32)]
 # Rows, features and classes.
 LOSSES, TINY_LOSSES = [(8192, 4096, 32_000), (8192, 4096, 128_256)], [(8, 16, 300)]
 
@@ -36,6 +40,11 @@ def measure(setting: Setting) -> Iterator[Row]:
             if not setting.has_time():
                 return
             yield _quantized(setting, encoding, rows)
+    for sizes in TINY_GATED if setting.tiny else GATED:
+        for which in ("forward", "forward + backward"):
+            if not setting.has_time():
+                return
+            yield _gated(setting, sizes, which)
     for sizes in TINY_LOSSES if setting.tiny else LOSSES[:1] if setting.quick else LOSSES:
         for which in ("forward", "forward + backward"):
             if not setting.has_time():
@@ -72,6 +81,29 @@ def _by_tensor_cores(encoding: Any) -> Apply:
     kernels = {**given, "cuda": (linear_cuda.QUANTIZED_LINEAR_MMA, *given["cuda"])}
     first = dataclasses.replace(op, kernels=kernels)
     return lambda x, blocks: first(x, blocks, encoding=encoding, activations="exact")
+
+
+def _gated(setting: Setting, sizes: tuple[int, int, int], which: Pass) -> Row:
+    """Two products, and the gate between them."""
+    rows, features, within = sizes
+    x = normal(0, rows, features, dtype=jnp.bfloat16)
+    gate, up = (normal(i, features, within, dtype=jnp.bfloat16) * jnp.bfloat16(features**-0.5) for i in (1, 2))
+
+    def ours(x: jax.Array, gate: jax.Array, up: jax.Array) -> jax.Array:
+        return ops.swiglu(x @ gate, x @ up)
+
+    def xla(x: jax.Array, gate: jax.Array, up: jax.Array) -> jax.Array:
+        return jax.nn.silu(x @ gate) * (x @ up)
+
+    given = operands(ours, which, (x, gate, up))
+    contestants = {OURS: ours, "XLA": xla, **of_tokamax.gated_linear(setting)}
+    made = {
+        name: functools.partial(setting.clock.runner, of_pass(f, which, (0, 1, 2)), *given)
+        for name, f in contestants.items()
+    }
+    work = 4.0 * rows * features * within * (3 if which == "forward + backward" else 1)
+    case = f"gated linear {which}, {rows} rows, {features} to {within}"
+    return Row(case, "TFLOP/s", work, setting.race(made), (Goal("XLA", 1.0),))
 
 
 def _logits(x: jax.Array, weight: jax.Array, labels: jax.Array) -> jax.Array:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from .._cases import CASES, case_contestants
 from .._contestants import Pass
 from .._rows import Goal, Row, Setting
+from . import of_tokamax
 from .probe import COPY, copy_runner
 from .timing import torch_runner
 
@@ -20,6 +21,7 @@ def measure(setting: Setting) -> Iterator[Row]:
     copy, copied = copy_runner(setting)
     for name in _NAMES[:3] if setting.quick and not setting.tiny else _NAMES:
         case = CASES[name]
+        case = case._replace(peers={**case.peers, **of_tokamax.norms(setting).get(name, {})})
         shape = _TINY.get(name, (8, 64)) if setting.tiny else _SHAPES.get(name, (16_384, 4096))
         args = case.args(shape, jnp.bfloat16)
         for backward in (False, True) if case.differentiable else (False,):

@@ -65,8 +65,25 @@ __device__ inline void wait_for_groups() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
+// Of a launch that may begin before the one ahead of it on the stream has ended: until that has, and what it has
+// written is seen. In any other launch, and before 9.0, where there are none, it is nothing.
+__device__ inline void wait_for_launch_ahead() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Such a launch may begin when all blocks of the one ahead of it have said so, or have ended.
+__device__ inline void let_next_launch_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 #else
 
+// Launches follow each other.
+inline void wait_for_launch_ahead() {}
+inline void let_next_launch_begin() {}
 template <typename T>
 void mma(float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[2], T type) {
   cuda_cpu_mma_m16n8k16(sums, a, b, type);

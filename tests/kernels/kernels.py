@@ -8,14 +8,13 @@ import pathlib
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 import eqxcallback
 from eqxcallback import CudaKernel
 from eqxcallback.emulation import build
 from eqxcallback.kernel import dims
-from eqxcallback.ops.attention import _cuda as attention_cuda, _cuda_decode_backward as decode_backward_cuda
+from eqxcallback.ops.attention import _cuda as attention_cuda, _cuda_decode_mma as decode_mma_cuda
 from eqxcallback.ops.cache import _cuda as cache_cuda
 from eqxcallback.ops.glu import _cuda as glu_cuda
 from eqxcallback.ops.linear import _cuda as linear_cuda
@@ -153,7 +152,7 @@ def results(call: Call, seed: int = 1, **options: Any) -> list[Any]:
     return run(*_loaded(call.file), call, seed, **options)
 
 
-def _gradients(operands: Any, needed: Any = ALL) -> list[Any]:
+def gradients_of(operands: Any, needed: Any = ALL) -> list[Any]:
     """Shapes and dtypes: of the operands that there are, have a floating dtype and whose index is in `needed`."""
     return [
         (x.shape, x.dtype) if x is not None and i in needed and x.dtype in DTYPES else None
@@ -161,7 +160,7 @@ def _gradients(operands: Any, needed: Any = ALL) -> list[Any]:
     ]
 
 
-def _types(results: Any) -> tuple[Any, ...]:
+def types_of(results: Any) -> tuple[Any, ...]:
     return tuple(None if each is None else jax.ShapeDtypeStruct(*each) for each in results)
 
 
@@ -204,9 +203,9 @@ def norm_backward(
     x: Any, weight: Any, bias: Any, out: Any, dout: Any, *, center: bool, needed: Any = ALL, eps: float = 1e-5
 ) -> Call:
     args = x, weight, bias
-    grads = _gradients(args, needed)
+    grads = gradients_of(args, needed)
     return of(
-        norm_cuda.NORM_BACKWARD, [*args, out, dout], grads, (_types(grads), args, out, dout), eps=eps, center=center
+        norm_cuda.NORM_BACKWARD, [*args, out, dout], grads, (types_of(grads), args, out, dout), eps=eps, center=center
     )
 
 
@@ -217,8 +216,8 @@ def add_norm(x: Any, residual: Any, weight: Any, *, eps: float = 1e-5) -> Call:
 
 def add_norm_backward(args: Any, results: Any, cotangents: Any, *, needed: Any = ALL, eps: float = 1e-5) -> Call:
     """`args`: x, residual, weight. `results` and `cotangents` have two arrays each."""
-    grads = _gradients(args, needed)
-    more = _types(grads), args, results, cotangents
+    grads = gradients_of(args, needed)
+    more = types_of(grads), args, results, cotangents
     return of(norm_cuda.ADD_NORM_BACKWARD, [*args, *results, *cotangents], grads, more, eps=eps)
 
 
@@ -240,8 +239,8 @@ def group_norm_backward(
     kernel: CudaKernel = group_norm_cuda.GROUP_NORM_BACKWARD,
 ) -> Call:
     """`args`: x, weight, bias."""
-    grads = _gradients(args, needed)
-    more = _types(grads), args, out, dout
+    grads = gradients_of(args, needed)
+    more = types_of(grads), args, out, dout
     return of(kernel, [*args, out, dout], grads, more, groups=groups, eps=eps)
 
 
@@ -250,8 +249,8 @@ def rotary(x: Any, cos: Any, sin: Any) -> Call:
 
 
 def rotary_backward(x: Any, cos: Any, sin: Any, out: Any, dout: Any, *, needed: Any = ALL) -> Call:
-    grads = _gradients([x, cos, sin], needed)
-    of_x, *of_table = _types(grads)
+    grads = gradients_of([x, cos, sin], needed)
+    of_x, *of_table = types_of(grads)
     args = (of_x, tuple(of_table)), (x, (cos, sin)), out, dout
     return of(rotary_cuda.ROTARY_EMBEDDING_BACKWARD, [x, cos, sin, out, dout], grads, args)
 
@@ -270,8 +269,8 @@ def glu(gate: Any, up: Any = None, *, activation: str) -> Call:
 
 
 def glu_backward(gate: Any, up: Any, out: Any, dout: Any, *, activation: str, needed: Any = ALL) -> Call:
-    grads = _gradients([gate, up], needed)
-    args = _types(grads), (gate, up), out, dout
+    grads = gradients_of([gate, up], needed)
+    args = types_of(grads), (gate, up), out, dout
     return of(glu_cuda.GLU_BACKWARD, [gate, up, out, dout], grads, args, activation=activation)
 
 
@@ -289,8 +288,8 @@ def cross_entropy_backward(
     logits: Any, labels: Any, loss: Any, dloss: Any, *, needed: Any = ALL, **options: Any
 ) -> Call:
     kernel = loss_cuda.OF_TARGETS_BACKWARD if labels.dtype == F32 else loss_cuda.CROSS_ENTROPY_BACKWARD
-    grads = _gradients([logits, labels], needed)
-    args = _types(grads), (logits, labels), loss, dloss
+    grads = gradients_of([logits, labels], needed)
+    args = types_of(grads), (logits, labels), loss, dloss
     return of(kernel, [logits, labels, loss, dloss], grads, args, **options)
 
 
@@ -299,8 +298,8 @@ def softmax(x: Any, mask: Any, *, scale: float) -> Call:
 
 
 def softmax_backward(x: Any, mask: Any, out: Any, dout: Any, *, scale: float, needed: Any = ALL) -> Call:
-    grads = _gradients([x, mask], needed)
-    args = _types(grads), (x, mask), out, dout
+    grads = gradients_of([x, mask], needed)
+    args = types_of(grads), (x, mask), out, dout
     return of(softmax_cuda.SOFTMAX_BACKWARD, [x, mask, out, dout], grads, args, scale=scale)
 
 
@@ -310,8 +309,8 @@ def lstm_gates(gates: Any, cell: Any) -> Call:
 
 def lstm_gates_backward(gates: Any, cell: Any, results: Any, cotangents: Any, *, needed: Any = ALL) -> Call:
     """`results` and `cotangents` have two arrays each."""
-    grads = _gradients([gates, cell], needed)
-    args = _types(grads), (gates, cell), results, cotangents
+    grads = gradients_of([gates, cell], needed)
+    args = types_of(grads), (gates, cell), results, cotangents
     return of(recurrent_cuda.LSTM_GATES_BACKWARD, [gates, cell, *results, *cotangents], grads, args)
 
 
@@ -322,8 +321,8 @@ def gru_gates(input_gates: Any, hidden_gates: Any, hidden: Any, bias: Any) -> Ca
 
 def gru_gates_backward(args: Any, out: Any, dout: Any, *, needed: Any = ALL) -> Call:
     """`args`: as those of `gru_gates`."""
-    grads = _gradients(args, needed)
-    return of(recurrent_cuda.GRU_GATES_BACKWARD, [*args, out, dout], grads, (_types(grads), args, out, dout))
+    grads = gradients_of(args, needed)
+    return of(recurrent_cuda.GRU_GATES_BACKWARD, [*args, out, dout], grads, (types_of(grads), args, out, dout))
 
 
 def cache_append(cache: Any, rows: Any, position: Any) -> Call:
@@ -349,38 +348,13 @@ def decode_attention(
 ) -> Call:
     with pytest.MonkeyPatch.context() as patch:
         if parts is not None:
-            patch.setattr(attention_cuda, "parts_of", lambda *_: parts)
+            for module in (attention_cuda, decode_mma_cuda):
+                patch.setattr(module, "parts_of", lambda *_: parts)
         result = (q.shape, q.dtype)
         more = (alibi_slopes, k_scale, v_scale)
         operands, args = [q, k, v, length, *more], (q, (k, v), length, *more)
         options = {"scale": float(scale), "window": window, "soft_cap": soft_cap, "resident_blocks": 4}
         return of(kernel, operands, [result], args, **options)
-
-
-def decode_attention_backward(
-    q: Any,
-    k: Any,
-    v: Any,
-    length: Any,
-    scale: float,
-    dout: Any,
-    parts: int | None = None,
-    *,
-    needed: Any = ALL,
-    window: int = 0,
-    soft_cap: float = 0.0,
-) -> Call:
-    """Make a call with results for `q`, `k` and `v`. `out` is not read."""
-    with pytest.MonkeyPatch.context() as patch:
-        if parts is not None:
-            patch.setattr(decode_backward_cuda, "parts_of", lambda *_: parts)
-        out, more = np.full_like(q, np.nan), (None, None, None)
-        grads = _gradients([q, k, v], needed)
-        dq, *d_kv = _types(grads)
-        args = (dq, tuple(d_kv), None, *more), (q, (k, v), length, *more), out, dout
-        options = {"scale": float(scale), "window": window, "soft_cap": soft_cap, "resident_blocks": 2}
-        operands, results = [q, k, v, length, *more, out, dout], [*grads, None, *more]
-        return of(decode_backward_cuda.DECODE_ATTENTION_BACKWARD, operands, results, args, **options)
 
 
 def quantized_linear(x: Any, blocks: Any, *, encoding: str, tiled: bool | None = None) -> Call:

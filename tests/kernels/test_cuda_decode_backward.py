@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from eqxcallback.ops.attention import _reference as reference
+from eqxcallback.ops.attention import _cuda_decode_backward as cuda, _reference as reference
 
 from ..ops.table import DTYPES, normal, quickly_compiled, wide
 from . import kernels
@@ -24,9 +24,21 @@ def _pullback(**options: Any) -> Any:
     return quickly_compiled(pulled)
 
 
-def backward(case, dout, **options) -> Any:
+def backward(
+    case, dout, parts: Any = None, *, needed: Any = kernels.ALL, window: Any = 0, soft_cap: Any = 0.0
+) -> kernels.Call:
+    """`out` is not read. Of the results those of `q`, `k` and `v` are there."""
     q, k, v, length, scale = case
-    return kernels.decode_attention_backward(q, k, v, length, scale, dout, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        if parts is not None:
+            patch.setattr(cuda, "parts_of", lambda *_: parts)
+        out, more = np.full_like(q, np.nan), (None, None, None)
+        grads = kernels.gradients_of([q, k, v], needed)
+        dq, *d_kv = kernels.types_of(grads)
+        args = (dq, tuple(d_kv), None, *more), (q, (k, v), length, *more), out, dout
+        options = {"scale": float(scale), "window": window, "soft_cap": soft_cap, "resident_blocks": 2}
+        operands, gradients = [q, k, v, length, *more, out, dout], [*grads, None, *more]
+        return kernels.of(cuda.DECODE_ATTENTION_BACKWARD, operands, gradients, args, **options)
 
 
 def expected(case, dout, **options) -> Any:

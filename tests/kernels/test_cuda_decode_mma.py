@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -23,13 +24,13 @@ from ..ops.attention.cases import decode_attention as case_of
 from ..ops.table import normal
 from . import kernels
 from .checking import SEEDS, want
-from .compiling import compiled, unavailable
-from .kernels import BF16, F16, attention_cuda, results
+from .compiling import compiled, ptx, unavailable
+from .kernels import BF16, F16, decode_mma_cuda, results
 from .test_cuda_decode_attention import OPTIONS, example, example_with
 
 
 FILE = "attention/decode_mma.cu"
-call = functools.partial(kernels.decode_attention, kernel=attention_cuda.DECODE_ATTENTION_MMA)
+call = functools.partial(kernels.decode_attention, kernel=decode_mma_cuda.DECODE_ATTENTION_MMA)
 
 
 def calls(dtype):
@@ -193,7 +194,7 @@ def test_all_logits_are_very_low():
 def test_under_vmap():
     """As programs call it: the examples of a batch are one call."""
     module = importlib.import_module("eqxcallback.ops.attention._decode")
-    kernels = {"cpu": emulated(attention_cuda.DECODE_ATTENTION_MMA)}
+    kernels = {"cpu": emulated(decode_mma_cuda.DECODE_ATTENTION_MMA)}
     op = dataclasses.replace(module._decode_attention, kernels=kernels, backward=None)
     q, k, v, lengths, scale = args = example((4, 50, 6, 2, 48), BF16, lengths=[50, 1, 20, 33])
 
@@ -210,7 +211,7 @@ def test_under_vmap():
 def test_blocks_are_resident(arch, least):
     """Registers are enough for three, and so is shared memory on 9.0; that of 8.0 is for two, and that of 8.6 for one."""
     names = [f"eqxcallback::{name}" for name in kernels.entries(FILE) if "mma<" in name]
-    launches: Any = attention_cuda.DECODE_ATTENTION_MMA.launch
+    launches: Any = decode_mma_cuda.DECODE_ATTENTION_MMA.launch
     for name, usage in compiled(kernels.FOLDER / FILE, names, arch).items():
         assert usage.spilled_bytes == 0, name
         _, cache, size = name.partition("<")[2].split(", ")[:3]
@@ -232,7 +233,7 @@ def test_what_it_does_not_take():
         scale = jax.ShapeDtypeStruct(kv.shape[:-1], jnp.float32) if cache == jnp.int8 else None
         of_slopes = None if slopes is None else jax.ShapeDtypeStruct(slopes, jnp.float32)
         types = Types(q, (kv, kv), None, of_slopes, scale, scale)
-        return attention_cuda.DECODE_ATTENTION_MMA.supports(types, soft_cap=0.0, window=0)
+        return decode_mma_cuda.DECODE_ATTENTION_MMA.supports(types, soft_cap=0.0, window=0)
 
     assert said() is True
     assert said(heads=40, size=256, dtype=jnp.float16) is True
@@ -273,7 +274,7 @@ print(description(op.kernels["cuda"][0], "decode_attention"))
 def test_the_switch_makes_another_program():
     """Whose text, and so whose key in JAX's persistent cache, and whose name in a program over several devices differ."""
     said = {}
-    for switch in ("", "0", "1"):
+    for switch in ("", "0", "1", "ordered"):
         environment = os.environ | {"EQXCALLBACK_DECODE_MMA": switch, "EQXCALLBACK_CUDA_ARCH": "compute_80"}
         made = subprocess.run(
             [sys.executable, "-c", LOWERED], env=environment, check=True, capture_output=True, text=True
@@ -285,3 +286,36 @@ def test_the_switch_makes_another_program():
     assert on[0].startswith("True")
     assert off[1] == on[1]  # two heads share those of the cache: as without the switch
     assert off[2] != on[2]
+    # This image is PTX, which cannot wait: the same program, though another kernel was asked for before it.
+    assert said["ordered"][:2] == on[:2]
+    assert said["ordered"][2] != on[2]
+
+
+@pytest.mark.compilers
+@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+def test_the_second_launch_waits_before_it_touches_memory():
+    """Launched before the first one has ended, where its instructions are for a device that has such launches."""
+    join = "eqxcallback::decode_attention_join<__nv_bfloat16, __nv_bfloat16>"
+    first = "eqxcallback::decode_attention_mma<__nv_bfloat16, __nv_bfloat16, 128, false>"
+    text = ptx(kernels.FOLDER / FILE, join, arch="compute_90")
+    assert text.count("griddepcontrol.wait") == 1
+    before = text[: text.index("griddepcontrol.wait")]
+    assert not re.search(r"\b(ld|st|red|atom|cp)\.(?!param|shared)", before)
+    # Nor is the wait left out by a branch.
+    assert not re.search(r"\bbra\b|^\$L", before, re.MULTILINE)
+    text = ptx(kernels.FOLDER / FILE, first, arch="compute_90")
+    assert text.count("griddepcontrol.launch_dependents") == 1
+    for entry in (join, first):
+        assert "griddepcontrol" not in ptx(kernels.FOLDER / FILE, entry)
+
+
+@pytest.mark.parametrize(
+    ("arch", "taken"),
+    [("sm_80", False), ("sm_89", False), ("compute_80", False), ("sm_90", True), ("sm_90a", True), ("sm_100", True)],
+)
+def test_which_devices_overlap_launches(arch, taken, monkeypatch):
+    monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", arch)
+    cache = jax.ShapeDtypeStruct((2, 70, 2, 64), jnp.bfloat16)
+    types = Types(jax.ShapeDtypeStruct((2, 6, 64), jnp.bfloat16), (cache, cache), None, None, None, None)
+    said = decode_mma_cuda.DECODE_ATTENTION_MMA_OVERLAPPED.supports(types, soft_cap=0.0, window=0)
+    assert said is True if taken else said == f"the architecture has to be sm_90 or newer; it is {arch}"

@@ -1,8 +1,6 @@
-"""The attention of one token over a cache. See decode.cu, and decode_mma.cu for tensor cores."""
+"""The attention of one token over a cache. See decode.cu."""
 
-import dataclasses
 import math
-import os
 from typing import Any
 
 import jax
@@ -55,17 +53,17 @@ def parts_of(q: Any, kv: Any, resident_blocks: int, block_heads: int) -> int:
     return max(1, min(blocks // max(groups_of(q, kv, block_heads), 1), ceil(kv[0].shape[-3], _MIN_PART_KEYS)))
 
 
-def _of_pairs(alibi_slopes: Any, soft_cap: float) -> bool:
+def of_pairs(alibi_slopes: Any, soft_cap: float) -> bool:
     return alibi_slopes is not None or soft_cap > 0
 
 
 def _entry(q: Any, kv: Any, length: Any, alibi_slopes: Any = None, *_: Any, soft_cap: float = 0.0, **__: Any) -> str:
     columns, packed, block_heads = _shape(q, kv)
-    more = _of_pairs(alibi_slopes, soft_cap)
+    more = of_pairs(alibi_slopes, soft_cap)
     return name("decode_attention", q, CudaKernel.ctype(kv[0].dtype), block_heads, columns, packed, more)
 
 
-def _workspaces(q: Any, parts: int) -> list[jax.ShapeDtypeStruct]:
+def workspaces_of(q: Any, parts: int) -> list[jax.ShapeDtypeStruct]:
     sums = (_batch(q), q.shape[-2], parts)
     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (sums, sums, (*sums, q.shape[-1]))]
 
@@ -74,7 +72,7 @@ def joining_blocks(q: Any) -> int:
     return _batch(q) * q.shape[-2] * ceil(q.shape[-1], 32)
 
 
-def _join_entry(q: Any, kv: Any, *_: Any, **__: Any) -> str:
+def join_entry(q: Any, kv: Any, *_: Any, **__: Any) -> str:
     return name("decode_attention_join", q, CudaKernel.ctype(kv[0].dtype))
 
 
@@ -92,8 +90,8 @@ def _places_of_slopes(q: Any, kv: Any, length: Any, alibi_slopes: Any = None, *_
     return places
 
 
-def _supports(types: Any, **options: Any) -> bool | str:
-    has_options = types.k_scale is not None or _of_pairs(types.alibi_slopes, options["soft_cap"])
+def supports_decode(types: Any, **options: Any) -> bool | str:
+    has_options = types.k_scale is not None or of_pairs(types.alibi_slopes, options["soft_cap"])
     most = _MAX_SIZE_WITH_OPTIONS if has_options else _MAX_SIZE
     if types.q.shape[-1] > most:
         of_which = " with a cache in int8, ALiBi slopes or a soft cap" if has_options else ""
@@ -130,7 +128,7 @@ DECODE_ATTENTION = CudaKernel(
         Launch(
             grid=lambda q, *_, **__: joining_blocks(q),
             block=(32, 8),
-            entry=_join_entry,
+            entry=join_entry,
         ),
     ],
     scalars={
@@ -142,75 +140,7 @@ DECODE_ATTENTION = CudaKernel(
         "scale": "float32",
         "soft_cap": "float32",
     },
-    workspaces=lambda q, *args, **options: _workspaces(q, _parts_of_call(q, *args, **options)),
+    workspaces=lambda q, *args, **options: workspaces_of(q, _parts_of_call(q, *args, **options)),
     asks_resident_blocks=True,
-    supports=_supports,
+    supports=supports_decode,
 )
-
-
-# Query heads that are rows of one product, and the least number of those that share keys for which this is worth it: of two,
-# the kernel above reads memory as fast as there is.
-_HEADS_BY_MMA, _LEAST_HEADS_BY_MMA = 16, 3
-# Products have so many columns, and registers suffice for heads of this size.
-_COLUMNS_BY_MMA, _MAX_SIZE_BY_MMA = 16, 256
-
-
-def _warps_by_mma(q: Any) -> int:
-    return 2 if q.shape[-1] > 128 else 4
-
-
-def _entry_by_mma(q: Any, kv: Any, length: Any, slopes: Any = None, *_: Any, soft_cap: float = 0.0, **__: Any) -> str:
-    return name("decode_attention_mma", q, CudaKernel.ctype(kv[0].dtype), q.shape[-1], _of_pairs(slopes, soft_cap))
-
-
-def _parts_by_mma(q: Any, kv: Any, *_: Any, resident_blocks: int, **__: Any) -> int:
-    return parts_of(q, kv, resident_blocks, _HEADS_BY_MMA)
-
-
-def _shared_bytes_by_mma(q: Any, kv: Any, *_: Any, **__: Any) -> int:
-    """The queries, and of each warp a ring of four times 16 rows, with scales in int8, whose place 16 softmaxes take."""
-    size, cache = q.shape[-1], kv[0].dtype
-    tile = 16 * (16 * (size * cache.itemsize // 16 | 1) + (4 if cache == jnp.int8 else 0))
-    return _warps_by_mma(q) * max(4 * tile, 16 * 4 * (size + 2)) + 16 * 2 * size
-
-
-def _supports_mma(types: Any, **options: Any) -> bool | str:
-    q, cache = types.q, types.kv[0]
-    size, group = q.shape[-1], q.shape[-2] // cache.shape[-2]
-    if q.dtype not in (jnp.bfloat16, jnp.float16):
-        return f"tensor cores multiply bfloat16 and float16; q is {q.dtype}"
-    if cache.dtype != q.dtype and (cache.dtype, q.dtype) != (jnp.int8, jnp.bfloat16):
-        return f"the cache has to have the dtype of q, or int8 with q in bfloat16; q is {q.dtype}, and the cache {cache.dtype}"
-    if size % _COLUMNS_BY_MMA or not 0 < size <= _MAX_SIZE_BY_MMA:
-        return f"heads have to be a multiple of {_COLUMNS_BY_MMA} up to {_MAX_SIZE_BY_MMA} long; they are {size}"
-    if group < _LEAST_HEADS_BY_MMA:
-        return f"{_LEAST_HEADS_BY_MMA} heads of q or more have to share those of the cache; {group} do"
-    return _supports(types, **options)
-
-
-DECODE_ATTENTION_MMA = dataclasses.replace(
-    DECODE_ATTENTION,
-    source=FOLDER / "attention" / "decode_mma.cu",
-    entry=_entry_by_mma,
-    launch=[
-        Launch(
-            grid=lambda q, kv, *args, **options: (
-                groups_of(q, kv, _HEADS_BY_MMA) * _parts_by_mma(q, kv, *args, **options)
-            ),
-            block=lambda q, *_, **__: 32 * _warps_by_mma(q),
-            shared_bytes=_shared_bytes_by_mma,
-        ),
-        # One part is whole: the first launch has divided by its sum.
-        Launch(
-            grid=lambda *args, **options: joining_blocks(args[0]) if _parts_by_mma(*args, **options) > 1 else 0,
-            block=(32, 8),
-            entry=_join_entry,
-        ),
-    ],
-    scalars={**DECODE_ATTENTION.scalars, "parts": ("int64", _parts_by_mma)},
-    workspaces=lambda *args, **options: _workspaces(args[0], _parts_by_mma(*args, **options)),
-    supports=_supports_mma,
-)
-
-# No GPU has run it yet: who wants to be the first says so. Another kernel makes another program, with another key in caches.
-ASKED_FOR = (DECODE_ATTENTION_MMA,) if os.environ.get("EQXCALLBACK_DECODE_MMA", "") not in ("", "0") else ()

@@ -10,7 +10,7 @@ from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
 from .._supports import floats
-from . import _cuda, _cuda_decode_backward, _jax, _numpy, _reference
+from . import _cuda, _cuda_decode_backward, _cuda_decode_mma, _jax, _numpy, _reference
 from ._operands import check_keys, slopes_of, window_of
 
 
@@ -27,7 +27,7 @@ _decode_attention = Op(
     "decode_attention",
     kernels={
         "cpu": (_NATIVE, _numpy.DECODE_ATTENTION),
-        "cuda": (*_cuda.ASKED_FOR, _cuda.DECODE_ATTENTION, _jax.DECODE_ATTENTION, _numpy.DECODE_ATTENTION),
+        "cuda": (*_cuda_decode_mma.ASKED_FOR, _cuda.DECODE_ATTENTION, _jax.DECODE_ATTENTION, _numpy.DECODE_ATTENTION),
     },
     reference=_of_pair,
     backward={"cuda": (_cuda_decode_backward.DECODE_ATTENTION_BACKWARD, _jax.DECODE_ATTENTION_BACKWARD)},

@@ -16,7 +16,7 @@
 #ifndef EQXCALLBACK_DECODE_CUH
 #define EQXCALLBACK_DECODE_CUH
 
-#include "../common.cuh"
+#include "../ptx.cuh"
 
 namespace eqxcallback {
 
@@ -111,7 +111,8 @@ class Columns {
   long long size_;
 };
 
-// The second launch. Block (32, 8): 32 columns of a query head. Grid batch * heads * ceil(size / 32). No shared bytes.
+// The second launch, which may begin before the first one has ended. Block (32, 8): 32 columns of a query head. Grid
+// batch * heads * ceil(size / 32). No shared bytes.
 template <typename T, typename C>
 __global__ void __launch_bounds__(256)
     decode_attention_join(const T* __restrict__ q, const C* __restrict__ k, const C* __restrict__ v,
@@ -121,6 +122,7 @@ __global__ void __launch_bounds__(256)
                           long long length_batch, long long keys, long long heads, long long kv_heads, long long size,
                           long long parts, long long slopes_every, long long slopes_batch, long long window,
                           float scale, float soft_cap) {
+  wait_for_launch_ahead();
   __shared__ float of_threads[8][32];
   const long long chunks = (size + 31) / 32, head = divide(blockIdx.x, chunks), b = divide(head, heads);
   const long long column = (blockIdx.x - head * chunks) * 32 + threadIdx.x;

@@ -8,7 +8,6 @@
 // computes one, three are on their way. So warps wait for each other only at the end, when their softmaxes are joined.
 //
 // Where the keys are one part, this launch writes `out`, and there is no second one.
-#include "../ptx.cuh"
 #include "decode.cuh"
 
 namespace eqxcallback {
@@ -235,6 +234,9 @@ __global__ void __launch_bounds__(32 * Tile<C, kSize>::kWarps, Tile<C, kSize>::k
     __syncwarp();
     fetch(i + 2, 1, v, v_scale);
   }
+
+  // All blocks run by now, or have nothing to do: the blocks of the second launch take no place of theirs.
+  let_next_launch_begin();
 
   // The rings have been used up, and the softmax of each warp takes its place: [heads, (highest, sum, columns)].
   __syncwarp();
