@@ -1,4 +1,4 @@
-"""What the programs say of files that they cannot use."""
+"""The error of files that the programs cannot use."""
 
 
 class ModelFileError(Exception):
