@@ -1,4 +1,4 @@
-"""Errors of the programs for files that they cannot use."""
+"""The error of files that the programs cannot use."""
 
 
 class ModelFileError(Exception):

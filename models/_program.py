@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class UsageError(Exception):
-    """A request that a user cannot have. The message is one line."""
+    """A user's wish that cannot be met. The message is one line."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -182,7 +182,7 @@ class Bert(eqx.Module):
         return pool(x, length)
 
     def embed(self, tokens: Int[Array, " S"]) -> Float[Array, "S E"]:
-        """Return the operand of the first block."""
+        """The sum of the embeddings, normalised: the first block takes it."""
         x = jax.vmap(self.tokens)(tokens) + self.positions.weight[: len(tokens)] + self.kinds.weight[:1]
         return jax.vmap(self.norm)(x)
 
@@ -206,6 +206,6 @@ def pool(x: Float[Array, "S E"], length: Int[Array, ""]) -> Float[Array, " E"]:
 
 
 def _gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Apply GELU by the error function: `jax.nn.gelu(approximate=False)` calls its complement, which takes twice as long."""
+    """GELU by the error function, as `jax.nn.gelu(approximate=False)`, which calls its complement: that takes twice as long."""
     wide = x.astype(jnp.float32)
     return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)

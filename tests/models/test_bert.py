@@ -33,7 +33,7 @@ def weights():
 
 
 def plain_bert(weights, sentences):
-    """As the paper and the published code have it. The tokens of all sentences follow each other, and nothing is padded."""
+    """BERT as the paper and the published code have it. The tokens of all sentences follow each other, and nothing is padded."""
 
     def linear(x, name):
         return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
@@ -66,7 +66,7 @@ def plain_bert(weights, sentences):
 
 
 def sentences():
-    """Return sentences of our own pages, and odd ones."""
+    """Sentences of our own pages, and odd ones."""
     text = "\n".join(page.read_text() for page in sorted(DOCS.glob("*.md"))[:12])
     parts = [part.strip() for part in re.split(r"(?<=[.:])\s", text) if 20 < len(part) < 110]
     odd = [
@@ -144,7 +144,7 @@ def test_batches_are_few_and_full():
 
 
 def test_padding_is_not_read():
-    """Padding may be anything: here it is NaN."""
+    """Here it is NaN."""
     config = bert.config_of(
         SETTINGS | {"num_hidden_layers": 1, "vocab_size": 9, "hidden_size": 24, "intermediate_size": 8}
     )

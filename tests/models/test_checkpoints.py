@@ -100,7 +100,7 @@ def test_gguf_names_are_those_of_llama_cpp():
 
 
 def test_quantised_tensors_are_blocks():
-    """The blocks are of the GGUF file of a language model, in a layer of its encoding."""
+    """A GGUF file of a language model has them, and a layer of their encoding takes them."""
     path, name = gguf.default_path(), "blk.3.attn_k.weight"
     tensor = gguf.open_tensors(path)[name]
     assert tensor.encoding == "Q4_1"
