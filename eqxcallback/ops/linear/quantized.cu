@@ -29,8 +29,9 @@ struct Code<Q4_1> {
   __device__ static Quarter read(const unsigned char* block, int quarter) {
     const unsigned digits = *reinterpret_cast<const unsigned*>(block + 4 + 4 * quarter);
     Quarter result;
-    result.scale = 16.0f * half_at(block);
-    result.minimum = half_at(block + 2);
+    const unsigned both = *reinterpret_cast<const unsigned*>(block);
+    result.scale = 16.0f * half_of(static_cast<unsigned short>(both));
+    result.minimum = half_of(static_cast<unsigned short>(both >> 16));
     const unsigned low = (digits << 3 & 0x78787878u) | 0x80808080u, high = (digits >> 1 & 0x78787878u) | 0x80808080u;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -8,10 +8,14 @@ namespace eqxcallback {
 
 enum Encoding { Q4_1, Q8_0 };
 
-__device__ inline float half_at(const unsigned char* from) {
+__device__ inline float half_of(unsigned short bits) {
   __half_raw raw;
-  raw.x = *reinterpret_cast<const unsigned short*>(from);
+  raw.x = bits;
   return __half2float(__half(raw));
+}
+
+__device__ inline float half_at(const unsigned char* from) {
+  return half_of(*reinterpret_cast<const unsigned short*>(from));
 }
 
 }  // namespace eqxcallback
