@@ -56,10 +56,11 @@ def run(name: str, program: Callable[[list[str] | None], None], arguments: list[
 
 
 def write(lines: Iterable[str]) -> None:
-    """Results, on stdout."""
+    """Write results to stdout, beside a progress bar."""
     if sys.stdout is None:
         raise UsageError("expected stdout, for the results; it is closed")
-    sys.stdout.writelines(lines)
+    with tqdm.external_write_mode(file=sys.stdout):
+        sys.stdout.writelines(lines)
 
 
 def report(text: str) -> None:
@@ -68,11 +69,18 @@ def report(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def progress(items: Iterable[_T], *, desc: str, unit: str) -> Iterable[_T]:
-    """A bar on stderr, once the iteration has taken a second."""
+def progress(items: Iterable[_T], *, desc: str, unit: str, total: int | None = None) -> Iterable[_T]:
+    """Show a bar on stderr, once the iteration has taken a second. `total` is its length, for items that have none."""
     if sys.stderr is None:
         return items
-    options: dict[str, Any] = {"desc": desc, "unit": unit, "delay": 1.0, "leave": False, "file": sys.stderr}
+    options: dict[str, Any] = {
+        "desc": desc,
+        "unit": unit,
+        "total": total,
+        "delay": 1.0,
+        "leave": False,
+        "file": sys.stderr,
+    }
     return tqdm(items, **options)
 
 

@@ -1,12 +1,13 @@
 """A conversation. On a terminal, or over a pipe, a line is a message."""
 
 import contextlib
+import functools
 import importlib.util
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from ._terminal import progress, report
+from ._program import progress, report
 from .answer import Answer
 from .generator import Generator
 from .tokenizer import Tokenizer
@@ -68,7 +69,10 @@ class Chat:
         answer = Answer(self._tokenizer, self._stop)
         answer.take(
             self._generator.generate(
-                tokens, max_tokens=self._max_tokens, stopped=stopped, progress=progress("reading", "chunk")
+                tokens,
+                max_tokens=self._max_tokens,
+                stopped=stopped,
+                progress=functools.partial(progress, desc="reading", unit="chunk"),
             ),
             write,
             max_tokens=self._max_tokens,

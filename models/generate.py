@@ -8,13 +8,13 @@ import argparse
 import collections
 import io
 import json
-import os
 import sys
+from functools import partial
 
 import jax.numpy as jnp
 
 from . import gguf, llama
-from ._terminal import fail, progress, report, write_line
+from ._program import UsageError, progress, report, run, write
 from .answer import Answer
 from .batch import Batch
 from .chat import Chat, converse
@@ -22,7 +22,7 @@ from .compilation_cache import keep_programs
 from .generator import Generator, Speed
 from .options import DTYPES, parse, sampling_of
 from .profile import profile, read_speed, table
-from .prompts import PromptsError, read_prompts
+from .prompts import read_prompts
 from .tokenizer import Tokenizer
 
 
@@ -37,7 +37,7 @@ class _Program:
 
     def model(self) -> llama.Llama:
         dtype = jnp.dtype(DTYPES[self.options.dtype])
-        return llama.load(self.file, dtype=dtype, progress=progress("loading", "block"))
+        return llama.load(self.file, dtype=dtype, progress=partial(progress, desc="loading", unit="block"))
 
     def generator(self, model: llama.Llama, room: int) -> Generator:
         return Generator(model, room=room, sampling=sampling_of(self.options), seed=self.options.seed)
@@ -64,34 +64,35 @@ class _Program:
             messages.insert(0, {"role": "system", "content": system})
         tokens, context = self.tokenizer.encode_chat(messages), self.file.config.context_length
         if len(tokens) >= context:
-            raise PromptsError(
+            raise UsageError(
                 f"expected a prompt of less than {context} tokens, the model's context; got {len(tokens)}. Shorten it."
             )
         return tokens
 
-    def answer(self) -> int:
+    def answer(self) -> None:
         """Answer one prompt."""
         options = self.options
         tokens = self.encode(options.prompt, options.system)
         model = self.model()
         generator = self.generator(model, len(tokens) + options.max_tokens)
         answer = Answer(self.tokenizer, options.stop)
-        generated = generator.generate(tokens, max_tokens=options.max_tokens, progress=progress("reading", "chunk"))
+        generated = generator.generate(
+            tokens, max_tokens=options.max_tokens, progress=partial(progress, desc="reading", unit="chunk")
+        )
         answer.take(generated, self.write, max_tokens=options.max_tokens)
         self.answered(answer, generator.speed)
         if options.profile:
-            parts = profile(model, len(generator.reader.tokens), progress("profiling", "kind"))
+            parts = profile(model, len(generator.reader.tokens), partial(progress, desc="profiling", unit="kind"))
             report(table(parts, read_speed()))
-        return 0
 
-    def answer_file(self) -> int:
+    def answer_file(self) -> None:
         """Answer the prompts of a file, in their order."""
         options, records, tokens = self.options, read_prompts(self.options.prompts), []
         for place, record in records:
             try:
                 tokens.append(self.encode(record["prompt"], record.get("system", options.system)))
-            except PromptsError as error:
-                raise PromptsError(f"{place}: {error}") from None
+            except UsageError as error:
+                raise UsageError(f"{place}: {error}") from None
         batch = Batch(
             self.model(),
             rows=min(options.rows, len(tokens)),
@@ -102,15 +103,15 @@ class _Program:
         answers = [Answer(self.tokenizer, options.stop) for _ in tokens]
         ended = batch.answer(tokens, answers, max_tokens=options.max_tokens)
         waiting = collections.deque(zip(records, answers, strict=True))
-        for _ in progress("answering", "prompt", len(tokens))(ended):
+        for _ in progress(ended, desc="answering", unit="prompt", total=len(tokens)):
             while waiting and waiting[0][1].finish is not None:
                 (_, record), answer = waiting.popleft()
                 as_text = f"> {record['prompt']}\n{answer.text}\n"
-                write_line(json.dumps(record | answer.record()) if options.json else as_text)
+                write([f"{json.dumps(record | answer.record()) if options.json else as_text}\n"])
+                sys.stdout.flush()
         report(str(batch.speed))
-        return 0
 
-    def chat(self) -> int:
+    def chat(self) -> None:
         """Answer one line after the other."""
         options = self.options
         self.tokenizer.encode_chat([{"role": "user", "content": ""}])  # a model that cannot chat says so here
@@ -119,27 +120,23 @@ class _Program:
             generator, self.tokenizer, system=options.system, max_tokens=options.max_tokens, stop=options.stop
         )
         converse(conversation, self.write, lambda answer: self.answered(answer, generator.speed))
-        return 0
+
+
+def _generate(arguments: list[str] | None) -> None:
+    options = parse(arguments)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    program = _Program(options)
+    if options.prompts is not None:
+        program.answer_file()
+    elif options.chat:
+        program.chat()
+    else:
+        program.answer()
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse(arguments)
-    for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal may lack characters that the model writes
-    try:
-        program = _Program(options)
-        if options.prompts is not None:
-            return program.answer_file()
-        return program.chat() if options.chat else program.answer()
-    except (gguf.ModelFileError, PromptsError) as error:
-        return fail(str(error))
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        # Nobody reads any more, or there is no room for more. What Python still holds back would fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0 if isinstance(error, BrokenPipeError) else fail(f"the answer cannot be written: {error}")
+    return run("generate", _generate, arguments)
 
 
 if __name__ == "__main__":

@@ -3,23 +3,17 @@
 import argparse
 import math
 import pathlib
-from typing import NoReturn
 
-from ._terminal import fail
+from ._program import Parser
 from .sampling import Sampling
 
 
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:  # without the usage: one line
-        raise SystemExit(fail(message))
-
-
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The options, checked. Errors end the program with one line."""
-    parser = _Parser(prog="python -m models.generate", description="Answer a prompt with a language model on the CPU.")
+    """Return the options, checked. Raises `UsageError`."""
+    parser = Parser(prog="python -m models.generate", description="Answer a prompt with a language model on the CPU.")
     parser.add_argument("prompt", nargs="?", help="what the user says")
     parser.add_argument("--chat", action="store_true", help="answer the lines of stdin, with the conversation in mind")
     parser.add_argument(
@@ -73,7 +67,7 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
 
 
-def _check(parser: _Parser, options: argparse.Namespace) -> None:
+def _check(parser: Parser, options: argparse.Namespace) -> None:
     def finite(value: float, low: float) -> bool:
         return value >= low and math.isfinite(value)
 

@@ -26,7 +26,7 @@ def attention(setting: Setting, causal: bool) -> dict[str, Callable[..., jax.Arr
 
 
 def gated_linear(setting: Setting) -> dict[str, Callable[..., jax.Array]]:
-    """Of rows and two weights: `silu(x @ gate) * (x @ up)`."""
+    """Return that of rows and two weights: `silu(x @ gate) * (x @ up)`."""
     theirs = _named(setting, "gated_linear_unit", ("mosaic", "triton"), activation=jax.nn.silu)
     return {name: lambda x, gate, up, f=f: f(x, (gate, up)) for name, f in theirs.items()}
 

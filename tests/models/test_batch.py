@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from models import gguf, llama
+from models._program import UsageError
 from models.answer import Answer
 from models.batch import Batch
 from models.chooser import Chooser
 from models.generate import main
 from models.generator import Generator
-from models.prompts import PromptsError, read_prompts
+from models.prompts import read_prompts
 from models.sampling import Sampling
 from models.tokenizer import Tokenizer
 
@@ -142,7 +143,7 @@ def test_files_that_are_wrong(name, text, message, tmp_path, capsys):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(PromptsError, match=r"none.txt: expected a text file in UTF-8; got: No such file or directory"):
+    with pytest.raises(UsageError, match=r"none.txt: expected a text file in UTF-8; got: No such file or directory"):
         read_prompts(tmp_path / "none.txt")
 
 
@@ -155,6 +156,5 @@ def test_a_file_that_is_not_there(tmp_path):
     ],
 )
 def test_wrong_options(arguments, message, capsys):
-    with pytest.raises(SystemExit):
-        main(arguments)
+    assert main(arguments) == 2
     assert capsys.readouterr().err == f"generate: error: {message}\n"

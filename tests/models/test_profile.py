@@ -40,6 +40,5 @@ def test_memory_is_read_at_some_speed():
 
 
 def test_the_option_needs_a_prompt(capsys):
-    with pytest.raises(SystemExit):
-        main(["--chat", "--profile"])
+    assert main(["--chat", "--profile"]) == 2
     assert capsys.readouterr().err == "generate: error: expected --profile with a prompt; got it without\n"
