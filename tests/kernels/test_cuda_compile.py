@@ -19,7 +19,7 @@ CEILING = 64
 CEILINGS = {
     "norm/norm.cu": 80,
     "norm/group_norm.cu": 96,
-    "norm/group_norm_parts.cu": 96,
+    "norm/group_norm_parts.cu": 128,
     "rotary/rotary.cu": 128,
     "recurrent/recurrent.cu": 128,
     "attention/decode.cu": 255,

@@ -75,7 +75,7 @@ __device__ inline Scaling scaling_of_parts(const float* moments, const Division&
 
 // Forward: two launches with the same parameters.
 template <typename T>
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, 3)
     group_norm_moments(const T* x, const float* weight, const float* bias, T* out, float* moments, long long groups,
                        long long channels, long long size, long long parts, long long part_channels, long long piece,
                        float eps) {
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(256, 4)
 }
 
 template <typename T, bool kWeight, bool kBias>
-__global__ void __launch_bounds__(256, 3)
+__global__ void __launch_bounds__(256, 2)
     group_norm_of_parts(const T* x, const float* weight, const float* bias, T* out, float* moments, long long groups,
                         long long channels, long long size, long long parts, long long part_channels, long long piece,
                         float eps) {
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(256, 3)
 // f32 [wanted, batch, pieces, groups * channels], first those of dweight and then those of dbias, where they are
 // needed.
 template <typename T>
-__global__ void __launch_bounds__(256, 4)
+__global__ void __launch_bounds__(256, 3)
     group_norm_backward_moments(const T* x, const float* weight, const float* bias, const T* out, const T* dout, T* dx,
                                 float* dweight, float* dbias, float* moments, float* means, float* sums,
                                 long long batch, long long groups, long long channels, long long size, long long parts,
