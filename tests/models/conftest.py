@@ -2,6 +2,9 @@
 
 import pytest
 
+from models import gguf, llama
+from models.tokenizer import Tokenizer
+
 
 def pytest_itemcollected(item):
     item.add_marker("any_jax_version")
@@ -13,3 +16,19 @@ def programs_of_the_tests(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def file():
+    """The language model's file."""
+    return gguf.open_model(gguf.default_path())
+
+
+@pytest.fixture(scope="session")
+def tokenizer(file):
+    return Tokenizer(file.metadata)
+
+
+@pytest.fixture(scope="session")
+def model(file):
+    return llama.load(file)

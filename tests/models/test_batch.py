@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 
-from models import gguf, llama
 from models._program import UsageError
 from models.answer import Answer
 from models.batch import Batch
@@ -16,7 +15,6 @@ from models.generate import main
 from models.generator import Generator
 from models.prompts import read_prompts
 from models.sampling import Sampling
-from models.tokenizer import Tokenizer
 
 
 SAID = [
@@ -26,21 +24,6 @@ SAID = [
     "Repeat after me: " + "the sea, the sea, " * 30,
     "Say hello.",
 ]
-
-
-@pytest.fixture(scope="module")
-def file():
-    return gguf.open_model(gguf.default_path())
-
-
-@pytest.fixture(scope="module")
-def tokenizer(file):
-    return Tokenizer(file.metadata)
-
-
-@pytest.fixture(scope="module")
-def model(file):
-    return llama.load(file)
 
 
 def test_each_row_says_what_it_says_alone(model, tokenizer):

@@ -13,11 +13,9 @@ import sys
 
 import pytest
 
-from models import gguf, llama
 from models.chat import Chat, ConversationFull
 from models.generate import main
 from models.generator import Generator
-from models.tokenizer import Tokenizer
 
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -27,19 +25,9 @@ SAID = ["What is the capital of France?", "And of Italy?", "Which of the two is 
 
 
 @pytest.fixture(scope="module")
-def file():
-    return gguf.open_model(gguf.default_path())
-
-
-@pytest.fixture(scope="module")
-def tokenizer(file):
-    return Tokenizer(file.metadata)
-
-
-@pytest.fixture(scope="module")
-def generator(file):
+def generator(model):
     """One for all tests: what a conversation finds in the cache must not change what it says."""
-    return Generator(llama.load(file), room=256)
+    return Generator(model, room=256)
 
 
 def nothing(text):

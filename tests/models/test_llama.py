@@ -11,7 +11,6 @@ from benchmarks import plain_llama
 from models import gguf, llama
 from models.generator import Generator
 from models.sampling import Sampling
-from models.tokenizer import Tokenizer
 
 from .tiny import write_tiny
 
@@ -23,21 +22,6 @@ TEXT = (
     "to ships in the year 48 BC, and the fire spread to stores near the docks, in which there may have been books; but scholars "
     "worked there for centuries after that day."
 )
-
-
-@pytest.fixture(scope="module")
-def file():
-    return gguf.open_model(gguf.default_path())
-
-
-@pytest.fixture(scope="module")
-def tokenizer(file):
-    return Tokenizer(file.metadata)
-
-
-@pytest.fixture(scope="module")
-def model(file):
-    return llama.load(file)
 
 
 @pytest.fixture(scope="module")
