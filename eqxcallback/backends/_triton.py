@@ -37,10 +37,10 @@ _TYPES = {
 # Columns of tensor memory, which GPUs have since sm_100.
 _TENSOR_MEMORY = 512
 
-_Settings = dict[str, Any]
-# Triton's settings are the process's.
+# Held while Triton compiles: its settings are the process's.
 _compiling = threading.Lock()
 
+_Settings = dict[str, Any]
 # Options of the compiler: fields of a kernel, which `choose` may say as well.
 _OPTIONS = "num_warps", "num_stages", "num_ctas", "launch_pdl", "launch_cooperative_grid"
 
@@ -204,8 +204,8 @@ def _compiled_function(
 
 @contextlib.contextmanager
 def _cache_of_triton() -> Iterator[None]:
-    """Triton's compiler, which refuses to run without a folder for its cache, has one. Who imports jax-triton, which compiles in
-    its own way, has emptied `TRITON_CACHE_DIR`."""
+    """Give Triton's compiler a folder for its cache, without which it refuses to run. jax-triton, which compiles in its own way,
+    empties `TRITON_CACHE_DIR` when it is imported."""
     from triton import knobs
 
     with _compiling, knobs.cache.scope():
