@@ -12,6 +12,9 @@ from tqdm import tqdm
 from ._errors import ModelFileError
 
 
+# The choices of `--dtype`.
+DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+
 _T = TypeVar("_T")
 
 

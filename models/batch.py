@@ -56,7 +56,7 @@ class Batch:
     def __init__(self, model: Llama, *, rows: int, room: int, sampling: Sampling | None = None, seed: int = 0):
         self.speed = Speed()
         self._generator = Generator(model, room=room, sampling=sampling, seed=seed)
-        self._chooser = Chooser(rows, model.config.vocab_size, Sampling() if sampling is None else sampling, seed)
+        self._chooser = Chooser(rows, model.config.vocab_size, sampling, seed)
         self._rows: list[_Row | None] = [None] * rows
         self._tokens = np.zeros((rows, 1), np.int32)
         self._lengths = np.zeros(rows, np.int32)

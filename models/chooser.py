@@ -18,10 +18,13 @@ class Chooser:
 
     - `rows`: how many.
     - `vocab_size`: the number of logits.
-    - `sampling`, `seed`: of the choice. What a row draws depends on the seed and the row's own tokens alone.
+    - `sampling`, `seed`: of the choice, by default the most likely token. What a row draws depends on the seed and the
+        row's own tokens alone.
     """
 
-    def __init__(self, rows: int, vocab_size: int, sampling: Sampling, seed: int):
+    def __init__(self, rows: int, vocab_size: int, sampling: Sampling | None, seed: int):
+        sampling = sampling or Sampling()
+
         def choose(logits: jax.Array, position: jax.Array, seen: Any) -> jax.Array:
             return sample(logits, jax.random.fold_in(jax.random.key(seed), position), sampling, seen)
 

@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _program
-from ._program import UsageError
+from ._program import DTYPES, UsageError
 from .embedder import Embedder, default_folder
 
 
-_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
 _SUFFIXES = (".npy", ".jsonl")
 
 
@@ -34,7 +33,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--weights", type=pathlib.Path, metavar="FOLDER", help="a model's folder (default: all-MiniLM-L6-v2)"
     )
-    parser.add_argument("--dtype", choices=list(_DTYPES), default="f32", help="of the computation (default: f32)")
+    parser.add_argument("--dtype", choices=list(DTYPES), default="f32", help="of the computation (default: f32)")
     options = parser.parse_args(arguments)
     if options.sentences and options.file is not None:
         parser.error("expected sentences or --file; got both")
@@ -109,7 +108,9 @@ def _embed(arguments: list[str] | None) -> None:
     sentences = _read(options)
     if not sentences:
         raise UsageError("expected at least one sentence; got none")
-    embedder = Embedder(default_folder() if options.weights is None else options.weights, dtype=_DTYPES[options.dtype])
+    embedder = Embedder(
+        default_folder() if options.weights is None else options.weights, dtype=jnp.dtype(DTYPES[options.dtype])
+    )
     tokens = embedder.tokenize(sentences, _program.progress)
     if tokens.cut:
         _program.report(

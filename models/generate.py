@@ -14,13 +14,13 @@ from functools import partial
 import jax.numpy as jnp
 
 from . import gguf, llama
-from ._program import UsageError, progress, report, run, write
+from ._program import DTYPES, UsageError, progress, report, run, write
 from .answer import Answer
 from .batch import Batch
 from .chat import Chat, converse
 from .compilation_cache import keep_programs
 from .generator import Generator, Speed
-from .options import DTYPES, parse, sampling_of
+from .options import parse, sampling_of
 from .profile import profile, read_speed, table
 from .prompts import read_prompts
 from .tokenizer import Tokenizer

@@ -73,7 +73,7 @@ class Generator:
     def __init__(self, model: Llama, *, room: int, sampling: Sampling | None = None, seed: int = 0):
         self.reader = Reader(model, room)
         self.room = self.reader.room
-        self._chooser = Chooser(1, model.config.vocab_size, Sampling() if sampling is None else sampling, seed)
+        self._chooser = Chooser(1, model.config.vocab_size, sampling, seed)
         self.speed = Speed()
 
     def generate(

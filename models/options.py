@@ -4,11 +4,8 @@ import argparse
 import math
 import pathlib
 
-from ._program import Parser
+from ._program import DTYPES, Parser
 from .sampling import Sampling
-
-
-DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
