@@ -31,6 +31,12 @@ def said(kernel: Any, arguments: dict[str, Any], **options: Any) -> Any:
 
 X, LABELS = array(3, 8), array(3, dtype=jnp.int32)
 BF16 = array(3, 8, dtype=jnp.bfloat16)
+DECODE = {
+    "q": array(2, 8),
+    "kv": (array(5, 2, 8), array(5, 2, 8)),
+    "length": array(dtype=jnp.int32),
+    **dict.fromkeys(("alibi_slopes", "k_scale", "v_scale")),
+}
 KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     "norm": (
         [norm_cuda.NORM, norm_cuda.NORM_BACKWARD],
@@ -92,22 +98,12 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
     ),
     "decode": (
         [decode_cuda.DECODE_ATTENTION],
-        {
-            "q": array(2, 8),
-            "kv": (array(5, 2, 8), array(5, 2, 8)),
-            "length": array(dtype=jnp.int32),
-            **dict.fromkeys(("alibi_slopes", "k_scale", "v_scale")),
-        },
+        DECODE,
         {"scale": 1.0, "window": 0, "soft_cap": 0.0},
     ),
     "decode_backward": (
         [decode_backward_cuda.DECODE_ATTENTION_BACKWARD],
-        {
-            "q": array(2, 8),
-            "kv": (array(5, 2, 8), array(5, 2, 8)),
-            "length": array(dtype=jnp.int32),
-            **dict.fromkeys(("alibi_slopes", "k_scale", "v_scale")),
-        },
+        DECODE,
         {"scale": 1.0, "window": 3, "soft_cap": 2.0},
     ),
     "attention": (
