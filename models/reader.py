@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ._rounding import round_up
+from .captured import compile_captured
 from .llama import Cache, Llama
 
 
@@ -93,8 +94,7 @@ class Reader:
         if size not in self._programs:
             scalar, tokens = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32)
             shapes = self._weights, tokens, scalar, scalar, self.shapes
-            lowered = jax.jit(self._run, donate_argnums=4).lower(*shapes)
-            self._programs[size] = lowered.compile()
+            self._programs[size] = compile_captured(self._run, *shapes, donate_argnums=4)
         return self._programs[size]
 
     def _run(self, weights: Any, tokens: jax.Array, start: jax.Array, count: jax.Array, blocks: Any) -> Any:

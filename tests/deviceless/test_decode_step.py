@@ -3,6 +3,7 @@
 import collections
 import re
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -10,6 +11,8 @@ import pytest
 import eqxcallback as eqxc
 from eqxcallback import xla
 from models import gguf, llama
+from models.batch import Batch
+from models.reader import Reader
 
 from .programs import thunks
 
@@ -47,11 +50,20 @@ def copied(compiled):
     return set(re.findall(r"= (\w+\[[\d,]*\])\S* copy\(", compiled.hlo_text))
 
 
-def plan(f, model):
-    args = (model, jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: model.init_cache(512)))
-    lowered = jax.jit(f, donate_argnums=2).trace(*args).lower(lowering_platforms=("cuda",))
+def plan(f, model, init_cache=None):
+    cache = jax.eval_shape(init_cache or (lambda: model.init_cache(512)))
+    return plan_of(f, model, jax.ShapeDtypeStruct((), jnp.int32), cache, donate_argnums=2)
+
+
+def plan_of(f, *args, donate_argnums):
+    lowered = jax.jit(f, donate_argnums=donate_argnums).trace(*args).lower(lowering_platforms=("cuda",))
     compiled = xla.compile_deviceless(lowered, compiler_options=eqxc.jit_captured(f).compiler_options)
     return thunks(compiled), compiled
+
+
+def kinds_outside(every):
+    """The steps that no command buffer has."""
+    return [thunk.kind for thunk in every if thunk.buffer is None and thunk.kind != "kCommandBuffer"]
 
 
 def test_an_exported_step_has_each_image_once(model, monkeypatch):
@@ -70,8 +82,7 @@ def test_a_step_is_one_command_buffer(model):
     assert kinds["kCommandBuffer"] == 1
     assert kinds["kCustomCall"] == BLOCKS * CALLS_OF_BLOCK + 2
     assert kinds.total() <= BLOCKS * CALLS_OF_BLOCK + OTHERS
-    outside = [thunk.kind for thunk in every if thunk.buffer is None and thunk.kind != "kCommandBuffer"]
-    assert outside == []
+    assert kinds_outside(every) == []
     assert copied(compiled) <= {"s32[]"}  # the cache is written where it lies; lengths are copied
 
 
@@ -82,3 +93,39 @@ def test_each_step_of_a_loop_is_one_command_buffer(model):
     assert len({id(thunk.buffer) for thunk in calls}) == 1
     assert calls[0].buffer is not None
     assert copied(compiled) <= {"s32[]", "s32[1]"}
+
+
+def test_a_step_over_ring_buffers_is_one_command_buffer(model):
+    def init_cache():
+        config, cache = model.config, model.init_cache(1)
+        ring = eqxc.nn.KVCache(512, config.num_kv_heads, config.head_size, model.dtype, window=128)
+        blocks = [
+            eqx.tree_at(lambda ring: ring.length, ring, None, is_leaf=lambda leaf: leaf is None) for _ in cache.blocks
+        ]
+        return llama.Cache(blocks, cache.length)
+
+    every, compiled = plan(step, model, init_cache)
+    assert [thunk.kind for thunk in every].count("kCommandBuffer") == 1
+    assert kinds_outside(every) == []
+    assert copied(compiled) <= {"s32[]"}
+
+
+@pytest.mark.parametrize("size", [1, 32])
+def test_what_generate_runs_is_one_command_buffer(model, size):
+    reader = Reader(model, 256)
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((size,), (), ())]
+    weights = jax.tree.leaves(model)
+    every, compiled = plan_of(reader._run, weights, *shapes, reader.shapes, donate_argnums=4)
+    assert [thunk.kind for thunk in every].count("kCommandBuffer") == 1
+    assert kinds_outside(every) == []
+    assert copied(compiled) <= {"s32[]"}
+
+
+def test_a_step_of_a_batch_is_one_command_buffer(model):
+    batch = Batch(model, rows=4, room=256)
+    cache = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch._blocks)
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((4, 1), (4,))]
+    every, compiled = plan_of(batch._step, jax.tree.leaves(model), *shapes, cache, donate_argnums=3)
+    assert [thunk.kind for thunk in every].count("kCommandBuffer") == 1
+    assert kinds_outside(every) == []
+    assert copied(compiled) <= {"s32[]", "s32[4]"}

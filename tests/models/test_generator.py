@@ -1,5 +1,6 @@
 """Prompts in chunks, into a cache that is not empty, and what a generator does with them."""
 
+import mmap
 import re
 
 import jax
@@ -160,3 +161,22 @@ def test_the_end_of_the_context(model):
     generator = Generator(model, room=2000)
     assert generator.room == 1000
     assert len(list(generator.generate(tokens_of(10, 998), max_tokens=100))) == 2
+
+
+def test_memory_does_not_grow(tmp_path):
+    write_tiny(tmp_path / "tiny.gguf", context=2560)
+    generator = Generator(
+        llama.load(gguf.open_model(tmp_path / "tiny.gguf")), room=2560, sampling=Sampling(temperature=1.0)
+    )
+    tokens = generator.generate([1], max_tokens=2500)
+    for _ in range(400):  # programs, and pools of memory
+        next(tokens)
+    before = _resident()
+    assert len(list(tokens)) == 2100
+    assert _resident() - before < 2 << 20  # a kilobyte for each token
+
+
+def _resident():
+    """The bytes of memory that this process has."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
