@@ -35,7 +35,7 @@ def test_tokamax_that_is_not_installed(monkeypatch):
 
 @pytest.mark.parametrize("tiny", [False, True], ids=["on a GPU", "tiny"])
 def test_tokamax_is_called_with_one_implementation_each(tiny, monkeypatch):
-    """Of several it would take the first that it can, XLA's among them. The command line is not its."""
+    """Several implementations would be XLA's too. The command line is not tokamax's."""
     asked, parsed = [], []
 
     def called(name):

@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.any_jax_version
 
 ROOT = pathlib.Path(__file__).parents[1]
-FOLDERS = ("eqxcallback", "models", "benchmarks", "scripts")
+FOLDERS = ("eqxcallback", "models", "benchmarks", "scripts", "tests")
 # A reader who begins with one of these has to guess the noun that it stands for.
 BAD_OPENINGS = {"Of", "Those", "Which", "Where", "What", "Whether", "That", "How"}
 

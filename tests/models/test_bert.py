@@ -29,7 +29,7 @@ def embedder():
 @pytest.fixture(scope="module")
 def weights():
     with safe_open(default_folder() / "model.safetensors", "np") as file:
-        return {name: file.get_tensor(name).astype(np.float64) for name in file.keys()}  # noqa: SIM118
+        return {name: file.get_tensor(name).astype(np.float64) for name in file.keys()}  # noqa: SIM118 it is not iterable
 
 
 def plain_bert(weights, sentences):

@@ -46,7 +46,7 @@ def assert_same_bits(one, other):
 
 def tensors_of(path):
     with safe_open(path, "np") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 it is not iterable
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

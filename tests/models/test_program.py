@@ -1,4 +1,4 @@
-"""What all programs of `models/` do alike."""
+"""Manners that all programs of `models/` share."""
 
 import time
 
