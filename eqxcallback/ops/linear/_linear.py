@@ -17,16 +17,19 @@ from . import _jax, _numpy, _reference
 
 # With more rows than these, weights that are in cache are worth more than memory that is read once.
 _FEW_ROWS = 16
+# A product of fewer numbers takes XLA less time than a call.
+_SMALLEST = 1 << 14
 
 
 def _supports(types: Any, **_: Any) -> bool | str:
-    """XLA reads 16 bits more slowly than 32 unless it multiplies matrices, for which it has instructions."""
+    """XLA arranges the weights anew for each product of a few rows, and reads 16 bits more slowly than 32 unless it multiplies
+    matrices, for which it has instructions."""
     dtype, rows = types.x.dtype, math.prod(types.x.shape[:-1])
-    if dtype not in (jnp.bfloat16, jnp.float16):
-        return f"x has to be bfloat16 or float16, which XLA reads slowly; it is {dtype}"
     if rows > _FEW_ROWS:
         return f"x can have at most {_FEW_ROWS} rows, as XLA is faster at products of matrices; it has {rows}"
-    return True
+    if dtype == jnp.float32 and (rows < 2 or types.weight.size < _SMALLEST):
+        return f"XLA is as fast at one row of float32, and at weights of less than {_SMALLEST} numbers"
+    return floats(types)
 
 
 _NATIVE = NativeKernel("linear", attributes=("present",), supports=_supports)
@@ -58,9 +61,10 @@ def linear(
 ) -> Float[Array, "*batch out_features"]:
     r"""$x W^T + b$ over the last axis, summed in f32 and rounded once.
 
-    By default this is a plain product in XLA, which knows them best and fuses what follows; on a CPU, at most 16 rows of f16 or
-    bf16 are a kernel, which reads the weights once, at the speed of memory. More rows of bf16, and their gradients, are written
-    in the way that XLA has the processor's instructions for bf16 multiply.
+    By default this is a plain product in XLA, which knows them best and fuses what follows. On a CPU at most 16 rows are a
+    kernel, which reads the weights once, at the speed of memory; of f32 if they are two or more, with weights of 16,384 numbers
+    or more. More rows of bf16, and their gradients, are written in the way that XLA has the processor's instructions for bf16
+    multiply.
 
     **Arguments:**
 

@@ -37,10 +37,15 @@ def test_linear_on_many_threads(batch, isa):
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtype", "calls"), [(1, DTYPES[1], 1), (16, DTYPES[2], 1), (17, DTYPES[1], 0), (1, DTYPES[0], 0)]
+    ("rows", "dtype", "out_features", "calls"),
+    [
+        *[(1, DTYPES[1], 5, 1), (16, DTYPES[2], 5, 1), (17, DTYPES[1], 5, 0)],
+        *[(1, DTYPES[0], 512, 0), (2, DTYPES[0], 512, 1), (16, DTYPES[0], 512, 1), (17, DTYPES[0], 512, 0)],
+        (2, DTYPES[0], 5, 0),
+    ],
 )
-def test_few_rows_of_sixteen_bits_are_for_the_kernel(rows, dtype, calls):
-    x, weight = normal(1, (rows, 33), dtype), normal(2, (5, 33), dtype)
+def test_few_rows_are_for_the_kernel(rows, dtype, out_features, calls):
+    x, weight = normal(1, (rows, 33), dtype), normal(2, (out_features, 33), dtype)
     for f in (ops.linear, jax.vmap(ops.linear, (0, None))):
         assert jax.jit(f).lower(x, weight).as_text().count("custom_call @eqxcallback_linear") == calls
 
