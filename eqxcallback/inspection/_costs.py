@@ -27,7 +27,9 @@ def bytes_of(instruction: Instruction, module: Module) -> int:
     """Return the sizes of the operands, each array counted once, and of the results."""
     inside = module.computations[instruction.computation]
     shapes = [inside[name].shape for name in dict.fromkeys(instruction.operands)]
-    return sum(math.prod(dims) * size for shape in (*shapes, instruction.shape) for size, dims in _arrays(shape))
+    return sum(
+        -(-math.prod(dims) * bits // 8) for shape in (*shapes, instruction.shape) for bits, dims in _arrays(shape)
+    )
 
 
 def is_partial(instruction: Instruction, module: Module) -> bool:
@@ -38,11 +40,14 @@ def is_partial(instruction: Instruction, module: Module) -> bool:
 
 def kind_of(instruction: Instruction, module: Module) -> str:
     """Return the opcode; of a fusion that of a product in it; and the target of a custom call."""
-    if instruction.opcode == "custom-call":
-        return instruction.attribute("custom_call_target") or instruction.opcode
-    inner = {step.opcode for name in instruction.called() for step in module.computations[name].values()}
-    products = [opcode for opcode in ("convolution", "dot") if opcode in inner]
-    return products[0] if instruction.opcode == "fusion" and products else instruction.opcode
+    match instruction.opcode:
+        case "custom-call":
+            return instruction.attribute("custom_call_target") or instruction.opcode
+        case "fusion":
+            inner = {step.opcode for step in module.computations[instruction.called()[0]].values()}
+            return next((opcode for opcode in ("convolution", "dot") if opcode in inner), instruction.opcode)
+        case opcode:
+            return opcode
 
 
 def flops_of(instruction: Instruction, module: Module) -> float | None:
@@ -98,8 +103,8 @@ def _sum(computation: str, module: Module) -> float | None:
 
 
 def _arrays(shape: str) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """The arrays of a type as text: the bytes of an element, and the sizes of the axes. Tokens have none."""
+    """The arrays of a type as text: the bits of an element, which its name has, and the sizes of the axes. Tokens have none."""
     for dtype, dims in re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", shape):
         bits = re.search(r"\d+", dtype)
-        size = 0 if dtype == "token" else 1 if bits is None else max(1, int(bits[0]) // 8)
+        size = int(bits[0]) if bits else {"pred": 8}.get(dtype, 0)
         yield size, tuple(map(int, filter(None, dims.split(","))))

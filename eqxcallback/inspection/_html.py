@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from html import escape
 
 from ._plots import color, is_in_roofline, left_out, roofline, timeline
-from ._profile import Profile, cells, headline
+from ._profile import Profile, cells, headline, title
 
 
 _STYLE = """
@@ -25,15 +25,15 @@ svg line { stroke: var(--faint); }
 _WORDS = (0, 1, 9)  # columns that are not numbers
 
 
-def page(title: str, calls: str, profile: Profile | None) -> str:
+def page(name: str, calls: str, profile: Profile | None) -> str:
     """**Arguments:** `calls` is the table of calls as text."""
-    body = [f"<h1>{escape(title)}</h1>"]
+    body = [f"<h1>{escape(name)}</h1>"]
     if profile is not None:
         body += _of_profile(profile)
         body.append("<h2>External calls</h2>")
     body.append(f"<pre>{escape(calls)}</pre>")
     return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
+        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(name)}</title>\n'
         f"<style>{_STYLE}</style>\n</head>\n<body>\n" + "\n".join(body) + "\n</body>\n</html>\n"
     )
 
@@ -55,8 +55,8 @@ def _of_profile(profile: Profile) -> Iterator[str]:
     yield "<p>A lane for each thread that started steps of the program. A kernel may use more threads than the one it is in.</p>"
     yield "<h2>Roofline</h2>"
     yield roofline(profile)
-    if names := [row.name for row in profile.rows if not is_in_roofline(row)]:
-        yield f"<p>Not drawn, as they compute next to nothing or nobody knows how much: {escape(', '.join(dict.fromkeys(names)))}.</p>"
+    if names := dict.fromkeys(title(row) for row in profile.rows if not is_in_roofline(row)):
+        yield f"<p>Not drawn, as they compute next to nothing, or nobody knows how much: {escape(', '.join(names))}.</p>"
 
 
 def _cell(tag: str, column: int, content: str) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from ._profile import Profile, ProfileRow
+from ._profile import Profile, ProfileRow, title
 
 
 _WIDTH = 960
@@ -31,7 +31,7 @@ def timeline(profile: Profile) -> str:
             yield (
                 f'<rect x="{span.start / whole * _WIDTH:.2f}" y="{span.thread * _LANE + 2}" '
                 f'width="{max(took / whole * _WIDTH, 0.3):.2f}" height="{_LANE - 4}" fill="{color(span.row)}">'
-                f"<title>{escape(row.name)}: {took * 1e6:.1f} µs at {span.start * 1e3:.3f} ms</title></rect>"
+                f"<title>{escape(title(row))}: {took * 1e6:.1f} µs at {span.start * 1e3:.3f} ms</title></rect>"
             )
 
     def ticks() -> Iterator[str]:
@@ -89,9 +89,9 @@ def roofline(profile: Profile) -> str:
         side = "end" if x(intensity) > 0.8 * _WIDTH else "start"
         parts.append(
             f'<circle cx="{x(intensity):.1f}" cy="{y(rate):.1f}" r="6" fill="{color(i)}">'
-            f"<title>{escape(row.name)}: {intensity:.3g} operations per byte, {rate / 1e9:.3g} GFLOP/s</title></circle>"
+            f"<title>{escape(title(row))}: {intensity:.3g} operations per byte, {rate / 1e9:.3g} GFLOP/s</title></circle>"
         )
-        parts.append(_text(x(intensity) + (-10 if side == "end" else 10), y(rate) + 4, row.name, side))
+        parts.append(_text(x(intensity) + (-10 if side == "end" else 10), y(rate) + 4, title(row), side))
     return _svg(height, parts)
 
 

@@ -26,7 +26,7 @@ class ProfileRow:
     **Attributes:**
 
     - `name`: of the op, layer or callback; for XLA's own code the opcode, such as `"dot"`, or the target of a custom call.
-    - `lane`: as of an `ExternalCall`; `"xla"` for XLA's own code.
+    - `kind`, `lane`: as of an `ExternalCall`; `""` and `"xla"` for XLA's own code.
     - `path`: the path down to the calls, or `""`.
     - `calls`: the indices in `Inspection.calls` of the calls that it stands for. They agree in all that is shown.
     - `count`: how often they ran in one run. It is counted, not declared.
@@ -40,6 +40,7 @@ class ProfileRow:
     """
 
     name: str
+    kind: str
     lane: str
     path: str
     calls: tuple[int, ...]
@@ -113,6 +114,11 @@ def headline(profile: Profile) -> str:
     )
 
 
+def title(row: ProfileRow) -> str:
+    """Return what a row is called: a derivative is told from the op that it is of."""
+    return f"{row.name} {row.kind}" if row.kind in ("jvp", "vjp") else row.name
+
+
 def cells(profile: Profile) -> list[tuple[str, ...]]:
     """Return the table as text: the head, a row for each row, then what no row has, and a run."""
     whole = profile.profiled_seconds
@@ -121,7 +127,7 @@ def cells(profile: Profile) -> list[tuple[str, ...]]:
         return name, "", "", f"{seconds * 1e3:.3f}", f"{seconds / whole:.1%}", "", "", "", "", ""
 
     rows = [_HEAD, *(_cells(row, whole) for row in profile.rows), total("other", profile.other_seconds)]
-    if profile.overlap_seconds > 0:
+    if profile.overlap_seconds > 0.001 * whole:
         rows.append(total("side by side", -profile.overlap_seconds))
     return [*rows, total("a run", whole)]
 
@@ -132,7 +138,7 @@ def _cells(row: ProfileRow, whole: float) -> tuple[str, ...]:
     at_most = sign if row.bound == "bytes" else ""
     limit = "" if row.share is None else f"{at_most}{row.share:.0%} {row.bound}"
     return (
-        row.name,
+        title(row),
         row.lane,
         str(row.count),
         f"{row.seconds * 1e3:.3f}",

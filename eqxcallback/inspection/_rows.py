@@ -22,6 +22,7 @@ class _Key:
     """What instructions of one row have in common."""
 
     name: str
+    kind: str
     lane: str
     path: str = ""
     types: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
@@ -80,7 +81,7 @@ class _Plan:
         self._in_place: set[str] = set()
         for i, instructions in match(calls, module).items():
             call = calls[i]
-            key = _Key(call.op, call.lane, call.path, (call.operands, call.results))
+            key = _Key(call.op, call.kind, call.lane, call.path, (call.operands, call.results))
             self._calls[key].append(i)
             for instruction in instructions:
                 self.keys.setdefault(instruction.name, key)
@@ -90,7 +91,7 @@ class _Plan:
                     self._in_place.add(instruction.name)
         for name, instruction in self._instructions.items():
             if instruction.opcode not in _CONTAINERS and name not in self.keys:
-                self.keys[name] = _Key(kind_of(instruction, module), "xla")
+                self.keys[name] = _Key(kind_of(instruction, module), "", "xla")
 
     def leaves(self, run: Run) -> list[Event]:
         return [event for event in run.events if event.instruction in self.keys]
@@ -124,6 +125,7 @@ class _Plan:
         has_share = needed[bound] > 0 and seconds > 0
         return ProfileRow(
             name=key.name,
+            kind=key.kind,
             lane=key.lane,
             path=key.path,
             calls=tuple(self._calls.get(key, ())),

@@ -1,0 +1,97 @@
+"""What a profile counts, and the limits that it compares with."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import eqxcallback as eqxc
+from eqxcallback import _ext, xla
+from eqxcallback.inspection._costs import bytes_of, flops_of, flops_of_reference, is_partial
+from eqxcallback.inspection._hlo import Module
+from eqxcallback.inspection._limits import limits
+
+from .layers import Scale
+
+
+def compiled(fn, *shapes):
+    return jax.jit(fn).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile()
+
+
+def test_operations_as_xla_counts_them():
+    def program(x, w, image, filters):
+        convolved = jax.lax.conv_general_dilated(image, filters, (1, 1), "VALID")
+        return jax.nn.relu(x @ w).sum(0), jnp.where(x > 0, x, 2 * x), convolved.max()
+
+    program = compiled(program, (4, 6), (6, 10), (1, 3, 16, 16), (8, 3, 3, 3))
+    module, analysis = Module(program.as_text() or ""), program.cost_analysis()
+    counts = [flops_of(instruction, module) for instruction in module.computations[module.entry].values()]
+    assert analysis is not None
+    assert None not in counts
+    assert sum(count or 0 for count in counts) == analysis["flops"]
+
+
+def test_what_nobody_can_count():
+    module = Module(compiled(jnp.sort, (8,)).as_text() or "")
+    assert None in [flops_of(instruction, module) for instruction in module.computations[module.entry].values()]
+
+
+@pytest.mark.parametrize(
+    ("types", "size"),
+    [
+        ("f32[2,3]{1,0}", 24),
+        ("bf16[5]", 10),
+        ("pred[7]", 7),
+        ("s4[3]", 2),
+        ("c64[2]", 16),
+        ("token[]", 0),
+        ("f8e4m3fn[3]", 3),
+    ],
+)
+def test_bytes_of_types(types, size):
+    text = f"HloModule m\n\nENTRY %e (x: {types}) -> {types} {{\n  %x = {types} parameter(0)\n"
+    text += f'  ROOT %y = ({types}, {types}) custom-call(%x, %x), custom_call_target="z"\n}}\n'
+    module = Module(text)
+    assert bytes_of(module.root("e"), module) == 3 * size  # one operand, though it is passed twice, and two results
+
+
+def test_slices_are_partial():
+    module = Module(compiled(lambda x, y: jax.lax.dynamic_update_slice(x, y, (1,)), (8,), (2,)).as_text() or "")
+    assert any(is_partial(instruction, module) for instruction in module)
+    module = Module(compiled(jnp.negative, (8,)).as_text() or "")
+    assert not any(is_partial(instruction, module) for instruction in module)
+
+
+def reference_flops(fn, *args):
+    (site,) = xla.call_sites(jax.jit(fn).trace(*args).jaxpr, "cpu")
+    return flops_of_reference(site)
+
+
+def test_the_reference_says_how_much_a_kernel_computes():
+    x = jnp.ones((4, 3))
+    assert reference_flops(jax.vmap(Scale(jnp.ones(3))), x) == 12
+    half, weight = x.astype(jnp.bfloat16), jnp.ones((5, 3), jnp.bfloat16)
+    assert (reference_flops(eqxc.ops.linear, half, weight) or 0) >= 2 * 4 * 3 * 5
+    without = eqxc.Op("without", kernels={"cpu": eqxc.PythonKernel(lambda ctx, out, x: None, out_type=lambda x: x)})
+    assert reference_flops(without, x) is None
+    loop = eqxc.Op(
+        "loop",
+        kernels={"cpu": eqxc.PythonKernel(lambda ctx, out, x: None)},
+        reference=lambda x: jax.lax.fori_loop(0, 3, lambda _, x: x * 2, x),
+    )
+    assert reference_flops(loop, x) is None  # XLA would count one turn
+
+
+@pytest.mark.parametrize("isa", _ext.available_isas())
+def test_the_probe_counts_what_it_does(isa):
+    before = _ext.isa()
+    _ext.set_isa(isa)
+    try:
+        assert _ext.multiply_adds(5) == 5 * _ext.multiply_adds(1) > 0
+    finally:
+        _ext.set_isa(before)
+
+
+def test_limits_are_measured_once():
+    assert limits() is limits()
+    assert limits().threads >= 1
+    assert min(limits().bytes_per_second, limits().flops_per_second) > 1e8
