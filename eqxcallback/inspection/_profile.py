@@ -5,7 +5,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What the machine can do at most, as measured once in a process, by all processors together.
+    """The limits of the machine, as measured once in a process, by all processors together.
 
     **Attributes:**
 
@@ -21,7 +21,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True)
 class ProfileRow:
-    """Where a part of a run's time goes: to external calls that are alike, or to XLA's instructions of one kind.
+    """A part of a run: external calls that are alike, or XLA's instructions of one kind.
 
     **Attributes:**
 
@@ -72,7 +72,7 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """Where the time of a run goes. Times are medians of `repeats` runs.
+    """A run of a program, by what took its time. Times are medians of `repeats` runs.
 
     **Attributes:**
 

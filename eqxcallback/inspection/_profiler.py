@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -62,7 +63,11 @@ def profiled_runs(run: Callable[[], Callable[[], object]], repeats: int, module:
                 with jax.profiler.TraceAnnotation(_RUN):
                     call()
         (path,) = pathlib.Path(folder).rglob("*.xplane.pb")
-        return list(_runs(jax.profiler.ProfileData.from_serialized_xspace(path.read_bytes()), module))
+        data = jax.profiler.ProfileData.from_serialized_xspace(path.read_bytes())
+    with warnings.catch_warnings():
+        # Python 3.12 warns of types that jaxlib makes here, and jaxlib ends the process if a warning is an error.
+        warnings.filterwarnings("ignore", "builtin type .* has no __module__ attribute", DeprecationWarning)
+        return list(_runs(data, module))
 
 
 def _runs(data: Any, module: str) -> Iterator[Run]:

@@ -19,7 +19,7 @@ _CONTAINERS = ("while", "conditional", "call")
 
 @dataclasses.dataclass(frozen=True)
 class _Key:
-    """What instructions of one row have in common."""
+    """The properties that all instructions of a row have in common."""
 
     name: str
     kind: str
