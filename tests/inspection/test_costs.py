@@ -73,12 +73,30 @@ def test_the_reference_says_how_much_a_kernel_computes():
     assert (reference_flops(eqxc.ops.linear, half, weight) or 0) >= 2 * 4 * 3 * 5
     without = eqxc.Op("without", kernels={"cpu": eqxc.PythonKernel(lambda ctx, out, x: None, out_type=lambda x: x)})
     assert reference_flops(without, x) is None
-    loop = eqxc.Op(
-        "loop",
-        kernels={"cpu": eqxc.PythonKernel(lambda ctx, out, x: None)},
-        reference=lambda x: jax.lax.fori_loop(0, 3, lambda _, x: x * 2, x),
+
+
+def looping(reference):
+    return eqxc.Op("loop", kernels={"cpu": eqxc.PythonKernel(lambda ctx, out, x: None)}, reference=reference)
+
+
+def test_loops_count_by_their_turns():
+    """XLA would count one."""
+    x = jnp.ones((4, 3))
+
+    def turn(x, _):
+        return jax.lax.scan(lambda x, _: (x * x, None), x, length=5)[0] * x, None
+
+    assert reference_flops(looping(lambda x: jax.lax.scan(turn, x, length=7)[0]), x) == pytest.approx(
+        7 * 6 * 12, rel=0.3
     )
-    assert reference_flops(loop, x) is None  # XLA would count one turn
+    assert reference_flops(looping(lambda x: jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x * x, x)), x) is None
+
+
+def test_attention_counts_both_products():
+    q = jnp.ones((2048, 1, 8))  # longer than what its reference does at once
+    count = reference_flops(lambda q: eqxc.ops.attention(q, q, q), q)
+    assert count is not None
+    assert 4 * 2048 * 2048 * 8 < count < 6 * 2048 * 2048 * 8
 
 
 @pytest.mark.parametrize("isa", _ext.available_isas())
