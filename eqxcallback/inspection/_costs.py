@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .. import xla
@@ -17,23 +17,47 @@ round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic sh
 _ELEMENTWISE = frozenset(_NAMES.split())
 # Nobody here knows how many operations these do.
 _UNKNOWN = ("cholesky", "conditional", "custom-call", "fft", "rng", "sort", "triangular-solve", "while")
-# These may touch only a part of their operands, or of what they overwrite.
-_PARTIAL = ("dynamic-slice", "dynamic-update-slice", "gather", "scatter", "slice")
+# These read as much of their first operand as they return.
+_SLICES = ("dynamic-slice", "gather", "slice")
+_UPDATE = "dynamic-update-slice"
 
 
 def bytes_of(instruction: Instruction, module: Module) -> int:
-    """Return the sizes of the operands, each array counted once, and of the results."""
+    """Return how much an instruction reads and writes: its operands, each array counted once, and its results.
+
+    Of an array that is only sliced, or updated in place, it is the slice.
+    """
     inside = module.computations[instruction.computation]
-    shapes = [inside[name].shape for name in dict.fromkeys(instruction.operands)]
-    return sum(
-        -(-math.prod(dims) * bits // 8) for shape in (*shapes, instruction.shape) for bits, dims in _arrays(shape)
-    )
+    steps = inside
+    names = {name: [name] for name in instruction.operands}
+    users, results = [instruction], [instruction]
+    if instruction.opcode == "fusion":
+        steps = module.computations[instruction.called()[0]]
+        parameters = {int(step.operands[0]): step.name for step in steps.values() if step.opcode == "parameter"}
+        names = {name: [] for name in instruction.operands}
+        for number, name in enumerate(instruction.operands):
+            names[name].append(parameters[number])
+        root = module.root(instruction.called()[0])
+        users = [step for step in steps.values() if step.opcode != "parameter"]
+        results = [steps[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    read = (max(_read(steps[inner], users) for inner in inners) for inners in names.values())
+    written = (_size(steps[step.operands[1]] if step.opcode == _UPDATE else step) for step in results)
+    return sum(read) + sum(written)
 
 
-def is_partial(instruction: Instruction, module: Module) -> bool:
-    """True if the instruction may read or write less than `bytes_of` says."""
-    inner = [step for name in instruction.called() for step in module.computations[name].values()]
-    return any(step.opcode in _PARTIAL for step in (instruction, *inner))
+def _read(array: Instruction, users: Sequence[Instruction]) -> int:
+    """Return how much of an array its users read."""
+    uses = [(user, i) for user in users for i, name in enumerate(user.operands) if name == array.name]
+    parts = [_part(user) for user, i in uses if i == 0 and user.opcode in (*_SLICES, _UPDATE)]
+    return min(_size(array), sum(parts)) if len(parts) == len(uses) else _size(array)
+
+
+def _part(user: Instruction) -> int:
+    return 0 if user.opcode == _UPDATE else _size(user)
+
+
+def _size(instruction: Instruction) -> int:
+    return sum(-(-math.prod(dims) * bits // 8) for bits, dims in _arrays(instruction.shape))
 
 
 def kind_of(instruction: Instruction, module: Module) -> str:

@@ -31,8 +31,9 @@ class ProfileRow:
     - `calls`: the indices in `Inspection.calls` of the calls that it stands for. They agree in all that is shown.
     - `count`: how often they ran in one run. It is counted, not declared.
     - `seconds`: of one run: how long at least one of them ran, the median of all runs.
-    - `bytes`: what they read and write in one run: operands and results, an array that is passed twice counted once.
-    - `at_most`: whether `bytes` is an upper bound: they overwrite operands, or take slices, and may touch only a part.
+    - `bytes`: what they read and write in one run: operands and results, an array that is passed twice counted once. Where
+        XLA takes or updates a slice, it is the slice.
+    - `at_most`: whether `bytes` is an upper bound: calls that overwrite an operand may touch only a part of it.
     - `flops`: the operations in one run, by XLA's count: of a call's reference, or of the instructions. `None` if unknown.
     - `share`: how much of `seconds` the machine would need at its limits, 1.0 being as fast as it can. Data that stays in the
         processor's caches is read faster than memory, so that small arrays may exceed 1.0. `None` if there is nothing to compare.

@@ -5,7 +5,7 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from ._costs import bytes_of, flops_of, is_partial, kind_of
+from ._costs import bytes_of, flops_of, kind_of
 from ._hlo import Instruction, Module
 from ._matching import match
 from ._profile import Limits, Profile, ProfileRow, Span
@@ -132,7 +132,7 @@ class _Plan:
             count=sum(count for _, count in ran),
             seconds=seconds,
             bytes=size,
-            at_most=any(self._is_partial(instruction) for instruction, _ in ran),
+            at_most=any(instruction.name in self._in_place for instruction, _ in ran),
             flops=flops,
             share=needed[bound] / seconds if has_share else None,
             bound=bound if has_share else "",
@@ -141,9 +141,6 @@ class _Plan:
     def _flops_of(self, instruction: Instruction) -> float | None:
         name = instruction.name
         return self._flops[name] if name in self._flops else flops_of(instruction, self._module)
-
-    def _is_partial(self, instruction: Instruction) -> bool:
-        return instruction.name in self._in_place or is_partial(instruction, self._module)
 
 
 def _length(events: Iterable[Event]) -> float:

@@ -6,7 +6,7 @@ import pytest
 
 import eqxcallback as eqxc
 from eqxcallback import _ext, xla
-from eqxcallback.inspection._costs import bytes_of, flops_of, flops_of_reference, is_partial
+from eqxcallback.inspection._costs import bytes_of, flops_of, flops_of_reference
 from eqxcallback.inspection._hlo import Module
 from eqxcallback.inspection._limits import limits
 
@@ -54,11 +54,32 @@ def test_bytes_of_types(types, size):
     assert bytes_of(module.root("e"), module) == 3 * size  # one operand, though it is passed twice, and two results
 
 
-def test_slices_are_partial():
-    module = Module(compiled(lambda x, y: jax.lax.dynamic_update_slice(x, y, (1,)), (8,), (2,)).as_text() or "")
-    assert any(is_partial(instruction, module) for instruction in module)
-    module = Module(compiled(jnp.negative, (8,)).as_text() or "")
-    assert not any(is_partial(instruction, module) for instruction in module)
+def in_all(fn, *shapes):
+    """The bytes of all instructions of a program that has no loops."""
+    module = Module(compiled(fn, *shapes).as_text() or "")
+    return {
+        instruction.name: bytes_of(instruction, module)
+        for instruction in module.computations[module.entry].values()
+        if instruction.opcode not in ("parameter", "constant", "tuple", "bitcast", "copy")
+    }
+
+
+def test_of_what_is_sliced_the_slice_counts():
+    (size,) = in_all(lambda x: 2 * x[100:108], (1000,)).values()
+    assert size == 4 * (8 + 8)
+    (size,) = in_all(lambda x: x[100:108] + x[200:208], (1000,)).values()
+    assert size == 4 * (2 * 8 + 8)
+
+
+def test_of_what_is_updated_the_slice_counts():
+    text = "HloModule m\n\n%f (a: f32[1000], b: f32[8], i: s32[]) -> f32[1000] {\n"
+    text += "  %a = f32[1000] parameter(0)\n  %b = f32[8] parameter(1)\n  %i = s32[] parameter(2)\n"
+    text += "  ROOT %u = f32[1000] dynamic-update-slice(%a, %b, %i)\n}\n\n"
+    text += "ENTRY %e (x: f32[1000], y: f32[8], j: s32[]) -> f32[1000] {\n"
+    text += "  %x = f32[1000] parameter(0)\n  %y = f32[8] parameter(1)\n  %j = s32[] parameter(2)\n"
+    text += "  ROOT %z = f32[1000] fusion(%x, %y, %j), kind=kLoop, calls=%f\n}\n"
+    module = Module(text)
+    assert bytes_of(module.root("e"), module) == bytes_of(module.root("f"), module) == 4 * (8 + 1 + 8)
 
 
 def reference_flops(fn, *args):
