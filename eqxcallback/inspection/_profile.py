@@ -1,5 +1,6 @@
 """The profile of a program: where the time of a run goes, against what the machine can do."""
 
+import collections
 import dataclasses
 
 
@@ -27,7 +28,7 @@ class ProfileRow:
 
     - `name`: of the op, layer or callback; for XLA's own code the opcode, such as `"dot"`, or the target of a custom call.
     - `kind`, `lane`: as of an `ExternalCall`; `""` and `"xla"` for XLA's own code.
-    - `path`: the path down to the calls, or `""`.
+    - `path`, `operands`, `results`: as of an `ExternalCall`; empty for XLA's own code.
     - `calls`: the indices in `Inspection.calls` of the calls that it stands for. They agree in all that is shown.
     - `count`: how often they ran in one run. It is counted, not declared.
     - `seconds`: of one run: how long at least one of them ran, the median of all runs.
@@ -44,6 +45,8 @@ class ProfileRow:
     kind: str
     lane: str
     path: str
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
     calls: tuple[int, ...]
     count: int
     seconds: float
@@ -127,7 +130,12 @@ def cells(profile: Profile) -> list[tuple[str, ...]]:
     def total(name: str, seconds: float) -> tuple[str, ...]:
         return name, "", "", f"{seconds * 1e3:.3f}", f"{seconds / whole:.1%}", "", "", "", "", ""
 
-    rows = [_HEAD, *(_cells(row, whole) for row in profile.rows), total("other", profile.other_seconds)]
+    names = collections.Counter((title(row), row.path) for row in profile.rows)
+    rows: list[tuple[str, ...]] = [_HEAD]
+    for row in profile.rows:
+        is_alone = names[title(row), row.path] == 1
+        rows.append((*_cells(row, whole), row.path if is_alone else f"{row.path} {_types(row)}"))
+    rows.append(total("other", profile.other_seconds))
     if profile.overlap_seconds > 0.001 * whole:
         rows.append(total("side by side", -profile.overlap_seconds))
     return [*rows, total("a run", whole)]
@@ -148,8 +156,11 @@ def _cells(row: ProfileRow, whole: float) -> tuple[str, ...]:
         f"{sign}{row.bytes / seconds / 1e9:.1f}",
         rate,
         limit,
-        row.path,
     )
+
+
+def _types(row: ProfileRow) -> str:
+    return f"({', '.join(row.operands)}) -> ({', '.join(row.results)})"
 
 
 def _table(profile: Profile) -> str:

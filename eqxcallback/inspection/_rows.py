@@ -25,7 +25,8 @@ class _Key:
     kind: str
     lane: str
     path: str = ""
-    types: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+    operands: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
 
 
 def profile_of(
@@ -81,7 +82,7 @@ class _Plan:
         self._in_place: set[str] = set()
         for i, instructions in match(calls, module).items():
             call = calls[i]
-            key = _Key(call.op, call.kind, call.lane, call.path, (call.operands, call.results))
+            key = _Key(call.op, call.kind, call.lane, call.path, call.operands, call.results)
             self._calls[key].append(i)
             for instruction in instructions:
                 self.keys.setdefault(instruction.name, key)
@@ -124,10 +125,7 @@ class _Plan:
         bound = max(needed, key=lambda limit: needed[limit])
         has_share = needed[bound] > 0 and seconds > 0
         return ProfileRow(
-            name=key.name,
-            kind=key.kind,
-            lane=key.lane,
-            path=key.path,
+            **dataclasses.asdict(key),
             calls=tuple(self._calls.get(key, ())),
             count=sum(count for _, count in ran),
             seconds=seconds,

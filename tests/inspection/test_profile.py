@@ -207,6 +207,15 @@ def test_examples_on_threads_are_timed_to_their_end():
     assert row.seconds >= SECONDS
 
 
+def test_rows_of_one_name_are_told_apart_by_their_types():
+    scale, wide = Scale(jnp.ones(3)), Scale(jnp.ones(5))
+    _, profile = profiled(lambda x, y: (scale(x), wide(y)), jnp.ones(3), jnp.ones(5))
+    lines = [line for line in str(profile).splitlines() if line.startswith("Scale ")]
+    rows = [row for row in profile.rows if row.lane == "python"]
+    for line, row in zip(lines, rows, strict=True):
+        assert line.endswith(f"({', '.join(row.operands)}) -> ({', '.join(row.results)})")
+
+
 def test_calls_that_xla_merges_have_one_row():
     scale = Scale(jnp.ones(3))
     _, profile = profiled(lambda x: scale(x) + scale(x), jnp.ones(3))
