@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from ..core import AnyNumber
 from ._profile import Profile, ProfileRow, title
 
 
@@ -104,13 +105,13 @@ def _anchor(i: int, decades: range) -> str:
     return "end" if i == decades[-1] else "middle"
 
 
-def _svg(height: float, parts: Sequence[str]) -> str:
-    return f'<svg viewBox="0 0 {_WIDTH} {height:g}" role="img">{"".join(parts)}</svg>'
+def _svg(height: int, parts: Sequence[str]) -> str:
+    return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img">{"".join(parts)}</svg>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float) -> str:
+def _line(x1: AnyNumber, y1: AnyNumber, x2: AnyNumber, y2: AnyNumber) -> str:
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _text(x: float, y: float, text: str, anchor: str) -> str:
+def _text(x: AnyNumber, y: AnyNumber, text: str, anchor: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

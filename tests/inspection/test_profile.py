@@ -223,6 +223,12 @@ def test_calls_that_xla_merges_have_one_row():
     assert (row.calls, row.count) == ((0, 1), 1)
 
 
+def test_several_devices(mesh):
+    sharded = jax.shard_map(Scale(jnp.ones(3)), mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"))
+    row = only(profiled(sharded, jnp.ones(12))[1], "Scale")
+    assert (row.count, row.bytes) == (4, 4 * 3 * 3 * 4)
+
+
 def test_kernels_may_run_programs_of_their_own():
     inner = jax.jit(lambda x: jnp.sin(x) @ x)
 
