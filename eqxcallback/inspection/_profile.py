@@ -105,17 +105,25 @@ class Profile:
 
 
 _WIDTH = 120
+# More than other programs on the machine usually cause.
+_MUCH_SLOWER = 1.5
 _HEAD = ("op", "lane", "count", "ms", "of run", "MB", "GB/s", "GFLOP/s", "of limit", "path")
 
 
 def headline(profile: Profile) -> str:
     """Say what was measured, and the machine's limits."""
     limits, runs = profile.limits, "1 run" if profile.repeats == 1 else f"{profile.repeats} runs"
-    return (
-        f"{profile.seconds * 1e3:.3f} ms, median of {runs}; {profile.profiled_seconds * 1e3:.3f} ms with the profiler\n"
+    lines = [
+        f"{profile.seconds * 1e3:.3f} ms, median of {runs}; {profile.profiled_seconds * 1e3:.3f} ms with the profiler",
         f"limits, {limits.threads} threads: {limits.bytes_per_second / 1e9:.1f} GB/s read from memory, "
-        f"{limits.flops_per_second / 1e9:.0f} GFLOP/s in f32"
-    )
+        f"{limits.flops_per_second / 1e9:.0f} GFLOP/s in f32",
+    ]
+    slower = profile.profiled_seconds / max(profile.seconds, 1e-9)
+    if slower > _MUCH_SLOWER:
+        lines.append(
+            f"{slower:.1f} times as long with the profiler: rows of many short steps seem longer than they are"
+        )
+    return "\n".join(lines)
 
 
 def title(row: ProfileRow) -> str:

@@ -37,13 +37,13 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 LIMITS = Limits(2, 1e9, 1e9)
 
 
-def profile(*runs):
+def profile(*runs, slower=1.0):
     """**Arguments:** for each run its length, and events: instruction, start, end, thread."""
     made = [
         Run(seconds, tuple(Event(name, start, end, thread, 0) for name, start, end, thread in events))
         for seconds, events in runs
     ]
-    return profile_of([], [], TEXT, [run.seconds for run in made], made, LIMITS)
+    return profile_of([], [], TEXT, [run.seconds / slower for run in made], made, LIMITS)
 
 
 def rows(profile):
@@ -84,3 +84,10 @@ def test_the_share_is_of_the_nearer_limit():
     (row,) = profile((1.0, [("add.1", 0.0, 128e-9, 0)])).rows
     assert (row.bytes, row.flops, row.bound) == (64, 8, "bytes")
     assert row.share == pytest.approx(0.5)
+
+
+def test_it_says_how_much_the_profiler_takes():
+    run = (4.0, [("add.1", 1.0, 3.0, 0)])
+    assert "\nprofile: 4000.000 ms, median of 1 run; 4000.000 ms with the profiler\n" in f"\n{profile(run)}"
+    assert "times as long" not in str(profile(run, slower=1.4))
+    assert "\n2.0 times as long with the profiler: rows of many short steps" in str(profile(run, slower=2.0))
