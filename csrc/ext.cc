@@ -47,6 +47,9 @@ NB_MODULE(_ext, m) {
   });
   m.def("available_isas", &eqxcallback::cpu::available_isas);
   m.def("set_isa", &eqxcallback::cpu::set_isa, nb::arg("name"));
+  m.def(
+      "multiply_adds", [](int64_t steps) { return eqxcallback::cpu::kernels().multiply_adds(steps); }, nb::arg("steps"),
+      nb::call_guard<nb::gil_scoped_release>());
   m.def("resume", &eqxcallback::resume, nb::arg("args"));
   m.def("set_jax_handler", &eqxcallback::set_jax_handler, nb::arg("capsule"));
   // What a program owns as a host callback is called as one. See ffi/host_callback_scope.h.

@@ -285,6 +285,8 @@ struct Kernels {
   void (*linear)(Element, const Linear&, const Executor&);
   void (*quantized_linear)(Element, const QuantizedLinear&, const Executor&);
   void (*int8_linear)(Element, const Int8Linear&, const Executor&);
+  // Multiplies and adds f32, in registers alone, and returns how many operations it did.
+  int64_t (*multiply_adds)(int64_t steps);
 };
 
 extern const Kernels kAvx512Bf16Kernels, kAvx512Kernels, kAvx2Kernels;

@@ -13,8 +13,10 @@ from ..transform import ForwardCall
 from ._report import Alias, ExternalCall
 
 
-def external_calls(site: xla.CallSite, program: str, platform: str, donated: Sequence[bool]) -> Iterator[ExternalCall]:
-    """The one of `site`, and those in it.
+def external_calls(
+    site: xla.CallSite, program: str, platform: str, donated: Sequence[bool]
+) -> Iterator[tuple[ExternalCall, xla.CallSite]]:
+    """The one of `site`, and those in it, with their sites.
 
     **Arguments:**
 
@@ -30,7 +32,7 @@ def external_calls(site: xla.CallSite, program: str, platform: str, donated: Seq
     # A call outside of all scopes of its own is told by its name.
     path = "/".join(part for part in (f"jit({program})", site.path, call.op) if part)
     aliases = tuple(dataclasses.replace(alias, reason=_donation(site, alias, donated)) for alias in call.in_place)
-    yield dataclasses.replace(call, path=path, in_place=aliases)
+    yield dataclasses.replace(call, path=path, in_place=aliases), site
     for inner in _inside(site, platform):
         yield from external_calls(inner, program, platform, donated)
 

@@ -52,6 +52,8 @@ def _note(call: ExternalCall, instructions: Sequence[Instruction], equal: int, m
 
 def _types_on_each_device(call: ExternalCall, instruction: Instruction, module: Module) -> str:
     """Return the types that each device has of a partitioned call, whose own types are those of the whole; else `""`."""
+    if call.examples != 1:  # its types are those of one example
+        return ""
     whole, local = [*call.operands, *call.results], module.dims(instruction)
     if len(whole) != len(local):
         return ""

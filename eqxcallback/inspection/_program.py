@@ -1,6 +1,7 @@
 """The function that is inspected, as a program of JAX's."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -14,26 +15,41 @@ from ..program import JitCaptured
 _FilterJit: Any = type(eqx.filter_jit(lambda: None))
 
 
-def trace(fn: Any, args: tuple[Any, ...]) -> tuple[Any, Mapping[str, Any]]:
-    """The `jax.stages.Traced` of `fn`, jitted if it is not, and compiler options that it does not have yet.
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """**Attributes:**
+
+    - `jitted`, `args`: what runs it, of `jax.jit`, and the arguments of that.
+    - `traced`: the `jax.stages.Traced` of the two.
+    - `options`: compiler options that it does not have yet.
+    """
+
+    jitted: Any
+    args: Sequence[Any]
+    traced: Any
+    options: Mapping[str, Any]
+
+
+def program_of(fn: Any, args: tuple[Any, ...]) -> Program:
+    """The program of a call of `fn`, jitted if it is not.
 
     As in Equinox, what is not an array is static.
     """
     if isinstance(fn, JitCaptured):
-        return _trace(fn.plain, args), fn.compiler_options
+        return _program(fn.plain, args, fn.compiler_options)
     if isinstance(fn, eqx.Partial) and isinstance(fn.func, JitCaptured):  # a method
-        return _trace(eqx.Partial(fn.func.plain, *fn.args, **fn.keywords), args), fn.func.compiler_options
-    return _trace(fn, args), {}
+        return _program(eqx.Partial(fn.func.plain, *fn.args, **fn.keywords), args, fn.func.compiler_options)
+    return _program(fn, args, {})
 
 
-def _trace(fn: Any, args: tuple[Any, ...]) -> Any:
+def _program(fn: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Program:
     if not callable(fn):
         raise TypeError(
             f"eqxcallback.inspect: expected a function, a layer, or what jax.jit or eqx.filter_jit makes of one; got {fn!r} of "
             f"type {type(fn).__name__}."
         )
     if isinstance(fn, jax.stages.Wrapped):  # of jax.jit
-        return fn.trace(*args)
+        return Program(fn, args, fn.trace(*args), options)
     dynamic, static = eqx.partition((fn, args), _is_array)
 
     def program(fn: Any, *args: Any) -> Any:
@@ -41,12 +57,13 @@ def _trace(fn: Any, args: tuple[Any, ...]) -> Any:
         return eqx.filter(function(*arguments), eqx.is_array)
 
     program.__name__ = program.__qualname__ = _name_of(fn)
-    traced = jax.jit(program).trace(dynamic[0], *dynamic[1])
-    if not isinstance(fn.func if isinstance(fn, eqx.Partial) else fn, _FilterJit):
-        return traced
-    # The jitted function inside is the program: it knows what is donated.
-    jitted, values = xla.only_jit(traced.jaxpr, jax.tree.leaves(dynamic))
-    return jitted.trace(*values)
+    jitted, values = jax.jit(program), (dynamic[0], *dynamic[1])
+    traced = jitted.trace(*values)
+    if isinstance(fn.func if isinstance(fn, eqx.Partial) else fn, _FilterJit):
+        # The jitted function inside is the program: it knows what is donated.
+        jitted, values = xla.only_jit(traced.jaxpr, jax.tree.leaves(dynamic))
+        traced = jitted.trace(*values)
+    return Program(jitted, values, traced, options)
 
 
 def _is_array(leaf: Any) -> bool:

@@ -1,10 +1,14 @@
 """The report of an inspection, and its text."""
 
 import dataclasses
+import os
+import pathlib
 import textwrap
 
 from ..backends import Launched
 from ..xla import KernelHandle
+from ._html import page
+from ._profile import Profile
 
 
 _WIDTH = 120
@@ -98,6 +102,7 @@ class Inspection:
     - `not_compiled`: why not, or `""`.
     - `host_calls`: for each time that it was run, how often the host called a kernel in Python or one of our launcher. What a
         GPU replays from a command buffer it does not call.
+    - `profile`: where the time of a run goes, if that was asked for.
     """
 
     program: str
@@ -107,9 +112,24 @@ class Inspection:
     device: str = ""
     not_compiled: str = ""
     host_calls: tuple[int, ...] = ()
+    profile: Profile | None = None
 
     def __str__(self) -> str:
-        return _table(self)
+        return _table(self) if self.profile is None else f"{_table(self)}\n\n{self.profile}"
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a page of HTML that needs no other file: the calls, and of a profile its table, a timeline, and a roofline plot.
+
+        **Arguments:**
+
+        - `path`: a file whose name ends in `.html`. One that exists is overwritten.
+
+        **Raises:** `ValueError` for another suffix; `OSError` if the file cannot be written.
+        """
+        path = pathlib.Path(path)
+        if path.suffix != ".html":
+            raise ValueError(f"Inspection.save: expected a path that ends in .html; got {str(path)!r}.")
+        path.write_text(page(f"{self.program} on {self.platform}", _table(self), self.profile), encoding="utf-8")
 
 
 def _table(inspection: Inspection) -> str:

@@ -58,6 +58,7 @@ from .programs import (
     call_sites as call_sites,
     compile_deviceless as compile_deviceless,
     compile_with_plan as compile_with_plan,
+    count_operations as count_operations,
     deviceless_unavailable as deviceless_unavailable,
     is_outermost as is_outermost,
     only_jit as only_jit,

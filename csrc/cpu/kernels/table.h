@@ -9,6 +9,7 @@
 #include "cpu/kernels/linear_int8.h"
 #include "cpu/kernels/linear_quantized.h"
 #include "cpu/kernels/loss.h"
+#include "cpu/kernels/multiply_adds.h"
 #include "cpu/kernels/norm_backward.h"
 #include "cpu/kernels/recurrent.h"
 #include "cpu/kernels/rotary.h"
@@ -40,7 +41,8 @@ constexpr Kernels kTable = {norm,
                             decode_attention,
                             linear,
                             quantized_linear,
-                            int8_linear};
+                            int8_linear,
+                            multiply_adds};
 
 }  // namespace
 }  // namespace eqxcallback::cpu

@@ -9,6 +9,7 @@ from ._deviceless import (
     deviceless_unavailable as deviceless_unavailable,
 )
 from ._exported import bring_back as bring_back
+from ._operations import count_operations as count_operations
 from ._staging import is_outermost as is_outermost
 from ._walk import (
     CallSite as CallSite,

@@ -120,6 +120,12 @@ def _inner(eqn: Any, platform: str) -> Iterator[tuple[str, Jaxpr, Sequence[Any],
                     yield label, jaxpr, known, factor
 
 
+def inner_jaxprs(eqn: Any) -> Iterator[tuple[Jaxpr, int | None]]:
+    """The jaxprs that an equation runs on a CPU, and how often each runs, or `None` if nobody knows."""
+    for _, jaxpr, _, times in _inner(eqn, "cpu"):
+        yield jaxpr, times
+
+
 # Other primitives are shown by their own names.
 _LABELS: Mapping[str, str] = {
     "remat2": "checkpoint",
