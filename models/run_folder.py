@@ -1,12 +1,13 @@
 """The folder of a training: its options, the loss of each step, and a lock. Snapshots are in it too, and the tokens of a text."""
 
+import contextlib
 import dataclasses
 import fcntl
 import json
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import IO, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ._errors import ModelFileError
 from .train_options import RunOptions
@@ -20,25 +21,32 @@ class RunFolder:
 
     def __init__(self, path: pathlib.Path):
         self.path = path
-        self._losses: IO[str] | None = None
-        self._lock: IO[str] | None = None
 
-    def lock(self) -> None:
-        """Keep other processes out for as long as this one lives. Raises `ModelFileError` if another one is in."""
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out; the end of this one lets them in, whatever its end is.
+
+        **Raises:**
+
+        - `ModelFileError` if another process is in, or the folder cannot be written.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / _LOCK).open("w")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ModelFileError(
-                f"expected {self.path} for this process alone; another one trains there. Wait for it, or stop it."
-            ) from None
+            file = (self.path / _LOCK).open("w")
         except (OSError, ValueError) as error:  # a ValueError: NUL in the path
             raise ModelFileError(f"expected {self.path} to be a folder that can be written; got {error}") from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ModelFileError(
+                    f"expected {self.path} for this process alone; another one trains there. Wait for it, or stop it."
+                ) from None
+            yield
 
     def expect_no_run(self) -> None:
-        """Raise `ModelFileError` if a run has begun."""
-        if (self.path / _OPTIONS).exists():
+        """Raise `ModelFileError` if a run has begun, or snapshots of one are here."""
+        if (self.path / _OPTIONS).exists() or any(self.path.glob("*.snapshot")):
             raise ModelFileError(
                 f"expected a folder without a run; got {self.path}. "
                 f"Go on with `python -m models.train resume {self.path}`, or pass another --out."
@@ -69,10 +77,8 @@ class RunFolder:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write the record of a step, so that it outlives the process."""
-        if self._losses is None:
-            self._losses = (self.path / _LOSSES).open("a")
-        self._losses.write(json.dumps(record) + "\n")
-        self._losses.flush()
+        with (self.path / _LOSSES).open("a") as file:
+            file.write(json.dumps(record) + "\n")
 
     def truncate_losses(self, steps: int) -> None:
         """Keep the records of the first steps. The last record may be half of one, if the process was killed.
@@ -89,8 +95,8 @@ class RunFolder:
 
     def sync_losses(self) -> None:
         """Put the records on the disk, before a snapshot that counts on them."""
-        if self._losses is not None:
-            os.fsync(self._losses.fileno())
+        with (self.path / _LOSSES).open("rb") as file:
+            os.fsync(file.fileno())
 
 
 def _replace(path: pathlib.Path, text: str) -> None:

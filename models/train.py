@@ -18,12 +18,9 @@ from .training import Training
 from .training_tasks import make_task
 
 
-def _begin(options: argparse.Namespace, folder: RunFolder) -> None:
+def begin(options: argparse.Namespace, folder: RunFolder, text: str | None) -> None:
     """Write all that a run needs."""
     folder.expect_no_run()
-    text = text_data.read_text(options.text) if options.command == "gpt" else None
-    folder.lock()
-    folder.expect_no_run()  # nor one of a process that was faster
     if text is not None:
         text_data.prepare(text, folder.path, vocab_size=options.vocab, progress=progress)
     begun = run_options(options)
@@ -57,14 +54,15 @@ def _train(arguments: list[str] | None) -> None:
     folder = RunFolder(options.out)
     if options.command == "sample":
         return _sample(options, folder)
+    text = text_data.read_text(options.text) if options.command == "gpt" else None
     if options.command == "resume":
         folder.options()  # says that there is no run, before a folder is made
-        folder.lock()
-    else:
-        _begin(options, folder)
-    training = Training(folder)
-    training.restore()
-    training.train()
+    with folder.locked():
+        if options.command != "resume":
+            begin(options, folder, text)
+        training = Training(folder)
+        training.restore()
+        training.train()
 
 
 def main(arguments: list[str] | None = None) -> int:

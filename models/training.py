@@ -38,21 +38,21 @@ class Training:
         self._memory: dict[str, Memory | None] = {}
         self.step = 0
         """The number of steps behind the states."""
-        self._states: dict[str, State] = {}
+        self.states: dict[str, State] = {}
 
     def restore(self) -> None:
         """Take the last snapshot, or begin. Raises `ModelFileError` if no snapshot can be used."""
         like = {which: trainer.structure for which, trainer in self._trainers.items()}
         last = snapshots.load_last(self.run.path, like, dataclasses.asdict(self.options), report)
         if last is not None:
-            self.step, self._states = last
+            self.step, self.states = last
         else:
-            self._states = {which: trainer.begin(self.task.model(which)) for which, trainer in self._trainers.items()}
+            self.states = {which: trainer.begin(self.task.model(which)) for which, trainer in self._trainers.items()}
 
     def model(self) -> Any:
         """Return the first model as it is now."""
         which = self.contestants[0]
-        return self._trainers[which].model(self._states[which])
+        return self._trainers[which].model(self.states[which])
 
     def train(self) -> None:
         """Go on to the last step.
@@ -95,7 +95,7 @@ class Training:
         batch, record = self.task.data.batch(step), {"step": step + 1}
         for which in self.contestants[:: -1 if step % 2 else 1]:
             start = time.perf_counter()
-            self._states[which], loss = self._trainers[which].step(self._states[which], batch)
+            self.states[which], loss = self._trainers[which].step(self.states[which], batch)
             seconds = time.perf_counter() - start
             if not math.isfinite(loss):
                 raise UsageError(
@@ -107,10 +107,10 @@ class Training:
 
     def _save(self) -> None:
         self.run.sync_losses()
-        snapshots.save(self.run.path, self.step, self._states, dataclasses.asdict(self.options))
+        snapshots.save(self.run.path, self.step, self.states, dataclasses.asdict(self.options))
 
     def _describe(self) -> str:
-        weights = self._states[self.contestants[0]].weights
+        weights = self.states[self.contestants[0]].weights
         size = sum(leaf.size for leaf in jax.tree.leaves(weights))
         return (
             f"{self.options.model}: {size:,} weights in {self.options.dtype}, step {self.step} of {self.options.steps}"
