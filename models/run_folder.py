@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pathlib
+import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -61,7 +62,11 @@ class RunFolder:
         """Return the options. Raises `ModelFileError` if no run has begun, or they cannot be read."""
         path = self.path / _OPTIONS
         try:
-            return RunOptions(**json.loads(path.read_bytes()))
+            options = RunOptions(**json.loads(path.read_bytes()))
+            for name, kind in typing.get_type_hints(RunOptions).items():
+                if not isinstance(getattr(options, name), kind):
+                    raise TypeError(f"{name} {getattr(options, name)!r}")
+            return options
         except FileNotFoundError:
             raise ModelFileError(f"expected the folder of a run, with {_OPTIONS}; got {self.path}") from None
         except (OSError, TypeError, ValueError) as error:

@@ -8,7 +8,7 @@ import json
 import os
 import pathlib
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import IO, Any, TypeVar
 
 import equinox as eqx
@@ -18,7 +18,7 @@ from ._errors import ModelFileError
 
 _KEPT = 2
 _SUFFIX, _UNFINISHED = ".snapshot", ".unfinished"
-_CHECKSUM_BYTES, _CHUNK = 4, 1 << 20
+_CHECKSUM_BYTES, _CHUNK = 4, 1_000_000
 
 _T = TypeVar("_T")
 
@@ -59,7 +59,11 @@ def save(folder: pathlib.Path, step: int, state: Any, options: Mapping[str, Any]
 
 
 def load_last(
-    folder: pathlib.Path, like: _T, options: Mapping[str, Any], report: Callable[[str], None]
+    folder: pathlib.Path,
+    like: _T,
+    options: Mapping[str, Any],
+    report: Callable[[str], None],
+    progress: Callable[..., Iterable[Any]] = lambda items, **_: items,
 ) -> tuple[int, _T] | None:
     """Read the last snapshot that is whole.
 
@@ -68,6 +72,7 @@ def load_last(
     - `like`: the structure of the state: `ShapeDtypeStruct`s in place of arrays.
     - `options`: of the run.
     - `report`: gets a line for each snapshot that is not whole, if there is an older one.
+    - `progress`: as `_program.progress`.
 
     **Returns:** the number of steps behind it, and the state; None if there is no snapshot.
 
@@ -80,7 +85,7 @@ def load_last(
         if problem is not None:
             report(f"{problem}; the one before is taken")
         try:
-            _check_whole(path)
+            _check_whole(path, progress)
         except (ModelFileError, OSError) as error:
             problem = str(error)
             continue
@@ -94,15 +99,12 @@ def _paths(folder: pathlib.Path) -> list[pathlib.Path]:
     return sorted(folder.glob(f"step-*{_SUFFIX}"))
 
 
-def _check_whole(path: pathlib.Path) -> None:
-    left, checksum = path.stat().st_size - _CHECKSUM_BYTES, 0
+def _check_whole(path: pathlib.Path, progress: Callable[..., Iterable[Any]]) -> None:
+    summed, checksum = path.stat().st_size - _CHECKSUM_BYTES, 0
     with path.open("rb") as file:
-        while left > 0:
-            chunk = file.read(min(left, _CHUNK))
-            if not chunk:
-                break
-            checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
-        if left != 0 or file.read() != checksum.to_bytes(_CHECKSUM_BYTES, "big"):
+        for start in progress(range(0, summed, _CHUNK), desc="checking the snapshot", unit="MB"):
+            checksum = zlib.crc32(file.read(min(summed - start, _CHUNK)), checksum)
+        if summed < 0 or file.read() != checksum.to_bytes(_CHECKSUM_BYTES, "big"):
             raise ModelFileError(f"expected {path} to be whole; its checksum is another: it was cut or changed")
 
 

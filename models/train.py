@@ -36,6 +36,8 @@ def _sample(options: argparse.Namespace, folder: RunFolder) -> None:
     tokenizer = text_data.open_tokenizer(folder.path)
     training = Training(folder)
     training.restore()
+    if training.step == 0:
+        raise UsageError(f"expected a snapshot in {folder.path}, to read the weights from; there is none yet")
     sampling = Sampling(temperature=options.temperature)
     text = go_on(
         training.model(),

@@ -12,7 +12,7 @@ from .text_data import SMALLEST_VOCABULARY
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions:
-    """What makes a run the same one: kept in its folder."""
+    """The options that make a run the same one: kept in its folder."""
 
     model: str
     steps: int

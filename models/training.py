@@ -43,7 +43,7 @@ class Training:
     def restore(self) -> None:
         """Take the last snapshot, or begin. Raises `ModelFileError` if no snapshot can be used."""
         like = {which: trainer.structure for which, trainer in self._trainers.items()}
-        last = snapshots.load_last(self.run.path, like, dataclasses.asdict(self.options), report)
+        last = snapshots.load_last(self.run.path, like, dataclasses.asdict(self.options), report, progress)
         if last is not None:
             self.step, self.states = last
         else:
@@ -77,13 +77,16 @@ class Training:
                 if is_regular:
                     record |= self.task.evaluate(self.contestants[0], self.model())
                 self.run.append(record)
-                if is_regular or stop.is_set:
+                is_last = stop.is_set  # read once: it may be set at any moment
+                if is_regular or is_last:
                     self._save()
                 if is_regular:
                     write([_line(record, total)])
-                if stop.is_set and self.step < total:
-                    report(f"stopped after step {self.step}; `python -m models.train resume {self.run.path}` goes on")
-                    raise KeyboardInterrupt
+                if is_last:
+                    break
+        if self.step < total:
+            report(f"stopped after step {self.step}; `python -m models.train resume {self.run.path}` goes on")
+            raise KeyboardInterrupt
         records = self.run.records()
         write([table(self.contestants, records, self._memory, self.task)])
         problem = plot(self.contestants, records, self.run.path)
@@ -112,9 +115,8 @@ class Training:
     def _describe(self) -> str:
         weights = self.states[self.contestants[0]].weights
         size = sum(leaf.size for leaf in jax.tree.leaves(weights))
-        return (
-            f"{self.options.model}: {size:,} weights in {self.options.dtype}, step {self.step} of {self.options.steps}"
-        )
+        kind = f"{self.options.model}: {size:,} weights in {self.options.dtype}"
+        return f"{kind}, step {self.step} of {self.options.steps}; compiling"
 
 
 def _line(record: dict[str, Any], total: int) -> str:

@@ -1,4 +1,4 @@
-"""What a training says at its end: a table of speed and memory, and a plot of the losses."""
+"""The end of a training: a table of speed and memory, and a plot of the losses."""
 
 import importlib
 import importlib.util

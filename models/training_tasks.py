@@ -1,4 +1,4 @@
-"""What is trained: a GPT on the text of a run, or a ViT on scikit-learn's digits."""
+"""The two trainings: a GPT on the text of a run, and a ViT on scikit-learn's digits."""
 
 import dataclasses
 import functools

@@ -284,9 +284,14 @@ def test_options_that_were_changed_are_told(compared, tmp_path, capsys):
     (folder / "options.json").write_text(json.dumps(options | {"width": 64}))
     message = f"expected width 32, which {folder / 'step-00000150.snapshot'} was written with; got 64. "
     refused(["resume", folder], message + "Put the run's options back.", capsys)
-    (folder / "options.json").write_text("{}")
-    assert main(["resume", str(folder)]) == 2
-    assert f"expected the options of a run in {folder / 'options.json'}; got " in capsys.readouterr().err
+    message = f"expected the options of a run in {folder / 'options.json'}; got "
+    for changed, got in (
+        ("{}", "RunOptions.__init__() missing"),
+        (json.dumps(options | {"rate": "fast"}), "rate 'fast'"),
+    ):
+        (folder / "options.json").write_text(changed)
+        assert main(["resume", str(folder)]) == 2
+        assert message + got in capsys.readouterr().err
 
 
 def test_a_loss_that_is_not_a_number_ends_the_run(text, tmp_path, capsys):
