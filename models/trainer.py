@@ -102,7 +102,8 @@ class Trainer:
 
         loss, gradients = jax.value_and_grad(of_weights)(_cast(state.weights, self._dtype))
         gradients = _cast(gradients, jnp.float32)
-        updates, optimizer = self._optimizer.update(gradients, state.optimizer, state.weights)
+        with jax.numpy_dtype_promotion("standard"):  # which Optax counts on
+            updates, optimizer = self._optimizer.update(gradients, state.optimizer, state.weights)
         return State(optax.apply_updates(state.weights, updates), optimizer), loss
 
 
