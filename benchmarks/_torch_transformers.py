@@ -1,15 +1,17 @@
-"""The GPT and the ViT of `_transformers` in PyTorch, with the same parameters, and a step of their training."""
+"""The GPT and the ViT of `models/transformer.py` in PyTorch, with the same parameters, and a step of their training."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from . import _transformers as _models, shapes
+from models.transformer import GPT, ViT
+
+from . import shapes
 from ._contestants import to_torch, torch
 
 
-def gpt(model: shapes.Model, of: _models.GPT) -> tuple[Any, Callable[..., Any]]:
+def gpt(model: shapes.Model, of: GPT) -> tuple[Any, Callable[..., Any]]:
     functional = torch().nn.functional
     parameters = _parameters(of)
 
@@ -24,7 +26,7 @@ def gpt(model: shapes.Model, of: _models.GPT) -> tuple[Any, Callable[..., Any]]:
     return parameters, loss
 
 
-def vit(model: shapes.Model, of: _models.ViT) -> tuple[Any, Callable[..., Any]]:
+def vit(model: shapes.Model, of: ViT) -> tuple[Any, Callable[..., Any]]:
     functional = torch().nn.functional
     parameters = _parameters(of)
 

@@ -13,6 +13,7 @@ import optax
 
 import eqxcallback as eqxc
 from eqxcallback import ops
+from models.transformer import gpt_loss, plain_loss, vit_loss
 
 from . import _torch_transformers as _torch, _transformers as _models, shapes
 from ._contestants import normal, to_torch
@@ -49,7 +50,7 @@ class _Task:
 
     case: str
     model: shapes.Model
-    kind: Callable[..., Any]
+    new: Callable[[shapes.Model, Any], Any]
     tokens: int
     operations: float
     batch: Any
@@ -60,18 +61,18 @@ class _Task:
 def _gpt(setting: Setting) -> _Task:
     model = shapes.TINY_GPT if setting.tiny else GPT
     tokens = np.random.default_rng(0).integers(0, model.vocabulary, (1, model.length + 1), np.int32)
-    loss = functools.partial(functools.partial, _models.gpt_loss)
+    loss = functools.partial(functools.partial, gpt_loss)
     return _Task(
         f"{model.name}, {model.layers} layers, {model.length} tokens",
         model,
-        _models.GPT,
+        _models.gpt,
         model.length,
         3 * (_operations(model, model.length) + 2 * model.length * model.embedding * model.vocabulary),
         jnp.asarray(tokens),
         {
             OURS: loss(ops.linear_cross_entropy),
             f"{OURS}: all logits": loss(_all_logits),
-            "Equinox": loss(_models.plain_loss),
+            "Equinox": loss(plain_loss),
         },
         functools.partial(_torch.gpt, model),
     )
@@ -82,12 +83,12 @@ def _vit(setting: Setting) -> _Task:
     count = 2 if setting.tiny else IMAGES
     patches = normal(1, count, model.length - 1, _models.PATCH)
     labels = jnp.arange(count, dtype=jnp.int32) * 7 % model.vocabulary
-    loss = functools.partial(functools.partial, _models.vit_loss)
+    loss = functools.partial(functools.partial, vit_loss)
     first = 2 * (model.length - 1) * count * _models.PATCH * model.embedding  # whose input has no gradient
     return _Task(
         f"{model.name}, {model.layers} layers, {count} images",
         model,
-        _models.ViT,
+        _models.vit,
         model.length * count,
         3 * count * _operations(model, model.length) + 2 * first,
         (patches, labels),
@@ -139,7 +140,7 @@ def _rows(setting: Setting, task: _Task, dtype: Any, goals: tuple[Goal, ...]) ->
 
 
 def _runner(setting: Setting, task: _Task, dtype: Any, batch: Any, which: str) -> Runner:
-    model = _models.new(task.kind, task.model, dtype)
+    model = task.new(task.model, dtype)
     if which.startswith(OURS):
         model = eqxc.fuse(model).model
     arrays, static = eqx.partition(model, eqx.is_inexact_array)
@@ -160,7 +161,7 @@ def _seen(loss: Any, state: Any) -> tuple[Any, Any]:
 
 
 def _torch_runner(task: _Task, dtype: Any, batch: Any) -> Runner:
-    model = _models.new(task.kind, task.model, dtype)
+    model = task.new(task.model, dtype)
     module, loss = task.torch(model)
     data = jax.tree.map(to_torch, batch)
     train = _torch.step(module, functools.partial(loss, module, data))

@@ -72,19 +72,27 @@ def report(text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def progress(items: Iterable[_T], *, desc: str, unit: str, total: int | None = None) -> Iterable[_T]:
-    """Show a bar on stderr, once the iteration has taken a second. `total` is its length, for items that have none."""
+def progress(items: Iterable[_T], *, desc: str, unit: str, total: int | None = None, initial: int = 0) -> Iterable[_T]:
+    """Show a bar on stderr, once the iteration has taken a second. `total` is its length, for items that have none, and `initial`
+    how much was done before."""
     if sys.stderr is None:
         return items
     options: dict[str, Any] = {
         "desc": desc,
         "unit": unit,
         "total": total,
+        "initial": initial,
         "delay": 1.0,
         "leave": False,
         "file": sys.stderr,
     }
     return tqdm(items, **options)
+
+
+def annotate(bar: Iterable[Any], **figures: str) -> None:
+    """Show figures beside a bar of `progress`, the next time that it moves."""
+    if isinstance(bar, tqdm):
+        bar.set_postfix(figures, refresh=False)
 
 
 def _fail(name: str, message: str) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 import eqxcallback as eqxc
 from eqxcallback import ops
+from models.transformer import gpt_loss, plain_loss
 
 from .. import _transformers as _models, shapes
 from .._rows import OURS, Goal, Row, Setting
@@ -36,10 +37,10 @@ def _training(setting: Setting, dtype: Any) -> Iterator[Row]:
     batch = 2 if setting.tiny else BATCH
     tokens = np.random.default_rng(0).integers(0, model.vocabulary, (batch, model.length + 1), np.int32)
 
-    def runner(fused: bool, loss: _models.Loss) -> Runner:
-        gpt = _models.new(_models.GPT, model, dtype)
+    def runner(fused: bool, loss: Callable[..., jax.Array]) -> Runner:
+        gpt = _models.gpt(model, dtype)
         arrays, static = eqx.partition(eqxc.fuse(gpt).model if fused else gpt, eqx.is_inexact_array)
-        init, train = _models.step(functools.partial(_models.gpt_loss, loss))
+        init, train = _models.step(functools.partial(gpt_loss, loss))
 
         def of_arrays(arrays: Any, state: Any, tokens: Any) -> Any:
             return train(arrays, static, state, tokens)
@@ -52,7 +53,7 @@ def _training(setting: Setting, dtype: Any) -> Iterator[Row]:
     made: dict[str, Callable[[], Runner]] = {
         OURS: functools.partial(runner, True, ops.linear_cross_entropy),
         f"{OURS}: all logits": functools.partial(runner, True, _our_loss),
-        "Equinox": functools.partial(runner, False, _models.plain_loss),
+        "Equinox": functools.partial(runner, False, plain_loss),
     }
     case = f"a step of {model.name}, {model.layers} layers, {batch} x {model.length} tokens, {jnp.dtype(dtype).name}"
     race = setting.race(made)

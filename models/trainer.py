@@ -1,0 +1,111 @@
+"""A training step of any model: AdamW, with weights in f32, or in bf16 with masters in f32."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+
+
+# Of GPT-2's kind of training; the matrices decay, biases and norms do not.
+_B2, _WEIGHT_DECAY, _LARGEST_NORM = 0.95, 0.1, 1.0
+
+
+class State(NamedTuple):
+    """All that training changes: the weights in f32, and the optimizer's state. The step's number is in there too."""
+
+    weights: Any
+    optimizer: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of one step, as XLA plans them."""
+
+    temporary: int
+    """Beside the state and the batch, gradients included."""
+    total: int
+
+
+def make_optimizer(*, rate: float, steps: int) -> optax.GradientTransformation:
+    """AdamW behind a clipped norm. The rate rises for a tenth of the steps, a hundred at most, and falls to a tenth of itself.
+
+    **Arguments:**
+
+    - `rate`: the highest learning rate.
+    - `steps`: of the whole training.
+    """
+    schedule = optax.warmup_cosine_decay_schedule(0.0, rate, min(100, steps // 10), max(steps, 1), rate / 10)
+    return optax.chain(
+        optax.clip_by_global_norm(_LARGEST_NORM),
+        optax.adamw(schedule, b2=_B2, weight_decay=_WEIGHT_DECAY, mask=_is_matrix),
+    )
+
+
+def _is_matrix(weights: Any) -> Any:
+    return jax.tree.map(lambda x: x.ndim > 1, weights)
+
+
+class Trainer:
+    """The steps of one model."""
+
+    def __init__(
+        self, model: Any, loss: Callable[[Any, Any], jax.Array], optimizer: optax.GradientTransformation, *, dtype: Any
+    ):
+        """**Arguments:**
+
+        - `model`: with weights in f32. They are not kept.
+        - `loss`: a function of a model and a batch.
+        - `dtype`: of the weights that the loss sees. The optimizer's are f32.
+        """
+        self._static = eqx.partition(model, eqx.is_inexact_array)[1]
+        self._dtype, self._loss, self._optimizer = dtype, loss, optimizer
+        self._compiled: Any = None
+        self.structure: State = eqx.filter_eval_shape(self.begin, model)
+        """A state without its arrays."""
+
+    def compile(self, batch: Any) -> Memory | None:
+        """Compile the step for batches like this one.
+
+        **Returns:** what a step needs, or None where XLA does not say.
+        """
+        self._compiled = jax.jit(self._next, donate_argnums=0).lower(self.structure, batch).compile()
+        plan = self._compiled.memory_analysis()
+        if plan is None:
+            return None
+        operands = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
+        return Memory(plan.temp_size_in_bytes, operands + plan.temp_size_in_bytes)
+
+    def begin(self, model: Any) -> State:
+        """Return the state before the first step."""
+        weights = jax.tree.map(jnp.copy, eqx.filter(model, eqx.is_inexact_array))  # the first step uses them up
+        return State(weights, self._optimizer.init(weights))
+
+    def step(self, state: State, batch: Any) -> tuple[State, float]:
+        """Take a step, which `compile` made. The memory of `state` is that of the next state.
+
+        **Returns:** the next state, and the loss before it.
+        """
+        state, loss = self._compiled(state, batch)
+        return state, float(loss)
+
+    def model(self, state: State) -> Any:
+        """Return the model as the loss sees it."""
+        return eqx.combine(_cast(state.weights, self._dtype), self._static)
+
+    def _next(self, state: State, batch: Any) -> tuple[State, jax.Array]:
+        def of_weights(weights: Any) -> jax.Array:
+            return self._loss(eqx.combine(weights, self._static), batch)
+
+        loss, gradients = jax.value_and_grad(of_weights)(_cast(state.weights, self._dtype))
+        gradients = _cast(gradients, jnp.float32)
+        with jax.numpy_dtype_promotion("standard"):  # which Optax counts on
+            updates, optimizer = self._optimizer.update(gradients, state.optimizer, state.weights)
+        return State(optax.apply_updates(state.weights, updates), optimizer), loss
+
+
+def _cast(weights: Any, dtype: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(dtype), weights)
