@@ -1,0 +1,197 @@
+"""A `Llama` split over devices: each has some of the heads, of the hidden features, and of the words, and their cache.
+
+Weights are split along their rows, but those of the two layers in each block that end a branch: they are split along their columns,
+and the devices' results are added up. So a device reads its part of the weights and of the cache, and the devices exchange one
+vector of the embedding's size for each token and branch.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+
+import eqxcallback as eqxc
+
+from ._errors import ModelFileError
+from .gguf import Config, ModelFile
+from .llama import Block, Cache, Embedding, Llama, Projection
+from .llama import load as load_whole
+
+
+AXIS = "devices"
+
+# So many weights of a quantised row are one block, which stays whole.
+_BLOCK = 32
+
+
+class SplitLlama(eqx.Module):
+    """A `Llama` over the devices of a mesh, which is called as a `Llama` is. `load` makes one.
+
+    **Attributes:**
+
+    - `part`: what each device runs. Its sizes are those of one device; its arrays are split over all.
+    - `config`: the sizes of the whole model.
+    - `mesh`: of the devices, with the one axis `AXIS`.
+    """
+
+    part: Llama
+    config: Config = eqx.field(static=True)
+    mesh: Mesh = eqx.field(static=True)
+
+    @property
+    def logits_sharding(self) -> NamedSharding:
+        """Of `logits`, which stay split along the vocabulary."""
+        return NamedSharding(self.mesh, PartitionSpec(None, AXIS))
+
+    def init_cache(self, max_length: int) -> Cache:
+        shapes = jax.eval_shape(lambda: self.part.init_cache(max_length))
+        return self._map(lambda: self.part.init_cache(max_length), (), _specs(shapes))
+
+    def __call__(
+        self, tokens: Int[Array, " S"], cache: Cache, valid: Int[Array, ""] | int | None = None
+    ) -> tuple[Float[Array, "S E"], Cache]:
+        count = jnp.asarray(len(tokens) if valid is None else valid, jnp.int32)
+        arguments, whole = (self.part, tokens, cache, count), PartitionSpec()
+        return self._map(lambda part, *rest: part(*rest), arguments, (whole, _specs(cache)))
+
+    def logits(self, x: Float[Array, "S E"]) -> Float[Array, "S V"]:
+        return self._map(lambda part, x: part.logits(x), (self.part, x), PartitionSpec(None, AXIS))
+
+    def _map(self, function: Callable[..., Any], arguments: tuple[Any, ...], out_specs: Any) -> Any:
+        specs = tuple(_specs(argument) for argument in arguments)
+        return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out_specs)(*arguments)
+
+
+def mesh_of(devices: Sequence[jax.Device]) -> Mesh:
+    """Return a mesh of these devices, with the one axis `AXIS`."""
+    return Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def load(
+    file: ModelFile, mesh: Mesh, *, dtype: Any = jnp.float32, progress: Callable[[Iterable[int]], Iterable[int]] = iter
+) -> SplitLlama:
+    """The model of a file, split over devices, no one of which ever has more than one whole block.
+
+    **Arguments:**
+
+    - `mesh`: of `mesh_of`. Its devices may be of several processes, each of which makes this call.
+    - `dtype`, `progress`: as for `models.llama.load`.
+
+    **Raises:** `ModelFileError` if the model cannot be split evenly over so many devices.
+    """
+    count = mesh.size
+    check_divides(file, count)
+    config = dataclasses.replace(
+        file.config,
+        num_heads=file.config.num_heads // count,
+        num_kv_heads=file.config.num_kv_heads // count,
+        hidden_size=file.config.hidden_size // count,
+        vocab_size=file.config.vocab_size // count,
+    )
+
+    def place(part: Any) -> Any:
+        return _put(_split(part, config, count), mesh)
+
+    model = load_whole(file, dtype=dtype, progress=progress, place=place)
+    return SplitLlama(dataclasses.replace(model, config=config), file.config, mesh)
+
+
+def check_divides(file: ModelFile, count: int) -> None:
+    """Raise `ModelFileError` if a model cannot be split evenly over `count` devices."""
+    fitting = [n for n in range(1, file.config.num_kv_heads + 1) if not _obstacles(file, n)]
+    if count not in fitting:
+        numbers = " or ".join(map(str, fitting))
+        raise ModelFileError(
+            f"expected a number of devices that divides {', '.join(_obstacles(file, count))}; got {count}. Use {numbers}."
+        )
+
+
+def bytes_per_device(tree: Any) -> int:
+    """Return how many bytes of a tree's arrays the first device of this process has."""
+    return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
+
+
+def _obstacles(file: ModelFile, count: int) -> list[str]:
+    """Return the sizes that `count` does not divide, in words."""
+    config = file.config
+    sizes = {
+        "key/value heads": config.num_kv_heads,
+        "hidden features": config.hidden_size,
+        "words": config.vocab_size,
+    }
+    # Columns of these are split, which for quantised weights are blocks.
+    for name, features, what in (
+        ("attn_output", config.num_heads * config.head_size, "blocks of attention features"),
+        ("ffn_down", config.hidden_size, "blocks of hidden features"),
+    ):
+        tensors = [file.tensors[f"blk.{index}.{name}.weight"] for index in range(config.num_layers)]
+        if any(tensor.encoding in eqxc.ops.ENCODINGS for tensor in tensors):
+            sizes[what] = features // _BLOCK
+    return [f"{size} {what}" for what, size in sizes.items() if size % count]
+
+
+def _split(part: Any, config: Config, count: int) -> Any:
+    """A part of a model as its devices run it, with the rows of each device side by side."""
+    if isinstance(part, Embedding):
+        return dataclasses.replace(part, sum_over=AXIS)
+    if not isinstance(part, Block):
+        return part
+    heads, kv_heads, hidden = (
+        size * count for size in (config.num_heads * config.head_size, config.num_kv_heads * config.head_size, config.hidden_size)
+    )
+    return dataclasses.replace(
+        part,
+        qkv=_regrouped(part.qkv, [heads, kv_heads, kv_heads], count),
+        attention_out=dataclasses.replace(part.attention_out, sum_over=AXIS),
+        gate_up=_regrouped(part.gate_up, [hidden, hidden], count),
+        down=dataclasses.replace(part.down, sum_over=AXIS),
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+    )
+
+
+def _regrouped(projection: Projection, sizes: Sequence[int], count: int) -> Projection:
+    """A projection with the rows in another order: of each of its parts, which have these sizes, a device has some."""
+    layers, remaining = [], list(sizes)
+    for layer in projection.layers:
+        parts = [remaining.pop(0)]
+        while sum(parts) < layer.out_features:
+            parts.append(remaining.pop(0))
+        borders = np.cumsum(parts)[:-1]
+
+        def regroup(x: Array, borders: np.ndarray = borders) -> np.ndarray:
+            of_devices = [part.reshape(count, -1, *x.shape[1:]) for part in np.split(np.asarray(x), borders)]
+            return np.concatenate(of_devices, axis=1).reshape(x.shape)
+
+        layers.append(jax.tree.map(regroup, layer))
+    return dataclasses.replace(projection, layers=layers)
+
+
+def _put(part: Any, mesh: Mesh) -> Any:
+    # Not `jax.device_put`, by which the processes would compare all values.
+    def put(x: Any, spec: PartitionSpec) -> Array:
+        rows = np.asarray(x)
+        return jax.make_array_from_callback(rows.shape, NamedSharding(mesh, spec), lambda index: rows[index])
+
+    return jax.tree.map(put, part, _specs(part))
+
+
+def _specs(tree: Any) -> Any:
+    """A tree like this one, of how its arrays are split."""
+
+    def specs(node: Any) -> Any:
+        if isinstance(node, eqxc.nn.KVCache):
+            return jax.tree.map(lambda x: PartitionSpec(None, AXIS), node)
+        if isinstance(node, Projection) and node.sum_over is not None:
+            return jax.tree.map(lambda x: PartitionSpec(None, AXIS) if x.ndim == 2 else PartitionSpec(), node)
+        if isinstance(node, Embedding | Projection):
+            return jax.tree.map(lambda x: PartitionSpec(AXIS), node)
+        return PartitionSpec()
+
+    return jax.tree.map(specs, tree, is_leaf=lambda node: isinstance(node, eqxc.nn.KVCache | Embedding | Projection))
