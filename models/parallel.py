@@ -1,8 +1,8 @@
 """A `Llama` split over devices: each has some of the heads, of the hidden features, and of the words, and their cache.
 
-Weights are split along their rows, but those of the two layers in each block that end a branch: they are split along their columns,
-and the devices' results are added up. So a device reads its part of the weights and of the cache, and the devices exchange one
-vector of the embedding's size for each token and branch.
+Weights are split along their rows, except those of the two layers that end a block's branches: they are split along their
+columns, and the devices' results are added up. So a device reads its part of the weights and of the cache, and the devices
+exchange one vector of the embedding's size for each token and branch.
 """
 
 import dataclasses
@@ -13,15 +13,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 import eqxcallback as eqxc
 
 from ._errors import ModelFileError
 from .gguf import Config, ModelFile
-from .llama import Block, Cache, Embedding, Llama, Projection
-from .llama import load as load_whole
+from .llama import Block, Cache, Embedding, Llama, Projection, load as load_whole
 
 
 AXIS = "devices"
@@ -42,11 +41,11 @@ class SplitLlama(eqx.Module):
 
     part: Llama
     config: Config = eqx.field(static=True)
-    mesh: Mesh = eqx.field(static=True)
+    mesh: jax.sharding.Mesh = eqx.field(static=True)
 
     @property
     def logits_sharding(self) -> NamedSharding:
-        """Of `logits`, which stay split along the vocabulary."""
+        """Return that of `logits`, which stay split along the vocabulary."""
         return NamedSharding(self.mesh, PartitionSpec(None, AXIS))
 
     def init_cache(self, max_length: int) -> Cache:
@@ -68,13 +67,17 @@ class SplitLlama(eqx.Module):
         return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out_specs)(*arguments)
 
 
-def mesh_of(devices: Sequence[jax.Device]) -> Mesh:
+def mesh_of(devices: Sequence[jax.Device]) -> jax.sharding.Mesh:
     """Return a mesh of these devices, with the one axis `AXIS`."""
-    return Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
+    return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
 
 
 def load(
-    file: ModelFile, mesh: Mesh, *, dtype: Any = jnp.float32, progress: Callable[[Iterable[int]], Iterable[int]] = iter
+    file: ModelFile,
+    mesh: jax.sharding.Mesh,
+    *,
+    dtype: Any = jnp.float32,
+    progress: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> SplitLlama:
     """The model of a file, split over devices, no one of which ever has more than one whole block.
 
@@ -143,7 +146,8 @@ def _split(part: Any, config: Config, count: int) -> Any:
     if not isinstance(part, Block):
         return part
     heads, kv_heads, hidden = (
-        size * count for size in (config.num_heads * config.head_size, config.num_kv_heads * config.head_size, config.hidden_size)
+        size * count
+        for size in (config.num_heads * config.head_size, config.num_kv_heads * config.head_size, config.hidden_size)
     )
     return dataclasses.replace(
         part,
@@ -161,7 +165,7 @@ def _regrouped(projection: Projection, sizes: Sequence[int], count: int) -> Proj
     layers, remaining = [], list(sizes)
     for layer in projection.layers:
         parts = [remaining.pop(0)]
-        while sum(parts) < layer.out_features:
+        while sum(parts) < int(layer.out_features):
             parts.append(remaining.pop(0))
         borders = np.cumsum(parts)[:-1]
 
@@ -173,7 +177,7 @@ def _regrouped(projection: Projection, sizes: Sequence[int], count: int) -> Proj
     return dataclasses.replace(projection, layers=layers)
 
 
-def _put(part: Any, mesh: Mesh) -> Any:
+def _put(part: Any, mesh: jax.sharding.Mesh) -> Any:
     # Not `jax.device_put`, by which the processes would compare all values.
     def put(x: Any, spec: PartitionSpec) -> Array:
         rows = np.asarray(x)
