@@ -71,8 +71,10 @@ def cache_of(model: Llama, length: int, blocks: Sequence[tuple[Array, Array]], m
     cache = model.init_cache(max_length)
     (device,) = cache.length.devices()
     for index, pair in enumerate(blocks):
-        k, v = (x.at[:length].set(jax.device_put(new, device)[:length]) for x, new in zip(
-            (cache.blocks[index].k, cache.blocks[index].v), pair, strict=True))
+        k, v = (
+            x.at[:length].set(jax.device_put(new, device)[:length])
+            for x, new in zip((cache.blocks[index].k, cache.blocks[index].v), pair, strict=True)
+        )
         cache = eqx.tree_at(lambda cache, i=index: (cache.blocks[i].k, cache.blocks[i].v), cache, (k, v))
     return eqx.tree_at(lambda cache: cache.length, cache, jnp.asarray(length, jnp.int32))
 

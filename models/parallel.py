@@ -67,8 +67,8 @@ class SplitLlama(eqx.Module):
         return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out_specs)(*arguments)
 
 
-def mesh_of(devices: Sequence[jax.Device]) -> jax.sharding.Mesh:
-    """Return a mesh of these devices, with the one axis `AXIS`."""
+def mesh_of(devices: Sequence[Any]) -> jax.sharding.Mesh:
+    """Return a mesh of these devices of JAX, with the one axis `AXIS`."""
     return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 
 from . import parallel
-from ._program import UsageError
+from ._program import UsageError, report
 
 
 # In seconds. A process that is killed is missed at once, by the closed connection; one that is silent after this time.
@@ -39,8 +40,12 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
         yield _mesh(devices)
         return
     try:
-        _join(coordinator, processes, process)
-        yield _mesh(devices)
+        report(f"process {process} of {processes} waits for the others at {coordinator}, for {_START} seconds at most")
+        with _no_stdout():
+            _join(coordinator, processes, process)
+            mesh = _mesh(devices)
+            _meet(mesh)
+        yield mesh
         jax.distributed.shutdown()
     except jax.errors.JaxRuntimeError as error:
         raise UsageError(
@@ -65,6 +70,8 @@ def leave(code: int) -> None:
 
 
 def _join(coordinator: str, processes: int, process: int) -> None:
+    if process == 0:
+        _check_port(coordinator)
     _config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
         coordinator,
@@ -76,8 +83,46 @@ def _join(coordinator: str, processes: int, process: int) -> None:
     )
 
 
+def _check_port(coordinator: str) -> None:
+    port = int(coordinator.rpartition(":")[2])
+    try:
+        with socket.create_server(("", port)):
+            pass
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"expected --coordinator with a port that process 0 can listen at; got {port}: {error}"
+        ) from None
+
+
+@contextlib.contextmanager
+def _no_stdout() -> Iterator[None]:
+    """Keep stdout, which is for results, from what libraries say of their connections."""
+    if sys.stdout is None:  # it is closed
+        yield
+        return
+    sys.stdout.flush()
+    number, kept = sys.stdout.fileno(), os.dup(sys.stdout.fileno())
+    try:
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), number)
+        yield
+    finally:
+        os.dup2(kept, number)
+        os.close(kept)
+
+
+def _meet(mesh: jax.sharding.Mesh) -> None:
+    """Run a first program over all devices, which connects them."""
+
+    def add() -> jax.Array:
+        return jax.lax.psum(jax.lax.axis_index(parallel.AXIS), parallel.AXIS)
+
+    mapped = jax.shard_map(add, mesh=mesh, in_specs=(), out_specs=jax.sharding.PartitionSpec())
+    jax.block_until_ready(jax.jit(mapped)())
+
+
 def _mesh(count: int) -> jax.sharding.Mesh:
-    devices: list[jax.Device] = []
+    devices: list[Any] = []
     for process in range(jax.process_count()):
         local = [device for device in jax.devices() if device.process_index == process]
         if len(local) < count:

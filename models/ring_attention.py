@@ -1,6 +1,7 @@
 """Attention over a sequence that is split over devices: keys and values go round, and each device keeps its queries.
 
-[Ring attention](https://arxiv.org/abs/2310.01889). No device ever has more than two slices of keys and values, forward or backward.
+[Ring attention](https://arxiv.org/abs/2310.01889). No device ever has more than two slices of keys and values, in the forward
+pass and in the backward pass.
 """
 
 from functools import partial
@@ -52,10 +53,14 @@ def _forward(q: Array, k: Array, v: Array, axis: str, causal: bool) -> tuple[Arr
 def _backward(axis: str, causal: bool, saved: tuple[Array, ...], cotangent: Array) -> tuple[Array, Array, Array]:
     """The gradients. A slice's own travel with it, and have come round with the last step."""
     q, k, v, out, lse = saved
-    slices, grads = (k, v), (jnp.zeros_like(q, jnp.float32), jnp.zeros_like(k, jnp.float32), jnp.zeros_like(v, jnp.float32))
+    slices, of_q, of_slices = (
+        (k, v),
+        jnp.zeros(q.shape, jnp.float32),
+        tuple(jnp.zeros(x.shape, jnp.float32) for x in (k, v)),
+    )
     for step in range(jax.lax.axis_size(axis)):
         if step:
-            slices, grads = _pass_on(slices, axis), (grads[0], *_pass_on(grads[1:], axis))
+            slices, of_slices = _pass_on((slices, of_slices), axis)
 
         def attend(q: Array, k: Array, v: Array, step: int = step) -> tuple[Array, Array]:
             return _attend(q, k, v, step, axis, causal)
@@ -64,9 +69,11 @@ def _backward(axis: str, causal: bool, saved: tuple[Array, ...], cotangent: Arra
         # The whole is the mean of the parts with weights `exp(part_lse - lse)`.
         weighted = _weight(part_lse, lse) * cotangent.astype(jnp.float32)
         of_lse = (weighted * (part - out)).sum(axis=-1)
-        grads = tuple(grad + more.astype(grad.dtype) for grad, more in zip(grads, pullback((weighted, of_lse)), strict=True))
-    of_k, of_v = _pass_on(grads[1:], axis)
-    return grads[0].astype(q.dtype), of_k.astype(k.dtype), of_v.astype(v.dtype)
+        more_of_q, *more = pullback((weighted, of_lse))
+        of_q += more_of_q.astype(jnp.float32)
+        of_slices = tuple(x + y.astype(jnp.float32) for x, y in zip(of_slices, more, strict=True))
+    of_k, of_v = _pass_on(of_slices, axis)
+    return of_q.astype(q.dtype), of_k.astype(k.dtype), of_v.astype(v.dtype)
 
 
 ring_attention.defvjp(_forward, _backward)
