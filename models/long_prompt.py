@@ -11,8 +11,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from ._rounding import round_up
+from .data_parallel import replicate
 from .llama import Cache, Llama
-from .parallel import AXIS
+from .parallel import AXIS, put
 from .ring_attention import ring_attention
 
 
@@ -31,7 +32,7 @@ class LongPromptReader:
 
     def __init__(self, model: Llama, mesh: jax.sharding.Mesh):
         self._mesh = mesh
-        self._model = jax.device_put(model, NamedSharding(mesh, PartitionSpec()))
+        self._model = replicate(model, mesh)
         specs = PartitionSpec(), PartitionSpec(AXIS), PartitionSpec()
         out_specs = PartitionSpec(), PartitionSpec(AXIS)
         self._program = jax.jit(jax.shard_map(_read, mesh=mesh, in_specs=specs, out_specs=out_specs))
@@ -55,7 +56,7 @@ class LongPromptReader:
             raise ValueError("expected a prompt of at least one token; got none")
         padded = np.zeros(round_up(len(tokens), _STEP * self._mesh.size), np.int32)
         padded[: len(tokens)] = tokens
-        return jax.device_put(padded, NamedSharding(self._mesh, PartitionSpec(AXIS))), np.asarray(len(tokens), np.int32)
+        return put(padded, NamedSharding(self._mesh, PartitionSpec(AXIS))), np.asarray(len(tokens), np.int32)
 
 
 def cache_of(model: Llama, length: int, blocks: Sequence[tuple[Array, Array]], max_length: int) -> Cache:
@@ -68,6 +69,8 @@ def cache_of(model: Llama, length: int, blocks: Sequence[tuple[Array, Array]], m
     - `blocks`: its keys and values, of `LongPromptReader.read`.
     - `max_length`: of the cache, `length` or more.
     """
+    if max_length < length:
+        raise ValueError(f"cache_of: expected max_length of {length} or more, for the prompt; got {max_length}.")
     cache = model.init_cache(max_length)
     (device,) = cache.length.devices()
     for index, pair in enumerate(blocks):

@@ -72,6 +72,12 @@ def mesh_of(devices: Sequence[Any]) -> jax.sharding.Mesh:
     return jax.make_mesh((len(devices),), (AXIS,), axis_types=(AxisType.Auto,), devices=devices)
 
 
+def put(x: Any, sharding: NamedSharding) -> Array:
+    """Put an array onto devices, which may be of several processes, each of which has it whole."""
+    values = np.asarray(x)  # not `jax.device_put`, by which the processes would compare all values
+    return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+
+
 def load(
     file: ModelFile,
     mesh: jax.sharding.Mesh,
@@ -178,12 +184,7 @@ def _regrouped(projection: Projection, sizes: Sequence[int], count: int) -> Proj
 
 
 def _put(part: Any, mesh: jax.sharding.Mesh) -> Any:
-    # Not `jax.device_put`, by which the processes would compare all values.
-    def put(x: Any, spec: PartitionSpec) -> Array:
-        rows = np.asarray(x)
-        return jax.make_array_from_callback(rows.shape, NamedSharding(mesh, spec), lambda index: rows[index])
-
-    return jax.tree.map(put, part, _specs(part))
+    return jax.tree.map(lambda x, spec: put(x, NamedSharding(mesh, spec)), part, _specs(part))
 
 
 def _specs(tree: Any) -> Any:

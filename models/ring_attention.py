@@ -40,10 +40,10 @@ def ring_attention(
 
 def _forward(q: Array, k: Array, v: Array, axis: str, causal: bool) -> tuple[Array, tuple[Array, ...]]:
     out, lse = _attend(q, k, v, 0, axis, causal)
-    slices = k, v
+    other_k, other_v = k, v
     for step in range(1, jax.lax.axis_size(axis)):
-        slices = _pass_on(slices, axis)
-        other, other_lse = _attend(q, *slices, step, axis, causal)
+        other_k, other_v = _pass_on((other_k, other_v), axis, 1)
+        other, other_lse = _attend(q, other_k, other_v, step, axis, causal)
         both = jnp.logaddexp(lse, other_lse)
         out = _weight(lse, both) * out + _weight(other_lse, both) * other
         lse = both
@@ -51,7 +51,10 @@ def _forward(q: Array, k: Array, v: Array, axis: str, causal: bool) -> tuple[Arr
 
 
 def _backward(axis: str, causal: bool, saved: tuple[Array, ...], cotangent: Array) -> tuple[Array, Array, Array]:
-    """The gradients. A slice's own travel with it, and have come round with the last step."""
+    """The gradients. Those of a slice travel with it, and are home after the last step.
+
+    Slices go round the other way: if they came in the same order again, XLA would keep all of the forward pass.
+    """
     q, k, v, out, lse = saved
     slices, of_q, of_slices = (
         (k, v),
@@ -60,10 +63,10 @@ def _backward(axis: str, causal: bool, saved: tuple[Array, ...], cotangent: Arra
     )
     for step in range(jax.lax.axis_size(axis)):
         if step:
-            slices, of_slices = _pass_on((slices, of_slices), axis)
+            slices, of_slices = _pass_on((slices, of_slices), axis, -1)
 
         def attend(q: Array, k: Array, v: Array, step: int = step) -> tuple[Array, Array]:
-            return _attend(q, k, v, step, axis, causal)
+            return _attend(q, k, v, -step, axis, causal)
 
         (part, part_lse), pullback = jax.vjp(attend, q, *slices)
         # The whole is the mean of the parts with weights `exp(part_lse - lse)`.
@@ -72,7 +75,7 @@ def _backward(axis: str, causal: bool, saved: tuple[Array, ...], cotangent: Arra
         more_of_q, *more = pullback((weighted, of_lse))
         of_q += more_of_q.astype(jnp.float32)
         of_slices = tuple(x + y.astype(jnp.float32) for x, y in zip(of_slices, more, strict=True))
-    of_k, of_v = _pass_on(of_slices, axis)
+    of_k, of_v = _pass_on(of_slices, axis, -1)
     return of_q.astype(q.dtype), of_k.astype(k.dtype), of_v.astype(v.dtype)
 
 
@@ -80,7 +83,7 @@ ring_attention.defvjp(_forward, _backward)
 
 
 def _attend(q: Array, k: Array, v: Array, step: int, axis: str, causal: bool) -> tuple[Array, Array]:
-    """Attend to the slice that has come from `step` devices before, in f32, with the log-sum-exp of the logits."""
+    """Attend to the slice of the device `step` places before, in f32, with the log-sum-exp of the logits."""
     options: dict[str, Any] = {}
     if causal:
         index = jax.lax.axis_index(axis)
@@ -95,6 +98,6 @@ def _weight(part: Float[Array, "S heads"], whole: Float[Array, "S heads"]) -> Fl
     return jnp.exp(part - whole)[..., None]
 
 
-def _pass_on(arrays: Any, axis: str) -> Any:
+def _pass_on(arrays: Any, axis: str, places: int) -> Any:
     count = jax.lax.axis_size(axis)
-    return jax.lax.ppermute(arrays, axis, [(i, (i + 1) % count) for i in range(count)])
+    return jax.lax.ppermute(arrays, axis, [(i, (i + places) % count) for i in range(count)])
