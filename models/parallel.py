@@ -85,7 +85,7 @@ def load(
     dtype: Any = jnp.float32,
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> SplitLlama:
-    """The model of a file, split over devices, no one of which ever has more than one whole block.
+    """The model of a file, split over devices part by part: no device ever has more than one of its parts whole.
 
     **Arguments:**
 
@@ -158,12 +158,18 @@ def _split(part: Any, config: Config, count: int) -> Any:
     return dataclasses.replace(
         part,
         qkv=_regrouped(part.qkv, [heads, kv_heads, kv_heads], count),
-        attention_out=dataclasses.replace(part.attention_out, sum_over=AXIS),
+        attention_out=_summed(part.attention_out),
         gate_up=_regrouped(part.gate_up, [hidden, hidden], count),
-        down=dataclasses.replace(part.down, sum_over=AXIS),
+        down=_summed(part.down),
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
     )
+
+
+def _summed(projection: Projection) -> Projection:
+    if any(layer.bias is not None for layer in projection.layers):
+        raise ModelFileError("expected no bias where devices add up their results; got one. Use one device.")
+    return dataclasses.replace(projection, sum_over=AXIS)
 
 
 def _regrouped(projection: Projection, sizes: Sequence[int], count: int) -> Projection:
