@@ -45,15 +45,22 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
     write_tiny(folder / "f32.gguf")
     write_tiny(folder / "mixed.gguf", MIXED, "Q8_0", hidden=128)
-    return {name: gguf.open_model(folder / f"{name}.gguf") for name in ("f32", "mixed")}
+    write_tiny(folder / "wide.gguf", heads=16, kv_heads=8)
+    return {name: gguf.open_model(folder / f"{name}.gguf") for name in ("f32", "mixed", "wide")}
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "bound"), [("f32", "float32", 2e-5), ("mixed", "float32", 2e-5), ("mixed", "bfloat16", 0.2)]
+    ("name", "count", "dtype", "bound"),
+    [
+        ("f32", 2, "float32", 2e-5),
+        ("wide", 8, "float32", 2e-5),
+        ("mixed", 2, "float32", 2e-5),
+        ("mixed", 2, "bfloat16", 0.2),
+    ],
 )
-def test_logits_and_cache(files, name, dtype, bound):
+def test_logits_and_cache(files, name, count, dtype, bound):
     whole = llama.load(files[name], dtype=dtype)
-    split = parallel.load(files[name], mesh_of(2), dtype=dtype)
+    split = parallel.load(files[name], mesh_of(count), dtype=dtype)
 
     @eqx.filter_jit
     def read(model, tokens, cache, valid):

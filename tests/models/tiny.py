@@ -6,7 +6,7 @@ from gguf.quants import quantize
 from tokenizers.pre_tokenizers import ByteLevel
 
 
-def write_tiny(path, encodings=(), other="F32", context=64, hidden=96, speaks=False):
+def write_tiny(path, encodings=(), other="F32", context=64, hidden=96, heads=4, kv_heads=2, speaks=False):
     """`speaks`: whether it has a tokenizer, of bytes. Such a model never ends a text."""
     encodings = dict(encodings)
     vocab_size = 64
@@ -16,8 +16,9 @@ def write_tiny(path, encodings=(), other="F32", context=64, hidden=96, speaks=Fa
     writer.add_context_length(context)
     writer.add_embedding_length(64)
     writer.add_feed_forward_length(hidden)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(16)
     writer.add_rope_freq_base(10_000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(16)
@@ -46,10 +47,10 @@ def write_tiny(path, encodings=(), other="F32", context=64, hidden=96, speaks=Fa
     for i in range(2):
         for name, shape in (
             ("attn_norm", (64,)),
-            ("attn_q", (64, 64)),
-            ("attn_k", (32, 64)),
-            ("attn_v", (32, 64)),
-            ("attn_output", (64, 64)),
+            ("attn_q", (16 * heads, 64)),
+            ("attn_k", (16 * kv_heads, 64)),
+            ("attn_v", (16 * kv_heads, 64)),
+            ("attn_output", (64, 16 * heads)),
             ("ffn_norm", (64,)),
             ("ffn_gate", (hidden, 64)),
             ("ffn_up", (hidden, 64)),
