@@ -94,21 +94,12 @@ def load(
 
     **Raises:** `ModelFileError` if the model cannot be split evenly over so many devices.
     """
-    count = mesh.size
+    count, whole = mesh.size, file.config
     check_divides(file, count)
-    config = dataclasses.replace(
-        file.config,
-        num_heads=file.config.num_heads // count,
-        num_kv_heads=file.config.num_kv_heads // count,
-        hidden_size=file.config.hidden_size // count,
-        vocab_size=file.config.vocab_size // count,
-    )
-
-    def place(part: Any) -> Any:
-        return _put(_split(part, config, count), mesh)
-
-    model = load_whole(file, dtype=dtype, progress=progress, place=place)
-    return SplitLlama(dataclasses.replace(model, config=config), file.config, mesh)
+    model = load_whole(file, dtype=dtype, progress=progress, place=lambda part: _put(_split(part, whole, count), mesh))
+    sizes = ("num_heads", "num_kv_heads", "hidden_size", "vocab_size")
+    config = dataclasses.replace(whole, **{name: getattr(whole, name) // count for name in sizes})
+    return SplitLlama(dataclasses.replace(model, config=config), whole, mesh)
 
 
 def check_divides(file: ModelFile, count: int) -> None:
@@ -146,23 +137,20 @@ def _obstacles(file: ModelFile, count: int) -> list[str]:
 
 
 def _split(part: Any, config: Config, count: int) -> Any:
-    """A part of a model as its devices run it, with the rows of each device side by side."""
+    """A part of a model as `count` devices run it, with the rows of each side by side. `config` is the whole model's."""
     if isinstance(part, Embedding):
         return dataclasses.replace(part, sum_over=AXIS)
     if not isinstance(part, Block):
         return part
-    heads, kv_heads, hidden = (
-        size * count
-        for size in (config.num_heads * config.head_size, config.num_kv_heads * config.head_size, config.hidden_size)
-    )
+    heads, kv_heads = (number * config.head_size for number in (config.num_heads, config.num_kv_heads))
     return dataclasses.replace(
         part,
         qkv=_regrouped(part.qkv, [heads, kv_heads, kv_heads], count),
         attention_out=_summed(part.attention_out),
-        gate_up=_regrouped(part.gate_up, [hidden, hidden], count),
+        gate_up=_regrouped(part.gate_up, [config.hidden_size] * 2, count),
         down=_summed(part.down),
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
+        num_heads=config.num_heads // count,
+        num_kv_heads=config.num_kv_heads // count,
     )
 
 

@@ -14,7 +14,7 @@ from . import parallel
 from ._program import UsageError, report
 
 
-# In seconds. A process that is killed is missed at once, by the closed connection; one that is silent after this time.
+# In seconds. The first is for processes that are silent: of one that is killed the connections close at once.
 _HEARTBEAT, _START, _END = 20, 60, 20
 
 _config: Any = jax.config  # type checkers do not know its options
@@ -32,7 +32,8 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
 
     **Returns:** a mesh of the devices.
 
-    **Raises:** `UsageError` if there are fewer devices, or if a process does not come, or is gone.
+    **Raises:** `UsageError` if there are fewer devices, or if another process is gone. If one does not come, or is silent, JAX
+    aborts this process.
     """
     with contextlib.suppress(RuntimeError):  # JAX has started, with the devices that it has
         _config.update("jax_num_cpu_devices", devices)
