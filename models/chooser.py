@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from .sampling import Sampling, sample
@@ -20,17 +21,29 @@ class Chooser:
     - `vocab_size`: the number of logits.
     - `sampling`, `seed`: of the choice, by default the most likely token. What a row draws depends on the seed and the
         row's own tokens alone.
+    - `sharding`: of the logits, if they are split over devices. No device gets them whole.
     """
 
-    def __init__(self, rows: int, vocab_size: int, sampling: Sampling | None, seed: int):
+    def __init__(
+        self,
+        rows: int,
+        vocab_size: int,
+        sampling: Sampling | None,
+        seed: int,
+        sharding: NamedSharding | None = None,
+    ):
         sampling = sampling or Sampling()
 
         def choose(logits: jax.Array, position: jax.Array, seen: Any) -> jax.Array:
             return sample(logits, jax.random.fold_in(jax.random.key(seed), position), sampling, seen)
 
         self._seen = np.zeros((rows, vocab_size), bool) if sampling.remembers else None
-        shapes = jax.ShapeDtypeStruct((rows, vocab_size), jnp.float32), jax.ShapeDtypeStruct((rows,), jnp.int32)
-        self._choose = jax.jit(jax.vmap(choose)).lower(*shapes, self._seen).compile()
+        shapes = (
+            jax.ShapeDtypeStruct((rows, vocab_size), jnp.float32, sharding=sharding),
+            jax.ShapeDtypeStruct((rows,), jnp.int32),
+        )
+        everywhere = None if sharding is None else NamedSharding(sharding.mesh, PartitionSpec())
+        self._choose = jax.jit(jax.vmap(choose), out_shardings=everywhere).lower(*shapes, self._seen).compile()
 
     def start(self, row: int, tokens: Sequence[int]) -> None:
         """Let a row have these tokens."""

@@ -10,10 +10,12 @@ import io
 import json
 import sys
 from functools import partial
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from . import gguf, llama
+from . import gguf, llama, parallel, processes
 from ._program import DTYPES, UsageError, progress, report, run, write
 from .answer import Answer
 from .batch import Batch
@@ -34,21 +36,51 @@ class _Program:
         self.options = options
         self.file = gguf.open_model(path)
         self.tokenizer = Tokenizer(self.file.metadata)
+        self.mesh: jax.sharding.Mesh | None = None
+
+    def run(self) -> None:
+        """Answer what there is to answer, on several devices if that was asked for."""
+        options = self.options
+        if options.devices * options.processes == 1:
+            self._answer_all()
+            return
+        parallel.check_divides(self.file, options.devices * options.processes)
+        devices = processes.joined(options.devices, options.coordinator, options.processes, options.process)
+        with devices as self.mesh:
+            self._answer_all()
+
+    def _answer_all(self) -> None:
+        if self.options.prompts is not None:
+            self.answer_file()
+        elif self.options.chat:
+            self.chat()
+        else:
+            self.answer()
 
     def model(self) -> llama.Llama:
-        dtype = jnp.dtype(DTYPES[self.options.dtype])
-        return llama.load(self.file, dtype=dtype, progress=partial(progress, desc="loading", unit="block"))
+        """Load the whole model."""
+        return llama.load(self.file, **self._loading())
 
-    def generator(self, model: llama.Llama, room: int) -> Generator:
+    def placed_model(self) -> llama.Llama | parallel.SplitLlama:
+        """Load the model, onto all devices of the mesh if there is one."""
+        return self.model() if self.mesh is None else parallel.load(self.file, self.mesh, **self._loading())
+
+    def _loading(self) -> dict[str, Any]:
+        dtype = jnp.dtype(DTYPES[self.options.dtype])
+        return {"dtype": dtype, "progress": partial(progress, desc="loading", unit="block")}
+
+    def generator(self, model: llama.Llama | parallel.SplitLlama, room: int) -> Generator:
         return Generator(model, room=room, sampling=sampling_of(self.options), seed=self.options.seed)
 
     def write(self, text: str) -> None:
-        """Pass a piece of an answer on."""
-        if not self.options.json:
+        """Pass a piece of an answer on. Of several processes the first one does."""
+        if self.options.process == 0 and not self.options.json:
             print(text, end="", flush=True)
 
     def answered(self, answer: Answer, speed: Speed) -> None:
         """End an answer."""
+        if self.options.process != 0:
+            return
         if self.options.json:
             print(json.dumps(answer.record() | speed.record()), flush=True)
             return
@@ -73,7 +105,7 @@ class _Program:
         """Answer one prompt."""
         options = self.options
         tokens = self.encode(options.prompt, options.system)
-        model = self.model()
+        model = self.placed_model()
         generator = self.generator(model, len(tokens) + options.max_tokens)
         answer = Answer(self.tokenizer, options.stop)
         generated = generator.generate(
@@ -81,7 +113,7 @@ class _Program:
         )
         answer.take(generated, self.write, max_tokens=options.max_tokens)
         self.answered(answer, generator.speed)
-        if options.profile:
+        if options.profile and isinstance(model, llama.Llama):
             parts = profile(model, len(generator.reader.tokens), partial(progress, desc="profiling", unit="kind"))
             report(table(parts, read_speed()))
 
@@ -115,7 +147,7 @@ class _Program:
         """Answer one line after the other."""
         options = self.options
         self.tokenizer.encode_chat([{"role": "user", "content": ""}])  # a model that cannot chat says so here
-        generator = self.generator(self.model(), options.context)
+        generator = self.generator(self.placed_model(), options.context)
         conversation = Chat(
             generator, self.tokenizer, system=options.system, max_tokens=options.max_tokens, stop=options.stop
         )
@@ -126,13 +158,7 @@ def _generate(arguments: list[str] | None) -> None:
     options = parse(arguments)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
-    program = _Program(options)
-    if options.prompts is not None:
-        program.answer_file()
-    elif options.chat:
-        program.chat()
-    else:
-        program.answer()
+    _Program(options).run()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -141,4 +167,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     keep_programs()
-    sys.exit(main())
+    code = main()
+    processes.leave(code)
+    sys.exit(code)

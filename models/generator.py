@@ -10,6 +10,7 @@ import numpy as np
 
 from .chooser import Chooser
 from .llama import Llama
+from .parallel import SplitLlama
 from .reader import Reader
 from .sampling import Sampling
 
@@ -58,7 +59,7 @@ class Generator:
 
     **Arguments:**
 
-    - `model`: a `Llama`.
+    - `model`: a `Llama`, or a `SplitLlama`.
     - `room`: how many tokens, of prompts and answers, the cache is for; the model's context, if that is less.
     - `sampling`: how tokens are chosen.
     - `seed`: of the sampling.
@@ -70,10 +71,10 @@ class Generator:
     - `speed`: what the last generation took so far.
     """
 
-    def __init__(self, model: Llama, *, room: int, sampling: Sampling | None = None, seed: int = 0):
+    def __init__(self, model: Llama | SplitLlama, *, room: int, sampling: Sampling | None = None, seed: int = 0):
         self.reader = Reader(model, room)
         self.room = self.reader.room
-        self._chooser = Chooser(1, model.config.vocab_size, sampling, seed)
+        self._chooser = Chooser(1, model.config.vocab_size, sampling, seed, model.logits_sharding)
         self.speed = Speed()
 
     def generate(

@@ -18,24 +18,46 @@ from .gguf import Config, ModelFile, Tensor
 
 
 class Embedding(eqx.Module):
-    """Token embeddings, which are the output weights as well if the file has no others."""
+    """Token embeddings, which are the output weights as well if the file has no others.
+
+    **Attributes:**
+
+    - `sum_over`: the axis of a mesh over whose devices the rows are split, in a `shard_map`.
+    """
 
     table: eqxc.nn.QuantizedLinear | eqx.nn.Linear
+    sum_over: str | None = eqx.field(static=True, default=None)
 
     def __call__(self, tokens: Int[Array, " S"]) -> Float[Array, "S E"]:
+        if self.sum_over is None:
+            return self._take(tokens)
+        table = self.table
+        count = len(table.blocks if isinstance(table, eqxc.nn.QuantizedLinear) else table.weight)
+        rows = tokens - jax.lax.axis_index(self.sum_over) * count
+        x = self._take(jnp.clip(rows, 0, count - 1))
+        return jax.lax.psum(jnp.where(((rows >= 0) & (rows < count))[:, None], x, 0), self.sum_over)
+
+    def _take(self, rows: Int[Array, " S"]) -> Float[Array, "S E"]:
         if isinstance(self.table, eqxc.nn.QuantizedLinear):
-            return self.table.rows(tokens)
-        return jnp.take(self.table.weight, tokens, axis=0)
+            return self.table.rows(rows)
+        return jnp.take(self.table.weight, rows, axis=0)
 
 
 class Projection(eqx.Module):
-    """Several linear layers of the same input, side by side. Weights of one encoding are one layer, read in one go."""
+    """Several linear layers of the same input, side by side. Weights of one encoding are one layer, read in one go.
+
+    **Attributes:**
+
+    - `sum_over`: the axis of a mesh over whose devices the input is split, in a `shard_map`.
+    """
 
     layers: list[eqxc.nn.QuantizedLinear | eqx.nn.Linear]
+    sum_over: str | None = eqx.field(static=True, default=None)
 
     def __call__(self, x: Float[Array, "S in_features"]) -> Float[Array, "S out_features"]:
         outs = [jax.vmap(layer)(x) for layer in self.layers]
-        return outs[0] if len(outs) == 1 else jnp.concatenate(outs, axis=-1)
+        out = outs[0] if len(outs) == 1 else jnp.concatenate(outs, axis=-1)
+        return out if self.sum_over is None else jax.lax.psum(out, self.sum_over)
 
 
 class Cache(eqx.Module):
@@ -102,6 +124,11 @@ class Llama(eqx.Module):
     config: Config = eqx.field(static=True)
     dtype: Any = eqx.field(static=True)
 
+    @property
+    def logits_sharding(self) -> None:
+        """Return that of `logits`, which are on one device."""
+        return None
+
     def init_cache(self, max_length: int) -> Cache:
         """An empty one for `max_length` tokens."""
         config = self.config
@@ -142,7 +169,11 @@ class Llama(eqx.Module):
 
 
 def load(
-    file: ModelFile, *, dtype: Any = jnp.float32, progress: Callable[[Iterable[int]], Iterable[int]] = iter
+    file: ModelFile,
+    *,
+    dtype: Any = jnp.float32,
+    progress: Callable[[Iterable[int]], Iterable[int]] = iter,
+    place: Callable[[Any], Any] = lambda part: part,
 ) -> Llama:
     """The model of a file.
 
@@ -150,6 +181,8 @@ def load(
 
     - `dtype`: of the activations and the cache: f32 or bf16.
     - `progress`: wraps the iteration over the blocks, as `tqdm` does.
+    - `place`: takes each part as soon as it is loaded (the embedding, a block, the last norm, the output), and returns what
+        takes its place, such as the same on other devices.
     """
     config, tensors = file.config, file.tensors
 
@@ -163,7 +196,7 @@ def load(
     def block(index: int) -> Block:
         prefix = f"blk.{index}."
         file.forget_pages()  # those of the block before, which are copied
-        return Block(
+        loaded = Block(
             attention_norm=add_norm(prefix + "attn_norm.weight"),
             qkv=projection(
                 *(prefix + f"attn_{part}.weight" for part in "qkv"), heads=(config.num_heads, config.num_kv_heads, None)
@@ -175,16 +208,19 @@ def load(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
         )
+        return place(loaded)
 
     (embedding,) = _layers([tensors["token_embd.weight"]], [None])
     return Llama(
-        embedding=Embedding(embedding),
+        embedding=place(Embedding(embedding)),
         blocks=[block(index) for index in progress(range(config.num_layers))],
-        norm=_with_weight(
-            eqxc.nn.RMSNorm(config.embedding_size, eps=config.rms_norm_eps, use_bias=False),
-            tensors["output_norm.weight"],
+        norm=place(
+            _with_weight(
+                eqxc.nn.RMSNorm(config.embedding_size, eps=config.rms_norm_eps, use_bias=False),
+                tensors["output_norm.weight"],
+            )
         ),
-        output=projection("output.weight") if "output.weight" in tensors else None,
+        output=place(projection("output.weight")) if "output.weight" in tensors else None,
         config=config,
         dtype=jnp.dtype(dtype),
     )

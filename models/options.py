@@ -34,8 +34,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--weights", type=pathlib.Path, metavar="PATH", help="a GGUF file (default: SmolLM2-135M-Instruct)"
     )
     model.add_argument("--dtype", choices=list(DTYPES), default="f32", help="of activations and cache (default: f32)")
+    _add_devices(parser.add_argument_group("several devices"))
     options = parser.parse_args(arguments)
     _check(parser, options)
+    _check_devices(parser, options)
     return options
 
 
@@ -62,6 +64,17 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
         "--repetition-penalty", type=float, default=1.0, help="make tokens less likely that were there before (1: off)"
     )
     group.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+
+
+def _add_devices(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--devices", type=int, default=1, help="of each process, over which the model is split (default: 1)"
+    )
+    group.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="where process 0 listens, if there are several processes"
+    )
+    group.add_argument("--processes", type=int, default=1, help="how many there are (default: 1)")
+    group.add_argument("--process", type=int, default=0, help="which one this is (default: 0, which prints the answer)")
 
 
 def _check(parser: Parser, options: argparse.Namespace) -> None:
@@ -91,6 +104,25 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         (penalty > 0 and math.isfinite(penalty), "--repetition-penalty above 0", penalty),
         (0 <= options.seed < 2**32, "--seed from 0 to 2**32 - 1", options.seed),
         ("" not in options.stop, "--stop of at least one character", repr("")),
+    ]
+    for holds, expected, got in rules:
+        if not holds:
+            parser.error(f"expected {expected}; got {got}")
+
+
+def _check_devices(parser: Parser, options: argparse.Namespace) -> None:
+    several = options.processes > 1
+    is_split = several or options.devices > 1
+    has_port = options.coordinator is not None and options.coordinator.rpartition(":")[2].isdecimal()
+    rules = [
+        (options.devices >= 1, "--devices of 1 or more", options.devices),
+        (options.processes >= 1, "--processes of 1 or more", options.processes),
+        (0 <= options.process < options.processes, f"--process from 0 to {options.processes - 1}", options.process),
+        (several == (options.coordinator is not None), "--coordinator and --processes together", "one of them"),
+        (has_port or not several, "--coordinator HOST:PORT", options.coordinator),
+        (not (is_split and options.prompts is not None), "one device for --prompts", "several"),
+        (not (is_split and options.profile), "one device for --profile", "several"),
+        (not (several and options.chat), "one process for --chat", options.processes),
     ]
     for holds, expected, got in rules:
         if not holds:

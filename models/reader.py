@@ -10,6 +10,7 @@ import numpy as np
 from ._rounding import round_up
 from .captured import compile_captured
 from .llama import Cache, Llama
+from .parallel import SplitLlama
 
 
 # A program is compiled for each length of a chunk and of a cache: few lengths are few programs. A chunk of several tokens has a
@@ -23,7 +24,7 @@ class Reader:
 
     **Arguments:**
 
-    - `model`: a `Llama`.
+    - `model`: a `Llama`, or a `SplitLlama`.
     - `room`: how many tokens the cache is for; the model's context, if that is less.
 
     **Attributes:**
@@ -34,7 +35,7 @@ class Reader:
     - `blocks`: the cache, of a `models.llama.Cache`, or `None` before the first token.
     """
 
-    def __init__(self, model: Llama, room: int):
+    def __init__(self, model: Llama | SplitLlama, room: int):
         self.room = min(round_up(room, _CACHE_STEP), model.config.context_length)
         self.tokens: list[int] = []
         self.blocks: Any = None

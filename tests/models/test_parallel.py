@@ -1,0 +1,194 @@
+"""A model whose heads, hidden features and vocabulary are split over devices."""
+
+import collections
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from models import gguf, llama, parallel, processes
+from models._errors import ModelFileError
+from models._program import UsageError
+from models.data_parallel import replicate, split_rows
+from models.generate import main
+from models.generator import Generator
+from models.sampling import Sampling
+
+from .test_generate import ROOT, SPEED
+from .tiny import write_tiny
+
+
+PROMPT = [1, 17, 5, 60, 33, 2, 2, 41]
+# Queries and keys are one layer; values, gates and the rest are each their own.
+MIXED = {"attn_v": "Q4_1", "attn_output": "Q4_1", "ffn_up": "Q4_1"}
+
+
+def mesh_of(count):
+    return parallel.mesh_of(jax.devices()[:count])
+
+
+def collectives(program):
+    """How many of each kind a compiled program has."""
+    kinds = r" (all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute|collective-broadcast)(?:-start)?\("
+    return collections.Counter(re.findall(kinds, program.as_text()))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny(folder / "f32.gguf")
+    write_tiny(folder / "mixed.gguf", MIXED, "Q8_0", hidden=128)
+    write_tiny(folder / "wide.gguf", heads=16, kv_heads=8)
+    return {name: gguf.open_model(folder / f"{name}.gguf") for name in ("f32", "mixed", "wide")}
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "dtype", "bound"),
+    [
+        ("f32", 2, "float32", 2e-5),
+        ("wide", 8, "float32", 2e-5),
+        ("mixed", 2, "float32", 2e-5),
+        ("mixed", 2, "bfloat16", 0.2),
+    ],
+)
+def test_logits_and_cache(files, name, count, dtype, bound):
+    whole = llama.load(files[name], dtype=dtype)
+    split = parallel.load(files[name], mesh_of(count), dtype=dtype)
+
+    @eqx.filter_jit
+    def read(model, tokens, cache, valid):
+        x, cache = model(tokens, cache, valid)
+        return model.logits(x), cache
+
+    caches = [whole.init_cache(12), split.init_cache(12)]
+    for tokens, valid in ((PROMPT, 6), ([7], 1), ([9], 1)):
+        results = []
+        for i, model in enumerate((whole, split)):
+            logits, caches[i] = read(model, jnp.asarray(tokens, jnp.int32), caches[i], jnp.asarray(valid))
+            results.append(logits[:valid])
+        np.testing.assert_allclose(results[1], results[0], rtol=0, atol=bound)
+    for want, got in zip(*map(jax.tree.leaves, caches), strict=True):
+        filled = slice(8) if want.ndim else ()
+        np.testing.assert_allclose(*(np.asarray(x, np.float32)[filled] for x in (got, want)), rtol=0, atol=bound)
+
+
+def test_draws_are_the_same(files):
+    sampling = Sampling(0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.3)
+    texts = [
+        list(Generator(model, room=64, sampling=sampling, seed=3).generate(PROMPT, max_tokens=30))
+        for model in (llama.load(files["mixed"]), parallel.load(files["mixed"], mesh_of(2)))
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_a_device_has_its_part_and_nothing_is_gathered(file, model):
+    """The language model, of 3 key/value heads."""
+    split = parallel.load(file, mesh_of(3))
+    generators = [Generator(model, room=64), Generator(split, room=64)]
+    texts = [list(generator.generate([1, 504, 1978, 282], max_tokens=24)) for generator in generators]
+    assert texts[0] == texts[1]
+
+    reader = generators[1].reader
+    whole_bytes, part_bytes = map(parallel.bytes_per_device, (model, split.part))
+    norms = sum(x.nbytes for x in jax.tree.leaves([(b.attention_norm, b.feed_forward_norm) for b in model.blocks]))
+    norms += model.norm.weight.nbytes
+    assert part_bytes == (whole_bytes - norms) / 3 + norms  # a norm needs its weights whole
+    cache_bytes = parallel.bytes_per_device(generators[0].reader.blocks)
+    assert parallel.bytes_per_device(reader.blocks) == cache_bytes / 3
+
+    for program in reader._programs.values():
+        assert collectives(program) == {"all-reduce": 2 * len(model.blocks) + 1}
+        assert program.memory_analysis().alias_size_in_bytes == cache_bytes / 3  # it is updated in place
+    chooser: Any = generators[1]._chooser._choose
+    assert re.findall(r"= (\S+?)\{\S* all-gather\(", chooser.as_text()) == ["f32[1,3]", "s32[1,3]"]  # of each the best
+
+
+def test_numbers_of_devices_that_do_not_divide(file, tmp_path):
+    with pytest.raises(ModelFileError, match=r"that divides 3 key/value heads; got 2\. Use 1 or 3\."):
+        parallel.load(file, mesh_of(2))
+    write_tiny(tmp_path / "blocks.gguf", other="Q8_0")
+    with pytest.raises(ModelFileError, match=r"that divides 3 blocks of hidden features; got 2\. Use 1\."):
+        parallel.load(gguf.open_model(tmp_path / "blocks.gguf"), mesh_of(2))
+
+
+def test_more_devices_than_there_are():
+    with (
+        pytest.raises(UsageError, match="expected --devices of at most 8, which is what JAX has; got 9"),
+        processes.joined(9, None, 1, 0),
+    ):
+        pass
+
+
+def test_the_program_and_a_conversation():
+    messages = "What is the capital of France?\nAnd of Italy?\n"
+    command = [sys.executable, "-m", "models.generate", "--chat", "--devices", "3"]
+    environment = {**os.environ, "XLA_FLAGS": ""}
+    result = subprocess.run(command, cwd=ROOT, env=environment, input=messages, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "The capital of France is Paris.\nThe capital of Italy is Rome.\n"
+    assert len(re.findall(SPEED.replace("tokens,", "tokens.*?,", 1), result.stderr)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["hi", "--devices", "0"], "expected --devices of 1 or more; got 0"),
+        (["hi", "--devices", "2"], "expected a number of devices that divides 3 key/value heads; got 2. Use 1 or 3."),
+        (["hi", "--processes", "0"], "expected --processes of 1 or more; got 0"),
+        (["hi", "--processes", "3"], "expected --coordinator and --processes together; got one of them"),
+        (["hi", "--coordinator", "localhost:1"], "expected --coordinator and --processes together; got one of them"),
+        (["hi", "--processes", "3", "--coordinator", "here"], "expected --coordinator HOST:PORT; got here"),
+        (["hi", "--process", "1"], "expected --process from 0 to 0; got 1"),
+        (["--prompts", "README.md", "--devices", "3"], "expected one device for --prompts; got several"),
+        (["hi", "--profile", "--devices", "3"], "expected one device for --profile; got several"),
+        (
+            ["--chat", "--processes", "3", "--coordinator", "localhost:1"],
+            "expected one process for --chat; got 3",
+        ),
+    ],
+)
+def test_errors_are_one_line(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == f"generate: error: {message}\n"
+
+
+def test_a_step_of_training(files):
+    """Each device has some of the examples: one sum of gradients, and the same numbers as one device has."""
+    model = llama.load(files["f32"])
+    examples = np.random.default_rng(0).integers(0, 64, (8, 17)).astype(np.int32)
+    optimizer = optax.sgd(0.1, momentum=0.9)
+
+    def loss(model, example):
+        x, _ = model(example[:-1], model.init_cache(16))
+        return optax.softmax_cross_entropy_with_integer_labels(model.logits(x), example[1:]).mean()
+
+    @eqx.filter_jit
+    def step(model, state, examples):
+        value, gradient = eqx.filter_value_and_grad(
+            lambda model: jax.vmap(loss, in_axes=(None, 0))(model, examples).mean()
+        )(model)
+        updates, state = optimizer.update(gradient, state)
+        return eqx.apply_updates(model, updates), state, value
+
+    state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+    mesh = mesh_of(4)
+    split = replicate(model, mesh), replicate(state, mesh), split_rows(examples, mesh)
+    for got, want in zip(
+        jax.tree.leaves(step(*split)), jax.tree.leaves(step(model, state, jnp.asarray(examples))), strict=True
+    ):
+        assert got.sharding.is_fully_replicated
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    lowered: Any = step.lower(*split)  # pyright: ignore[reportFunctionMemberAccess]
+    assert collectives(lowered.compile().compiled) == {"all-reduce": 1}
+    with pytest.raises(
+        ValueError, match=r"split_rows: expected arrays whose first axis is a multiple of 4 devices; got shape"
+    ):
+        split_rows(examples[:7], mesh)

@@ -1,0 +1,107 @@
+"""A language model over two processes: the same text as in one, and an end when one of them is killed."""
+
+import contextlib
+import io
+import subprocess
+import sys
+import time
+
+import pytest
+
+from models.generate import main
+
+from ..devices.test_processes import free_port
+from .test_generate import ROOT
+from .tiny import write_tiny
+
+
+# A prompt over four devices, two of each process, and the gradients of a batch.
+PROGRAM = """
+import sys
+import equinox as eqx, eqxcallback as eqxc, jax, jax.numpy as jnp, numpy as np
+from models import gguf, llama, processes
+from models.data_parallel import replicate, split_rows
+from models.long_prompt import LongPromptReader
+
+path, port, process = sys.argv[1], sys.argv[2], int(sys.argv[3])
+with processes.joined(2, f"localhost:{port}", 2, process) as mesh:
+    assert mesh.size == 4
+    model = llama.load(gguf.open_model(path))
+    tokens = np.random.default_rng(0).integers(0, 258, 200).astype(np.int32)
+
+    logits, _ = LongPromptReader(model, mesh).read(tokens.tolist())
+    x, _ = jax.jit(lambda tokens: model(tokens, model.init_cache(200)))(tokens)
+    np.testing.assert_allclose(logits, model.logits(x[-1:]), rtol=0, atol=3e-5)
+
+    layer = eqxc.nn.RMSNorm(25, use_bias=True)
+    gradient = eqx.filter_jit(eqx.filter_grad(lambda layer, rows: jnp.square(jax.vmap(layer)(rows) - 1).sum()))
+    rows = tokens.reshape(8, 25).astype(np.float32)
+    got, want = gradient(replicate(layer, mesh), split_rows(rows, mesh)), gradient(layer, rows)
+    np.testing.assert_allclose(got.weight, want.weight, rtol=1e-5)
+    np.testing.assert_allclose(got.bias, want.bias, rtol=1e-5, atol=1e-5)
+print("finished")
+"""
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny") / "speaks.gguf"
+    write_tiny(path, context=8000, speaks=True)
+    return path
+
+
+@contextlib.contextmanager
+def started(*commands):
+    """Processes that write to pipes. None is left over."""
+    with contextlib.ExitStack() as stack:
+        processes = []
+        for command in commands:
+            process = subprocess.Popen(
+                [sys.executable, *map(str, command)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            processes.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        yield processes
+
+
+def generate(weights, max_tokens):
+    """The commands of two processes, which generate one text."""
+    options = ["-m", "models.generate", "A fox", "--weights", weights, "--max-tokens", max_tokens]
+    options += ["--processes", 2, "--coordinator", f"localhost:{free_port()}"]
+    return [[*options, "--process", process] for process in range(2)]
+
+
+@pytest.fixture(scope="module")
+def text(weights):
+    """What one process prints, without the end of the line."""
+    with contextlib.redirect_stdout(io.StringIO()) as written:
+        assert main(["A fox", "--weights", str(weights), "--max-tokens", "40"]) == 0
+    return written.getvalue().rstrip("\n").encode()
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_the_same_text_until_one_is_killed(killed, weights, text):
+    with started(*generate(weights, 7000)) as processes:
+        assert processes[0].stdout.read(len(text)) == text
+        processes[killed].kill()  # in the middle
+        start = time.monotonic()
+        left = processes[1 - killed]
+        output, errors = left.communicate(timeout=60)
+    assert time.monotonic() - start < 60
+    assert killed == 1 or output == b""  # process 0 alone prints
+    # Where process 0 is killed, JAX may abort the other one, before or after it has said this.
+    assert left.returncode == 2 if killed == 1 else left.returncode != 0
+    message = (
+        f"generate: error: process {1 - killed} expected the programs of 2 processes to run until all have ended; got: "
+    )
+    assert message.encode() in errors or (killed == 0 and b"another task died" in errors), errors
+    assert b"Traceback" not in errors
+
+
+def test_long_prompts_and_training(weights):
+    port = free_port()
+    with started(*[["-c", PROGRAM, weights, port, process] for process in range(2)]) as processes:
+        results = [process.communicate(timeout=120) for process in processes]
+    assert [(process.returncode, out) for process, (out, _) in zip(processes, results, strict=True)] == [
+        (0, b"finished\n")
+    ] * 2, results
