@@ -431,7 +431,10 @@ def _check_tensors(tensors: Mapping[str, Tensor], config: Config) -> None:
         _check_tensor(tensors[name], shape)
         unexpected.remove(name)
     optional = {
-        "output.weight": (config.vocab_size, config.embedding_size),  # without it, the output matrix is token_embd.weight
+        "output.weight": (
+            config.vocab_size,
+            config.embedding_size,
+        ),  # without it, the output matrix is token_embd.weight
         "rope_freqs.weight": (config.head_size // 2,),
     }
     for name, shape in optional.items():
@@ -449,7 +452,7 @@ def _rope_factors(tensors: Mapping[str, Tensor]) -> tuple[float, ...]:
     if "rope_freqs.weight" not in tensors:
         return ()
     factors = tensors["rope_freqs.weight"].data
-    if not np.all((0 < factors) & (factors < np.inf)):
+    if not np.all((factors > 0) & (factors < np.inf)):
         raise ModelFileError(f"expected rope_freqs.weight to be positive numbers; got others among them. {_CORRUPT}")
     return tuple(factors.tolist())
 

@@ -193,9 +193,7 @@ class Llama(eqx.Module):
         return out.astype(jnp.float32)
 
 
-def load(
-    file: Files, *, dtype: Any = jnp.float32, progress: Callable[[Iterable[int]], Iterable[int]] = iter
-) -> Llama:
+def load(file: Files, *, dtype: Any = jnp.float32, progress: Callable[[Iterable[int]], Iterable[int]] = iter) -> Llama:
     """The model of a file, or of a folder.
 
     **Arguments:**
