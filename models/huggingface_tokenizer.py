@@ -1,6 +1,7 @@
 """The tokens of a model's folder: `tokenizer.json`, through the `tokenizers` package, and the files beside it."""
 
 import json
+import os
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -34,7 +35,7 @@ def read_vocabulary(folder: pathlib.Path, vocab_size: int) -> Vocabulary:
     """
     path = folder / "tokenizer.json"
     settings = read_object(path)
-    tokenizer = _tokenizer(path, settings)
+    tokenizer = _tokenizer(path)
     pre_tokenizer = json.dumps(settings.get("pre_tokenizer"))
     inner = pre_tokenizer.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
     later = tokenizer
@@ -64,9 +65,11 @@ def read_vocabulary(folder: pathlib.Path, vocab_size: int) -> Vocabulary:
     )
 
 
-def _tokenizer(path: pathlib.Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _tokenizer(path: pathlib.Path, settings: Mapping[str, Any] | None = None) -> tokenizers.Tokenizer:
+    """The tokenizer of a file, or of settings in its place."""
+    load = tokenizers.Tokenizer.from_file if settings is None else tokenizers.Tokenizer.from_str
     try:
-        tokenizer = tokenizers.Tokenizer.from_str(json.dumps(settings))
+        tokenizer = load(os.fspath(path) if settings is None else json.dumps(settings))
     except Exception as error:  # of no class of its own
         raise ModelFileError(f"{path}: expected a tokenizer; got {error}. {_REMEDY}") from None
     tokenizer.no_padding()
