@@ -73,5 +73,5 @@ def _refuse(message: str) -> NoReturn:
     raise ModelFileError(f"expected messages that the model's chat template takes; it says: {message}")
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)

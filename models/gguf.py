@@ -431,10 +431,8 @@ def _check_tensors(tensors: Mapping[str, Tensor], config: Config) -> None:
         _check_tensor(tensors[name], shape)
         unexpected.remove(name)
     optional = {
-        "output.weight": (
-            config.vocab_size,
-            config.embedding_size,
-        ),  # without it, the output matrix is token_embd.weight
+        # Without it, the output matrix is token_embd.weight.
+        "output.weight": (config.vocab_size, config.embedding_size),
         "rope_freqs.weight": (config.head_size // 2,),
     }
     for name, shape in optional.items():

@@ -40,6 +40,7 @@ _NAMES = Table(
 # Old files have the frequencies of the rotary embedding, which follow from the config.
 _UNUSED = Table({name: name for name in ("model.layers.*.self_attn.rotary_emb.inv_freq",)})
 _ENCODINGS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_LIMIT = 2**63  # of all numbers in a config: Python has larger ones, and arrays have not
 _QKV = ("attn_q", "attn_k", "attn_v")
 _REMEDY = "Get the files again."
 _UNSUPPORTED = "which is not supported. Use another model."
@@ -114,7 +115,7 @@ def _config_of(settings: Mapping[str, Any]) -> Config:
 
     def positive(key: str, default: Any = None, *types: type) -> Any:
         value = default if settings.get(key) is None else settings[key]
-        if type(value) not in (types or (int,)) or not 0 < value < math.inf:
+        if type(value) not in (types or (int,)) or not 0 < value < _LIMIT:
             expected = "a positive number" if types else "a positive integer"
             raise ModelFileError(f"expected {key} to be {expected}; got {value!r}. {_REMEDY}")
         return value
@@ -134,15 +135,17 @@ def _config_of(settings: Mapping[str, Any]) -> Config:
         head_norm=kind == "qwen3",
         biases=tuple(_biases(kind, settings)),
     )
-    layers = settings.get("layer_types")
+    layers = settings.get("layer_types") or []
+    layers = layers if isinstance(layers, list) else [layers]
+    part = rope.get("partial_rotary_factor", settings.get("partial_rotary_factor"))
     rules = (
         (config.head_size % 2 == 0, "an even head size, for the rotary embedding", config.head_size),
         (num_heads % config.num_kv_heads == 0, f"kv heads that divide {num_heads} heads", config.num_kv_heads),
         (settings.get("hidden_act", "silu") == "silu", "hidden_act of 'silu'", settings.get("hidden_act")),
         (rope["rope_type"] in ("default", "llama3"), "rope_type 'default' or 'llama3'", repr(rope["rope_type"])),
-        (rope.get("partial_rotary_factor", 1) == 1, "a rotary embedding of whole heads", "partial_rotary_factor"),
+        (part in (None, 1), "a rotary embedding of whole heads", f"partial_rotary_factor {part}"),
         (not settings.get("use_sliding_window"), "attention to all tokens", "a sliding window"),
-        (not layers or set(map(str, layers)) == {"full_attention"}, "attention to all tokens", f"layer_types {layers}"),
+        (layers == ["full_attention"] * len(layers), "attention to all tokens", f"layer_types {layers}"),
         (settings.get("quantization_config") is None, "weights that are not quantised", "a quantization_config"),
     )
     for holds, expected, got in rules:
@@ -177,7 +180,7 @@ def _rope_factors(settings: Mapping[str, Any], config: Config) -> tuple[float, .
         return ()
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     values: Any = [rope.get(name) for name in names]
-    if not all(type(value) in (int, float) and 0 < value < math.inf for value in values) or values[1] >= values[2]:
+    if not all(type(value) in (int, float) and 0 < value < _LIMIT for value in values) or values[1] >= values[2]:
         raise ModelFileError(
             f"expected {', '.join(names)} of llama3's rotary embedding, positive; got {rope}. {_REMEDY}"
         )

@@ -208,13 +208,15 @@ def load(file: Files, *, dtype: Any = jnp.float32, progress: Callable[[Iterable[
         return _with_weight(eqxc.nn.FusedAddRMSNorm(config.embedding_size, config.rms_norm_eps), tensors[name])
 
     def projection(*names: str, heads: Sequence[int | None] | None = None) -> Projection:
-        biased = [name for name in names if f"{name}.bias" in tensors]
-        if biased and len(biased) < len(names):
-            raise ValueError(f"llama.load: expected a bias for all of {names}, or none; got {biased}.")
         heads = heads if heads is not None and file.rotates_neighbours else [None] * len(names)
-        rows = [_rows(tensors[f"{name}.weight"], count, dtype) for name, count in zip(names, heads, strict=True)]
-        biases = [_rows(tensors[f"{name}.bias"], count, dtype) for name, count in zip(biased, heads, strict=False)]
-        return Projection(_layers(rows, [bias for _, bias in biases]))
+
+        def rows(kind: str) -> list[tuple[str, np.ndarray]]:
+            stored = [(tensors[f"{name}.{kind}"], n) for name, n in zip(names, heads, strict=True)]
+            return [_rows(tensor, n, dtype) for tensor, n in stored]
+
+        # Either all of them have a bias, or none.
+        biases = [bias for _, bias in rows("bias")] if f"{names[0]}.bias" in tensors else []
+        return Projection(_layers(rows("weight"), biases))
 
     def head_norm(prefix: str) -> HeadNorm:
         counts = {"q": config.num_heads, "k": config.num_kv_heads}

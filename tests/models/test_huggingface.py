@@ -164,7 +164,7 @@ def test_the_program(tmp_path, capsys, monkeypatch):
     prompt = "<|im_start|>user\nthe sea<|im_end|>\n<|im_start|>assistant\n"
     tokenizer = byte_level()
     answer = greedy(settings, weights, tokenizer.encode(prompt).ids, 6)
-    end = answer.index(tokenizer.token_to_id("<eos>"))
+    end = answer.index(tokenizer.get_vocab()["<eos>"])
     assert end > 1
     text = tokenizer.decode(answer[:end])
     options = ["--weights", str(tmp_path), "--max-tokens", "6"]
@@ -207,6 +207,11 @@ LLAMA3 = families.LLAMA3
         ({"hidden_act": "gelu"}, "hidden_act of 'silu'; got gelu, which is not supported"),
         ({"use_sliding_window": True}, "attention to all tokens; got a sliding window, which is not supported"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, r"attention to all tokens; got layer_types \["),
+        ({"layer_types": 5}, r"attention to all tokens; got layer_types \[5\], which is not supported"),
+        ({"hidden_size": 10**400}, "hidden_size to be a positive integer; got 1000"),
+        ({"rope_theta": 10**400}, "rope_theta to be a positive number; got 1000"),
+        ({"rope_scaling": LLAMA3 | {"factor": 10**400}}, "of llama3's rotary embedding, positive; got"),
+        ({"partial_rotary_factor": 0.5}, "of whole heads; got partial_rotary_factor 0.5"),
         ({"quantization_config": {"bits": 4}}, "weights that are not quantised; got a quantization_config"),
         (
             {"rope_scaling": {"type": "yarn", "factor": 4.0}},
