@@ -67,7 +67,7 @@ class Config:
     rope_factors: tuple[float, ...] = ()
     """The numbers that divide the frequencies of the rotary embedding, if any, as Llama 3.1 has them."""
     head_norm: bool = False
-    """Whether the queries and keys of each head have a norm, as in Qwen3."""
+    """True if the queries and keys of each head have a norm, as in Qwen3."""
     biases: tuple[str, ...] = ()
     """The linear layers of a block that have a bias, by their names in GGUF files."""
 
@@ -97,7 +97,7 @@ class ModelFile:
 
     @property
     def rotates_neighbours(self) -> bool:
-        """Whether rows of queries and keys that are rotated with each other are neighbours, not halves of a head."""
+        """True if rows of queries and keys that are rotated with each other are neighbours, not halves of a head."""
         return self.metadata["general.architecture"] == "llama"
 
     def forget_pages(self) -> None:

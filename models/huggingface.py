@@ -47,7 +47,7 @@ _UNSUPPORTED = "which is not supported. Use another model."
 
 
 @dataclass(frozen=True)
-class Weight:
+class StoredWeight:
     """A tensor of a folder, which each use of `data` reads."""
 
     stored: Stored
@@ -63,10 +63,10 @@ class Weight:
 
 @dataclass(frozen=True)
 class Folder:
-    """A model's folder, as `open_folder` read it: the `models.llama.Files` of it."""
+    """A model's folder, as `open_folder` read it: the `models._files.Files` of it."""
 
     config: Config
-    tensors: Mapping[str, Weight]
+    tensors: Mapping[str, StoredWeight]
     """By their names in GGUF files."""
     rotates_neighbours: bool = False
 
@@ -103,7 +103,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         config = replace(config, rope_factors=_rope_factors(settings, config))
     except ModelFileError as error:
         raise ModelFileError(f"{path}: {error}") from None
-    return Folder(config, {name: Weight(tensor) for name, tensor in stored.items()})
+    return Folder(config, {name: StoredWeight(tensor) for name, tensor in stored.items()})
 
 
 def _config_of(settings: Mapping[str, Any]) -> Config:

@@ -3,8 +3,8 @@
 Shape letters: S tokens, E embedding size, H query heads, K key/value heads, D head size, V vocabulary size.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,42 +14,8 @@ from jaxtyping import Array, Float, Int
 
 import eqxcallback as eqxc
 
+from ._files import Files, Weight
 from .gguf import Config
-
-
-class Weight(Protocol):
-    """A tensor of a model's files."""
-
-    @property
-    def encoding(self) -> str:
-        """Of the file: `"F32"`, `"F16"`, `"BF16"`, or a quantised one."""
-        ...
-
-    @property
-    def data(self) -> np.ndarray:
-        """The values; if quantised, uint8 of shape `(rows, bytes_per_row)`. Read where it is asked for."""
-        ...
-
-
-class Files(Protocol):
-    """What `load` takes: a model's files, which have been checked."""
-
-    @property
-    def config(self) -> Config: ...
-
-    @property
-    def tensors(self) -> Mapping[str, Weight]:
-        """By their names in GGUF files."""
-        ...
-
-    @property
-    def rotates_neighbours(self) -> bool:
-        """Whether rows of queries and keys that are rotated with each other are neighbours, not halves of a head."""
-        ...
-
-    def forget_pages(self) -> None:
-        """Take what was read out of memory, as nobody will read it again."""
-        ...
 
 
 class Embedding(eqx.Module):

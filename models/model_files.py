@@ -5,8 +5,8 @@ import pathlib
 
 from . import gguf, huggingface
 from ._errors import ModelFileError
+from ._files import Files
 from .huggingface_tokenizer import read_vocabulary
-from .llama import Files
 from .tokenizer import Tokenizer
 
 

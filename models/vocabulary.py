@@ -50,7 +50,7 @@ class Vocabulary:
     first: int | None = None
     """The token that texts have to begin with."""
     drops_space: bool = False
-    """Whether the first space of a text comes from the tokenizer, and is not part of it."""
+    """True if the first space of a text comes from the tokenizer, and is not part of it."""
 
 
 def gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:

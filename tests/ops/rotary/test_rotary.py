@@ -24,4 +24,4 @@ def test_factors_divide_the_angles():
     factors = [1.0, 2.5, 8.0]
     angles = np.arange(7)[:, None] * 100.0 ** (-np.arange(3) / 3) / factors
     cos, sin = ops.rotary_table(jnp.arange(7), 6, theta=100.0, factors=factors)
-    np.testing.assert_allclose(cos + 1j * sin, np.exp(1j * angles), atol=2e-6)
+    np.testing.assert_allclose(np.asarray(cos) + 1j * np.asarray(sin), np.exp(1j * angles), atol=2e-6)
