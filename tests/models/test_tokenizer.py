@@ -102,6 +102,31 @@ def test_half_characters_do_not_fail():
     assert SMALL.decode(SMALL.encode("a\udcffb\ud800")) == "a?b?"
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "parts"),
+    [
+        ("gpt-2", "1112", ["1", "1", "12"]),
+        ("llama-bpe", "1112", ["1", "1", "1", "2"]),  # three digits are a word
+        ("llama-bpe", "112", ["1", "12"]),
+        ("qwen2", "112", ["1", "1", "2"]),  # one digit is
+        ("qwen2", "e\u0301", ["Ã", "©"]),  # composed
+        ("llama-bpe", "e\u0301", ["e", "Ì", "ģ"]),
+    ],
+)
+def test_words_between_which_nothing_is_merged(kind, text, parts):
+    tokenizer = Tokenizer(SMALL_METADATA | {"tokenizer.ggml.pre": kind})
+    assert tokenizer.encode(text) == [*map(SMALL_METADATA["tokenizer.ggml.tokens"].index, parts)]
+
+
+def test_the_token_that_texts_begin_with():
+    """Once, also where the template writes it."""
+    fields = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 257}
+    for template in ("{{ messages[0].content }}", "{{ bos_token }}{{ messages[0].content }}"):
+        tokenizer = Tokenizer(SMALL_METADATA | fields | {"tokenizer.chat_template": template})
+        assert tokenizer.encode_chat([{"role": "user", "content": "12"}]) == [257, 256]
+    assert tokenizer.encode("12") == [257, 256]
+
+
 def test_kinds_of_tokens():
     assert SMALL.encode("x<user é>12<|im_end|>") == [
         *SMALL.encode("x"),
