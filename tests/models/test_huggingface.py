@@ -321,6 +321,10 @@ def test_a_part_that_is_missing(tmp_path):
     refused(tmp_path, "model-00002-of-00003.safetensors: expected a file that can be read; got")
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": 1}}')
     refused(tmp_path, "index.json: expected an index of files; got")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../model.safetensors"}}')
+    refused(
+        tmp_path, "index.json: expected an index of files; got .*'../model.safetensors', which is not a file of this"
+    )
 
 
 @pytest.mark.parametrize(
