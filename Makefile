@@ -65,7 +65,8 @@ pytest: $(VENV)/.installed-test $(VENV)/.installed-cuda12
 
 # What runs with PyTorch, which is no part of `make test`: it brings gigabytes of CUDA's libraries.
 torch:
-	$(MAKE) VENV=.venv-torch WITH=torch TESTS="$(or $(TESTS),-k torch tests/callback tests/debug tests/test_docs.py)" suite
+	$(MAKE) VENV=.venv-torch WITH="torch transformers" \
+	  TESTS="$(or $(TESTS),-k torch tests/callback tests/debug tests/models/test_torch.py tests/test_docs.py)" suite
 
 # Four minutes, two builds of the C++ among them.
 wheels: $(WHEELS)/.installed

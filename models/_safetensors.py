@@ -58,7 +58,10 @@ def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     index = folder / _INDEX
     if index.exists():
         try:
-            return [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            if elsewhere := [name for name in names if pathlib.Path(name).name != name]:
+                raise ValueError(f"{elsewhere[0]!r}, which is not a file of this folder")
+            return [folder / name for name in names]
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise ModelFileError(f"{index}: expected an index of files; got {error!r}. Get it again.") from None
     if files := sorted(folder.glob("*.safetensors")):

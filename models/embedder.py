@@ -2,7 +2,6 @@
 
 import functools
 import importlib.metadata
-import json
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ import tokenizers
 
 from . import bert, checkpoints
 from ._errors import ModelFileError
+from ._json import read_object
 
 
 # Lengths that sentences are padded to: each is compiled once, and is at most half above the one before. The longest one is the
@@ -99,8 +99,9 @@ class Embedder:
         if not folder.is_dir():
             what = "a file" if folder.exists() else "a path that does not exist"
             raise ModelFileError(f"{folder}: expected a model's folder; got {what}.")
+        settings = read_object(folder / "config.json")
         try:
-            config = bert.config_of(_json(folder / "config.json"))
+            config = bert.config_of(settings)
         except ModelFileError as error:
             raise ModelFileError(f"{folder / 'config.json'}: {error}") from None
         _check_pooling(folder / "1_Pooling" / "config.json")
@@ -186,18 +187,8 @@ def make_batches(sentences: Sequence[np.ndarray], max_tokens: int) -> Iterator[B
         start += len(which)
 
 
-def _json(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelFileError(f"expected a file of JSON; got {error}.") from None
-    if not isinstance(settings, dict):
-        raise ModelFileError(f"expected an object of JSON; got {type(settings).__name__}.")
-    return settings
-
-
 def _check_pooling(path: pathlib.Path) -> None:
-    settings = _json(path) if path.exists() else {}
+    settings = read_object(path) if path.exists() else {}
     modes = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]
     if modes not in ([], ["pooling_mode_mean_tokens"]):
         raise ModelFileError(
@@ -206,7 +197,7 @@ def _check_pooling(path: pathlib.Path) -> None:
 
 
 def _max_tokens(path: pathlib.Path, num_positions: int) -> int:
-    value = _json(path).get("max_seq_length", num_positions) if path.exists() else num_positions
+    value = read_object(path).get("max_seq_length", num_positions) if path.exists() else num_positions
     if type(value) is not int or not 2 < value <= num_positions:
         raise ModelFileError(
             f"{path}: expected max_seq_length from 3 to {num_positions}, the positions; got {value!r}."

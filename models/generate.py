@@ -1,6 +1,6 @@
 """A language model on a CPU, through eqxcallback's layers: `python -m models.generate "What is the capital of France?"`.
 
-The model is SmolLM2-135M-Instruct, or any Llama-family model in a GGUF file with F32, F16, Q8_0 or Q4_1 weights. The answer
+The model is SmolLM2-135M-Instruct, or any Llama, Qwen2 or Qwen3 in a GGUF file or in a folder with safetensors files. The answer
 goes to stdout as it is made; progress, and the speed at the end, to stderr.
 """
 
@@ -22,10 +22,10 @@ from .batch import Batch
 from .chat import Chat, converse
 from .compilation_cache import keep_programs
 from .generator import Generator, Speed
+from .model_files import open_files
 from .options import parse, sampling_of
 from .profile import profile, read_speed, table
 from .prompts import read_prompts
-from .tokenizer import Tokenizer
 
 
 class _Program:
@@ -34,8 +34,7 @@ class _Program:
     def __init__(self, options: argparse.Namespace):
         path = gguf.default_path() if options.weights is None else options.weights
         self.options = options
-        self.file = gguf.open_model(path)
-        self.tokenizer = Tokenizer(self.file.metadata)
+        self.file, self.tokenizer = open_files(path)
         self.mesh: jax.sharding.Mesh | None = None
 
     def run(self) -> None:

@@ -4,6 +4,7 @@ The `gguf` package has a reader of its own. It takes two seconds over a vocabula
 """
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import math
 import mmap
@@ -38,6 +39,8 @@ _NUMBERS = {
     GGUFValueType.INT64: np.dtype("<i8"),
     GGUFValueType.FLOAT64: np.dtype("<f8"),
 }
+# Architectures, and the linear layers of their blocks that have a bias.
+_BIASES = {"llama": (), "qwen2": ("attn_q", "attn_k", "attn_v"), "qwen3": ()}
 _ENCODINGS: Mapping[int, tuple[Encoding, np.dtype[Any]]] = {
     GGMLQuantizationType.F32: ("F32", np.dtype("<f4")),
     GGMLQuantizationType.F16: ("F16", np.dtype("<f2")),
@@ -61,6 +64,12 @@ class Config:
     rope_theta: float
     rms_norm_eps: float
     vocab_size: int
+    rope_factors: tuple[float, ...] = ()
+    """The numbers that divide the frequencies of the rotary embedding, if any, as Llama 3.1 has them."""
+    head_norm: bool = False
+    """True if the queries and keys of each head have a norm, as in Qwen3."""
+    biases: tuple[str, ...] = ()
+    """The linear layers of a block that have a bias, by their names in GGUF files."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,11 @@ class ModelFile:
     """Python's own scalars and strings, lists of strings, and NumPy arrays of numbers."""
     mapped: mmap.mmap
     """The file's bytes."""
+
+    @property
+    def rotates_neighbours(self) -> bool:
+        """True if rows of queries and keys that are rotated with each other are neighbours, not halves of a head."""
+        return self.metadata["general.architecture"] == "llama"
 
     def forget_pages(self) -> None:
         """Take what was read of the file out of this process' memory. It is read again where it is used again."""
@@ -116,7 +130,7 @@ def default_path() -> pathlib.Path:
 
 
 def open_model(path: str | os.PathLike[str]) -> ModelFile:
-    """Map a GGUF file of the architecture `llama`, and check that it is whole.
+    """Map a GGUF file of the architecture `llama`, `qwen2` or `qwen3`, and check that it is whole.
 
     **Arguments:**
 
@@ -137,6 +151,7 @@ def open_model(path: str | os.PathLike[str]) -> ModelFile:
         config = _read_config(metadata)
         tensors = _read_tensors(cursor, num_tensors, field(metadata, "general.alignment", int, 32))
         _check_tensors(tensors, config)
+        config = dataclasses.replace(config, rope_factors=_rope_factors(tensors))
     return ModelFile(config, tensors, metadata, mapped)
 
 
@@ -283,15 +298,16 @@ def _read_metadata(cursor: _Cursor) -> tuple[int, dict[str, Any]]:
 
 def _read_config(metadata: Mapping[str, Any]) -> Config:
     architecture = field(metadata, "general.architecture", str)
-    if architecture != "llama":
+    if architecture not in _BIASES:
         raise ModelFileError(
-            f"expected the architecture 'llama'; got {architecture!r}, which is not supported. Use a Llama-family model."
+            f"expected the architecture {', '.join(map(repr, _BIASES))}; got {architecture!r}, which is not supported. "
+            "Use a Llama-family model."
         )
 
     def positive(key: str, kind: type[_T], default: _T | None = None) -> _T:
-        value: Any = field(metadata, f"llama.{key}", kind, default)
+        value: Any = field(metadata, f"{architecture}.{key}", kind, default)
         if not 0 < value < math.inf:
-            raise ModelFileError(f"expected llama.{key} to be positive; got {value}. {_CORRUPT}")
+            raise ModelFileError(f"expected {architecture}.{key} to be positive; got {value}. {_CORRUPT}")
         return value
 
     embedding_size = positive("embedding_length", int)
@@ -309,6 +325,8 @@ def _read_config(metadata: Mapping[str, Any]) -> Config:
         rope_theta=positive("rope.freq_base", float, 10000.0),
         rms_norm_eps=positive("attention.layer_norm_rms_epsilon", float),
         vocab_size=positive("vocab_size", int, num_tokens),
+        head_norm=architecture == "qwen3",
+        biases=_BIASES[architecture],
     )
 
     def require(holds: bool, expected: str, got: object) -> None:
@@ -320,12 +338,16 @@ def _read_config(metadata: Mapping[str, Any]) -> Config:
     require(num_tokens in (0, config.vocab_size), f"{config.vocab_size} tokens, the size of the vocabulary", num_tokens)
     for key in ("attention.value_length", "rope.dimension_count"):
         size = positive(key, int, head_size)
-        require(size == head_size, f"llama.{key} to be the head size, {head_size}", size)
-    scaling = field(metadata, "llama.rope.scaling.type", str, "none")
+        require(size == head_size, f"{architecture}.{key} to be the head size, {head_size}", size)
+    scaling = field(metadata, f"{architecture}.rope.scaling.type", str, "none")
     require(scaling == "none", "no scaling of the rotary embedding", f"{scaling!r}")
     for key in ("rope.scaling.factor", "rope.scale_linear"):
         factor = positive(key, float, 1.0)
-        require(factor == 1, "no scaling of the rotary embedding", f"llama.{key} = {factor}")
+        require(factor == 1, "no scaling of the rotary embedding", f"{architecture}.{key} = {factor}")
+    window = field(metadata, f"{architecture}.attention.sliding_window", int, 0)
+    require(not 0 < window < config.context_length, "attention to all tokens", f"a sliding window of {window}")
+    experts = field(metadata, f"{architecture}.expert_count", int, 0)
+    require(experts == 0, "one feed-forward layer in a block", f"{experts} experts")
     return config
 
 
@@ -376,10 +398,12 @@ def _read_tensor(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int) 
     return Tensor(name, shape, encoding, data)
 
 
-def _shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
     """All the tensors that a model must have. Lazily: nobody has checked yet that there are so many layers."""
     embedding, hidden = config.embedding_size, config.hidden_size
     queries, keys = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+    sizes = {"attn_q": queries, "attn_k": keys, "attn_v": keys, "attn_output": embedding}
+    sizes |= {"ffn_gate": hidden, "ffn_up": hidden, "ffn_down": embedding}
     yield "token_embd.weight", (config.vocab_size, embedding)
     for layer in range(config.num_layers):
         yield f"blk.{layer}.attn_norm.weight", (embedding,)
@@ -391,24 +415,44 @@ def _shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"blk.{layer}.ffn_gate.weight", (hidden, embedding)
         yield f"blk.{layer}.ffn_up.weight", (hidden, embedding)
         yield f"blk.{layer}.ffn_down.weight", (embedding, hidden)
+        if config.head_norm:
+            yield f"blk.{layer}.attn_q_norm.weight", (config.head_size,)
+            yield f"blk.{layer}.attn_k_norm.weight", (config.head_size,)
+        for name in config.biases:
+            yield f"blk.{layer}.{name}.bias", (sizes[name],)
     yield "output_norm.weight", (embedding,)
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], config: Config) -> None:
     unexpected = set(tensors)
-    for name, shape in _shapes(config):
+    for name, shape in shapes(config):
         if name not in tensors:
             raise ModelFileError(f"expected tensor {name!r}; got {len(tensors)} tensors without it. {_CORRUPT}")
         _check_tensor(tensors[name], shape)
         unexpected.remove(name)
-    if "output.weight" in tensors:  # without it, the output matrix is token_embd.weight
-        _check_tensor(tensors["output.weight"], (config.vocab_size, config.embedding_size))
-        unexpected.remove("output.weight")
+    optional = {
+        # Without it, the output matrix is token_embd.weight.
+        "output.weight": (config.vocab_size, config.embedding_size),
+        "rope_freqs.weight": (config.head_size // 2,),
+    }
+    for name, shape in optional.items():
+        if name in tensors:
+            _check_tensor(tensors[name], shape)
+            unexpected.remove(name)
     if unexpected:  # a bias, say, that would be left out of the computation
         raise ModelFileError(
             f"expected only the tensors of a Llama with {config.num_layers} layers; got {min(unexpected)!r} as well, which is "
             "not supported. Use another model."
         )
+
+
+def _rope_factors(tensors: Mapping[str, Tensor]) -> tuple[float, ...]:
+    if "rope_freqs.weight" not in tensors:
+        return ()
+    factors = tensors["rope_freqs.weight"].data
+    if not np.all((factors > 0) & (factors < np.inf)):
+        raise ModelFileError(f"expected rope_freqs.weight to be positive numbers; got others among them. {_CORRUPT}")
+    return tuple(factors.tolist())
 
 
 def _check_tensor(tensor: Tensor, shape: tuple[int, ...]) -> None:

@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int
 
 import eqxcallback as eqxc
 
-from .gguf import Config, ModelFile, Tensor
+from ._files import Files, Weight
+from .gguf import Config
 
 
 class Embedding(eqx.Module):
@@ -25,7 +26,7 @@ class Embedding(eqx.Module):
     - `sum_over`: the axis of a mesh over whose devices the rows are split, in a `shard_map`.
     """
 
-    table: eqxc.nn.QuantizedLinear | eqx.nn.Linear
+    table: eqxc.nn.QuantizedLinear | eqxc.nn.Linear
     sum_over: str | None = eqx.field(static=True, default=None)
 
     def __call__(self, tokens: Int[Array, " S"]) -> Float[Array, "S E"]:
@@ -51,13 +52,25 @@ class Projection(eqx.Module):
     - `sum_over`: the axis of a mesh over whose devices the input is split, in a `shard_map`.
     """
 
-    layers: list[eqxc.nn.QuantizedLinear | eqx.nn.Linear]
+    layers: list[eqxc.nn.QuantizedLinear | eqxc.nn.Linear]
     sum_over: str | None = eqx.field(static=True, default=None)
 
     def __call__(self, x: Float[Array, "S in_features"]) -> Float[Array, "S out_features"]:
         outs = [jax.vmap(layer)(x) for layer in self.layers]
         out = outs[0] if len(outs) == 1 else jnp.concatenate(outs, axis=-1)
         return out if self.sum_over is None else jax.lax.psum(out, self.sum_over)
+
+
+class HeadNorm(eqx.Module):
+    """RMS norms of queries and keys, as Qwen3 has them. One call of the kernel is for all of them: the weights of queries and of
+    keys differ, and XLA multiplies by them in the pass that puts the values behind them."""
+
+    weight: Float[Array, "heads D"]  # of the H queries and K keys
+    eps: float = eqx.field(static=True)
+
+    def __call__(self, qkv: Float[Array, "S all_heads D"]) -> Float[Array, "S all_heads D"]:
+        qk, v = jnp.split(qkv, [len(self.weight)], axis=1)
+        return jnp.concatenate([eqxc.ops.rms_norm(qk, eps=self.eps) * self.weight[None], v], axis=1)
 
 
 class Cache(eqx.Module):
@@ -83,6 +96,7 @@ class Block(eqx.Module):
     down: Projection
     num_heads: int = eqx.field(static=True)
     num_kv_heads: int = eqx.field(static=True)
+    head_norm: HeadNorm | None = None
 
     def __call__(
         self,
@@ -96,6 +110,8 @@ class Block(eqx.Module):
         x, residual = jax.vmap(self.attention_norm)(x, residual)
         qkv = self.qkv(x)
         qkv = qkv.reshape(length, self.num_heads + 2 * self.num_kv_heads, -1)
+        if self.head_norm is not None:
+            qkv = self.head_norm(qkv)
         if length == 1:
             q, cache = cache.append_rotary(qkv, *table, valid=valid)
             attended = cache.attend(q)
@@ -154,7 +170,9 @@ class Llama(eqx.Module):
         """
         count = jnp.asarray(len(tokens) if valid is None else valid, jnp.int32)
         positions = cache.length + jnp.arange(len(tokens), dtype=jnp.int32)
-        table = eqxc.ops.rotary_table(positions, self.config.head_size, theta=self.config.rope_theta)
+        config = self.config
+        factors = config.rope_factors or None
+        table = eqxc.ops.rotary_table(positions, config.head_size, theta=config.rope_theta, factors=factors)
         x = self.embedding(tokens).astype(self.dtype)
         residual, new_caches = jnp.zeros_like(x), []
         for block, old in zip(self.blocks, cache.blocks, strict=True):
@@ -169,29 +187,42 @@ class Llama(eqx.Module):
 
 
 def load(
-    file: ModelFile,
+    file: Files,
     *,
     dtype: Any = jnp.float32,
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
     place: Callable[[Any], Any] = lambda part: part,
 ) -> Llama:
-    """The model of a file.
+    """The model of a file, or of a folder.
 
     **Arguments:**
 
-    - `dtype`: of the activations and the cache: f32 or bf16.
+    - `file`: of `models.gguf.open_model` or `models.huggingface.open_folder`.
+    - `dtype`: of the activations, the cache, and weights that are not quantised: f32 or bf16.
     - `progress`: wraps the iteration over the blocks, as `tqdm` does.
     - `place`: takes each part as soon as it is loaded (the embedding, a block, the last norm, the output), and returns what
         takes its place, such as the same on other devices.
     """
-    config, tensors = file.config, file.tensors
+    config, tensors, dtype = file.config, file.tensors, jnp.dtype(dtype)
 
     def add_norm(name: str) -> eqxc.nn.FusedAddRMSNorm:
         return _with_weight(eqxc.nn.FusedAddRMSNorm(config.embedding_size, config.rms_norm_eps), tensors[name])
 
     def projection(*names: str, heads: Sequence[int | None] | None = None) -> Projection:
-        parts = [tensors[name] for name in names]
-        return Projection(_layers(parts, heads or [None] * len(parts)))
+        heads = heads if heads is not None and file.rotates_neighbours else [None] * len(names)
+
+        def rows(kind: str) -> list[tuple[str, np.ndarray]]:
+            stored = [(tensors[f"{name}.{kind}"], n) for name, n in zip(names, heads, strict=True)]
+            return [_rows(tensor, n, dtype) for tensor, n in stored]
+
+        # Either all of them have a bias, or none.
+        biases = [bias for _, bias in rows("bias")] if f"{names[0]}.bias" in tensors else []
+        return Projection(_layers(rows("weight"), biases))
+
+    def head_norm(prefix: str) -> HeadNorm:
+        counts = {"q": config.num_heads, "k": config.num_kv_heads}
+        weights = [np.tile(tensors[f"{prefix}attn_{x}_norm.weight"].data, (n, 1)) for x, n in counts.items()]
+        return HeadNorm(jax.device_put(np.concatenate(weights).astype(dtype)), config.rms_norm_eps)
 
     def block(index: int) -> Block:
         prefix = f"blk.{index}."
@@ -199,18 +230,19 @@ def load(
         loaded = Block(
             attention_norm=add_norm(prefix + "attn_norm.weight"),
             qkv=projection(
-                *(prefix + f"attn_{part}.weight" for part in "qkv"), heads=(config.num_heads, config.num_kv_heads, None)
+                *(f"{prefix}attn_{part}" for part in "qkv"), heads=(config.num_heads, config.num_kv_heads, None)
             ),
-            attention_out=projection(prefix + "attn_output.weight"),
+            attention_out=projection(prefix + "attn_output"),
             feed_forward_norm=add_norm(prefix + "ffn_norm.weight"),
-            gate_up=projection(prefix + "ffn_gate.weight", prefix + "ffn_up.weight"),
-            down=projection(prefix + "ffn_down.weight"),
+            gate_up=projection(prefix + "ffn_gate", prefix + "ffn_up"),
+            down=projection(prefix + "ffn_down"),
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
+            head_norm=head_norm(prefix) if config.head_norm else None,
         )
         return place(loaded)
 
-    (embedding,) = _layers([tensors["token_embd.weight"]], [None])
+    (embedding,) = projection("token_embd").layers
     return Llama(
         embedding=place(Embedding(embedding)),
         blocks=[block(index) for index in progress(range(config.num_layers))],
@@ -220,42 +252,56 @@ def load(
                 tensors["output_norm.weight"],
             )
         ),
-        output=place(projection("output.weight")) if "output.weight" in tensors else None,
+        output=place(projection("output")) if "output.weight" in tensors else None,
         config=config,
-        dtype=jnp.dtype(dtype),
+        dtype=dtype,
     )
 
 
-def _layers(tensors: Sequence[Tensor], heads: Sequence[int | None]) -> list[eqxc.nn.QuantizedLinear | eqx.nn.Linear]:
-    """One layer for each run of tensors of one encoding. `heads`: of a tensor whose rows the file has in pairs."""
-    runs: list[tuple[str, list[np.ndarray]]] = []
-    for tensor, num_heads in zip(tensors, heads, strict=True):
-        encoding = tensor.encoding if tensor.encoding in eqxc.ops.ENCODINGS else "F32"
-        rows = _values(tensor)
-        rows = rows if num_heads is None else _halves_from_pairs(rows, num_heads)
+def _rows(tensor: Weight, heads: int | None, dtype: Any) -> tuple[str, np.ndarray]:
+    """The encoding and the rows of a tensor. `heads`: of a tensor whose rows the file has in pairs."""
+    is_quantised = tensor.encoding in eqxc.ops.ENCODINGS
+    rows = tensor.data if is_quantised else tensor.data.astype(dtype, copy=False)
+    rows = rows if heads is None else _halves_from_pairs(rows, heads)
+    return tensor.encoding if is_quantised else "", rows
+
+
+def _layers(
+    parts: Sequence[tuple[str, np.ndarray]], biases: Sequence[np.ndarray]
+) -> list[eqxc.nn.QuantizedLinear | eqxc.nn.Linear]:
+    """One layer for each run of weights of one encoding, with their biases, if there are any."""
+    runs: list[tuple[str, list[int]]] = []
+    for i, (encoding, _) in enumerate(parts):
         if not runs or runs[-1][0] != encoding:
             runs.append((encoding, []))
-        runs[-1][1].append(rows)
-    return [_layer(encoding, np.concatenate(rows)) for encoding, rows in runs]
+        runs[-1][1].append(i)
+    return [
+        _layer(
+            encoding,
+            np.concatenate([parts[i][1] for i in run]),
+            np.concatenate([biases[i] for i in run]) if biases else None,
+        )
+        for encoding, run in runs
+    ]
 
 
-def _layer(encoding: Any, rows: np.ndarray) -> eqxc.nn.QuantizedLinear | eqx.nn.Linear:
-    # Not `jnp.asarray`, which compiles a copy for each shape. `rows` is a copy of what the file has.
-    if encoding != "F32":
-        return eqxc.nn.QuantizedLinear(jax.device_put(rows), encoding)
+def _layer(encoding: Any, rows: np.ndarray, bias: np.ndarray | None) -> eqxc.nn.QuantizedLinear | eqxc.nn.Linear:
+    # Not `jnp.asarray`, which compiles a copy for each shape. Both are copies of what the file has.
+    rows_and_bias = jax.device_put((rows, bias))
+    if encoding:
+        return eqxc.nn.QuantizedLinear(rows_and_bias[0], encoding, bias=rows_and_bias[1])
     out_features, in_features = rows.shape
-    layer = eqx.filter_eval_shape(eqx.nn.Linear, in_features, out_features, use_bias=False, key=jax.random.key(0))
-    return eqx.tree_at(lambda layer: layer.weight, layer, jax.device_put(rows))
+    new = eqx.filter_eval_shape(
+        eqxc.nn.Linear, in_features, out_features, use_bias=bias is not None, key=jax.random.key(0)
+    )
+    return eqx.tree_at(lambda layer: (layer.weight, layer.bias), new, rows_and_bias, is_leaf=lambda x: x is None)
 
 
-def _with_weight(layer: Any, tensor: Tensor) -> Any:
-    return eqx.tree_at(lambda layer: layer.weight, layer, jax.device_put(np.array(_values(tensor), np.float32)))
-
-
-def _values(tensor: Tensor) -> np.ndarray:
-    return tensor.data.astype(np.float32) if tensor.encoding == "F16" else tensor.data
+def _with_weight(layer: Any, tensor: Weight) -> Any:
+    return eqx.tree_at(lambda layer: layer.weight, layer, jax.device_put(tensor.data.astype(np.float32)))
 
 
 def _halves_from_pairs(rows: np.ndarray, heads: int) -> np.ndarray:
-    """GGUF files have the rows of queries and keys so that neighbours are rotated; our op rotates the halves of a head."""
+    """GGUF files of the architecture `llama` have the rows of queries and keys so that neighbours are rotated; our op rotates the
+    halves of a head."""
     return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)

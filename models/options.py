@@ -31,9 +31,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     _add_sampling(parser.add_argument_group("sampling"))
     model = parser.add_argument_group("model")
     model.add_argument(
-        "--weights", type=pathlib.Path, metavar="PATH", help="a GGUF file (default: SmolLM2-135M-Instruct)"
+        "--weights",
+        type=pathlib.Path,
+        metavar="PATH",
+        help="a GGUF file, or a folder with safetensors files (default: SmolLM2-135M-Instruct)",
     )
-    model.add_argument("--dtype", choices=list(DTYPES), default="f32", help="of activations and cache (default: f32)")
+    model.add_argument(
+        "--dtype",
+        choices=list(DTYPES),
+        default="f32",
+        help="of activations, cache and weights that are not quantised (default: f32)",
+    )
     _add_devices(parser.add_argument_group("several devices"))
     options = parser.parse_args(arguments)
     _check(parser, options)

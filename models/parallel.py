@@ -19,8 +19,9 @@ from jaxtyping import Array, Float, Int
 import eqxcallback as eqxc
 
 from ._errors import ModelFileError
-from .gguf import Config, ModelFile
-from .llama import Block, Cache, Embedding, Llama, Projection, load as load_whole
+from ._files import Files
+from .gguf import Config
+from .llama import Block, Cache, Embedding, HeadNorm, Llama, Projection, load as load_whole
 
 
 AXIS = "devices"
@@ -79,7 +80,7 @@ def put(x: Any, sharding: NamedSharding) -> Array:
 
 
 def load(
-    file: ModelFile,
+    file: Files,
     mesh: jax.sharding.Mesh,
     *,
     dtype: Any = jnp.float32,
@@ -102,7 +103,7 @@ def load(
     return SplitLlama(dataclasses.replace(model, config=config), whole, mesh)
 
 
-def check_divides(file: ModelFile, count: int) -> None:
+def check_divides(file: Files, count: int) -> None:
     """Raise `ModelFileError` if a model cannot be split evenly over `count` devices."""
     fitting = [n for n in range(1, file.config.num_kv_heads + 1) if not _obstacles(file, n)]
     if count not in fitting:
@@ -117,7 +118,7 @@ def bytes_per_device(tree: Any) -> int:
     return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
 
 
-def _obstacles(file: ModelFile, count: int) -> list[str]:
+def _obstacles(file: Files, count: int) -> list[str]:
     """Return the sizes that `count` does not divide, in words."""
     config = file.config
     sizes = {
@@ -151,6 +152,7 @@ def _split(part: Any, config: Config, count: int) -> Any:
         down=_summed(part.down),
         num_heads=config.num_heads // count,
         num_kv_heads=config.num_kv_heads // count,
+        head_norm=_regrouped_rows(part.head_norm, [config.num_heads, config.num_kv_heads], count),
     )
 
 
@@ -167,14 +169,18 @@ def _regrouped(projection: Projection, sizes: Sequence[int], count: int) -> Proj
         parts = [remaining.pop(0)]
         while sum(parts) < int(layer.out_features):
             parts.append(remaining.pop(0))
-        borders = np.cumsum(parts)[:-1]
-
-        def regroup(x: Array, borders: np.ndarray = borders) -> np.ndarray:
-            of_devices = [part.reshape(count, -1, *x.shape[1:]) for part in np.split(np.asarray(x), borders)]
-            return np.concatenate(of_devices, axis=1).reshape(x.shape)
-
-        layers.append(jax.tree.map(regroup, layer))
+        layers.append(_regrouped_rows(layer, parts, count))
     return dataclasses.replace(projection, layers=layers)
+
+
+def _regrouped_rows(tree: Any, sizes: Sequence[int], count: int) -> Any:
+    """Arrays with the rows in another order: of each of the parts, which have these sizes, a device has some."""
+
+    def regroup(x: Array) -> np.ndarray:
+        of_devices = [part.reshape(count, -1, *x.shape[1:]) for part in np.split(np.asarray(x), np.cumsum(sizes)[:-1])]
+        return np.concatenate(of_devices, axis=1).reshape(x.shape)
+
+    return jax.tree.map(regroup, tree)
 
 
 def _put(part: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -189,8 +195,8 @@ def _specs(tree: Any) -> Any:
             return jax.tree.map(lambda x: PartitionSpec(None, AXIS), node)
         if isinstance(node, Projection) and node.sum_over is not None:
             return jax.tree.map(lambda x: PartitionSpec(None, AXIS) if x.ndim == 2 else PartitionSpec(), node)
-        if isinstance(node, Embedding | Projection):
+        if isinstance(node, Embedding | HeadNorm | Projection):
             return jax.tree.map(lambda x: PartitionSpec(AXIS), node)
         return PartitionSpec()
 
-    return jax.tree.map(specs, tree, is_leaf=lambda node: isinstance(node, eqxc.nn.KVCache | Embedding | Projection))
+    return jax.tree.map(specs, tree, is_leaf=lambda node: isinstance(node, eqxc.nn.KVCache | Embedding | HeadNorm | Projection))

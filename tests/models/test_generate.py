@@ -86,7 +86,10 @@ def test_the_answer_comes_as_it_is_made():
             ["hi", "--weights", "/no/such/file.gguf"],
             "/no/such/file.gguf: expected a file; got a path that does not exist",
         ),
-        (["hi", "--weights", "."], "expected a file; got a directory"),
+        (
+            ["hi", "--weights", "."],
+            "expected a GGUF file, or a model's folder with config.json; got a folder without it",
+        ),
         (
             ["hi", "--weights", "README.md"],
             "expected a GGUF file, which starts with b'GGUF'; got bytes that start with",

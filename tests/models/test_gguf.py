@@ -232,6 +232,8 @@ def test_default_path_without_the_package(monkeypatch):
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count to be the head size, 16; got 8"),
         ({"llama.rope.scaling.type": "yarn"}, "no scaling of the rotary embedding; got 'yarn'"),
         ({"llama.rope.scaling.factor": 2.0}, r"llama.rope.scaling.factor = 2.0, which is not supported"),
+        ({"llama.attention.sliding_window": 64}, "attention to all tokens; got a sliding window of 64, which is not"),
+        ({"llama.expert_count": 8}, "one feed-forward layer in a block; got 8 experts, which is not supported"),
         ({"llama.vocab_size": 6}, "6 tokens, the size of the vocabulary; got 5"),
         ({"tokenizer.ggml.tokens": None}, "llama.vocab_size to be positive; got 0"),
         ({"general.alignment": "32"}, "general.alignment to be of type int; got str"),
@@ -242,7 +244,8 @@ def test_metadata_that_is_refused(tmp_path, fields, match):
 
 
 def test_another_architecture(tmp_path):
-    refused(write(tmp_path / "model.gguf", architecture="qwen2"), "the architecture 'llama'; got 'qwen2', which is not")
+    message = "the architecture 'llama', 'qwen2', 'qwen3'; got 'gemma3', which is not supported"
+    refused(write(tmp_path / "model.gguf", architecture="gemma3"), message)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +256,10 @@ def test_another_architecture(tmp_path):
         ("blk.1.ffn_up.weight", np.zeros((64, 96), np.float32), r"of shape \(96, 64\); got \(64, 96\)"),
         ("output.weight", np.zeros((6, 64), np.float32), r"'output.weight' of shape \(5, 64\); got \(6, 64\)"),
         ("blk.0.attn_q.bias", np.zeros(64, np.float32), "got 'blk.0.attn_q.bias' as well, which is not supported"),
-        ("rope_freqs.weight", np.zeros(8, np.float32), "got 'rope_freqs.weight' as well"),
+        ("blk.0.attn_q_norm.weight", np.ones(16, np.float32), "got 'blk.0.attn_q_norm.weight' as well"),
+        ("rope_freqs.weight", np.ones(16, np.float32), r"'rope_freqs.weight' of shape \(8,\); got \(16,\)"),
+        ("rope_freqs.weight", np.zeros(8, np.float32), "rope_freqs.weight to be positive numbers"),
+        ("rope_freqs.weight", np.full(8, np.nan, np.float32), "rope_freqs.weight to be positive numbers"),
         ("output_norm.weight", np.zeros(64, np.float16), "to be encoded as F32; got F16"),
         (
             "token_embd.weight",

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from models import gguf, llama, parallel, processes
+from models import gguf, huggingface, llama, parallel, processes
 from models._errors import ModelFileError
 from models._program import UsageError
 from models.data_parallel import replicate, split_rows
@@ -22,6 +22,7 @@ from models.generate import main
 from models.generator import Generator
 from models.sampling import Sampling
 
+from . import families
 from .test_generate import ROOT, SPEED
 from .tiny import write_tiny
 
@@ -78,6 +79,24 @@ def test_logits_and_cache(files, name, count, dtype, bound):
     for want, got in zip(*map(jax.tree.leaves, caches), strict=True):
         filled = slice(8) if want.ndim else ()
         np.testing.assert_allclose(*(np.asarray(x, np.float32)[filled] for x in (got, want)), rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_families(family, tmp_path):
+    """Biases of queries, keys and values, and norms of heads, are split with their rows."""
+    settings = families.settings_of(family)
+    folder = families.write_folder(tmp_path / "folder", settings, families.random_weights(settings))
+    files = huggingface.open_folder(folder)
+
+    @eqx.filter_jit
+    def logits(model, tokens):
+        x, cache = model(tokens[:-1], model.init_cache(len(tokens)))
+        return model.logits(x), model.logits(model(tokens[-1:], cache)[0])
+
+    tokens = jnp.asarray(PROMPT, jnp.int32)
+    whole, split = (logits(model, tokens) for model in (llama.load(files), parallel.load(files, mesh_of(2))))
+    for want, got in zip(whole, split, strict=True):
+        np.testing.assert_allclose(got, want, rtol=0, atol=2e-5)
 
 
 def test_draws_are_the_same(files):

@@ -102,6 +102,31 @@ def test_half_characters_do_not_fail():
     assert SMALL.decode(SMALL.encode("a\udcffb\ud800")) == "a?b?"
 
 
+@pytest.mark.parametrize(
+    ("kind", "text", "parts"),
+    [
+        ("gpt-2", "1112", ["1", "1", "12"]),
+        ("llama-bpe", "1112", ["1", "1", "1", "2"]),  # three digits are a word
+        ("llama-bpe", "112", ["1", "12"]),
+        ("qwen2", "112", ["1", "1", "2"]),  # one digit is
+        ("qwen2", "e\u0301", ["Ã", "©"]),  # composed
+        ("llama-bpe", "e\u0301", ["e", "Ì", "ģ"]),
+    ],
+)
+def test_words_between_which_nothing_is_merged(kind, text, parts):
+    tokenizer = Tokenizer(SMALL_METADATA | {"tokenizer.ggml.pre": kind})
+    assert tokenizer.encode(text) == [*map(SMALL_METADATA["tokenizer.ggml.tokens"].index, parts)]
+
+
+def test_the_token_that_texts_begin_with():
+    """Once, also where the template writes it."""
+    fields = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 257}
+    for template in ("{{ messages[0].content }}", "{{ bos_token }}{{ messages[0].content }}"):
+        tokenizer = Tokenizer(SMALL_METADATA | fields | {"tokenizer.chat_template": template})
+        assert tokenizer.encode_chat([{"role": "user", "content": "12"}]) == [257, 256]
+    assert tokenizer.encode("12") == [257, 256]
+
+
 def test_kinds_of_tokens():
     assert SMALL.encode("x<user é>12<|im_end|>") == [
         *SMALL.encode("x"),
@@ -225,7 +250,7 @@ def test_templates_that_fail(template, match):
     tokenizer = with_template(template)
     for call in (tokenizer.chat, tokenizer.encode_chat):
         with pytest.raises(
-            ModelFileError, match=f"expected messages that the file's chat template takes; {match}"
+            ModelFileError, match=f"expected messages that the model's chat template takes; {match}"
         ) as e:
             call([{"role": "user", "content": "x"}])
         assert "\n" not in str(e.value)
@@ -240,8 +265,8 @@ def test_metadata_that_is_refused():
     tokens, kinds = SMALL_METADATA["tokenizer.ggml.tokens"], SMALL_METADATA["tokenizer.ggml.token_type"]
     refused("to have tokenizer.ggml.model; got none", ggml__model=None)
     refused("tokenizer.ggml.model to be 'gpt2'; got 'llama', which is not supported", ggml__model="llama")
-    refused("tokenizer.ggml.pre to be 'smollm' or 'gpt-2'; got 'qwen2', which is not", ggml__pre="qwen2")
-    refused("tokenizer.ggml.add_bos_token to be false; got true", ggml__add_bos_token=True)
+    refused("tokenizer.ggml.pre to be 'smollm' or .*; got 'tekken', which is not", ggml__pre="tekken")
+    refused("tokenizer.ggml.add_eos_token to be false; got true", ggml__add_eos_token=True)
     refused("tokenizer.ggml.tokens to be of type list; got ndarray", ggml__tokens=kinds)
     refused("262 tokens, .*; got 261 different texts and 262 types", ggml__tokens=[*tokens[:-1], "12"])
     refused("262 tokens, .*; got 262 different texts and 262 types", ggml__tokens=[*tokens[:-1], ""])

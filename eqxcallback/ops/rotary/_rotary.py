@@ -1,5 +1,6 @@
 """Rotary position embedding."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -36,15 +37,17 @@ def rotary_table(
     head_size: int,
     *,
     theta: AnyNumber = 10_000.0,
+    factors: Float[AnyArray, " half"] | Sequence[float] | None = None,
     dtype: DTypeLike = jnp.float32,
 ) -> tuple[Float[Array, "*rows half"], Float[Array, "*rows half"]]:
-    r"""Cosine and sine of the angles $p \, \theta^{-2i / d}$, for [`eqxcallback.ops.rotary_embedding`][].
+    r"""Cosine and sine of the angles $p \, \theta^{-2i / d} / f_i$, for [`eqxcallback.ops.rotary_embedding`][].
 
     **Arguments:**
 
     - `positions`: $p$, integers of any shape.
     - `head_size`: $d$, even.
     - `theta`: the base of the wave lengths.
+    - `factors`: $f_i$, which make waves longer, as Llama 3 does for long texts: `head_size / 2` numbers, by default 1.
     - `dtype`: of the table, and of what it is computed in: f32, or f64 with `jax_enable_x64`.
 
     **Returns:** two arrays of shape `(*positions.shape, head_size / 2)`.
@@ -53,6 +56,10 @@ def rotary_table(
     if dtype not in (jnp.float32, jnp.float64):
         raise ValueError(f"rotary_table: expected dtype to be float32 or float64; got {jnp.dtype(dtype)}.")
     frequencies = theta ** (-jnp.arange(0, head_size, 2, dtype=dtype) / head_size)
+    if factors is not None:
+        factors = jnp.asarray(factors, dtype)
+        check(factors.shape == frequencies.shape, "rotary_table", "factors of shape (head_size / 2,)", factors=factors)
+        frequencies = frequencies / factors
     angles = jnp.expand_dims(jnp.asarray(positions), -1).astype(dtype)
     angles = angles * jnp.expand_dims(frequencies, range(angles.ndim - 1))
     return jnp.cos(angles), jnp.sin(angles)

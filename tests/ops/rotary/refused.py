@@ -52,4 +52,5 @@ REFUSED = [
         r"rotary_append: expected position to be integers of shape \(\)",
     ),
     (lambda: ops.rotary_table(i32(2), 3), r"rotary_table: expected an even head_size; got head_size: 3"),
+    (lambda: ops.rotary_table(i32(2), 4, factors=[1.0]), r"rotary_table: expected factors of shape \(head_size / 2,\)"),
 ]

@@ -18,3 +18,10 @@ def test_a_rotation_is_one_of_complex_numbers():
     rotated = (x[..., :5] + 1j * x[..., 5:]) * np.exp(1j * angles)
     got = ops.rotary_embedding(x, *ops.rotary_table(jnp.asarray(positions), 10, theta=100.0))
     np.testing.assert_allclose(got, np.concatenate([rotated.real, rotated.imag], -1), atol=2e-5)
+
+
+def test_factors_divide_the_angles():
+    factors = [1.0, 2.5, 8.0]
+    angles = np.arange(7)[:, None] * 100.0 ** (-np.arange(3) / 3) / factors
+    cos, sin = ops.rotary_table(jnp.arange(7), 6, theta=100.0, factors=factors)
+    np.testing.assert_allclose(np.asarray(cos) + 1j * np.asarray(sin), np.exp(1j * angles), atol=2e-6)

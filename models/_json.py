@@ -1,0 +1,18 @@
+"""Settings in files of JSON."""
+
+import json
+import pathlib
+from typing import Any
+
+from ._errors import ModelFileError
+
+
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+    """The object of a file of JSON. Raises `ModelFileError`."""
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path}: expected a file of JSON; got {error}.") from None
+    if not isinstance(settings, dict):
+        raise ModelFileError(f"{path}: expected an object of JSON; got {type(settings).__name__}.")
+    return settings
