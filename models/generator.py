@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .chooser import Chooser
+from .chooser import Choice, Chooser
 from .llama import Llama
 from .reader import Reader
 from .sampling import Sampling
@@ -73,7 +73,9 @@ class Generator:
     def __init__(self, model: Llama, *, room: int, sampling: Sampling | None = None, seed: int = 0):
         self.reader = Reader(model, room)
         self.room = self.reader.room
-        self._chooser = Chooser(1, model.config.vocab_size, sampling, seed)
+        self._choice = Choice(sampling, seed)
+        self._chooser = Chooser(model.config.vocab_size)
+        self._chooser.prepare([self._choice])
         self.speed = Speed()
 
     def generate(
@@ -93,8 +95,7 @@ class Generator:
 
         **Raises:** `ValueError` if the prompt is empty, or leaves no room for a token.
         """
-        if not 0 < len(tokens) < self.room:
-            raise ValueError(f"expected a prompt of 1 to {self.room - 1} tokens; got {len(tokens)} tokens")
+        self.reader.check(tokens)
         return self._generate(list(tokens), min(max_tokens, self.room - len(tokens)), stopped, progress)
 
     def _generate(
@@ -104,7 +105,7 @@ class Generator:
         reader.forget(tokens)
         kept = len(reader.tokens)
         self.speed = speed = Speed(kept_tokens=kept)
-        self._chooser.start(0, tokens)
+        self._choice.start(tokens)
         chunks, logits = reader.chunks(tokens[kept:]), None
         for chunk in progress(chunks) if len(chunks) > 1 else chunks:
             if stopped():
@@ -129,4 +130,5 @@ class Generator:
             yield token
 
     def _choose(self, logits: Any) -> int:
-        return int(self._chooser.choose(logits, np.asarray([len(self.reader.tokens)], np.int32))[0])
+        position = np.asarray([len(self.reader.tokens)], np.int32)
+        return int(self._chooser.choose(logits, position, [self._choice])[0])
