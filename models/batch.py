@@ -2,9 +2,9 @@
 
 import collections
 import dataclasses
+import functools
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from .generator import Speed
 from .llama import Llama
 from .reader import LONGEST_CHUNK, Reader
 from .rows import Rows
+from .sampling import Sampling
 
 
 # After so many steps that fewer rows would have had room for, there are fewer: to move rows takes as long as a few steps.
@@ -103,10 +104,15 @@ class Batch:
         """True if a prompt waits, and there may be a row for it."""
         return self._reading is not None or (bool(self._waiting) and self._count < self._widths[-1])
 
-    def programs(self) -> list[Any]:
-        """The programs of all widths and chunks, as functions that compile them. Else it is done when they are first needed."""
-        widths = [lambda width=width: self._caches.programs(width) for width in self._widths]
-        return widths + self._reader.programs()
+    def programs(self) -> list[Callable[[], object]]:
+        """The programs of all widths and chunks, and the usual choices, as functions that compile them."""
+        drawn = Choice(Sampling(temperature=1.0))
+        choices = [[choice] * width for choice in (Choice(), drawn) for width in self._widths]
+        return [
+            *self._reader.programs(),
+            *(functools.partial(self._caches.programs, width) for width in self._widths),
+            *(functools.partial(self._chooser.prepare, texts) for texts in choices),
+        ]
 
     def add(self, request: Request) -> None:
         """Take a request.
