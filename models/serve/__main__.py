@@ -4,8 +4,10 @@ The models are SmolLM2-135M-Instruct and all-MiniLM-L6-v2, or others of their fa
 """
 
 import argparse
+import contextlib
 import math
 import pathlib
+import re
 import signal
 import socket
 import sys
@@ -46,9 +48,11 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     model.add_argument("--no-embeddings", action="store_true", help="serve the language model alone")
     options = parser.parse_args(arguments)
+    key = options.api_key
+    fits_header = re.compile("[!-~]+").fullmatch
     rules = [
         (0 <= options.port < 2**16, "--port from 0 to 65535", options.port),
-        (options.api_key != "", "--api-key of at least one character", repr("")),
+        (key is None or fits_header(key), "--api-key of ASCII letters, digits and signs", repr(key)),
         (options.rows >= 1, "--rows of 1 or more", options.rows),
         (options.context >= 1, "--context of 1 or more", options.context),
         (options.max_queue >= 0, "--max-queue of 0 or more", options.max_queue),
@@ -65,9 +69,11 @@ def _bind(host: str, port: int) -> socket.socket:
     """A socket that does not listen yet: until the models are there, clients are refused."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
+        with contextlib.ExitStack() as stack:
+            bound = stack.enter_context(socket.socket(family, kind, protocol))
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            stack.pop_all()
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"expected to listen at {host}, port {port}; got: {reason}") from None

@@ -50,13 +50,12 @@ class Fields:
             raise ApiError(f"{name}: expected a number from {low:g} to {high:g}; got {shown(value)}.", param=name)
         return float(value)
 
-    def integer(self, name: str, default: int | None, low: int, high: int | None = None) -> int | None:
+    def integer(self, name: str, default: int | None, low: int, high: int) -> int | None:
         value = self._rest.pop(name, default)
         if value is None:
             return None
-        if type(value) is not int or value < low or (high is not None and value > high):
-            limits = f"of {low} or more" if high is None else f"from {low} to {high}"
-            raise ApiError(f"{name}: expected an integer {limits}; got {shown(value)}.", param=name)
+        if type(value) is not int or not low <= value <= high:
+            raise ApiError(f"{name}: expected an integer from {low} to {high}; got {shown(value)}.", param=name)
         return value
 
     def only(self, name: str, *values: Any) -> None:

@@ -12,6 +12,7 @@ from .fields import Fields, shown, text
 
 _MAX_STOPS, _MAX_STOP_LENGTH = 4, 1000
 _MAX_INPUTS = 2048
+_MOST = 2**31 - 1  # of integers without a limit of their own
 # A completion has so many tokens if it does not say, as OpenAI's; a chat goes on to its end.
 _COMPLETION_TOKENS = 16
 # Fields for OpenAI's own servers, or for what is kept there. They change no answer.
@@ -61,8 +62,8 @@ def parse_chat(body: bytes) -> AnswerRequest:
     fields = Fields(body)
     model = text("model", fields.required("model"))
     messages = _messages(fields.required("messages"))
-    newer = fields.integer("max_completion_tokens", None, 1)
-    max_tokens = fields.integer("max_tokens", newer, 1)
+    newer = fields.integer("max_completion_tokens", None, 1, _MOST)
+    max_tokens = fields.integer("max_tokens", newer, 1, _MOST)
     if newer is not None and newer != max_tokens:
         raise ApiError("max_tokens: expected it without max_completion_tokens; got both.", param="max_tokens")
     fields.only("logprobs", False)
@@ -78,7 +79,7 @@ def parse_completion(body: bytes) -> AnswerRequest:
     fields = Fields(body)
     model = text("model", fields.required("model"))
     prompt = _prompt(fields.required("prompt"))
-    max_tokens = fields.integer("max_tokens", _COMPLETION_TOKENS, 1)
+    max_tokens = fields.integer("max_tokens", _COMPLETION_TOKENS, 1, _MOST)
     echo = fields.flag("echo")
     fields.only("logprobs", 0)
     fields.only("suffix", "")
@@ -98,7 +99,7 @@ def parse_embeddings(body: bytes) -> EmbeddingRequest:
         )
     if not 1 <= len(inputs) <= _MAX_INPUTS:
         raise ApiError(f"input: expected 1 to {_MAX_INPUTS} strings; got {len(inputs)}.", param="input")
-    dimensions = fields.integer("dimensions", None, 1)
+    dimensions = fields.integer("dimensions", None, 1, _MOST)
     encoding = fields.text("encoding_format", "float")
     if encoding not in ("float", "base64"):
         message = f'encoding_format: expected "float" or "base64"; got {shown(encoding)}.'
@@ -114,7 +115,7 @@ def _answer_request(
     stop = _stop(fields.any("stop"))
     sampling = Sampling(
         temperature=fields.number("temperature", 1.0, 0, 2),
-        top_k=fields.integer("top_k", 0, 0, 2**31 - 1) or 0,
+        top_k=fields.integer("top_k", 0, 0, _MOST) or 0,
         top_p=fields.number("top_p", 1.0, 0, 1),
         min_p=fields.number("min_p", 0.0, 0, 1),
         repetition_penalty=fields.number("repetition_penalty", 1.0, 0.01, 100),
