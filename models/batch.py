@@ -152,19 +152,21 @@ class Batch:
         chunk = chunks.popleft()
         reader.prepare(chunk)
         self._chooser.prepare([request.choice])
+        token = None
         start = time.perf_counter()
         logits = jax.block_until_ready(reader.read(chunk))
-        pieces: list[Piece] = []
         if not chunks:
-            self._reading = None
             request.choice.start(request.prompt)
-            tokens = self._chooser.choose(logits, np.asarray([len(reader.tokens)], np.int32), [request.choice])
-            pieces = [(request, self._push(request, int(tokens[0])))]
-            if request.answer.finish is None:
-                self._begin(_Row(request, int(tokens[0]), len(request.prompt)))
+            (token,) = self._chooser.choose(logits, np.asarray([len(reader.tokens)], np.int32), [request.choice])
         speed.prompt_seconds += time.perf_counter() - start
         speed.prompt_tokens += len(chunk)
-        return pieces
+        if token is None:
+            return []
+        self._reading = None
+        piece = (request, self._push(request, int(token)))
+        if request.answer.finish is None:
+            self._begin(_Row(request, int(token), len(request.prompt)))
+        return [piece]
 
     def decode(self) -> list[Piece]:
         """Make the next token of each answer that has a row."""

@@ -73,11 +73,10 @@ def sample(
     """
     steps = sampling.steps if steps is None else steps
     logits = adjusted(logits, sampling, seen, steps)
-    likeliest = jnp.argmax(logits)
-    if not steps.draw:
-        return likeliest.astype(jnp.int32)
-    drawn = jax.random.categorical(key, logits)
-    return jnp.where(_is_greedy(sampling), likeliest, drawn).astype(jnp.int32)
+    if steps.draw:
+        # As `jax.random.categorical` draws; a second `argmax`, for the greedy, would take as long as all of this.
+        logits += jnp.where(_is_greedy(sampling), 0.0, jax.random.gumbel(key, logits.shape, logits.dtype))
+    return jnp.argmax(logits).astype(jnp.int32)
 
 
 def adjusted(

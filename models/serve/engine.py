@@ -54,10 +54,12 @@ class Engine:
 
     **Attributes:**
 
+    - `room`: of a prompt and its answer, in tokens.
     - `error`: what ended the thread, if a mistake of ours did.
     """
 
     def __init__(self, batch: Batch, *, rows: int, max_queue: int, on_end: Callable[[], object] = lambda: None):
+        self.room = batch.room
         self.error: Exception | None = None
         self._batch = batch
         self._capacity = rows + max_queue
@@ -82,7 +84,7 @@ class Engine:
 
         **Arguments:**
 
-        - `request`: whose prompt has from 1 to `batch.room - 1` tokens.
+        - `request`: whose prompt has from 1 to `room - 1` tokens.
         - `deliver`: called in the engine's thread with each event, until one has a `finish`.
         - `timeout`: after so many seconds the answer ends, or, if it has no token yet, begins no more. Its finish is `"time"`.
 

@@ -28,15 +28,13 @@ class Language:
     - `name`: of the model.
     - `engine`: which makes the answers.
     - `tokenizer`: of the model.
-    - `room`: of a prompt and its answer, in tokens.
     - `timeout`: seconds for an answer, with the time that its request waits.
     """
 
-    def __init__(self, name: str, engine: Engine, tokenizer: Tokenizer, *, room: int, timeout: float):
+    def __init__(self, name: str, engine: Engine, tokenizer: Tokenizer, *, timeout: float):
         self.name = name
         self.engine = engine
         self._tokenizer = tokenizer
-        self._room = room
         self._timeout = timeout
 
     async def answer(self, http: HttpRequest, asked: AnswerRequest, *, is_chat: bool) -> Response:
@@ -44,7 +42,7 @@ class Language:
         # In a thread: a long prompt takes a while, in which other answers go on.
         prompt = await asyncio.to_thread(self._encode, asked.prompt, is_chat)
         answer = Answer(self._tokenizer, asked.stop)
-        max_tokens = self._room if asked.max_tokens is None else asked.max_tokens
+        max_tokens = self.engine.room if asked.max_tokens is None else asked.max_tokens
         reply = Reply(
             self.name,
             len(prompt),
@@ -80,9 +78,11 @@ class Language:
         if not 0 <= min(tokens) <= max(tokens) < self._tokenizer.vocab_size:
             message = f"{name}: expected tokens from 0 to {self._tokenizer.vocab_size - 1}; got others."
             raise ApiError(message, param=name)
-        if len(tokens) >= self._room:
-            message = f"{name}: expected less than {self._room} tokens, with room for an answer; got {len(tokens)}. Shorten it."
-            raise ApiError(message, param=name, code="context_length_exceeded")
+        if len(tokens) >= self.engine.room:
+            message = (
+                f"{name}: expected less than {self.engine.room} tokens, with room for an answer; got {len(tokens)}."
+            )
+            raise ApiError(f"{message} Shorten it.", param=name, code="context_length_exceeded")
         return tokens
 
 
@@ -142,10 +142,12 @@ class _Stream(StreamingResponse):
             self._events.close()
 
     async def _chunks(self, event: Event, reply: Reply) -> AsyncIterator[str]:
-        yield reply.first()
+        if reply.first:
+            yield reply.first
         try:
             while True:
-                yield reply.piece(event.text)
+                if event.text:
+                    yield reply.piece(event.text)
                 if event.finish is not None:
                     break
                 event = await self._events.next()

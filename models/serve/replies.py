@@ -59,14 +59,16 @@ class Reply:
         kind = "chat.completion" if self._is_chat else "text_completion"
         return {**self._fields, "object": kind, "choices": choices, "usage": self._usage(answer)}
 
+    @property
     def first(self) -> str:
-        """What a stream begins with, before there is text."""
+        """Return what a stream begins with, before there is text."""
         if self._is_chat:
             return self._chunk({"delta": {"role": "assistant", "content": ""}}, None)
         return self._chunk({"text": self._echoed}, None) if self._echoed else ""
 
     def piece(self, text: str) -> str:
-        return self._chunk({"delta": {"content": text}} if self._is_chat else {"text": text}, None) if text else ""
+        """A chunk with more of the text."""
+        return self._chunk({"delta": {"content": text}} if self._is_chat else {"text": text}, None)
 
     def last(self, answer: Answer) -> str:
         """What a stream ends with, after all text."""

@@ -45,7 +45,7 @@ class Server(uvicorn.Server):
             compile_program()
         self._engine = Engine(batch, rows=options.rows, max_queue=options.max_queue, on_end=self._stop)
         name = "SmolLM2-135M-Instruct" if options.weights is None else path.stem
-        language = Language(name, self._engine, tokenizer, room=batch.room, timeout=options.timeout)
+        language = Language(name, self._engine, tokenizer, timeout=options.timeout)
         app = make_app(language, embeddings, api_key=options.api_key)
         super().__init__(
             uvicorn.Config(

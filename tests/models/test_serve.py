@@ -67,7 +67,7 @@ def embedder():
 
 @pytest.fixture(scope="module")
 def app(engine, tokenizer, batch, embedder):
-    language = Language(NAME, engine, tokenizer, room=batch.room, timeout=60)
+    language = Language(NAME, engine, tokenizer, timeout=60)
     return make_app(language, Embeddings("MiniLM", embedder, max_queue=2, timeout=60))
 
 
@@ -221,7 +221,7 @@ def test_the_queue_is_full(openai_client, engine):
 
 @pytest.mark.usefixtures("idle")
 def test_limits_of_time_and_length(engine, tokenizer, openai_client):
-    app = make_app(Language(NAME, engine, tokenizer, room=512, timeout=1.0))
+    app = make_app(Language(NAME, engine, tokenizer, timeout=1.0))
     with serving(app) as address, client(address) as hurried:
         response = hurried.chat.completions.create(**LONG)
         assert response.choices[0].finish_reason == "length"
@@ -283,7 +283,7 @@ def test_models_and_routes(openai_client, address):
 
 
 def test_a_key(engine, tokenizer):
-    app = make_app(Language(NAME, engine, tokenizer, room=512, timeout=60), api_key="sesame")
+    app = make_app(Language(NAME, engine, tokenizer, timeout=60), api_key="sesame")
     with serving(app) as address:
         for value in (None, "Bearer sesam", "Bearer s\xe9same", "Basic sesame", "Bearer", "Bearer "):
             status, headers, body = send(address, "GET", "/v1/models", headers=value and {"Authorization": value})
@@ -300,7 +300,7 @@ def test_a_mistake_of_the_engine(model, tokenizer, monkeypatch):
     ended = threading.Event()
     engine = Engine(broken, rows=1, max_queue=1, on_end=ended.set)
     with (
-        serving(make_app(Language(NAME, engine, tokenizer, room=256, timeout=60))) as address,
+        serving(make_app(Language(NAME, engine, tokenizer, timeout=60))) as address,
         client(address) as opened,
     ):
         for _ in range(2):
@@ -314,7 +314,7 @@ def test_the_end(model, tokenizer, batch, engine):
     """Streams that run are told; who comes later is refused."""
     engine = Engine(Batch(model, widths=[1], room=256, longest_chunk=32), rows=1, max_queue=1)
     with (
-        serving(make_app(Language(NAME, engine, tokenizer, room=256, timeout=60))) as address,
+        serving(make_app(Language(NAME, engine, tokenizer, timeout=60))) as address,
         client(address) as opened,
     ):
         stream = opened.chat.completions.create(**LONG, stream=True)

@@ -86,7 +86,7 @@ def engine(model):
 @pytest.fixture(scope="module")
 def app(engine, tokenizer):
     embeddings = Embeddings("MiniLM", Embedder(default_folder()), max_queue=1, timeout=60)
-    return make_app(Language(NAME, engine, tokenizer, room=256, timeout=60), embeddings)
+    return make_app(Language(NAME, engine, tokenizer, timeout=60), embeddings)
 
 
 async def call(app, method, path, body):
