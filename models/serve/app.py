@@ -133,7 +133,7 @@ async def _refuse(http: Request, error: Any) -> Response:
 
 
 async def _refuse_http(http: Request, error: Any) -> Response:
-    """What Starlette refuses: routes and methods that are not there."""
+    """Put what Starlette refuses, routes and methods that are not there, into OpenAI's form."""
     expected = {404: "a path of this server", 405: f"a method of {error.headers and error.headers.get('Allow')}"}
     message = f"{http.method} {http.url.path}: expected {expected.get(error.status_code, error.detail)}."
     return ApiError(message, status=error.status_code, headers=error.headers).response()

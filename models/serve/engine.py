@@ -11,7 +11,7 @@ from ..batch import Batch, Request
 
 
 class Event(NamedTuple):
-    """What an answer has got.
+    """A piece of an answer.
 
     **Attributes:**
 

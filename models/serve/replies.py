@@ -71,7 +71,7 @@ class Reply:
         return self._chunk({"delta": {"content": text}} if self._is_chat else {"text": text}, None)
 
     def last(self, answer: Answer) -> str:
-        """What a stream ends with, after all text."""
+        """The end of a stream, after all text."""
         end = self._chunk({"delta": {}} if self._is_chat else {"text": ""}, answer.finish)
         if self._include_usage:
             end += self._event({"choices": [], "usage": self._usage(answer)})

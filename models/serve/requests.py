@@ -1,4 +1,4 @@
-"""What OpenAI's requests ask for, in our terms."""
+"""OpenAI's requests in our terms."""
 
 import dataclasses
 import secrets
@@ -22,7 +22,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 
 @dataclasses.dataclass(frozen=True)
 class AnswerRequest:
-    """What chat completions and completions have in common.
+    """A request for a chat completion or a completion.
 
     **Attributes:**
 

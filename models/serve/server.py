@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import ctypes
 import functools
 import socket
 
@@ -21,6 +22,7 @@ from .language import Language
 
 # A prompt is read in chunks of this many tokens at most, between which other answers go on.
 _LONGEST_CHUNK = 128
+_M_MMAP_THRESHOLD = -3  # of malloc.h
 # So long who reads an answer may take for its end, when the server shuts down.
 _SHUTDOWN_SECONDS = 5
 
@@ -34,6 +36,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, options: argparse.Namespace):
+        _give_memory_back()
         dtype = jnp.dtype(DTYPES[options.dtype])
         path = gguf.default_path() if options.weights is None else options.weights
         file = gguf.open_model(path)
@@ -81,6 +84,17 @@ class Server(uvicorn.Server):
 
     def _stop(self) -> None:
         self.should_exit = True
+
+
+def _give_memory_back() -> None:
+    """Let glibc give back the caches that are freed.
+
+    By default it takes the next ones from its heap, where those of other sizes leave holes: after eight answers at once the
+    process had 2.6 GB, and has 1.2 GB with this.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # another C library knows no such option
+        mallopt(_M_MMAP_THRESHOLD, 1 << 20)
 
 
 def _load_embeddings(options: argparse.Namespace, dtype: jnp.dtype) -> Embeddings:
