@@ -7,7 +7,7 @@ from .stop_strings import StopStrings
 from .tokenizer import Tokenizer
 
 
-Finish = Literal["stop_token", "stop_string", "max_tokens", "context", "interrupted"]
+Finish = Literal["stop_token", "stop_string", "max_tokens", "context", "time", "interrupted"]
 
 
 class Answer:

@@ -1,5 +1,6 @@
 """The next tokens of several texts, by a small program of its own: the model's programs know nothing of sampling."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,51 +10,110 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from .sampling import Sampling, sample
+from .sampling import Sampling, Steps, sample
 
 
-class Chooser:
-    """Chooses the next tokens of several texts, the rows.
+class Choice:
+    """The way in which the tokens of one text are chosen.
 
     **Arguments:**
 
-    - `rows`: how many.
+    - `sampling`, `seed`: by default the most likely token is taken. What a text draws depends on these and its tokens alone.
+    """
+
+    def __init__(self, sampling: Sampling | None = None, seed: int = 0):
+        self.sampling = sampling or Sampling()
+        self.steps = self.sampling.steps
+        self.seed = seed
+        self.tokens: set[int] = set()  # which a penalty asks for
+
+    def start(self, tokens: Sequence[int]) -> None:
+        """Let the text have these tokens."""
+        if self.steps.penalty:
+            self.tokens = set(tokens)
+
+    def add(self, token: int) -> None:
+        if self.steps.penalty:
+            self.tokens.add(token)
+
+
+_GREEDY = Choice()
+
+
+class Chooser:
+    """Chooses the next tokens of several texts.
+
+    A program is compiled for each number of texts, and the steps that one of them needs. The values of options are arguments.
+
+    **Arguments:**
+
     - `vocab_size`: the number of logits.
-    - `sampling`, `seed`: of the choice, by default the most likely token. What a row draws depends on the seed and the
-        row's own tokens alone.
     - `sharding`: of the logits, if they are split over devices. No device gets them whole.
     """
 
-    def __init__(
+    def __init__(self, vocab_size: int, sharding: NamedSharding | None = None):
+        self._vocab_size = vocab_size
+        self._sharding = sharding
+        self._programs: dict[tuple[int, Steps], Any] = {}
+
+    def prepare(self, choices: Sequence[Choice | None]) -> None:
+        """Compile what `choose` runs, if that is not done. It would do so itself."""
+        self._program(len(choices), _steps(choices))
+
+    def choose(
         self,
-        rows: int,
-        vocab_size: int,
-        sampling: Sampling | None,
-        seed: int,
-        sharding: NamedSharding | None = None,
-    ):
-        sampling = sampling or Sampling()
-
-        def choose(logits: jax.Array, position: jax.Array, seen: Any) -> jax.Array:
-            return sample(logits, jax.random.fold_in(jax.random.key(seed), position), sampling, seen)
-
-        self._seen = np.zeros((rows, vocab_size), bool) if sampling.remembers else None
-        shapes = (
-            jax.ShapeDtypeStruct((rows, vocab_size), jnp.float32, sharding=sharding),
-            jax.ShapeDtypeStruct((rows,), jnp.int32),
-        )
-        everywhere = None if sharding is None else NamedSharding(sharding.mesh, PartitionSpec())
-        self._choose = jax.jit(jax.vmap(choose), out_shardings=everywhere).lower(*shapes, self._seen).compile()
-
-    def start(self, row: int, tokens: Sequence[int]) -> None:
-        """Let a row have these tokens."""
-        if self._seen is not None:
-            self._seen[row] = False
-            self._seen[row, tokens] = True
-
-    def choose(self, logits: Float[Array, "rows V"], positions: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
-        """The next token of each row, which is at this position."""
-        tokens = np.asarray(self._choose(logits, positions, self._seen))
-        if self._seen is not None:
-            self._seen[np.arange(len(tokens)), tokens] = True
+        logits: Float[Array, "texts V"],
+        positions: Int[np.ndarray, " texts"],
+        choices: Sequence[Choice | None],
+    ) -> Int[np.ndarray, " texts"]:
+        """The next token of each text, which is at this position; of a text without a choice, any token."""
+        steps = _steps(choices)
+        every = [choice or _GREEDY for choice in choices]
+        seeds = np.asarray([choice.seed for choice in every], np.uint32)
+        seen = self._seen(every) if steps.penalty else None
+        tokens = np.asarray(self._program(len(every), steps)(logits, positions, seeds, _values(every), seen))
+        for choice, token in zip(choices, tokens, strict=True):
+            if choice is not None:
+                choice.add(int(token))
         return tokens
+
+    def _seen(self, choices: Sequence[Choice]) -> np.ndarray:
+        seen = np.zeros((len(choices), self._vocab_size), bool)
+        for row, choice in zip(seen, choices, strict=True):
+            row[list(choice.tokens)] = True
+        return seen
+
+    def _program(self, count: int, steps: Steps) -> Any:
+        if (count, steps) not in self._programs:
+
+            def choose(logits: Any, position: Any, seed: Any, sampling: Sampling, seen: Any) -> jax.Array:
+                return sample(logits, jax.random.fold_in(jax.random.key(seed), position), sampling, seen, steps)
+
+            shape = functools.partial(jax.ShapeDtypeStruct, (count,))
+            logits = jax.ShapeDtypeStruct((count, self._vocab_size), jnp.float32, sharding=self._sharding)
+            seen = jax.ShapeDtypeStruct(logits.shape, jnp.bool_) if steps.penalty else None
+            values = jax.tree.map(lambda x: shape(x.dtype), _values([]))
+            everywhere = None if self._sharding is None else NamedSharding(self._sharding.mesh, PartitionSpec())
+            program = jax.jit(jax.vmap(choose), out_shardings=everywhere)
+            operands = logits, shape(jnp.int32), shape(jnp.uint32), values, seen
+            self._programs[count, steps] = program.lower(*operands).compile()
+        return self._programs[count, steps]
+
+
+def _steps(choices: Sequence[Choice | None]) -> Steps:
+    return functools.reduce(Steps.union, (choice.steps for choice in choices if choice is not None), Steps())
+
+
+def _values(choices: Sequence[Choice]) -> Any:
+    """The options of all texts, an array for each."""
+
+    def values(name: str, dtype: Any) -> Any:
+        return np.asarray([getattr(choice.sampling, name) for choice in choices], dtype)
+
+    return Sampling(
+        temperature=values("temperature", np.float32),
+        top_k=values("top_k", np.int32),
+        top_p=values("top_p", np.float32),
+        min_p=values("min_p", np.float32),
+        repetition_penalty=values("repetition_penalty", np.float32),
+    )

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 from . import gguf, llama, parallel, processes
 from ._program import DTYPES, UsageError, progress, report, run, write
 from .answer import Answer
-from .batch import Batch
+from .batch import Batch, Request
 from .chat import Chat, converse
+from .chooser import Choice
 from .compilation_cache import keep_programs
 from .generator import Generator, Speed
 from .model_files import open_files
@@ -126,17 +127,17 @@ class _Program:
                 raise UsageError(f"{place}: {error}") from None
         batch = Batch(
             self.model(),
-            rows=min(options.rows, len(tokens)),
+            widths=[min(options.rows, len(tokens))],
             room=max(map(len, tokens)) + options.max_tokens,
-            sampling=sampling_of(options),
-            seed=options.seed,
         )
-        answers = [Answer(self.tokenizer, options.stop) for _ in tokens]
-        ended = batch.answer(tokens, answers, max_tokens=options.max_tokens)
-        waiting = collections.deque(zip(records, answers, strict=True))
-        for _ in progress(ended, desc="answering", unit="prompt", total=len(tokens)):
+        waiting = collections.deque()
+        for (_, record), prompt in zip(records, tokens, strict=True):
+            answer, choice = Answer(self.tokenizer, options.stop), Choice(sampling_of(options), options.seed)
+            batch.add(Request(prompt, answer, options.max_tokens, choice))
+            waiting.append((record, answer))
+        for _ in progress(batch.run(), desc="answering", unit="prompt", total=len(tokens)):
             while waiting and waiting[0][1].finish is not None:
-                (_, record), answer = waiting.popleft()
+                record, answer = waiting.popleft()
                 as_text = f"> {record['prompt']}\n{answer.text}\n"
                 write([f"{json.dumps(record | answer.record()) if options.json else as_text}\n"])
                 sys.stdout.flush()

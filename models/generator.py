@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .chooser import Chooser
+from .chooser import Choice, Chooser
 from .llama import Llama
 from .parallel import SplitLlama
 from .reader import Reader
@@ -74,7 +74,9 @@ class Generator:
     def __init__(self, model: Llama | SplitLlama, *, room: int, sampling: Sampling | None = None, seed: int = 0):
         self.reader = Reader(model, room)
         self.room = self.reader.room
-        self._chooser = Chooser(1, model.config.vocab_size, sampling, seed, model.logits_sharding)
+        self._choice = Choice(sampling, seed)
+        self._chooser = Chooser(model.config.vocab_size, model.logits_sharding)
+        self._chooser.prepare([self._choice])
         self.speed = Speed()
 
     def generate(
@@ -94,8 +96,7 @@ class Generator:
 
         **Raises:** `ValueError` if the prompt is empty, or leaves no room for a token.
         """
-        if not 0 < len(tokens) < self.room:
-            raise ValueError(f"expected a prompt of 1 to {self.room - 1} tokens; got {len(tokens)} tokens")
+        self.reader.check(tokens)
         return self._generate(list(tokens), min(max_tokens, self.room - len(tokens)), stopped, progress)
 
     def _generate(
@@ -105,7 +106,7 @@ class Generator:
         reader.forget(tokens)
         kept = len(reader.tokens)
         self.speed = speed = Speed(kept_tokens=kept)
-        self._chooser.start(0, tokens)
+        self._choice.start(tokens)
         chunks, logits = reader.chunks(tokens[kept:]), None
         for chunk in progress(chunks) if len(chunks) > 1 else chunks:
             if stopped():
@@ -130,4 +131,5 @@ class Generator:
             yield token
 
     def _choose(self, logits: Any) -> int:
-        return int(self._chooser.choose(logits, np.asarray([len(self.reader.tokens)], np.int32))[0])
+        position = np.asarray([len(self.reader.tokens)], np.int32)
+        return int(self._chooser.choose(logits, position, [self._choice])[0])

@@ -199,4 +199,6 @@ def _specs(tree: Any) -> Any:
             return jax.tree.map(lambda x: PartitionSpec(AXIS), node)
         return PartitionSpec()
 
-    return jax.tree.map(specs, tree, is_leaf=lambda node: isinstance(node, eqxc.nn.KVCache | Embedding | HeadNorm | Projection))
+    return jax.tree.map(
+        specs, tree, is_leaf=lambda node: isinstance(node, eqxc.nn.KVCache | Embedding | HeadNorm | Projection)
+    )

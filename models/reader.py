@@ -1,6 +1,7 @@
 """A model that reads tokens into its cache, chunk by chunk."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ from .parallel import SplitLlama
 
 # A program is compiled for each length of a chunk and of a cache: few lengths are few programs. A chunk of several tokens has a
 # power of two of them, padding included.
-_SHORTEST_CHUNK, _LONGEST_CHUNK = 32, 512
+_SHORTEST_CHUNK, LONGEST_CHUNK = 32, 512
 _CACHE_STEP = 256
 
 
@@ -26,6 +27,7 @@ class Reader:
 
     - `model`: a `Llama`, or a `SplitLlama`.
     - `room`: how many tokens the cache is for; the model's context, if that is less.
+    - `longest_chunk`: the most tokens that are read at a time, a power of two.
 
     **Attributes:**
 
@@ -35,16 +37,22 @@ class Reader:
     - `blocks`: the cache, of a `models.llama.Cache`, or `None` before the first token.
     """
 
-    def __init__(self, model: Llama | SplitLlama, room: int):
+    def __init__(self, model: Llama | SplitLlama, room: int, longest_chunk: int = LONGEST_CHUNK):
         self.room = min(round_up(room, _CACHE_STEP), model.config.context_length)
         self.tokens: list[int] = []
         self.blocks: Any = None
         # Flat, and so faster to pass than a tree of Modules.
         self._weights, self._tree = jax.tree.flatten(model)
         self._entries = self.room + _SHORTEST_CHUNK  # wherever a chunk begins, it may be padded
+        self._longest_chunk = longest_chunk
         init = jax.jit(lambda: model.init_cache(self._entries).blocks).lower()
         self.shapes, self._new_blocks = init.out_info, init.compile()
         self._programs: dict[int, Any] = {}
+
+    def check(self, prompt: Sequence[int]) -> None:
+        """Raise `ValueError` if a prompt is empty, or leaves no room for a token."""
+        if not 0 < len(prompt) < self.room:
+            raise ValueError(f"expected a prompt of 1 to {self.room - 1} tokens; got {len(prompt)} tokens")
 
     def forget(self, tokens: Sequence[int]) -> None:
         """Forget all but what the cache has in common with `tokens`, of which at least the last one is left to read."""
@@ -59,7 +67,7 @@ class Reader:
         parts: list[Sequence[int]] = []
         start = 0
         while start < len(tokens):
-            size = _chunk_size(len(tokens) - start, self._entries - len(self.tokens) - start)
+            size = self._chunk_size(len(tokens) - start, self._entries - len(self.tokens) - start)
             parts.append(tokens[start : start + size])
             start += size
         return parts
@@ -67,6 +75,13 @@ class Reader:
     def prepare(self, chunk: Sequence[int]) -> None:
         """Compile what `read` runs, if that is not done. It would do so itself."""
         self._program(self._padded_size(chunk))
+
+    def programs(self) -> list[Callable[[], Any]]:
+        """All that `prepare` compiles for chunks of any length, as functions that compile it."""
+        sizes = [1]
+        while sizes[-1] < self._longest_chunk:
+            sizes.append(max(_SHORTEST_CHUNK, 2 * sizes[-1]))
+        return [functools.partial(self._program, size) for size in sizes]
 
     def read(self, chunk: Sequence[int]) -> jax.Array:
         """Put tokens into the cache.
@@ -89,7 +104,7 @@ class Reader:
         return logits
 
     def _padded_size(self, chunk: Sequence[int]) -> int:
-        return _chunk_size(len(chunk), self._entries - len(self.tokens))
+        return self._chunk_size(len(chunk), self._entries - len(self.tokens))
 
     def _program(self, size: int) -> Any:
         if size not in self._programs:
@@ -104,12 +119,11 @@ class Reader:
         last = jax.lax.dynamic_slice_in_dim(x, count - 1, 1)
         return model.logits(last), cache.blocks
 
-
-def _chunk_size(rest: int, room: int) -> int:
-    """The length, with its padding, of the next chunk of `rest` tokens, where the cache has so many entries left."""
-    if rest == 1:
-        return 1
-    size = _LONGEST_CHUNK
-    while size > _SHORTEST_CHUNK and (size // 2 >= rest or size > room):
-        size //= 2
-    return size
+    def _chunk_size(self, rest: int, room: int) -> int:
+        """The length, with its padding, of the next chunk of `rest` tokens, where the cache has so many entries left."""
+        if rest == 1:
+            return 1
+        size = self._longest_chunk
+        while size > _SHORTEST_CHUNK and (size // 2 >= rest or size > room):
+            size //= 2
+        return size

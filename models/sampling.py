@@ -2,12 +2,30 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 
+_LEAST_TEMPERATURE = 1e-6  # nobody can tell a lower one from 0, and the division might overflow
+
+
+class Steps(NamedTuple):
+    """The steps of a choice that a program has: those whose options are on."""
+
+    penalty: bool = False
+    draw: bool = False
+    top_k: bool = False
+    top_p: bool = False
+    min_p: bool = False
+
+    def union(self, other: "Steps") -> "Steps":
+        return Steps(*(a or b for a, b in zip(self, other, strict=True)))
+
+
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Sampling:
     """The way in which a token is chosen. Options that are off by default cost nothing.
@@ -21,7 +39,8 @@ class Sampling:
     - `repetition_penalty`: divides the positive logits of tokens that were there before, in the prompt or the answer, and
         multiplies the negative ones. It comes before all else, and holds at a temperature of 0 too.
 
-    Tokens of the same probability are in together, so that they may be more than `top_k`.
+    Tokens of the same probability are in together, so that they may be more than `top_k`. In a program the attributes may be
+    arrays; `sample` is told the steps then.
     """
 
     temperature: float = 0.0
@@ -31,61 +50,77 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     @property
-    def is_greedy(self) -> bool:
-        return self.temperature < 1e-6  # nobody can tell it from 0, and the division might overflow
-
-    @property
-    def remembers(self) -> bool:
-        """True if a draw depends on the tokens before."""
-        return self.repetition_penalty != 1
+    def steps(self) -> Steps:
+        """Return the steps that these options need. A greedy choice has no draw to narrow."""
+        draw = self.temperature >= _LEAST_TEMPERATURE
+        narrow = (self.top_k > 0, self.top_p < 1, self.min_p > 0)
+        return Steps(self.repetition_penalty != 1, draw, *(draw and step for step in narrow))
 
 
 def sample(
-    logits: Float[Array, " V"], key: PRNGKeyArray, sampling: Sampling, seen: Bool[Array, " V"] | None = None
+    logits: Float[Array, " V"],
+    key: PRNGKeyArray,
+    sampling: Sampling,
+    seen: Bool[Array, " V"] | None = None,
+    steps: Steps | None = None,
 ) -> Int[Array, ""]:
     """The next token.
 
     **Arguments:**
 
-    - `seen`: the tokens that were there before, which `sampling.remembers` needs.
+    - `seen`: the tokens that were there before, which a repetition penalty needs.
+    - `steps`: by default those that `sampling` needs. Steps that it does not need change nothing.
     """
-    logits = adjusted(logits, sampling, seen)
-    if sampling.is_greedy:
-        return jnp.argmax(logits).astype(jnp.int32)
-    return jax.random.categorical(key, logits).astype(jnp.int32)
+    steps = sampling.steps if steps is None else steps
+    logits = adjusted(logits, sampling, seen, steps)
+    if steps.draw:
+        # As `jax.random.categorical` draws; a second `argmax`, for the greedy, would take as long as all of this.
+        logits += jnp.where(_is_greedy(sampling), 0.0, jax.random.gumbel(key, logits.shape, logits.dtype))
+    return jnp.argmax(logits).astype(jnp.int32)
 
 
 def adjusted(
-    logits: Float[Array, " V"], sampling: Sampling, seen: Bool[Array, " V"] | None = None
+    logits: Float[Array, " V"],
+    sampling: Sampling,
+    seen: Bool[Array, " V"] | None = None,
+    steps: Steps | None = None,
 ) -> Float[Array, " V"]:
     """The logits that `sample` draws by: those of tokens that are left out are `-inf`."""
-    if sampling.remembers:
+    steps = sampling.steps if steps is None else steps
+    if steps.penalty:
         if seen is None:
             raise ValueError("sample: expected the tokens seen before, for a repetition penalty; got none.")
         penalty = sampling.repetition_penalty
         logits = jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
-    if sampling.is_greedy:
+    if not steps.draw:
         return logits
-    logits = logits / sampling.temperature
-    if sampling.top_k == 0 and sampling.top_p == 1 and sampling.min_p == 0:
+    logits = logits / jnp.where(_is_greedy(sampling), 1.0, sampling.temperature)
+    if not (steps.top_k or steps.top_p or steps.min_p):
         return logits
     probabilities = jax.nn.softmax(logits)
-    return jnp.where(probabilities >= _least_probability(probabilities, sampling), logits, -jnp.inf)
+    return jnp.where(probabilities >= _least_probability(probabilities, sampling, steps), logits, -jnp.inf)
 
 
-def _least_probability(probabilities: Float[Array, " V"], sampling: Sampling) -> Float[Array, ""]:
+def _is_greedy(sampling: Sampling) -> Any:
+    return sampling.temperature < _LEAST_TEMPERATURE
+
+
+def _least_probability(probabilities: Float[Array, " V"], sampling: Sampling, steps: Steps) -> Float[Array, ""]:
     """Return the least probability with which a token is drawn."""
     largest, least = probabilities.max(), jnp.zeros((), jnp.float32)
 
     def above(threshold: Float[Array, ""]) -> Float[Array, " V"]:
         return jnp.where(probabilities >= threshold, probabilities, 0)
 
-    if 0 < sampling.top_k < probabilities.size:
-        least = _threshold(lambda threshold: (probabilities >= threshold).sum() >= sampling.top_k)
-    if sampling.top_p < 1:
+    # Each step leaves all tokens where its option is off: other texts of the same program have it on.
+    if steps.top_k:
+        threshold = _threshold(lambda threshold: (probabilities >= threshold).sum() >= sampling.top_k)
+        least = jnp.where(sampling.top_k > 0, threshold, least)
+    if steps.top_p:
         mass = sampling.top_p * above(least).sum()
-        least = jnp.maximum(least, _threshold(lambda threshold: above(threshold).sum() >= mass))
-    if sampling.min_p > 0:
+        threshold = _threshold(lambda threshold: above(threshold).sum() >= mass)
+        least = jnp.maximum(least, jnp.where(sampling.top_p < 1, threshold, 0.0))
+    if steps.min_p:
         least = jnp.maximum(least, sampling.min_p * largest)
     return jnp.minimum(least, largest)
 

@@ -11,8 +11,8 @@ import pytest
 import eqxcallback as eqxc
 from eqxcallback import xla
 from models import gguf, llama
-from models.batch import Batch
 from models.reader import Reader
+from models.rows import Rows
 
 from .programs import thunks
 
@@ -122,10 +122,10 @@ def test_what_generate_runs_is_one_command_buffer(model, size):
 
 
 def test_a_step_of_a_batch_is_one_command_buffer(model):
-    batch = Batch(model, rows=4, room=256)
-    cache = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch._blocks)
+    one = Reader(model, 256).shapes
+    cache = jax.tree.map(lambda x: jax.ShapeDtypeStruct((4, *x.shape), x.dtype), one)
     shapes = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((4, 1), (4,))]
-    every, compiled = plan_of(batch._step, jax.tree.leaves(model), *shapes, cache, donate_argnums=3)
+    every, compiled = plan_of(Rows(model, one)._step, jax.tree.leaves(model), *shapes, cache, donate_argnums=3)
     assert [thunk.kind for thunk in every].count("kCommandBuffer") == 1
     assert kinds_outside(every) == []
     assert copied(compiled) <= {"s32[]", "s32[4]"}

@@ -1,4 +1,6 @@
-"""The language model."""
+"""The language model, and programs that are started."""
+
+import signal
 
 import pytest
 
@@ -32,3 +34,12 @@ def tokenizer(file):
 @pytest.fixture(scope="session")
 def model(file):
     return llama.load(file)
+
+
+@pytest.fixture
+def interruptible():
+    """Programs that are started here can be interrupted. A shell starts what it runs in the background with SIGINT ignored, and
+    a process hands that on to its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

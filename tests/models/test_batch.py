@@ -1,5 +1,7 @@
 """Files of prompts: `python -m models.generate --prompts FILE`."""
 
+import collections
+import itertools
 import json
 import re
 
@@ -9,8 +11,8 @@ import pytest
 
 from models._program import UsageError
 from models.answer import Answer
-from models.batch import Batch
-from models.chooser import Chooser
+from models.batch import Batch, Request
+from models.chooser import Choice, Chooser
 from models.generate import main
 from models.generator import Generator
 from models.prompts import read_prompts
@@ -26,47 +28,109 @@ SAID = [
 ]
 
 
-def test_each_row_says_what_it_says_alone(model, tokenizer):
-    prompts = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in SAID]
-    answers = [Answer(tokenizer, ["4"]) for _ in prompts]
-    batch = Batch(model, rows=3, room=256)
-    ended = list(batch.answer(prompts, answers, max_tokens=16))
-    assert sorted(ended) == list(range(5))
-    generator = Generator(model, room=256)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        alone = Answer(tokenizer, ["4"])
-        alone.take(generator.generate(prompt, max_tokens=16), str, max_tokens=16)
-        assert answer.record() == alone.record()
-    assert {answer.finish for answer in answers} == {"stop_token", "max_tokens", "stop_string"}
-    assert batch.speed.decoded_tokens == sum(answer.num_tokens - 1 for answer in answers)
+def ask(tokenizer, text, stop=(), **options):
+    prompt = tokenizer.encode_chat([{"role": "user", "content": text}])
+    return Request(prompt, Answer(tokenizer, stop), **{"max_tokens": 16, **options})
+
+
+@pytest.fixture(scope="module")
+def said_alone(model, tokenizer):
+    """The records of the answers that a generator makes."""
+    generator, records = Generator(model, room=256), []
+    for text in SAID:
+        request = ask(tokenizer, text, ["4"])
+        request.answer.take(generator.generate(request.prompt, max_tokens=16), str, max_tokens=16)
+        records.append(request.answer.record())
+    return records
+
+
+def test_each_row_says_what_it_says_alone(model, tokenizer, said_alone):
+    requests = [ask(tokenizer, text, ["4"]) for text in SAID]
+    batch = Batch(model, widths=[3], room=256)
+    for request in requests:
+        batch.add(request)
+    assert set(batch.run()) == set(requests)
+    assert [request.answer.record() for request in requests] == said_alone
+    assert {request.answer.finish for request in requests} == {"stop_token", "max_tokens", "stop_string"}
+    assert batch.speed.decoded_tokens == sum(request.answer.num_tokens - 1 for request in requests)
     # What the prompts begin with is read once.
-    assert batch.speed.kept_tokens + batch.speed.prompt_tokens == sum(map(len, prompts))
+    assert batch.speed.kept_tokens + batch.speed.prompt_tokens == sum(len(request.prompt) for request in requests)
     assert batch.speed.kept_tokens > 4 * 20
 
 
-def test_each_row_draws_what_it_draws_alone():
-    sampling = Sampling(temperature=1.0, top_k=9, repetition_penalty=1.5)
-    logits = jax.random.normal(jax.random.key(0), (6, 3, 40))
-    together = Chooser(3, 40, sampling, seed=7)
-    apart = [Chooser(1, 40, sampling, seed=7) for _ in range(3)]
-    start = np.asarray([5, 80, 11], np.int32)
-    for row in range(3):
-        together.start(row, [3, row])
-        apart[row].start(0, [3, row])
+def test_requests_come_and_go(model, tokenizer, said_alone, monkeypatch):
+    """Rows are added and taken away, moved and cancelled, while a long prompt is read in parts."""
+    monkeypatch.setattr("models.batch._PATIENCE", 2)
+    batch = Batch(model, widths=[1, 2, 3], room=256, longest_chunk=32)
+    requests = [ask(tokenizer, text, ["4"]) for text in SAID]
+    texts, widths = collections.defaultdict(str), []
+
+    def turn():
+        for request, text in batch.read() + batch.decode():
+            texts[request] += text
+        widths.append(batch._caches.width)
+
+    extra = [ask(tokenizer, text, max_tokens=90) for text in SAID]
+    for request in (extra[1], requests[3], requests[1], extra[3]):
+        batch.add(request)
+    while not texts[requests[1]]:
+        turn()
+    batch.cancel(extra[1])  # which has a row
+    turn()
+    assert batch._reading is not None
+    batch.cancel(extra[3])  # whose prompt is being read
+    batch.add(extra[0])
+    batch.cancel(extra[0])  # which waits
+    while batch.is_busy:
+        turn()
+    for i in (0, 2, 4):
+        batch.add(requests[i])
+    batch.cancel(extra[2])  # which nobody knows
+    while batch.is_busy:
+        turn()
+    assert [request.answer.record() for request in requests] == said_alone
+    assert [texts[request] for request in requests] == [record["text"] for record in said_alone]
+    assert [width for width, _ in itertools.groupby(widths)][:6] == [0, 1, 2, 3, 2, 1]
+    assert not extra[3].answer.num_tokens
+    assert extra[1].answer.finish is None
+
+
+def test_each_text_draws_what_it_draws_alone():
+    """Texts with other options in the same program change nothing."""
+    every = [
+        Sampling(temperature=1.0, top_k=9, repetition_penalty=1.5),
+        Sampling(),
+        Sampling(temperature=0.7, top_p=0.6),
+        Sampling(temperature=2.0),
+        Sampling(temperature=1.0, min_p=0.1),
+        Sampling(repetition_penalty=3.0),
+    ]
+    rows = len(every)
+    logits = jax.random.normal(jax.random.key(0), (6, rows, 40))
+    together, apart = ([Choice(sampling, 7 + i) for i, sampling in enumerate(every)] for _ in range(2))
+    chooser = Chooser(40)
+    start = np.asarray([5, 80, 11, 0, 3, 90], np.int32)
+    for row in range(rows):
+        together[row].start([3, row])
+        apart[row].start([3, row])
+    drawn = []
     for step in range(6):
         positions = start + np.int32(step)
-        alone = [apart[i].choose(logits[step, i : i + 1], positions[i : i + 1])[0] for i in range(3)]
-        np.testing.assert_array_equal(together.choose(logits[step], positions), alone)
-    together.start(0, [3, 0])  # another text, which has nothing of the one before
-    apart[0] = Chooser(1, 40, sampling, seed=7)
-    apart[0].start(0, [3, 0])
-    alone = apart[0].choose(logits[0, :1], start[:1])
-    assert together.choose(logits[0], start)[0] == alone[0]
+        alone = [chooser.choose(logits[step, [i]], positions[[i]], [apart[i]])[0] for i in range(rows)]
+        drawn.append(chooser.choose(logits[step], positions, together))
+        np.testing.assert_array_equal(drawn[-1], alone)
+    np.testing.assert_array_equal(np.asarray(drawn)[:, 1], logits[:, 1].argmax(-1))  # the one without options
+    together[0].start([3, 0])  # another text, which has nothing of the one before
+    anew = Choice(every[0], 7)
+    anew.start([3, 0])
+    alone = chooser.choose(logits[0, :1], start[:1], [anew])
+    without = chooser.choose(logits[0], start, [together[0], *[None] * (rows - 1)])
+    assert without[0] == alone[0] == drawn[0][0]
 
 
 def test_no_cache_is_copied(model):
-    batch = Batch(model, rows=2, room=256)
-    for program in (batch._next, batch._put_row):
+    batch = Batch(model, widths=[2], room=256)
+    for program in batch._caches.programs(2):
         memory = program.memory_analysis()
         assert memory is not None
         assert memory.temp_size_in_bytes < 100_000  # one layer's cache has 400,000
@@ -74,10 +138,13 @@ def test_no_cache_is_copied(model):
 
 
 def test_the_room_ends(model, tokenizer):
-    prompt = tokenizer.encode_chat([{"role": "user", "content": "Count from one to a hundred." + " Please." * 90}])
-    answer = Answer(tokenizer)
-    assert list(Batch(model, rows=1, room=256).answer([prompt], [answer], max_tokens=200)) == [0]
-    assert (answer.finish, len(prompt) + answer.num_tokens) == ("context", 256)
+    request = ask(tokenizer, "Count from one to a hundred." + " Please." * 90, max_tokens=200)
+    batch = Batch(model, widths=[1], room=256)
+    batch.add(request)
+    assert list(batch.run()) == [request]
+    assert (request.answer.finish, len(request.prompt) + request.answer.num_tokens) == ("context", 256)
+    with pytest.raises(ValueError, match=r"expected a prompt of 1 to 255 tokens; got 256 tokens"):
+        batch.add(Request([1] * 256, Answer(tokenizer), 1))
 
 
 def test_lines_in_their_order(tmp_path, capsys):

@@ -98,16 +98,7 @@ def test_lines_of_stdin(monkeypatch, capsys):
     assert "expected a message, /reset or /quit; got /nonsense" in written.err
 
 
-@pytest.fixture
-def _interruptible():
-    """Programs that are started here can be interrupted. A shell starts what it runs in the background with SIGINT ignored, and
-    a process hands that on to its children."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_interruptible")
+@pytest.mark.usefixtures("interruptible")
 def test_interrupts_on_a_terminal():
     controller, terminal = pty.openpty()
     ends = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)

@@ -11,7 +11,7 @@ from gguf.quants import dequantize, quantize
 import eqxcallback as eqxc
 from models import gguf, huggingface, llama
 from models.answer import Answer
-from models.batch import Batch
+from models.batch import Batch, Request
 from models.chat_template import ChatTemplate
 from models.generator import Generator
 from models.tokenizer import Tokenizer
@@ -134,7 +134,10 @@ def test_several_rows_at_a_time(tmp_path):
     template = ChatTemplate("", "a template", {})
     tokenizer = Tokenizer(Vocabulary(80, {}, lambda *_: [], lambda token: b" %d" % token, frozenset(), template))
     answers = [Answer(tokenizer) for _ in prompts]
-    list(Batch(model, rows=2, room=32).answer(prompts, answers, max_tokens=6))
+    batch = Batch(model, widths=[2], room=32)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        batch.add(Request(prompt, answer, 6))
+    list(batch.run())
     generator = Generator(model, room=32)
     alone = [list(generator.generate(prompt, max_tokens=6)) for prompt in prompts]
     assert [[*map(int, answer.text.split())] for answer in answers] == alone

@@ -1,0 +1,1 @@
+"""A server that speaks OpenAI's protocol: `python -m models.serve`."""

@@ -1,0 +1,158 @@
+"""Chat completions and completions: from a request of HTTP to the engine, and back."""
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from .._errors import ModelFileError
+from ..answer import Answer
+from ..batch import Request
+from ..tokenizer import Tokenizer
+from . import replies
+from .engine import Engine, EngineClosed, Event, QueueFull
+from .errors import ApiError, json_response, overloaded, shutting_down
+from .replies import Reply
+from .requests import AnswerRequest
+
+
+class Language:
+    """A language model that answers.
+
+    **Arguments:**
+
+    - `name`: of the model.
+    - `engine`: which makes the answers.
+    - `tokenizer`: of the model.
+    - `timeout`: seconds for an answer, with the time that its request waits.
+    """
+
+    def __init__(self, name: str, engine: Engine, tokenizer: Tokenizer, *, timeout: float):
+        self.name = name
+        self.engine = engine
+        self._tokenizer = tokenizer
+        self._timeout = timeout
+
+    async def answer(self, http: HttpRequest, asked: AnswerRequest, *, is_chat: bool) -> Response:
+        """**Raises:** `ApiError`, and `ClientDisconnect` if nobody waits any more."""
+        # In a thread: a long prompt takes a while, in which other answers go on.
+        prompt = await asyncio.to_thread(self._encode, asked.prompt, is_chat)
+        answer = Answer(self._tokenizer, asked.stop)
+        max_tokens = self.engine.room if asked.max_tokens is None else asked.max_tokens
+        reply = Reply(
+            self.name,
+            len(prompt),
+            is_chat=is_chat,
+            echoed=self._tokenizer.decode(prompt) if asked.echo else "",
+            include_usage=asked.include_usage,
+        )
+        events = _Events(self.engine, Request(prompt, answer, max_tokens, asked.choice), http, self._timeout)
+        try:
+            event = await events.next()
+            # Not before the first event: until then an error can have a status of its own.
+            if asked.stream:
+                return _Stream(events, event, reply)
+            while event.finish is None:
+                event = await events.next()
+        except BaseException:  # the server may cancel this as well
+            events.close()
+            raise
+        events.close()
+        return json_response(reply.whole(answer))
+
+    def _encode(self, prompt: Any, is_chat: bool) -> list[int]:
+        name = "messages" if is_chat else "prompt"
+        if is_chat:
+            try:
+                tokens = self._tokenizer.encode_chat(prompt)
+            except ModelFileError as error:
+                raise ApiError(f"messages: {error}", param="messages") from None
+        else:
+            tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if not tokens:
+            raise ApiError(f"{name}: expected at least one token; got none.", param=name)
+        if not 0 <= min(tokens) <= max(tokens) < self._tokenizer.vocab_size:
+            message = f"{name}: expected tokens from 0 to {self._tokenizer.vocab_size - 1}; got others."
+            raise ApiError(message, param=name)
+        if len(tokens) >= self.engine.room:
+            message = (
+                f"{name}: expected less than {self.engine.room} tokens, with room for an answer; got {len(tokens)}."
+            )
+            raise ApiError(f"{message} Shorten it.", param=name, code="context_length_exceeded")
+        return tokens
+
+
+class _Events:
+    """The events of one answer, as the server's loop awaits them. When the client goes away, they end."""
+
+    def __init__(self, engine: Engine, request: Request, http: HttpRequest, timeout: float):
+        self.request = request
+        self._engine = engine
+        self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        deliver = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self._queue.put_nowait)
+        try:
+            engine.submit(request, deliver, timeout)
+        except QueueFull:
+            raise overloaded(
+                "the server: expected fewer requests at a time; the queue is full. Try again later."
+            ) from None
+        except EngineClosed:
+            raise shutting_down() from None
+        self._watch = asyncio.create_task(self._tell_when_gone(http))
+
+    async def next(self) -> Event:
+        """**Raises:** `ApiError` if the answer ends without being one, and `ClientDisconnect`."""
+        event = await self._queue.get()
+        if event is None:
+            raise ClientDisconnect
+        if event.finish == "interrupted":
+            raise shutting_down()
+        if event.finish == "time" and self.request.answer.num_tokens == 0:
+            raise overloaded("the server: expected to begin in time; other requests came first. Try again later.")
+        return event
+
+    def close(self) -> None:
+        """Free the answer's row. The events may have ended."""
+        self._watch.cancel()
+        self._engine.cancel(self.request)
+
+    async def _tell_when_gone(self, http: HttpRequest) -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+        self._queue.put_nowait(None)
+
+
+class _Stream(StreamingResponse):
+    """A response of server-sent events."""
+
+    def __init__(self, events: _Events, event: Event, reply: Reply):
+        super().__init__(
+            self._chunks(event, reply), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._events.close()
+
+    async def _chunks(self, event: Event, reply: Reply) -> AsyncIterator[str]:
+        if reply.first:
+            yield reply.first
+        try:
+            while True:
+                if event.text:
+                    yield reply.piece(event.text)
+                if event.finish is not None:
+                    break
+                event = await self._events.next()
+            yield reply.last(self._events.request.answer)
+        except ApiError as error:
+            yield replies.event(error.body)
+        except ClientDisconnect:
+            pass

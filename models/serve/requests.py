@@ -1,0 +1,198 @@
+"""OpenAI's requests in our terms."""
+
+import dataclasses
+import secrets
+from typing import Any
+
+from ..chooser import Choice
+from ..sampling import Sampling
+from .errors import ApiError
+from .fields import Fields, shown, text
+
+
+_MAX_STOPS, _MAX_STOP_LENGTH = 4, 1000
+_MAX_INPUTS = 2048
+_MOST = 2**31 - 1  # of integers without a limit of their own
+# A completion has so many tokens if it does not say, as OpenAI's; a chat goes on to its end.
+_COMPLETION_TOKENS = 16
+# Fields for OpenAI's own servers, or for what is kept there. They change no answer.
+_IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+
+
+@dataclasses.dataclass(frozen=True)
+class AnswerRequest:
+    """A request for a chat completion or a completion.
+
+    **Attributes:**
+
+    - `prompt`: messages as chat templates take them, a text, or tokens.
+    - `max_tokens`: or `None`: as many as there is room for.
+    - `echo`: whether the prompt is a part of the answer.
+    - `include_usage`: whether a stream ends with the counts of tokens.
+    """
+
+    model: str
+    prompt: Any
+    max_tokens: int | None
+    stop: list[str]
+    choice: Choice
+    stream: bool
+    include_usage: bool
+    echo: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingRequest:
+    """**Attributes:**
+
+    - `inputs`: the texts.
+    - `dimensions`: which the vectors should have, or `None`.
+    - `in_base64`: whether vectors are in base64, and not lists.
+    """
+
+    model: str
+    inputs: list[str]
+    dimensions: int | None
+    in_base64: bool
+
+
+def parse_chat(body: bytes) -> AnswerRequest:
+    """**Raises:** `ApiError`, as all functions of this module do."""
+    fields = Fields(body)
+    model = text("model", fields.required("model"))
+    messages = _messages(fields.required("messages"))
+    newer = fields.integer("max_completion_tokens", None, 1, _MOST)
+    max_tokens = fields.integer("max_tokens", newer, 1, _MOST)
+    if newer is not None and newer != max_tokens:
+        raise ApiError("max_tokens: expected it without max_completion_tokens; got both.", param="max_tokens")
+    fields.only("logprobs", False)
+    fields.only("top_logprobs", 0)
+    fields.only("tools", [])
+    fields.only("tool_choice", "none", "auto")
+    fields.only("response_format", {"type": "text"})
+    fields.only("modalities", ["text"])
+    return _answer_request(fields, model, messages, max_tokens)
+
+
+def parse_completion(body: bytes) -> AnswerRequest:
+    fields = Fields(body)
+    model = text("model", fields.required("model"))
+    prompt = _prompt(fields.required("prompt"))
+    max_tokens = fields.integer("max_tokens", _COMPLETION_TOKENS, 1, _MOST)
+    echo = fields.flag("echo")
+    fields.only("logprobs", 0)
+    fields.only("suffix", "")
+    fields.only("best_of", 1)
+    return _answer_request(fields, model, prompt, max_tokens, echo)
+
+
+def parse_embeddings(body: bytes) -> EmbeddingRequest:
+    fields = Fields(body)
+    model = text("model", fields.required("model"))
+    inputs = fields.required("input")
+    inputs = [inputs] if isinstance(inputs, str) else inputs
+    if not isinstance(inputs, list) or not all(isinstance(item, str) for item in inputs):
+        raise ApiError(
+            f"input: expected a string, or a list of strings; got {shown(inputs)}. Tokens are not supported.",
+            param="input",
+        )
+    if not 1 <= len(inputs) <= _MAX_INPUTS:
+        raise ApiError(f"input: expected 1 to {_MAX_INPUTS} strings; got {len(inputs)}.", param="input")
+    dimensions = fields.integer("dimensions", None, 1, _MOST)
+    encoding = fields.text("encoding_format", "float")
+    if encoding not in ("float", "base64"):
+        message = f'encoding_format: expected "float" or "base64"; got {shown(encoding)}.'
+        raise ApiError(message, param="encoding_format")
+    fields.ignore(_IGNORED)
+    fields.end()
+    return EmbeddingRequest(model, inputs, dimensions, encoding == "base64")
+
+
+def _answer_request(
+    fields: Fields, model: str, prompt: Any, max_tokens: int | None, echo: bool = False
+) -> AnswerRequest:
+    stop = _stop(fields.any("stop"))
+    sampling = Sampling(
+        temperature=fields.number("temperature", 1.0, 0, 2),
+        top_k=fields.integer("top_k", 0, 0, _MOST) or 0,
+        top_p=fields.number("top_p", 1.0, 0, 1),
+        min_p=fields.number("min_p", 0.0, 0, 1),
+        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.01, 100),
+    )
+    seed = fields.integer("seed", None, -(2**63), 2**63 - 1)
+    stream = fields.flag("stream")
+    include_usage = _include_usage(fields.any("stream_options"), stream)
+    fields.only("n", 1)
+    fields.only("frequency_penalty", 0)
+    fields.only("presence_penalty", 0)
+    fields.only("logit_bias", {})
+    fields.ignore(_IGNORED)
+    fields.end()
+    choice = Choice(sampling, secrets.randbits(32) if seed is None else seed % 2**32)
+    return AnswerRequest(model, prompt, max_tokens, stop, choice, stream, include_usage, echo)
+
+
+def _messages(messages: Any) -> list[dict[str, str]]:
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(f"messages: expected a list of messages; got {shown(messages)}.", param="messages")
+    return [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def _message(name: str, message: Any) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise ApiError(f"{name}: expected an object; got {shown(message)}.", param=name)
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise ApiError(
+            f"{name}.role: expected {', '.join(map(shown, _ROLES))}; got {shown(role)}.", param=f"{name}.role"
+        )
+    for key, value in message.items():
+        # Clients send back what they got, with fields that say nothing.
+        if key not in ("role", "content", "name") and value not in (None, [], {}, ""):
+            message = f"{name}: expected a role and a content alone; got {shown(key)}, which is not supported."
+            raise ApiError(message, param=name, code="unsupported_parameter")
+    return {"role": _ROLES[role], "content": _content(f"{name}.content", message.get("content"))}
+
+
+def _content(name: str, content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise ApiError(f"{name}: expected a string, or a list of parts; got {shown(content)}.", param=name)
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise ApiError(f'{name}: expected parts of the type "text"; got {shown(part)}.', param=name)
+    return "".join(part["text"] for part in content)
+
+
+def _prompt(prompt: Any) -> str | list[int]:
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
+        message = f"prompt: expected one string, or one list of tokens; got {shown(prompt)}. Send others by themselves."
+        raise ApiError(message, param="prompt")
+    return prompt
+
+
+def _stop(stop: Any) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else [] if stop is None else stop
+    fits = isinstance(stops, list) and len(stops) <= _MAX_STOPS
+    if not fits or not all(isinstance(item, str) and 1 <= len(item) <= _MAX_STOP_LENGTH for item in stops):
+        expected = f"up to {_MAX_STOPS} strings, of 1 to {_MAX_STOP_LENGTH} characters"
+        raise ApiError(f"stop: expected {expected}; got {shown(stop)}.", param="stop")
+    return stops
+
+
+def _include_usage(options: Any, stream: bool) -> bool:
+    name = "stream_options"
+    if options is None:
+        return False
+    if not stream:
+        raise ApiError(f"{name}: expected it with stream; got it without.", param=name)
+    known = isinstance(options, dict) and options.keys() <= {"include_usage", "include_obfuscation"}
+    if not known or not all(value is None or isinstance(value, bool) for value in options.values()):
+        raise ApiError(f"{name}: expected an object with include_usage; got {shown(options)}.", param=name)
+    return options.get("include_usage") is True

@@ -1,0 +1,107 @@
+"""The program: `python -m models.serve`."""
+
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import openai
+import pytest
+
+from models.serve.__main__ import main
+
+
+ROOT = pathlib.Path(__file__).parents[2]
+NAME = "SmolLM2-135M-Instruct"
+LONG = {"model": NAME, "messages": [{"role": "user", "content": "Count from one to two hundred."}], "temperature": 0}
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_and_its_streams(number, code):
+    command = [
+        sys.executable,
+        "-m",
+        "models.serve",
+        "--port",
+        "0",
+        "--rows",
+        "1",
+        "--context",
+        "512",
+        "--no-embeddings",
+    ]
+    environment = {**os.environ, "XLA_FLAGS": ""}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            line = ""
+            while "serving" not in line:
+                line = process.stderr.readline()
+                assert line, process.poll()
+            address = re.search(r"serving at (http://127\.0\.0\.1:\d+/v1); Ctrl-C ends it\n", line)
+            assert address is not None
+            with openai.OpenAI(base_url=address[1], api_key="any", max_retries=0) as client:
+                stream = client.chat.completions.create(**LONG, stream=True)
+                next(stream)
+                process.send_signal(number)
+                with pytest.raises(openai.APIError, match="the server is shutting down: the answer has no end"):
+                    list(stream)
+            assert process.wait(20) == code
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    assert "--max-queue N" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "65536"], "expected --port from 0 to 65535; got 65536"),
+        (["--port", "many"], "argument --port: invalid int value: 'many'"),
+        (["--rows", "0"], "expected --rows of 1 or more; got 0"),
+        (["--context", "0"], "expected --context of 1 or more; got 0"),
+        (["--max-queue", "-1"], "expected --max-queue of 0 or more; got -1"),
+        (["--timeout", "0"], "expected --timeout above 0; got 0.0"),
+        (["--timeout", "nan"], "expected --timeout above 0; got nan"),
+        (["--api-key", ""], "expected --api-key of ASCII letters, digits and signs; got ''"),
+        (["--api-key", "a b"], "expected --api-key of ASCII letters, digits and signs; got 'a b'"),
+        (["--embeddings", ".", "--no-embeddings"], "expected --embeddings or --no-embeddings; got both"),
+        (["--host", "no.such.host.invalid"], "expected to listen at no.such.host.invalid, port 8000; got: .*"),
+        (
+            ["--port", "0", "--weights", "/no/such/file.gguf"],
+            "/no/such/file.gguf: expected a file; got a path that does not exist.*",
+        ),
+        (["--port", "0", "--embeddings", "/no/such"], "/no/such: expected a model's folder; got a path that.*"),
+    ],
+)
+def test_errors_are_one_line(arguments, message, capsys):
+    assert main(arguments) == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert re.fullmatch(rf"serve: error: {message}\n", written.err), written.err
+
+
+def test_a_port_that_is_taken(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["--port", str(port)]) == 2
+    error = f"serve: error: expected to listen at 127.0.0.1, port {port}; got: Address already in use\n"
+    assert capsys.readouterr().err == error
+
+
+def test_without_the_extra(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "models.serve.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main([]) == 2
+    message = "serve: error: expected the extra serve; got no uvicorn. Run `pip install '.[serve]'`.\n"
+    assert capsys.readouterr().err == message
