@@ -309,7 +309,7 @@ static void of_type(cpu::Element element) {
   for (const int64_t size : {1, 6, 33, 64}) attention<T>(element, 5, 2, 2, size);
   attention<T>(element, 70, 3, 1, 16);
   attention<T>(element, 19, 4, 2, 40);
-  for (const int64_t rows : {1, 3, 18}) {
+  for (const int64_t rows : {1, 3, 5, 18}) {
     for (const int64_t in : {7, 64, 160}) linear<T>(element, rows, in, in == 64 ? 9 : 20);
   }
 }

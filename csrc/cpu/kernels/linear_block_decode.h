@@ -19,20 +19,29 @@ void for_block_vectors(const uint8_t* block, const Body& body) {
   }
 }
 
+// The same with scale and minimum: what the weights are.
+template <Encoding encoding, class Vectors = Simd, class Body>  // a parameter: not all of them have tables
+void for_weight_vectors(const uint8_t* block, const Body& body) {
+  if constexpr (encoding == Encoding::kQ4_1 && kLanes == 16) {  // as many as a nibble has values: a table of them
+    const F table = Vectors::table_of_nibbles(block);
+    body(0, Vectors::low_nibbles(block + 4, table));
+    body(kBlockSize / 2, Vectors::high_nibbles(block + 4, table));
+  } else if constexpr (encoding == Encoding::kQ4_1) {
+    constexpr float kOne[2] = {0, 1};
+    Simd::Minimums minimums = Simd::no_minimums();
+    const F scale = Simd::scale_and_minimum(block, kOne, minimums);
+    const F minimum = Simd::broadcast(Simd::total(minimums));
+    for_block_vectors<encoding>(block, [&](int i, F digits) { body(i, Simd::fma(digits, scale, minimum)); });
+  } else {
+    const F scale = Simd::broadcast(Simd::half(block));
+    for_block_vectors<encoding>(block, [&](int i, F digits) { body(i, Simd::mul(digits, scale)); });
+  }
+}
+
 template <Encoding encoding>
 void decode_row(float* out, const uint8_t* blocks, int64_t num_blocks) {
-  constexpr float kOne[2] = {0, 1};
   for (int64_t b = 0; b < num_blocks; ++b, blocks += block_bytes(encoding), out += kBlockSize) {
-    F scale, minimum = Simd::zero();
-    if constexpr (encoding == Encoding::kQ4_1) {
-      Simd::Minimums minimums = Simd::no_minimums();
-      scale = Simd::scale_and_minimum(blocks, kOne, minimums);
-      minimum = Simd::broadcast(Simd::total(minimums));
-    } else {
-      scale = Simd::broadcast(Simd::half(blocks));
-    }
-    for_block_vectors<encoding>(blocks,
-                                [&](int i, F weights) { Simd::store(out + i, Simd::fma(weights, scale, minimum)); });
+    for_weight_vectors<encoding>(blocks, [&](int i, F weights) { Simd::store(out + i, weights); });
   }
 }
 

@@ -1,12 +1,13 @@
 // Linear layers over GGUF blocks. Sums are f32, whatever the weights are stored in.
 //
-// One row of x reads each weight once and has to be fast at decoding: linear_float_dots.h, or linear_byte_dots.h where
-// the processor multiplies bytes. Several rows: a few rows of weights at a time are decoded into cache, and multiplied
-// with all of x; or if x is quantised, linear_block_panels.h.
+// Few rows of x read each weight once and have to be fast at decoding: linear_float_dots.h, or linear_byte_dots.h where
+// the processor multiplies bytes, and linear_decoded_tiles.h. Many rows: a few rows of weights at a time are decoded
+// into cache, and multiplied with all of x; or if x is quantised, linear_block_panels.h.
 #pragma once
 
 #include "cpu/kernels/linear_activations.h"
 #include "cpu/kernels/linear_block_decode.h"
+#include "cpu/kernels/linear_decoded_tiles.h"
 #ifdef EQXCALLBACK_BYTES
 #include "cpu/kernels/linear_block_panels.h"
 #include "cpu/kernels/linear_byte_dots.h"
@@ -16,6 +17,15 @@
 
 namespace eqxcallback::cpu {
 namespace {
+
+// So many rows are each multiplied as one row alone is, and get the same result bit by bit; and so many are multiplied
+// by tiles, which give each the result that it has among more of them. Measured: see docs/design/kernels.md.
+#ifdef EQXCALLBACK_BYTES
+inline constexpr int64_t kRowsAsAlone = Bytes::kRows == 1 ? 8 : 3, kQuantizedRowsAsAlone = 4;
+#else
+inline constexpr int64_t kRowsAsAlone = 8, kQuantizedRowsAsAlone = 1;
+#endif
+inline constexpr int64_t kRowsOfTiles = kLanes == 16 ? 6 : 0;
 
 // A tile of the product: kDotRows rows of x with kDotColumns rows of decoded weights.
 template <class T, class Scale>
@@ -88,7 +98,18 @@ void multiply_matrix(const QuantizedLinear& args, const float* x, const Executor
 
 template <Encoding encoding, class T>
 void quantized_linear_as(const QuantizedLinear& args, const float* x, const Executor& executor) {
-  if (args.rows == 1 && multiply_vector<encoding, T>(args, x, executor)) return;
+  if (args.rows <= (args.quantized_activations ? kQuantizedRowsAsAlone : kRowsAsAlone)) {
+    if (multiply_vectors<encoding, T>(args, x, executor)) return;
+    if (args.rows > 1) {  // one of them is not finite, say: the others get what they get alone
+      QuantizedLinear row = args;
+      row.rows = 1;
+      for (int64_t r = 0; r < args.rows; ++r) {
+        row.out = static_cast<T*>(args.out) + r * args.out_features;
+        quantized_linear_as<encoding, T>(row, x + r * args.in_features, executor);
+      }
+      return;
+    }
+  }
   if (args.quantized_activations) {
 #ifdef EQXCALLBACK_BYTES
     if (args.rows > 1 && multiply_block_panels<encoding, T>(args, x, executor)) return;
@@ -100,6 +121,9 @@ void quantized_linear_as(const QuantizedLinear& args, const float* x, const Exec
     QuantizedLinear call = args;
     call.quantized_activations = false;
     return quantized_linear_as<encoding, T>(call, quantized.data(), executor);
+  }
+  if constexpr (kRowsOfTiles > 0) {
+    if (args.rows <= kRowsOfTiles) return multiply_tiles<encoding, T>(args, x, executor);
   }
   multiply_matrix<encoding, T>(args, x, executor);
 }

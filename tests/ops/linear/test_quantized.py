@@ -1,5 +1,6 @@
 """Products with weights in blocks: any shape, memory, and what is not finite, too large or too small."""
 
+import functools
 from typing import Any
 
 import hypothesis
@@ -133,6 +134,33 @@ def test_one_element_much_larger_than_the_others(batch, encoding, isa):
     case = table.Case(case.op, case.reference, (x, np.array(case.args[1])), 64)
     case.args[1][:, case.args[1].shape[1] // 2 :] = 0  # the weights of the second block
     exact_enough(case, encoding, case.op(*case.args))
+
+
+@by_encoding
+@pytest.mark.parametrize(("activations", "rows"), [("exact", 2), ("exact", 3), ("int8", 2), ("int8", 4)])
+@pytest.mark.parametrize("value", [None, np.nan, 3e38])
+def test_each_of_few_rows_gets_what_it_gets_alone(value, rows, activations, encoding, isa):
+    """Bit by bit, also beside a row that has no form in bytes."""
+    if activations == "int8" and not {"avx512", "neon_dot", "neon_bf16"} & set(isa.split()):
+        rows = 1  # where bytes are not multiplied, several rows are a product of matrices
+    weights = cases.blocks(2, 21, 96, encoding)
+    x = np.array(table.normal(1, (rows, 96)))
+    if value is not None:
+        x[-1, 40] = value
+    product = table.quickly_compiled(
+        functools.partial(ops.quantized_linear, encoding=encoding, activations=activations)
+    )
+    np.testing.assert_array_equal(product(x, weights), [product(row, weights) for row in x])
+
+
+@by_encoding
+@pytest.mark.parametrize("rows", [4, 5, 6, 8])
+def test_each_of_several_rows_gets_what_it_gets_among_many(rows, encoding, isa):
+    if "avx512" not in isa:
+        pytest.skip("other tables have no tiles, and give up to 8 rows what these get alone")
+    weights, x = cases.blocks(2, 21, 96, encoding), table.normal(1, (17, 96))
+    product = table.quickly_compiled(functools.partial(ops.quantized_linear, encoding=encoding))
+    np.testing.assert_array_equal(product(x[:rows], weights), product(x, weights)[:rows])
 
 
 def blocks(encoding, rows, features, seed=0):
