@@ -1,6 +1,6 @@
 """A language model on a CPU, through eqxcallback's layers: `python -m models.generate "What is the capital of France?"`.
 
-The model is SmolLM2-135M-Instruct, or any Llama-family model in a GGUF file with F32, F16, Q8_0 or Q4_1 weights. The answer
+The model is SmolLM2-135M-Instruct, or any Llama-family model in a GGUF file of a common quantisation. The answer
 goes to stdout as it is made; progress, and the speed at the end, to stderr.
 """
 

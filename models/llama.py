@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int
 
 import eqxcallback as eqxc
 
-from .gguf import Config, ModelFile, Tensor
+from .gguf import Config, ModelFile
+from .gguf_format import Tensor
 
 
 class Embedding(eqx.Module):

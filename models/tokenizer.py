@@ -12,7 +12,8 @@ import tokenizers
 import tokenizers.models
 import tokenizers.pre_tokenizers
 
-from .gguf import ModelFileError, field
+from ._errors import ModelFileError
+from .gguf_format import field
 
 
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens

@@ -8,7 +8,10 @@
 // Or x is quantised to one digit, as the caller has asked for: x = s n with s a 127th of the highest.
 #pragma once
 
+#include <cstddef>
+
 #include "cpu/kernels/linear_byte_rows.h"
+#include "cpu/kernels/linear_unpack.h"
 
 namespace eqxcallback::cpu {
 namespace {
@@ -19,7 +22,8 @@ inline constexpr int kByteGroups = kRowsAtOnce / Bytes::kRows;  // vectors with 
 struct alignas(64) ByteBlock {
   int8_t high[kBlockSize], middle[kBlockSize], low[kBlockSize];
   int32_t upper_offset[4], lower_offset[4];  // of the digits, see ByteRows::offset
-  float pair[2];                             // 0, sum of x
+  int32_t plain_offset[2][4];                // of the digits, where weights are kTooHighPlain too high, in each half
+  float sums[4];                             // 0, sum of x, 0, 0
   float lower_scale, upper_scale;            // 2^e, 2^(e + 8); or s, 0
 };
 
@@ -68,7 +72,6 @@ bool to_bytes(ByteBlock* blocks, const float* x, int64_t num_blocks) {
     if (!(kDigits == 3 ? exact_steps(steps, x) : steps_of(steps, x, kBlockSize, kSummable))) return false;
     block.lower_scale = steps.scale;
     block.upper_scale = kDigits == 3 ? 256 * steps.scale : 0;
-    block.pair[0] = 0;
     F sum = Simd::zero();
     for (int64_t i = 0; i < kBlockSize; i += kLanes) {
       const F values = Simd::load(x + i);
@@ -84,12 +87,17 @@ bool to_bytes(ByteBlock* blocks, const float* x, int64_t num_blocks) {
       put(block.middle);
       put(block.high);
     }
-    block.pair[1] = Simd::sum(sum);
+    const float total = Simd::sum(sum);
     const Ints nothing = Bytes::as_weights(Ints{});
     const ByteDots<Encoding::kQ8_0, 3> sums(nothing, nothing, block);
+    const Ints high = Ints{} + kTooHighPlain * 0x01010101;
+    const ByteDots<Encoding::kPlain, 3> of_first(high, Ints{}, block), of_second(Ints{}, high, block);
     for (int lane = 0; lane < 4; ++lane) {
       block.upper_offset[lane] = -sums.upper[lane];
       block.lower_offset[lane] = -sums.lower[lane];
+      block.plain_offset[0][lane] = -of_first.lower[lane];
+      block.plain_offset[1][lane] = -of_second.lower[lane];
+      block.sums[lane] = lane == 1 ? total : 0;
     }
   }
   return true;
@@ -105,6 +113,8 @@ struct WeightBytes {
       const Ints bytes = Bytes::load_rows(rows, offset + 4);
       constexpr int32_t kNibbles = 0x0f0f0f0f;
       first = bytes & kNibbles, second = (bytes >> 4) & kNibbles;
+    } else if constexpr (is_plain(encoding)) {
+      first = Bytes::load_rows(rows, offset), second = Bytes::load_rows(rows, offset + 16);
     } else {
       first = Bytes::as_weights(Bytes::load_rows(rows, offset + 2));
       second = Bytes::as_weights(Bytes::load_rows(rows, offset + 18));
@@ -120,11 +130,12 @@ struct RowSums {
   Bytes::Minimums minimums = Bytes::no_minimums();
 
   void add(const WeightBytes<encoding>& weights, const uint8_t* const* rows, int64_t offset, const ByteBlock& x) {
+    if constexpr (is_plain(encoding)) return add_plain(weights, rows, offset, x);
     using Dots = ByteDots<encoding, kDigits>;
     Dots dots(weights.first, weights.second, x);
     F scale;
     if constexpr (encoding == Encoding::kQ4_1) {
-      scale = Bytes::scales_and_minimums(rows, offset, x.pair, minimums);
+      scale = Bytes::scales_and_minimums(rows, offset, x.sums, minimums);
     } else {
       if constexpr (Dots::kHasUpper) dots.upper += Bytes::for_all_rows(x.upper_offset);
       dots.lower += Bytes::for_all_rows(x.lower_offset);
@@ -135,6 +146,25 @@ struct RowSums {
       dot = Simd::fma(__builtin_convertvector(dots.upper, F), Simd::broadcast(x.upper_scale), dot);
     }
     total = Simd::fma(dot, scale, total);
+  }
+
+  void add_plain(const WeightBytes<encoding>& weights, const uint8_t* const* rows, int64_t offset, const ByteBlock& x) {
+    const F step = Simd::broadcast(x.lower_scale);
+    const auto scaled = [&](Ints first, Ints second, Ints too_high, int64_t at) __attribute__((always_inline)) {
+      const ByteDots<encoding, kDigits> dots(first, second, x);
+      const F dot = Simd::mul(__builtin_convertvector(dots.lower + too_high, F), step);
+      total = Simd::fma(dot, Bytes::floats(rows, offset + at), total);
+    };
+    const Ints first = Bytes::for_all_rows(x.plain_offset[0]), second = Bytes::for_all_rows(x.plain_offset[1]);
+    constexpr int64_t kScale = offsetof(PlainBlock, scale);
+    if constexpr (encoding == Encoding::kPlainHalves) {
+      scaled(weights.first, Ints{}, first, kScale);
+      scaled(Ints{}, weights.second, second, kScale + 4);
+    } else {
+      scaled(weights.first, weights.second, first + second, kScale);
+      const F minimums = Bytes::floats(rows, offset + static_cast<int64_t>(offsetof(PlainBlock, minimum)));
+      total = Simd::fma(minimums, reinterpret_cast<F>(Bytes::for_all_rows(x.sums)), total);
+    }
   }
 
   void store(float* out) const {
@@ -150,7 +180,8 @@ struct RowSums {
 // The products of kX rows of x with the rows of weights from `begin` to `end`. Those of a tile are from as many parts
 // of them, see dots.h. Each block of weights is decoded once, and what a row of x gets does not depend on the others.
 template <Encoding encoding, int kDigits, int kX, class T>
-void multiply_bytes(T* out, const QuantizedLinear& args, const ByteBlock* x, int64_t begin, int64_t end) {
+void multiply_bytes(T* out, const QuantizedLinear& args, const uint8_t* blocks, const ByteBlock* x, int64_t begin,
+                    int64_t end) {
   constexpr int kRows = kRowsAtOnce;
   // So many of them that the sums stay in registers.
   constexpr int kGroups = kX <= 2 ? kByteGroups : smaller(kByteGroups, 2);
@@ -160,7 +191,7 @@ void multiply_bytes(T* out, const QuantizedLinear& args, const ByteBlock* x, int
   if (part * stride % 4096 == 0) ++part;
   for (int64_t o = begin; o < begin + part; ++o) {
     const uint8_t* rows[kRows];
-    for (int r = 0; r < kRows; ++r) rows[r] = args.blocks + smaller(o + r * part, end - 1) * stride;
+    for (int r = 0; r < kRows; ++r) rows[r] = blocks + (smaller(o + r * part, end - 1) - begin) * stride;
     float result[kX][kRows];
     for (int first = 0; first < kByteGroups; first += kGroups) {
       RowSums<encoding, kDigits> sums[kX][kGroups];
@@ -200,10 +231,14 @@ bool multiply_digits(const QuantizedLinear& args, const float* x, const Executor
       executor, args.out_features,
       static_cast<double>(num_blocks) * ((encoding == Encoding::kQ4_1 ? 0.8 : 1.0) + of_rows),
       [&](int64_t begin, int64_t end) {
-        for_few_rows(args.rows, [&](auto count, int64_t first) {
-          multiply_bytes<encoding, kDigits, decltype(count)::value>(
-              static_cast<T*>(args.out) + first * args.out_features, args, blocks + first * num_blocks, begin, end);
-        });
+        for_unpacked_rows<encoding>(args.blocks, args.in_features, begin, end,
+                                    [&](const uint8_t* weights, int64_t o, int64_t last) {
+                                      for_few_rows(args.rows, [&](auto count, int64_t first) {
+                                        multiply_bytes<unpacked(encoding), kDigits, decltype(count)::value>(
+                                            static_cast<T*>(args.out) + first * args.out_features, args, weights,
+                                            blocks + first * num_blocks, o, last);
+                                      });
+                                    });
       },
       kRowsAtOnce);
   return true;

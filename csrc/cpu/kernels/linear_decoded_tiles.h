@@ -40,43 +40,47 @@ template <Encoding encoding, int kX, int kRows>
 template <Encoding encoding, class T>
 void multiply_tiles(const QuantizedLinear& args, const float* x, const Executor& executor) {
   constexpr int kRows = 4;
-  const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(encoding);
+  constexpr Encoding kUnpacked = unpacked(encoding);
+  const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(kUnpacked);
   const auto tile = [&](float* sums, const uint8_t* const* rows) {
     switch (args.rows) {
       case 1:
-        return decoded_tile<encoding, 1, kRows>(sums, rows, x, num_blocks);
+        return decoded_tile<kUnpacked, 1, kRows>(sums, rows, x, num_blocks);
       case 2:
-        return decoded_tile<encoding, 2, kRows>(sums, rows, x, num_blocks);
+        return decoded_tile<kUnpacked, 2, kRows>(sums, rows, x, num_blocks);
       case 3:
-        return decoded_tile<encoding, 3, kRows>(sums, rows, x, num_blocks);
+        return decoded_tile<kUnpacked, 3, kRows>(sums, rows, x, num_blocks);
       case 4:
-        return decoded_tile<encoding, 4, kRows>(sums, rows, x, num_blocks);
+        return decoded_tile<kUnpacked, 4, kRows>(sums, rows, x, num_blocks);
       case 5:
-        return decoded_tile<encoding, 5, kRows>(sums, rows, x, num_blocks);
+        return decoded_tile<kUnpacked, 5, kRows>(sums, rows, x, num_blocks);
       case 6:
-        return decoded_tile<encoding, 6, kRows>(sums, rows, x, num_blocks);
+        return decoded_tile<kUnpacked, 6, kRows>(sums, rows, x, num_blocks);
       default:
         return;
     }
   };
   parallel_for(
       executor, args.out_features, static_cast<double>(num_blocks) * (0.55 + 0.25 * static_cast<double>(args.rows)),
-      [&](int64_t begin, int64_t end) {
-        // Long streams, see dots.h.
-        const int64_t part = (end - begin + kRows - 1) / kRows;
-        for (int64_t o = begin; o < begin + part; ++o) {
-          const uint8_t* rows[kRows];
-          for (int r = 0; r < kRows; ++r) rows[r] = args.blocks + smaller(o + r * part, end - 1) * stride;
-          float sums[6 * kRows + kLanes];
-          tile(sums, rows);
-          for (int64_t i = 0; i < args.rows; ++i) {
-            for (int r = 0; r < kRows && o + r * part < end; ++r) {
-              from_float(sums[i * kRows + r], static_cast<T*>(args.out)[i * args.out_features + o + r * part]);
-            }
-          }
-        }
+      [&](int64_t first_row, int64_t last_row) {
+        for_unpacked_rows<encoding>(
+            args.blocks, args.in_features, first_row, last_row, [&](const uint8_t* blocks, int64_t begin, int64_t end) {
+              // Long streams, see dots.h.
+              const int64_t part = (end - begin + kRows - 1) / kRows;
+              for (int64_t o = begin; o < begin + part; ++o) {
+                const uint8_t* rows[kRows];
+                for (int r = 0; r < kRows; ++r) rows[r] = blocks + (smaller(o + r * part, end - 1) - begin) * stride;
+                float sums[6 * kRows + kLanes];
+                tile(sums, rows);
+                for (int64_t i = 0; i < args.rows; ++i) {
+                  for (int r = 0; r < kRows && o + r * part < end; ++r) {
+                    from_float(sums[i * kRows + r], static_cast<T*>(args.out)[i * args.out_features + o + r * part]);
+                  }
+                }
+              }
+            });
       },
-      kRows);
+      8);
 }
 
 }  // namespace

@@ -8,8 +8,9 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// out[i, r]: row i of x, of kX, times row r of weights, `stride` bytes apart. `sums` has {0, sum of x} for each block.
-// Each block is decoded once for all rows of x, and what a row of x gets does not depend on the others.
+// out[i, r]: row i of x, of kX, times row r of weights, `stride` bytes apart. `sums` has {0, sum of x, 0, ...} for each
+// block, a vector. Each block is decoded once for all rows of x, and what a row of x gets does not depend on the
+// others.
 template <Encoding encoding, int kX, int kRows>
 [[gnu::noinline]] void dot_rows(float* out, const uint8_t* blocks, int64_t stride, const float* x, const float* sums,
                                 int64_t num_blocks) {
@@ -24,24 +25,37 @@ template <Encoding encoding, int kX, int kRows>
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const uint8_t* block = blocks + r * stride + b * block_bytes(encoding);
-      F dot[kX];
+      constexpr int kHalves = encoding == Encoding::kPlainHalves ? 2 : 1,
+                    kSize = static_cast<int>(kBlockSize) / kHalves;
+      F dot[kX][kHalves];
 #pragma GCC unroll 8
-      for (int i = 0; i < kX; ++i) dot[i] = Simd::zero();
+      for (int i = 0; i < kX; ++i) {
+        for (int h = 0; h < kHalves; ++h) dot[i][h] = Simd::zero();
+      }
       for_block_vectors<encoding>(block, [&](int j, F weights) __attribute__((always_inline)) {
 #pragma GCC unroll 8
         for (int i = 0; i < kX; ++i) {
-          dot[i] = Simd::fma(weights, Simd::load(x + (i * num_blocks + b) * kBlockSize + j), dot[i]);
+          F& sum = dot[i][j / kSize];
+          sum = Simd::fma(weights, Simd::load(x + (i * num_blocks + b) * kBlockSize + j), sum);
         }
       });
 #pragma GCC unroll 8
       for (int i = 0; i < kX; ++i) {
-        F scale;
-        if constexpr (encoding == Encoding::kQ4_1) {
-          scale = Simd::scale_and_minimum(block, sums + 2 * (i * num_blocks + b), minimums[i][r]);
+        const float* sum = sums + kLanes * (i * num_blocks + b);
+        if constexpr (is_plain(encoding)) {
+          PlainBlock head;
+          std::memcpy(&head, block, sizeof(head));
+          for (int h = 0; h < kHalves; ++h) {
+            total[i][r] = Simd::fma(dot[i][h], Simd::broadcast(head.scale[h]), total[i][r]);
+          }
+          if constexpr (kHalves == 1) {
+            total[i][r] = Simd::fma(Simd::broadcast(head.minimum), Simd::load(sum), total[i][r]);
+          }
+        } else if constexpr (encoding == Encoding::kQ4_1) {
+          total[i][r] = Simd::fma(dot[i][0], Simd::scale_and_minimum(block, sum, minimums[i][r]), total[i][r]);
         } else {
-          scale = Simd::broadcast(Simd::half(block));
+          total[i][r] = Simd::fma(dot[i][0], Simd::broadcast(Simd::half(block)), total[i][r]);
         }
-        total[i][r] = Simd::fma(dot[i], scale, total[i][r]);
       }
     }
   }
@@ -52,50 +66,57 @@ template <Encoding encoding, int kX, int kRows>
   }
 }
 
+// The products with the rows of weights from `begin` to `end`, which are at `blocks`.
+template <Encoding encoding, class T>
+void multiply_dots(const QuantizedLinear& args, const uint8_t* blocks, const float* x, const float* sums, int64_t begin,
+                   int64_t end) {
+  constexpr int kRows = 4;
+  const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(encoding);
+  const int64_t part = (end - begin) / kRows;  // long streams, see dots.h
+  const auto multiply = [&](auto num_x, auto num_w, int64_t first, int64_t o) {
+    constexpr int kX = decltype(num_x)::value, kWeights = decltype(num_w)::value;
+    float result[kX * kWeights];
+    dot_rows<encoding, kX, kWeights>(result, blocks + (o - begin) * stride, part * stride, x + first * args.in_features,
+                                     sums + kLanes * first * num_blocks, num_blocks);
+    T* out = static_cast<T*>(args.out) + first * args.out_features + o;
+    for (int i = 0; i < kX; ++i) {
+      for (int r = 0; r < kWeights; ++r) from_float(result[i * kWeights + r], out[i * args.out_features + r * part]);
+    }
+  };
+  const auto columns = [&](auto weights, int64_t o) {
+    for_few_rows(args.rows, [&](auto count, int64_t first) {
+      constexpr int kX = decltype(count)::value, kWeights = decltype(weights)::value;
+      // So many rows of weights that the sums stay in registers.
+      constexpr int kAtOnce = kX == 1 ? kWeights : smaller(kWeights, kManyRegisters ? 2 : 1);
+      for (int r = 0; r < kWeights; r += kAtOnce) multiply(count, Int<kAtOnce>{}, first, o + r * part);
+    });
+  };
+  for (int64_t o = begin; o < begin + part; ++o) columns(Int<kRows>{}, o);
+  for (int64_t o = begin + kRows * part; o < end; ++o) columns(Int<1>{}, o);
+}
+
 // False if x is to be quantised first, or not finite, or so high that sums of it are not.
 template <Encoding encoding, class T>
 bool multiply_vectors(const QuantizedLinear& args, const float* x, const Executor& executor) {
   if (args.quantized_activations || magnitude_of(x, args.rows * args.in_features) > kSummable) return false;
-  const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(encoding);
-  Scratch sums(2 * args.rows * num_blocks);
+  const int64_t num_blocks = args.in_features / kBlockSize;
+  Scratch sums(kLanes * args.rows * num_blocks);
   for (int64_t b = 0; b < args.rows * num_blocks; ++b) {
     F sum = Simd::zero();
     for (int i = 0; i < kBlockSize; i += kLanes) sum = Simd::add(sum, Simd::load(x + b * kBlockSize + i));
-    sums.data()[2 * b] = 0;
-    sums.data()[2 * b + 1] = Simd::sum(sum);
+    Simd::store(sums.data() + kLanes * b, Simd::zero());
+    sums.data()[kLanes * b + 1] = Simd::sum(sum);
   }
-  constexpr int kRows = 4;
   const double nanoseconds = static_cast<double>(num_blocks) * (1.2 + 0.8 * static_cast<double>(args.rows));
   parallel_for(
       executor, args.out_features, nanoseconds,
       [&](int64_t begin, int64_t end) {
-        // Long streams, see dots.h.
-        const int64_t part = (end - begin) / kRows;
-        const auto multiply = [&](auto num_x, auto num_w, int64_t first, int64_t o) {
-          constexpr int kX = decltype(num_x)::value, kWeights = decltype(num_w)::value;
-          float result[kX * kWeights];
-          dot_rows<encoding, kX, kWeights>(result, args.blocks + o * stride, part * stride,
-                                           x + first * args.in_features, sums.data() + 2 * first * num_blocks,
-                                           num_blocks);
-          T* out = static_cast<T*>(args.out) + first * args.out_features + o;
-          for (int i = 0; i < kX; ++i) {
-            for (int r = 0; r < kWeights; ++r) {
-              from_float(result[i * kWeights + r], out[i * args.out_features + r * part]);
-            }
-          }
-        };
-        const auto columns = [&](auto weights, int64_t o) {
-          for_few_rows(args.rows, [&](auto count, int64_t first) {
-            constexpr int kX = decltype(count)::value, kWeights = decltype(weights)::value;
-            // So many rows of weights that the sums stay in registers.
-            constexpr int kAtOnce = kX == 1 ? kWeights : smaller(kWeights, kManyRegisters ? 2 : 1);
-            for (int r = 0; r < kWeights; r += kAtOnce) multiply(count, Int<kAtOnce>{}, first, o + r * part);
-          });
-        };
-        for (int64_t o = begin; o < begin + part; ++o) columns(Int<kRows>{}, o);
-        for (int64_t o = begin + kRows * part; o < end; ++o) columns(Int<1>{}, o);
+        for_unpacked_rows<encoding>(args.blocks, args.in_features, begin, end,
+                                    [&](const uint8_t* blocks, int64_t first, int64_t last) {
+                                      multiply_dots<unpacked(encoding), T>(args, blocks, x, sums.data(), first, last);
+                                    });
       },
-      kRows);
+      8);
   return true;
 }
 

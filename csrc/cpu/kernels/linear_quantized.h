@@ -89,10 +89,11 @@ void multiply_decoded(T* out, const float* x, int64_t num_rows, int64_t out_feat
 
 template <Encoding encoding, class T>
 void multiply_matrix(const QuantizedLinear& args, const float* x, const Executor& executor) {
-  const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(encoding);
+  const int64_t num_blocks = args.in_features / kBlockSize;
+  const int64_t stride = args.in_features / weights_of_block(encoding) * block_bytes(encoding);
   multiply_decoded(
       static_cast<T*>(args.out), x, args.rows, args.out_features, args.in_features, static_cast<double>(num_blocks) * 2,
-      executor, [&](float* row, int64_t o) { decode_row<encoding>(row, args.blocks + o * stride, num_blocks); },
+      executor, [&](float* row, int64_t o) { decode_row<encoding>(row, args.blocks + o * stride, args.in_features); },
       [](int64_t) { return 1.0f; });
 }
 
@@ -112,7 +113,9 @@ void quantized_linear_as(const QuantizedLinear& args, const float* x, const Exec
   }
   if (args.quantized_activations) {
 #ifdef EQXCALLBACK_BYTES
-    if (args.rows > 1 && multiply_block_panels<encoding, T>(args, x, executor)) return;
+    if constexpr (!is_packed(encoding)) {
+      if (args.rows > 1 && multiply_block_panels<encoding, T>(args, x, executor)) return;
+    }
 #endif
     const int64_t size = args.rows * args.in_features;
     Scratch quantized(size);
@@ -132,10 +135,25 @@ void quantized_linear(Element element, const QuantizedLinear& args, const Execut
   with_type(element, [&](auto* type) {
     using T = Pointee<decltype(type)>;
     const auto run = [&](const float* x) {
-      if (args.encoding == Encoding::kQ4_1) {
-        quantized_linear_as<Encoding::kQ4_1, T>(args, x, executor);
-      } else {
-        quantized_linear_as<Encoding::kQ8_0, T>(args, x, executor);
+      switch (args.encoding) {
+        case Encoding::kQ4_1:
+          return quantized_linear_as<Encoding::kQ4_1, T>(args, x, executor);
+        case Encoding::kQ8_0:
+          return quantized_linear_as<Encoding::kQ8_0, T>(args, x, executor);
+        case Encoding::kQ4_0:
+          return quantized_linear_as<Encoding::kQ4_0, T>(args, x, executor);
+        case Encoding::kQ5_0:
+          return quantized_linear_as<Encoding::kQ5_0, T>(args, x, executor);
+        case Encoding::kQ5_1:
+          return quantized_linear_as<Encoding::kQ5_1, T>(args, x, executor);
+        case Encoding::kQ4_K:
+          return quantized_linear_as<Encoding::kQ4_K, T>(args, x, executor);
+        case Encoding::kQ5_K:
+          return quantized_linear_as<Encoding::kQ5_K, T>(args, x, executor);
+        case Encoding::kQ6_K:
+          return quantized_linear_as<Encoding::kQ6_K, T>(args, x, executor);
+        default:
+          return;  // no caller has others
       }
     };
     if constexpr (std::is_same_v<T, float>) {

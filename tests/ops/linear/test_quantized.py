@@ -23,7 +23,7 @@ from .cases import quantized_linear
 pytestmark = pytest.mark.any_jax_version
 
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-by_encoding = pytest.mark.parametrize("encoding", ops.ENCODINGS)
+by_encoding = pytest.mark.parametrize("encoding", cases.ENCODINGS)
 by_isa = pytest.mark.usefixtures("isa")
 
 
@@ -37,7 +37,7 @@ few = hypothesis.settings(
 
 @few
 @hypothesis.given(
-    strategies.sampled_from(list(ops.ENCODINGS)),
+    strategies.sampled_from(list(cases.ENCODINGS)),
     strategies.integers(0, 40),
     strategies.integers(0, 9),
     strategies.integers(0, 70),
@@ -179,7 +179,7 @@ def exact(x, weights, encoding):
 
 
 @by_isa
-@pytest.mark.parametrize("encoding", list(ops.ENCODINGS))
+@pytest.mark.parametrize("encoding", list(cases.ENCODINGS))
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_one_value_that_is_not_finite_reaches_every_result(value, encoding):
     weights = blocks(encoding, 9, 64)
@@ -193,7 +193,7 @@ def test_one_value_that_is_not_finite_reaches_every_result(value, encoding):
 
 
 @by_isa
-@pytest.mark.parametrize("encoding", list(ops.ENCODINGS))
+@pytest.mark.parametrize("encoding", list(cases.ENCODINGS))
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e30, 1e34])
 def test_quantized_linear_has_one_precision_for_all_magnitudes(scale, encoding):
     weights = blocks(encoding, 40, 96)
@@ -207,7 +207,7 @@ def test_quantized_linear_has_one_precision_for_all_magnitudes(scale, encoding):
 
 
 @by_isa
-@pytest.mark.parametrize("encoding", list(ops.ENCODINGS))
+@pytest.mark.parametrize("encoding", list(cases.ENCODINGS))
 def test_quantized_linear_near_overflow(encoding):
     weights = blocks(encoding, 40, 64)
     x = jnp.full(64, 1e36, jnp.float32).at[::2].set(-1e36)
@@ -219,7 +219,7 @@ def test_quantized_linear_near_overflow(encoding):
 
 
 @by_isa
-@pytest.mark.parametrize("encoding", list(ops.ENCODINGS))
+@pytest.mark.parametrize("encoding", list(cases.ENCODINGS))
 @pytest.mark.parametrize("fill", [0x00, 0xFF, 0x80, 0x7F])
 def test_extreme_weights_and_activations(fill, encoding):
     heads = 4 if encoding == "Q4_1" else 2
