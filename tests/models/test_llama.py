@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import plain_llama
 import eqxcallback as eqxc
+from benchmarks import plain_llama
 from models import gguf, llama
 from models.generator import Generator
 from models.sampling import Sampling

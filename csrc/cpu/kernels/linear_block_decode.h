@@ -36,8 +36,7 @@ void for_weight_vectors(const uint8_t* block, const Body& body) {
     const F minimum = Simd::broadcast(Simd::total(minimums));
     for_block_vectors<encoding>(block, [&](int i, F digits) { body(i, Simd::fma(digits, scale, minimum)); });
   } else if constexpr (is_plain(encoding)) {
-    PlainBlock head;
-    std::memcpy(&head, block, sizeof(head));
+    const auto& head = *reinterpret_cast<const PlainBlock*>(block);
     const F minimum = Simd::broadcast(head.minimum);
     for_block_vectors<encoding>(block, [&](int i, F digits) {
       const F scale = Simd::broadcast(head.scale[encoding == Encoding::kPlainHalves ? i / 16 : 0]);

@@ -43,8 +43,7 @@ template <Encoding encoding, int kX, int kRows>
       for (int i = 0; i < kX; ++i) {
         const float* sum = sums + kLanes * (i * num_blocks + b);
         if constexpr (is_plain(encoding)) {
-          PlainBlock head;
-          std::memcpy(&head, block, sizeof(head));
+          const auto& head = *reinterpret_cast<const PlainBlock*>(block);
           for (int h = 0; h < kHalves; ++h) {
             total[i][r] = Simd::fma(dot[i][h], Simd::broadcast(head.scale[h]), total[i][r]);
           }

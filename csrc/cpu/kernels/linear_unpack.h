@@ -44,10 +44,9 @@ inline Sixteen load_sixteen(const uint8_t* p) {
 inline void store_sixteen(uint8_t* p, Sixteen x) { std::memcpy(p, &x, sizeof(x)); }
 // All bits of byte i are bit i of two bytes.
 inline Sixteen sixteen_bits(const uint8_t* p) {
-  using Two = uint64_t __attribute__((vector_size(16)));
-  constexpr uint64_t kEach = 0x0101010101010101, kBits = 0x8040201008040201;
-  const Two bytes = {p[0] * kEach & kBits, p[1] * kEach & kBits};
-  return reinterpret_cast<Sixteen>(reinterpret_cast<Sixteen>(bytes) != 0);
+  constexpr Sixteen kFirst = {1, 2, 4, 8, 16, 32, 64, 128},
+                    kSecond = {0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 64, 128};
+  return reinterpret_cast<Sixteen>((((Sixteen{} + p[0]) & kFirst) | ((Sixteen{} + p[1]) & kSecond)) != 0);
 }
 
 // A block of 32 weights to one, one of 256 to eight.
