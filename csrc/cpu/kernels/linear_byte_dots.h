@@ -29,7 +29,7 @@ struct alignas(64) ByteBlock {
 
 // Sums of products with n of the rows in two vectors, which have the halves of a block: 4 sums a row, as one integer
 // where it has room for them, as for weights of up to 6 bits, and else in two parts, 2^8 upper + lower. Of one digit
-// are no upper ones.
+// there are no upper ones.
 template <Encoding encoding, int kDigits>
 struct ByteDots {
   static constexpr bool kHasUpper = kDigits == 3 && encoding == Encoding::kQ8_0;
