@@ -21,7 +21,7 @@ import numpy as np
 from gguf import GGUFValueType, GGUFWriter
 from safetensors.numpy import save_file
 
-from . import gguf
+from . import gguf_format
 from ._errors import ModelFileError
 from ._names import Table
 from ._safetensors import Stored, open_tensors
@@ -168,7 +168,7 @@ def _open(path: str | os.PathLike[str]) -> dict[str, Stored]:
             # Copied: the file may change, an array of JAX may not.
             return {
                 name: Stored(tensor.data.shape, tensor.data.dtype, tensor.data.copy)
-                for name, tensor in gguf.open_tensors(path).items()
+                for name, tensor in gguf_format.open_tensors(path).items()
             }
     return open_tensors(path)
 

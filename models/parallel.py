@@ -13,6 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
@@ -25,9 +26,6 @@ from .llama import Block, Cache, Embedding, HeadNorm, Llama, Projection, load as
 
 
 AXIS = "devices"
-
-# So many weights of a quantised row are one block, which stays whole.
-_BLOCK = 32
 
 
 class SplitLlama(eqx.Module):
@@ -131,9 +129,10 @@ def _obstacles(file: Files, count: int) -> list[str]:
         ("attn_output", config.num_heads * config.head_size, "blocks of attention features"),
         ("ffn_down", config.hidden_size, "blocks of hidden features"),
     ):
-        tensors = [file.tensors[f"blk.{index}.{name}.weight"] for index in range(config.num_layers)]
-        if any(tensor.encoding in eqxc.ops.ENCODINGS for tensor in tensors):
-            sizes[what] = features // _BLOCK
+        encodings = {file.tensors[f"blk.{index}.{name}.weight"].encoding for index in range(config.num_layers)}
+        quantised = encodings.intersection(eqxc.ops.ENCODINGS)
+        if quantised:
+            sizes[what] = features // max(GGML_QUANT_SIZES[GGMLQuantizationType[encoding]][0] for encoding in quantised)
     return [f"{size} {what}" for what, size in sizes.items() if size % count]
 
 

@@ -11,7 +11,7 @@ from tokenizers import normalizers, pre_tokenizers
 
 from ._errors import ModelFileError
 from .chat_template import ChatTemplate
-from .gguf import field
+from .gguf_format import field
 
 
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens

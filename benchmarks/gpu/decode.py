@@ -12,6 +12,7 @@ import numpy as np
 
 import eqxcallback as eqxc
 from models import gguf, llama
+from models._errors import ModelFileError
 
 from .. import shapes
 from .._contestants import random_blocks
@@ -29,7 +30,7 @@ def model(tiny: bool) -> tuple[llama.Llama, str]:
     if not tiny:
         try:
             return llama.load(gguf.open_model(gguf.default_path()), dtype=jnp.bfloat16), "SmolLM2-135M"
-        except gguf.ModelFileError:
+        except ModelFileError:
             pass
     sizes = shapes.TINY if tiny else shapes.SMOLLM2
     config = gguf.Config(

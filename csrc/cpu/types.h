@@ -15,19 +15,35 @@ struct F16 {
   uint16_t bits;
 };
 
-// GGUF's block encodings: 32 weights of one row share a block.
+// GGUF's block encodings: 32 or 256 weights of one row share a block.
 enum class Encoding : uint8_t {
   kQ4_1,  // f16 scale d, f16 minimum m, 16 bytes; weight j = d * (low nibble of byte j) + m, weight 16 + j: the high
           // one
   kQ8_0,  // f16 scale d, 32 int8; weight j = d * q_j
+  // Those that are unpacked into cache first, see cpu/kernels/linear_unpack.h.
+  kQ4_0,
+  kQ5_0,
+  kQ5_1,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  // What they are unpacked to: never in memory of a caller.
+  kPlain,
+  kPlainHalves,
 };
-inline constexpr int64_t kBlockSize = 32;
+inline constexpr int64_t kBlockSize = 32;  // that kernels take at a time
 
 // The files that are compiled for one instruction set include these: nothing here may be a function of external
 // linkage, of which the linker would keep the copy with the newest instructions for everybody.
 namespace {
 
-constexpr int64_t block_bytes(Encoding encoding) { return encoding == Encoding::kQ4_1 ? 20 : 34; }
+constexpr int64_t block_bytes(Encoding encoding) {
+  constexpr int64_t kBytes[] = {20, 34, 18, 22, 24, 144, 176, 210, 48, 48};
+  return kBytes[static_cast<int>(encoding)];
+}
+constexpr int64_t weights_of_block(Encoding encoding) {
+  return encoding >= Encoding::kQ4_K && encoding <= Encoding::kQ6_K ? 256 : 32;
+}
 
 inline float to_float(float value) { return value; }
 

@@ -12,7 +12,9 @@ from ..core import AnyArray, check, check_arrays, check_one_of
 from ._linear import check_linear
 
 
-QuantizedEncoding = Literal["Q4_1", "Q8_0", "int8"]
+QuantizedEncoding = ops.Encoding | Literal["int8"]
+_ENCODINGS = (*ops.ENCODINGS, "int8")
+_MADE = ("Q4_1", "Q8_0", "int8")  # by `from_linear`; the others are read from files
 _OF_BITS: dict[int, QuantizedEncoding] = {4: "Q4_1", 8: "Q8_0"}
 _BITS = {"Q4_1": 4, "Q8_0": 8, "int8": 8}
 
@@ -27,7 +29,8 @@ class QuantizedLinear(eqx.Module):
 
     - `blocks`: the weights: in GGUF blocks, uint8 of shape `(out_features, bytes)`, see [`eqxcallback.ops.dequantize`][]; or, for
         `"int8"`, int8 of shape `(out_features, in_features)`.
-    - `encoding`: `"Q4_1"` (5 bits a weight), `"Q8_0"` (8.5 bits) or `"int8"` (8 bits).
+    - `encoding`: `"Q4_1"` (5 bits a weight), `"Q8_0"` (8.5 bits), `"int8"` (8 bits), or another encoding of GGUF files: see
+        [`eqxcallback.ops.dequantize`][].
     - `scale`: for `"int8"`, of each output feature, in f32, of shape `(out_features,)`.
     - `bias`: of shape `(out_features,)`, or `None`.
     - `activations`: `"exact"`, or `"int8"`, which quantizes the input: see [`eqxcallback.ops.quantized_linear`][] and
@@ -43,7 +46,7 @@ class QuantizedLinear(eqx.Module):
 
     def __check_init__(self) -> None:
         who = "QuantizedLinear"
-        check_one_of(who, "encoding", self.encoding, get_args(QuantizedEncoding))
+        check_one_of(who, "encoding", self.encoding, _ENCODINGS)
         check_one_of(who, "activations", self.activations, get_args(ops.Activations))
         if (self.scale is None) == (self.encoding == "int8"):
             has = "a scale of shape (out_features,)" if self.encoding == "int8" else "no scale: blocks have their own"
@@ -89,7 +92,7 @@ class QuantizedLinear(eqx.Module):
             if bits not in _OF_BITS:
                 raise ValueError(f"QuantizedLinear.from_linear: expected bits to be 4 or 8; got {bits!r}.")
             encoding = _OF_BITS[bits]
-        check_one_of("QuantizedLinear", "encoding", encoding, get_args(QuantizedEncoding))
+        check_one_of("QuantizedLinear.from_linear", "encoding", encoding, _MADE)
         if bits not in (None, _BITS[encoding]):
             raise ValueError(
                 f"QuantizedLinear.from_linear: expected bits={_BITS[encoding]} for encoding={encoding!r}; got bits={bits!r}. "
@@ -115,7 +118,11 @@ class QuantizedLinear(eqx.Module):
     @property
     def in_features(self) -> int:
         size = self.blocks.shape[-1]
-        return size if self.encoding == "int8" else size // ops.ENCODINGS[self.encoding] * 32
+        return (
+            size
+            if self.encoding == "int8"
+            else size // ops.ENCODINGS[self.encoding] * (256 if self.encoding.endswith("_K") else 32)
+        )
 
     @property
     def out_features(self) -> int:

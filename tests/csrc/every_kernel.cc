@@ -287,13 +287,18 @@ static void linear(cpu::Element element, int64_t rows, int64_t in, int64_t out) 
                         kExecutor);
     show(product);
     if (in % cpu::kBlockSize != 0) continue;
-    for (const auto encoding : {cpu::Encoding::kQ4_1, cpu::Encoding::kQ8_0}) {
+    using cpu::Encoding;
+    for (const auto encoding : {Encoding::kQ4_1, Encoding::kQ8_0, Encoding::kQ4_0, Encoding::kQ5_0, Encoding::kQ5_1,
+                                Encoding::kQ4_K, Encoding::kQ5_K, Encoding::kQ6_K}) {
+      if (in % cpu::weights_of_block(encoding) != 0) continue;
       const int64_t block = cpu::block_bytes(encoding);
-      auto blocks = bytes(out * in / cpu::kBlockSize * block);
+      auto blocks = bytes(out * in / cpu::weights_of_block(encoding) * block);
       for (size_t i = 0; i < blocks.size(); i += static_cast<size_t>(block)) {
         cpu::F16 halves[2];
         cpu::from_float(number(), halves[0]), cpu::from_float(number(), halves[1]);
-        std::memcpy(&blocks[i], halves, encoding == cpu::Encoding::kQ4_1 ? 4 : 2);
+        const bool has_minimum = encoding == Encoding::kQ4_1 || encoding == Encoding::kQ5_1 ||
+                                 encoding == Encoding::kQ4_K || encoding == Encoding::kQ5_K;
+        std::memcpy(&blocks[i + (encoding == Encoding::kQ6_K ? 208 : 0)], halves, has_minimum ? 4 : 2);
       }
       kernels.quantized_linear(
           element, {product.data(), x.data(), blocks.data(), rows, out, in, encoding, quantized_activations},
@@ -309,8 +314,8 @@ static void of_type(cpu::Element element) {
   for (const int64_t size : {1, 6, 33, 64}) attention<T>(element, 5, 2, 2, size);
   attention<T>(element, 70, 3, 1, 16);
   attention<T>(element, 19, 4, 2, 40);
-  for (const int64_t rows : {1, 3, 18}) {
-    for (const int64_t in : {7, 64, 160}) linear<T>(element, rows, in, in == 64 ? 9 : 20);
+  for (const int64_t rows : {1, 3, 5, 18}) {
+    for (const int64_t in : {7, 64, 160, 512}) linear<T>(element, rows, in, in == 64 ? 9 : 20);
   }
 }
 

@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import eqxcallback as eqxc
-from models import bert, gguf
+from models import bert, gguf, gguf_format
 from models._errors import ModelFileError
 from models._names import Table
 from models.checkpoints import CheckpointError, load, save_gguf, save_safetensors
@@ -102,7 +102,7 @@ def test_gguf_names_are_those_of_llama_cpp():
 def test_quantised_tensors_are_blocks():
     """A GGUF file of a language model has them, and a layer of their encoding takes them."""
     path, name = gguf.default_path(), "blk.3.attn_k.weight"
-    tensor = gguf.open_tensors(path)[name]
+    tensor = gguf_format.open_tensors(path)[name]
     assert tensor.encoding == "Q4_1"
     like = eqxc.nn.QuantizedLinear(jnp.zeros(tensor.data.shape, jnp.uint8), "Q4_1")
     layer = load(path, like, {name: "blocks"}, unused=["*.weight", "blk.*.*.weight"])

@@ -10,7 +10,9 @@ import gguf.quants
 import numpy as np
 import pytest
 
-from models.gguf import Config, ModelFileError, default_path, field, open_model
+from models._errors import ModelFileError
+from models.gguf import Config, default_path, open_model
+from models.gguf_format import field
 
 
 CONFIG = Config(
@@ -154,7 +156,7 @@ def test_nothing_is_copied():
     assert data.ctypes.data % 64 == 0  # so that JAX need not copy it either
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_encodings(tmp_path, kind):
     quantisation = gguf.GGMLQuantizationType[kind]
     values = np.asarray(np.random.default_rng(0).normal(size=(5, 64)), np.float32)
@@ -263,8 +265,8 @@ def test_another_architecture(tmp_path):
         ("output_norm.weight", np.zeros(64, np.float16), "to be encoded as F32; got F16"),
         (
             "token_embd.weight",
-            (gguf.GGMLQuantizationType.Q5_0, np.zeros((5, 64), np.float32)),
-            "'token_embd.weight' to be encoded as one of F32, F16, Q8_0 and Q4_1; got Q5_0, which is not supported",
+            (gguf.GGMLQuantizationType.BF16, np.zeros((5, 64), np.float32)),
+            "to be encoded as one of F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; got BF16, which",
         ),
     ],
 )
@@ -273,16 +275,16 @@ def test_tensors_that_are_refused(tmp_path, name, value, match):
 
 
 def test_an_encoding_that_nobody_can_write(tmp_path):
-    """The `gguf` package reads Q4_K, which most files in the world have, but writes none."""
+    """The `gguf` package reads Q2_K, but writes none."""
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     for key, value in FIELDS.items():
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
-    writer.add_tensor("token_embd.weight", np.zeros((5, 144), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q4_K)
+    writer.add_tensor("token_embd.weight", np.zeros((5, 84), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q2_K)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    refused(tmp_path / "model.gguf", "got Q4_K, which is not supported. Use a file of another quantisation")
+    refused(tmp_path / "model.gguf", "got Q2_K, which is not supported. Use a file of another quantisation")
 
 
 def test_every_truncation_is_noticed(tmp_path, small):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import eqxcallback as eqxc
 from benchmarks import plain_llama
 from models import gguf, llama
 from models.generator import Generator
@@ -112,6 +113,20 @@ def test_other_encodings(encodings, tmp_path):
     tokens = jnp.asarray(np.arange(17) * 5 % 64, jnp.int32)
     theirs = plain_llama.logits(plain_llama.load(path), file.config, tokens)
     np.testing.assert_allclose(prompt_logits(llama.load(file), tokens), theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("encoding", ["Q4_0", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
+def test_encodings_of_other_files(encoding, tmp_path):
+    """Q4_K_M files have Q6_K as well. The embedding is taken row by row, and is the output, too."""
+    path = tmp_path / "tiny.gguf"
+    write_tiny(path, {"output": None, "attn_v": "Q6_K"}, encoding, width=256)
+    file = gguf.open_model(path)
+    model = llama.load(file)
+    assert isinstance(model.embedding.table, eqxc.nn.QuantizedLinear)
+    assert model.embedding.table.encoding == encoding
+    tokens = jnp.asarray(np.arange(17) * 5 % 64, jnp.int32)
+    theirs = plain_llama.logits(plain_llama.load(path), file.config, tokens)
+    np.testing.assert_allclose(prompt_logits(model, tokens), theirs, rtol=0, atol=2e-4 * np.abs(theirs).max())
 
 
 def test_padding_changes_nothing(tokenizer, model):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from tokenizers import pre_tokenizers
 
-from models.gguf import ModelFileError, default_path, open_model
+from models._errors import ModelFileError
+from models.gguf import default_path, open_model
 from models.tokenizer import Tokenizer
 
 

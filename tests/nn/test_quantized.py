@@ -101,7 +101,7 @@ def test_errors_are_half_a_step(encoding, exponent, seed):
     assert (np.asarray(got[1]) == 0).all()
 
 
-@pytest.mark.parametrize("encoding", ops.ENCODINGS)
+@pytest.mark.parametrize("encoding", ["Q4_1", "Q8_0"])
 def test_blocks_are_gguf(encoding):
     """The package `gguf` reads the blocks, and makes the same of the same weights, but for roundings."""
     kind = gguf.GGMLQuantizationType[encoding]
@@ -182,7 +182,7 @@ LINEAR = eqx.nn.Linear(33, 5, key=KEY)
         ),
         (
             lambda: nn.QuantizedLinear.from_linear(LINEAR, encoding="F16"),  # pyright: ignore[reportArgumentType]
-            r"QuantizedLinear: expected encoding to be one of Q4_1, Q8_0, int8; got 'F16'",
+            r"QuantizedLinear.from_linear: expected encoding to be one of Q4_1, Q8_0, int8; got 'F16'",
         ),
         (
             lambda: nn.QuantizedLinear.from_linear(eqx.nn.Linear("scalar", 3, key=KEY)),

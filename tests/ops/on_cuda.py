@@ -84,6 +84,9 @@ def _linear() -> Iterator[Any]:
     for rows, name in ((8, "up to 8 rows"), (9, "more rows")):
         given = struct(rows, 256), struct(512, 160, dtype=jnp.uint8)
         yield "quantized_linear", name, functools.partial(ops.quantized_linear, encoding="Q4_1"), given
+    given = struct(8, 256), struct(512, 144, dtype=jnp.uint8)
+    others = functools.partial(ops.quantized_linear, encoding="Q4_K")
+    yield "quantized_linear", "encodings but Q4_1 and Q8_0", others, given
     for activations in ("exact", "int8"):
         given = ROWS, struct(512, 256, dtype=jnp.int8), struct(512, dtype=jnp.float32)
         yield (

@@ -113,6 +113,12 @@ void prefetch_stream(const T* p) {
   prefetch(reinterpret_cast<const char*>(p) + 4096, 1);
 }
 
+// As std::integral_constant, but of internal linkage, see types.h.
+template <int n>
+struct Int {
+  static constexpr int value = n;
+};
+
 // Memory for the length of one call.
 class Scratch {
  public:

@@ -70,12 +70,6 @@ template <int kRows, int kWeights, class X, class T>
   }
 }
 
-// As std::integral_constant, but of internal linkage, see types.h.
-template <int n>
-struct Int {
-  static constexpr int value = n;
-};
-
 // tile(rows, weights, r, o, part), the first two of them `Int`s, for all of `num_rows` rows of x and of the rows of
 // weights from `begin` to `end`: those of a tile are o, o + part, and so on, and the next tile has those that follow
 // them. These are long streams, which the processor sees coming, where neighbouring rows would be many short ones.

@@ -1,12 +1,13 @@
 // Linear layers over GGUF blocks. Sums are f32, whatever the weights are stored in.
 //
-// One row of x reads each weight once and has to be fast at decoding: linear_float_dots.h, or linear_byte_dots.h where
-// the processor multiplies bytes. Several rows: a few rows of weights at a time are decoded into cache, and multiplied
-// with all of x; or if x is quantised, linear_block_panels.h.
+// Few rows of x read each weight once and have to be fast at decoding: linear_float_dots.h, or linear_byte_dots.h where
+// the processor multiplies bytes, and linear_decoded_tiles.h. Many rows: a few rows of weights at a time are decoded
+// into cache, and multiplied with all of x; or if x is quantised, linear_block_panels.h.
 #pragma once
 
 #include "cpu/kernels/linear_activations.h"
 #include "cpu/kernels/linear_block_decode.h"
+#include "cpu/kernels/linear_decoded_tiles.h"
 #ifdef EQXCALLBACK_BYTES
 #include "cpu/kernels/linear_block_panels.h"
 #include "cpu/kernels/linear_byte_dots.h"
@@ -16,6 +17,15 @@
 
 namespace eqxcallback::cpu {
 namespace {
+
+// So many rows are each multiplied as one row alone is, and get the same result bit by bit; and so many are multiplied
+// by tiles, which give each the result that it has among more of them. Measured: see docs/design/kernels.md.
+#ifdef EQXCALLBACK_BYTES
+inline constexpr int64_t kRowsAsAlone = Bytes::kRows == 1 ? 8 : 3, kQuantizedRowsAsAlone = 4;
+#else
+inline constexpr int64_t kRowsAsAlone = 8, kQuantizedRowsAsAlone = 1;
+#endif
+inline constexpr int64_t kRowsOfTiles = kLanes == 16 ? 6 : 0;
 
 // A tile of the product: kDotRows rows of x with kDotColumns rows of decoded weights.
 template <class T, class Scale>
@@ -79,19 +89,33 @@ void multiply_decoded(T* out, const float* x, int64_t num_rows, int64_t out_feat
 
 template <Encoding encoding, class T>
 void multiply_matrix(const QuantizedLinear& args, const float* x, const Executor& executor) {
-  const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(encoding);
+  const int64_t num_blocks = args.in_features / kBlockSize;
+  const int64_t stride = args.in_features / weights_of_block(encoding) * block_bytes(encoding);
   multiply_decoded(
       static_cast<T*>(args.out), x, args.rows, args.out_features, args.in_features, static_cast<double>(num_blocks) * 2,
-      executor, [&](float* row, int64_t o) { decode_row<encoding>(row, args.blocks + o * stride, num_blocks); },
+      executor, [&](float* row, int64_t o) { decode_row<encoding>(row, args.blocks + o * stride, args.in_features); },
       [](int64_t) { return 1.0f; });
 }
 
 template <Encoding encoding, class T>
 void quantized_linear_as(const QuantizedLinear& args, const float* x, const Executor& executor) {
-  if (args.rows == 1 && multiply_vector<encoding, T>(args, x, executor)) return;
+  if (args.rows <= (args.quantized_activations ? kQuantizedRowsAsAlone : kRowsAsAlone)) {
+    if (multiply_vectors<encoding, T>(args, x, executor)) return;
+    if (args.rows > 1) {  // one of them is not finite, say: the others get what they get alone
+      QuantizedLinear row = args;
+      row.rows = 1;
+      for (int64_t r = 0; r < args.rows; ++r) {
+        row.out = static_cast<T*>(args.out) + r * args.out_features;
+        quantized_linear_as<encoding, T>(row, x + r * args.in_features, executor);
+      }
+      return;
+    }
+  }
   if (args.quantized_activations) {
 #ifdef EQXCALLBACK_BYTES
-    if (args.rows > 1 && multiply_block_panels<encoding, T>(args, x, executor)) return;
+    if constexpr (!is_packed(encoding)) {
+      if (args.rows > 1 && multiply_block_panels<encoding, T>(args, x, executor)) return;
+    }
 #endif
     const int64_t size = args.rows * args.in_features;
     Scratch quantized(size);
@@ -101,6 +125,9 @@ void quantized_linear_as(const QuantizedLinear& args, const float* x, const Exec
     call.quantized_activations = false;
     return quantized_linear_as<encoding, T>(call, quantized.data(), executor);
   }
+  if constexpr (kRowsOfTiles > 0) {
+    if (args.rows <= kRowsOfTiles) return multiply_tiles<encoding, T>(args, x, executor);
+  }
   multiply_matrix<encoding, T>(args, x, executor);
 }
 
@@ -108,10 +135,25 @@ void quantized_linear(Element element, const QuantizedLinear& args, const Execut
   with_type(element, [&](auto* type) {
     using T = Pointee<decltype(type)>;
     const auto run = [&](const float* x) {
-      if (args.encoding == Encoding::kQ4_1) {
-        quantized_linear_as<Encoding::kQ4_1, T>(args, x, executor);
-      } else {
-        quantized_linear_as<Encoding::kQ8_0, T>(args, x, executor);
+      switch (args.encoding) {
+        case Encoding::kQ4_1:
+          return quantized_linear_as<Encoding::kQ4_1, T>(args, x, executor);
+        case Encoding::kQ8_0:
+          return quantized_linear_as<Encoding::kQ8_0, T>(args, x, executor);
+        case Encoding::kQ4_0:
+          return quantized_linear_as<Encoding::kQ4_0, T>(args, x, executor);
+        case Encoding::kQ5_0:
+          return quantized_linear_as<Encoding::kQ5_0, T>(args, x, executor);
+        case Encoding::kQ5_1:
+          return quantized_linear_as<Encoding::kQ5_1, T>(args, x, executor);
+        case Encoding::kQ4_K:
+          return quantized_linear_as<Encoding::kQ4_K, T>(args, x, executor);
+        case Encoding::kQ5_K:
+          return quantized_linear_as<Encoding::kQ5_K, T>(args, x, executor);
+        case Encoding::kQ6_K:
+          return quantized_linear_as<Encoding::kQ6_K, T>(args, x, executor);
+        default:
+          return;  // no caller has others
       }
     };
     if constexpr (std::is_same_v<T, float>) {

@@ -102,8 +102,21 @@ struct Simd : Halves {
   }
 
   // A permutation looks at the lowest four bits of its indices: it decodes without masking.
-  static F low_nibbles(const uint8_t* p) { return _mm512_permutexvar_ps(bytes(p), digits()); }
-  static F high_nibbles(const uint8_t* p) { return _mm512_permutexvar_ps(_mm512_srli_epi32(bytes(p), 4), digits()); }
+  static F low_nibbles(const uint8_t* p) { return low_nibbles(p, digits()); }
+  static F high_nibbles(const uint8_t* p) { return high_nibbles(p, digits()); }
+  // What `table` has for each.
+  static F low_nibbles(const uint8_t* p, F table) { return _mm512_permutexvar_ps(bytes(p), table); }
+  static F high_nibbles(const uint8_t* p, F table) {
+    return _mm512_permutexvar_ps(_mm512_srli_epi32(bytes(p), 4), table);
+  }
+  // d q + m of the halves d and m.
+  static F table_of_nibbles(const uint8_t* p) {
+    int32_t bits;
+    std::memcpy(&bits, p, sizeof(bits));
+    const __m128 both = _mm_cvtph_ps(_mm_cvtsi32_si128(bits));
+    const F minimum = _mm512_permutexvar_ps(_mm512_set1_epi32(1), _mm512_castps128_ps512(both));
+    return fma(digits(), _mm512_broadcastss_ps(both), minimum);
+  }
   static F int8s(const uint8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   }

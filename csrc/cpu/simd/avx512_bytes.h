@@ -52,7 +52,15 @@ struct Bytes {
     const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     return _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(heads));
   }
-  // The same, where a minimum follows, which times the second of `factor`, a pair {0, factor}, is added to `minimums`.
+  // The same of a float of each row.
+  static F floats(const uint8_t* const* rows, int64_t offset) {
+    const auto value = [&](int r) { return _mm_load_ss(reinterpret_cast<const float*>(rows[r] + offset)); };
+    const __m128 low = _mm_unpacklo_ps(value(0), value(1)), high = _mm_unpacklo_ps(value(2), value(3));
+    const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    return _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_movelh_ps(low, high)));
+  }
+  // The same as `scales`, where a minimum follows, which times the second of `factor`, a pair {0, factor}, is added to
+  // `minimums`.
   using Minimums = __m256;
   static Minimums no_minimums() { return _mm256_setzero_ps(); }
   static F scales_and_minimums(const uint8_t* const* rows, int64_t offset, const float* factor, Minimums& minimums) {

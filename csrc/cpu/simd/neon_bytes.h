@@ -35,6 +35,11 @@ struct Bytes {
   static Ints for_all_rows(const void* p) { return load(p); }
   static Ints load_rows(const uint8_t* const* rows, int64_t offset) { return load(rows[0] + offset); }
   static F scales(const uint8_t* const* rows, int64_t offset) { return Simd::broadcast(Simd::half(rows[0] + offset)); }
+  static F floats(const uint8_t* const* rows, int64_t offset) {
+    float value;
+    std::memcpy(&value, rows[0] + offset, sizeof(value));
+    return Simd::broadcast(value);
+  }
   using Minimums = Simd::Minimums;
   static Minimums no_minimums() { return Simd::no_minimums(); }
   static F scales_and_minimums(const uint8_t* const* rows, int64_t offset, const float* factor, Minimums& minimums) {

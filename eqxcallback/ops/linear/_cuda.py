@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, ceil, name
 from .._supports import floats
+from ._supports import has_kernels
 
 
 # With more rows, a tile of weights is decoded once for all of them.
@@ -41,8 +42,11 @@ def _grid(x: Any, blocks: Any, **_: Any) -> tuple[int, int]:
     return ceil(blocks.shape[0], 4), ceil(_rows(x), _rows_of_block(x))
 
 
-def _supports_any_rows(types: Any, *, activations: str = "exact", **options: Any) -> bool | str:
-    return floats(types, **options) if activations == "exact" else f"it has no {activations} activations"
+def _supports_any_rows(types: Any, *, encoding: str, activations: str = "exact") -> bool | str:
+    if activations != "exact":
+        return f"it has no {activations} activations"
+    supported = has_kernels(encoding)
+    return floats(types) if supported is True else supported
 
 
 def _supports(types: Any, **options: Any) -> bool | str:
@@ -77,7 +81,7 @@ def _row_tiles(x: Any) -> int:
     return next((count for count in (1, 2) if 8 * count >= _rows(x)), 4)
 
 
-def _supports_mma(types: Any, *, activations: str = "exact", **_: Any) -> bool | str:
+def _supports_mma(types: Any, *, encoding: str, activations: str = "exact") -> bool | str:
     x = types.x
     if activations != "exact":
         return f"it has no {activations} activations"
@@ -87,7 +91,7 @@ def _supports_mma(types: Any, *, activations: str = "exact", **_: Any) -> bool |
         return f"in_features have to be a multiple of {_FEATURES_BY_MMA}; they are {x.shape[-1]}"
     if _rows(x) > _MOST_ROWS_BY_MMA:
         return f"x can have at most {_MOST_ROWS_BY_MMA} rows; it has {_rows(x)}"
-    return True
+    return has_kernels(encoding)
 
 
 QUANTIZED_LINEAR_MMA = CudaKernel(

@@ -13,12 +13,15 @@ from ...transform import Implementation, Op
 from .._supports import KERNEL_DTYPES, floats
 from . import _cuda, _jax, _numpy, _reference_quantized
 from ._int8 import Activations
+from ._reference_encodings import LAYOUTS
 
 
-Encoding = Literal["Q4_1", "Q8_0"]
-"""The layout of quantised weights, as GGUF files name it: 4 bits with a scale and a minimum, or 8 bits with a scale."""
-ENCODINGS = {"Q4_1": 20, "Q8_0": 34}
-"""Bytes of a block of 32 weights, in each encoding."""
+Encoding = Literal["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+"""The layout of quantised weights, as GGUF files name it: bits of a weight, with a scale (`_0`, `"Q6_K"`) or a scale and a
+minimum for each block."""
+ENCODINGS = {name: layout.bytes for name, layout in LAYOUTS.items()}
+"""Bytes of a block in each encoding: of 256 weights where the name ends with `_K`, and else of 32."""
+_MADE = ("Q4_1", "Q8_0")
 _BLOCK_SIZE = 32
 # Magnitudes of weights, of a scale and a minimum in f16. A scale of Q8_0 is a 127th.
 _LARGEST = {"Q4_1": 65504, "Q8_0": 127 * 65504}
@@ -53,9 +56,10 @@ def quantized_linear(
 
     **Arguments:**
 
-    - `x`: an array of shape `(*batch, in_features)`, f32, bf16 or f16, `in_features` a multiple of 32.
+    - `x`: an array of shape `(*batch, in_features)`, f32, bf16 or f16, `in_features` a multiple of 32, or of 256
+        for encodings whose names end with `_K`.
     - `blocks`: one row for each output feature, in the layout of a GGUF file; see [`eqxcallback.ops.dequantize`][].
-    - `encoding`: `"Q4_1"` or `"Q8_0"`.
+    - `encoding`: see [`eqxcallback.ops.dequantize`][].
     - `activations`: `"int8"` quantizes each block of 32 of `x` to 255 levels, multiples of a 127th of its largest absolute value,
         as llama.cpp does. That makes one row times `"Q4_1"` faster on a CPU with VNNI. What it costs in quality is in
         [Linear layers](../linear.md).
@@ -72,7 +76,7 @@ def quantized_linear(
     check_one_of(name, "activations", activations, get_args(Activations))
     check_floats(name, x=x)
     check(x.dtype in KERNEL_DTYPES, name, "x of float32, bfloat16 or float16", x=x)
-    features = blocks.shape[-1] // ENCODINGS[encoding] * _BLOCK_SIZE
+    features = blocks.shape[-1] // ENCODINGS[encoding] * LAYOUTS[encoding].weights
     fits = x.ndim > 0 and x.shape[-1] == features and blocks.ndim == 2
     check(
         fits,
@@ -89,10 +93,12 @@ def dequantize(blocks: UInt8[AnyArray, "*rows bytes"], *, encoding: Encoding) ->
 
     **Arguments:**
 
-    - `blocks`: uint8, whole blocks of 32 weights along the last axis. A `"Q4_1"` block has 20 bytes: a scale `d` and a minimum
+    - `blocks`: uint8, whole blocks along the last axis. A `"Q4_1"` block has 20 bytes for 32 weights: a scale `d` and a minimum
         `m` in f16, and 16 bytes with weight `i`, `d * q + m`, in the low and weight `16 + i` in the high half of byte `i`. A
         `"Q8_0"` block has 34: a scale in f16 and 32 int8.
-    - `encoding`: `"Q4_1"` or `"Q8_0"`.
+    - `encoding`: as GGUF files name it; the values are those of the `gguf` package, bit by bit. `"Q4_0"` and `"Q5_0"` have a
+        scale for each 32 weights, and `"Q5_1"` a minimum as well. Blocks whose names end with `_K` have 256 weights: `"Q4_K"` and
+        `"Q5_K"` a scale and a minimum of 6 bits for each 32, and `"Q6_K"` a scale of 8 bits for each 16, times f16 of the block.
     """
     blocks = jnp.asarray(blocks)
     _check_blocks("dequantize", blocks, encoding)
@@ -105,14 +111,19 @@ def quantize(weight: Float[AnyArray, "*rows features"], *, encoding: Encoding) -
     **Arguments:**
 
     - `weight`: of any floating dtype, with a multiple of 32 along its last axis.
-    - `encoding`: `"Q4_1"` or `"Q8_0"`. A weight is off by half a step at most: of a block of 32, a fifteenth of the range, or
-        a 127th of the largest absolute value. Scales and minimums are rounded to f16.
+    - `encoding`: `"Q4_1"` or `"Q8_0"`; llama.cpp makes the others. A weight is off by half a step at most: of a block of
+        32, a fifteenth of the range, or a 127th of the largest absolute value. Scales and minimums are rounded to f16.
 
     Magnitudes up to 65504 (`"Q4_1"`) or 8319008 (`"Q8_0"`) fit. Larger ones are a `ValueError`, but in a traced `weight`, of
     which nobody knows the values: there they are clipped to what scale and minimum can be.
     """
     weight = jnp.asarray(weight)
-    check_one_of("quantize", "encoding", encoding, ENCODINGS)
+    if encoding in ENCODINGS and encoding not in _MADE:
+        raise ValueError(
+            f"quantize: expected encoding to be one of {', '.join(_MADE)}; got {encoding!r}, which is only read. "
+            "Make such weights with llama.cpp."
+        )
+    check_one_of("quantize", "encoding", encoding, _MADE)
     check_floats("quantize", weight=weight)
     whole = weight.ndim > 0 and weight.shape[-1] % _BLOCK_SIZE == 0
     check(whole, "quantize", f"weight with a multiple of {_BLOCK_SIZE} features ({encoding})", weight=weight)

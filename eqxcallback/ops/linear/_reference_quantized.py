@@ -1,33 +1,16 @@
 """Weights in GGUF blocks: 32 of one row share a scale."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8, UInt8
 
 from ._reference_activations import quantize_activations
+from ._reference_encodings import decode
 
 
 def dequantize(blocks: UInt8[Array, "*rows bytes"], *, encoding: str) -> Float[Array, "*rows features"]:
-    """The weights in f32.
-
-    A `"Q4_1"` block has 20 bytes: a scale `d` and a minimum `m` in f16, and 16 bytes with weight `i`, `d q + m`, in the low
-    and weight `16 + i` in the high half of byte `i`. A `"Q8_0"` block has 34: a scale in f16 and 32 int8.
-    """
-    *rows, size = blocks.shape
-    if encoding == "Q4_1":
-        parts = blocks.reshape(*rows, size // 20, 20)
-        scale, minimum, packed = _half(parts[..., 0:2]), _half(parts[..., 2:4]), parts[..., 4:]
-        digits = jnp.concatenate([packed & 15, packed >> 4], axis=-1).astype(jnp.float32)
-        values = digits * scale[..., None] + minimum[..., None]
-    else:
-        parts = blocks.reshape(*rows, size // 34, 34)
-        values = (
-            jax.lax.bitcast_convert_type(parts[..., 2:], jnp.int8).astype(jnp.float32)
-            * _half(parts[..., :2])[..., None]
-        )
-    return values.reshape(*rows, math.prod(values.shape[-2:]))
+    """The weights in f32: see `eqxcallback.ops.dequantize`."""
+    return decode(blocks, encoding)
 
 
 def quantized_linear(
@@ -42,10 +25,6 @@ def quantized_linear(
         wide = quantize_activations(wide, 32)
     weights = dequantize(blocks, encoding=encoding)
     return jnp.matmul(wide, weights.T, precision=jax.lax.Precision.HIGHEST).astype(x.dtype)
-
-
-def _half(pair: UInt8[Array, "*rows 2"]) -> Float[Array, "*rows"]:
-    return jax.lax.bitcast_convert_type(pair, jnp.float16).astype(jnp.float32)
 
 
 _LARGEST_HALF = 65504.0

@@ -11,7 +11,17 @@ from eqxcallback.ops.linear import _reference_quantized as reference
 from ..table import BATCHES, Case, Row, floats, normal, python, row, rows, with_options
 
 
-ENCODINGS: Any = ops.ENCODINGS
+# The encodings that kernels multiply as they are in memory; those of GPUs have no others.
+ENCODINGS: Any = {"Q4_1": 20, "Q8_0": 34}
+# The encodings that are unpacked first, with weights and bytes of a block, and where it has how many halves.
+UNPACKED: Any = {
+    "Q4_0": (32, 18, 0, 1),
+    "Q5_0": (32, 22, 0, 1),
+    "Q5_1": (32, 24, 0, 2),
+    "Q4_K": (256, 144, 0, 2),
+    "Q5_K": (256, 176, 0, 2),
+    "Q6_K": (256, 210, 208, 1),
+}
 
 
 def quantized_linear(dtype: Any, encoding: Any, batch: Any, in_features: int, out_features: int) -> Case:
@@ -23,6 +33,16 @@ def quantized_linear(dtype: Any, encoding: Any, batch: Any, in_features: int, ou
 def blocks(seed: int, out_features: int, in_features: int, encoding: Any) -> Any:
     """Random weights of either sign, of a size that keeps sums of products near 1."""
     rng = np.random.default_rng((seed, out_features, in_features))
+    if encoding in UNPACKED:
+        weights, size, at, halves = UNPACKED[encoding]
+        count = in_features // weights
+        parts = rng.integers(0, 256, (out_features, count, size), np.uint8)
+        sizes = rng.uniform(0.5, 1, (out_features, count, halves)) / (16 * 64 if weights == 256 else 16)
+        sizes = rng.choice([-1, 1], sizes.shape) * sizes
+        parts[..., at : at + 2 * halves] = (
+            sizes.astype(np.float16).view(np.uint8).reshape(out_features, count, 2 * halves)
+        )
+        return parts.reshape(out_features, count * size)
     count = in_features // 32
     parts = rng.integers(0, 256, (out_features, count, ENCODINGS[encoding]), np.uint8)
     halves = 2 if encoding == "Q4_1" else 1
@@ -55,7 +75,18 @@ CASES = [
         ],
         "edge",
     ),
-    *rows(quantized_linear, [(encoding, (), 1024, 3001) for encoding in ENCODINGS], "large"),
+    *rows(
+        quantized_linear,
+        [
+            (encoding, *shape)
+            for encoding in UNPACKED
+            for shape in (((), 256, 17), ((3,), 512, 9), ((6,), 256, 5), ((9,), 256, 3), ((), 0, 3), ((2,), 256, 0))
+        ],
+        "edge",
+    ),
+    row(quantized_linear, "Q4_K", (), 256, 3, tags=("mapped", "derived"), name="quantized_linear Q4_K"),
+    row(quantized_linear, "Q6_K", (2,), 256, 3, tags=["mapped"], name="quantized_linear Q6_K of a batch"),
+    *rows(quantized_linear, [(encoding, (), 1024, 3001) for encoding in (*ENCODINGS, "Q5_1", "Q6_K")], "large"),
     *rows(quantized_linear, [(encoding, (33,), 512, 1001) for encoding in ENCODINGS], "large"),
     *rows(quantized_linear, [(encoding, batch, 96, 523) for encoding in ENCODINGS for batch in ((), (3,))], "written"),
     row(quantized_linear, "Q4_1", (), 32, 3, tags=("mapped", "derived"), name="quantized_linear Q4_1"),

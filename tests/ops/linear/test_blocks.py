@@ -9,6 +9,7 @@ from eqxcallback import ops
 from eqxcallback.ops.linear import _reference_quantized as reference_quantized
 
 from ..memory import compiled, peak
+from . import cases
 
 
 @pytest.mark.parametrize(("encoding", "largest"), [("Q8_0", 127 * 65504), ("Q4_1", 65504)])
@@ -28,7 +29,7 @@ def test_the_largest_weights_that_blocks_can_be_made_of(encoding, largest):
         ops.quantize(jnp.concatenate([larger, nothing]), encoding=encoding)
 
 
-@pytest.mark.parametrize("encoding", ops.ENCODINGS)
+@pytest.mark.parametrize("encoding", cases.ENCODINGS)
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_weights_are_never_expanded(encoding, batch, isa):
     in_features, out_features = 4096, 4096

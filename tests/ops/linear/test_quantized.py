@@ -1,5 +1,6 @@
 """Products with weights in blocks: any shape, memory, and what is not finite, too large or too small."""
 
+import functools
 from typing import Any
 
 import hypothesis
@@ -22,7 +23,7 @@ from .cases import quantized_linear
 pytestmark = pytest.mark.any_jax_version
 
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-by_encoding = pytest.mark.parametrize("encoding", ops.ENCODINGS)
+by_encoding = pytest.mark.parametrize("encoding", cases.ENCODINGS)
 by_isa = pytest.mark.usefixtures("isa")
 
 
@@ -36,7 +37,7 @@ few = hypothesis.settings(
 
 @few
 @hypothesis.given(
-    strategies.sampled_from(list(ops.ENCODINGS)),
+    strategies.sampled_from(list(cases.ENCODINGS)),
     strategies.integers(0, 40),
     strategies.integers(0, 9),
     strategies.integers(0, 70),
@@ -135,6 +136,33 @@ def test_one_element_much_larger_than_the_others(batch, encoding, isa):
     exact_enough(case, encoding, case.op(*case.args))
 
 
+@by_encoding
+@pytest.mark.parametrize(("activations", "rows"), [("exact", 2), ("exact", 3), ("int8", 2), ("int8", 4)])
+@pytest.mark.parametrize("value", [None, np.nan, 3e38])
+def test_each_of_few_rows_gets_what_it_gets_alone(value, rows, activations, encoding, isa):
+    """Bit by bit, also beside a row that has no form in bytes."""
+    if activations == "int8" and not {"avx512", "neon_dot", "neon_bf16"} & set(isa.split()):
+        rows = 1  # where bytes are not multiplied, several rows are a product of matrices
+    weights = cases.blocks(2, 21, 96, encoding)
+    x = np.array(table.normal(1, (rows, 96)))
+    if value is not None:
+        x[-1, 40] = value
+    product = table.quickly_compiled(
+        functools.partial(ops.quantized_linear, encoding=encoding, activations=activations)
+    )
+    np.testing.assert_array_equal(product(x, weights), [product(row, weights) for row in x])
+
+
+@by_encoding
+@pytest.mark.parametrize("rows", [4, 5, 6, 8])
+def test_each_of_several_rows_gets_what_it_gets_among_many(rows, encoding, isa):
+    if "avx512" not in isa:
+        pytest.skip("other tables have no tiles, and give up to 8 rows what these get alone")
+    weights, x = cases.blocks(2, 21, 96, encoding), table.normal(1, (17, 96))
+    product = table.quickly_compiled(functools.partial(ops.quantized_linear, encoding=encoding))
+    np.testing.assert_array_equal(product(x[:rows], weights), product(x, weights)[:rows])
+
+
 def blocks(encoding, rows, features, seed=0):
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (rows, features // 32, ops.ENCODINGS[encoding]), np.uint8)
@@ -151,7 +179,7 @@ def exact(x, weights, encoding):
 
 
 @by_isa
-@pytest.mark.parametrize("encoding", list(ops.ENCODINGS))
+@pytest.mark.parametrize("encoding", list(cases.ENCODINGS))
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_one_value_that_is_not_finite_reaches_every_result(value, encoding):
     weights = blocks(encoding, 9, 64)
@@ -165,7 +193,7 @@ def test_one_value_that_is_not_finite_reaches_every_result(value, encoding):
 
 
 @by_isa
-@pytest.mark.parametrize("encoding", list(ops.ENCODINGS))
+@pytest.mark.parametrize("encoding", list(cases.ENCODINGS))
 @pytest.mark.parametrize("scale", [1e-30, 1e-20, 1.0, 1e20, 1e30, 1e34])
 def test_quantized_linear_has_one_precision_for_all_magnitudes(scale, encoding):
     weights = blocks(encoding, 40, 96)
@@ -179,7 +207,7 @@ def test_quantized_linear_has_one_precision_for_all_magnitudes(scale, encoding):
 
 
 @by_isa
-@pytest.mark.parametrize("encoding", list(ops.ENCODINGS))
+@pytest.mark.parametrize("encoding", list(cases.ENCODINGS))
 def test_quantized_linear_near_overflow(encoding):
     weights = blocks(encoding, 40, 64)
     x = jnp.full(64, 1e36, jnp.float32).at[::2].set(-1e36)
@@ -191,7 +219,7 @@ def test_quantized_linear_near_overflow(encoding):
 
 
 @by_isa
-@pytest.mark.parametrize("encoding", list(ops.ENCODINGS))
+@pytest.mark.parametrize("encoding", list(cases.ENCODINGS))
 @pytest.mark.parametrize("fill", [0x00, 0xFF, 0x80, 0x7F])
 def test_extreme_weights_and_activations(fill, encoding):
     heads = 4 if encoding == "Q4_1" else 2

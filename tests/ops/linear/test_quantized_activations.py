@@ -85,13 +85,13 @@ def test_int8_linear(batch, in_features, out_features, isa):
 def test_on_many_threads(rows, isa):
     args = (normal(3, (rows, 1000)), *weights_of(3001, 1000))
     check(int8_linear, INT8_REFERENCE, args, 1000)
-    for encoding in ops.ENCODINGS:
+    for encoding in cases.ENCODINGS:
         reference = functools.partial(BLOCKS_REFERENCE, encoding=encoding)
         blocks = cases.blocks(2, 3001, 992, encoding)
         check(quantized_linear(encoding), reference, (normal(3, (rows, 992)), blocks), 992)
 
 
-@pytest.mark.parametrize("encoding", ops.ENCODINGS)
+@pytest.mark.parametrize("encoding", cases.ENCODINGS)
 @pytest.mark.parametrize("rows", [0, 1, 3, 17])
 @pytest.mark.parametrize(("in_blocks", "out_features"), [(0, 3), (1, 1), (3, 0), (5, 21)])
 def test_quantized_linear(in_blocks, out_features, rows, encoding, isa):
@@ -128,7 +128,7 @@ def test_rows_of_extreme_values(isa):
     x[0, 3], x[1, 3], x[2] = np.inf, np.nan, x[2] * 1e-40
     weight, scale = map(jnp.asarray, weights_of(3, 64))
     functions = [(lambda x: int8_linear(x, weight, scale), lambda x: INT8_REFERENCE(x, weight, scale))]
-    for encoding in ops.ENCODINGS:
+    for encoding in cases.ENCODINGS:
         blocks = jnp.asarray(cases.blocks(2, 3, 64, encoding))
         reference = functools.partial(BLOCKS_REFERENCE, blocks=blocks, encoding=encoding)
         functions.append((functools.partial(quantized_linear(encoding), blocks=blocks), reference))
@@ -147,7 +147,7 @@ def test_sums_over_small_weights_of_numbers_near_the_highest(rows, activations, 
     """They are finite, also where those over the integers of the weights are not."""
     weight = 1e-3 * normal(2, (13, 128))
     x = np.float32(1e37) * (normal(1, (rows, 128)) / 4 + 1)
-    encodings: Any = ops.ENCODINGS
+    encodings: Any = cases.ENCODINGS
     for encoding in encodings:
         blocks = ops.quantize(jnp.asarray(weight), encoding=encoding)
         reference = linear_reference_quantized.quantized_linear if activations == "exact" else BLOCKS_REFERENCE
