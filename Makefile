@@ -115,7 +115,7 @@ $(VENV)/bin/python:
 
 # An editable install, so that changed Python files need no new one; changed C++ files do.
 $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
-	$(PIP) install $(SETTINGS) -e '.[demo]'
+	$(PIP) install $(SETTINGS) -e '.[serve]'
 	$(PIP) install $(WEIGHTS)
 	touch $@
 
