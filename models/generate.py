@@ -13,7 +13,7 @@ from functools import partial
 
 import jax.numpy as jnp
 
-from . import gguf, llama
+from . import adapter_files, gguf, llama, lora
 from ._program import DTYPES, UsageError, progress, report, run, write
 from .answer import Answer
 from .batch import Batch
@@ -34,10 +34,12 @@ class _Program:
         self.options = options
         self.file = gguf.open_model(path)
         self.tokenizer = Tokenizer(self.file.metadata)
+        self.adapters = None if options.adapter is None else adapter_files.load(options.adapter, self.file.config)
 
     def model(self) -> llama.Llama:
         dtype = jnp.dtype(DTYPES[self.options.dtype])
-        return llama.load(self.file, dtype=dtype, progress=partial(progress, desc="loading", unit="block"))
+        model = llama.load(self.file, dtype=dtype, progress=partial(progress, desc="loading", unit="block"))
+        return model if self.adapters is None else lora.attach(model, self.adapters)
 
     def generator(self, model: llama.Llama, room: int) -> Generator:
         return Generator(model, room=room, sampling=sampling_of(self.options), seed=self.options.seed)

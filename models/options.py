@@ -33,6 +33,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     model.add_argument(
         "--weights", type=pathlib.Path, metavar="PATH", help="a GGUF file (default: SmolLM2-135M-Instruct)"
     )
+    model.add_argument(
+        "--adapter", type=pathlib.Path, metavar="FOLDER", help="what models.finetune or PEFT has trained for it (LoRA)"
+    )
     model.add_argument("--dtype", choices=list(DTYPES), default="f32", help="of activations and cache (default: f32)")
     options = parser.parse_args(arguments)
     _check(parser, options)

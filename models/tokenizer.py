@@ -106,12 +106,13 @@ class Tokenizer:
         """A decoder for tokens that come one after the other."""
         return Stream(self)
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
         """A conversation as the text that the model was trained on, up to where it answers. To read, not to encode.
 
         **Arguments:**
 
         - `messages`: each with a `role` (`"system"`, `"user"` or `"assistant"`) and a `content`.
+        - `add_generation_prompt`: whether an answer begins at the end.
 
         **Returns:**
 
@@ -124,13 +125,17 @@ class Tokenizer:
         if self._template is None:
             raise ModelFileError("expected the file to have tokenizer.chat_template; got none. Use an instruct model.")
         try:
-            return self._template.render(messages=messages, add_generation_prompt=True, **self._template_names)
+            return self._template.render(
+                messages=messages, add_generation_prompt=add_generation_prompt, **self._template_names
+            )
         except ModelFileError:
             raise
         except Exception as error:  # a template is a program, and may fail like any
             raise ModelFileError(f"expected messages that the file's chat template takes; it failed: {error}") from None
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
         """The tokens of a conversation, up to where the model answers.
 
         Like `encode(chat(messages))`, except that control tokens come from the template alone: a message that contains the
@@ -138,7 +143,7 @@ class Tokenizer:
 
         **Arguments:**
 
-        - `messages`: as for `chat`.
+        - `messages`, `add_generation_prompt`: as for `chat`.
 
         **Returns:**
 
@@ -150,7 +155,7 @@ class Tokenizer:
         """
         # Not piece by piece: a template may trim a message, and BPE merges across its edges.
         hidden = [{key: self._hidden(value) for key, value in message.items()} for message in messages]
-        return self._encode(self.chat(hidden))
+        return self._encode(self.chat(hidden, add_generation_prompt=add_generation_prompt))
 
     def _hidden(self, text: str) -> str:
         """A surrogate, which no text has, for the first character of each control token."""
