@@ -4,7 +4,6 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -32,22 +31,15 @@ NAMES = {
 """PEFT's names, and the paths in a `models.lora.Adapters`, for `models.checkpoints`."""
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
-# What PEFT's configuration may ask for beyond LoRA, and what these have to be for us.
-_PLAIN: Mapping[str, tuple[Any, ...]] = {
-    "alora_invocation_tokens": (None,),
-    "alpha_pattern": (None, {}),
-    "bias": ("none",),
-    "exclude_modules": (None, []),
-    "fan_in_fan_out": (False,),
-    "layer_replication": (None,),
-    "layers_to_transform": (None,),
-    "lora_bias": (False,),
-    "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None, []),
-    "use_dora": (False,),
+# What PEFT's configuration says beside the numbers that we read, and does not change what an adapter computes. Anything else in
+# it has to be off.
+_HARMLESS = {
+    *("auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config"),
+    *("inference_mode", "init_lora_weights", "layers_pattern", "loftq_config", "lora_alpha", "lora_dropout"),
+    *("megatron_config", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r", "revision"),
+    *("runtime_config", "target_modules", "task_type", "use_rslora"),
 }
+_OFF = (None, False, "none", [], {})
 
 
 class _Settings(NamedTuple):
@@ -65,7 +57,9 @@ def save(folder: str | os.PathLike[str], adapters: Adapters, *, alpha: float) ->
     """
     folder = pathlib.Path(folder)
     folder.mkdir(exist_ok=True)
-    updates = {name: update for of_projection in adapters.blocks[0].values() for name, update in of_projection.updates.items()}
+    updates = {
+        name: update for of_projection in adapters.blocks[0].values() for name, update in of_projection.updates.items()
+    }
     (rank,) = {update.a.shape[0] for update in updates.values()}
     config = {
         "base_model_name_or_path": None,
@@ -103,7 +97,9 @@ def _read(path: pathlib.Path) -> _Settings:
         config: Any = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ModelFileError(f"{path}: expected the configuration of an adapter; got: {reason}. Pass its folder.") from None
+        raise ModelFileError(
+            f"{path}: expected the configuration of an adapter; got: {reason}. Pass its folder."
+        ) from None
 
     def require(holds: bool, expected: str, name: str) -> None:
         if not holds:
@@ -113,12 +109,21 @@ def _read(path: pathlib.Path) -> _Settings:
 
     if not isinstance(config, dict):
         raise ModelFileError(f"{path}: expected a JSON object; got {type(config).__name__}. Pass an adapter's folder.")
-    rank, alpha, targets = (config.get(name) for name in ("r", "lora_alpha", "target_modules"))
+    rank: Any = config.get("r")
+    alpha: Any = config.get("lora_alpha")
+    targets: Any = config.get("target_modules")
     require(config.get("peft_type") == "LORA", "'LORA'", "peft_type")
     require(type(rank) is int and rank >= 1, "a positive integer", "r")
     require(type(alpha) in (int, float) and math.isfinite(alpha), "a number", "lora_alpha")
     fits = isinstance(targets, list) and len(targets) > 0 and all(target in TARGETS for target in targets)
     require(fits, f"a list of {', '.join(TARGETS)}", "target_modules")
-    for name, plain in _PLAIN.items():
-        require(config.get(name, plain[0]) in plain, " or ".join(map(repr, plain)), name)
+    require(config.get("bias", "none") == "none", "'none'", "bias")
+    # Others, such as PiSSA, change the model's own weights.
+    require(
+        config.get("init_lora_weights", True) in (True, False, "gaussian"),
+        "true, false or 'gaussian'",
+        "init_lora_weights",
+    )
+    for name in config.keys() - _HARMLESS:
+        require(config[name] in _OFF, "off", name)
     return _Settings(rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), targets)

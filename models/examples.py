@@ -79,9 +79,8 @@ def batches(examples: Sequence[Example], rows: int, rng: np.random.Generator | N
 
     - `rng`: shuffles which examples of a length are together, and the batches.
     """
-    order = np.arange(len(examples)) if rng is None else rng.permutation(len(examples))
-    lengths = np.array([_padded(len(examples[index].tokens)) for index in order])
-    order = order[np.argsort(-lengths, kind="stable")]
+    order = range(len(examples)) if rng is None else rng.permutation(len(examples)).tolist()
+    order = sorted(order, key=lambda index: -_padded(len(examples[index].tokens)))
     parts = [order[first : first + rows] for first in range(0, len(order), rows)]
     if rng is not None:
         rng.shuffle(parts)

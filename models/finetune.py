@@ -14,11 +14,10 @@ import time
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from . import _program, adapter_files, gguf, llama, lora
-from ._program import DTYPES, Parser, UsageError
+from ._program import Parser, UsageError
 from .compilation_cache import keep_programs
 from .examples import Batch, batches, read_examples
 from .tokenizer import Tokenizer
@@ -27,17 +26,26 @@ from .tuner import Tuner
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m models.finetune", description="Train adapters (LoRA) for a language model.")
-    parser.add_argument("data", type=pathlib.Path, metavar="DATA", help="a .jsonl file: a prompt and a response in each line")
+    parser.add_argument(
+        "data", type=pathlib.Path, metavar="DATA", help="a .jsonl file: a prompt and a response in each line"
+    )
     parser.add_argument("--output", type=pathlib.Path, required=True, metavar="FOLDER", help="where the adapter goes")
     parser.add_argument(
-        "--held-out", type=float, default=0.1, metavar="SHARE", help="of the lines, not trained on (default: %(default)s)"
+        "--held-out",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="of the lines, not trained on (default: %(default)s)",
     )
     parser.add_argument("--max-tokens", type=int, default=512, help="of a line; what is longer is cut (default: 512)")
     adapter = parser.add_argument_group("adapter")
     adapter.add_argument("--rank", type=int, default=8, help="of the update of a weight (default: %(default)s)")
     adapter.add_argument("--alpha", type=float, help="updates are multiplied by alpha / rank (default: twice the rank)")
     adapter.add_argument(
-        "--targets", default=",".join(lora.TARGETS), metavar="NAMES", help="the layers that are tuned (default: %(default)s)"
+        "--targets",
+        default=",".join(lora.TARGETS),
+        metavar="NAMES",
+        help="the layers that are tuned (default: %(default)s)",
     )
     training = parser.add_argument_group("training")
     training.add_argument("--epochs", type=int, default=4, help="how often each line is seen (default: %(default)s)")
@@ -50,7 +58,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     model.add_argument(
         "--weights", type=pathlib.Path, metavar="PATH", help="a GGUF file (default: SmolLM2-135M-Instruct)"
     )
-    model.add_argument("--dtype", choices=list(DTYPES), default="f32", help="of activations (default: f32)")
     options = parser.parse_args(arguments)
     options.targets = [name.strip() for name in options.targets.split(",")]
     options.alpha = 2.0 * options.rank if options.alpha is None else options.alpha
@@ -122,15 +129,13 @@ def _finetune(arguments: list[str] | None) -> None:
         )
     examples, cut = read_examples(options.data, Tokenizer(file.metadata), max_tokens=options.max_tokens)
     if cut:
-        _program.report(f"finetune: {cut} of {len(examples)} lines have more than {options.max_tokens} tokens, and were cut")
+        _program.report(
+            f"finetune: {cut} of {len(examples)} lines have more than {options.max_tokens} tokens, and were cut"
+        )
     rng = np.random.default_rng(options.seed)
-    chosen, held_out = (
-        [examples[index] for index in part] for part in _split(len(examples), options.held_out, rng)
-    )
+    chosen, held_out = ([examples[index] for index in part] for part in _split(len(examples), options.held_out, rng))
     epochs = [batches(chosen, options.batch, rng) for _ in range(options.epochs)]
-    model = llama.load(
-        file, dtype=jnp.dtype(DTYPES[options.dtype]), progress=partial(_program.progress, desc="loading", unit="block")
-    )
+    model = llama.load(file, progress=partial(_program.progress, desc="loading", unit="block"))
     adapters = lora.init(
         file.config,
         rank=options.rank,

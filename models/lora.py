@@ -71,9 +71,7 @@ class Adapters(eqx.Module):
     blocks: list[dict[str, Adapter]]
 
 
-def init(
-    config: Config, *, rank: int, scale: float, targets: Sequence[str] = TARGETS, key: PRNGKeyArray
-) -> Adapters:
+def init(config: Config, *, rank: int, scale: float, targets: Sequence[str] = TARGETS, key: PRNGKeyArray) -> Adapters:
     """New adapters, which change nothing yet: `A` is random and `B` is zero.
 
     **Arguments:**
@@ -86,7 +84,7 @@ def init(
     """
     blocks: list[dict[str, Adapter]] = []
     for of_block in jax.random.split(key, config.num_layers):
-        keys = dict(zip(TARGETS, jax.random.split(of_block, len(TARGETS)), strict=True))
+        keys: dict[str, PRNGKeyArray] = dict(zip(TARGETS, jax.random.split(of_block, len(TARGETS)), strict=True))
         adapters = {}
         for projection, (in_features, sizes) in _sizes(config).items():
             limit = in_features**-0.5

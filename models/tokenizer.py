@@ -133,9 +133,7 @@ class Tokenizer:
         except Exception as error:  # a template is a program, and may fail like any
             raise ModelFileError(f"expected messages that the file's chat template takes; it failed: {error}") from None
 
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
-    ) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
         """The tokens of a conversation, up to where the model answers.
 
         Like `encode(chat(messages))`, except that control tokens come from the template alone: a message that contains the

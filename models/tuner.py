@@ -45,8 +45,8 @@ class Tuner:
     def __init__(self, model: Llama, adapters: Adapters, *, learning_rate: float, steps: int):
         self._model = eqx.tree_at(lambda model: model.blocks, model, [])
         self._runs = _runs(model.blocks)
-        self._blocks = [_stacked(model.blocks[run]) for run in self._runs]
-        self._adapters: Stacked = [_stacked(adapters.blocks[run]) for run in self._runs]
+        self._blocks = [stacked(model.blocks[run]) for run in self._runs]
+        self._adapters: Stacked = [stacked(adapters.blocks[run]) for run in self._runs]
         schedule = optax.linear_schedule(learning_rate, 0.0, steps)
         self._optimizer = optax.chain(optax.clip_by_global_norm(_LONGEST_GRADIENT), optax.adam(schedule))
         self._state = self._optimizer.init(self._adapters)
@@ -56,9 +56,9 @@ class Tuner:
     def adapters(self) -> Adapters:
         """The adapters as they are by now."""
         blocks = []
-        for run, stacked in zip(self._runs, self._adapters, strict=True):
+        for run, of_run in zip(self._runs, self._adapters, strict=True):
             for index in range(run.stop - run.start):
-                blocks.append(jax.tree.map(lambda array, index=index: array[index], stacked))
+                blocks.append(jax.tree.map(lambda array, index=index: array[index], of_run))
         return Adapters(blocks)
 
     def step(self, batch: Batch) -> float:
@@ -72,19 +72,21 @@ class Tuner:
         arguments = self._adapters, self._state, self._blocks, self._model, batch
         return self._compiled(self._step, arguments, donate=(0, 1))
 
-    def perplexity(self, batches: Sequence[Batch], progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter) -> float:
+    def perplexity(
+        self, batches: Sequence[Batch], progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter
+    ) -> float:
         """The exponential of the mean loss, over all targets that count."""
         losses, count = 0.0, 0
         for batch in progress(batches):
             arguments = self._adapters, self._blocks, self._model, batch
-            losses += float(self._compiled(_loss, arguments)(*arguments))
+            losses += float(self._compiled(total_loss, arguments)(*arguments))
             count += int((batch.targets >= 0).sum())
         mean = losses / count
         return math.exp(mean) if mean < 700 else math.inf  # what a float holds
 
     def _step(self, adapters: Stacked, state: Any, blocks: list[Block], model: Llama, batch: Batch) -> Any:
         def mean_loss(adapters: Stacked) -> Float[Array, ""]:
-            return _loss(adapters, blocks, model, batch) / jnp.maximum((batch.targets >= 0).sum(), 1)
+            return total_loss(adapters, blocks, model, batch) / jnp.maximum((batch.targets >= 0).sum(), 1)
 
         loss, gradients = jax.value_and_grad(mean_loss)(adapters)
         updates, state = self._optimizer.update(gradients, state, adapters)
@@ -97,8 +99,14 @@ class Tuner:
         return self._programs[key]
 
 
-def _loss(adapters: Stacked, blocks: list[Block], model: Llama, batch: Batch) -> Float[Array, ""]:
-    """The sum of the losses of a batch."""
+def total_loss(adapters: Stacked, blocks: list[Block], model: Llama, batch: Batch) -> Float[Array, ""]:
+    """The sum of the losses of a batch.
+
+    **Arguments:**
+
+    - `adapters`, `blocks`: `stacked`, in as many stacks as there are kinds of blocks.
+    - `model`: without blocks.
+    """
     embed = jax.vmap(functools.partial(_hidden, adapters, blocks, model))
     x = embed(jnp.asarray(batch.tokens))
     output = model.embedding.table if model.output is None else model.output.layers[0]
@@ -110,16 +118,16 @@ def _hidden(adapters: Stacked, blocks: list[Block], model: Llama, tokens: Int[Ar
     positions = jnp.arange(len(tokens), dtype=jnp.int32)
     table = eqxc.ops.rotary_table(positions, model.config.head_size, theta=model.config.rope_theta)
 
-    @jax.checkpoint  # what it keeps of a block is its input
-    def step(carry: Any, block_and_adapters: Any) -> tuple[Any, None]:
-        x, residual, _ = adapted(*block_and_adapters)(*carry, table)
-        return (x, residual), None
+    @jax.checkpoint  # what it keeps of a block is its input, one array: the sum is what the block's norm begins with
+    def step(x: Array, block_and_adapters: Any) -> tuple[Array, None]:
+        block, adapters = block_and_adapters
+        x, residual, _ = adapted(block, adapters)(x, jnp.zeros_like(x), table)
+        return x + residual, None
 
     x = model.embedding(tokens).astype(model.dtype)
-    carry = x, jnp.zeros_like(x)
     for run in zip(blocks, adapters, strict=True):
-        carry, _ = jax.lax.scan(step, carry, run)
-    return jax.vmap(model.norm)(sum(carry))
+        x, _ = jax.lax.scan(step, x, run)
+    return jax.vmap(model.norm)(x)
 
 
 def _runs(blocks: Sequence[Block]) -> list[slice]:
@@ -129,5 +137,6 @@ def _runs(blocks: Sequence[Block]) -> list[slice]:
     return [slice(*ends_of_run) for ends_of_run in itertools.pairwise([0, *ends])]
 
 
-def _stacked(trees: Sequence[Any]) -> Any:
+def stacked(trees: Sequence[Any]) -> Any:
+    """One tree whose arrays have one more axis, in front, for trees of one structure."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
