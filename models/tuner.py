@@ -86,7 +86,7 @@ class Tuner:
 
     def _step(self, adapters: Stacked, state: Any, blocks: list[Block], model: Llama, batch: Batch) -> Any:
         def mean_loss(adapters: Stacked) -> Float[Array, ""]:
-            return total_loss(adapters, blocks, model, batch) / jnp.maximum((batch.targets >= 0).sum(), 1)
+            return total_loss(adapters, blocks, model, batch) / (batch.targets >= 0).sum().astype(jnp.float32)
 
         loss, gradients = jax.value_and_grad(mean_loss)(adapters)
         updates, state = self._optimizer.update(gradients, state, adapters)
