@@ -47,8 +47,11 @@ class Tuner:
         self._runs = _runs(model.blocks)
         self._blocks = [stacked(model.blocks[run]) for run in self._runs]
         self._adapters: Stacked = [stacked(adapters.blocks[run]) for run in self._runs]
-        schedule = optax.linear_schedule(learning_rate, 0.0, steps)
-        self._optimizer = optax.chain(optax.clip_by_global_norm(_LONGEST_GRADIENT), optax.adam(schedule))
+
+        def rate(step: Any) -> Any:  # optax's own schedules mix dtypes, which strict promotion forbids
+            return learning_rate * (1 - jnp.asarray(step, jnp.float32) / steps)
+
+        self._optimizer = optax.chain(optax.clip_by_global_norm(_LONGEST_GRADIENT), optax.adam(rate))
         self._state = self._optimizer.init(self._adapters)
         self._programs: dict[Any, Any] = {}
 
