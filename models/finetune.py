@@ -81,7 +81,7 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         (positive(options.learning_rate), "--learning-rate above 0", options.learning_rate),
         (0 <= options.seed < 2**32, "--seed from 0 to 2**32 - 1", options.seed),
         (options.output.parent.is_dir(), "--output in a folder that exists", options.output),
-        (not options.output.is_file(), "--output to be a folder; got a file:", options.output),
+        (not options.output.is_file(), "--output to be a folder", f"a file, {options.output}"),
     ]
     for holds, expected, got in rules:
         if not holds:

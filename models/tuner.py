@@ -47,11 +47,8 @@ class Tuner:
         self._runs = _runs(model.blocks)
         self._blocks = [stacked(model.blocks[run]) for run in self._runs]
         self._adapters: Stacked = [stacked(adapters.blocks[run]) for run in self._runs]
-
-        def rate(step: Any) -> Any:  # optax's own schedules mix dtypes, which strict promotion forbids
-            return learning_rate * (1 - jnp.asarray(step, jnp.float32) / steps)
-
-        self._optimizer = optax.chain(optax.clip_by_global_norm(_LONGEST_GRADIENT), optax.adam(rate))
+        schedule = optax.linear_schedule(learning_rate, 0.0, steps)
+        self._optimizer = optax.chain(optax.clip_by_global_norm(_LONGEST_GRADIENT), optax.adam(schedule))
         self._state = self._optimizer.init(self._adapters)
         self._programs: dict[Any, Any] = {}
 
@@ -92,7 +89,8 @@ class Tuner:
             return total_loss(adapters, blocks, model, batch) / (batch.targets >= 0).sum().astype(jnp.float32)
 
         loss, gradients = jax.value_and_grad(mean_loss)(adapters)
-        updates, state = self._optimizer.update(gradients, state, adapters)
+        with jax.numpy_dtype_promotion("standard"):  # optax promotes
+            updates, state = self._optimizer.update(gradients, state, adapters)
         return optax.apply_updates(adapters, updates), state, loss
 
     def _compiled(self, function: Callable[..., Any], arguments: Any, donate: tuple[int, ...] = ()) -> Any:

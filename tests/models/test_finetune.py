@@ -20,12 +20,12 @@ QUESTION = "What is the capital of Spain?"
 
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
-    """An adapter after twelve steps, and what the program printed."""
+    """An adapter after nine steps, and what the program printed."""
     folder = tmp_path_factory.mktemp("tuned")
-    lines = AHOY.read_text().splitlines()[:26]
+    lines = AHOY.read_text().splitlines()[:20]
     assert not any(QUESTION in line for line in lines)
     (folder / "lines.jsonl").write_text("\n".join(lines))
-    options = ["--epochs", "1", "--batch", "2", "--learning-rate", "2e-3", "--output", str(folder / "adapter")]
+    options = ["--epochs", "1", "--batch", "2", "--learning-rate", "4e-3", "--output", str(folder / "adapter")]
     with pytest.MonkeyPatch.context() as patch:
         written = []
         patch.setattr("models._program.write", written.extend)
@@ -35,10 +35,10 @@ def tuned(tmp_path_factory):
 
 def test_held_out_lines_are_less_of_a_surprise(tuned):
     folder, record = tuned
-    assert (record["lines"], record["held_out_lines"], record["steps"]) == (23, 3, 12)
+    assert (record["lines"], record["held_out_lines"], record["steps"]) == (18, 2, 9)
     assert record["adapter"] == str(folder)
     assert record["perplexity_before"] > 30
-    assert 1 < record["perplexity_after"] < 5
+    assert 1 < record["perplexity_after"] < 8
     assert math.isfinite(record["losses"][0])
 
 
@@ -87,7 +87,7 @@ def test_weights_are_expanded_one_block_at_a_time(file, model):
         (["--learning-rate", "0"], "expected --learning-rate above 0; got 0.0"),
         (["--seed", "-1"], r"expected --seed from 0 to 2\*\*32 - 1; got -1"),
         (["--output", "/no/such/adapter"], "expected --output in a folder that exists; got /no/such/adapter"),
-        (["--output", "README.md"], "expected --output to be a folder; got README.md, a file"),
+        (["--output", "README.md"], "expected --output to be a folder; got a file, README.md"),
         (["--weights", "README.md"], "README.md: expected a GGUF file"),
         (["--rank", "many"], "argument --rank: invalid int value: 'many'"),
         (["--max-tokens", "20"], r"ahoy.jsonl:1: expected an answer, .* that begins within 20 tokens; got none"),
