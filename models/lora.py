@@ -57,7 +57,7 @@ class Adapter(eqx.Module):
         return jnp.concatenate(outs, axis=-1)
 
     def weight(self, in_features: int) -> Float[Array, "out_features in_features"]:
-        """What this adds to the weights."""
+        """The matrix that this adds to the weights."""
         rows = [
             self.updates[name].weight() * self.scale if name in self.updates else jnp.zeros((size, in_features))
             for name, size in self.sizes

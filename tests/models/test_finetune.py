@@ -106,13 +106,19 @@ def test_errors_are_one_line(options, message, tmp_path, capsys, monkeypatch):
     ("text", "message"),
     [
         ("\n\n", "expected at least one example; got empty lines alone"),
-        ('{"text": "One."}\n{"prompt": "Two."}', r'jsonl:2: expected an object with "prompt", .*; got {"prompt": "Two\."}'),
+        (
+            '{"text": "One."}\n{"prompt": "Two."}',
+            r'jsonl:2: expected an object with "prompt", .*; got {"prompt": "Two\."}',
+        ),
         ('{"text": "One."}\n\n{', "jsonl:3: expected a JSON object; got Expecting property name"),
         ('{"messages": [{"role": "user", "content": "One."}]}', "jsonl:1: expected an object with"),
         ('{"messages": "One."}', "jsonl:1: expected an object with"),
         ("[" * 100_000, "jsonl:1: expected a JSON object; got"),
         ('{"text": ""}', "jsonl:1: expected an answer, or a text, that begins within 512 tokens; got none"),
-        ('{"text": "One. Two."}', "expected more examples than the 1 that are held out; got 1. Pass more, or --held-out 0"),
+        (
+            '{"text": "One. Two."}',
+            "expected more examples than the 1 that are held out; got 1. Pass more, or --held-out 0",
+        ),
         (b"\xff", "expected a text file in UTF-8; got: "),
         (None, "expected a text file in UTF-8; got: No such file or directory"),
     ],
@@ -128,6 +134,8 @@ def test_files_that_are_refused(text, message, tmp_path, capsys):
 
 def test_an_adapter_that_is_not_one(tuned, tmp_path, capsys):
     assert generate.main([QUESTION, "--adapter", str(tmp_path)]) == 2
-    expected = r"generate: error: .*adapter_config.json: expected the configuration of an adapter; got: No such file.*\n"
+    expected = (
+        r"generate: error: .*adapter_config.json: expected the configuration of an adapter; got: No such file.*\n"
+    )
     assert re.fullmatch(expected, capsys.readouterr().err)
     assert adapter_files.load(tuned[0], finetune.gguf.open_model(finetune.gguf.default_path()).config)

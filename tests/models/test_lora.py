@@ -151,7 +151,7 @@ def test_merge_and_unmerge(short, adapters, batch):
     np.testing.assert_allclose(logits(merged, tokens), expected, rtol=0, atol=1e-3)
     # Requantised, it is near, by what 8 bits lose.
     requantised = lora.merge(model, encoding="Q8_0")
-    assert requantised.blocks[0].qkv.layers[0].encoding == "Q8_0"
+    assert getattr(requantised.blocks[0].qkv.layers[0], "encoding", None) == "Q8_0"
     off = np.abs(logits(requantised, tokens) - expected).max()
     assert 0 < off < 0.25 * np.abs(base - expected).max()
     for model_again in (lora.unmerge(merged), lora.unmerge(requantised)):
@@ -242,5 +242,5 @@ def test_files_that_are_refused(short, adapters, tmp_path):
         adapter_files.load(tmp_path, short.config)
     for text in ("{", "[]"):
         (tmp_path / "adapter_config.json").write_text(text)
-        with pytest.raises(ModelFileError, match="expected (a JSON object|the configuration of an adapter); got"):
+        with pytest.raises(ModelFileError, match=r"expected (a JSON object|the configuration of an adapter); got"):
             adapter_files.load(tmp_path, short.config)
