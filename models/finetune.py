@@ -89,7 +89,7 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def _split(count: int, share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Which examples are trained on, and which are held out."""
+    """The examples that are trained on, and those that are held out."""
     if share == 0:
         return np.arange(count), np.arange(0)
     held_out = max(1, round(count * share))
