@@ -115,7 +115,7 @@ def total_loss(adapters: Stacked, blocks: list[Block], model: Llama, batch: Batc
 
 
 def _hidden(adapters: Stacked, blocks: list[Block], model: Llama, tokens: Int[Array, " S"]) -> Float[Array, "S E"]:
-    """What the layer of the logits takes."""
+    """The hidden states that the layer of the logits takes."""
     positions = jnp.arange(len(tokens), dtype=jnp.int32)
     table = eqxc.ops.rotary_table(positions, model.config.head_size, theta=model.config.rope_theta)
 
