@@ -29,12 +29,13 @@ class ChatTemplate:
         self._name, self._tokens = name, tokens
         self._template = _compile(template, name) if template else None
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
         """The text of a conversation, up to where the model answers.
 
         **Arguments:**
 
         - `messages`: each with a `role` (`"system"`, `"user"` or `"assistant"`) and a `content`.
+        - `add_generation_prompt`: whether the beginning of an answer follows.
 
         **Raises:**
 
@@ -42,9 +43,9 @@ class ChatTemplate:
         """
         if self._template is None:
             raise ModelFileError(f"expected the model to have {self._name}; got none. Use an instruct model.")
-        options: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": True, **self._tokens}
+        options: dict[str, Any] = {"tools": None, "documents": None, **self._tokens}
         try:
-            return self._template.render(messages=messages, **options)
+            return self._template.render(messages=messages, add_generation_prompt=add_generation_prompt, **options)
         except ModelFileError:
             raise
         except Exception as error:  # a template is a program, and may fail like any

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import gguf, llama, parallel, processes
+from . import adapter_files, gguf, llama, lora, parallel, processes
 from ._program import DTYPES, UsageError, progress, report, run, write
 from .answer import Answer
 from .batch import Batch, Request
@@ -36,6 +36,7 @@ class _Program:
         path = gguf.default_path() if options.weights is None else options.weights
         self.options = options
         self.file, self.tokenizer = open_files(path)
+        self.adapters = None if options.adapter is None else adapter_files.load(options.adapter, self.file.config)
         self.mesh: jax.sharding.Mesh | None = None
 
     def run(self) -> None:
@@ -59,7 +60,8 @@ class _Program:
 
     def model(self) -> llama.Llama:
         """Load the whole model."""
-        return llama.load(self.file, **self._loading())
+        model = llama.load(self.file, **self._loading())
+        return model if self.adapters is None else lora.attach(model, self.adapters)
 
     def placed_model(self) -> llama.Llama | parallel.SplitLlama:
         """Load the model, onto all devices of the mesh if there is one."""

@@ -49,15 +49,21 @@ class Projection(eqx.Module):
 
     **Attributes:**
 
+    - `layers`: the layers.
     - `sum_over`: the axis of a mesh over whose devices the input is split, in a `shard_map`.
+    - `adapter`: what is added to their output, a function of the same input; see `models.lora`.
+    - `unmerged`: the projection whose adapter was merged into `layers`.
     """
 
     layers: list[eqxc.nn.QuantizedLinear | eqxc.nn.Linear]
     sum_over: str | None = eqx.field(static=True, default=None)
+    adapter: Callable[[Array], Array] | None = None
+    unmerged: "Projection | None" = None
 
     def __call__(self, x: Float[Array, "S in_features"]) -> Float[Array, "S out_features"]:
         outs = [jax.vmap(layer)(x) for layer in self.layers]
         out = outs[0] if len(outs) == 1 else jnp.concatenate(outs, axis=-1)
+        out = out if self.adapter is None else out + self.adapter(x)
         return out if self.sum_over is None else jax.lax.psum(out, self.sum_over)
 
 
@@ -103,22 +109,26 @@ class Block(eqx.Module):
         x: Float[Array, "S E"],
         residual: Float[Array, "S E"],
         table: tuple[Float[Array, "S half"], Float[Array, "S half"]],
-        cache: eqxc.nn.KVCache,
-        valid: Int[Array, ""],
-    ) -> tuple[Float[Array, "S E"], Float[Array, "S E"], eqxc.nn.KVCache]:
+        cache: eqxc.nn.KVCache | None = None,
+        valid: Int[Array, ""] | None = None,
+    ) -> tuple[Float[Array, "S E"], Float[Array, "S E"], eqxc.nn.KVCache | None]:
+        """Without a cache the tokens are all that attention sees."""
         length = x.shape[0]
         x, residual = jax.vmap(self.attention_norm)(x, residual)
         qkv = self.qkv(x)
         qkv = qkv.reshape(length, self.num_heads + 2 * self.num_kv_heads, -1)
         if self.head_norm is not None:
             qkv = self.head_norm(qkv)
-        if length == 1:
+        if cache is not None and length == 1:
             q, cache = cache.append_rotary(qkv, *table, valid=valid)
             attended = cache.attend(q)
         else:
             qk, v = jnp.split(qkv, [self.num_heads + self.num_kv_heads], axis=1)
             q, k = jnp.split(eqxc.ops.rotary_embedding(qk, *table), [self.num_heads], axis=1)
-            attended, cache = cache.update(q, k, v, valid=valid)
+            if cache is None:
+                attended = eqxc.ops.attention(q, k, v, causal=True)
+            else:
+                attended, cache = cache.update(q, k, v, valid=valid)
         x = self.attention_out(attended.reshape(length, -1))
         x, residual = jax.vmap(self.feed_forward_norm)(x, residual)
         return self.down(eqxc.ops.swiglu(self.gate_up(x))), residual, cache

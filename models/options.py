@@ -37,6 +37,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="a GGUF file, or a folder with safetensors files (default: SmolLM2-135M-Instruct)",
     )
     model.add_argument(
+        "--adapter", type=pathlib.Path, metavar="FOLDER", help="what models.finetune or PEFT has trained for it (LoRA)"
+    )
+    model.add_argument(
         "--dtype",
         choices=list(DTYPES),
         default="f32",
@@ -130,6 +133,7 @@ def _check_devices(parser: Parser, options: argparse.Namespace) -> None:
         (has_port or not several, "--coordinator HOST:PORT", options.coordinator),
         (not (is_split and options.prompts is not None), "one device for --prompts", "several"),
         (not (is_split and options.profile), "one device for --profile", "several"),
+        (not (is_split and options.adapter is not None), "one device for --adapter", "several"),
         (not (several and options.chat), "one process for --chat", options.processes),
     ]
     for holds, expected, got in rules:

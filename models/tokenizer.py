@@ -59,12 +59,13 @@ class Tokenizer:
         """A decoder for tokens that come one after the other."""
         return Stream(self.piece, drops_space=self._vocabulary.drops_space)
 
-    def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
         """A conversation as the text that the model was trained on, up to where it answers. To read, not to encode.
 
         **Arguments:**
 
         - `messages`: each with a `role` (`"system"`, `"user"` or `"assistant"`) and a `content`.
+        - `add_generation_prompt`: whether an answer begins at the end.
 
         **Returns:**
 
@@ -74,9 +75,9 @@ class Tokenizer:
 
         - `ModelFileError` if there is no template, or it refuses the messages.
         """
-        return self._vocabulary.template.render(messages)
+        return self._vocabulary.template.render(messages, add_generation_prompt=add_generation_prompt)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
         """The tokens of a conversation, up to where the model answers.
 
         Like `encode(chat(messages))`, except that control tokens come from the template alone: a message that contains the
@@ -84,7 +85,7 @@ class Tokenizer:
 
         **Arguments:**
 
-        - `messages`: as for `chat`.
+        - `messages`, `add_generation_prompt`: as for `chat`.
 
         **Returns:**
 
@@ -96,7 +97,7 @@ class Tokenizer:
         """
         # Not piece by piece: a template may trim a message, and BPE merges across its edges.
         hidden = [{key: self._hidden(value) for key, value in message.items()} for message in messages]
-        return self._encode(self.chat(hidden))
+        return self._encode(self.chat(hidden, add_generation_prompt=add_generation_prompt))
 
     def _hidden(self, text: str) -> str:
         """A surrogate, which no text has, for the first character of each control token."""

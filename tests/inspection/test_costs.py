@@ -1,4 +1,4 @@
-"""What a profile counts, and the limits that it compares with."""
+"""The bytes and operations that a profile counts, and the limits that it compares with."""
 
 import jax
 import jax.numpy as jnp

@@ -124,7 +124,7 @@ def frequencies(settings, head):
 
 
 def logits(settings, weights, tokens):
-    """Of each position of one text, whose tokens see those before them."""
+    """Return those of each position of one text, whose tokens see the ones before them."""
     weights = {name: np.asarray(weight, np.float64) for name, weight in weights.items()}
     heads, kv_heads = settings["num_attention_heads"], settings["num_key_value_heads"]
     group = heads // kv_heads

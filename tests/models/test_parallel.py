@@ -37,7 +37,7 @@ def mesh_of(count):
 
 
 def collectives(program):
-    """How many of each kind a compiled program has."""
+    """Count those of each kind in a compiled program."""
     kinds = r" (all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute|collective-broadcast)(?:-start)?\("
     return collections.Counter(re.findall(kinds, program.as_text()))
 

@@ -73,7 +73,7 @@ def generate(weights, max_tokens):
 
 @pytest.fixture(scope="module")
 def text(weights):
-    """What one process prints, without the end of the line."""
+    """Return the words that one process prints, without the end of the line."""
     with contextlib.redirect_stdout(io.StringIO()) as written:
         assert main(["A fox", "--weights", str(weights), "--max-tokens", "40"]) == 0
     return written.getvalue().rstrip("\n").encode()

@@ -180,7 +180,7 @@ def test_ten_thousand_bad_requests_change_nothing(app, engine):
 
 
 def answer(body):
-    """What is not of the moment."""
+    """Return the parts of an answer that are not of the moment."""
     content = json.loads(body)
     return content.get("choices"), content.get("data"), content["usage"]
 

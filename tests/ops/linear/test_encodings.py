@@ -25,7 +25,7 @@ def theirs(blocks: Any, encoding: str) -> Any:
 
 @by_encoding
 def test_values_are_those_of_the_gguf_package_bit_by_bit(encoding):
-    """Of random bytes: every scale, minimum and digit."""
+    """Take random bytes: every scale, minimum and digit."""
     weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[encoding]]
     assert ops.ENCODINGS[encoding] == size
     blocks = cases.blocks(1, 40, 1024, encoding)

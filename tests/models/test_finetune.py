@@ -1,0 +1,141 @@
+"""The program `python -m models.finetune`: SmolLM2 tuned on a few lines, and what it refuses."""
+
+import json
+import math
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from models import adapter_files, finetune, generate, lora
+from models.examples import Example, batches
+from models.tuner import Tuner
+
+
+AHOY = pathlib.Path(finetune.__file__).parent / "data/ahoy.jsonl"
+QUESTION = "What is the capital of Spain?"
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """An adapter after nine steps, and what the program printed."""
+    folder = tmp_path_factory.mktemp("tuned")
+    lines = AHOY.read_text().splitlines()[:20]
+    assert not any(QUESTION in line for line in lines)
+    (folder / "lines.jsonl").write_text("\n".join(lines))
+    options = ["--epochs", "1", "--batch", "2", "--learning-rate", "4e-3", "--output", str(folder / "adapter")]
+    with pytest.MonkeyPatch.context() as patch:
+        written = []
+        patch.setattr("models._program.write", written.extend)
+        assert finetune.main([str(folder / "lines.jsonl"), *options]) == 0
+    return folder / "adapter", json.loads("".join(written))
+
+
+def test_held_out_lines_are_less_of_a_surprise(tuned):
+    folder, record = tuned
+    assert (record["lines"], record["held_out_lines"], record["steps"]) == (18, 2, 9)
+    assert record["adapter"] == str(folder)
+    assert record["perplexity_before"] > 30
+    assert 1 < record["perplexity_after"] < 8
+    assert math.isfinite(record["losses"][0])
+
+
+def test_the_tuned_text_shows_it(tuned, capsys):
+    texts = []
+    for options in ([], ["--adapter", str(tuned[0])]):
+        assert generate.main([QUESTION, "--max-tokens", "30", *options]) == 0
+        texts.append(capsys.readouterr().out.strip())
+    before, after = texts
+    assert not re.search("Ahoy|Fair winds", before)
+    assert re.fullmatch(r"Ahoy! .*Fair winds, my friend!", after)
+
+
+def test_weights_are_expanded_one_block_at_a_time(file, model):
+    """The plan for all of SmolLM2: its weights in f32 have 540 MB, and those of the blocks alone 425."""
+    before = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(model)]
+    adapters = lora.init(file.config, rank=2, scale=1.0, targets=["q_proj", "down_proj"], key=jax.random.key(0))
+    tuner = Tuner(model, adapters, learning_rate=1e-3, steps=2)
+    (batch,) = batches([Example(list(range(20)), list(range(1, 21)))], 2)
+    program = tuner.program(batch)
+    memory = program.memory_analysis()
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(model))
+    assert weights < 100_000_000
+    assert memory.argument_size_in_bytes < weights + 10_000_000
+    assert memory.temp_size_in_bytes < 40_000_000
+    # Of the stacks, no array of f32 but adapters and norms; of the vocabulary, no table and no logits.
+    text = program.as_text()
+    assert "f32[1536,576]" in text or "f32[576,1536]" in text  # so this is how it would look
+    assert not re.search(r"f32\[30,\d{3,},\d{3,}\]", text)
+    assert not re.search(r"f32\[(\d+,)*49152[\],]", text)
+    assert math.isfinite(tuner.step(batch))
+    assert [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(model)] == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--held-out", "1"], "expected --held-out from 0 to less than 1; got 1.0"),
+        (["--max-tokens", "1"], "expected --max-tokens of 2 or more; got 1"),
+        (["--max-tokens", "9000"], "expected --max-tokens up to the model's context, 8192; got 9000"),
+        (["--rank", "0"], "expected --rank of 1 or more; got 0"),
+        (["--alpha", "nan"], "expected --alpha above 0; got nan"),
+        (["--targets", "q_proj,lm_head"], r"expected --targets of q_proj, .*, down_proj; got 'lm_head'"),
+        (["--epochs", "0"], "expected --epochs of 1 or more; got 0"),
+        (["--batch", "0"], "expected --batch of 1 or more; got 0"),
+        (["--learning-rate", "0"], "expected --learning-rate above 0; got 0.0"),
+        (["--seed", "-1"], r"expected --seed from 0 to 2\*\*32 - 1; got -1"),
+        (["--output", "/no/such/adapter"], "expected --output in a folder that exists; got /no/such/adapter"),
+        (["--output", "README.md"], "expected --output to be a folder; got a file, README.md"),
+        (["--weights", "README.md"], "README.md: expected a GGUF file"),
+        (["--rank", "many"], "argument --rank: invalid int value: 'many'"),
+        (["--max-tokens", "20"], r"ahoy.jsonl:1: expected an answer, .* that begins within 20 tokens; got none"),
+    ],
+)
+def test_errors_are_one_line(options, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(AHOY.parents[2])
+    code = finetune.main([str(AHOY), "--output", str(tmp_path / "adapter"), *options])
+    written = capsys.readouterr()
+    assert (code, written.out) == (2, "")
+    assert re.fullmatch(rf"finetune: error: .*{message}.*\n", written.err), written.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\n\n", "expected at least one example; got empty lines alone"),
+        (
+            '{"text": "One."}\n{"prompt": "Two."}',
+            r'jsonl:2: expected an object with "prompt", .*; got {"prompt": "Two\."}',
+        ),
+        ('{"text": "One."}\n\n{', "jsonl:3: expected a JSON object; got Expecting property name"),
+        ('{"messages": [{"role": "user", "content": "One."}]}', "jsonl:1: expected an object with"),
+        ('{"messages": "One."}', "jsonl:1: expected an object with"),
+        ("[" * 100_000, "jsonl:1: expected a JSON object; got"),
+        ('{"text": ""}', "jsonl:1: expected an answer, or a text, that begins within 512 tokens; got none"),
+        (
+            '{"text": "One. Two."}',
+            "expected more examples than the 1 that are held out; got 1. Pass more, or --held-out 0",
+        ),
+        (b"\xff", "expected a text file in UTF-8; got: "),
+        (None, "expected a text file in UTF-8; got: No such file or directory"),
+    ],
+)
+def test_files_that_are_refused(text, message, tmp_path, capsys):
+    path = tmp_path / "lines.jsonl"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    assert finetune.main([str(path), "--output", str(tmp_path / "adapter")]) == 2
+    written = capsys.readouterr()
+    assert re.fullmatch(rf"finetune: error: .*{message}.*\n", written.err), written.err
+
+
+def test_an_adapter_that_is_not_one(tuned, tmp_path, capsys):
+    assert generate.main([QUESTION, "--adapter", str(tmp_path)]) == 2
+    expected = (
+        r"generate: error: .*adapter_config.json: expected the configuration of an adapter; got: No such file.*\n"
+    )
+    assert re.fullmatch(expected, capsys.readouterr().err)
+    assert adapter_files.load(tuned[0], finetune.gguf.open_model(finetune.gguf.default_path()).config)
