@@ -1,5 +1,6 @@
 """Conversations: `python -m models.generate --chat`."""
 
+import contextlib
 import io
 import json
 import os

@@ -136,6 +136,7 @@ def interrupt_after(process, folder, steps, number):
     return process.communicate(timeout=60)[0]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_run_that_is_stopped_and_killed_ends_to_the_bit(text, tmp_path):
     arguments = [*f"gpt --text {text} --steps 3000 --save-every 5".split(), *TINY]
     folder, whole = tmp_path / "run", tmp_path / "whole"
