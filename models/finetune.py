@@ -20,7 +20,7 @@ from . import _program, adapter_files, gguf, llama, lora
 from ._program import Parser, UsageError
 from .compilation_cache import keep_programs
 from .examples import Batch, batches, read_examples
-from .tokenizer import Tokenizer
+from .model_files import open_files
 from .tuner import Tuner
 
 
@@ -56,7 +56,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     training.add_argument("--seed", type=int, default=0, help="of the adapter and the order (default: %(default)s)")
     model = parser.add_argument_group("model")
     model.add_argument(
-        "--weights", type=pathlib.Path, metavar="PATH", help="a GGUF file (default: SmolLM2-135M-Instruct)"
+        "--weights",
+        type=pathlib.Path,
+        metavar="PATH",
+        help="a GGUF file, or a folder with safetensors files (default: SmolLM2-135M-Instruct)",
     )
     options = parser.parse_args(arguments)
     options.targets = [name.strip() for name in options.targets.split(",")]
@@ -122,12 +125,12 @@ def _train(tuner: Tuner, epochs: list[list[Batch]]) -> tuple[list[float], float]
 
 def _finetune(arguments: list[str] | None) -> None:
     options = _parse(arguments)
-    file = gguf.open_model(gguf.default_path() if options.weights is None else options.weights)
+    file, tokenizer = open_files(gguf.default_path() if options.weights is None else options.weights)
     if options.max_tokens > file.config.context_length:
         raise UsageError(
             f"expected --max-tokens up to the model's context, {file.config.context_length}; got {options.max_tokens}"
         )
-    examples, cut = read_examples(options.data, Tokenizer(file.metadata), max_tokens=options.max_tokens)
+    examples, cut = read_examples(options.data, tokenizer, max_tokens=options.max_tokens)
     if cut:
         _program.report(
             f"finetune: {cut} of {len(examples)} lines have more than {options.max_tokens} tokens, and were cut"

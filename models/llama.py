@@ -180,15 +180,19 @@ class Llama(eqx.Module):
         """
         count = jnp.asarray(len(tokens) if valid is None else valid, jnp.int32)
         positions = cache.length + jnp.arange(len(tokens), dtype=jnp.int32)
-        config = self.config
-        factors = config.rope_factors or None
-        table = eqxc.ops.rotary_table(positions, config.head_size, theta=config.rope_theta, factors=factors)
+        table = self.rotary_table(positions)
         x = self.embedding(tokens).astype(self.dtype)
         residual, new_caches = jnp.zeros_like(x), []
         for block, old in zip(self.blocks, cache.blocks, strict=True):
             x, residual, new = _run_block(block, x, residual, table, _with_length(old, cache.length), count)
             new_caches.append(_with_length(new, None))
         return x + residual, Cache(new_caches, cache.length + count)
+
+    def rotary_table(self, positions: Int[Array, " S"]) -> tuple[Float[Array, "S half"], Float[Array, "S half"]]:
+        """The table that blocks take for tokens at these positions."""
+        config = self.config
+        factors = config.rope_factors or None
+        return eqxc.ops.rotary_table(positions, config.head_size, theta=config.rope_theta, factors=factors)
 
     def logits(self, x: Float[Array, "S E"]) -> Float[Array, "S V"]:
         x = jax.vmap(self.norm)(x)

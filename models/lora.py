@@ -146,8 +146,12 @@ def merge(model: Llama, *, encoding: eqxc.ops.Encoding | None = None) -> Llama:
             return projection
         weight = jnp.concatenate([_weight(layer) for layer in projection.layers])
         weight = (weight + projection.adapter.weight(weight.shape[1])).astype(model.dtype)
-        shape = eqx.filter_eval_shape(eqx.nn.Linear, *weight.shape[::-1], use_bias=False, key=jax.random.key(0))
-        layer = eqx.tree_at(lambda layer: layer.weight, shape, weight)
+        biases = [layer.bias for layer in projection.layers if layer.bias is not None]  # all layers have one, or none
+        bias = jnp.concatenate(biases) if biases else None
+        new = eqx.filter_eval_shape(
+            eqxc.nn.Linear, *weight.shape[::-1], use_bias=bias is not None, key=jax.random.key(0)
+        )
+        layer = eqx.tree_at(lambda layer: (layer.weight, layer.bias), new, (weight, bias), is_leaf=lambda x: x is None)
         if encoding is not None:
             layer = eqxc.nn.QuantizedLinear.from_linear(layer, encoding=encoding)
         return Projection([layer], unmerged=projection)
@@ -165,8 +169,8 @@ def detach(model: Llama) -> Llama:
     return _map_projections(lambda projection: Projection(projection.layers), unmerge(model))
 
 
-def _weight(layer: eqxc.nn.QuantizedLinear | eqx.nn.Linear) -> Float[Array, "out_features in_features"]:
-    if isinstance(layer, eqx.nn.Linear):
+def _weight(layer: eqxc.nn.QuantizedLinear | eqxc.nn.Linear) -> Float[Array, "out_features in_features"]:
+    if isinstance(layer, eqxc.nn.Linear):
         return layer.weight.astype(jnp.float32)
     return layer.rows(jnp.arange(layer.out_features))
 

@@ -16,8 +16,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-import eqxcallback as eqxc
-
 from .examples import Batch
 from .llama import Block, Llama
 from .lora import Adapters, adapted
@@ -116,8 +114,7 @@ def total_loss(adapters: Stacked, blocks: list[Block], model: Llama, batch: Batc
 
 def _hidden(adapters: Stacked, blocks: list[Block], model: Llama, tokens: Int[Array, " S"]) -> Float[Array, "S E"]:
     """The hidden states that the layer of the logits takes."""
-    positions = jnp.arange(len(tokens), dtype=jnp.int32)
-    table = eqxc.ops.rotary_table(positions, model.config.head_size, theta=model.config.rope_theta)
+    table = model.rotary_table(jnp.arange(len(tokens), dtype=jnp.int32))
 
     @jax.checkpoint  # what it keeps of a block is its input, one array: the sum is what the block's norm begins with
     def step(x: Array, block_and_adapters: Any) -> tuple[Array, None]:

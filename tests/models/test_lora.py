@@ -14,12 +14,14 @@ from safetensors import safe_open
 
 import eqxcallback as eqxc
 from benchmarks import plain_llama
-from models import adapter_files, gguf, lora
+from models import adapter_files, gguf, huggingface, llama, lora
 from models._errors import ModelFileError
 from models.checkpoints import CheckpointError
 from models.examples import Batch
 from models.token_losses import token_losses
 from models.tuner import Tuner, stacked, total_loss
+
+from . import families
 
 
 RANK, SCALE = 3, 1.5
@@ -161,6 +163,26 @@ def test_merge_and_unmerge(short, adapters, batch):
     detached = lora.detach(merged)
     assert jax.tree.structure(detached) == jax.tree.structure(short)
     assert arrays(detached) == arrays(short) == before
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen2", "qwen3"])
+def test_families(family, tmp_path):
+    """Biases, norms of heads and scaled rotations are those of the model, in its adapters' loss and after a merge."""
+    settings = families.settings_of(family)
+    folder = families.write_folder(tmp_path / "folder", settings, families.random_weights(settings))
+    model = llama.load(huggingface.open_folder(folder))
+    rng = np.random.default_rng(0)
+    leaves, tree = jax.tree.flatten(lora.init(model.config, rank=2, scale=1.0, key=jax.random.key(0)))
+    adapters = tree.unflatten([jnp.asarray(rng.normal(scale=0.05, size=leaf.shape), jnp.float32) for leaf in leaves])
+    tokens = rng.integers(0, model.config.vocab_size, (1, 24)).astype(np.int32)
+
+    merged = lora.merge(lora.attach(model, adapters))
+    expected = logits(merged, jnp.asarray(tokens[0, :-1]))
+    np.testing.assert_allclose(logits(lora.attach(model, adapters), jnp.asarray(tokens[0, :-1])), expected, atol=1e-4)
+    loss = optax.softmax_cross_entropy_with_integer_labels(expected, tokens[0, 1:]).sum()
+    got = our_loss(adapters, model, Batch(tokens[:, :-1], tokens[:, 1:]))
+    np.testing.assert_allclose(got, loss, rtol=1e-5)
+    assert arrays(lora.detach(merged)) == arrays(model)
 
 
 def test_a_model_of_several_encodings(short, batch):
