@@ -17,7 +17,7 @@ from . import _report, _suite, _summary
 
 
 # Suites that are not races between peers have tables of their own.
-_APART = ("overhead", "quality")
+_APART = ("overhead", "quality", "training_parts")
 _ALL = (*_APART, *_suite.TITLES)
 
 

@@ -80,6 +80,23 @@ def _draw_ratios(figure: Any, data: Mapping[str, Any]) -> Any:
     return drawn
 
 
+def stacked(data: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Draw a bar for each step, made of its parts in milliseconds."""
+    rows = data["rows"]
+    drawn = begin(data["suite"])(figsize=(9, 1.2 + 0.3 * len(rows)), layout="constrained")
+    panel = drawn.subplots()
+    ends = [0.0] * len(rows)
+    for part in rows[0]["parts"]:
+        widths = [row["parts"][part] * 1e3 for row in rows]
+        panel.barh(range(len(rows)), widths, left=ends, label=part)
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    panel.set_yticks(range(len(rows)), [f"{row['case']}, {row['contestant']}" for row in rows])
+    panel.invert_yaxis()
+    panel.set_xlabel("ms of a step, on one core")
+    drawn.legend(loc="outside upper center", ncols=4, frameon=False)
+    save(drawn, path)
+
+
 def _curves(data: Mapping[str, Any]) -> dict[tuple[str, str, str], list[Mapping[str, Any]]]:
     """Rows by the name of their curve, what their x is, and the number of threads."""
     curves: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}

@@ -30,14 +30,36 @@ _GOALS = {jnp.float32: 1.3, jnp.bfloat16: 1.8}
 
 
 def measure(setting: Setting) -> Iterator[Row]:
-    for dtype, ratio in _GOALS.items():
-        goals = (Goal(BEST), Goal("Equinox", ratio))
-        for task in (_gpt(setting), _vit(setting)):
-            yield from _rows(setting, task, dtype, goals)
+    for task, dtype in tasks(setting):
+        yield from _rows(setting, task, dtype, (Goal(BEST), Goal("Equinox", _GOALS[dtype])))
+
+
+def tasks(setting: Setting) -> Iterator[tuple["Task", Any]]:
+    """Each model, with each dtype."""
+    for dtype in _GOALS:
+        yield from ((task, dtype) for task in (_gpt(setting), _vit(setting)))
+
+
+def program(task: "Task", dtype: Any, which: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """One step of a contestant: a function of the model's arrays, the optimizer's state and the batch, and these."""
+    model = task.new(task.model, dtype)
+    if which.startswith(OURS):
+        model = eqxc.fuse(model).model
+    arrays, static = eqx.partition(model, eqx.is_inexact_array)
+    init, train = _models.step(task.losses[which])
+
+    def of_arrays(arrays: Any, state: Any, batch: Any) -> Any:
+        return train(arrays, static, state, batch)
+
+    return of_arrays, (arrays, init(arrays), _batch(task, dtype))
+
+
+def _batch(task: "Task", dtype: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(dtype) if eqx.is_inexact_array(x) else x, task.batch)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Task:
+class Task:
     """**Attributes:**
 
     - `case`: what is trained.
@@ -58,11 +80,11 @@ class _Task:
     torch: Callable[[Any], tuple[Any, Callable[..., Any]]]
 
 
-def _gpt(setting: Setting) -> _Task:
+def _gpt(setting: Setting) -> Task:
     model = shapes.TINY_GPT if setting.tiny else GPT
     tokens = np.random.default_rng(0).integers(0, model.vocabulary, (1, model.length + 1), np.int32)
     loss = functools.partial(functools.partial, gpt_loss)
-    return _Task(
+    return Task(
         f"{model.name}, {model.layers} layers, {model.length} tokens",
         model,
         _models.gpt,
@@ -78,14 +100,14 @@ def _gpt(setting: Setting) -> _Task:
     )
 
 
-def _vit(setting: Setting) -> _Task:
+def _vit(setting: Setting) -> Task:
     model = dataclasses.replace(shapes.TINY_GPT, causal=False) if setting.tiny else VIT
     count = 2 if setting.tiny else IMAGES
     patches = normal(1, count, model.length - 1, _models.PATCH)
     labels = jnp.arange(count, dtype=jnp.int32) * 7 % model.vocabulary
     loss = functools.partial(functools.partial, vit_loss)
     first = 2 * (model.length - 1) * count * _models.PATCH * model.embedding  # whose input has no gradient
-    return _Task(
+    return Task(
         f"{model.name}, {model.layers} layers, {count} images",
         model,
         _models.vit,
@@ -107,12 +129,11 @@ def _operations(model: shapes.Model, length: int) -> float:
     return model.layers * (2 * length * matrices + model.attention(1, length).flops)
 
 
-def _rows(setting: Setting, task: _Task, dtype: Any, goals: tuple[Goal, ...]) -> Iterator[Row]:
-    batch = jax.tree.map(lambda x: x.astype(dtype) if eqx.is_inexact_array(x) else x, task.batch)
+def _rows(setting: Setting, task: Task, dtype: Any, goals: tuple[Goal, ...]) -> Iterator[Row]:
     made: dict[str, Callable[[], Runner]] = {
-        contestant: functools.partial(_runner, setting, task, dtype, batch, contestant) for contestant in task.losses
+        contestant: functools.partial(_runner, setting, task, dtype, contestant) for contestant in task.losses
     }
-    made["torch"] = functools.partial(_torch_runner, task, dtype, batch)
+    made["torch"] = functools.partial(_torch_runner, task, dtype)
     probe = PAIRS if dtype == jnp.bfloat16 else FMA
     operations = multiply_operations(setting, probe)
     if operations:  # as many tokens as have so many of them
@@ -139,17 +160,9 @@ def _rows(setting: Setting, task: _Task, dtype: Any, goals: tuple[Goal, ...]) ->
     )
 
 
-def _runner(setting: Setting, task: _Task, dtype: Any, batch: Any, which: str) -> Runner:
-    model = task.new(task.model, dtype)
-    if which.startswith(OURS):
-        model = eqxc.fuse(model).model
-    arrays, static = eqx.partition(model, eqx.is_inexact_array)
-    init, train = _models.step(task.losses[which])
-
-    def of_arrays(arrays: Any, state: Any, batch: Any) -> Any:
-        return train(arrays, static, state, batch)
-
-    made = setting.clock.runner(of_arrays, arrays, init(arrays), batch)
+def _runner(setting: Setting, task: Task, dtype: Any, which: str) -> Runner:
+    step, arguments = program(task, dtype, which)
+    made = setting.clock.runner(step, *arguments)
     result = made.result
     assert result is not None
     return made._replace(result=lambda: _seen(*result()[::2]))
@@ -160,9 +173,9 @@ def _seen(loss: Any, state: Any) -> tuple[Any, Any]:
     return loss, state[0].mu.blocks[0].attention_norm.weight
 
 
-def _torch_runner(task: _Task, dtype: Any, batch: Any) -> Runner:
+def _torch_runner(task: Task, dtype: Any) -> Runner:
     model = task.new(task.model, dtype)
     module, loss = task.torch(model)
-    data = jax.tree.map(to_torch, batch)
+    data = jax.tree.map(to_torch, _batch(task, dtype))
     train = _torch.step(module, functools.partial(loss, module, data))
     return waited_for(train)

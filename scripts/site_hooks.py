@@ -14,6 +14,7 @@ from typing import Any
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 _plugins: Any = importlib.import_module("mkdocs.plugins")
+_STACKED = "training_parts"  # whose plot is of parts, not of peers
 KEPT = ROOT / "build" / "site"  # what takes long to make, by the hash of what it is made of
 
 
@@ -53,7 +54,7 @@ def suites_with_plots() -> list[str]:
         titles = importlib.import_module("benchmarks._suite").TITLES
     finally:
         sys.path.remove(str(ROOT))
-    return [suite for suite in titles if (RESULTS / f"{suite}.json").exists()]
+    return [suite for suite in (*titles, _STACKED) if (RESULTS / f"{suite}.json").exists()]
 
 
 def plots() -> dict[str, str]:
@@ -65,7 +66,7 @@ def plots() -> dict[str, str]:
         program = (ROOT / "benchmarks" / "_plot.py").read_text()
         kept = _kept(f"{suite}.svg", text + program)
         if not kept.exists():
-            drawing.plot(json.loads(text), kept)
+            (drawing.stacked if suite == _STACKED else drawing.plot)(json.loads(text), kept)
         drawn[suite] = kept.read_text()
     return drawn
 

@@ -9,7 +9,7 @@ import xml.etree.ElementTree
 import numpy as np
 import pytest
 
-from benchmarks import _memory, _plot, _report, _suite, _summary
+from benchmarks import _memory, _plot, _report, _suite, _summary, training_parts
 from benchmarks.__main__ import main
 from benchmarks._check import check
 from benchmarks._json import dumps
@@ -113,6 +113,20 @@ def test_what_fewer_bits_cost(results):
     assert (results / "quality.md").read_text().count("| Q4_1 and Q8_0, the file's |") == 3
 
 
+def test_parts_of_a_step(results, tmp_path):
+    data = json.loads((results / "training_parts.json").read_text())
+    assert len(data["rows"]) == 4
+    for row in data["rows"]:
+        parts = row["parts"]
+        assert tuple(parts) == training_parts.PARTS
+        assert min(parts[training_parts.PRODUCTS], parts[training_parts.LOOPS]) > 0, row
+        is_ours = row["contestant"] == "eqxcallback"
+        assert (parts[training_parts.ATTENTION] > 0) == (parts[training_parts.NORMS] > 0) == is_ours, row
+        assert f"| {row['case']}, {row['contestant']} | " in (results / "training_parts.md").read_text()
+    _plot.stacked(data, tmp_path / "parts.svg")
+    assert xml.etree.ElementTree.parse(tmp_path / "parts.svg").getroot().tag.endswith("svg")
+
+
 def test_perplexity_is_that_of_the_losses():
     """The perplexity of uniform logits is the number of tokens; of certain ones 1."""
     tokens = np.array([1, 2, 0, 3])
@@ -169,6 +183,9 @@ def test_the_summary(results, tmp_path):
 
 def test_the_pages_show_the_results_that_are_kept():
     """The repository has of each row what its tables show, and the tables are these."""
+    parts = json.loads((_report.RESULTS / "training_parts.json").read_text())
+    page = _report.PAGE.read_text()
+    assert f"<!-- training_parts -->\n{training_parts.markdown(parts)}\n<!-- /training_parts -->" in page
     for suite in _suite.TITLES:
         data = json.loads((_report.RESULTS / f"{suite}.json").read_text())
         assert f"<!-- {suite} -->\n{_suite.markdown(data)}\n<!-- /{suite} -->" in _report.PAGE.read_text(), suite
@@ -193,7 +210,7 @@ def test_json_in_few_lines():
 
 def test_pages_have_a_place_for_each_suite(tmp_path):
     for page, names in (
-        (_report.PAGE, ("overhead", "quality", "generate", *_suite.TITLES)),
+        (_report.PAGE, ("overhead", "quality", "training_parts", "generate", *_suite.TITLES)),
         (_report.README, ("kernels",)),
     ):
         for name in names:
@@ -208,7 +225,7 @@ def test_pages_have_a_place_for_each_suite(tmp_path):
 
 def test_bad_arguments(capsys, monkeypatch):
     for arguments, message in (
-        (["nonsense"], "no suite nonsense: there are overhead, quality, attention"),
+        (["nonsense"], "no suite nonsense: there are overhead, quality, training_parts, attention"),
         (["norms", "--threads", "100000"], "--threads 100000: there are"),
         (["--readme", "--quick"], "--readme needs a full run"),
     ):
