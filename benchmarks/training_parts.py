@@ -29,7 +29,7 @@ _COPIES = {
     *("copy", "transpose", "concatenate", "slice", "dynamic-slice", "dynamic-update-slice"),
     *("pad", "gather", "scatter", "reshape", "broadcast"),
 }
-_REPEATS = {"full": 9, "quick": 3, "tiny": 1}
+_REPEATS = {"full": 3, "quick": 1, "tiny": 1}
 
 
 def part_of(name: str, lane: str) -> str:
