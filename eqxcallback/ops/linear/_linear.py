@@ -27,8 +27,9 @@ def _supports(types: Any, **_: Any) -> bool | str:
     dtype, rows = types.x.dtype, math.prod(types.x.shape[:-1])
     if rows > _FEW_ROWS:
         return f"x can have at most {_FEW_ROWS} rows, as XLA is faster at products of matrices; it has {rows}"
-    if dtype == jnp.float32 and (rows < 2 or types.weight.size < _SMALLEST):
-        return f"XLA is as fast at one row of float32, and at weights of less than {_SMALLEST} numbers"
+    size = types.weight.size
+    if dtype == jnp.float32 and (rows < 2 or size < _SMALLEST):
+        return f"x of float32 needs two rows and weights of {_SMALLEST} numbers, else XLA is as fast; it has {rows} and they have {size}"
     return floats(types)
 
 
