@@ -29,7 +29,10 @@ def _supports(types: Any, **_: Any) -> bool | str:
         return f"x can have at most {_FEW_ROWS} rows, as XLA is faster at products of matrices; it has {rows}"
     size = types.weight.size
     if dtype == jnp.float32 and (rows < 2 or size < _SMALLEST):
-        return f"x of float32 needs two rows and weights of {_SMALLEST} numbers, else XLA is as fast; it has {rows} and they have {size}"
+        return (
+            f"x of float32 needs two rows and weights of {_SMALLEST} numbers, else XLA is as fast; "
+            f"it has {rows}, and they have {size}"
+        )
     return floats(types)
 
 
