@@ -25,6 +25,11 @@ def tagged(tag: str) -> list[Row]:
     return [row for row in ROWS if tag in row.tags]
 
 
+def edges() -> dict[str, list[Row]]:
+    """The rows at the edges that kernels of CPUs take, by op."""
+    return by_op([*tagged("edge"), *tagged("cpu edge")])
+
+
 def by_op(rows: list[Row]) -> dict[str, list[Row]]:
     """Group rows by the function that makes their cases, which has the op's name."""
     found: dict[str, list[Row]] = {}
@@ -58,7 +63,7 @@ def together(functions: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
 @functools.cache
 def every_case(op: str, dtype: Any) -> tuple[list[Case], Any]:
     """Return the cases of the edges of an op, and what is to come out."""
-    found = [row(dtype) for row in by_op(tagged("edge"))[op]]
+    found = [row(dtype) for row in edges()[op]]
     references = quickly_compiled(together(tuple(case.reference for case in found)))
     return found, jax.device_get(references([case.wide() for case in found]))
 

@@ -9,7 +9,7 @@ import pytest
 
 from . import table
 from .attention.cases import attention
-from .families import by_op, every_case, every_result, tagged
+from .families import edges, every_case, every_result, tagged
 from .linear.cases import quantized_linear
 from .table import DTYPES
 
@@ -17,7 +17,7 @@ from .table import DTYPES
 pytestmark = pytest.mark.any_jax_version
 
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-EDGES = [(op, number, row) for op, rows in by_op(tagged("edge")).items() for number, row in enumerate(rows)]
+EDGES = [(op, number, row) for op, rows in edges().items() for number, row in enumerate(rows)]
 LARGE = tagged("large")
 
 

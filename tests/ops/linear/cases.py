@@ -82,7 +82,7 @@ CASES = [
             for encoding in UNPACKED
             for shape in (((), 256, 17), ((3,), 512, 9), ((6,), 256, 5), ((9,), 256, 3), ((), 0, 3), ((2,), 256, 0))
         ],
-        "edge",
+        "cpu edge",
     ),
     row(quantized_linear, "Q4_K", (), 256, 3, tags=("mapped", "derived"), name="quantized_linear Q4_K"),
     row(quantized_linear, "Q6_K", (2,), 256, 3, tags=["mapped"], name="quantized_linear Q6_K of a batch"),
