@@ -295,7 +295,9 @@ static void linear(cpu::Element element, int64_t rows, int64_t in, int64_t out) 
       auto blocks = bytes(out * in / cpu::weights_of_block(encoding) * block);
       for (size_t i = 0; i < blocks.size(); i += static_cast<size_t>(block)) {
         cpu::F16 halves[2];
-        cpu::from_float(number(), halves[0]), cpu::from_float(number(), halves[1]);
+        // Those of 256 weights multiply scales of up to 128 by them: sums of these still have to fit into f16.
+        const float size = cpu::weights_of_block(encoding) > cpu::kBlockSize ? 1.0f / 256 : 1.0f;
+        cpu::from_float(size * number(), halves[0]), cpu::from_float(size * number(), halves[1]);
         const bool has_minimum = encoding == Encoding::kQ4_1 || encoding == Encoding::kQ5_1 ||
                                  encoding == Encoding::kQ4_K || encoding == Encoding::kQ5_K;
         std::memcpy(&blocks[i + (encoding == Encoding::kQ6_K ? 208 : 0)], halves, has_minimum ? 4 : 2);
