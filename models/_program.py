@@ -3,6 +3,7 @@
 import argparse
 import io
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
@@ -27,6 +28,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
+
+
+def add_weights(group: argparse._ArgumentGroup) -> None:
+    """Add the option of programs with a language model; `models.model_files.open_files` takes its value."""
+    group.add_argument(
+        "--weights",
+        type=pathlib.Path,
+        metavar="PATH",
+        help="a GGUF file, or a folder with safetensors files (default: SmolLM2-135M-Instruct)",
+    )
 
 
 def run(name: str, program: Callable[[list[str] | None], None], arguments: list[str] | None) -> int:

@@ -16,8 +16,8 @@ from functools import partial
 import jax
 import numpy as np
 
-from . import _program, adapter_files, gguf, llama, lora
-from ._program import Parser, UsageError
+from . import _program, adapter_files, llama, lora
+from ._program import Parser, UsageError, add_weights
 from .compilation_cache import keep_programs
 from .examples import Batch, batches, read_examples
 from .model_files import open_files
@@ -55,12 +55,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     training.add_argument("--seed", type=int, default=0, help="of the adapter and the order (default: %(default)s)")
     model = parser.add_argument_group("model")
-    model.add_argument(
-        "--weights",
-        type=pathlib.Path,
-        metavar="PATH",
-        help="a GGUF file, or a folder with safetensors files (default: SmolLM2-135M-Instruct)",
-    )
+    add_weights(model)
     options = parser.parse_args(arguments)
     options.targets = [name.strip() for name in options.targets.split(",")]
     options.alpha = 2.0 * options.rank if options.alpha is None else options.alpha
@@ -125,7 +120,7 @@ def _train(tuner: Tuner, epochs: list[list[Batch]]) -> tuple[list[float], float]
 
 def _finetune(arguments: list[str] | None) -> None:
     options = _parse(arguments)
-    file, tokenizer = open_files(gguf.default_path() if options.weights is None else options.weights)
+    file, tokenizer = open_files(options.weights)
     if options.max_tokens > file.config.context_length:
         raise UsageError(
             f"expected --max-tokens up to the model's context, {file.config.context_length}; got {options.max_tokens}"

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from . import adapter_files, gguf, llama, lora, parallel, processes
+from . import adapter_files, llama, lora, parallel, processes
 from ._program import DTYPES, UsageError, progress, report, run, write
 from .answer import Answer
 from .batch import Batch, Request
@@ -33,9 +33,8 @@ class _Program:
     """The program that was asked for. It loads the model as late as possible: mistakes are reported before."""
 
     def __init__(self, options: argparse.Namespace):
-        path = gguf.default_path() if options.weights is None else options.weights
         self.options = options
-        self.file, self.tokenizer = open_files(path)
+        self.file, self.tokenizer = open_files(options.weights)
         self.adapters = None if options.adapter is None else adapter_files.load(options.adapter, self.file.config)
         self.mesh: jax.sharding.Mesh | None = None
 

@@ -10,12 +10,13 @@ from .huggingface_tokenizer import read_vocabulary
 from .tokenizer import Tokenizer
 
 
-def open_files(path: str | os.PathLike[str]) -> tuple[Files, Tokenizer]:
+def open_files(path: str | os.PathLike[str] | None) -> tuple[Files, Tokenizer]:
     """Open a model, and check that its files are whole.
 
     **Arguments:**
 
     - `path`: a GGUF file, or a folder with `config.json`, safetensors files and `tokenizer.json`.
+        `None` is SmolLM2-135M-Instruct.
 
     **Returns:** what `models.llama.load` takes, and the tokenizer.
 
@@ -23,7 +24,7 @@ def open_files(path: str | os.PathLike[str]) -> tuple[Files, Tokenizer]:
 
     - `ModelFileError`, whatever is wrong with a file.
     """
-    path = pathlib.Path(path)
+    path = gguf.default_path() if path is None else pathlib.Path(path)
     if not path.is_dir():
         file = gguf.open_model(path)
         return file, Tokenizer(file.metadata)

@@ -4,7 +4,7 @@ import argparse
 import math
 import pathlib
 
-from ._program import DTYPES, Parser
+from ._program import DTYPES, Parser, add_weights
 from .sampling import Sampling
 
 
@@ -30,12 +30,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     answer.add_argument("--profile", action="store_true", help="after the answer, say where the time of a token goes")
     _add_sampling(parser.add_argument_group("sampling"))
     model = parser.add_argument_group("model")
-    model.add_argument(
-        "--weights",
-        type=pathlib.Path,
-        metavar="PATH",
-        help="a GGUF file, or a folder with safetensors files (default: SmolLM2-135M-Instruct)",
-    )
+    add_weights(model)
     model.add_argument(
         "--adapter", type=pathlib.Path, metavar="FOLDER", help="what models.finetune or PEFT has trained for it (LoRA)"
     )

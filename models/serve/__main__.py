@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 
-from .._program import DTYPES, Parser, UsageError, run
+from .._program import DTYPES, Parser, UsageError, add_weights, run
 from ..compilation_cache import keep_programs
 
 
@@ -39,12 +39,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--timeout", type=float, default=300.0, metavar="SECONDS", help="for an answer (default: %(default)g)"
     )
     model = parser.add_argument_group("models")
-    model.add_argument(
-        "--weights",
-        type=pathlib.Path,
-        metavar="PATH",
-        help="a GGUF file, or a folder with safetensors files (default: SmolLM2-135M-Instruct)",
-    )
+    add_weights(model)
     model.add_argument("--dtype", choices=list(DTYPES), default="f32", help="of activations and cache (default: f32)")
     model.add_argument(
         "--embeddings", type=pathlib.Path, metavar="FOLDER", help="an embedder's folder (default: all-MiniLM-L6-v2)"

@@ -9,7 +9,7 @@ import socket
 import jax.numpy as jnp
 import uvicorn
 
-from .. import gguf, llama
+from .. import llama
 from .._program import DTYPES, progress, report
 from ..batch import Batch
 from ..embedder import Embedder, default_folder
@@ -38,15 +38,14 @@ class Server(uvicorn.Server):
     def __init__(self, options: argparse.Namespace):
         _give_memory_back()
         dtype = jnp.dtype(DTYPES[options.dtype])
-        path = gguf.default_path() if options.weights is None else options.weights
-        file, tokenizer = open_files(path)
+        file, tokenizer = open_files(options.weights)
         embeddings = None if options.no_embeddings else _load_embeddings(options, dtype)
         model = llama.load(file, dtype=dtype, progress=functools.partial(progress, desc="loading", unit="block"))
         batch = Batch(model, widths=_widths(options.rows), room=options.context, longest_chunk=_LONGEST_CHUNK)
         for compile_program in progress(batch.programs(), desc="compiling", unit="program"):
             compile_program()
         self._engine = Engine(batch, rows=options.rows, max_queue=options.max_queue, on_end=self._stop)
-        name = "SmolLM2-135M-Instruct" if options.weights is None else path.stem
+        name = "SmolLM2-135M-Instruct" if options.weights is None else options.weights.stem
         language = Language(name, self._engine, tokenizer, timeout=options.timeout)
         app = make_app(language, embeddings, api_key=options.api_key)
         super().__init__(

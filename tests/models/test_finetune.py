@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from models import adapter_files, finetune, generate, lora
+from models import adapter_files, finetune, generate, gguf, lora
 from models.examples import Example, batches
 from models.tuner import Tuner
 
@@ -138,4 +138,4 @@ def test_an_adapter_that_is_not_one(tuned, tmp_path, capsys):
         r"generate: error: .*adapter_config.json: expected the configuration of an adapter; got: No such file.*\n"
     )
     assert re.fullmatch(expected, capsys.readouterr().err)
-    assert adapter_files.load(tuned[0], finetune.gguf.open_model(finetune.gguf.default_path()).config)
+    assert adapter_files.load(tuned[0], gguf.open_model(gguf.default_path()).config)

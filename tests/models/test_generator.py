@@ -1,6 +1,5 @@
 """Prompts in chunks, into a cache that is not empty, and what a generator does with them."""
 
-import mmap
 import re
 
 import jax
@@ -13,6 +12,7 @@ from models.generator import Generator
 from models.reader import Reader
 from models.sampling import Sampling
 
+from ..stress.conftest import resident
 from .tiny import write_tiny
 
 
@@ -171,12 +171,6 @@ def test_memory_does_not_grow(tmp_path):
     tokens = generator.generate([1], max_tokens=2500)
     for _ in range(400):  # programs, and pools of memory
         next(tokens)
-    before = _resident()
+    before = resident()
     assert len(list(tokens)) == 2100
-    assert _resident() - before < 2 << 20  # a kilobyte for each token
-
-
-def _resident():
-    """The bytes of memory that this process has."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * mmap.PAGESIZE
+    assert resident() - before < 2 << 20  # a kilobyte for each token
