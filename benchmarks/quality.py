@@ -22,7 +22,7 @@ import numpy as np
 
 from eqxcallback import nn
 from models import gguf, llama
-from models.tokenizer import Tokenizer
+from models.tokens.tokenizer import Tokenizer
 
 from . import _report
 from ._timing import Timing, interleaved

@@ -6,8 +6,8 @@ import pathlib
 from . import gguf, huggingface
 from ._errors import ModelFileError
 from ._files import Files
-from .huggingface_tokenizer import read_vocabulary
-from .tokenizer import Tokenizer
+from .tokens.huggingface_tokenizer import read_vocabulary
+from .tokens.tokenizer import Tokenizer
 
 
 def open_files(path: str | os.PathLike[str] | None) -> tuple[Files, Tokenizer]:

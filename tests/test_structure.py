@@ -50,7 +50,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 def imports(path):
     """Absolute dotted names that a file imports, ours included."""
-    package = ["eqxcallback", *path.relative_to(PACKAGE).parts[:-1]]
+    package = path.relative_to(ROOT).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -85,6 +85,31 @@ def test_arrows(path):
             continue
         target = room_of(parts)
         assert target == here or target in ARROWS[here], f"{path.name} imports {name}"
+
+
+# What each folder of models/ may import of the others; "." is the files beside the folders: the models, and what all programs
+# share. Nothing imports a program.
+MODELS = {
+    ".": {"tokens"},
+    "tokens": {"."},
+    "parallel": {"."},
+    "decoding": {"parallel", "tokens", "."},
+    **{program: {"decoding", "parallel", "tokens", "."} for program in ("generate", "serve")},
+    "finetune": {"tokens", "."},
+    "train": {"decoding", "."},
+}
+
+
+@pytest.mark.parametrize("folder", MODELS)
+def test_arrows_of_models(folder):
+    root = ROOT / "models"
+    assert {path.parent.name for path in root.glob("*/__init__.py")} == MODELS.keys() - {"."}
+    for path in (root / folder).glob("*.py"):
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "models":
+                target = parts[1] if (root / parts[1]).is_dir() else "."
+                assert target == folder or target in MODELS[folder], f"{path.name} imports {name}"
 
 
 def test_the_arrows_have_no_circle():

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ..answer import Finish
-from ..batch import Batch, Request
+from ..decoding.answer import Finish
+from ..decoding.batch import Batch, Request
 
 
 class Event(NamedTuple):

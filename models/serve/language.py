@@ -10,9 +10,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from .._errors import ModelFileError
-from ..answer import Answer
-from ..batch import Request
-from ..tokenizer import Tokenizer
+from ..decoding.answer import Answer
+from ..decoding.batch import Request
+from ..tokens.tokenizer import Tokenizer
 from . import replies
 from .engine import Engine, EngineClosed, Event, QueueFull
 from .errors import ApiError, json_response, overloaded, shutting_down

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..answer import Answer, Finish
+from ..decoding.answer import Answer, Finish
 
 
 # OpenAI knows two reasons: the model was done, or a limit was reached.

@@ -4,8 +4,8 @@ import dataclasses
 import secrets
 from typing import Any
 
-from ..chooser import Choice
-from ..sampling import Sampling
+from ..decoding.chooser import Choice
+from ..decoding.sampling import Sampling
 from .errors import ApiError
 from .fields import Fields, shown, text
 

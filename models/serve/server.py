@@ -11,7 +11,7 @@ import uvicorn
 
 from .. import llama
 from .._program import DTYPES, progress, report
-from ..batch import Batch
+from ..decoding.batch import Batch
 from ..embedder import Embedder, default_folder
 from ..model_files import open_files
 from .app import make_app

@@ -11,8 +11,8 @@ import pytest
 import eqxcallback as eqxc
 from eqxcallback import xla
 from models import gguf, llama
-from models.reader import Reader
-from models.rows import Rows
+from models.decoding.reader import Reader
+from models.decoding.rows import Rows
 
 from .programs import thunks
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from models import gguf, llama
-from models.tokenizer import Tokenizer
+from models.tokens.tokenizer import Tokenizer
 
 
 def pytest_itemcollected(item):

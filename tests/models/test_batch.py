@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from models._program import UsageError
-from models.answer import Answer
-from models.batch import Batch, Request
-from models.chooser import Choice, Chooser
-from models.generate import main
-from models.generator import Generator
-from models.prompts import read_prompts
-from models.sampling import Sampling
+from models.decoding.answer import Answer
+from models.decoding.batch import Batch, Request
+from models.decoding.chooser import Choice, Chooser
+from models.decoding.generator import Generator
+from models.decoding.sampling import Sampling
+from models.generate.__main__ import main
+from models.generate.prompts import read_prompts
 
 
 SAID = [
@@ -60,7 +60,7 @@ def test_each_row_says_what_it_says_alone(model, tokenizer, said_alone):
 
 def test_requests_come_and_go(model, tokenizer, said_alone, monkeypatch):
     """Rows are added and taken away, moved and cancelled, while a long prompt is read in parts."""
-    monkeypatch.setattr("models.batch._PATIENCE", 2)
+    monkeypatch.setattr("models.decoding.batch._PATIENCE", 2)
     batch = Batch(model, widths=[1, 2, 3], room=256, longest_chunk=32)
     requests = [ask(tokenizer, text, ["4"]) for text in SAID]
     texts, widths = collections.defaultdict(str), []

@@ -14,9 +14,9 @@ import sys
 
 import pytest
 
-from models.chat import Chat, ConversationFull
-from models.generate import main
-from models.generator import Generator
+from models.decoding.generator import Generator
+from models.generate.__main__ import main
+from models.generate.chat import Chat, ConversationFull
 
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from models.examples import Example, batches, read_examples
+from models.finetune.examples import Example, batches, read_examples
 
 
 def examples_of(tokenizer, tmp_path, *records, max_tokens=512):

@@ -10,12 +10,12 @@ from gguf.quants import dequantize, quantize
 
 import eqxcallback as eqxc
 from models import gguf, huggingface, llama
-from models.answer import Answer
-from models.batch import Batch, Request
-from models.chat_template import ChatTemplate
-from models.generator import Generator
-from models.tokenizer import Tokenizer
-from models.vocabulary import Vocabulary
+from models.decoding.answer import Answer
+from models.decoding.batch import Batch, Request
+from models.decoding.generator import Generator
+from models.tokens.chat_template import ChatTemplate
+from models.tokens.tokenizer import Tokenizer
+from models.tokens.vocabulary import Vocabulary
 
 from . import families
 

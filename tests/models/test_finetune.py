@@ -9,9 +9,11 @@ import jax
 import numpy as np
 import pytest
 
-from models import adapter_files, finetune, generate, gguf, lora
-from models.examples import Example, batches
-from models.tuner import Tuner
+from models import adapter_files, gguf, lora
+from models.finetune import __main__ as finetune
+from models.finetune.examples import Example, batches
+from models.finetune.tuner import Tuner
+from models.generate import __main__ as generate
 
 
 AHOY = pathlib.Path(finetune.__file__).parent / "data/ahoy.jsonl"

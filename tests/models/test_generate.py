@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from models.generate import main
+from models.generate.__main__ import main
 
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from models import gguf, llama
-from models.generator import Generator
-from models.reader import Reader
-from models.sampling import Sampling
+from models.decoding.generator import Generator
+from models.decoding.reader import Reader
+from models.decoding.sampling import Sampling
 
 from ..stress.conftest import resident
 from .tiny import write_tiny

@@ -12,10 +12,10 @@ from tokenizers import decoders, models as token_models, normalizers, pre_tokeni
 
 from models import huggingface
 from models._errors import ModelFileError
-from models.generate import main
-from models.huggingface_tokenizer import read_vocabulary
+from models.generate.__main__ import main
 from models.model_files import open_files
-from models.tokenizer import Tokenizer
+from models.tokens.huggingface_tokenizer import read_vocabulary
+from models.tokens.tokenizer import Tokenizer
 
 from . import families
 

@@ -10,8 +10,8 @@ import pytest
 import eqxcallback as eqxc
 from benchmarks import plain_llama
 from models import gguf, llama
-from models.generator import Generator
-from models.sampling import Sampling
+from models.decoding.generator import Generator
+from models.decoding.sampling import Sampling
 
 from .tiny import write_tiny
 

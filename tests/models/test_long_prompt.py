@@ -8,9 +8,9 @@ from jax.test_util import check_grads
 
 import eqxcallback as eqxc
 from models import gguf, llama
-from models.long_prompt import LongPromptReader, cache_of
-from models.parallel import AXIS
-from models.ring_attention import ring_attention
+from models.parallel.long_prompt import LongPromptReader, cache_of
+from models.parallel.ring_attention import ring_attention
+from models.parallel.tensor_parallel import AXIS
 
 from .test_parallel import collectives, mesh_of
 from .tiny import write_tiny

@@ -17,9 +17,9 @@ from benchmarks import plain_llama
 from models import adapter_files, gguf, huggingface, llama, lora
 from models._errors import ModelFileError
 from models.checkpoints import CheckpointError
-from models.examples import Batch
-from models.token_losses import token_losses
-from models.tuner import Tuner, stacked, total_loss
+from models.finetune.examples import Batch
+from models.finetune.token_losses import token_losses
+from models.finetune.tuner import Tuner, stacked, total_loss
 
 from . import families
 

@@ -14,13 +14,14 @@ import numpy as np
 import optax
 import pytest
 
-from models import gguf, huggingface, llama, parallel, processes
+from models import gguf, huggingface, llama
 from models._errors import ModelFileError
 from models._program import UsageError
-from models.data_parallel import replicate, split_rows
-from models.generate import main
-from models.generator import Generator
-from models.sampling import Sampling
+from models.decoding.generator import Generator
+from models.decoding.sampling import Sampling
+from models.generate.__main__ import main
+from models.parallel import processes, tensor_parallel
+from models.parallel.data_parallel import replicate, split_rows
 
 from . import families
 from .test_generate import ROOT, SPEED
@@ -33,7 +34,7 @@ MIXED = {"attn_v": "Q4_1", "attn_output": "Q4_1", "ffn_up": "Q4_1"}
 
 
 def mesh_of(count):
-    return parallel.mesh_of(jax.devices()[:count])
+    return tensor_parallel.mesh_of(jax.devices()[:count])
 
 
 def collectives(program):
@@ -62,7 +63,7 @@ def files(tmp_path_factory):
 )
 def test_logits_and_cache(files, name, count, dtype, bound):
     whole = llama.load(files[name], dtype=dtype)
-    split = parallel.load(files[name], mesh_of(count), dtype=dtype)
+    split = tensor_parallel.load(files[name], mesh_of(count), dtype=dtype)
 
     @eqx.filter_jit
     def read(model, tokens, cache, valid):
@@ -94,7 +95,7 @@ def test_families(family, tmp_path):
         return model.logits(x), model.logits(model(tokens[-1:], cache)[0])
 
     tokens = jnp.asarray(PROMPT, jnp.int32)
-    whole, split = (logits(model, tokens) for model in (llama.load(files), parallel.load(files, mesh_of(2))))
+    whole, split = (logits(model, tokens) for model in (llama.load(files), tensor_parallel.load(files, mesh_of(2))))
     for want, got in zip(whole, split, strict=True):
         np.testing.assert_allclose(got, want, rtol=0, atol=2e-5)
 
@@ -103,25 +104,25 @@ def test_draws_are_the_same(files):
     sampling = Sampling(0.9, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.3)
     texts = [
         list(Generator(model, room=64, sampling=sampling, seed=3).generate(PROMPT, max_tokens=30))
-        for model in (llama.load(files["mixed"]), parallel.load(files["mixed"], mesh_of(2)))
+        for model in (llama.load(files["mixed"]), tensor_parallel.load(files["mixed"], mesh_of(2)))
     ]
     assert texts[0] == texts[1]
 
 
 def test_a_device_has_its_part_and_nothing_is_gathered(file, model):
     """The language model, of 3 key/value heads."""
-    split = parallel.load(file, mesh_of(3))
+    split = tensor_parallel.load(file, mesh_of(3))
     generators = [Generator(model, room=64), Generator(split, room=64)]
     texts = [list(generator.generate([1, 504, 1978, 282], max_tokens=24)) for generator in generators]
     assert texts[0] == texts[1]
 
     reader = generators[1].reader
-    whole_bytes, part_bytes = map(parallel.bytes_per_device, (model, split.part))
+    whole_bytes, part_bytes = map(tensor_parallel.bytes_per_device, (model, split.part))
     norms = sum(x.nbytes for x in jax.tree.leaves([(b.attention_norm, b.feed_forward_norm) for b in model.blocks]))
     norms += model.norm.weight.nbytes
     assert part_bytes == (whole_bytes - norms) / 3 + norms  # a norm needs its weights whole
-    cache_bytes = parallel.bytes_per_device(generators[0].reader.blocks)
-    assert parallel.bytes_per_device(reader.blocks) == cache_bytes / 3
+    cache_bytes = tensor_parallel.bytes_per_device(generators[0].reader.blocks)
+    assert tensor_parallel.bytes_per_device(reader.blocks) == cache_bytes / 3
 
     for program in reader._programs.values():
         assert collectives(program) == {"all-reduce": 2 * len(model.blocks) + 1}
@@ -132,10 +133,10 @@ def test_a_device_has_its_part_and_nothing_is_gathered(file, model):
 
 def test_numbers_of_devices_that_do_not_divide(file, tmp_path):
     with pytest.raises(ModelFileError, match=r"that divides 3 key/value heads; got 2\. Use 1 or 3\."):
-        parallel.load(file, mesh_of(2))
+        tensor_parallel.load(file, mesh_of(2))
     write_tiny(tmp_path / "blocks.gguf", other="Q8_0")
     with pytest.raises(ModelFileError, match=r"that divides 3 blocks of hidden features; got 2\. Use 1\."):
-        parallel.load(gguf.open_model(tmp_path / "blocks.gguf"), mesh_of(2))
+        tensor_parallel.load(gguf.open_model(tmp_path / "blocks.gguf"), mesh_of(2))
 
 
 def test_more_devices_than_there_are():

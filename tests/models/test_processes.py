@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from models.generate import main
+from models.generate.__main__ import main
 
 from ..devices.test_processes import free_port
 from .test_generate import ROOT
@@ -19,9 +19,10 @@ from .tiny import write_tiny
 PROGRAM = """
 import sys
 import equinox as eqx, eqxcallback as eqxc, jax, jax.numpy as jnp, numpy as np
-from models import gguf, llama, processes
-from models.data_parallel import replicate, split_rows
-from models.long_prompt import LongPromptReader
+from models import gguf, llama
+from models.parallel import processes
+from models.parallel.data_parallel import replicate, split_rows
+from models.parallel.long_prompt import LongPromptReader
 
 path, port, process = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with processes.joined(2, f"localhost:{port}", 2, process) as mesh:

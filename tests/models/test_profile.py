@@ -4,8 +4,8 @@ import jax
 import pytest
 
 from models import gguf, llama
-from models.generate import main
-from models.profile import Part, profile, read_speed, table
+from models.generate.__main__ import main
+from models.generate.profile import Part, profile, read_speed, table
 
 from .tiny import write_tiny
 

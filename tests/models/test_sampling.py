@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from models.sampling import Sampling, adjusted, sample
+from models.decoding.sampling import Sampling, adjusted, sample
 
 
 LOGITS = jnp.log(jnp.asarray([0.5, 0.25, 0.15, 0.1], jnp.float32))

@@ -13,11 +13,11 @@ import openai
 import pytest
 import uvicorn
 
-from models.answer import Answer
-from models.batch import Batch
+from models.decoding.answer import Answer
+from models.decoding.batch import Batch
+from models.decoding.generator import Generator
+from models.decoding.sampling import Sampling
 from models.embedder import Embedder, default_folder
-from models.generator import Generator
-from models.sampling import Sampling
 from models.serve.app import MAX_BODY, make_app
 from models.serve.embeddings import Embeddings
 from models.serve.engine import Engine

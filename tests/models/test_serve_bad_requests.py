@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from models.batch import Batch
+from models.decoding.batch import Batch
 from models.embedder import Embedder, default_folder
 from models.serve.app import make_app
 from models.serve.embeddings import Embeddings

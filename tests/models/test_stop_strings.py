@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from models.stop_strings import StopStrings
+from models.decoding.stop_strings import StopStrings
 
 
 def passed(pieces, strings):

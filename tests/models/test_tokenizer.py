@@ -8,7 +8,7 @@ from tokenizers import pre_tokenizers
 
 from models._errors import ModelFileError
 from models.gguf import default_path, open_model
-from models.tokenizer import Tokenizer
+from models.tokens.tokenizer import Tokenizer
 
 
 METADATA = open_model(default_path()).metadata

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from models import llama
-from models.generator import Generator
+from models.decoding.generator import Generator
 from models.model_files import open_files
 
 from .families import LLAMA3, SETTINGS

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.run_folder import RunFolder
-from models.text_data import read_text
-from models.train import begin, main
-from models.train_options import parse
-from models.training import Training
+from models.train.__main__ import begin, main
+from models.train.options import parse
+from models.train.run import Training
+from models.train.run_folder import RunFolder
+from models.train.text_data import read_text
 
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def compared(text, tmp_path_factory):
     arguments = f"gpt --text {text} --out {folder} --steps 150 --save-every 60 --rate 1e-2 --compare".split() + TINY
     with jax.numpy_dtype_promotion("standard"), pytest.MonkeyPatch.context() as patch:
         printed: list[str] = []
-        patch.setattr("models.training.write", printed.extend)
+        patch.setattr("models.train.run.write", printed.extend)
         assert main(arguments) == 0
     return folder, "".join(printed)
 

@@ -10,11 +10,11 @@ import optax
 import pytest
 
 import eqxcallback as eqxc
-from models import text_data
 from models._errors import ModelFileError
-from models.digits_data import Digits
-from models.text_data import Text
-from models.trainer import Trainer, make_optimizer
+from models.train import text_data
+from models.train.digits_data import Digits
+from models.train.text_data import Text
+from models.train.trainer import Trainer, make_optimizer
 
 
 @pytest.fixture(autouse=True)

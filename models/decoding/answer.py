@@ -1,0 +1,89 @@
+"""The text of an answer, as its tokens come."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from ..tokens.tokenizer import Tokenizer
+from .stop_strings import StopStrings
+
+
+Finish = Literal["stop_token", "stop_string", "max_tokens", "context", "time", "interrupted"]
+
+
+class Answer:
+    """One answer.
+
+    **Arguments:**
+
+    - `tokenizer`: of the model.
+    - `stop`: texts that end the answer, and are not in it.
+
+    **Attributes:**
+
+    - `text`: the answer so far, in whole characters.
+    - `num_tokens`: how many tokens came, the one that ended it included.
+    - `finish`: why it ended, or `None`.
+    - `stop_string`: the one of `stop` that ended it, or `None`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
+        self.text = ""
+        self.num_tokens = 0
+        self.finish: Finish | None = None
+        self._stop_tokens = tokenizer.stop_tokens
+        self._stream = tokenizer.stream()
+        self._stop_strings = StopStrings(stop)
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._stop_strings.reached
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields of the answer for `--json`."""
+        return {
+            "text": self.text,
+            "finish": self.finish,
+            "stop_string": self.stop_string,
+            "answer_tokens": self.num_tokens,
+        }
+
+    def take(
+        self,
+        tokens: Iterable[int],
+        write: Callable[[str], object],
+        *,
+        max_tokens: int,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Push tokens until the answer ends, and pass the text on to `write`.
+
+        **Arguments:**
+
+        - `tokens`, `max_tokens`, `stopped`: of `models.decoding.generator.Generator.generate`, and what it was given.
+        """
+        for token in tokens:
+            write(self.push(token))
+            if self.finish is not None:
+                return
+        if self.num_tokens == max_tokens:
+            write(self.end("max_tokens"))
+        else:
+            write(self.end("interrupted" if stopped() else "context"))
+
+    def push(self, token: int) -> str:
+        """The text that `token` adds. It may end the answer."""
+        self.num_tokens += 1
+        if token in self._stop_tokens:
+            return self.end("stop_token")
+        added = self._stop_strings.push(self._stream.push(token))
+        if self._stop_strings.reached is not None:
+            self.finish = "stop_string"
+        self.text += added
+        return added
+
+    def end(self, finish: Finish) -> str:
+        """The text that was held back, when no more tokens come."""
+        added = self._stop_strings.push(self._stream.flush()) + self._stop_strings.flush()
+        self.finish = finish if self._stop_strings.reached is None else "stop_string"
+        self.text += added
+        return added

@@ -1,0 +1,231 @@
+"""Answers to many prompts, several of which are decoded at a time."""
+
+import collections
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import numpy as np
+
+from ..llama import Llama
+from .answer import Answer
+from .chooser import Choice, Chooser
+from .generator import Speed
+from .reader import LONGEST_CHUNK, Reader
+from .rows import Rows
+from .sampling import Sampling
+
+
+# After so many steps that fewer rows would have had room for, there are fewer: to move rows takes as long as a few steps.
+_PATIENCE = 16
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+    """A prompt, and the answer that is made to it.
+
+    **Attributes:**
+
+    - `prompt`: tokens.
+    - `answer`: takes the tokens that follow, until it has an end.
+    - `max_tokens`: the most tokens of the answer. They are fewer where the room ends.
+    - `choice`: how tokens are chosen.
+    """
+
+    prompt: Sequence[int]
+    answer: Answer
+    max_tokens: int
+    choice: Choice = dataclasses.field(default_factory=Choice)
+
+
+# A request, and the text that its answer has got.
+Piece = tuple[Request, str]
+
+
+@dataclasses.dataclass
+class _Reading:
+    """A prompt that is being read."""
+
+    request: Request
+    chunks: collections.deque[Sequence[int]]
+
+
+@dataclasses.dataclass
+class _Row:
+    """An answer that is being made."""
+
+    request: Request
+    token: int  # the last one, which is not in the cache
+    length: int  # of what is
+
+
+class Batch:
+    """Generates after many prompts. One program makes the next tokens of all rows, which reads the weights once.
+
+    Prompts are read one after the other, each as if alone. Its cache becomes a row of the batch's, and when its answer ends, the
+    next prompt takes the row. What a prompt has in common with the one before, such as the system message, is not read again.
+
+    Requests may come and go at any time; one thread at a time uses a batch.
+
+    **Arguments:**
+
+    - `model`: a `Llama`.
+    - `widths`: the numbers of rows that it may have, the least first. It has as many as it needs.
+    - `room`: for how many tokens a row is; the model's context, if that is less.
+    - `longest_chunk`: the most tokens that `read` reads.
+
+    **Attributes:**
+
+    - `room`: for how many tokens there is room, `room` or more.
+    - `speed`: what all took so far.
+    """
+
+    def __init__(self, model: Llama, *, widths: Sequence[int], room: int, longest_chunk: int = LONGEST_CHUNK):
+        self.speed = Speed()
+        self._reader = Reader(model, room, longest_chunk)
+        self.room = self._reader.room
+        self._chooser = Chooser(model.config.vocab_size)
+        self._caches = Rows(model, self._reader.shapes)
+        self._widths = widths
+        self._waiting: collections.deque[Request] = collections.deque()
+        self._reading: _Reading | None = None
+        self._rows: list[_Row | None] = []
+        self._idle_steps = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """True if there is a request."""
+        return bool(self._waiting) or self._reading is not None or self._count > 0
+
+    @property
+    def can_read(self) -> bool:
+        """True if a prompt waits, and there may be a row for it."""
+        return self._reading is not None or (bool(self._waiting) and self._count < self._widths[-1])
+
+    def programs(self) -> list[Callable[[], object]]:
+        """The programs of all widths and chunks, and the usual choices, as functions that compile them."""
+        drawn = Choice(Sampling(temperature=1.0))
+        choices = [[choice] * width for choice in (Choice(), drawn) for width in self._widths]
+        return [
+            *self._reader.programs(),
+            *(functools.partial(self._caches.programs, width) for width in self._widths),
+            *(functools.partial(self._chooser.prepare, texts) for texts in choices),
+        ]
+
+    def add(self, request: Request) -> None:
+        """Take a request.
+
+        **Raises:** `ValueError` for a prompt that is empty, or leaves no room for a token.
+        """
+        self._reader.check(request.prompt)
+        self._waiting.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """Forget a request, which may have ended."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+        elif self._reading is not None and self._reading.request is request:
+            self._reading = None
+        else:
+            self._rows = [None if row is not None and row.request is request else row for row in self._rows]
+
+    def run(self) -> Iterator[Request]:
+        """Make all answers, and return their requests in the order in which they end."""
+        while self.is_busy:
+            pieces = self.read() if self.can_read else self.decode()
+            yield from (request for request, _ in pieces if request.answer.finish is not None)
+
+    def read(self) -> list[Piece]:
+        """Read a chunk of a prompt, if one waits and there may be a row. After the last one comes the answer's first token."""
+        if not self.can_read:
+            return []
+        reader, speed = self._reader, self.speed
+        if self._reading is None:
+            request = self._waiting.popleft()
+            reader.forget(request.prompt)
+            kept = len(reader.tokens)
+            self._reading = _Reading(request, collections.deque(reader.chunks(request.prompt[kept:])))
+            speed.kept_tokens += kept
+        request, chunks = self._reading.request, self._reading.chunks
+        chunk = chunks.popleft()
+        reader.prepare(chunk)
+        self._chooser.prepare([request.choice])
+        token = None
+        start = time.perf_counter()
+        logits = jax.block_until_ready(reader.read(chunk))
+        if not chunks:
+            request.choice.start(request.prompt)
+            (token,) = self._chooser.choose(logits, np.asarray([len(reader.tokens)], np.int32), [request.choice])
+        speed.prompt_seconds += time.perf_counter() - start
+        speed.prompt_tokens += len(chunk)
+        if token is None:
+            return []
+        self._reading = None
+        piece = (request, self._push(request, int(token)))
+        if request.answer.finish is None:
+            self._begin(_Row(request, int(token), len(request.prompt)))
+        return [piece]
+
+    def decode(self) -> list[Piece]:
+        """Make the next token of each answer that has a row."""
+        if self._count == 0:
+            return []
+        self._narrow()
+        tokens, lengths = np.zeros((2, len(self._rows)), np.int32)
+        for i, row in enumerate(self._rows):
+            if row is not None:
+                tokens[i], lengths[i] = row.token, row.length
+        choices = [None if row is None else row.request.choice for row in self._rows]
+        self._caches.programs(len(self._rows))
+        self._chooser.prepare(choices)
+        start = time.perf_counter()
+        tokens = self._chooser.choose(self._caches.step(tokens, lengths), lengths + 1, choices)
+        self.speed.decode_seconds += time.perf_counter() - start
+        self.speed.decoded_tokens += self._count
+        pieces: list[Piece] = []
+        for i, row in enumerate(self._rows):
+            if row is not None:
+                row.token, row.length = int(tokens[i]), row.length + 1
+                pieces.append((row.request, self._push(row.request, row.token)))
+                if row.request.answer.finish is not None:
+                    self._rows[i] = None
+        return pieces
+
+    @property
+    def _count(self) -> int:
+        return sum(row is not None for row in self._rows)
+
+    def _push(self, request: Request, token: int) -> str:
+        answer, limit = request.answer, min(request.max_tokens, self.room - len(request.prompt))
+        added = answer.push(token)
+        if answer.finish is None and answer.num_tokens == limit:
+            added += answer.end("max_tokens" if limit == request.max_tokens else "context")
+        return added
+
+    def _begin(self, row: _Row) -> None:
+        """Let an answer, whose prompt has just been read, go on in a row."""
+        if self._count == 0:
+            self._resize(self._widths[0])
+        elif None not in self._rows:
+            self._resize(self._width_for(self._count + 1))
+        i = self._rows.index(None)
+        self._rows[i] = row
+        self._caches.put(i, self._reader.blocks)
+
+    def _narrow(self) -> None:
+        """Have fewer rows, when that would have been enough for a while."""
+        width = self._width_for(self._count + self.can_read)
+        self._idle_steps = self._idle_steps + 1 if width < len(self._rows) else 0
+        if self._idle_steps > _PATIENCE:
+            self._resize(width)
+
+    def _width_for(self, count: int) -> int:
+        return next(width for width in self._widths if width >= count)
+
+    def _resize(self, width: int) -> None:
+        kept = [i for i, row in enumerate(self._rows) if row is not None]
+        self._caches.resize(width, kept)
+        self._rows = [self._rows[i] for i in kept] + [None] * (width - len(kept))
+        self._idle_steps = 0

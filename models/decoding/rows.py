@@ -1,0 +1,97 @@
+"""Caches of several texts, which one program reads and fills: the weights are read once for all of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from ..captured import compile_captured
+from ..llama import Cache, Llama
+
+
+class Rows:
+    """One cache for each text, side by side.
+
+    **Arguments:**
+
+    - `model`: a `Llama`.
+    - `shapes`: of the blocks of one cache, as of a `models.decoding.reader.Reader`.
+
+    **Attributes:**
+
+    - `width`: how many caches there are. A program is compiled for each width.
+    """
+
+    def __init__(self, model: Llama, shapes: Any):
+        self.width = 0
+        self._shapes = shapes
+        self._blocks: Any = None
+        # Flat, and so faster to pass than a tree of Modules.
+        self._weights, self._tree = jax.tree.flatten(model)
+        self._programs: dict[int, tuple[Any, Any]] = {}
+
+    def resize(self, width: int, kept: Sequence[int] = ()) -> None:
+        """Have another number of caches. The first of them are those that had the indices `kept`."""
+        if kept:
+            indices = np.resize(np.asarray(kept, np.int32), width)  # the rest has anything
+            leaves, tree = jax.tree.flatten(self._blocks)
+            self._blocks = None
+            for i, leaf in enumerate(leaves):  # one at a time: two of all would need the memory twice
+                leaves[i] = _taken(leaf, indices)
+            self._blocks = jax.tree.unflatten(tree, leaves)
+        elif width != self.width:
+            self._blocks = None
+            self._blocks = jax.tree.map(lambda x: jnp.zeros((width, *x.shape), x.dtype), self._shapes)
+        self.width = width
+
+    def put(self, i: int, blocks: Any) -> None:
+        """Copy a cache."""
+        put, _ = self.programs(self.width)
+        self._blocks = put(self._blocks, blocks, np.int32(i))
+
+    def step(self, tokens: Int[np.ndarray, " width"], lengths: Int[np.ndarray, " width"]) -> Float[Array, "width V"]:
+        """Put a token into each cache.
+
+        **Arguments:**
+
+        - `lengths`: how many tokens the caches have.
+
+        **Returns:** the logits after each token.
+        """
+        _, step = self.programs(self.width)
+        logits, self._blocks = step(self._weights, tokens[:, None], lengths, self._blocks)
+        return logits
+
+    def programs(self, width: int) -> tuple[Any, Any]:
+        """Return what `put` and `step` run with this width, compiled if need be."""
+        if width not in self._programs:
+            many = jax.tree.map(lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype), self._shapes)
+            index, lengths = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (width,)))
+            tokens = jax.ShapeDtypeStruct((width, 1), jnp.int32)
+            put = jax.jit(_put, donate_argnums=0).lower(many, self._shapes, index)
+            step = compile_captured(self._step, self._weights, tokens, lengths, many, donate_argnums=3)
+            self._programs[width] = put.compile(), step
+        return self._programs[width]
+
+    def _step(self, weights: Any, tokens: jax.Array, lengths: jax.Array, blocks: Any) -> Any:
+        model = jax.tree.unflatten(self._tree, weights)
+
+        def one(tokens: jax.Array, length: jax.Array, blocks: Any) -> Any:
+            x, cache = model(tokens, Cache(blocks, length))
+            return model.logits(x)[0], cache.blocks
+
+        return jax.vmap(one)(tokens, lengths, blocks)
+
+
+def _put(blocks: Any, row: Any, i: jax.Array) -> Any:
+    return jax.tree.map(lambda many, one: jax.lax.dynamic_update_index_in_dim(many, one, i, 0), blocks, row)
+
+
+@jax.jit
+def _taken(x: jax.Array, indices: jax.Array) -> jax.Array:
+    """`x[indices]`, by copies: as a gather it takes five times as long."""
+    rows = [jax.lax.dynamic_index_in_dim(x, indices[i], 0, keepdims=False) for i in range(len(indices))]
+    return jnp.stack(rows)

@@ -1,0 +1,1 @@
+"""Fine-tuning of a language model: `python -m models.finetune`."""

@@ -1,0 +1,178 @@
+"""Fine-tune a language model on a CPU: `python -m models.finetune models/data/ahoy.jsonl --output ADAPTER`.
+
+The model's weights keep their 4 bits, and low-rank adapters (LoRA) are trained beside them. `python -m models.generate
+--adapter ADAPTER` answers with them, and so does Hugging Face's PEFT. What it did goes to stdout, as a JSON object; progress to
+stderr.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import sys
+import time
+from functools import partial
+
+import jax
+import numpy as np
+
+from .. import _program, adapter_files, llama, lora
+from .._program import Parser, UsageError, add_weights
+from ..compilation_cache import keep_programs
+from ..model_files import open_files
+from .examples import Batch, batches, read_examples
+from .tuner import Tuner
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="python -m models.finetune", description="Train adapters (LoRA) for a language model.")
+    parser.add_argument(
+        "data", type=pathlib.Path, metavar="DATA", help="a .jsonl file: a prompt and a response in each line"
+    )
+    parser.add_argument("--output", type=pathlib.Path, required=True, metavar="FOLDER", help="where the adapter goes")
+    parser.add_argument(
+        "--held-out",
+        type=float,
+        default=0.1,
+        metavar="SHARE",
+        help="of the lines, not trained on (default: %(default)s)",
+    )
+    parser.add_argument("--max-tokens", type=int, default=512, help="of a line; what is longer is cut (default: 512)")
+    adapter = parser.add_argument_group("adapter")
+    adapter.add_argument("--rank", type=int, default=8, help="of the update of a weight (default: %(default)s)")
+    adapter.add_argument("--alpha", type=float, help="updates are multiplied by alpha / rank (default: twice the rank)")
+    adapter.add_argument(
+        "--targets",
+        default=",".join(lora.TARGETS),
+        metavar="NAMES",
+        help="the layers that are tuned (default: %(default)s)",
+    )
+    training = parser.add_argument_group("training")
+    training.add_argument("--epochs", type=int, default=4, help="how often each line is seen (default: %(default)s)")
+    training.add_argument("--batch", type=int, default=4, help="lines in one step (default: %(default)s)")
+    training.add_argument(
+        "--learning-rate", type=float, default=1e-3, help="of the first step; it falls to 0 (default: %(default)s)"
+    )
+    training.add_argument("--seed", type=int, default=0, help="of the adapter and the order (default: %(default)s)")
+    model = parser.add_argument_group("model")
+    add_weights(model)
+    options = parser.parse_args(arguments)
+    options.targets = [name.strip() for name in options.targets.split(",")]
+    options.alpha = 2.0 * options.rank if options.alpha is None else options.alpha
+    _check(parser, options)
+    return options
+
+
+def _check(parser: Parser, options: argparse.Namespace) -> None:
+    def positive(value: float) -> bool:
+        return 0 < value < math.inf
+
+    unknown = [name for name in options.targets if name not in lora.TARGETS]
+    rules = [
+        (0 <= options.held_out < 1, "--held-out from 0 to less than 1", options.held_out),
+        (options.max_tokens >= 2, "--max-tokens of 2 or more", options.max_tokens),
+        (options.rank >= 1, "--rank of 1 or more", options.rank),
+        (positive(options.alpha), "--alpha above 0", options.alpha),
+        (not unknown, f"--targets of {', '.join(lora.TARGETS)}", ", ".join(map(repr, unknown))),
+        (options.epochs >= 1, "--epochs of 1 or more", options.epochs),
+        (options.batch >= 1, "--batch of 1 or more", options.batch),
+        (positive(options.learning_rate), "--learning-rate above 0", options.learning_rate),
+        (0 <= options.seed < 2**32, "--seed from 0 to 2**32 - 1", options.seed),
+        (options.output.parent.is_dir(), "--output in a folder that exists", options.output),
+        (not options.output.is_file(), "--output to be a folder", f"a file, {options.output}"),
+    ]
+    for holds, expected, got in rules:
+        if not holds:
+            parser.error(f"expected {expected}; got {got}")
+
+
+def _split(count: int, share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """The examples that are trained on, and those that are held out."""
+    if share == 0:
+        return np.arange(count), np.arange(0)
+    held_out = max(1, round(count * share))
+    if held_out >= count:
+        raise UsageError(
+            f"expected more examples than the {held_out} that are held out; got {count}. Pass more, or --held-out 0."
+        )
+    order = rng.permutation(count)
+    return order[held_out:], order[:held_out]
+
+
+def _train(tuner: Tuner, epochs: list[list[Batch]]) -> tuple[list[float], float]:
+    """Take all steps. Returns the mean loss of each epoch, and the tokens per second, without the time to compile."""
+    losses: list[float] = []
+    tokens, seconds = 0, 0.0
+    steps = ((epoch, batch) for epoch, of_epoch in enumerate(epochs) for batch in of_epoch)
+    sums = np.zeros(len(epochs))
+    for epoch, batch in _program.progress(steps, desc="training", unit="step", total=sum(map(len, epochs))):
+        tuner.program(batch)
+        start = time.perf_counter()
+        loss = tuner.step(batch)
+        seconds += time.perf_counter() - start
+        tokens += batch.tokens.size
+        if not math.isfinite(loss):
+            raise UsageError(f"expected a finite loss; got {loss} in epoch {epoch + 1}. Pass a lower --learning-rate.")
+        sums[epoch] += loss
+    losses = [float(total) / len(of_epoch) for total, of_epoch in zip(sums, epochs, strict=True)]
+    return losses, tokens / max(seconds, 1e-9)
+
+
+def _finetune(arguments: list[str] | None) -> None:
+    options = _parse(arguments)
+    file, tokenizer = open_files(options.weights)
+    if options.max_tokens > file.config.context_length:
+        raise UsageError(
+            f"expected --max-tokens up to the model's context, {file.config.context_length}; got {options.max_tokens}"
+        )
+    examples, cut = read_examples(options.data, tokenizer, max_tokens=options.max_tokens)
+    if cut:
+        _program.report(
+            f"finetune: {cut} of {len(examples)} lines have more than {options.max_tokens} tokens, and were cut"
+        )
+    rng = np.random.default_rng(options.seed)
+    chosen, held_out = ([examples[index] for index in part] for part in _split(len(examples), options.held_out, rng))
+    epochs = [batches(chosen, options.batch, rng) for _ in range(options.epochs)]
+    model = llama.load(file, progress=partial(_program.progress, desc="loading", unit="block"))
+    adapters = lora.init(
+        file.config,
+        rank=options.rank,
+        scale=options.alpha / options.rank,
+        targets=options.targets,
+        key=jax.random.key(options.seed),
+    )
+    tuner = Tuner(model, adapters, learning_rate=options.learning_rate, steps=sum(map(len, epochs)))
+
+    def perplexity() -> float | None:
+        shown = partial(_program.progress, desc="held-out lines", unit="batch")
+        return tuner.perplexity(batches(held_out, options.batch), shown) if held_out else None
+
+    before = perplexity()
+    if before is not None:
+        _program.report(f"perplexity of {len(held_out)} held-out lines before: {before:.2f}")
+    losses, speed = _train(tuner, epochs)
+    after = perplexity()
+    try:
+        adapter_files.save(options.output, tuner.adapters, alpha=options.alpha)
+    except OSError as error:
+        raise UsageError(f"{options.output} cannot be written: {error}") from None
+    record = {
+        "adapter": str(options.output),
+        "lines": len(chosen),
+        "held_out_lines": len(held_out),
+        "steps": sum(map(len, epochs)),
+        "losses": losses,
+        "perplexity_before": before,
+        "perplexity_after": after,
+        "tokens_per_second": round(speed, 1),
+    }
+    _program.write([f"{json.dumps(record)}\n"])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return _program.run("finetune", _finetune, arguments)
+
+
+if __name__ == "__main__":
+    keep_programs()
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Examples to fine-tune a language model on: conversations in a file as tokens, and batches of them."""
+
+import json
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._program import UsageError
+from ..tokens.tokenizer import Tokenizer
+
+
+_SHAPE = (
+    'an object with "prompt", "response" and, if need be, "system"; with "messages", each of them a "role" and a "content", '
+    'and one of the role "assistant"; or with a "text"'
+)
+
+
+class Example(NamedTuple):
+    """Tokens, and for each of them the token that follows, or -1 where the loss does not count."""
+
+    tokens: list[int]
+    targets: list[int]
+
+
+class Batch(NamedTuple):
+    """Examples of about one length. Padding has targets of -1."""
+
+    tokens: np.ndarray
+    targets: np.ndarray
+
+
+def read_examples(path: pathlib.Path, tokenizer: Tokenizer, *, max_tokens: int) -> tuple[list[Example], int]:
+    """The examples of a file, which has a JSON object in each line.
+
+    Of a conversation the answers count, with the tokens that end them. Of a text all tokens count.
+
+    **Arguments:**
+
+    - `path`: the file. Empty lines are left out.
+    - `tokenizer`: of the model.
+    - `max_tokens`: of an example, which loses its end if it has more.
+
+    **Returns:** the examples, and how many of them were cut.
+
+    **Raises:** `UsageError`, which says what was expected, and in which line.
+    """
+    try:
+        lines = path.read_text("utf-8").split("\n")
+    except (OSError, ValueError) as error:  # a ValueError: not UTF-8, or NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: expected a text file in UTF-8; got: {reason}") from None
+    examples, cut = [], 0
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        place = f"{path}:{number}"
+        tokens, counts = _tokens(place, _parsed(place, line), tokenizer)
+        cut += len(tokens) > max_tokens
+        targets = [token if counts else -1 for token, counts in zip(tokens, counts, strict=True)][1:max_tokens]
+        if max(targets, default=-1) < 0:
+            raise UsageError(
+                f"{place}: expected an answer, or a text, that begins within {max_tokens} tokens; got none. "
+                "Leave the line out, or raise --max-tokens."
+            )
+        examples.append(Example(tokens[: len(targets)], targets))
+    if not examples:
+        raise UsageError(f"{path}: expected at least one example; got empty lines alone")
+    return examples, cut
+
+
+def batches(examples: Sequence[Example], rows: int, rng: np.random.Generator | None = None) -> list[Batch]:
+    """All examples, in batches of so many rows, of which the last may be filled up with empty ones.
+
+    A batch has examples of about one length, and there are few lengths, as a program is compiled for each.
+
+    **Arguments:**
+
+    - `rng`: shuffles which examples of a length are together, and the batches.
+    """
+    order = range(len(examples)) if rng is None else rng.permutation(len(examples)).tolist()
+    order = sorted(order, key=lambda index: -_padded(len(examples[index].tokens)))
+    parts = [order[first : first + rows] for first in range(0, len(order), rows)]
+    if rng is not None:
+        rng.shuffle(parts)
+    return [_batch([examples[index] for index in part], rows) for part in parts]
+
+
+def _batch(examples: Sequence[Example], rows: int) -> Batch:
+    length = _padded(max(len(example.tokens) for example in examples))
+    batch = Batch(np.zeros((rows, length), np.int32), np.full((rows, length), -1, np.int32))
+    for row, example in enumerate(examples):
+        batch.tokens[row, : len(example.tokens)] = example.tokens
+        batch.targets[row, : len(example.targets)] = example.targets
+    return batch
+
+
+def _padded(length: int) -> int:
+    """The next one of 32, 48, 64, 96, 128 and so on."""
+    size = 32
+    while size < length:
+        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+    return size
+
+
+def _parsed(place: str, line: str) -> Mapping[str, Any]:
+    try:
+        record: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{place}: expected a JSON object; got {error}") from None
+    if not isinstance(record, dict) or not _fits(record):
+        raise UsageError(f"{place}: expected {_SHAPE}; got {line.strip():.80}")
+    return record
+
+
+def _fits(record: Mapping[str, Any]) -> bool:
+    def texts(record: Any, *names: str) -> bool:
+        return isinstance(record, dict) and all(isinstance(record.get(name), str) for name in names)
+
+    if record.keys() == {"messages"}:
+        messages = record["messages"]
+        return (
+            isinstance(messages, list)
+            and all(texts(message, "role", "content") and len(message) == 2 for message in messages)
+            and any(message["role"] == "assistant" for message in messages)
+        )
+    if record.keys() == {"text"}:
+        return texts(record, "text")
+    return {"prompt", "response"} <= record.keys() <= {"prompt", "response", "system"} and texts(record, *record)
+
+
+def _messages(record: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
+    if "messages" in record:
+        return record["messages"]
+    roles = {"system": "system", "prompt": "user", "response": "assistant"}
+    return [{"role": role, "content": record[name]} for name, role in roles.items() if name in record]
+
+
+def _tokens(place: str, record: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
+    """The tokens of an example, and which of them count."""
+    if "text" in record:
+        tokens = tokenizer.encode(record["text"])
+        return tokens, [True] * len(tokens)
+    tokens: list[int] = []
+    counts: list[bool] = []
+    for before, whole in _turns(_messages(record), tokenizer):
+        # An answer is tokens of its own only if the conversation goes on as the model saw it when it answered.
+        if whole[: len(before)] != before or before[: len(tokens)] != tokens:
+            raise UsageError(
+                f"{place}: expected a conversation that the model's chat template only adds to; it changes what was before"
+            )
+        end = next((i + 1 for i in range(len(before), len(whole)) if whole[i] in tokenizer.stop_tokens), len(whole))
+        counts += [False] * (len(before) - len(tokens)) + [True] * (end - len(before))
+        tokens = whole[:end]
+    return tokens, counts
+
+
+def _turns(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:
+    """For each answer, the tokens up to where it begins, and those up to where its turn ends."""
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            yield (
+                tokenizer.encode_chat(messages[:index]),
+                tokenizer.encode_chat(messages[: index + 1], add_generation_prompt=False),
+            )

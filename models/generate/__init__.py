@@ -1,0 +1,1 @@
+"""A language model on a CPU: `python -m models.generate`."""

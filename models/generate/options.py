@@ -1,0 +1,136 @@
+"""The options of `python -m models.generate`."""
+
+import argparse
+import math
+import pathlib
+
+from .._program import DTYPES, Parser, add_weights
+from ..decoding.sampling import Sampling
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the options, checked. Raises `UsageError`."""
+    parser = Parser(prog="python -m models.generate", description="Answer a prompt with a language model on the CPU.")
+    parser.add_argument("prompt", nargs="?", help="what the user says")
+    parser.add_argument("--chat", action="store_true", help="answer the lines of stdin, with the conversation in mind")
+    parser.add_argument(
+        "--prompts", type=pathlib.Path, metavar="FILE", help="answer each line, or each object of a .jsonl"
+    )
+    parser.add_argument(
+        "--rows", type=int, metavar="N", help="answers of --prompts that are made at a time (default: 8)"
+    )
+    parser.add_argument("--context", type=int, metavar="TOKENS", help="room for a conversation (default: 2048)")
+    answer = parser.add_argument_group("answers")
+    answer.add_argument("--system", help="the system message (default: the model's own)")
+    answer.add_argument("--max-tokens", type=int, default=256, help="of an answer (default: %(default)s)")
+    answer.add_argument(
+        "--stop", action="append", default=[], metavar="STRING", help="end an answer before this text; may be repeated"
+    )
+    answer.add_argument("--json", action="store_true", help="print a JSON object in place of an answer's text")
+    answer.add_argument("--profile", action="store_true", help="after the answer, say where the time of a token goes")
+    _add_sampling(parser.add_argument_group("sampling"))
+    model = parser.add_argument_group("model")
+    add_weights(model)
+    model.add_argument(
+        "--adapter", type=pathlib.Path, metavar="FOLDER", help="what models.finetune or PEFT has trained for it (LoRA)"
+    )
+    model.add_argument(
+        "--dtype",
+        choices=list(DTYPES),
+        default="f32",
+        help="of activations, cache and weights that are not quantised (default: f32)",
+    )
+    _add_devices(parser.add_argument_group("several devices"))
+    options = parser.parse_args(arguments)
+    _check(parser, options)
+    _check_devices(parser, options)
+    return options
+
+
+def sampling_of(options: argparse.Namespace) -> Sampling:
+    return Sampling(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+    )
+
+
+def _add_sampling(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--temperature", type=float, default=0.0, help="0 takes the most likely token (default)")
+    group.add_argument("--top-k", type=int, default=0, help="draw from so many of the most likely tokens (0: all)")
+    group.add_argument(
+        "--top-p", type=float, default=1.0, help="draw from the most likely tokens of this much probability"
+    )
+    group.add_argument(
+        "--min-p", type=float, default=0.0, help="draw from tokens with this much of the most likely one's probability"
+    )
+    group.add_argument(
+        "--repetition-penalty", type=float, default=1.0, help="make tokens less likely that were there before (1: off)"
+    )
+    group.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+
+
+def _add_devices(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--devices", type=int, default=1, help="of each process, over which the model is split (default: 1)"
+    )
+    group.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="where process 0 listens, if there are several processes"
+    )
+    group.add_argument("--processes", type=int, default=1, help="how many there are (default: 1)")
+    group.add_argument("--process", type=int, default=0, help="which one this is (default: 0, which prints the answer)")
+
+
+def _check(parser: Parser, options: argparse.Namespace) -> None:
+    def finite(value: float, low: float) -> bool:
+        return value >= low and math.isfinite(value)
+
+    given = {"a prompt": options.prompt is not None, "--chat": options.chat, "--prompts": options.prompts is not None}
+    if sum(given.values()) != 1:
+        got = " and ".join(name for name, is_given in given.items() if is_given) or "none"
+        parser.error(f"expected one of a prompt, --chat and --prompts; got {got}")
+    if options.profile and options.prompt is None:
+        parser.error("expected --profile with a prompt; got it without")
+    for name, needed, default in (("context", "chat", 2048), ("rows", "prompts", 8)):
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+        elif not getattr(options, needed):
+            parser.error(f"expected --{name} with --{needed}; got it without")
+    penalty = options.repetition_penalty
+    rules = [
+        (options.context >= 1, "--context of 1 or more", options.context),
+        (options.rows >= 1, "--rows of 1 or more", options.rows),
+        (options.max_tokens >= 1, "--max-tokens of 1 or more", options.max_tokens),
+        (finite(options.temperature, 0), "--temperature of 0 or more", options.temperature),
+        (options.top_k >= 0, "--top-k of 0 or more", options.top_k),
+        (0 < options.top_p <= 1, "--top-p above 0 and up to 1", options.top_p),
+        (0 <= options.min_p <= 1, "--min-p from 0 to 1", options.min_p),
+        (penalty > 0 and math.isfinite(penalty), "--repetition-penalty above 0", penalty),
+        (0 <= options.seed < 2**32, "--seed from 0 to 2**32 - 1", options.seed),
+        ("" not in options.stop, "--stop of at least one character", repr("")),
+    ]
+    for holds, expected, got in rules:
+        if not holds:
+            parser.error(f"expected {expected}; got {got}")
+
+
+def _check_devices(parser: Parser, options: argparse.Namespace) -> None:
+    several = options.processes > 1
+    is_split = several or options.devices > 1
+    has_port = options.coordinator is not None and options.coordinator.rpartition(":")[2].isdecimal()
+    rules = [
+        (options.devices >= 1, "--devices of 1 or more", options.devices),
+        (options.processes >= 1, "--processes of 1 or more", options.processes),
+        (0 <= options.process < options.processes, f"--process from 0 to {options.processes - 1}", options.process),
+        (several == (options.coordinator is not None), "--coordinator and --processes together", "one of them"),
+        (has_port or not several, "--coordinator HOST:PORT", options.coordinator),
+        (not (is_split and options.prompts is not None), "one device for --prompts", "several"),
+        (not (is_split and options.profile), "one device for --profile", "several"),
+        (not (is_split and options.adapter is not None), "one device for --adapter", "several"),
+        (not (several and options.chat), "one process for --chat", options.processes),
+    ]
+    for holds, expected, got in rules:
+        if not holds:
+            parser.error(f"expected {expected}; got {got}")

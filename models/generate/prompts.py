@@ -1,0 +1,43 @@
+"""Files of prompts."""
+
+import json
+import pathlib
+from typing import Any
+
+from .._program import UsageError
+
+
+def read_prompts(path: pathlib.Path) -> list[tuple[str, dict[str, str]]]:
+    """The prompts of a file, each with the place where it is, such as `prompts.txt:3`.
+
+    A line is a prompt; empty lines are left out. In a file whose name ends with `.jsonl` a line is a JSON object with a `prompt`
+    and, if need be, a `system` message.
+
+    **Raises:** `UsageError`, which says what was expected, and in which line.
+    """
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: expected a text file in UTF-8; got: {reason}") from None
+    prompts = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            place = f"{path}:{number}"
+            prompts.append((place, _parsed(place, line) if path.suffix == ".jsonl" else {"prompt": line.strip()}))
+    if not prompts:
+        raise UsageError(f"{path}: expected at least one prompt; got empty lines alone")
+    return prompts
+
+
+def _parsed(place: str, line: str) -> dict[str, str]:
+    try:
+        record: Any = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{place}: expected a JSON object; got {error}") from None
+    fits = isinstance(record, dict) and "prompt" in record and record.keys() <= {"prompt", "system"}
+    if not fits or not all(isinstance(value, str) for value in record.values()):
+        raise UsageError(
+            f'{place}: expected an object with a "prompt" and, if need be, a "system", both text; got {line.strip():.80}'
+        )
+    return record

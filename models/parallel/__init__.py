@@ -1,0 +1,1 @@
+"""One model on several devices, of one process or of several."""

@@ -1,0 +1,132 @@
+"""The devices of a program: some of this process, or of several processes that run the same program."""
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from .._program import UsageError, report
+from . import tensor_parallel
+
+
+# In seconds. The first is for processes that are silent: of one that is killed the connections close at once.
+_HEARTBEAT, _START, _END = 20, 60, 20
+
+_config: Any = jax.config  # type checkers do not know its options
+
+
+@contextlib.contextmanager
+def joined(devices: int, coordinator: str | None, processes: int, process: int) -> Iterator[jax.sharding.Mesh]:
+    """Run what is inside on the devices of all processes. They wait for each other at the start and at the end.
+
+    **Arguments:**
+
+    - `devices`: how many of each process. A CPU is as many as there should be, if JAX has not started yet.
+    - `coordinator`: where process 0 listens, as `HOST:PORT`; `None` if there is one process.
+    - `processes`, `process`: how many there are, and which one this is, from 0 on.
+
+    **Returns:** a mesh of the devices.
+
+    **Raises:** `UsageError` if there are fewer devices, or if another process is gone. If one does not come, or is silent, JAX
+    aborts this process.
+    """
+    with contextlib.suppress(RuntimeError):  # JAX has started, with the devices that it has
+        _config.update("jax_num_cpu_devices", devices)
+    if coordinator is None:
+        yield _mesh(devices)
+        return
+    try:
+        report(f"process {process} of {processes} waits for the others at {coordinator}, for {_START} seconds at most")
+        with _no_stdout():
+            _join(coordinator, processes, process)
+            mesh = _mesh(devices)
+            _meet(mesh)
+        yield mesh
+        jax.distributed.shutdown()
+    except jax.errors.JaxRuntimeError as error:
+        raise UsageError(
+            f"process {process} expected the programs of {processes} processes to run until all have ended; got: "
+            f"{str(error).splitlines()[0]}. See what another process says, and start all of them again."
+        ) from None
+
+
+def leave(code: int) -> None:
+    """End this process, if it is one of several and has not come to the end of `joined`.
+
+    JAX would wait for the others, who wait for this one. That it is gone makes them end too.
+    """
+    if not jax.distributed.is_initialized():
+        return
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+    if jax.process_index() == 0:
+        time.sleep(1)  # JAX aborts the others when process 0 is gone: first they say why they end
+    os._exit(code)
+
+
+def _join(coordinator: str, processes: int, process: int) -> None:
+    if process == 0:
+        _check_port(coordinator)
+    _config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        coordinator,
+        num_processes=processes,
+        process_id=process,
+        initialization_timeout=_START,
+        heartbeat_timeout_seconds=_HEARTBEAT,
+        shutdown_timeout_seconds=_END,
+    )
+
+
+def _check_port(coordinator: str) -> None:
+    port = int(coordinator.rpartition(":")[2])
+    try:
+        with socket.create_server(("", port)):
+            pass
+    except (OSError, OverflowError) as error:
+        raise UsageError(
+            f"expected --coordinator with a port that process 0 can listen at; got {port}: {error}"
+        ) from None
+
+
+@contextlib.contextmanager
+def _no_stdout() -> Iterator[None]:
+    """Keep stdout, which is for results, from what libraries say of their connections."""
+    if sys.stdout is None:  # it is closed
+        yield
+        return
+    sys.stdout.flush()
+    number, kept = sys.stdout.fileno(), os.dup(sys.stdout.fileno())
+    try:
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), number)
+        yield
+    finally:
+        os.dup2(kept, number)
+        os.close(kept)
+
+
+def _meet(mesh: jax.sharding.Mesh) -> None:
+    """Run a first program over all devices, which connects them."""
+
+    def add() -> jax.Array:
+        return jax.lax.psum(jax.lax.axis_index(tensor_parallel.AXIS), tensor_parallel.AXIS)
+
+    mapped = jax.shard_map(add, mesh=mesh, in_specs=(), out_specs=jax.sharding.PartitionSpec())
+    jax.block_until_ready(jax.jit(mapped)())
+
+
+def _mesh(count: int) -> jax.sharding.Mesh:
+    devices: list[Any] = []
+    for process in range(jax.process_count()):
+        local = [device for device in jax.devices() if device.process_index == process]
+        if len(local) < count:
+            raise UsageError(f"expected --devices of at most {len(local)}, which is what JAX has; got {count}")
+        devices += local[:count]
+    return tensor_parallel.mesh_of(devices)

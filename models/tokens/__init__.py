@@ -1,0 +1,1 @@
+"""Texts to the tokens of a model, and back."""

@@ -1,0 +1,150 @@
+"""The tokens of a model's folder: `tokenizer.json`, through the `tokenizers` package, and the files beside it."""
+
+import json
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tokenizers
+
+from .._errors import ModelFileError
+from .._json import read_object
+from .chat_template import ChatTemplate
+from .vocabulary import Vocabulary, bytes_of, stop_tokens
+
+
+# Sentencepiece writes a space as this character, and bytes of characters that it has no token for in this form.
+_SPACE, _BYTE = "\u2581", re.compile("<0x([0-9A-Fa-f]{2})>")
+_REMEDY = "Get it again."
+
+
+def read_vocabulary(folder: pathlib.Path, vocab_size: int) -> Vocabulary:
+    """The tokens of a folder, as Hugging Face's transformers has them.
+
+    **Arguments:**
+
+    - `folder`: with `tokenizer.json`, and, where the model has them, `tokenizer_config.json`, `generation_config.json`, and
+        `chat_template.jinja`.
+    - `vocab_size`: the number of tokens that the model has logits for, which may be more than the tokenizer has.
+
+    **Raises:**
+
+    - `ModelFileError` if a file is missing, broken, or of another kind.
+    """
+    path = folder / "tokenizer.json"
+    settings = read_object(path)
+    tokenizer = _tokenizer(path)
+    pre_tokenizer = json.dumps(settings.get("pre_tokenizer"))
+    inner = pre_tokenizer.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"')
+    later = tokenizer
+    if inner != pre_tokenizer:  # a space before the first word of a text
+        later = _tokenizer(path, settings | {"pre_tokenizer": json.loads(inner)})
+    tokens = {i: token for token, i in tokenizer.get_vocab(with_added_tokens=True).items()}
+    if max(tokens, default=-1) >= vocab_size:
+        raise ModelFileError(f"{path}: expected tokens below {vocab_size}; got {max(tokens)}. {_REMEDY}")
+    added = tokenizer.get_added_tokens_decoder()
+    special = [token for token in added.values() if token.special]
+    if stripping := [token.content for token in special if token.lstrip or token.rstrip]:
+        raise ModelFileError(
+            f"{path}: expected special tokens that keep the spaces around them; got {stripping[0]!r}, which is not supported."
+        )
+    control = {token.content: i for i, token in added.items() if token.special}
+    bytes_of_token, drops_space = _decoder(path, settings)
+    names = _special_tokens(folder)
+    end = tokenizer.token_to_id(names["eos_token"])
+    return Vocabulary(
+        size=vocab_size,
+        control=control,
+        encode=lambda text, is_first: (tokenizer if is_first else later).encode(text, add_special_tokens=False).ids,
+        piece=lambda token: added[token].content.encode() if token in added else bytes_of_token(tokens.get(token, "")),
+        stop_tokens=stop_tokens(control, [end, *_ends(folder, vocab_size)]),
+        template=ChatTemplate(_template(folder), "a chat template", names),
+        drops_space=drops_space,
+    )
+
+
+def _tokenizer(path: pathlib.Path, settings: Mapping[str, Any] | None = None) -> tokenizers.Tokenizer:
+    """The tokenizer of a file, or of settings in its place."""
+    load = tokenizers.Tokenizer.from_file if settings is None else tokenizers.Tokenizer.from_str
+    try:
+        tokenizer = load(os.fspath(path) if settings is None else json.dumps(settings))
+    except Exception as error:  # of no class of its own
+        raise ModelFileError(f"{path}: expected a tokenizer; got {error}. {_REMEDY}") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True  # as texts: control tokens are not its concern
+    return tokenizer
+
+
+def _decoder(path: pathlib.Path, settings: Mapping[str, Any]) -> tuple[Callable[[str], bytes], bool]:
+    """The bytes of a token, and whether the first space of a text is not part of it."""
+    decoders = {decoder.get("type"): decoder for decoder in _flat(settings.get("decoder"))}
+    if "ByteLevel" in decoders:
+        return bytes_of, False
+    if "ByteFallback" in decoders or "Metaspace" in decoders:
+        strips = decoders.get("Strip", {}).get("start", 0) > 0
+        return _sentencepiece, strips or decoders.get("Metaspace", {}).get("prepend_scheme", "never") != "never"
+    raise ModelFileError(
+        f"{path}: expected a decoder of bytes, ByteLevel or ByteFallback, or Metaspace; got "
+        f"{', '.join(map(str, decoders)) or 'none'}, which is not supported."
+    )
+
+
+def _flat(decoder: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(decoder, dict):
+        parts = decoder.get("decoders") if decoder.get("type") == "Sequence" else [decoder]
+        yield from (part for part in parts or [] if isinstance(part, dict))
+
+
+def _sentencepiece(token: str) -> bytes:
+    if match := _BYTE.fullmatch(token):
+        return bytes([int(match[1], 16)])
+    return token.replace(_SPACE, " ").encode()
+
+
+def _special_tokens(folder: pathlib.Path) -> dict[str, str]:
+    """The texts of tokens that templates use by name, or empty ones."""
+    path = folder / "tokenizer_config.json"
+    settings = read_object(path) if path.exists() else {}
+    texts: dict[str, str] = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        token = settings.get(name) or ""
+        text = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(text, str):
+            raise ModelFileError(f"{path}: expected {name} to be a token; got {token!r}. {_REMEDY}")
+        texts[name] = text
+    return texts
+
+
+def _ends(folder: pathlib.Path, vocab_size: int) -> list[int]:
+    """The tokens that end an answer, by the settings of generation, or else those of the model."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        ends = read_object(path).get("eos_token_id") if path.exists() else None
+        if ends is not None:
+            ends = ends if isinstance(ends, list) else [ends]
+            if wrong := [end for end in ends if type(end) is not int or not 0 <= end < vocab_size]:
+                raise ModelFileError(
+                    f"{path}: expected eos_token_id of tokens below {vocab_size}; got {wrong[0]!r}. {_REMEDY}"
+                )
+            return ends
+    return []
+
+
+def _template(folder: pathlib.Path) -> str:
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelFileError(f"{path}: expected a text; got {error}. {_REMEDY}") from None
+    path = folder / "tokenizer_config.json"
+    template = read_object(path).get("chat_template") if path.exists() else None
+    if isinstance(template, list):  # several, by name
+        by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = by_name.get("default")
+    if not isinstance(template, str | None):
+        raise ModelFileError(f"{path}: expected chat_template to be a text; got {type(template).__name__}. {_REMEDY}")
+    return template or ""

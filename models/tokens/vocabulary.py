@@ -1,0 +1,164 @@
+"""The tokens of a model, and how texts become tokens: what a `models.tokens.tokenizer.Tokenizer` needs to know."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tokenizers
+import tokenizers.models
+from tokenizers import normalizers, pre_tokenizers
+
+from .._errors import ModelFileError
+from ..gguf_format import field
+from .chat_template import ChatTemplate
+
+
+_CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens
+_UNSUPPORTED = "which is not supported. Use another model."
+_CORRUPT = "The file is corrupt: get it again."
+
+# GPT-2 writes bytes as characters: printable ones as themselves, the others as those from U+0100 on.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = sorted(set(range(256)).difference(_PRINTABLE))
+_BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
+
+# Control tokens that end an answer, whatever else a model's files say.
+_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
+
+# The words of Llama 3 and of Qwen2, between which nothing is merged. They differ in how many digits are one.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens of a model."""
+
+    size: int
+    control: Mapping[str, int]
+    """The tokens that are not text, such as `<|im_end|>`, by the text that stands for them."""
+    encode: Callable[[str, bool], Sequence[int]]
+    """The tokens of a text, in which none is a control token, and of which is said whether nothing is before it."""
+    piece: Callable[[int], bytes]
+    """The bytes of a token that is not a control token."""
+    stop_tokens: frozenset[int]
+    """The tokens that end an answer."""
+    template: ChatTemplate
+    first: int | None = None
+    """The token that texts have to begin with."""
+    drops_space: bool = False
+    """True if the first space of a text comes from the tokenizer, and is not part of it."""
+
+
+def gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+    """The tokens in a GGUF file, a byte-level BPE as of GPT-2.
+
+    **Arguments:**
+
+    - `metadata`: of a `models.gguf.ModelFile`.
+
+    **Raises:**
+
+    - `ModelFileError` if the file has another kind of tokenizer, or a broken one.
+    """
+    _check_kind(metadata)
+    tokens = field(metadata, "tokenizer.ggml.tokens", list)
+    kinds = field(metadata, "tokenizer.ggml.token_type", np.ndarray)
+    if len(set(tokens) - {""}) != len(tokens) or len(kinds) != len(tokens):
+        raise ModelFileError(
+            f"expected {len(tokens)} tokens, each with a text of its own and a type; got {len(set(tokens))} different texts "
+            f"and {len(kinds)} types. {_CORRUPT}"
+        )
+
+    def special(name: str) -> int | None:
+        key = f"tokenizer.ggml.{name}_token_id"
+        if key not in metadata:
+            return None
+        token = field(metadata, key, int)
+        if not 0 <= token < len(tokens):
+            raise ModelFileError(f"expected {key} to be one of {len(tokens)} tokens; got {token}. {_CORRUPT}")
+        return token
+
+    bos, eos, end_of_turn = special("bos"), special("eos"), special("eot")
+    control = {tokens[i]: i for i in np.flatnonzero(kinds == _CONTROL).tolist()}
+    as_they_are = frozenset(np.flatnonzero(kinds == _USER_DEFINED).tolist())
+    bpe = _byte_level_bpe(metadata, tokens, as_they_are)
+    names = {f"{name}_token": "" if token is None else tokens[token] for name, token in (("bos", bos), ("eos", eos))}
+    name = "tokenizer.chat_template"
+    return Vocabulary(
+        size=len(tokens),
+        control=control,
+        encode=lambda text, _: bpe.encode(text).ids,
+        piece=lambda token: tokens[token].encode() if token in as_they_are else bytes_of(tokens[token]),
+        stop_tokens=stop_tokens(control, (eos, end_of_turn)),
+        template=ChatTemplate(field(metadata, name, str, ""), name, names),
+        first=bos if field(metadata, "tokenizer.ggml.add_bos_token", bool, False) else None,
+    )
+
+
+def bytes_of(token: str) -> bytes:
+    """The bytes of a token of a byte-level BPE."""
+    if not _BYTE_OF.keys() >= set(token):
+        return token.encode()
+    return bytes(map(_BYTE_OF.__getitem__, token))
+
+
+def stop_tokens(control: Mapping[str, int], more: Sequence[int | None]) -> frozenset[int]:
+    """The tokens that end an answer: those of the control tokens that do so for all models, and `more`."""
+    stops = (*more, *(control.get(end) for end in _ENDS))
+    return frozenset(token for token in stops if token is not None)
+
+
+def _check_kind(metadata: Mapping[str, Any]) -> None:
+    for key, supported in (("model", ("gpt2",)), ("pre", tuple(_PRE_TOKENIZERS))):
+        value = field(metadata, f"tokenizer.ggml.{key}", str)
+        if value not in supported:
+            raise ModelFileError(
+                f"expected tokenizer.ggml.{key} to be {' or '.join(map(repr, supported))}; got {value!r}, {_UNSUPPORTED}"
+            )
+    for key in ("add_eos_token", "add_space_prefix"):
+        if field(metadata, f"tokenizer.ggml.{key}", bool, False):
+            raise ModelFileError(f"expected tokenizer.ggml.{key} to be false; got true, {_UNSUPPORTED}")
+
+
+def _smollm() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
+
+
+def _gpt2() -> pre_tokenizers.PreTokenizer:
+    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _words(digits: str) -> pre_tokenizers.PreTokenizer:
+    words = pre_tokenizers.Split(tokenizers.Regex(_WORDS.format(digits=digits)), behavior="isolated")
+    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+# By the names that llama.cpp gave them.
+_PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
+    "smollm": _smollm,
+    "gpt-2": _gpt2,
+    "llama-bpe": lambda: _words("{1,3}"),
+    "qwen2": lambda: _words(""),
+}
+
+
+def _byte_level_bpe(metadata: Mapping[str, Any], tokens: Sequence[str], as_they_are: frozenset[int]) -> Any:
+    """Make the tokenizer without the control tokens: to it their texts are texts."""
+    vocab = {token: i for i, token in enumerate(tokens)}
+    merges = [tuple(merge.split(" ")) for merge in field(metadata, "tokenizer.ggml.merges", list)]
+    kind = metadata["tokenizer.ggml.pre"]
+    try:
+        # Merges of another length than two are refused when they are taken. Llama 3 takes a whole word that is a token first.
+        model = tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=kind == "llama-bpe")  # pyright: ignore[reportArgumentType]
+    except Exception as error:  # of no class of its own
+        raise ModelFileError(f"expected pairs of tokens in tokenizer.ggml.merges; got {error}. {_CORRUPT}") from None
+    bpe = tokenizers.Tokenizer(model)
+    if kind == "qwen2":
+        bpe.normalizer = normalizers.NFC()
+    bpe.pre_tokenizer = _PRE_TOKENIZERS[kind]()
+    bpe.add_tokens([tokenizers.AddedToken(tokens[i], normalized=False) for i in sorted(as_they_are)])
+    return bpe

@@ -1,0 +1,1 @@
+"""Training of a GPT and of a ViT: `python -m models.train`."""

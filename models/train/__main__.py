@@ -1,0 +1,76 @@
+"""Train a transformer on a CPU: `python -m models.train gpt --out RUN`, or `vit`.
+
+The models are written with `equinox.nn`, and what is trained is what `eqxcallback.fuse` makes of them. A folder has all of a run:
+options, snapshots, losses and their plot. Results go to stdout, and progress to stderr.
+"""
+
+import argparse
+import sys
+
+from .._program import UsageError, progress, run, write
+from ..compilation_cache import keep_programs
+from ..decoding.sampling import Sampling
+from . import text_data
+from .options import parse, run_options
+from .run import Training
+from .run_folder import RunFolder
+from .tasks import make_task
+from .text_sample import go_on
+
+
+def begin(options: argparse.Namespace, folder: RunFolder, text: str | None) -> None:
+    """Write all that a run needs."""
+    folder.expect_no_run()
+    if text is not None:
+        text_data.prepare(text, folder.path, vocab_size=options.vocab, progress=progress)
+    begun = run_options(options)
+    make_task(begun, folder.path)  # which says if the text is too short
+    folder.begin(begun)
+
+
+def _sample(options: argparse.Namespace, folder: RunFolder) -> None:
+    if folder.options().model != "gpt":
+        raise UsageError(f"expected the run of a gpt; {folder.path} has a {folder.options().model}")
+    if not options.text:
+        raise UsageError("expected a text of some characters; got none")
+    tokenizer = text_data.open_tokenizer(folder.path)
+    training = Training(folder)
+    training.restore()
+    if training.step == 0:
+        raise UsageError(f"expected a snapshot in {folder.path}, to read the weights from; there is none yet")
+    sampling = Sampling(temperature=options.temperature)
+    text = go_on(
+        training.model(),
+        tokenizer,
+        options.text,
+        count=options.tokens,
+        sampling=sampling,
+        seed=options.seed,
+        progress=progress,
+    )
+    write([f"{text}\n"])
+
+
+def _train(arguments: list[str] | None) -> None:
+    options = parse(arguments)
+    folder = RunFolder(options.out)
+    if options.command == "sample":
+        return _sample(options, folder)
+    text = text_data.read_text(options.text) if options.command == "gpt" else None
+    if options.command == "resume":
+        folder.options()  # says that there is no run, before a folder is made
+    with folder.locked():
+        if options.command != "resume":
+            begin(options, folder, text)
+        training = Training(folder)
+        training.restore()
+        training.train()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return run("train", _train, arguments)
+
+
+if __name__ == "__main__":
+    keep_programs()
+    sys.exit(main())

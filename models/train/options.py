@@ -1,0 +1,125 @@
+"""The options of `python -m models.train`, and of a run."""
+
+import argparse
+import dataclasses
+import math
+import pathlib
+from typing import Any
+
+from .._program import DTYPES, Parser
+from .text_data import SMALLEST_VOCABULARY
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """The options that make a run the same one: kept in its folder."""
+
+    model: str
+    steps: int
+    batch: int
+    layers: int
+    width: int
+    heads: int
+    length: int | None
+    vocab: int | None
+    """None: of a ViT."""
+    rate: float
+    dtype: str
+    contestants: str
+    """`fused`, `plain`, or `both`."""
+    save_every: int
+    seed: int
+
+
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gpt": {"steps": 1000, "batch": 8, "layers": 4, "width": 256, "heads": 4, "rate": 1e-3, "save_every": 100},
+    "vit": {"steps": 500, "batch": 64, "layers": 2, "width": 64, "heads": 4, "rate": 3e-3, "save_every": 100},
+}
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    """Return the options of the command line, checked. Raises `UsageError`."""
+    parser = Parser(
+        prog="python -m models.train",
+        description="Train a transformer on the CPU, written with equinox.nn and fused by eqxcallback.",
+        epilog="Each command has a --help of its own. Ctrl-C ends a training with a snapshot, and resume goes on from there.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    gpt = commands.add_parser("gpt", help="train a language model on a text")
+    gpt.add_argument(
+        "--text",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="UTF-8 (default: the reference of the language in this Python)",
+    )
+    gpt.add_argument("--vocab", type=int, default=1024, metavar="N", help="tokens of the BPE (default: %(default)s)")
+    gpt.add_argument(
+        "--length", type=int, default=256, metavar="N", help="tokens that the model reads (default: %(default)s)"
+    )
+    vit = commands.add_parser("vit", help="train a classifier of scikit-learn's digits")
+    for name, command in (("gpt", gpt), ("vit", vit)):
+        _add_training(command, _DEFAULTS[name])
+    resume = commands.add_parser("resume", help="go on with a training")
+    resume.add_argument("out", type=pathlib.Path, metavar="FOLDER", help="the run's")
+    sample = commands.add_parser("sample", help="let a language model that was trained go on with a text")
+    sample.add_argument("out", type=pathlib.Path, metavar="FOLDER", help="the run's")
+    sample.add_argument("text", metavar="TEXT", help="how it begins")
+    sample.add_argument("--tokens", type=int, default=100, metavar="N", help="how many (default: %(default)s)")
+    sample.add_argument(
+        "--temperature", type=float, default=0.8, help="0 takes the most likely token (default: %(default)s)"
+    )
+    sample.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    _check(parser, options)
+    return options
+
+
+def run_options(options: argparse.Namespace) -> RunOptions:
+    """Return the options of a run from those of `gpt` or `vit`."""
+    fields = {field.name for field in dataclasses.fields(RunOptions)}
+    values = {name: value for name, value in vars(options).items() if name in fields}
+    return RunOptions(**({"length": None, "vocab": None, "model": options.command} | values))
+
+
+def _add_training(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> None:
+    parser.add_argument("--out", type=pathlib.Path, required=True, metavar="FOLDER", help="of the run, a new one")
+    size = parser.add_argument_group("size")
+    size.add_argument("--layers", type=int, metavar="N", help="(default: %(default)s)")
+    size.add_argument("--width", type=int, metavar="N", help="features of a row (default: %(default)s)")
+    size.add_argument("--heads", type=int, metavar="N", help="of attention (default: %(default)s)")
+    training = parser.add_argument_group("training")
+    training.add_argument("--steps", type=int, metavar="N", help="(default: %(default)s)")
+    training.add_argument("--batch", type=int, metavar="N", help="examples of a step (default: %(default)s)")
+    training.add_argument("--rate", type=float, help="the highest learning rate (default: %(default)s)")
+    training.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
+    training.add_argument(
+        "--dtype", choices=list(DTYPES), default="f32", help="of the weights; bf16 has masters in f32 (default: f32)"
+    )
+    training.add_argument("--save-every", type=int, metavar="N", help="steps of an interval (default: %(default)s)")
+    contestants = parser.add_mutually_exclusive_group()
+    contestants.add_argument(
+        "--plain", dest="contestants", action="store_const", const="plain", help="train the model of equinox.nn itself"
+    )
+    contestants.add_argument(
+        "--compare", dest="contestants", action="store_const", const="both", help="train it beside the fused model"
+    )
+    parser.set_defaults(**defaults, contestants="fused")
+
+
+def _check(parser: Parser, options: argparse.Namespace) -> None:
+    def finite(value: float) -> bool:
+        return value >= 0 and math.isfinite(value)
+
+    rules: dict[str, tuple[bool, str]] = {}
+    for name in ("steps", "batch", "layers", "width", "heads", "length", "save_every", "tokens"):
+        rules[name] = (getattr(options, name, 1) >= 1, "of 1 or more")
+    rules["rate"] = (finite(getattr(options, "rate", 0.0)), "of 0 or more")
+    rules["temperature"] = (finite(getattr(options, "temperature", 0.0)), "of 0 or more")
+    rules["seed"] = (0 <= getattr(options, "seed", 0) < 2**32, "from 0 to 2**32 - 1")
+    vocab = getattr(options, "vocab", SMALLEST_VOCABULARY)
+    rules["vocab"] = (vocab >= SMALLEST_VOCABULARY, f"of {SMALLEST_VOCABULARY} or more, for all bytes")
+    for name, (holds, expected) in rules.items():
+        if not holds:
+            parser.error(f"expected --{name.replace('_', '-')} {expected}; got {getattr(options, name)}")
+    if hasattr(options, "heads") and options.width % options.heads:
+        parser.error(f"expected --width to be a multiple of --heads; got {options.width} and {options.heads}")

@@ -1,0 +1,149 @@
+"""A run from its last snapshot to its end, or to Ctrl-C."""
+
+import contextlib
+import dataclasses
+import math
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .._program import DTYPES, UsageError, annotate, progress, report, write
+from . import snapshots
+from .report import key, plot, table
+from .run_folder import RunFolder
+from .tasks import FUSED, PLAIN, Task, make_task
+from .trainer import Memory, State, Trainer, make_optimizer
+
+
+_CONTESTANTS = {"fused": (FUSED,), "plain": (PLAIN,), "both": (FUSED, PLAIN)}
+
+
+class Training:
+    """The models of a run and where they are. With two, both get the same batches."""
+
+    def __init__(self, run: RunFolder):
+        self.run, self.options = run, run.options()
+        self.contestants = _CONTESTANTS[self.options.contestants]
+        self.task: Task = make_task(self.options, run.path)
+        optimizer = make_optimizer(rate=self.options.rate, steps=self.options.steps)
+        dtype = jnp.dtype(DTYPES[self.options.dtype])
+        self._trainers = {
+            which: Trainer(self.task.model(which), self.task.losses[which], optimizer, dtype=dtype)
+            for which in self.contestants
+        }
+        self._memory: dict[str, Memory | None] = {}
+        self.step = 0
+        """The number of steps behind the states."""
+        self.states: dict[str, State] = {}
+
+    def restore(self) -> None:
+        """Take the last snapshot, or begin. Raises `ModelFileError` if no snapshot can be used."""
+        like = {which: trainer.structure for which, trainer in self._trainers.items()}
+        last = snapshots.load_last(self.run.path, like, dataclasses.asdict(self.options), report, progress)
+        if last is not None:
+            self.step, self.states = last
+        else:
+            self.states = {which: trainer.begin(self.task.model(which)) for which, trainer in self._trainers.items()}
+
+    def model(self) -> Any:
+        """Return the first model as it is now."""
+        which = self.contestants[0]
+        return self._trainers[which].model(self.states[which])
+
+    def train(self) -> None:
+        """Go on to the last step.
+
+        **Raises:**
+
+        - `UsageError` if a loss is not a number.
+        - `KeyboardInterrupt` after Ctrl-C or SIGTERM, when a snapshot is written.
+        """
+        self.run.truncate_losses(self.step)
+        report(self._describe())
+        first, total = self.step, self.options.steps
+        batch = self.task.data.batch(first)
+        for which, trainer in progress(self._trainers.items(), desc="compiling", unit="model"):
+            self._memory[which] = trainer.compile(batch)
+        with _stopping() as stop:
+            bar = progress(range(first, total), desc="training", unit="step", total=total, initial=first)
+            for step in bar:
+                record = self._advance(step)
+                annotate(bar, loss=f"{record['loss']:.3f}")
+                is_regular = self.step % self.options.save_every == 0 or self.step == total
+                if is_regular:
+                    record |= self.task.evaluate(self.contestants[0], self.model())
+                self.run.append(record)
+                is_last = stop.is_set  # read once: it may be set at any moment
+                if is_regular or is_last:
+                    self._save()
+                if is_regular:
+                    write([_line(record, total)])
+                if is_last:
+                    break
+        if self.step < total:
+            report(f"stopped after step {self.step}; `python -m models.train resume {self.run.path}` goes on")
+            raise KeyboardInterrupt
+        records = self.run.records()
+        write([table(self.contestants, records, self._memory, self.task)])
+        problem = plot(self.contestants, records, self.run.path)
+        if problem is not None:
+            report(problem)
+
+    def _advance(self, step: int) -> dict[str, Any]:
+        """Take one step with all models, in turns the one or the other first."""
+        batch, record = self.task.data.batch(step), {"step": step + 1}
+        for which in self.contestants[:: -1 if step % 2 else 1]:
+            start = time.perf_counter()
+            self.states[which], loss = self._trainers[which].step(self.states[which], batch)
+            seconds = time.perf_counter() - start
+            if not math.isfinite(loss):
+                raise UsageError(
+                    f"the loss of step {step + 1} is {loss}. Begin anew with a lower --rate than this run's."
+                )
+            record |= {key(self.contestants, which, "loss"): loss, key(self.contestants, which, "seconds"): seconds}
+        self.step = step + 1
+        return record
+
+    def _save(self) -> None:
+        self.run.sync_losses()
+        snapshots.save(self.run.path, self.step, self.states, dataclasses.asdict(self.options))
+
+    def _describe(self) -> str:
+        weights = self.states[self.contestants[0]].weights
+        size = sum(leaf.size for leaf in jax.tree.leaves(weights))
+        kind = f"{self.options.model}: {size:,} weights in {self.options.dtype}"
+        return f"{kind}, step {self.step} of {self.options.steps}; compiling"
+
+
+def _line(record: dict[str, Any], total: int) -> str:
+    scores = "".join(
+        f", {name.replace('_', ' ')} {record[name]:.4f}" for name in ("held_out", "accuracy") if name in record
+    )
+    return f"step {record['step']} of {total}: loss {record['loss']:.4f}{scores}\n"
+
+
+@dataclasses.dataclass
+class _Stop:
+    is_set: bool = False
+
+
+@contextlib.contextmanager
+def _stopping() -> Iterator[_Stop]:
+    """Let Ctrl-C and SIGTERM wait for the end of a step: in its midst there is no state to keep. A second one does not wait."""
+    stop = _Stop()
+
+    def ask(*_: Any) -> None:
+        if stop.is_set:
+            raise KeyboardInterrupt
+        stop.is_set = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
