@@ -82,7 +82,7 @@ def inputs(model, tokenizer):
 
 @pytest.mark.parametrize("name", PROJECTIONS)
 def test_the_bound_of_the_error(name, model, inputs):
-    """What is left of 0.1% is for the rounding of sums in f32, of both."""
+    """The 0.1% more are for the rounding of sums in f32, of both."""
     blocks = [index for index, projection in inputs if projection == name]
     assert len(blocks) == 5
     for index in blocks:
@@ -124,7 +124,7 @@ def test_only_layers_of_blocks_round(model, rounding, tiny):
 
 
 def test_logits(tokenizer, model, rounding):
-    """Of a prompt, and of one token after the other."""
+    """Read a prompt, and then one token after the other."""
     tokens = jnp.asarray(tokenizer.encode(TEXT), jnp.int32)
 
     @eqx.filter_jit
