@@ -177,8 +177,10 @@ def _weight(layer: eqxc.nn.QuantizedLinear | eqxc.nn.Linear) -> Float[Array, "ou
 
 def _activations(projection: Projection) -> eqxc.ops.Activations:
     """Return those of its quantised layers, which are all the same."""
-    layers = (layer for layer in projection.layers if isinstance(layer, eqxc.nn.QuantizedLinear))
-    return next((layer.activations for layer in layers), "exact")
+    for layer in projection.layers:
+        if isinstance(layer, eqxc.nn.QuantizedLinear):
+            return layer.activations
+    return "exact"
 
 
 def _map_projections(function: Any, model: Llama) -> Llama:

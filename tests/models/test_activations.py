@@ -166,6 +166,7 @@ def test_adapters(file, tokenizer, rounding):
     np.testing.assert_allclose(down(x), rounding.blocks[0].down(x) + adapter(x), rtol=1e-5, atol=1e-5)
     one = dataclasses.replace(attached, blocks=attached.blocks[:1])
     (merged,) = lora.merge(one, encoding="Q8_0").blocks[0].down.layers
+    assert isinstance(merged, eqxc.nn.QuantizedLinear)
     assert (merged.encoding, merged.activations) == ("Q8_0", "int8")
 
 
