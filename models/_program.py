@@ -40,6 +40,16 @@ def add_weights(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_activations(group: argparse._ArgumentGroup) -> None:
+    """Add the option of programs with a language model that `models.llama.load` takes."""
+    group.add_argument(
+        "--activations",
+        choices=["exact", "int8"],
+        default="exact",
+        help="int8 rounds what quantised layers of blocks multiply, which is faster (default: %(default)s)",
+    )
+
+
 def run(name: str, program: Callable[[list[str] | None], None], arguments: list[str] | None) -> int:
     """Run a program and say what went wrong.
 

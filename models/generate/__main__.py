@@ -69,7 +69,8 @@ class _Program:
 
     def _loading(self) -> dict[str, Any]:
         dtype = jnp.dtype(DTYPES[self.options.dtype])
-        return {"dtype": dtype, "progress": partial(progress, desc="loading", unit="block")}
+        shown = partial(progress, desc="loading", unit="block")
+        return {"dtype": dtype, "activations": self.options.activations, "progress": shown}
 
     def generator(self, model: llama.Llama | tensor_parallel.SplitLlama, room: int) -> Generator:
         return Generator(model, room=room, sampling=sampling_of(self.options), seed=self.options.seed)

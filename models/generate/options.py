@@ -4,7 +4,7 @@ import argparse
 import math
 import pathlib
 
-from .._program import DTYPES, Parser, add_weights
+from .._program import DTYPES, Parser, add_activations, add_weights
 from ..decoding.sampling import Sampling
 
 
@@ -40,6 +40,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         default="f32",
         help="of activations, cache and weights that are not quantised (default: f32)",
     )
+    add_activations(model)
     _add_devices(parser.add_argument_group("several devices"))
     options = parser.parse_args(arguments)
     _check(parser, options)
