@@ -1,0 +1,75 @@
+"""Guesses of the next tokens of a text, from where its last few tokens stood before: prompt lookup."""
+
+from collections.abc import Sequence
+
+
+# All measured on SmolLM2's answers to 52 prompts. Three tokens: with two more guesses are wrong, with four there are fewer.
+_NGRAM = 3
+_DECAY = 0.9  # of what earlier guesses count
+_FIRST_WRONG = 2.0  # so many wrong guesses are supposed to have been before the first one
+_FIRST_COST = 1.5  # of a step with guesses, in steps without, before it is measured
+_DRIFT = 1.01  # a step may take so much longer than the shortest before: the text becomes longer
+
+
+class Lookup:
+    """Guesses what comes next: what came where the last three tokens of the text stood before.
+
+    Each guess is compared with the tokens that come, whether or not a program has read it. So a text that never repeats itself
+    costs nothing: guesses are given out only while the tokens that they save, as earlier ones would have, take longer than
+    reading them.
+
+    **Arguments:**
+
+    - `count`: how many tokens are guessed at a time.
+    """
+
+    def __init__(self, count: int):
+        self._count = count
+        self._seconds: dict[bool, float] = {}  # of a step with guesses, and of one without
+        self.start([])
+
+    def start(self, tokens: Sequence[int]) -> None:
+        """Begin a text, of which these tokens are known."""
+        self._tokens: list[int] = []
+        self._ends: dict[tuple[int, ...], int] = {}  # of the last place of some tokens that others followed
+        self._open: list[tuple[list[int], int]] = []  # guesses that are right so far, and where they begin
+        self._guesses, self._right = _FIRST_WRONG, 0.0
+        for token in tokens:
+            self.add(token)
+
+    def add(self, token: int) -> None:
+        """Take the next token of the text."""
+        tokens = self._tokens
+        if len(tokens) >= _NGRAM:
+            self._ends[tuple(tokens[-_NGRAM:])] = len(tokens)
+        still_open: list[tuple[list[int], int]] = []
+        for guesses, start in self._open:
+            right = len(tokens) - start
+            is_right = guesses[right] == token
+            if is_right and right + 1 < self._count:
+                still_open.append((guesses, start))
+            else:
+                self._right = self._right * _DECAY + right + is_right
+                self._guesses = self._guesses * _DECAY + 1
+        self._open = still_open
+        tokens.append(token)
+
+    def guess(self) -> list[int]:
+        """Return guesses of the next tokens, or none where they are not expected to pay."""
+        tokens = self._tokens
+        end = self._ends.get(tuple(tokens[-_NGRAM:]))
+        if end is None:
+            return []
+        period = len(tokens) - end
+        guesses = [tokens[end + i % period] for i in range(self._count)]
+        self._open.append((guesses, len(tokens)))
+        return guesses if 1 + self._right / self._guesses > self._cost else []
+
+    def took(self, seconds: float, *, guessed: bool) -> None:
+        """Take the time of a step, with guesses or without."""
+        self._seconds[guessed] = min(seconds, _DRIFT * self._seconds.get(guessed, seconds))
+
+    @property
+    def _cost(self) -> float:
+        """The time of a step with guesses, in steps without."""
+        return self._seconds[True] / self._seconds[False] if len(self._seconds) == 2 else _FIRST_COST
