@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 import eqxcallback as eqxc
 
 from .gguf import Config
-from .llama import Block, Llama, Projection
+from .llama import FEW_TOKENS, Block, Llama, Projection
 
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -29,7 +29,10 @@ class LowRank(eqx.Module):
     b: Float[Array, "*layers out_features R"]
 
     def __call__(self, x: Float[Array, "S in_features"]) -> Float[Array, "S out_features"]:
-        return (x @ self.a.astype(x.dtype).T) @ self.b.astype(x.dtype).T
+        # XLA rounds products of several rows otherwise than those of one, and few tokens should get what each gets alone.
+        parts = jnp.split(x, len(x)) if len(x) <= FEW_TOKENS else [x]
+        outs = [(part @ self.a.astype(x.dtype).T) @ self.b.astype(x.dtype).T for part in parts]
+        return jnp.concatenate(outs)
 
     def weight(self) -> Float[Array, "out_features in_features"]:
         return jnp.matmul(self.b, self.a, precision=jax.lax.Precision.HIGHEST)

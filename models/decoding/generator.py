@@ -11,7 +11,7 @@ import numpy as np
 from ..llama import FEW_TOKENS, Llama
 from ..parallel.tensor_parallel import SplitLlama
 from .chooser import Choice, Chooser
-from .lookup import Lookup
+from .lookup import InexactRows, Lookup
 from .reader import Reader
 from .sampling import Sampling
 
@@ -72,14 +72,16 @@ class Generator:
     - `room`: how many tokens, of prompts and answers, the cache is for; the model's context, if that is less.
     - `sampling`: how tokens are chosen.
     - `seed`: of the sampling.
-    - `lookup`: whether a program may read guesses of the next tokens as well, of a `models.decoding.lookup.Lookup`. The tokens
-        are the same: nothing is guessed for a model whose logits of several tokens are not, to the bit, those of one.
+    - `lookup`: whether programs read guesses of the next tokens as well, of a `models.decoding.lookup.Lookup`. The tokens are
+        the same.
 
     **Attributes:**
 
     - `room`: how many tokens there is room for, `room` or more.
     - `reader`: what has the cache.
     - `speed`: what the last generation took so far.
+
+    **Raises:** `models.decoding.lookup.InexactRows` if guesses are asked for, and might change the tokens.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class Generator:
         room: int,
         sampling: Sampling | None = None,
         seed: int = 0,
-        lookup: bool = True,
+        lookup: bool = False,
     ):
         self.reader = Reader(model, room)
         self.room = self.reader.room
@@ -97,7 +99,8 @@ class Generator:
         self._chooser = Chooser(model.config.vocab_size, model.logits_sharding)
         self._chooser.prepare([self._choice])
         self._lookup = Lookup(FEW_TOKENS - 1) if lookup else None
-        self._is_exact: bool | None = None  # until it is known
+        if lookup and not self.reader.is_exact(self._choice):
+            raise InexactRows
         self.speed = Speed()
 
     def generate(
@@ -138,39 +141,39 @@ class Generator:
             speed.prompt_seconds += time.perf_counter() - start
             speed.prompt_tokens += len(chunk)
         start = time.perf_counter()
-        position = np.asarray([len(reader.tokens)], np.int32)
-        token = int(self._chooser.choose(logits, position, [self._choice])[0])
-        speed.prompt_seconds += time.perf_counter() - start
-        yield token
+        token = self._choose(logits)
         if self._lookup is not None:
             self._lookup.start([*tokens, token])
+        speed.prompt_seconds += time.perf_counter() - start
+        yield token
         count = 1
         while count < max_tokens:
             if stopped():
                 return
+            reader.prepare_step(1, self._choice)
+            start = time.perf_counter()
             new = self._step(token, max_tokens - count)
-            for token in new:
+            speed.decode_seconds += time.perf_counter() - start
+            for next_token in new:
                 speed.decoded_tokens += 1
-                yield token
-            count += len(new)
+                yield next_token
+            token, count = new[-1], count + len(new)
+
+    def _choose(self, logits: Any) -> int:
+        position = np.asarray([len(self.reader.tokens)], np.int32)
+        return int(self._chooser.choose(logits, position, [self._choice])[0])
 
     def _step(self, token: int, most: int) -> list[int]:
         """Return the tokens after `token`, from one to `most` of them."""
-        reader, choice, speed, lookup = self.reader, self._choice, self.speed, self._lookup
-        guesses = [] if lookup is None else lookup.guess()[: most - 1]
-        if guesses and self._is_exact is None:
-            self._is_exact = reader.is_exact([token, *guesses], choice)
-        if not self._is_exact:
-            guesses = []
-        reader.prepare_step(guesses, choice)
+        lookup = self._lookup
+        if lookup is None:
+            return self.reader.step([token], self._choice)
+        guesses = lookup.guess()[: most - 1]
         start = time.perf_counter()
-        new = reader.step(token, guesses, choice)
-        seconds = time.perf_counter() - start
-        speed.decode_seconds += seconds
-        speed.guessed_tokens += len(guesses)
-        speed.accepted_tokens += len(new) - 1
-        if lookup is not None:
-            lookup.took(seconds, guessed=bool(guesses))
-            for token in new:
-                lookup.add(token)
+        new = self.reader.step([token, *guesses], self._choice)
+        lookup.took(time.perf_counter() - start, guessed=bool(guesses))
+        for next_token in new:
+            lookup.add(next_token)
+        self.speed.guessed_tokens += len(guesses)
+        self.speed.accepted_tokens += len(new) - 1
         return new

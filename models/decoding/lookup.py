@@ -11,6 +11,16 @@ _FIRST_COST = 1.5  # of a step with guesses, in steps without, before it is meas
 _DRIFT = 1.01  # a step may take so much longer than the shortest before: the text becomes longer
 
 
+class InexactRows(ValueError):
+    """Raised where guesses might change a text, by what a model rounds."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "expected a model that gives several tokens the very logits that each gets alone; got one that rounds them "
+            "otherwise, as weights in f32 do. Use bf16 or quantised weights, or guess nothing."
+        )
+
+
 class Lookup:
     """Guesses what comes next: what came where the last three tokens of the text stood before.
 

@@ -110,40 +110,46 @@ class Reader:
         self.tokens += chunk
         return logits
 
-    def prepare_step(self, guesses: Sequence[int], choice: Choice) -> None:
-        """Compile what `step` runs, if that is not done. It would do so itself."""
-        self._step_program(FEW_TOKENS if guesses else 1, choice)
+    def prepare_step(self, count: int, choice: Choice) -> None:
+        """Compile what `step` runs for so many tokens, if that is not done. It would do so itself."""
+        self._step_program(1 if count == 1 else FEW_TOKENS, choice)
 
-    def step(self, token: int, guesses: Sequence[int], choice: Choice) -> list[int]:
-        """Put a token into the cache, and those guesses of the tokens after it that are right, by one program.
+    def step(self, tokens: Sequence[int], choice: Choice) -> list[int]:
+        """Put a token into the cache, and what is right of guesses of the tokens after it, by one program.
 
         **Arguments:**
 
-        - `guesses`: at most `models.llama.FEW_TOKENS - 1`.
+        - `tokens`: the token and the guesses, together at most `models.llama.FEW_TOKENS`.
         - `choice`: of the text, which gets the tokens that are returned.
 
-        **Returns:** the tokens after `token`: the guesses that are right, and one more.
+        **Returns:** the tokens after the first: the guesses that are right, and one more.
         """
-        chosen, _ = self._step([token, *guesses], len(self.tokens), choice)
-        tokens = [int(x) for x in chosen]
-        right = next((i for i, guess in enumerate(guesses) if guess != tokens[i]), len(guesses))
-        self.tokens += [token, *guesses[:right]]
-        for new in tokens[: right + 1]:
-            choice.add(new)
-        return tokens[: right + 1]
+        chosen, _ = self._step(tokens, len(self.tokens), choice)
+        count = 1  # of tokens that are right
+        while count < len(tokens) and tokens[count] == chosen[count - 1]:
+            count += 1
+        self.tokens += tokens[:count]
+        new = chosen[:count].tolist()
+        for token in new:
+            choice.add(token)
+        return new
 
-    def is_exact(self, tokens: Sequence[int], choice: Choice) -> bool:
-        """True if tokens after those in the cache have, bit by bit, the same logits by one step and by one step for each."""
-        start = len(self.tokens)
+    def is_exact(self, choice: Choice) -> bool:
+        """True if a step of several tokens gives them, bit by bit, the logits that steps of one give.
+
+        It is tried at the end of the room, beyond the tokens in the cache: there attention reads most.
+        """
+        start, tokens = max(0, self.room - FEW_TOKENS), range(FEW_TOKENS)
         _, together = self._step(tokens, start, choice)
         alone = [self._step([token], start + i, choice)[1] for i, token in enumerate(tokens)]
-        return np.array_equal(np.asarray(together)[: len(tokens)], np.concatenate(alone))
+        return np.array_equal(together, np.concatenate(alone))
 
     def _step(self, tokens: Sequence[int], start: int, choice: Choice) -> tuple[np.ndarray, jax.Array]:
         """Return what is chosen after each token, and the logits."""
-        padded = np.zeros(1 if len(tokens) == 1 else FEW_TOKENS, np.int32)
+        size = 1 if len(tokens) == 1 else FEW_TOKENS
+        padded = np.zeros(size, np.int32)
         padded[: len(tokens)] = tokens
-        program, operands = self._step_program(len(padded), choice), choice.operands(self._vocab_size)
+        program, operands = self._step_program(size, choice), choice.operands(self._vocab_size)
         if self.blocks is None:
             self.blocks = self._new_blocks()
         blocks, self.blocks = self.blocks, None  # they are donated
@@ -160,7 +166,15 @@ class Reader:
         return self._step_programs[key]
 
     def _run_step(
-        self, steps: Steps, weights: Any, tokens: jax.Array, start: jax.Array, blocks: Any, seed: Any, sampling: Any, seen: Any
+        self,
+        steps: Steps,
+        weights: Any,
+        tokens: jax.Array,
+        start: jax.Array,
+        blocks: Any,
+        seed: Any,
+        sampling: Any,
+        seen: Any,
     ) -> Any:
         model = jax.tree.unflatten(self._tree, weights)
         x, cache = model(tokens, Cache(blocks, start))
