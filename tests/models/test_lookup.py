@@ -4,7 +4,6 @@ import json
 import re
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -84,7 +83,7 @@ def test_what_came_there_before_is_guessed():
 
 def test_nothing_is_guessed_where_it_does_not_pay():
     wrong = [x for i in range(20) for x in (1, 2, 3, 10 + i)]
-    assert taught(wrong + [1, 2, 3])[1] == []
+    assert taught([*wrong, 1, 2, 3])[1] == []
     lookup, guesses = taught([1, 2, 3, 4, 5] * 6)
     assert guesses == [1, 2]
     lookup.took(1.0, guessed=False)
@@ -208,7 +207,9 @@ def test_nothing_is_guessed_if_it_might_change_a_text(tmp_path, capsys):
         Generator(llama.load(gguf.open_model(files)), room=64, lookup=True)
     write_tiny(tmp_path / "speaks.gguf", speaks=True, context=512)
     assert main(["hello", "--weights", str(tmp_path / "speaks.gguf"), "--lookup"]) == 2
-    error = r"generate: error: --lookup: expected a model that gives .* Use bf16 or quantised weights, or guess nothing.\n"
+    error = (
+        r"generate: error: --lookup: expected a model that gives .* Use bf16 or quantised weights, or guess nothing.\n"
+    )
     assert re.fullmatch(error, capsys.readouterr().err)
 
 
