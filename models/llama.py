@@ -18,8 +18,8 @@ from ._files import Files, Weight
 from .gguf import Config
 
 
-# So many tokens are what one after the other is: the kernels of linear layers multiply each row of few as one alone, if their
-# weights are quantised or in bf16, and attention is one call of the kernel for one token, with a length for each.
+# So many tokens over a cache get, bit by bit, what they get one after the other: the kernels of linear layers with quantised
+# weights, or in bf16, multiply each of up to three rows as one alone, and attention is that of one token, with a length for each.
 FEW_TOKENS = 3
 
 

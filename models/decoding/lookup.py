@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-# Measured on SmolLM2's answers to 52 prompts: after two tokens guesses are wrong more often, after four there are fewer.
+# Measured on 52 answers of SmolLM2: after two tokens guesses are wrong more often, after four there are fewer.
 _NGRAM = 3
 _DECAY = 0.9  # of what earlier guesses count
 _FIRST_WRONG = 2.0  # so many wrong guesses are supposed to have been before the first one
@@ -23,9 +23,8 @@ class InexactRows(ValueError):
 class Lookup:
     """Guesses what comes next: what came where the last three tokens of the text stood before.
 
-    Each guess is compared with the tokens that come, whether or not a program has read it. So a text that never repeats itself
-    costs nothing: guesses are given out only while the tokens that they save, as earlier ones would have, take longer than
-    reading them.
+    Each guess is compared with the tokens that come, whether or not a program has read it. Guesses are given out while earlier
+    ones saved, or would have saved, more steps than it takes to read them: a text that never repeats itself costs nothing.
 
     **Arguments:**
 
@@ -81,4 +80,5 @@ class Lookup:
             self._seconds = seconds if self._seconds is None else self._seconds + 0.1 * (seconds - self._seconds)
             self._cost += 0.01 * (_FIRST_COST - self._cost)  # what was slow once is tried again
         elif self._seconds is not None:
-            self._cost += 0.2 * (min(seconds / self._seconds, self._count + 1) - self._cost)
+            cost = min(max(1.0, seconds / self._seconds), self._count + 1)
+            self._cost += 0.2 * (cost - self._cost)

@@ -137,7 +137,7 @@ class Reader:
     def is_exact(self, choice: Choice) -> bool:
         """True if a step of several tokens gives them, bit by bit, the logits that steps of one give.
 
-        It is tried at the end of the room, beyond the tokens in the cache: there attention reads most.
+        It is tried at the end of the room, where attention reads most, and before anything else is read.
         """
         start, tokens = max(0, self.room - FEW_TOKENS), range(FEW_TOKENS)
         _, together = self._step(tokens, start, choice)
