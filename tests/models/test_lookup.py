@@ -189,6 +189,13 @@ def test_a_step_of_several_tokens_has_the_bits_of_steps_of_one(encoding, dtype, 
     np.testing.assert_array_equal(together, np.concatenate(alone))
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_biases_and_norms_of_heads(family, tmp_path):
+    settings = families.settings_of(family)
+    path = families.write_gguf(tmp_path / "model.gguf", settings, families.random_weights(settings), encoding="Q8_0")
+    assert Reader(llama.load(gguf.open_model(path)), 128).is_exact(Choice())
+
+
 def test_adapters(tiny):
     adapters = lora.init(tiny.config, rank=3, scale=1.5, key=jax.random.key(0))
     adapters = jax.tree.map(lambda x: 0.1 * jax.random.normal(jax.random.key(1), x.shape), adapters)
@@ -201,12 +208,11 @@ def test_adapters(tiny):
 
 
 def test_nothing_is_guessed_if_it_might_change_a_text(tmp_path, capsys):
-    settings = families.settings_of("llama", max_position_embeddings=512)
-    files = families.write_gguf(tmp_path / "f32.gguf", settings, families.random_weights(settings))
+    path = tmp_path / "f32.gguf"
+    write_tiny(path, speaks=True, context=512)
     with pytest.raises(InexactRows, match=r"expected a model that gives several tokens the very logits that each gets"):
-        Generator(llama.load(gguf.open_model(files)), room=64, lookup=True)
-    write_tiny(tmp_path / "speaks.gguf", speaks=True, context=512)
-    assert main(["hello", "--weights", str(tmp_path / "speaks.gguf"), "--lookup"]) == 2
+        Generator(llama.load(gguf.open_model(path)), room=64, lookup=True)
+    assert main(["hello", "--weights", str(path), "--lookup"]) == 2
     error = (
         r"generate: error: --lookup: expected a model that gives .* Use bf16 or quantised weights, or guess nothing.\n"
     )
