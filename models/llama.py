@@ -19,6 +19,11 @@ from ._files import Files, Weight
 from .gguf import Config
 
 
+# So many tokens over a cache get, bit by bit, what they get one after the other: the kernels of linear layers with quantised
+# weights, or in bf16, multiply each of up to three rows as one alone, and attention is that of one token, with a length for each.
+FEW_TOKENS = 3
+
+
 class Embedding(eqx.Module):
     """Token embeddings, which are the output weights as well if the file has no others.
 
@@ -120,9 +125,11 @@ class Block(eqx.Module):
         qkv = qkv.reshape(length, self.num_heads + 2 * self.num_kv_heads, -1)
         if self.head_norm is not None:
             qkv = self.head_norm(qkv)
-        if cache is not None and length == 1:
-            q, cache = cache.append_rotary(qkv, *table, valid=valid)
-            attended = cache.attend(q)
+        if cache is not None and (length == 1 or (length <= FEW_TOKENS and cache.window is None)):
+            lengths = cache.length + jnp.arange(1, length + 1, dtype=jnp.int32)
+            q, appended = cache.append_rotary(qkv, *table, valid=valid)
+            attended = jax.vmap(lambda q, length: _with_length(appended, length).attend(q))(q, lengths)
+            cache = appended
         else:
             qk, v = jnp.split(qkv, [self.num_heads + self.num_kv_heads], axis=1)
             q, k = jnp.split(eqxc.ops.rotary_embedding(qk, *table), [self.num_heads], axis=1)

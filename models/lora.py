@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 import eqxcallback as eqxc
 
 from .gguf import Config
-from .llama import Block, Llama, Projection
+from .llama import FEW_TOKENS, Block, Llama, Projection
 
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -28,8 +28,12 @@ class LowRank(eqx.Module):
     a: Float[Array, "*layers R in_features"]
     b: Float[Array, "*layers out_features R"]
 
-    def __call__(self, x: Float[Array, "S in_features"]) -> Float[Array, "S out_features"]:
-        return (x @ self.a.astype(x.dtype).T) @ self.b.astype(x.dtype).T
+    def __call__(self, x: Float[Array, "S in_features"], scale: float) -> Float[Array, "S out_features"]:
+        # XLA rounds products of several rows otherwise than those of one, and few tokens should get what each gets alone. So
+        # `scale` is between the products as well: behind them it may become one operation with the sum that follows.
+        parts = jnp.split(x, len(x)) if len(x) <= FEW_TOKENS else [x]
+        a, b = self.a.astype(x.dtype), self.b.astype(x.dtype)
+        return jnp.concatenate([((part @ a.T) * scale) @ b.T for part in parts])
 
     def weight(self) -> Float[Array, "out_features in_features"]:
         return jnp.matmul(self.b, self.a, precision=jax.lax.Precision.HIGHEST)
@@ -51,7 +55,7 @@ class Adapter(eqx.Module):
 
     def __call__(self, x: Float[Array, "S in_features"]) -> Float[Array, "S out_features"]:
         outs = [
-            self.updates[name](x) * self.scale if name in self.updates else jnp.zeros((len(x), size), x.dtype)
+            self.updates[name](x, self.scale) if name in self.updates else jnp.zeros((len(x), size), x.dtype)
             for name, size in self.sizes
         ]
         return jnp.concatenate(outs, axis=-1)

@@ -1,4 +1,4 @@
-"""The next tokens of several texts, by a small program of its own: the model's programs know nothing of sampling."""
+"""The choice of tokens from logits, for programs that have it, and as a small program of its own, for several texts."""
 
 import functools
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from .sampling import Sampling, Steps, sample
 
@@ -36,8 +36,25 @@ class Choice:
         if self.steps.penalty:
             self.tokens.add(token)
 
+    def operands(self, vocab_size: int) -> tuple[Any, Any, Any]:
+        """Return what `choose` takes for this text: the seed, the values of options, and the tokens seen before."""
+        seen = _seen([self], vocab_size)[0] if self.steps.penalty else None
+        return np.uint32(self.seed), jax.tree.map(lambda x: x[0], _values([self])), seen
+
 
 _GREEDY = Choice()
+
+
+def choose(
+    logits: Float[Array, " V"],
+    position: Int[Array, ""],
+    seed: UInt32[Array, ""],
+    sampling: Sampling,
+    seen: Bool[Array, " V"] | None,
+    steps: Steps,
+) -> Int[Array, ""]:
+    """The token at this position of a text, in a program that has these steps."""
+    return sample(logits, jax.random.fold_in(jax.random.key(seed), position), sampling, seen, steps)
 
 
 class Chooser:
@@ -70,31 +87,21 @@ class Chooser:
         steps = _steps(choices)
         every = [choice or _GREEDY for choice in choices]
         seeds = np.asarray([choice.seed for choice in every], np.uint32)
-        seen = self._seen(every) if steps.penalty else None
+        seen = _seen(every, self._vocab_size) if steps.penalty else None
         tokens = np.asarray(self._program(len(every), steps)(logits, positions, seeds, _values(every), seen))
         for choice, token in zip(choices, tokens, strict=True):
             if choice is not None:
                 choice.add(int(token))
         return tokens
 
-    def _seen(self, choices: Sequence[Choice]) -> np.ndarray:
-        seen = np.zeros((len(choices), self._vocab_size), bool)
-        for row, choice in zip(seen, choices, strict=True):
-            row[list(choice.tokens)] = True
-        return seen
-
     def _program(self, count: int, steps: Steps) -> Any:
         if (count, steps) not in self._programs:
-
-            def choose(logits: Any, position: Any, seed: Any, sampling: Sampling, seen: Any) -> jax.Array:
-                return sample(logits, jax.random.fold_in(jax.random.key(seed), position), sampling, seen, steps)
-
             shape = functools.partial(jax.ShapeDtypeStruct, (count,))
             logits = jax.ShapeDtypeStruct((count, self._vocab_size), jnp.float32, sharding=self._sharding)
             seen = jax.ShapeDtypeStruct(logits.shape, jnp.bool_) if steps.penalty else None
             values = jax.tree.map(lambda x: shape(x.dtype), _values([]))
             everywhere = None if self._sharding is None else NamedSharding(self._sharding.mesh, PartitionSpec())
-            program = jax.jit(jax.vmap(choose), out_shardings=everywhere)
+            program = jax.jit(jax.vmap(functools.partial(choose, steps=steps)), out_shardings=everywhere)
             operands = logits, shape(jnp.int32), shape(jnp.uint32), values, seen
             self._programs[count, steps] = program.lower(*operands).compile()
         return self._programs[count, steps]
@@ -102,6 +109,13 @@ class Chooser:
 
 def _steps(choices: Sequence[Choice | None]) -> Steps:
     return functools.reduce(Steps.union, (choice.steps for choice in choices if choice is not None), Steps())
+
+
+def _seen(choices: Sequence[Choice], vocab_size: int) -> np.ndarray:
+    seen = np.zeros((len(choices), vocab_size), bool)
+    for row, choice in zip(seen, choices, strict=True):
+        row[list(choice.tokens)] = True
+    return seen
 
 
 def _values(choices: Sequence[Choice]) -> Any:

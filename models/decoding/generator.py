@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..llama import Llama
+from ..llama import FEW_TOKENS, Llama
 from ..parallel.tensor_parallel import SplitLlama
 from .chooser import Choice, Chooser
+from .lookup import InexactRows, Lookup
 from .reader import Reader
 from .sampling import Sampling
 
@@ -26,6 +27,10 @@ class Speed:
     prompt_seconds: float = 0.0
     decoded_tokens: int = 0
     decode_seconds: float = 0.0
+    guessed_tokens: int = 0
+    """Guesses of tokens, which were read together with the token before them."""
+    accepted_tokens: int = 0
+    """Guesses that were right: they are among `decoded_tokens`."""
 
     @property
     def prompt_rate(self) -> float:
@@ -43,6 +48,8 @@ class Speed:
             "read_tokens_per_second": round(self.prompt_rate, 1),
             "decoded_tokens": self.decoded_tokens,
             "decoded_tokens_per_second": round(self.decode_rate, 1),
+            "guessed_tokens": self.guessed_tokens,
+            "accepted_tokens": self.accepted_tokens,
         }
 
     def __str__(self) -> str:
@@ -50,6 +57,8 @@ class Speed:
         text = f"prompt: {self.prompt_tokens} tokens{kept}, {self.prompt_rate:.1f} tokens per second"
         if self.decoded_tokens:
             text += f"; decode: {self.decoded_tokens} tokens, {self.decode_rate:.1f} tokens per second"
+        if self.guessed_tokens:
+            text += f", {self.accepted_tokens} of {self.guessed_tokens} guesses right"
         return text
 
 
@@ -63,20 +72,35 @@ class Generator:
     - `room`: how many tokens, of prompts and answers, the cache is for; the model's context, if that is less.
     - `sampling`: how tokens are chosen.
     - `seed`: of the sampling.
+    - `lookup`: whether programs read guesses of the next tokens as well, of a `models.decoding.lookup.Lookup`. The tokens are
+        the same.
 
     **Attributes:**
 
     - `room`: how many tokens there is room for, `room` or more.
     - `reader`: what has the cache.
     - `speed`: what the last generation took so far.
+
+    **Raises:** `models.decoding.lookup.InexactRows` if guesses are asked for, and might change the tokens.
     """
 
-    def __init__(self, model: Llama | SplitLlama, *, room: int, sampling: Sampling | None = None, seed: int = 0):
+    def __init__(
+        self,
+        model: Llama | SplitLlama,
+        *,
+        room: int,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        lookup: bool = False,
+    ):
         self.reader = Reader(model, room)
         self.room = self.reader.room
         self._choice = Choice(sampling, seed)
         self._chooser = Chooser(model.config.vocab_size, model.logits_sharding)
         self._chooser.prepare([self._choice])
+        self._lookup = Lookup(FEW_TOKENS - 1) if lookup else None
+        if lookup and not self.reader.is_exact(self._choice):
+            raise InexactRows
         self.speed = Speed()
 
     def generate(
@@ -118,18 +142,38 @@ class Generator:
             speed.prompt_tokens += len(chunk)
         start = time.perf_counter()
         token = self._choose(logits)
+        if self._lookup is not None:
+            self._lookup.start([*tokens, token])
         speed.prompt_seconds += time.perf_counter() - start
         yield token
-        for _ in range(max_tokens - 1):
+        count = 1
+        while count < max_tokens:
             if stopped():
                 return
-            reader.prepare([token])
+            reader.prepare_step(1, self._choice)
             start = time.perf_counter()
-            token = self._choose(reader.read([token]))
+            new = self._step(token, max_tokens - count)
             speed.decode_seconds += time.perf_counter() - start
-            speed.decoded_tokens += 1
-            yield token
+            for next_token in new:
+                speed.decoded_tokens += 1
+                yield next_token
+            token, count = new[-1], count + len(new)
 
     def _choose(self, logits: Any) -> int:
         position = np.asarray([len(self.reader.tokens)], np.int32)
         return int(self._chooser.choose(logits, position, [self._choice])[0])
+
+    def _step(self, token: int, most: int) -> list[int]:
+        """Return the tokens after `token`, from one to `most` of them."""
+        lookup = self._lookup
+        if lookup is None:
+            return self.reader.step([token], self._choice)
+        guesses = lookup.guess()[: most - 1]
+        start = time.perf_counter()
+        new = self.reader.step([token, *guesses], self._choice)
+        lookup.took(time.perf_counter() - start, guessed=bool(guesses))
+        for next_token in new:
+            lookup.add(next_token)
+        self.speed.guessed_tokens += len(guesses)
+        self.speed.accepted_tokens += len(new) - 1
+        return new

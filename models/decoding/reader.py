@@ -1,4 +1,4 @@
-"""A model that reads tokens into its cache, chunk by chunk."""
+"""A model that reads tokens into its cache: a prompt chunk by chunk, and an answer as its tokens are chosen."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -7,11 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .._rounding import round_up
 from ..captured import compile_captured
-from ..llama import Cache, Llama
+from ..llama import FEW_TOKENS, Cache, Llama
 from ..parallel.tensor_parallel import SplitLlama
+from .chooser import Choice, choose
+from .sampling import Steps
 
 
 # A program is compiled for each length of a chunk and of a cache: few lengths are few programs. A chunk of several tokens has a
@@ -48,6 +51,10 @@ class Reader:
         init = jax.jit(lambda: model.init_cache(self._entries).blocks).lower()
         self.shapes, self._new_blocks = init.out_info, init.compile()
         self._programs: dict[int, Any] = {}
+        self._step_programs: dict[tuple[int, Steps], Any] = {}
+        self._vocab_size = model.config.vocab_size
+        logits = model.logits_sharding
+        self._everywhere = None if logits is None else NamedSharding(logits.mesh, PartitionSpec())
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raise `ValueError` if a prompt is empty, or leaves no room for a token."""
@@ -102,6 +109,84 @@ class Reader:
         logits, self.blocks = program(self._weights, padded, start, count, blocks)
         self.tokens += chunk
         return logits
+
+    def prepare_step(self, count: int, choice: Choice) -> None:
+        """Compile what `step` runs for so many tokens, if that is not done. It would do so itself."""
+        self._step_program(1 if count == 1 else FEW_TOKENS, choice)
+
+    def step(self, tokens: Sequence[int], choice: Choice) -> list[int]:
+        """Put a token into the cache, and what is right of guesses of the tokens after it, by one program.
+
+        **Arguments:**
+
+        - `tokens`: the token and the guesses, together at most `models.llama.FEW_TOKENS`.
+        - `choice`: of the text, which gets the tokens that are returned.
+
+        **Returns:** the tokens after the first: the guesses that are right, and one more.
+        """
+        chosen, _ = self._step(tokens, len(self.tokens), choice)
+        count = 1  # of tokens that are right
+        while count < len(tokens) and tokens[count] == chosen[count - 1]:
+            count += 1
+        self.tokens += tokens[:count]
+        new = chosen[:count].tolist()
+        for token in new:
+            choice.add(token)
+        return new
+
+    def is_exact(self, choice: Choice) -> bool:
+        """True if a step of several tokens gives them, bit by bit, the logits that steps of one give.
+
+        It is tried at the end of the room, where attention reads most, and before anything else is read.
+        """
+        start, tokens = max(0, self.room - FEW_TOKENS), range(FEW_TOKENS)
+        _, together = self._step(tokens, start, choice)
+        alone = [self._step([token], start + i, choice)[1] for i, token in enumerate(tokens)]
+        return np.array_equal(together, np.concatenate(alone))
+
+    def _step(self, tokens: Sequence[int], start: int, choice: Choice) -> tuple[np.ndarray, jax.Array]:
+        """Return what is chosen after each token, and the logits."""
+        size = 1 if len(tokens) == 1 else FEW_TOKENS
+        padded = np.zeros(size, np.int32)
+        padded[: len(tokens)] = tokens
+        program, operands = self._step_program(size, choice), choice.operands(self._vocab_size)
+        if self.blocks is None:
+            self.blocks = self._new_blocks()
+        blocks, self.blocks = self.blocks, None  # they are donated
+        chosen, logits, self.blocks = program(self._weights, padded, np.int32(start), blocks, *operands)
+        return np.asarray(chosen), logits
+
+    def _step_program(self, size: int, choice: Choice) -> Any:
+        key = size, choice.steps
+        if key not in self._step_programs:
+            scalar, tokens = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((size,), jnp.int32)
+            shapes = self._weights, tokens, scalar, self.shapes, *choice.operands(self._vocab_size)
+            run = functools.partial(self._run_step, choice.steps)
+            self._step_programs[key] = compile_captured(run, *shapes, donate_argnums=3)
+        return self._step_programs[key]
+
+    def _run_step(
+        self,
+        steps: Steps,
+        weights: Any,
+        tokens: jax.Array,
+        start: jax.Array,
+        blocks: Any,
+        seed: Any,
+        sampling: Any,
+        seen: Any,
+    ) -> Any:
+        model = jax.tree.unflatten(self._tree, weights)
+        x, cache = model(tokens, Cache(blocks, start))
+        logits, chosen = model.logits(x), []
+        # Not by `jax.vmap`: so the choice of each row is, to the bit, that of one alone.
+        for i in range(len(tokens)):
+            before = None if seen is None else seen.at[tokens[: i + 1]].set(True)
+            chosen.append(choose(logits[i], start + i + 1, seed, sampling, before, steps))
+        tokens = jnp.stack(chosen)
+        if self._everywhere is not None:
+            tokens = jax.lax.with_sharding_constraint(tokens, self._everywhere)
+        return tokens, logits, cache.blocks
 
     def _padded_size(self, chunk: Sequence[int]) -> int:
         return self._chunk_size(len(chunk), self._entries - len(self.tokens))

@@ -22,6 +22,7 @@ from ..decoding.answer import Answer
 from ..decoding.batch import Batch, Request
 from ..decoding.chooser import Choice
 from ..decoding.generator import Generator, Speed
+from ..decoding.lookup import InexactRows
 from ..model_files import open_files
 from ..parallel import processes, tensor_parallel
 from .chat import Chat, converse
@@ -73,7 +74,11 @@ class _Program:
         return {"dtype": dtype, "activations": self.options.activations, "progress": shown}
 
     def generator(self, model: llama.Llama | tensor_parallel.SplitLlama, room: int) -> Generator:
-        return Generator(model, room=room, sampling=sampling_of(self.options), seed=self.options.seed)
+        options = self.options
+        try:
+            return Generator(model, room=room, sampling=sampling_of(options), seed=options.seed, lookup=options.lookup)
+        except InexactRows as error:
+            raise UsageError(f"--lookup: {error}") from None
 
     def write(self, text: str) -> None:
         """Pass a piece of an answer on. Of several processes the first one does."""

@@ -26,6 +26,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     answer.add_argument(
         "--stop", action="append", default=[], metavar="STRING", help="end an answer before this text; may be repeated"
     )
+    answer.add_argument(
+        "--lookup", action="store_true", help="read guesses of the next tokens, from where the last ones stood before"
+    )
     answer.add_argument("--json", action="store_true", help="print a JSON object in place of an answer's text")
     answer.add_argument("--profile", action="store_true", help="after the answer, say where the time of a token goes")
     _add_sampling(parser.add_argument_group("sampling"))
@@ -94,6 +97,8 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         parser.error(f"expected one of a prompt, --chat and --prompts; got {got}")
     if options.profile and options.prompt is None:
         parser.error("expected --profile with a prompt; got it without")
+    if options.lookup and options.prompts is not None:
+        parser.error("expected --lookup with a prompt or --chat; got it with --prompts")
     for name, needed, default in (("context", "chat", 2048), ("rows", "prompts", 8)):
         if getattr(options, name) is None:
             setattr(options, name, default)
@@ -130,6 +135,7 @@ def _check_devices(parser: Parser, options: argparse.Namespace) -> None:
         (not (is_split and options.prompts is not None), "one device for --prompts", "several"),
         (not (is_split and options.profile), "one device for --profile", "several"),
         (not (is_split and options.adapter is not None), "one device for --adapter", "several"),
+        (not (several and options.lookup), "one process for --lookup", options.processes),
         (not (several and options.chat), "one process for --chat", options.processes),
     ]
     for holds, expected, got in rules:

@@ -1,6 +1,7 @@
 """One token of SmolLM2 is one command buffer."""
 
 import collections
+import functools
 import re
 
 import equinox as eqx
@@ -11,8 +12,10 @@ import pytest
 import eqxcallback as eqxc
 from eqxcallback import xla
 from models import gguf, llama
+from models.decoding.chooser import Choice
 from models.decoding.reader import Reader
 from models.decoding.rows import Rows
+from models.decoding.sampling import Sampling
 
 from .programs import thunks
 
@@ -110,13 +113,25 @@ def test_a_step_over_ring_buffers_is_one_command_buffer(model):
     assert copied(compiled) <= {"s32[]"}
 
 
-@pytest.mark.parametrize("size", [1, 32])
-def test_what_generate_runs_is_one_command_buffer(model, size):
+def test_a_chunk_of_a_prompt_is_one_command_buffer(model):
     reader = Reader(model, 256)
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((size,), (), ())]
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((32,), (), ())]
     weights = jax.tree.leaves(model)
     every, compiled = plan_of(reader._run, weights, *shapes, reader.shapes, donate_argnums=4)
     assert [thunk.kind for thunk in every].count("kCommandBuffer") == 1
+    assert kinds_outside(every) == []
+    assert copied(compiled) <= {"s32[]"}
+
+
+@pytest.mark.parametrize("size", [1, llama.FEW_TOKENS])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7)], ids=["greedy", "drawn"])
+def test_a_step_with_the_choice_of_tokens_is_one_command_buffer(model, size, sampling):
+    reader, choice = Reader(model, 256), Choice(sampling)
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((size,), ())]
+    operands = jax.tree.leaves(model), *shapes, reader.shapes, *choice.operands(model.config.vocab_size)
+    every, compiled = plan_of(functools.partial(reader._run_step, choice.steps), *operands, donate_argnums=3)
+    assert [thunk.kind for thunk in every].count("kCommandBuffer") == 1
+    assert [thunk.kind for thunk in every].count("kCustomCall") == BLOCKS * CALLS_OF_BLOCK + 2
     assert kinds_outside(every) == []
     assert copied(compiled) <= {"s32[]"}
 

@@ -59,6 +59,8 @@ def test_json(capsys):
         "kept_tokens": 0,
         "read_tokens": 37,
         "decoded_tokens": 7,
+        "guessed_tokens": 0,
+        "accepted_tokens": 0,
     }
     assert "tokens per second" not in written.err
 

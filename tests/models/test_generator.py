@@ -10,7 +10,7 @@ import pytest
 from models import gguf, llama
 from models.decoding.generator import Generator
 from models.decoding.reader import Reader
-from models.decoding.sampling import Sampling
+from models.decoding.sampling import Sampling, Steps
 
 from ..stress.conftest import resident
 from .tiny import write_tiny
@@ -116,7 +116,7 @@ def test_an_interrupted_program_takes_the_cache_with_it(model, monkeypatch):
     tokens = tokens_of(7, 40)
     generator = Generator(model, room=100)
     expected = list(generator.generate(tokens, max_tokens=5))
-    monkeypatch.setitem(generator.reader._programs, 1, interrupted)
+    monkeypatch.setitem(generator.reader._step_programs, (1, Steps()), interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(generator.generate(tokens, max_tokens=5))
     monkeypatch.undo()
