@@ -6,6 +6,7 @@ import pathlib
 
 from .._program import DTYPES, Parser, add_weights
 from ..decoding.sampling import Sampling
+from ..parallel.options import add_devices, check_devices
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -40,10 +41,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         default="f32",
         help="of activations, cache and weights that are not quantised (default: f32)",
     )
-    _add_devices(parser.add_argument_group("several devices"))
+    add_devices(parser.add_argument_group("several devices"), "the model")
     options = parser.parse_args(arguments)
     _check(parser, options)
-    _check_devices(parser, options)
+    check_devices(parser, options)
+    _check_one_device(parser, options)
     return options
 
 
@@ -70,17 +72,6 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
         "--repetition-penalty", type=float, default=1.0, help="make tokens less likely that were there before (1: off)"
     )
     group.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
-
-
-def _add_devices(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--devices", type=int, default=1, help="of each process, over which the model is split (default: 1)"
-    )
-    group.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="where process 0 listens, if there are several processes"
-    )
-    group.add_argument("--processes", type=int, default=1, help="how many there are (default: 1)")
-    group.add_argument("--process", type=int, default=0, help="which one this is (default: 0, which prints the answer)")
 
 
 def _check(parser: Parser, options: argparse.Namespace) -> None:
@@ -116,16 +107,10 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
             parser.error(f"expected {expected}; got {got}")
 
 
-def _check_devices(parser: Parser, options: argparse.Namespace) -> None:
+def _check_one_device(parser: Parser, options: argparse.Namespace) -> None:
     several = options.processes > 1
     is_split = several or options.devices > 1
-    has_port = options.coordinator is not None and options.coordinator.rpartition(":")[2].isdecimal()
     rules = [
-        (options.devices >= 1, "--devices of 1 or more", options.devices),
-        (options.processes >= 1, "--processes of 1 or more", options.processes),
-        (0 <= options.process < options.processes, f"--process from 0 to {options.processes - 1}", options.process),
-        (several == (options.coordinator is not None), "--coordinator and --processes together", "one of them"),
-        (has_port or not several, "--coordinator HOST:PORT", options.coordinator),
         (not (is_split and options.prompts is not None), "one device for --prompts", "several"),
         (not (is_split and options.profile), "one device for --profile", "several"),
         (not (is_split and options.adapter is not None), "one device for --adapter", "several"),

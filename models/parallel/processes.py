@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .._program import UsageError, report
 from . import tensor_parallel
@@ -45,7 +48,7 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
         with _no_stdout():
             _join(coordinator, processes, process)
             mesh = _mesh(devices)
-            _meet(mesh)
+            total(mesh, 0)  # a first program, which connects them
         yield mesh
         jax.distributed.shutdown()
     except jax.errors.JaxRuntimeError as error:
@@ -53,6 +56,22 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
             f"process {process} expected the programs of {processes} processes to run until all have ended; got: "
             f"{str(error).splitlines()[0]}. See what another process says, and start all of them again."
         ) from None
+
+
+def total(mesh: jax.sharding.Mesh, number: int) -> int:
+    """Return the sum of the numbers of all processes, each of which waits for the others here.
+
+    **Arguments:**
+
+    - `mesh`: of `joined`.
+    - `number`: this process's.
+    """
+    if jax.process_count() == 1:
+        return number
+    sharding, whole = NamedSharding(mesh, PartitionSpec(tensor_parallel.AXIS)), NamedSharding(mesh, PartitionSpec())
+    mine = jax.make_array_from_callback((mesh.size,), sharding, lambda _: np.asarray([number], np.int32))
+    per_process = mesh.size // jax.process_count()
+    return int(jax.jit(jnp.sum, out_shardings=whole)(mine)) // per_process
 
 
 def leave(code: int) -> None:
@@ -110,16 +129,6 @@ def _no_stdout() -> Iterator[None]:
     finally:
         os.dup2(kept, number)
         os.close(kept)
-
-
-def _meet(mesh: jax.sharding.Mesh) -> None:
-    """Run a first program over all devices, which connects them."""
-
-    def add() -> jax.Array:
-        return jax.lax.psum(jax.lax.axis_index(tensor_parallel.AXIS), tensor_parallel.AXIS)
-
-    mapped = jax.shard_map(add, mesh=mesh, in_specs=(), out_specs=jax.sharding.PartitionSpec())
-    jax.block_until_ready(jax.jit(mapped)())
 
 
 def _mesh(count: int) -> jax.sharding.Mesh:
