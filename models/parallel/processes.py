@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .._program import UsageError, report
 from . import tensor_parallel
+from .relay import Relay, host_and_port, wait_for
 
 
-# In seconds. The first is for processes that are silent: of one that is killed the connections close at once.
-_HEARTBEAT, _START, _END = 20, 60, 20
+# In seconds. The first is for processes that are silent: of one that is killed the connections close at once. The last is how
+# long a process that has lost process 0 may take to say so itself.
+_HEARTBEAT, _START, _END, _LAST_WORDS = 20, 60, 20, 5
 
 _config: Any = jax.config  # type checkers do not know its options
 
@@ -35,8 +37,8 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
 
     **Returns:** a mesh of the devices.
 
-    **Raises:** `UsageError` if there are fewer devices, or if another process is gone. If one does not come, or is silent, JAX
-    aborts this process.
+    **Raises:** `UsageError` if there are fewer devices, or if another process is gone or process 0 does not come. A process that
+    does not notice by itself that process 0 is gone is ended. If another one does not come, or is silent, JAX aborts this process.
     """
     with contextlib.suppress(RuntimeError):  # JAX has started, with the devices that it has
         _config.update("jax_num_cpu_devices", devices)
@@ -46,10 +48,12 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
     try:
         report(f"process {process} of {processes} waits for the others at {coordinator}, for {_START} seconds at most")
         with _no_stdout():
-            _join(coordinator, processes, process)
+            relay = _join(coordinator, processes, process)
             mesh = _mesh(devices)
             total(mesh, 0)  # a first program, which connects them
         yield mesh
+        if relay is not None:
+            relay.end_watch()
         jax.distributed.shutdown()
     except jax.errors.JaxRuntimeError as error:
         raise UsageError(
@@ -81,33 +85,60 @@ def leave(code: int) -> None:
     """
     if not jax.distributed.is_initialized():
         return
+    if jax.process_index() == 0:
+        time.sleep(1)  # the others say first why they end
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    if jax.process_index() == 0:
-        time.sleep(1)  # JAX aborts the others when process 0 is gone: first they say why they end
     os._exit(code)
 
 
-def _join(coordinator: str, processes: int, process: int) -> None:
+def _join(coordinator: str, processes: int, process: int) -> Relay | None:
+    relay = None
     if process == 0:
         _check_port(coordinator)
+    else:
+        relay = _reach(coordinator, process)
     _config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
-        coordinator,
+        coordinator if relay is None else relay.address,
         num_processes=processes,
         process_id=process,
         initialization_timeout=_START,
         heartbeat_timeout_seconds=_HEARTBEAT,
         shutdown_timeout_seconds=_END,
     )
+    return relay
+
+
+def _reach(coordinator: str, process: int) -> Relay:
+    """Wait for process 0, and return the way to it."""
+
+    def end() -> None:
+        time.sleep(_LAST_WORDS)
+        report(f"process {process} ends, because process 0 is gone. See what it says, and start all of them again.")
+        _exit(2)
+
+    try:
+        wait_for(coordinator, _START)
+    except OSError as error:
+        raise UsageError(
+            f"process {process} expected process 0 to listen at {coordinator} after {_START} seconds at most; got: {error}. "
+            "Start all of them again."
+        ) from None
+    return Relay(coordinator, end)
 
 
 def _check_port(coordinator: str) -> None:
-    port = int(coordinator.rpartition(":")[2])
+    port = host_and_port(coordinator)[1]
     try:
-        with socket.create_server(("", port)):
-            pass
+        with socket.socket() as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("", port))  # and nobody listens, so that the others go on waiting
     except (OSError, OverflowError) as error:
         raise UsageError(
             f"expected --coordinator with a port that process 0 can listen at; got {port}: {error}"
