@@ -37,8 +37,8 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
 
     **Returns:** a mesh of the devices.
 
-    **Raises:** `UsageError` if there are fewer devices, or if another process is gone or process 0 does not come. A process that
-    does not notice by itself that process 0 is gone is ended. If another one does not come, or is silent, JAX aborts this process.
+    **Raises:** `UsageError` if there are fewer devices, if another process is gone, or if process 0 does not come. A process that
+    is not waiting for the others when process 0 goes is ended. If another one does not come, or is silent, JAX aborts this one.
     """
     with contextlib.suppress(RuntimeError):  # JAX has started, with the devices that it has
         _config.update("jax_num_cpu_devices", devices)

@@ -1,7 +1,7 @@
 """A connection to process 0 that does not close when process 0 is gone.
 
-JAX connects each process to process 0. When that connection closes, JAX aborts the process at once, with a trace. So the connection
-leads to a port of the process itself, where threads pass on what JAX sends and gets: they see the end first, and JAX does not.
+JAX connects each process to process 0. When that connection closes, JAX aborts the process at once, with a trace. So it leads to
+a port of the process itself, where threads pass on what JAX sends and gets. They see the end, and JAX does not.
 """
 
 import contextlib
@@ -53,22 +53,37 @@ class Relay:
                 near.close()  # JAX tries again
                 continue
             has_ended = threading.Event()
-            for source, sink in ((near, far), (far, near)):
-                arguments = source, sink, source is far, has_ended
-                threading.Thread(target=self._pass_on, args=arguments, daemon=True).start()
+            for passes in (self._pass_out, self._pass_in):
+                threading.Thread(target=passes, args=(near, far, has_ended), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, is_far: bool, has_ended: threading.Event) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(_CHUNK):
-                sink.sendall(data)
-        if is_far and self._is_watched and not has_ended.is_set():
-            self._lost()
-            return
+    def _pass_out(self, near: socket.socket, far: socket.socket, has_ended: threading.Event) -> None:
+        while data := _receive(near):
+            with contextlib.suppress(OSError):  # it is gone: the other thread sees that
+                far.sendall(data)
         has_ended.set()
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        with contextlib.suppress(OSError):
+            far.shutdown(socket.SHUT_RDWR)
+
+    def _pass_in(self, near: socket.socket, far: socket.socket, has_ended: threading.Event) -> None:
+        while data := _receive(far):
+            try:
+                near.sendall(data)
+            except OSError:  # JAX has ended
+                break
+        else:
+            if self._is_watched and not has_ended.is_set():
+                self._lost()
+                return
+        near.close()
+        far.close()
+
+
+def _receive(end: socket.socket) -> bytes:
+    """Return what comes next, or nothing if the connection is at its end."""
+    try:
+        return end.recv(_CHUNK)
+    except OSError:
+        return b""
 
 
 def wait_for(target: str, seconds: float) -> None:

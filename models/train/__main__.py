@@ -24,7 +24,6 @@ from .text_sample import go_on
 
 def begin(options: argparse.Namespace, folder: RunFolder, text: str | None) -> None:
     """Write all that a run needs."""
-    folder.expect_no_run()
     if text is not None:
         text_data.prepare(text, folder.path, vocab_size=options.vocab, progress=progress)
     begun = run_options(options)
@@ -65,15 +64,21 @@ def _train(arguments: list[str] | None) -> None:
     count = (run_options(options) if is_new else folder.options()).devices  # before a folder is made
     if count % options.processes:
         raise UsageError(f"expected --processes to divide the {count} devices of the run; got {options.processes}")
-    # Process 0 alone writes, and the others read what it has written.
-    with folder.locked() if is_first else contextlib.nullcontext(), _devices(options, count) as mesh:
+    with folder.locked() if is_first else contextlib.nullcontext():  # process 0 alone writes
         if is_new and is_first:
-            begin(options, folder, text)
-        if mesh is not None:
-            processes.total(mesh, 0)
-        training = Training(folder, mesh)
-        training.restore()
-        training.train()
+            folder.expect_no_run()
+        with _devices(options, count) as mesh:
+            if is_new and is_first:
+                begin(options, folder, text)
+            if mesh is not None:
+                processes.total(mesh, 0)  # now it is there for the others to read
+            if is_new and folder.options() != run_options(options):
+                raise UsageError(
+                    f"process {options.process} expected the options of process 0; got others. Pass the same ones."
+                )
+            training = Training(folder, mesh)
+            training.restore()
+            training.train()
 
 
 def _devices(options: argparse.Namespace, count: int) -> contextlib.AbstractContextManager[jax.sharding.Mesh | None]:

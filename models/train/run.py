@@ -95,30 +95,29 @@ class Training:
                 is_regular = self.step % self.options.save_every == 0 or self.step == steps
                 if is_regular:
                     record |= self.task.evaluate(self.contestants[0], self.model())
-                is_last = self._agrees(stop.is_set)  # read once: it may be set at any moment
-                self._keep(record, is_saved=is_regular or is_last)
+                if self._speaks:
+                    self.run.append(record)
+                is_last = self._in_any_process(stop.is_set)  # read once: it may be set at any moment
+                if self._speaks and (is_regular or is_last):
+                    self._save()
                 if is_regular:
                     self._write([_line(record, steps)])
                 if is_last:
                     break
-        self._agrees(True)  # process 0 has written all
+        self._in_any_process(False)  # a wait, until process 0 has written all
         if self.step < steps:
             self._report(f"stopped after step {self.step}; `python -m models.train resume {self.run.path}` goes on")
             raise KeyboardInterrupt
         if self._speaks:
             self._summarize()
 
-    def _agrees(self, is_set: bool) -> bool:
+    def _in_any_process(self, is_set: bool) -> bool:
         """Return true if this is so in one of the processes, after a wait for all."""
         return is_set if self._mesh is None else processes.total(self._mesh, int(is_set)) > 0
 
-    def _keep(self, record: dict[str, Any], *, is_saved: bool) -> None:
-        if not self._speaks:
-            return
-        self.run.append(record)
-        if is_saved:
-            self.run.sync_losses()
-            snapshots.save(self.run.path, self.step, self.states, dataclasses.asdict(self.options))
+    def _save(self) -> None:
+        self.run.sync_losses()
+        snapshots.save(self.run.path, self.step, self.states, dataclasses.asdict(self.options))
 
     def _summarize(self) -> None:
         records = self.run.records()
