@@ -26,7 +26,7 @@ class Relay:
     **Arguments:**
 
     - `target`: where that is, as `HOST:PORT`. It has to listen by now.
-    - `lost`: called, in a thread, when the other side has closed a connection, which is left open on this side.
+    - `lost`: called, in a thread, when the other side has closed a connection, which stays open on this side until it returns.
 
     **Attributes:**
 
@@ -73,7 +73,6 @@ class Relay:
         else:
             if self._is_watched and not has_ended.is_set():
                 self._lost()
-                return
         near.close()
         far.close()
 

@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import socket
+import threading
 
 import pytest
 
@@ -28,6 +29,7 @@ def connected(listener, relay):
         with far:
             far.settimeout(10)
             yield near, far
+            relay.end_watch()
 
 
 def test_it_passes_on_what_both_sides_send(target):
@@ -42,15 +44,21 @@ def test_it_passes_on_what_both_sides_send(target):
 
 
 def test_the_other_side_goes_and_this_one_stays_open(target):
-    lost = queue.Queue()
-    with connected(target[0], Relay(target[1], lambda: lost.put(True))) as (near, far):
+    lost, is_over = threading.Event(), threading.Event()
+
+    def end():
+        lost.set()
+        is_over.wait(10)
+
+    with connected(target[0], Relay(target[1], end)) as (near, far):
         far.close()
-        assert lost.get(timeout=10)
+        assert lost.wait(10)
         for _ in range(3):
             near.sendall(b"are you there?")  # as JAX's heartbeats
         near.settimeout(0.2)
         with pytest.raises(TimeoutError):
             near.recv(1)
+        is_over.set()
 
 
 def test_this_side_may_close(target):
