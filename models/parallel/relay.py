@@ -61,8 +61,7 @@ class Relay:
             with contextlib.suppress(OSError):  # it is gone: the other thread sees that
                 far.sendall(data)
         has_ended.set()
-        with contextlib.suppress(OSError):
-            far.shutdown(socket.SHUT_RDWR)
+        _close(near, far)
 
     def _pass_in(self, near: socket.socket, far: socket.socket, has_ended: threading.Event) -> None:
         while data := _receive(far):
@@ -73,8 +72,7 @@ class Relay:
         else:
             if self._is_watched and not has_ended.is_set():
                 self._lost()
-        near.close()
-        far.close()
+        _close(near, far)
 
 
 def _receive(end: socket.socket) -> bytes:
@@ -83,6 +81,13 @@ def _receive(end: socket.socket) -> bytes:
         return end.recv(_CHUNK)
     except OSError:
         return b""
+
+
+def _close(*ends: socket.socket) -> None:
+    for end in ends:
+        with contextlib.suppress(OSError):  # it is closed
+            end.shutdown(socket.SHUT_RDWR)  # for the thread that receives, too
+        end.close()
 
 
 def wait_for(target: str, seconds: float) -> None:
