@@ -169,17 +169,20 @@ class Llama(eqx.Module):
         tokens: Int[Array, " S"],
         cache: Cache,
         valid: Int[Array, ""] | int | None = None,
+        positions: Int[Array, " S"] | None = None,
     ) -> tuple[Float[Array, "S E"], Cache]:
         """**Arguments:**
 
         - `tokens`: those after the tokens in the cache: a prompt, a part of one, or the one token that was generated last.
         - `cache`: of `init_cache` or of the last call, with room for all of `tokens`. Donate it.
         - `valid`: how many of `tokens` count; the others, at their end, are padding.
+        - `positions`: of `tokens`, if they do not just follow those in the cache.
 
         **Returns:** what `logits` takes, for each token, and the cache with the tokens.
         """
         count = jnp.asarray(len(tokens) if valid is None else valid, jnp.int32)
-        positions = cache.length + jnp.arange(len(tokens), dtype=jnp.int32)
+        if positions is None:
+            positions = cache.length + jnp.arange(len(tokens), dtype=jnp.int32)
         table = self.rotary_table(positions)
         x = self.embedding(tokens).astype(self.dtype)
         residual, new_caches = jnp.zeros_like(x), []
