@@ -8,10 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..llama import Llama
-from ..parallel.tensor_parallel import SplitLlama
 from .chooser import Choice, Chooser
-from .reader import Reader
+from .reader import Model, Reader
 from .sampling import Sampling
 
 
@@ -59,7 +57,7 @@ class Generator:
 
     **Arguments:**
 
-    - `model`: a `Llama`, or a `SplitLlama`.
+    - `model`: a `Llama`, a `SplitLlama` or a `SequenceLlama`.
     - `room`: how many tokens, of prompts and answers, the cache is for; the model's context, if that is less.
     - `sampling`: how tokens are chosen.
     - `seed`: of the sampling.
@@ -71,7 +69,7 @@ class Generator:
     - `speed`: what the last generation took so far.
     """
 
-    def __init__(self, model: Llama | SplitLlama, *, room: int, sampling: Sampling | None = None, seed: int = 0):
+    def __init__(self, model: Model, *, room: int, sampling: Sampling | None = None, seed: int = 0):
         self.reader = Reader(model, room)
         self.room = self.reader.room
         self._choice = Choice(sampling, seed)

@@ -18,6 +18,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--prompts", type=pathlib.Path, metavar="FILE", help="answer each line, or each object of a .jsonl"
     )
     parser.add_argument(
+        "--prompt-file", type=pathlib.Path, metavar="FILE", help="a prompt of several lines; - is stdin"
+    )
+    parser.add_argument(
         "--rows", type=int, metavar="N", help="answers of --prompts that are made at a time (default: 8)"
     )
     parser.add_argument("--context", type=int, metavar="TOKENS", help="room for a conversation (default: 2048)")
@@ -41,7 +44,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         default="f32",
         help="of activations, cache and weights that are not quantised (default: f32)",
     )
-    add_devices(parser.add_argument_group("several devices"), "the model")
+    devices = parser.add_argument_group("several devices")
+    add_devices(devices, "the model")
+    devices.add_argument(
+        "--split",
+        choices=["model", "sequence"],
+        help="what they share: the model (default), or the prompt and the answer",
+    )
     options = parser.parse_args(arguments)
     _check(parser, options)
     check_devices(parser, options)
@@ -78,11 +87,17 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
     def finite(value: float, low: float) -> bool:
         return value >= low and math.isfinite(value)
 
-    given = {"a prompt": options.prompt is not None, "--chat": options.chat, "--prompts": options.prompts is not None}
+    has_prompt = options.prompt is not None or options.prompt_file is not None
+    given = {
+        "a prompt": options.prompt is not None,
+        "--prompt-file": options.prompt_file is not None,
+        "--chat": options.chat,
+        "--prompts": options.prompts is not None,
+    }
     if sum(given.values()) != 1:
         got = " and ".join(name for name, is_given in given.items() if is_given) or "none"
-        parser.error(f"expected one of a prompt, --chat and --prompts; got {got}")
-    if options.profile and options.prompt is None:
+        parser.error(f"expected one of a prompt, --prompt-file, --chat and --prompts; got {got}")
+    if options.profile and not has_prompt:
         parser.error("expected --profile with a prompt; got it without")
     for name, needed, default in (("context", "chat", 2048), ("rows", "prompts", 8)):
         if getattr(options, name) is None:
@@ -111,6 +126,7 @@ def _check_one_device(parser: Parser, options: argparse.Namespace) -> None:
     several = options.processes > 1
     is_split = several or options.devices > 1
     rules = [
+        (is_split or options.split is None, "several devices for --split", "one"),
         (not (is_split and options.prompts is not None), "one device for --prompts", "several"),
         (not (is_split and options.profile), "one device for --profile", "several"),
         (not (is_split and options.adapter is not None), "one device for --adapter", "several"),

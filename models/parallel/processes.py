@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import socket
 import sys
 import time
@@ -55,7 +56,9 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
         if relay is not None:
             relay.end_watch()
         jax.distributed.shutdown()
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        if isinstance(error, ValueError) and re.match("[A-Z_]+: ", str(error)) is None:
+            raise  # it is not a failed program's, which becomes one where NumPy takes the result
         raise UsageError(
             f"process {process} expected the programs of {processes} processes to run until all have ended; got: "
             f"{str(error).splitlines()[0]}. See what another process says, and start all of them again."

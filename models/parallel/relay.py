@@ -26,7 +26,8 @@ class Relay:
     **Arguments:**
 
     - `target`: where that is, as `HOST:PORT`. It has to listen by now.
-    - `lost`: called, in a thread, when the other side has closed a connection, which stays open on this side until it returns.
+    - `lost`: called, in a thread, when the other side has closed a connection, which stays open on this side until it returns, or
+        listens no more.
 
     **Attributes:**
 
@@ -50,7 +51,8 @@ class Relay:
             try:
                 far = socket.create_connection(self._target)
             except OSError:
-                near.close()  # JAX tries again
+                self._lost()
+                near.close()
                 continue
             has_ended = threading.Event()
             for passes in (self._pass_out, self._pass_in):

@@ -61,6 +61,14 @@ def test_the_other_side_goes_and_this_one_stays_open(target):
         is_over.set()
 
 
+def test_the_other_side_listens_no_more(target):
+    lost = threading.Event()
+    relay = Relay(target[1], lost.set)
+    target[0].close()
+    with socket.create_connection(("127.0.0.1", int(relay.address.split(":")[1])), timeout=10):
+        assert lost.wait(10)
+
+
 def test_this_side_may_close(target):
     with connected(target[0], Relay(target[1], pytest.fail)) as (near, far):
         near.close()
