@@ -82,7 +82,7 @@ def _train(arguments: list[str] | None) -> None:
 
 
 def _devices(options: argparse.Namespace, count: int) -> contextlib.AbstractContextManager[jax.sharding.Mesh | None]:
-    """The devices of a run, which has `count` of them in all processes."""
+    """Return the devices of a run, which has `count` of them in all processes."""
     if count == 1:
         return contextlib.nullcontext()
     return processes.joined(count // options.processes, options.coordinator, options.processes, options.process)

@@ -31,7 +31,7 @@ class RunOptions:
     save_every: int
     seed: int
     devices: int = 1
-    """How many devices share a batch, in all processes."""
+    """The number of devices that share a batch, in all processes."""
 
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
