@@ -17,10 +17,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .._program import UsageError, report
 from . import tensor_parallel
 from .relay import Relay, host_and_port, wait_for
+from .watch import Watch, show_presence
 
 
 # In seconds. The first is for processes that are silent: of one that is killed the connections close at once. The last is how
-# long a process that has lost process 0 may take to say so itself.
+# long a process that has lost another one may take to say so itself.
 _HEARTBEAT, _START, _END, _LAST_WORDS = 20, 60, 20, 5
 
 _config: Any = jax.config  # type checkers do not know its options
@@ -39,7 +40,7 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
     **Returns:** a mesh of the devices.
 
     **Raises:** `UsageError` if there are fewer devices, if another process is gone, or if process 0 does not come. A process that
-    is not waiting for the others when process 0 goes is ended. If another one does not come, or is silent, JAX aborts this one.
+    does not notice that another one is gone is ended. If another one does not come, or is silent, JAX aborts this one.
     """
     with contextlib.suppress(RuntimeError):  # JAX has started, with the devices that it has
         _config.update("jax_num_cpu_devices", devices)
@@ -49,13 +50,15 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
     try:
         report(f"process {process} of {processes} waits for the others at {coordinator}, for {_START} seconds at most")
         with _no_stdout():
-            relay = _join(coordinator, processes, process)
+            watch = _join(coordinator, processes, process)
             mesh = _mesh(devices)
-            total(mesh, 0)  # a first program, which connects them
+            port = total(mesh, watch.port if isinstance(watch, Watch) else 0)  # a first program, which connects them
+            presence = None if process == 0 else show_presence(host_and_port(coordinator)[0], port)
         yield mesh
-        if relay is not None:
-            relay.end_watch()
+        watch.end_watch()
         jax.distributed.shutdown()
+        if presence is not None:
+            presence.close()
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         if isinstance(error, ValueError) and re.match("[A-Z_]+: ", str(error)) is None:
             raise  # it is not a failed program's, which becomes one where NumPy takes the result
@@ -95,37 +98,33 @@ def leave(code: int) -> None:
 
 def _exit(code: int) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
+        with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+            if stream is not None:
+                stream.flush()
     os._exit(code)
 
 
-def _join(coordinator: str, processes: int, process: int) -> Relay | None:
-    relay = None
+def _join(coordinator: str, processes: int, process: int) -> Relay | Watch:
+    """Join the other processes, and return what watches them."""
     if process == 0:
         _check_port(coordinator)
+        watch = Watch(lambda: _end(process, "another process"))
     else:
-        relay = _reach(coordinator, process)
+        watch = _reach(coordinator, process)
     _config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
-        coordinator if relay is None else relay.address,
+        watch.address if isinstance(watch, Relay) else coordinator,
         num_processes=processes,
         process_id=process,
         initialization_timeout=_START,
         heartbeat_timeout_seconds=_HEARTBEAT,
         shutdown_timeout_seconds=_END,
     )
-    return relay
+    return watch
 
 
 def _reach(coordinator: str, process: int) -> Relay:
     """Wait for process 0, and return the way to it."""
-
-    def end() -> None:
-        time.sleep(_LAST_WORDS)
-        report(f"process {process} ends, because process 0 is gone. See what it says, and start all of them again.")
-        _exit(2)
-
     try:
         wait_for(coordinator, _START)
     except OSError as error:
@@ -133,7 +132,15 @@ def _reach(coordinator: str, process: int) -> Relay:
             f"process {process} expected process 0 to listen at {coordinator} after {_START} seconds at most; got: {error}. "
             "Start all of them again."
         ) from None
-    return Relay(coordinator, end)
+    return Relay(coordinator, lambda: _end(process, "process 0"))
+
+
+def _end(process: int, lost: str) -> None:
+    """End this process, if it does not do so itself because it waits for the other one."""
+    time.sleep(_LAST_WORDS)
+    with contextlib.suppress(OSError, ValueError):
+        report(f"process {process} ends, because {lost} is gone. See what it says, and start all of them again.")
+    _exit(2)
 
 
 def _check_port(coordinator: str) -> None:

@@ -51,7 +51,8 @@ class Relay:
             try:
                 far = socket.create_connection(self._target)
             except OSError:
-                self._lost()
+                if self._is_watched:
+                    self._lost()
                 near.close()
                 continue
             has_ended = threading.Event()
