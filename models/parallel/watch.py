@@ -50,7 +50,10 @@ class Watch:
 
 
 def show_presence(host: str, port: int) -> socket.socket | None:
-    """Connect to the `Watch` of process 0, which counts on this process until the connection closes; `None` if there is no way."""
+    """Connect to the `Watch` of process 0, which counts on this process until the connection closes.
+
+    **Returns:** the connection, or `None` if there is no way.
+    """
     with contextlib.suppress(OSError):
         end = socket.create_connection((host, port))
         end.sendall(_HELLO)

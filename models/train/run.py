@@ -104,12 +104,12 @@ class Training:
                     self._write([_line(record, steps)])
                 if is_last:
                     break
+        if self._speaks and self.step == steps:
+            self._summarize()
         self._in_any_process(False)  # a wait, until process 0 has written all
         if self.step < steps:
             self._report(f"stopped after step {self.step}; `python -m models.train resume {self.run.path}` goes on")
             raise KeyboardInterrupt
-        if self._speaks:
-            self._summarize()
 
     def _in_any_process(self, is_set: bool) -> bool:
         """Return true if this is so in one of the processes, after a wait for all."""
