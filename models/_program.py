@@ -88,9 +88,10 @@ def write(lines: Iterable[str]) -> None:
 
 
 def report(text: str) -> None:
-    """A line on stderr."""
+    """A line on stderr, beside a progress bar."""
     if sys.stderr is not None:  # else it is closed, and `print` would take stdout
-        print(text, file=sys.stderr)
+        with tqdm.external_write_mode(file=sys.stderr):
+            print(text, file=sys.stderr)
 
 
 def progress(items: Iterable[_T], *, desc: str, unit: str, total: int | None = None, initial: int = 0) -> Iterable[_T]:

@@ -125,7 +125,10 @@ class Block(eqx.Module):
         qkv = qkv.reshape(length, self.num_heads + 2 * self.num_kv_heads, -1)
         if self.head_norm is not None:
             qkv = self.head_norm(qkv)
-        if cache is not None and (length == 1 or (length <= FEW_TOKENS and cache.window is None)):
+        if cache is not None and length == 1:
+            q, cache = cache.append_rotary(qkv, *table, valid=valid)
+            attended = cache.attend(q)
+        elif cache is not None and length <= FEW_TOKENS and cache.window is None:
             lengths = cache.length + jnp.arange(1, length + 1, dtype=jnp.int32)
             q, appended = cache.append_rotary(qkv, *table, valid=valid)
             attended = jax.vmap(lambda q, length: _with_length(appended, length).attend(q))(q, lengths)
@@ -177,17 +180,20 @@ class Llama(eqx.Module):
         tokens: Int[Array, " S"],
         cache: Cache,
         valid: Int[Array, ""] | int | None = None,
+        positions: Int[Array, " S"] | None = None,
     ) -> tuple[Float[Array, "S E"], Cache]:
         """**Arguments:**
 
         - `tokens`: those after the tokens in the cache: a prompt, a part of one, or the one token that was generated last.
         - `cache`: of `init_cache` or of the last call, with room for all of `tokens`. Donate it.
         - `valid`: how many of `tokens` count; the others, at their end, are padding.
+        - `positions`: of `tokens`, if they do not just follow those in the cache.
 
         **Returns:** what `logits` takes, for each token, and the cache with the tokens.
         """
         count = jnp.asarray(len(tokens) if valid is None else valid, jnp.int32)
-        positions = cache.length + jnp.arange(len(tokens), dtype=jnp.int32)
+        if positions is None:
+            positions = cache.length + jnp.arange(len(tokens), dtype=jnp.int32)
         table = self.rotary_table(positions)
         x = self.embedding(tokens).astype(self.dtype)
         residual, new_caches = jnp.zeros_like(x), []
