@@ -204,6 +204,7 @@ def load(
     file: Files,
     *,
     dtype: Any = jnp.float32,
+    packed: bool = False,
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
     place: Callable[[Any], Any] = lambda part: part,
 ) -> Llama:
@@ -213,6 +214,8 @@ def load(
 
     - `file`: of `models.gguf.open_model` or `models.huggingface.open_folder`.
     - `dtype`: of the activations, the cache, and weights that are not quantised: f32 or bf16.
+    - `packed`: whether quantised weights are put into the form that a CPU multiplies fastest; see
+        [`eqxcallback.nn.QuantizedLinear`][].
     - `progress`: wraps the iteration over the blocks, as `tqdm` does.
     - `place`: takes each part as soon as it is loaded (the embedding, a block, the last norm, the output), and returns what
         takes its place, such as the same on other devices.
@@ -231,7 +234,7 @@ def load(
 
         # Either all of them have a bias, or none.
         biases = [bias for _, bias in rows("bias")] if f"{names[0]}.bias" in tensors else []
-        return Projection(_layers(rows("weight"), biases))
+        return Projection(_layers(rows("weight"), biases, packed))
 
     def head_norm(prefix: str) -> HeadNorm:
         counts = {"q": config.num_heads, "k": config.num_kv_heads}
@@ -281,7 +284,7 @@ def _rows(tensor: Weight, heads: int | None, dtype: Any) -> tuple[str, np.ndarra
 
 
 def _layers(
-    parts: Sequence[tuple[str, np.ndarray]], biases: Sequence[np.ndarray]
+    parts: Sequence[tuple[str, np.ndarray]], biases: Sequence[np.ndarray], packed: bool
 ) -> list[eqxc.nn.QuantizedLinear | eqxc.nn.Linear]:
     """One layer for each run of weights of one encoding, with their biases, if there are any."""
     runs: list[tuple[str, list[int]]] = []
@@ -294,16 +297,20 @@ def _layers(
             encoding,
             np.concatenate([parts[i][1] for i in run]),
             np.concatenate([biases[i] for i in run]) if biases else None,
+            packed,
         )
         for encoding, run in runs
     ]
 
 
-def _layer(encoding: Any, rows: np.ndarray, bias: np.ndarray | None) -> eqxc.nn.QuantizedLinear | eqxc.nn.Linear:
+def _layer(
+    encoding: Any, rows: np.ndarray, bias: np.ndarray | None, packed: bool
+) -> eqxc.nn.QuantizedLinear | eqxc.nn.Linear:
     # Not `jnp.asarray`, which compiles a copy for each shape. Both are copies of what the file has.
     rows_and_bias = jax.device_put((rows, bias))
     if encoding:
-        return eqxc.nn.QuantizedLinear(rows_and_bias[0], encoding, bias=rows_and_bias[1])
+        layer = eqxc.nn.QuantizedLinear(rows_and_bias[0], encoding, bias=rows_and_bias[1])
+        return layer.packed() if packed else layer
     out_features, in_features = rows.shape
     new = eqx.filter_eval_shape(
         eqxc.nn.Linear, in_features, out_features, use_bias=bias is not None, key=jax.random.key(0)
