@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
-from ._interleaved import deinterleave_rows
+from ._reference_interleaved import deinterleave
 
 
 class Layout(NamedTuple):
@@ -114,5 +114,5 @@ LAYOUTS: Mapping[str, Layout] = {
     "Q4_K": Layout(256, 144, _q4_k),
     "Q5_K": Layout(256, 176, _q5_k),
     "Q6_K": Layout(256, 210, _q6_k),
-    "Q4_1_R16": Layout(32, 20, _q4_1, deinterleave_rows),
+    "Q4_1_R16": Layout(32, 20, _q4_1, deinterleave),
 }
