@@ -34,8 +34,9 @@ struct GroupBlock {
     for (int i = 0; i < 4; ++i) {
       const Dwords packed = fours(i);
 #pragma GCC unroll 8
-      for (int n = 0; n < 8; ++n)
+      for (int n = 0; n < 8; ++n) {
         body(4 * i + n / 2 + n % 2 * 16, __builtin_convertvector((packed >> (4 * n)) & 15, F));
+      }
     }
   }
 
