@@ -44,7 +44,7 @@ class Ours(Contestant):
 
         from models import gguf, llama
 
-        model = llama.load(gguf.open_model(gguf.default_path()), dtype=dtype)
+        model = llama.load(gguf.open_model(gguf.default_path()), dtype=dtype, packed=True)
         self._weights, tree = jax.tree.flatten(model)
         self._new_cache: Callable[[], Any] = lambda: model.init_cache(_ROOM)
 

@@ -219,6 +219,7 @@ def load(
     *,
     dtype: Any = jnp.float32,
     activations: eqxc.ops.Activations = "exact",
+    packed: bool = False,
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
     place: Callable[[Any], Any] = lambda part: part,
 ) -> Llama:
@@ -231,6 +232,8 @@ def load(
     - `activations`: `"int8"` rounds the inputs of the blocks' quantised layers to 255 levels in each 32; see
         [`eqxcallback.ops.quantized_linear`][]. The output stays exact: for one token reading it takes as long as its products do,
         and rounding it as well would change the most likely token half as often again.
+    - `packed`: whether quantised weights are put into the form that a CPU multiplies fastest; see
+        [`eqxcallback.nn.QuantizedLinear`][].
     - `progress`: wraps the iteration over the blocks, as `tqdm` does.
     - `place`: takes each part as soon as it is loaded (the embedding, a block, the last norm, the output), and returns what
         takes its place, such as the same on other devices.
@@ -255,7 +258,7 @@ def load(
 
         # Either all of them have a bias, or none.
         biases = [bias for _, bias in rows("bias")] if f"{names[0]}.bias" in tensors else []
-        return Projection(_layers(rows("weight"), biases, activations))
+        return Projection(_layers(rows("weight"), biases, activations, packed))
 
     def head_norm(prefix: str) -> HeadNorm:
         counts = {"q": config.num_heads, "k": config.num_kv_heads}
@@ -314,7 +317,10 @@ def _rows(tensor: Weight, heads: int | None, dtype: Any) -> tuple[str, np.ndarra
 
 
 def _layers(
-    parts: Sequence[tuple[str, np.ndarray]], biases: Sequence[np.ndarray], activations: eqxc.ops.Activations
+    parts: Sequence[tuple[str, np.ndarray]],
+    biases: Sequence[np.ndarray],
+    activations: eqxc.ops.Activations,
+    packed: bool,
 ) -> list[eqxc.nn.QuantizedLinear | eqxc.nn.Linear]:
     """One layer for each run of weights of one encoding, with their biases, if there are any."""
     runs: list[tuple[str, list[int]]] = []
@@ -328,18 +334,21 @@ def _layers(
             np.concatenate([parts[i][1] for i in run]),
             np.concatenate([biases[i] for i in run]) if biases else None,
             activations,
+            packed,
         )
         for encoding, run in runs
     ]
 
 
 def _layer(
-    encoding: Any, rows: np.ndarray, bias: np.ndarray | None, activations: eqxc.ops.Activations
+    encoding: Any, rows: np.ndarray, bias: np.ndarray | None, activations: eqxc.ops.Activations, packed: bool
 ) -> eqxc.nn.QuantizedLinear | eqxc.nn.Linear:
     # Not `jnp.asarray`, which compiles a copy for each shape. Both are copies of what the file has.
     rows_and_bias = jax.device_put((rows, bias))
     if encoding:
-        return eqxc.nn.QuantizedLinear(rows_and_bias[0], encoding, bias=rows_and_bias[1], activations=activations)
+        blocks, bias = rows_and_bias
+        layer = eqxc.nn.QuantizedLinear(blocks, encoding, bias=bias, activations=activations)
+        return layer.packed() if packed else layer
     out_features, in_features = rows.shape
     new = eqx.filter_eval_shape(
         eqxc.nn.Linear, in_features, out_features, use_bias=bias is not None, key=jax.random.key(0)

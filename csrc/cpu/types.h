@@ -27,18 +27,22 @@ enum class Encoding : uint8_t {
   kQ4_K,
   kQ5_K,
   kQ6_K,
+  // Q4_1 with 16 rows side by side. Of each block in turn: 16 f16 scales, 16 f16 minimums, and 4 times 16 dwords,
+  // of each row the next four of its 16 bytes.
+  kQ4_1_R16,
   // What they are unpacked to: never in memory of a caller.
   kPlain,
   kPlainHalves,
 };
 inline constexpr int64_t kBlockSize = 32;  // that kernels take at a time
+inline constexpr int64_t kGroupRows = 16;  // of kQ4_1_R16
 
 // The files that are compiled for one instruction set include these: nothing here may be a function of external
 // linkage, of which the linker would keep the copy with the newest instructions for everybody.
 namespace {
 
 constexpr int64_t block_bytes(Encoding encoding) {
-  constexpr int64_t kBytes[] = {20, 34, 18, 22, 24, 144, 176, 210, 48, 48};
+  constexpr int64_t kBytes[] = {20, 34, 18, 22, 24, 144, 176, 210, 20, 48, 48};
   return kBytes[static_cast<int>(encoding)];
 }
 constexpr int64_t weights_of_block(Encoding encoding) {

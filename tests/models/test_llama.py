@@ -52,6 +52,15 @@ def test_logits_of_a_prompt(isa, file, tokenizer, model, plain):
     np.testing.assert_allclose(prompt_logits(model, tokens), theirs, rtol=0, atol=2e-3)
 
 
+def test_packed_weights_give_the_same_answers(file, tokenizer, model):
+    packed = llama.load(file, packed=True)
+    encodings = {layer.encoding for block in packed.blocks for layer in block.gate_up.layers}
+    assert encodings == {"Q4_1_R16"}
+    for text in ("What is the capital of France?", "Name three rivers of Asia.", TEXT):
+        tokens = prompt(tokenizer, text)
+        assert generated(packed, tokens, 24) == generated(model, tokens, 24)
+
+
 @jax.jit
 def logits_in_steps(model, tokens):
     """Return the logits of a prompt of 60 tokens, then of one token after the other."""

@@ -32,21 +32,11 @@ bool steps_of(Steps& steps, const float* x, int64_t size, float limit = -kLowest
   return highest <= limit;
 }
 
-// tile(count, first) for at most 4 rows of x at a time, `count` an `Int`.
-template <class Tile>
-void for_few_rows(int64_t num_rows, const Tile& tile) {
-  int64_t r = 0;
-  for (; r + 4 <= num_rows; r += 4) tile(Int<4>{}, r);
-  switch (num_rows - r) {
-    case 1:
-      return tile(Int<1>{}, r);
-    case 2:
-      return tile(Int<2>{}, r);
-    case 3:
-      return tile(Int<3>{}, r);
-    default:
-      return;
-  }
+// tile(count, first) for at most kMost rows of x at a time, `count` an `Int`.
+template <int kMost = 4, class Tile>
+void for_few_rows(int64_t num_rows, const Tile& tile, int64_t first = 0) {
+  for (; first + kMost <= num_rows; first += kMost) tile(Int<kMost>{}, first);
+  if constexpr (kMost > 1) for_few_rows<kMost - 1>(num_rows, tile, first);
 }
 
 // Blocks of `block` values, of which the last may be smaller. One that is not finite stays as it is.

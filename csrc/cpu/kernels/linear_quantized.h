@@ -2,15 +2,18 @@
 //
 // Few rows of x read each weight once and have to be fast at decoding: linear_float_dots.h, or linear_byte_dots.h where
 // the processor multiplies bytes, and linear_decoded_tiles.h. Many rows: a few rows of weights at a time are decoded
-// into cache, and multiplied with all of x; or if x is quantised, linear_block_panels.h.
+// into cache, and multiplied with all of x; or if x is quantised, linear_block_panels.h. Rows of weights that are side
+// by side have kernels of their own: linear_interleaved.h, and linear_interleaved_bytes.h.
 #pragma once
 
 #include "cpu/kernels/linear_activations.h"
 #include "cpu/kernels/linear_block_decode.h"
 #include "cpu/kernels/linear_decoded_tiles.h"
+#include "cpu/kernels/linear_interleaved.h"
 #ifdef EQXCALLBACK_BYTES
 #include "cpu/kernels/linear_block_panels.h"
 #include "cpu/kernels/linear_byte_dots.h"
+#include "cpu/kernels/linear_interleaved_bytes.h"
 #else
 #include "cpu/kernels/linear_float_dots.h"
 #endif
@@ -22,10 +25,16 @@ namespace {
 // by tiles, which give each the result that it has among more of them. Measured: see docs/design/kernels.md.
 #ifdef EQXCALLBACK_BYTES
 inline constexpr int64_t kRowsAsAlone = Bytes::kRows == 1 ? 8 : 3, kQuantizedRowsAsAlone = 4;
+inline constexpr bool kHasBytes = true;
 #else
 inline constexpr int64_t kRowsAsAlone = 8, kQuantizedRowsAsAlone = 1;
+inline constexpr bool kHasBytes = false;
 #endif
 inline constexpr int64_t kRowsOfTiles = kLanes == 16 ? 6 : 0;
+constexpr int64_t rows_as_alone(Encoding encoding, bool quantized_activations) {
+  if (encoding == Encoding::kQ4_1_R16 && kHasBytes) return INT64_MAX;
+  return quantized_activations ? kQuantizedRowsAsAlone : kRowsAsAlone;
+}
 
 // A tile of the product: kDotRows rows of x with kDotColumns rows of decoded weights.
 template <class T, class Scale>
@@ -87,20 +96,40 @@ void multiply_decoded(T* out, const float* x, int64_t num_rows, int64_t out_feat
       kDecoded);
 }
 
+// False if x has no form in which few rows are fast.
+template <Encoding encoding, class T>
+bool multiply_few(const QuantizedLinear& args, const float* x, const Executor& executor) {
+  if constexpr (encoding != Encoding::kQ4_1_R16) {
+    return multiply_vectors<encoding, T>(args, x, executor);
+  } else {
+#ifdef EQXCALLBACK_BYTES
+    return args.quantized_activations ? multiply_group_digits<1, T>(args, x, executor)
+                                      : multiply_group_digits<3, T>(args, x, executor);
+#else
+    return multiply_group_floats<T>(args, x, executor);
+#endif
+  }
+}
+
 template <Encoding encoding, class T>
 void multiply_matrix(const QuantizedLinear& args, const float* x, const Executor& executor) {
-  const int64_t num_blocks = args.in_features / kBlockSize;
-  const int64_t stride = args.in_features / weights_of_block(encoding) * block_bytes(encoding);
-  multiply_decoded(
-      static_cast<T*>(args.out), x, args.rows, args.out_features, args.in_features, static_cast<double>(num_blocks) * 2,
-      executor, [&](float* row, int64_t o) { decode_row<encoding>(row, args.blocks + o * stride, args.in_features); },
-      [](int64_t) { return 1.0f; });
+  if constexpr (encoding == Encoding::kQ4_1_R16) {
+    multiply_group_panels<T>(args, x, executor);
+  } else {
+    const int64_t num_blocks = args.in_features / kBlockSize;
+    const int64_t stride = args.in_features / weights_of_block(encoding) * block_bytes(encoding);
+    multiply_decoded(
+        static_cast<T*>(args.out), x, args.rows, args.out_features, args.in_features,
+        static_cast<double>(num_blocks) * 2, executor,
+        [&](float* row, int64_t o) { decode_row<encoding>(row, args.blocks + o * stride, args.in_features); },
+        [](int64_t) { return 1.0f; });
+  }
 }
 
 template <Encoding encoding, class T>
 void quantized_linear_as(const QuantizedLinear& args, const float* x, const Executor& executor) {
-  if (args.rows <= (args.quantized_activations ? kQuantizedRowsAsAlone : kRowsAsAlone)) {
-    if (multiply_vectors<encoding, T>(args, x, executor)) return;
+  if (args.rows <= rows_as_alone(encoding, args.quantized_activations)) {
+    if (multiply_few<encoding, T>(args, x, executor)) return;
     if (args.rows > 1) {  // one of them is not finite, say: the others get what they get alone
       QuantizedLinear row = args;
       row.rows = 1;
@@ -113,7 +142,7 @@ void quantized_linear_as(const QuantizedLinear& args, const float* x, const Exec
   }
   if (args.quantized_activations) {
 #ifdef EQXCALLBACK_BYTES
-    if constexpr (!is_packed(encoding)) {
+    if constexpr (!is_packed(encoding) && encoding != Encoding::kQ4_1_R16) {
       if (args.rows > 1 && multiply_block_panels<encoding, T>(args, x, executor)) return;
     }
 #endif
@@ -125,7 +154,7 @@ void quantized_linear_as(const QuantizedLinear& args, const float* x, const Exec
     call.quantized_activations = false;
     return quantized_linear_as<encoding, T>(call, quantized.data(), executor);
   }
-  if constexpr (kRowsOfTiles > 0) {
+  if constexpr (kRowsOfTiles > 0 && encoding != Encoding::kQ4_1_R16) {
     if (args.rows <= kRowsOfTiles) return multiply_tiles<encoding, T>(args, x, executor);
   }
   multiply_matrix<encoding, T>(args, x, executor);
@@ -152,6 +181,8 @@ void quantized_linear(Element element, const QuantizedLinear& args, const Execut
           return quantized_linear_as<Encoding::kQ5_K, T>(args, x, executor);
         case Encoding::kQ6_K:
           return quantized_linear_as<Encoding::kQ6_K, T>(args, x, executor);
+        case Encoding::kQ4_1_R16:
+          return quantized_linear_as<Encoding::kQ4_1_R16, T>(args, x, executor);
         default:
           return;  // no caller has others
       }

@@ -11,18 +11,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
+from ._reference_interleaved import deinterleave
+
 
 class Layout(NamedTuple):
-    """The sizes of a block, and the function that decodes blocks along the last axis."""
+    """The sizes of a block, the function that decodes blocks along the last axis, and the one that separates rows before it."""
 
     weights: int
     bytes: int
     decode: Callable[[Array], Array]
+    separate: Callable[[Array], Array] = lambda blocks: blocks
 
 
 def decode(blocks: UInt8[Array, "*rows bytes"], encoding: str) -> Float[Array, "*rows features"]:
     """The weights in f32."""
     layout = LAYOUTS[encoding]
+    blocks = layout.separate(blocks)
     *rows, size = blocks.shape
     values = layout.decode(blocks.reshape(*rows, size // layout.bytes, layout.bytes))
     return values.reshape(*rows, math.prod(values.shape[len(rows) :]))
@@ -110,4 +114,5 @@ LAYOUTS: Mapping[str, Layout] = {
     "Q4_K": Layout(256, 144, _q4_k),
     "Q5_K": Layout(256, 176, _q5_k),
     "Q6_K": Layout(256, 210, _q6_k),
+    "Q4_1_R16": Layout(32, 20, _q4_1, deinterleave),
 }

@@ -32,6 +32,8 @@ def quantized_linear(dtype: Any, encoding: Any, batch: Any, in_features: int, ou
 
 def blocks(seed: int, out_features: int, in_features: int, encoding: Any) -> Any:
     """Random weights of either sign, of a size that keeps sums of products near 1."""
+    if encoding == "Q4_1_R16":
+        return np.asarray(ops.interleave_rows(blocks(seed, out_features, in_features, "Q4_1")))
     rng = np.random.default_rng((seed, out_features, in_features))
     if encoding in UNPACKED:
         weights, size, at, halves = UNPACKED[encoding]
@@ -84,6 +86,18 @@ CASES = [
         ],
         "cpu edge",
     ),
+    *rows(
+        quantized_linear,
+        [
+            *[("Q4_1_R16", batch, 64, 48) for batch in BATCHES],
+            *[("Q4_1_R16", (rows,), 96, 32) for rows in (0, 1, 2, 4, 5, 6, 7, 9, 63)],
+            *[("Q4_1_R16", (), 1056, 16), ("Q4_1_R16", (3,), 0, 16), ("Q4_1_R16", (2,), 32, 0)],
+        ],
+        "cpu edge",
+    ),
+    *rows(quantized_linear, [("Q4_1_R16", (), 1024, 3008), ("Q4_1_R16", (330,), 512, 496)], "large"),
+    *rows(quantized_linear, [("Q4_1_R16", batch, 96, 528) for batch in ((), (3,))], "written"),
+    row(quantized_linear, "Q4_1_R16", (), 32, 16, tags=("mapped", "derived"), name="quantized_linear Q4_1_R16"),
     row(quantized_linear, "Q4_K", (), 256, 3, tags=("mapped", "derived"), name="quantized_linear Q4_K"),
     row(quantized_linear, "Q6_K", (2,), 256, 3, tags=["mapped"], name="quantized_linear Q6_K of a batch"),
     *rows(quantized_linear, [(encoding, (), 1024, 3001) for encoding in (*ENCODINGS, "Q5_1", "Q6_K")], "large"),

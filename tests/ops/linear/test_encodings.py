@@ -15,7 +15,7 @@ from ..memory import compiled, peak
 from . import cases
 
 
-by_encoding = pytest.mark.parametrize("encoding", ops.ENCODINGS)
+by_encoding = pytest.mark.parametrize("encoding", [*cases.ENCODINGS, *cases.UNPACKED])
 by_unpacked = pytest.mark.parametrize("encoding", cases.UNPACKED)
 
 
