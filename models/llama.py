@@ -344,16 +344,17 @@ def _layer(
     encoding: Any, rows: np.ndarray, bias: np.ndarray | None, activations: eqxc.ops.Activations, packed: bool
 ) -> eqxc.nn.QuantizedLinear | eqxc.nn.Linear:
     # Not `jnp.asarray`, which compiles a copy for each shape. Both are copies of what the file has.
-    rows_and_bias = jax.device_put((rows, bias))
+    weight, stored_bias = jax.device_put((rows, bias))
     if encoding:
-        blocks, bias = rows_and_bias
-        layer = eqxc.nn.QuantizedLinear(blocks, encoding, bias=bias, activations=activations)
+        layer = eqxc.nn.QuantizedLinear(weight, encoding, bias=stored_bias, activations=activations)
         return layer.packed() if packed else layer
     out_features, in_features = rows.shape
     new = eqx.filter_eval_shape(
         eqxc.nn.Linear, in_features, out_features, use_bias=bias is not None, key=jax.random.key(0)
     )
-    return eqx.tree_at(lambda layer: (layer.weight, layer.bias), new, rows_and_bias, is_leaf=lambda x: x is None)
+    return eqx.tree_at(
+        lambda layer: (layer.weight, layer.bias), new, (weight, stored_bias), is_leaf=lambda x: x is None
+    )
 
 
 def _with_weight(layer: Any, tensor: Weight) -> Any:
