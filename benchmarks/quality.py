@@ -35,12 +35,13 @@ _COUNTED = ("prompt", "decode")
 
 
 class Variant(NamedTuple):
-    """`change` is made to every layer over quantized weights."""
+    """`change` is made to every layer over quantized weights, or to those of blocks: the embedding is the output too."""
 
     weights: str
     activations: str
     change: Callable[[nn.QuantizedLinear], nn.QuantizedLinear] = lambda layer: layer
     dtype: Any = jnp.float32
+    only_blocks: bool = False
 
 
 def _rounding(layer: nn.QuantizedLinear) -> nn.QuantizedLinear:
@@ -60,6 +61,7 @@ def _as_int8(layer: nn.QuantizedLinear) -> nn.QuantizedLinear:
 VARIANTS = (
     Variant("Q4_1 and Q8_0, the file's", "f32"),
     Variant("Q4_1 and Q8_0, the file's", "int8 in products", _rounding),
+    Variant("Q4_1 and Q8_0, the file's", "int8 in products of blocks", _rounding, only_blocks=True),
     Variant("Q4_1 and Q8_0, the file's", "bf16, cache too", dtype=jnp.bfloat16),
     Variant("int8 of the file's", "f32", _as_int8),
     Variant("int8 of the file's", "int8 in products", lambda layer: _rounding(_as_int8(layer))),
@@ -69,6 +71,7 @@ VARIANTS = (
 def variant_of(model: llama.Llama, variant: Variant) -> llama.Llama:
     is_layer = lambda x: isinstance(x, nn.QuantizedLinear)
     changed = jax.tree.map(lambda x: variant.change(x) if is_layer(x) else x, model, is_leaf=is_layer)
+    changed = dataclasses.replace(model, blocks=changed.blocks) if variant.only_blocks else changed
     return dataclasses.replace(changed, dtype=jnp.dtype(variant.dtype))
 
 

@@ -40,6 +40,16 @@ def add_weights(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_activations(group: argparse._ArgumentGroup) -> None:
+    """Add the option of programs with a language model that `models.llama.load` takes."""
+    group.add_argument(
+        "--activations",
+        choices=["exact", "int8"],
+        default="exact",
+        help="int8 rounds what quantised layers of blocks multiply, which is faster (default: %(default)s)",
+    )
+
+
 def run(name: str, program: Callable[[list[str] | None], None], arguments: list[str] | None) -> int:
     """Run a program and say what went wrong.
 
@@ -78,9 +88,10 @@ def write(lines: Iterable[str]) -> None:
 
 
 def report(text: str) -> None:
-    """A line on stderr."""
+    """A line on stderr, beside a progress bar."""
     if sys.stderr is not None:  # else it is closed, and `print` would take stdout
-        print(text, file=sys.stderr)
+        with tqdm.external_write_mode(file=sys.stderr):
+            print(text, file=sys.stderr)
 
 
 def progress(items: Iterable[_T], *, desc: str, unit: str, total: int | None = None, initial: int = 0) -> Iterable[_T]:

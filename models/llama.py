@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 import eqxcallback as eqxc
 
+from ._errors import ModelFileError
 from ._files import Files, Weight
 from .gguf import Config
 
@@ -124,7 +125,10 @@ class Block(eqx.Module):
         qkv = qkv.reshape(length, self.num_heads + 2 * self.num_kv_heads, -1)
         if self.head_norm is not None:
             qkv = self.head_norm(qkv)
-        if cache is not None and (length == 1 or (length <= FEW_TOKENS and cache.window is None)):
+        if cache is not None and length == 1:
+            q, cache = cache.append_rotary(qkv, *table, valid=valid)
+            attended = cache.attend(q)
+        elif cache is not None and length <= FEW_TOKENS and cache.window is None:
             lengths = cache.length + jnp.arange(1, length + 1, dtype=jnp.int32)
             q, appended = cache.append_rotary(qkv, *table, valid=valid)
             attended = jax.vmap(lambda q, length: _with_length(appended, length).attend(q))(q, lengths)
@@ -176,17 +180,20 @@ class Llama(eqx.Module):
         tokens: Int[Array, " S"],
         cache: Cache,
         valid: Int[Array, ""] | int | None = None,
+        positions: Int[Array, " S"] | None = None,
     ) -> tuple[Float[Array, "S E"], Cache]:
         """**Arguments:**
 
         - `tokens`: those after the tokens in the cache: a prompt, a part of one, or the one token that was generated last.
         - `cache`: of `init_cache` or of the last call, with room for all of `tokens`. Donate it.
         - `valid`: how many of `tokens` count; the others, at their end, are padding.
+        - `positions`: of `tokens`, if they do not just follow those in the cache.
 
         **Returns:** what `logits` takes, for each token, and the cache with the tokens.
         """
         count = jnp.asarray(len(tokens) if valid is None else valid, jnp.int32)
-        positions = cache.length + jnp.arange(len(tokens), dtype=jnp.int32)
+        if positions is None:
+            positions = cache.length + jnp.arange(len(tokens), dtype=jnp.int32)
         table = self.rotary_table(positions)
         x = self.embedding(tokens).astype(self.dtype)
         residual, new_caches = jnp.zeros_like(x), []
@@ -211,6 +218,7 @@ def load(
     file: Files,
     *,
     dtype: Any = jnp.float32,
+    activations: eqxc.ops.Activations = "exact",
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
     place: Callable[[Any], Any] = lambda part: part,
 ) -> Llama:
@@ -220,16 +228,25 @@ def load(
 
     - `file`: of `models.gguf.open_model` or `models.huggingface.open_folder`.
     - `dtype`: of the activations, the cache, and weights that are not quantised: f32 or bf16.
+    - `activations`: `"int8"` rounds the inputs of the blocks' quantised layers to 255 levels in each 32; see
+        [`eqxcallback.ops.quantized_linear`][]. The output stays exact: for one token reading it takes as long as its products do,
+        and rounding it as well would change the most likely token half as often again.
     - `progress`: wraps the iteration over the blocks, as `tqdm` does.
     - `place`: takes each part as soon as it is loaded (the embedding, a block, the last norm, the output), and returns what
         takes its place, such as the same on other devices.
+
+    **Raises:** `ModelFileError` if activations should be rounded, and no layer of a block is quantised.
     """
+    if activations == "int8":
+        _check_is_quantised(file)
     config, tensors, dtype = file.config, file.tensors, jnp.dtype(dtype)
 
     def add_norm(name: str) -> eqxc.nn.FusedAddRMSNorm:
         return _with_weight(eqxc.nn.FusedAddRMSNorm(config.embedding_size, config.rms_norm_eps), tensors[name])
 
-    def projection(*names: str, heads: Sequence[int | None] | None = None) -> Projection:
+    def projection(
+        *names: str, heads: Sequence[int | None] | None = None, activations: eqxc.ops.Activations = activations
+    ) -> Projection:
         heads = heads if heads is not None and file.rotates_neighbours else [None] * len(names)
 
         def rows(kind: str) -> list[tuple[str, np.ndarray]]:
@@ -238,7 +255,7 @@ def load(
 
         # Either all of them have a bias, or none.
         biases = [bias for _, bias in rows("bias")] if f"{names[0]}.bias" in tensors else []
-        return Projection(_layers(rows("weight"), biases))
+        return Projection(_layers(rows("weight"), biases, activations))
 
     def head_norm(prefix: str) -> HeadNorm:
         counts = {"q": config.num_heads, "k": config.num_kv_heads}
@@ -263,7 +280,7 @@ def load(
         )
         return place(loaded)
 
-    (embedding,) = projection("token_embd").layers
+    (embedding,) = projection("token_embd", activations="exact").layers
     return Llama(
         embedding=place(Embedding(embedding)),
         blocks=[block(index) for index in progress(range(config.num_layers))],
@@ -273,10 +290,19 @@ def load(
                 tensors["output_norm.weight"],
             )
         ),
-        output=place(projection("output")) if "output.weight" in tensors else None,
+        output=place(projection("output", activations="exact")) if "output.weight" in tensors else None,
         config=config,
         dtype=dtype,
     )
+
+
+def _check_is_quantised(file: Files) -> None:
+    encodings = {tensor.encoding for name, tensor in file.tensors.items() if name.startswith("blk.")}
+    if not encodings.intersection(eqxc.ops.ENCODINGS):
+        raise ModelFileError(
+            f"expected blocks with quantised weights, for activations of int8; got {' and '.join(sorted(encodings))}. "
+            "Use a GGUF file that has some, or exact activations."
+        )
 
 
 def _rows(tensor: Weight, heads: int | None, dtype: Any) -> tuple[str, np.ndarray]:
@@ -288,7 +314,7 @@ def _rows(tensor: Weight, heads: int | None, dtype: Any) -> tuple[str, np.ndarra
 
 
 def _layers(
-    parts: Sequence[tuple[str, np.ndarray]], biases: Sequence[np.ndarray]
+    parts: Sequence[tuple[str, np.ndarray]], biases: Sequence[np.ndarray], activations: eqxc.ops.Activations
 ) -> list[eqxc.nn.QuantizedLinear | eqxc.nn.Linear]:
     """One layer for each run of weights of one encoding, with their biases, if there are any."""
     runs: list[tuple[str, list[int]]] = []
@@ -301,16 +327,19 @@ def _layers(
             encoding,
             np.concatenate([parts[i][1] for i in run]),
             np.concatenate([biases[i] for i in run]) if biases else None,
+            activations,
         )
         for encoding, run in runs
     ]
 
 
-def _layer(encoding: Any, rows: np.ndarray, bias: np.ndarray | None) -> eqxc.nn.QuantizedLinear | eqxc.nn.Linear:
+def _layer(
+    encoding: Any, rows: np.ndarray, bias: np.ndarray | None, activations: eqxc.ops.Activations
+) -> eqxc.nn.QuantizedLinear | eqxc.nn.Linear:
     # Not `jnp.asarray`, which compiles a copy for each shape. Both are copies of what the file has.
     rows_and_bias = jax.device_put((rows, bias))
     if encoding:
-        return eqxc.nn.QuantizedLinear(rows_and_bias[0], encoding, bias=rows_and_bias[1])
+        return eqxc.nn.QuantizedLinear(rows_and_bias[0], encoding, bias=rows_and_bias[1], activations=activations)
     out_features, in_features = rows.shape
     new = eqx.filter_eval_shape(
         eqxc.nn.Linear, in_features, out_features, use_bias=bias is not None, key=jax.random.key(0)

@@ -157,7 +157,7 @@ def merge(model: Llama, *, encoding: eqxc.ops.Encoding | None = None) -> Llama:
         )
         layer = eqx.tree_at(lambda layer: (layer.weight, layer.bias), new, (weight, bias), is_leaf=lambda x: x is None)
         if encoding is not None:
-            layer = eqxc.nn.QuantizedLinear.from_linear(layer, encoding=encoding)
+            layer = eqxc.nn.QuantizedLinear.from_linear(layer, encoding=encoding, activations=_activations(projection))
         return Projection([layer], unmerged=projection)
 
     return _map_projections(merged, model)
@@ -177,6 +177,14 @@ def _weight(layer: eqxc.nn.QuantizedLinear | eqxc.nn.Linear) -> Float[Array, "ou
     if isinstance(layer, eqxc.nn.Linear):
         return layer.weight.astype(jnp.float32)
     return layer.rows(jnp.arange(layer.out_features))
+
+
+def _activations(projection: Projection) -> eqxc.ops.Activations:
+    """Return those of its quantised layers, which are all the same."""
+    for layer in projection.layers:
+        if isinstance(layer, eqxc.nn.QuantizedLinear):
+            return layer.activations
+    return "exact"
 
 
 def _map_projections(function: Any, model: Llama) -> Llama:

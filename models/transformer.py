@@ -121,7 +121,8 @@ def plain_loss(
 def gpt_loss(loss: Callable[[Any, Any, Any], Array], model: GPT, tokens: Int[Array, "batch more"]) -> Float[Array, ""]:
     """The mean over sequences, of one token more than the model reads. `loss` is of rows, weight and labels."""
     x = jax.vmap(model)(tokens[:, :-1])
-    return loss(x, model.embedding.weight, tokens[:, 1:]).astype(jnp.float32).mean()
+    losses = jax.vmap(loss, in_axes=(0, None, 0))(x, model.embedding.weight, tokens[:, 1:])  # of what devices may split
+    return losses.astype(jnp.float32).mean()
 
 
 def vit_loss(
@@ -132,4 +133,4 @@ def vit_loss(
     """The mean over images, as patches, with their labels. `loss` is of logits and labels."""
     patches, labels = images
     patches = patches.astype(model.patches.weight.dtype)
-    return loss(jax.vmap(model)(patches).astype(jnp.float32), labels).mean()
+    return jax.vmap(loss)(jax.vmap(model)(patches).astype(jnp.float32), labels).mean()

@@ -110,7 +110,7 @@ def test_what_fewer_bits_cost(results):
         assert abs(np.log(row["perplexity"] / first["perplexity"])) < 0.5, row
     for row in data["variants"]:
         assert all(row[what]["low"] <= row[what]["median"] <= row[what]["high"] for what in ("prompt", "decode"))
-    assert (results / "quality.md").read_text().count("| Q4_1 and Q8_0, the file's |") == 3
+    assert (results / "quality.md").read_text().count("| Q4_1 and Q8_0, the file's |") == 4
 
 
 def test_parts_of_a_step(results, tmp_path):

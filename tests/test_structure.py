@@ -96,7 +96,7 @@ MODELS = {
     "decoding": {"parallel", "tokens", "."},
     **{program: {"decoding", "parallel", "tokens", "."} for program in ("generate", "serve")},
     "finetune": {"tokens", "."},
-    "train": {"decoding", "."},
+    "train": {"decoding", "parallel", "."},
 }
 
 

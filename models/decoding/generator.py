@@ -8,11 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..llama import FEW_TOKENS, Llama
-from ..parallel.tensor_parallel import SplitLlama
+from ..llama import FEW_TOKENS
 from .chooser import Choice, Chooser
 from .lookup import InexactRows, Lookup
-from .reader import Reader
+from .reader import Model, Reader
 from .sampling import Sampling
 
 
@@ -68,12 +67,12 @@ class Generator:
 
     **Arguments:**
 
-    - `model`: a `Llama`, or a `SplitLlama`.
+    - `model`: a `Llama`, a `SplitLlama` or a `SequenceLlama`.
     - `room`: how many tokens, of prompts and answers, the cache is for; the model's context, if that is less.
     - `sampling`: how tokens are chosen.
     - `seed`: of the sampling.
     - `lookup`: whether programs read guesses of the next tokens as well, of a `models.decoding.lookup.Lookup`. The tokens are
-        the same.
+        the same. Not for a `SequenceLlama`, which reads one token or a chunk.
 
     **Attributes:**
 
@@ -86,7 +85,7 @@ class Generator:
 
     def __init__(
         self,
-        model: Llama | SplitLlama,
+        model: Model,
         *,
         room: int,
         sampling: Sampling | None = None,

@@ -12,10 +12,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .._rounding import round_up
 from ..captured import compile_captured
 from ..llama import FEW_TOKENS, Cache, Llama
+from ..parallel.sequence_parallel import SequenceLlama
 from ..parallel.tensor_parallel import SplitLlama
 from .chooser import Choice, choose
 from .sampling import Steps
 
+
+Model = Llama | SplitLlama | SequenceLlama
+"""A model on one device, or on several."""
 
 # A program is compiled for each length of a chunk and of a cache: few lengths are few programs. A chunk of several tokens has a
 # power of two of them, padding included.
@@ -28,7 +32,7 @@ class Reader:
 
     **Arguments:**
 
-    - `model`: a `Llama`, or a `SplitLlama`.
+    - `model`: a `Llama`, a `SplitLlama` or a `SequenceLlama`.
     - `room`: how many tokens the cache is for; the model's context, if that is less.
     - `longest_chunk`: the most tokens that are read at a time, a power of two.
 
@@ -40,7 +44,7 @@ class Reader:
     - `blocks`: the cache, of a `models.llama.Cache`, or `None` before the first token.
     """
 
-    def __init__(self, model: Llama | SplitLlama, room: int, longest_chunk: int = LONGEST_CHUNK):
+    def __init__(self, model: Model, room: int, longest_chunk: int = LONGEST_CHUNK):
         self.room = min(round_up(room, _CACHE_STEP), model.config.context_length)
         self.tokens: list[int] = []
         self.blocks: Any = None

@@ -23,12 +23,14 @@ from ..decoding.batch import Batch, Request
 from ..decoding.chooser import Choice
 from ..decoding.generator import Generator, Speed
 from ..decoding.lookup import InexactRows
+from ..decoding.reader import Model
 from ..model_files import open_files
 from ..parallel import processes, tensor_parallel
+from ..parallel.sequence_parallel import SequenceLlama
 from .chat import Chat, converse
 from .options import parse, sampling_of
 from .profile import profile, read_speed, table
-from .prompts import read_prompts
+from .prompts import read_prompt, read_prompts
 
 
 class _Program:
@@ -46,7 +48,8 @@ class _Program:
         if options.devices * options.processes == 1:
             self._answer_all()
             return
-        tensor_parallel.check_divides(self.file, options.devices * options.processes)
+        if options.split != "sequence":
+            tensor_parallel.check_divides(self.file, options.devices * options.processes)
         devices = processes.joined(options.devices, options.coordinator, options.processes, options.process)
         with devices as self.mesh:
             self._answer_all()
@@ -64,15 +67,20 @@ class _Program:
         model = llama.load(self.file, **self._loading())
         return model if self.adapters is None else lora.attach(model, self.adapters)
 
-    def placed_model(self) -> llama.Llama | tensor_parallel.SplitLlama:
+    def placed_model(self) -> Model:
         """Load the model, onto all devices of the mesh if there is one."""
-        return self.model() if self.mesh is None else tensor_parallel.load(self.file, self.mesh, **self._loading())
+        if self.mesh is None:
+            return self.model()
+        if self.options.split == "sequence":
+            return SequenceLlama(self.model(), self.mesh)
+        return tensor_parallel.load(self.file, self.mesh, **self._loading())
 
     def _loading(self) -> dict[str, Any]:
         dtype = jnp.dtype(DTYPES[self.options.dtype])
-        return {"dtype": dtype, "progress": partial(progress, desc="loading", unit="block")}
+        shown = partial(progress, desc="loading", unit="block")
+        return {"dtype": dtype, "activations": self.options.activations, "progress": shown}
 
-    def generator(self, model: llama.Llama | tensor_parallel.SplitLlama, room: int) -> Generator:
+    def generator(self, model: Model, room: int) -> Generator:
         options = self.options
         try:
             return Generator(model, room=room, sampling=sampling_of(options), seed=options.seed, lookup=options.lookup)
@@ -111,7 +119,8 @@ class _Program:
     def answer(self) -> None:
         """Answer one prompt."""
         options = self.options
-        tokens = self.encode(options.prompt, options.system)
+        prompt = options.prompt if options.prompt_file is None else read_prompt(options.prompt_file)
+        tokens = self.encode(prompt, options.system)
         model = self.placed_model()
         generator = self.generator(model, len(tokens) + options.max_tokens)
         answer = Answer(self.tokenizer, options.stop)

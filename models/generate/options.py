@@ -4,8 +4,9 @@ import argparse
 import math
 import pathlib
 
-from .._program import DTYPES, Parser, add_weights
+from .._program import DTYPES, Parser, add_activations, add_weights
 from ..decoding.sampling import Sampling
+from ..parallel.options import add_devices, check_devices
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -15,6 +16,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--chat", action="store_true", help="answer the lines of stdin, with the conversation in mind")
     parser.add_argument(
         "--prompts", type=pathlib.Path, metavar="FILE", help="answer each line, or each object of a .jsonl"
+    )
+    parser.add_argument(
+        "--prompt-file", type=pathlib.Path, metavar="FILE", help="a prompt of several lines; - is stdin"
     )
     parser.add_argument(
         "--rows", type=int, metavar="N", help="answers of --prompts that are made at a time (default: 8)"
@@ -43,10 +47,18 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         default="f32",
         help="of activations, cache and weights that are not quantised (default: f32)",
     )
-    _add_devices(parser.add_argument_group("several devices"))
+    add_activations(model)
+    devices = parser.add_argument_group("several devices")
+    add_devices(devices, "the model")
+    devices.add_argument(
+        "--split",
+        choices=["model", "sequence"],
+        help="what they share: the model (default), or the prompt and the answer",
+    )
     options = parser.parse_args(arguments)
     _check(parser, options)
-    _check_devices(parser, options)
+    check_devices(parser, options)
+    _check_one_device(parser, options)
     return options
 
 
@@ -75,26 +87,21 @@ def _add_sampling(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
 
 
-def _add_devices(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--devices", type=int, default=1, help="of each process, over which the model is split (default: 1)"
-    )
-    group.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="where process 0 listens, if there are several processes"
-    )
-    group.add_argument("--processes", type=int, default=1, help="how many there are (default: 1)")
-    group.add_argument("--process", type=int, default=0, help="which one this is (default: 0, which prints the answer)")
-
-
 def _check(parser: Parser, options: argparse.Namespace) -> None:
     def finite(value: float, low: float) -> bool:
         return value >= low and math.isfinite(value)
 
-    given = {"a prompt": options.prompt is not None, "--chat": options.chat, "--prompts": options.prompts is not None}
+    has_prompt = options.prompt is not None or options.prompt_file is not None
+    given = {
+        "a prompt": options.prompt is not None,
+        "--prompt-file": options.prompt_file is not None,
+        "--chat": options.chat,
+        "--prompts": options.prompts is not None,
+    }
     if sum(given.values()) != 1:
         got = " and ".join(name for name, is_given in given.items() if is_given) or "none"
-        parser.error(f"expected one of a prompt, --chat and --prompts; got {got}")
-    if options.profile and options.prompt is None:
+        parser.error(f"expected one of a prompt, --prompt-file, --chat and --prompts; got {got}")
+    if options.profile and not has_prompt:
         parser.error("expected --profile with a prompt; got it without")
     if options.lookup and options.prompts is not None:
         parser.error("expected --lookup with a prompt or --chat; got it with --prompts")
@@ -121,20 +128,16 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
             parser.error(f"expected {expected}; got {got}")
 
 
-def _check_devices(parser: Parser, options: argparse.Namespace) -> None:
+def _check_one_device(parser: Parser, options: argparse.Namespace) -> None:
     several = options.processes > 1
     is_split = several or options.devices > 1
-    has_port = options.coordinator is not None and options.coordinator.rpartition(":")[2].isdecimal()
     rules = [
-        (options.devices >= 1, "--devices of 1 or more", options.devices),
-        (options.processes >= 1, "--processes of 1 or more", options.processes),
-        (0 <= options.process < options.processes, f"--process from 0 to {options.processes - 1}", options.process),
-        (several == (options.coordinator is not None), "--coordinator and --processes together", "one of them"),
-        (has_port or not several, "--coordinator HOST:PORT", options.coordinator),
+        (is_split or options.split is None, "several devices for --split", "one"),
         (not (is_split and options.prompts is not None), "one device for --prompts", "several"),
         (not (is_split and options.profile), "one device for --profile", "several"),
         (not (is_split and options.adapter is not None), "one device for --adapter", "several"),
         (not (several and options.lookup), "one process for --lookup", options.processes),
+        (not (options.split == "sequence" and options.lookup), "--lookup with --split model", "sequence"),
         (not (several and options.chat), "one process for --chat", options.processes),
     ]
     for holds, expected, got in rules:

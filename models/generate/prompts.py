@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 from typing import Any
 
 from .._program import UsageError
@@ -15,11 +16,7 @@ def read_prompts(path: pathlib.Path) -> list[tuple[str, dict[str, str]]]:
 
     **Raises:** `UsageError`, which says what was expected, and in which line.
     """
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{path}: expected a text file in UTF-8; got: {reason}") from None
+    text = _read(path)
     prompts = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -28,6 +25,27 @@ def read_prompts(path: pathlib.Path) -> list[tuple[str, dict[str, str]]]:
     if not prompts:
         raise UsageError(f"{path}: expected at least one prompt; got empty lines alone")
     return prompts
+
+
+def read_prompt(path: pathlib.Path) -> str:
+    """The text of a file, or of stdin for `-`, without the space around it. Raises `UsageError`."""
+    if str(path) != "-":
+        text = _read(path)
+    elif sys.stdin is not None:
+        text = sys.stdin.read()
+    else:
+        raise UsageError("expected stdin, for --prompt-file -; it is closed")
+    if not text.strip():
+        raise UsageError(f"{path}: expected a prompt; got space alone")
+    return text.strip()
+
+
+def _read(path: pathlib.Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: expected a text file in UTF-8; got: {reason}") from None
 
 
 def _parsed(place: str, line: str) -> dict[str, str]:

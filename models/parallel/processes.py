@@ -2,20 +2,27 @@
 
 import contextlib
 import os
+import re
 import socket
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .._program import UsageError, report
 from . import tensor_parallel
+from .relay import Relay, host_and_port, wait_for
+from .watch import Watch, show_presence
 
 
-# In seconds. The first is for processes that are silent: of one that is killed the connections close at once.
-_HEARTBEAT, _START, _END = 20, 60, 20
+# In seconds. The first is for processes that are silent: of one that is killed the connections close at once. The last is how
+# long a process that has lost another one may take to say so itself.
+_HEARTBEAT, _START, _END, _LAST_WORDS = 20, 60, 20, 5
 
 _config: Any = jax.config  # type checkers do not know its options
 
@@ -32,8 +39,8 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
 
     **Returns:** a mesh of the devices.
 
-    **Raises:** `UsageError` if there are fewer devices, or if another process is gone. If one does not come, or is silent, JAX
-    aborts this process.
+    **Raises:** `UsageError` if there are fewer devices, if another process is gone, or if process 0 does not come. A process that
+    does not notice that another one is gone is ended. If another one does not come, or is silent, JAX aborts this one.
     """
     with contextlib.suppress(RuntimeError):  # JAX has started, with the devices that it has
         _config.update("jax_num_cpu_devices", devices)
@@ -43,16 +50,38 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
     try:
         report(f"process {process} of {processes} waits for the others at {coordinator}, for {_START} seconds at most")
         with _no_stdout():
-            _join(coordinator, processes, process)
+            watch = _join(coordinator, processes, process)
             mesh = _mesh(devices)
-            _meet(mesh)
+            port = total(mesh, watch.port if isinstance(watch, Watch) else 0)  # a first program, which connects them
+            presence = None if process == 0 else show_presence(host_and_port(coordinator)[0], port)
         yield mesh
+        watch.end_watch()
         jax.distributed.shutdown()
-    except jax.errors.JaxRuntimeError as error:
+        if presence is not None:
+            presence.close()
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        if isinstance(error, ValueError) and re.match("[A-Z_]+: ", str(error)) is None:
+            raise  # it is not a failed program's, which becomes one where NumPy takes the result
         raise UsageError(
             f"process {process} expected the programs of {processes} processes to run until all have ended; got: "
             f"{str(error).splitlines()[0]}. See what another process says, and start all of them again."
         ) from None
+
+
+def total(mesh: jax.sharding.Mesh, number: int) -> int:
+    """Return the sum of the numbers of all processes, each of which waits for the others here.
+
+    **Arguments:**
+
+    - `mesh`: of `joined`.
+    - `number`: this process's.
+    """
+    if jax.process_count() == 1:
+        return number
+    sharding, whole = NamedSharding(mesh, PartitionSpec(tensor_parallel.AXIS)), NamedSharding(mesh, PartitionSpec())
+    mine = jax.make_array_from_callback((mesh.size,), sharding, lambda _: np.asarray([number], np.int32))
+    per_process = mesh.size // jax.process_count()
+    return int(jax.jit(jnp.sum, out_shardings=whole)(mine)) // per_process
 
 
 def leave(code: int) -> None:
@@ -62,33 +91,64 @@ def leave(code: int) -> None:
     """
     if not jax.distributed.is_initialized():
         return
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            stream.flush()
     if jax.process_index() == 0:
-        time.sleep(1)  # JAX aborts the others when process 0 is gone: first they say why they end
+        time.sleep(1)  # the others say first why they end
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+            if stream is not None:
+                stream.flush()
     os._exit(code)
 
 
-def _join(coordinator: str, processes: int, process: int) -> None:
+def _join(coordinator: str, processes: int, process: int) -> Relay | Watch:
+    """Join the other processes, and return what watches them."""
     if process == 0:
         _check_port(coordinator)
+        watch = Watch(lambda: _end(process, "another process"))
+    else:
+        watch = _reach(coordinator, process)
     _config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
-        coordinator,
+        watch.address if isinstance(watch, Relay) else coordinator,
         num_processes=processes,
         process_id=process,
         initialization_timeout=_START,
         heartbeat_timeout_seconds=_HEARTBEAT,
         shutdown_timeout_seconds=_END,
     )
+    return watch
+
+
+def _reach(coordinator: str, process: int) -> Relay:
+    """Wait for process 0, and return the way to it."""
+    try:
+        wait_for(coordinator, _START)
+    except OSError as error:
+        raise UsageError(
+            f"process {process} expected process 0 to listen at {coordinator} after {_START} seconds at most; got: {error}. "
+            "Start all of them again."
+        ) from None
+    return Relay(coordinator, lambda: _end(process, "process 0"))
+
+
+def _end(process: int, lost: str) -> None:
+    """End this process, if it does not do so itself because it waits for the other one."""
+    time.sleep(_LAST_WORDS)
+    with contextlib.suppress(OSError, ValueError):
+        report(f"process {process} ends, because {lost} is gone. See what it says, and start all of them again.")
+    _exit(2)
 
 
 def _check_port(coordinator: str) -> None:
-    port = int(coordinator.rpartition(":")[2])
+    port = host_and_port(coordinator)[1]
     try:
-        with socket.create_server(("", port)):
-            pass
+        with socket.socket() as free:
+            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("", port))  # and nobody listens, so that the others go on waiting
     except (OSError, OverflowError) as error:
         raise UsageError(
             f"expected --coordinator with a port that process 0 can listen at; got {port}: {error}"
@@ -110,16 +170,6 @@ def _no_stdout() -> Iterator[None]:
     finally:
         os.dup2(kept, number)
         os.close(kept)
-
-
-def _meet(mesh: jax.sharding.Mesh) -> None:
-    """Run a first program over all devices, which connects them."""
-
-    def add() -> jax.Array:
-        return jax.lax.psum(jax.lax.axis_index(tensor_parallel.AXIS), tensor_parallel.AXIS)
-
-    mapped = jax.shard_map(add, mesh=mesh, in_specs=(), out_specs=jax.sharding.PartitionSpec())
-    jax.block_until_ready(jax.jit(mapped)())
 
 
 def _mesh(count: int) -> jax.sharding.Mesh:

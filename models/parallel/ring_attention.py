@@ -4,6 +4,7 @@
 pass and in the backward pass.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -38,15 +39,31 @@ def ring_attention(
     return _forward(q, k, v, axis, causal)[0]
 
 
-def _forward(q: Array, k: Array, v: Array, axis: str, causal: bool) -> tuple[Array, tuple[Array, ...]]:
-    out, lse = _attend(q, k, v, 0, axis, causal)
-    other_k, other_v = k, v
+def go_round(
+    attend: Callable[[int, Array, Array], tuple[Array, Array]], k: Array, v: Array, axis: str
+) -> tuple[Float[Array, "S heads size"], Float[Array, "S heads"]]:
+    """Attention to the keys and values of all devices.
+
+    **Arguments:**
+
+    - `attend`: a function of keys and values, and of how many places before this device the one is that they are of. It returns
+        the result, in f32, and the log-sum-exp of the logits.
+    - `k`, `v`: this device's.
+
+    **Returns:** what `attend` returns, for the keys of all.
+    """
+    out, lse = attend(0, k, v)
     for step in range(1, jax.lax.axis_size(axis)):
-        other_k, other_v = _pass_on((other_k, other_v), axis, 1)
-        other, other_lse = _attend(q, other_k, other_v, step, axis, causal)
+        k, v = _pass_on((k, v), axis, 1)
+        other, other_lse = attend(step, k, v)
         both = jnp.logaddexp(lse, other_lse)
         out = _weight(lse, both) * out + _weight(other_lse, both) * other
         lse = both
+    return out, lse
+
+
+def _forward(q: Array, k: Array, v: Array, axis: str, causal: bool) -> tuple[Array, tuple[Array, ...]]:
+    out, lse = go_round(lambda step, k, v: _attend(q, k, v, step, axis, causal), k, v, axis)
     return out.astype(q.dtype), (q, k, v, out, lse)
 
 

@@ -82,6 +82,7 @@ def load(
     mesh: jax.sharding.Mesh,
     *,
     dtype: Any = jnp.float32,
+    activations: eqxc.ops.Activations = "exact",
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> SplitLlama:
     """The model of a file, split over devices part by part: no device ever has more than one of its parts whole.
@@ -89,13 +90,14 @@ def load(
     **Arguments:**
 
     - `mesh`: of `mesh_of`. Its devices may be of several processes, each of which makes this call.
-    - `dtype`, `progress`: as for `models.llama.load`.
+    - `dtype`, `activations`, `progress`: as for `models.llama.load`.
 
-    **Raises:** `ModelFileError` if the model cannot be split evenly over so many devices.
+    **Raises:** `ModelFileError` if the model cannot be split evenly over so many devices, and as `models.llama.load` does.
     """
     count, whole = mesh.size, file.config
     check_divides(file, count)
-    model = load_whole(file, dtype=dtype, progress=progress, place=lambda part: _put(_split(part, whole, count), mesh))
+    options: dict[str, Any] = {"dtype": dtype, "activations": activations, "progress": progress}
+    model = load_whole(file, **options, place=lambda part: _put(_split(part, whole, count), mesh))
     sizes = ("num_heads", "num_kv_heads", "hidden_size", "vocab_size")
     config = dataclasses.replace(whole, **{name: getattr(whole, name) // count for name in sizes})
     return SplitLlama(dataclasses.replace(model, config=config), whole, mesh)

@@ -40,7 +40,8 @@ class Server(uvicorn.Server):
         dtype = jnp.dtype(DTYPES[options.dtype])
         file, tokenizer = open_files(options.weights)
         embeddings = None if options.no_embeddings else _load_embeddings(options, dtype)
-        model = llama.load(file, dtype=dtype, progress=functools.partial(progress, desc="loading", unit="block"))
+        shown = functools.partial(progress, desc="loading", unit="block")
+        model = llama.load(file, dtype=dtype, activations=options.activations, progress=shown)
         batch = Batch(model, widths=_widths(options.rows), room=options.context, longest_chunk=_LONGEST_CHUNK)
         for compile_program in progress(batch.programs(), desc="compiling", unit="program"):
             compile_program()

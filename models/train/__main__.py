@@ -5,11 +5,15 @@ options, snapshots, losses and their plot. Results go to stdout, and progress to
 """
 
 import argparse
+import contextlib
 import sys
+
+import jax
 
 from .._program import UsageError, progress, run, write
 from ..compilation_cache import keep_programs
 from ..decoding.sampling import Sampling
+from ..parallel import processes
 from . import text_data
 from .options import parse, run_options
 from .run import Training
@@ -20,7 +24,6 @@ from .text_sample import go_on
 
 def begin(options: argparse.Namespace, folder: RunFolder, text: str | None) -> None:
     """Write all that a run needs."""
-    folder.expect_no_run()
     if text is not None:
         text_data.prepare(text, folder.path, vocab_size=options.vocab, progress=progress)
     begun = run_options(options)
@@ -56,15 +59,33 @@ def _train(arguments: list[str] | None) -> None:
     folder = RunFolder(options.out)
     if options.command == "sample":
         return _sample(options, folder)
-    text = text_data.read_text(options.text) if options.command == "gpt" else None
-    if options.command == "resume":
-        folder.options()  # says that there is no run, before a folder is made
-    with folder.locked():
-        if options.command != "resume":
-            begin(options, folder, text)
-        training = Training(folder)
-        training.restore()
-        training.train()
+    is_new, is_first = options.command != "resume", options.process == 0
+    text = text_data.read_text(options.text) if options.command == "gpt" and is_first else None
+    count = (run_options(options) if is_new else folder.options()).devices  # before a folder is made
+    if count % options.processes:
+        raise UsageError(f"expected --processes to divide the {count} devices of the run; got {options.processes}")
+    with folder.locked() if is_first else contextlib.nullcontext():  # process 0 alone writes
+        if is_new and is_first:
+            folder.expect_no_run()
+        with _devices(options, count) as mesh:
+            if is_new and is_first:
+                begin(options, folder, text)
+            if mesh is not None:
+                processes.total(mesh, 0)  # now it is there for the others to read
+            if is_new and folder.options() != run_options(options):
+                raise UsageError(
+                    f"process {options.process} expected the options of process 0; got others. Pass the same ones."
+                )
+            training = Training(folder, mesh)
+            training.restore()
+            training.train()
+
+
+def _devices(options: argparse.Namespace, count: int) -> contextlib.AbstractContextManager[jax.sharding.Mesh | None]:
+    """Return the devices of a run, which has `count` of them in all processes."""
+    if count == 1:
+        return contextlib.nullcontext()
+    return processes.joined(count // options.processes, options.coordinator, options.processes, options.process)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,4 +94,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     keep_programs()
-    sys.exit(main())
+    code = main()
+    processes.leave(code)
+    sys.exit(code)

@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 from .._program import DTYPES, Parser
+from ..parallel.options import add_devices, add_processes, check_devices
 from .text_data import SMALLEST_VOCABULARY
 
 
@@ -29,6 +30,8 @@ class RunOptions:
     """`fused`, `plain`, or `both`."""
     save_every: int
     seed: int
+    devices: int = 1
+    """The number of devices that share a batch, in all processes."""
 
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -61,6 +64,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         _add_training(command, _DEFAULTS[name])
     resume = commands.add_parser("resume", help="go on with a training")
     resume.add_argument("out", type=pathlib.Path, metavar="FOLDER", help="the run's")
+    add_processes(resume.add_argument_group("several processes, which share the run's devices"))
+    resume.set_defaults(devices=1)  # the run says how many
     sample = commands.add_parser("sample", help="let a language model that was trained go on with a text")
     sample.add_argument("out", type=pathlib.Path, metavar="FOLDER", help="the run's")
     sample.add_argument("text", metavar="TEXT", help="how it begins")
@@ -78,6 +83,7 @@ def run_options(options: argparse.Namespace) -> RunOptions:
     """Return the options of a run from those of `gpt` or `vit`."""
     fields = {field.name for field in dataclasses.fields(RunOptions)}
     values = {name: value for name, value in vars(options).items() if name in fields}
+    values["devices"] = options.devices * options.processes
     return RunOptions(**({"length": None, "vocab": None, "model": options.command} | values))
 
 
@@ -103,6 +109,7 @@ def _add_training(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> 
     contestants.add_argument(
         "--compare", dest="contestants", action="store_const", const="both", help="train it beside the fused model"
     )
+    add_devices(parser.add_argument_group("several devices"), "each batch")
     parser.set_defaults(**defaults, contestants="fused")
 
 
@@ -123,3 +130,8 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
             parser.error(f"expected --{name.replace('_', '-')} {expected}; got {getattr(options, name)}")
     if hasattr(options, "heads") and options.width % options.heads:
         parser.error(f"expected --width to be a multiple of --heads; got {options.width} and {options.heads}")
+    if hasattr(options, "processes"):
+        check_devices(parser, options)
+    if hasattr(options, "batch") and options.batch % (options.devices * options.processes):
+        count = options.devices * options.processes
+        parser.error(f"expected --batch to be a multiple of the {count} devices; got {options.batch}")

@@ -5,13 +5,15 @@ import dataclasses
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from .._errors import ModelFileError
 from .._program import DTYPES, UsageError, annotate, progress, report, write
+from ..parallel import processes
 from . import snapshots
 from .report import key, plot, table
 from .run_folder import RunFolder
@@ -23,16 +25,23 @@ _CONTESTANTS = {"fused": (FUSED,), "plain": (PLAIN,), "both": (FUSED, PLAIN)}
 
 
 class Training:
-    """The models of a run and where they are. With two, both get the same batches."""
+    """The models of a run and where they are. With two, both get the same batches.
 
-    def __init__(self, run: RunFolder):
-        self.run, self.options = run, run.options()
+    **Arguments:**
+
+    - `run`: the folder. Several processes read it, and process 0 alone writes it and speaks.
+    - `mesh`: of `models.parallel.processes.joined`, for several devices.
+    """
+
+    def __init__(self, run: RunFolder, mesh: jax.sharding.Mesh | None = None):
+        self.run, self.options, self._mesh = run, run.options(), mesh
+        self._speaks = mesh is None or jax.process_index() == 0
         self.contestants = _CONTESTANTS[self.options.contestants]
         self.task: Task = make_task(self.options, run.path)
         optimizer = make_optimizer(rate=self.options.rate, steps=self.options.steps)
         dtype = jnp.dtype(DTYPES[self.options.dtype])
         self._trainers = {
-            which: Trainer(self.task.model(which), self.task.losses[which], optimizer, dtype=dtype)
+            which: Trainer(self.task.model(which), self.task.losses[which], optimizer, dtype=dtype, mesh=mesh)
             for which in self.contestants
         }
         self._memory: dict[str, Memory | None] = {}
@@ -41,13 +50,22 @@ class Training:
         self.states: dict[str, State] = {}
 
     def restore(self) -> None:
-        """Take the last snapshot, or begin. Raises `ModelFileError` if no snapshot can be used."""
+        """Take the last snapshot, or begin.
+
+        **Raises:** `ModelFileError` if no snapshot can be used, or other processes took another one.
+        """
         like = {which: trainer.structure for which, trainer in self._trainers.items()}
-        last = snapshots.load_last(self.run.path, like, dataclasses.asdict(self.options), report, progress)
+        last = snapshots.load_last(self.run.path, like, dataclasses.asdict(self.options), self._report, self._progress)
         if last is not None:
-            self.step, self.states = last
+            self.step, states = last
         else:
-            self.states = {which: trainer.begin(self.task.model(which)) for which, trainer in self._trainers.items()}
+            states = {which: trainer.begin(self.task.model(which)) for which, trainer in self._trainers.items()}
+        if self._mesh is not None and processes.total(self._mesh, self.step) != self.step * jax.process_count():
+            raise ModelFileError(
+                f"expected the same last snapshot in {self.run.path} for all processes; this one sees that of step "
+                f"{self.step}. Use a folder that all of them share."
+            )
+        self.states = {which: trainer.place(states[which]) for which, trainer in self._trainers.items()}
 
     def model(self) -> Any:
         """Return the first model as it is now."""
@@ -62,36 +80,62 @@ class Training:
         - `UsageError` if a loss is not a number.
         - `KeyboardInterrupt` after Ctrl-C or SIGTERM, when a snapshot is written.
         """
-        self.run.truncate_losses(self.step)
-        report(self._describe())
-        first, total = self.step, self.options.steps
+        if self._speaks:
+            self.run.truncate_losses(self.step)
+        self._report(self._describe())
+        first, steps = self.step, self.options.steps
         batch = self.task.data.batch(first)
-        for which, trainer in progress(self._trainers.items(), desc="compiling", unit="model"):
+        for which, trainer in self._progress(self._trainers.items(), desc="compiling", unit="model"):
             self._memory[which] = trainer.compile(batch)
         with _stopping() as stop:
-            bar = progress(range(first, total), desc="training", unit="step", total=total, initial=first)
+            bar = self._progress(range(first, steps), desc="training", unit="step", total=steps, initial=first)
             for step in bar:
                 record = self._advance(step)
                 annotate(bar, loss=f"{record['loss']:.3f}")
-                is_regular = self.step % self.options.save_every == 0 or self.step == total
+                is_regular = self.step % self.options.save_every == 0 or self.step == steps
                 if is_regular:
                     record |= self.task.evaluate(self.contestants[0], self.model())
-                self.run.append(record)
-                is_last = stop.is_set  # read once: it may be set at any moment
-                if is_regular or is_last:
+                if self._speaks:
+                    self.run.append(record)
+                is_last = self._in_any_process(stop.is_set)  # read once: it may be set at any moment
+                if self._speaks and (is_regular or is_last):
                     self._save()
                 if is_regular:
-                    write([_line(record, total)])
+                    self._write([_line(record, steps)])
                 if is_last:
                     break
-        if self.step < total:
-            report(f"stopped after step {self.step}; `python -m models.train resume {self.run.path}` goes on")
+        if self._speaks and self.step == steps:
+            self._summarize()
+        self._in_any_process(False)  # a wait, until process 0 has written all
+        if self.step < steps:
+            self._report(f"stopped after step {self.step}; `python -m models.train resume {self.run.path}` goes on")
             raise KeyboardInterrupt
+
+    def _in_any_process(self, is_set: bool) -> bool:
+        """Return true if this is so in one of the processes, after a wait for all."""
+        return is_set if self._mesh is None else processes.total(self._mesh, int(is_set)) > 0
+
+    def _save(self) -> None:
+        self.run.sync_losses()
+        snapshots.save(self.run.path, self.step, self.states, dataclasses.asdict(self.options))
+
+    def _summarize(self) -> None:
         records = self.run.records()
         write([table(self.contestants, records, self._memory, self.task)])
         problem = plot(self.contestants, records, self.run.path)
         if problem is not None:
             report(problem)
+
+    def _report(self, text: str) -> None:
+        if self._speaks:
+            report(text)
+
+    def _write(self, lines: Iterable[str]) -> None:
+        if self._speaks:
+            write(lines)
+
+    def _progress(self, items: Iterable[Any], **options: Any) -> Iterable[Any]:
+        return progress(items, **options) if self._speaks else items
 
     def _advance(self, step: int) -> dict[str, Any]:
         """Take one step with all models, in turns the one or the other first."""
@@ -108,14 +152,12 @@ class Training:
         self.step = step + 1
         return record
 
-    def _save(self) -> None:
-        self.run.sync_losses()
-        snapshots.save(self.run.path, self.step, self.states, dataclasses.asdict(self.options))
-
     def _describe(self) -> str:
         weights = self.states[self.contestants[0]].weights
         size = sum(leaf.size for leaf in jax.tree.leaves(weights))
         kind = f"{self.options.model}: {size:,} weights in {self.options.dtype}"
+        if self.options.devices > 1:
+            kind += f" on each of {self.options.devices} devices"
         return f"{kind}, step {self.step} of {self.options.steps}; compiling"
 
 

@@ -8,6 +8,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ..parallel.data_parallel import replicate, split_rows
 
 
 # Of GPT-2's kind of training; the matrices decay, biases and norms do not.
@@ -53,14 +56,22 @@ class Trainer:
     """The steps of one model."""
 
     def __init__(
-        self, model: Any, loss: Callable[[Any, Any], jax.Array], optimizer: optax.GradientTransformation, *, dtype: Any
+        self,
+        model: Any,
+        loss: Callable[[Any, Any], jax.Array],
+        optimizer: optax.GradientTransformation,
+        *,
+        dtype: Any,
+        mesh: jax.sharding.Mesh | None = None,
     ):
         """**Arguments:**
 
         - `model`: with weights in f32. They are not kept.
         - `loss`: a function of a model and a batch.
         - `dtype`: of the weights that the loss sees. The optimizer's are f32.
+        - `mesh`: of several devices, of `models.parallel.tensor_parallel.mesh_of`. Each has the state, and some rows of a batch.
         """
+        self._mesh = mesh
         self._static = eqx.partition(model, eqx.is_inexact_array)[1]
         self._dtype, self._loss, self._optimizer = dtype, loss, optimizer
         self._compiled: Any = None
@@ -72,7 +83,12 @@ class Trainer:
 
         **Returns:** what a step needs, or None where XLA does not say.
         """
-        self._compiled = jax.jit(self._next, donate_argnums=0).lower(self.structure, batch).compile()
+        mesh, structure = self._mesh, self.structure
+        everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+        if mesh is not None:
+            structure = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), structure)
+        program = jax.jit(self._next, donate_argnums=0, out_shardings=everywhere)
+        self._compiled = program.lower(structure, self._split(batch)).compile()
         plan = self._compiled.memory_analysis()
         if plan is None:
             return None
@@ -80,21 +96,29 @@ class Trainer:
         return Memory(plan.temp_size_in_bytes, operands + plan.temp_size_in_bytes)
 
     def begin(self, model: Any) -> State:
-        """Return the state before the first step."""
+        """Return the state before the first step, on one device."""
         weights = jax.tree.map(jnp.copy, eqx.filter(model, eqx.is_inexact_array))  # the first step uses them up
         return State(weights, self._optimizer.init(weights))
 
+    def place(self, state: State) -> State:
+        """Return the state on all devices."""
+        return state if self._mesh is None else replicate(state, self._mesh)
+
     def step(self, state: State, batch: Any) -> tuple[State, float]:
-        """Take a step, which `compile` made. The memory of `state` is that of the next state.
+        """Take a step, which `compile` made. The memory of `state`, which is on all devices, is that of the next state.
 
         **Returns:** the next state, and the loss before it.
         """
-        state, loss = self._compiled(state, batch)
+        state, loss = self._compiled(state, self._split(batch))
         return state, float(loss)
 
     def model(self, state: State) -> Any:
-        """Return the model as the loss sees it."""
-        return eqx.combine(_cast(state.weights, self._dtype), self._static)
+        """Return the model as the loss sees it, on one device."""
+        weights = jax.tree.map(lambda x: x.addressable_data(0), state.weights)
+        return eqx.combine(_cast(weights, self._dtype), self._static)
+
+    def _split(self, batch: Any) -> Any:
+        return batch if self._mesh is None else split_rows(batch, self._mesh)
 
     def _next(self, state: State, batch: Any) -> tuple[State, jax.Array]:
         def of_weights(weights: Any) -> jax.Array:

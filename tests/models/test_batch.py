@@ -202,7 +202,10 @@ def test_a_file_that_is_not_there(tmp_path):
     [
         (["hi", "--rows", "2"], "expected --rows with --prompts; got it without"),
         (["--prompts", "a.txt", "--rows", "0"], "expected --rows of 1 or more; got 0"),
-        (["--prompts", "a.txt", "--chat"], "expected one of a prompt, --chat and --prompts; got --chat and --prompts"),
+        (
+            ["--prompts", "a.txt", "--chat"],
+            "expected one of a prompt, --prompt-file, --chat and --prompts; got --chat and --prompts",
+        ),
     ],
 )
 def test_wrong_options(arguments, message, capsys):

@@ -142,7 +142,7 @@ def test_interrupts_on_a_terminal():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["hi", "--chat"], "expected one of a prompt, --chat and --prompts; got a prompt and --chat"),
+        (["hi", "--chat"], "expected one of a prompt, --prompt-file, --chat and --prompts; got a prompt and --chat"),
         (["hi", "--context", "100"], "expected --context with --chat; got it without"),
         (["--chat", "--context", "0"], "expected --context of 1 or more; got 0"),
     ],

@@ -16,7 +16,8 @@ from models.finetune.tuner import Tuner
 from models.generate import __main__ as generate
 
 
-AHOY = pathlib.Path(finetune.__file__).parent / "data/ahoy.jsonl"
+ROOT = pathlib.Path(__file__).parents[2]
+AHOY = ROOT / "models/data/ahoy.jsonl"
 QUESTION = "What is the capital of Spain?"
 
 
@@ -96,7 +97,7 @@ def test_weights_are_expanded_one_block_at_a_time(file, model):
     ],
 )
 def test_errors_are_one_line(options, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(AHOY.parents[2])
+    monkeypatch.chdir(ROOT)
     code = finetune.main([str(AHOY), "--output", str(tmp_path / "adapter"), *options])
     written = capsys.readouterr()
     assert (code, written.out) == (2, "")

@@ -83,7 +83,7 @@ def test_the_answer_comes_as_it_is_made():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "expected one of a prompt, --chat and --prompts; got none"),
+        ([], "expected one of a prompt, --prompt-file, --chat and --prompts; got none"),
         (
             ["hi", "--weights", "/no/such/file.gguf"],
             "/no/such/file.gguf: expected a file; got a path that does not exist",

@@ -1,4 +1,4 @@
-"""Attention over a sequence that is split over devices, and prompts that are read with it."""
+"""Attention over a sequence that is split over devices, and a model whose text is."""
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,11 @@ from jax.test_util import check_grads
 
 import eqxcallback as eqxc
 from models import gguf, llama
-from models.parallel.long_prompt import LongPromptReader, cache_of
+from models.decoding.generator import Generator
+from models.decoding.sampling import Sampling
 from models.parallel.ring_attention import ring_attention
-from models.parallel.tensor_parallel import AXIS
+from models.parallel.sequence_parallel import SequenceLlama
+from models.parallel.tensor_parallel import AXIS, bytes_per_device
 
 from .test_parallel import collectives, mesh_of
 from .tiny import write_tiny
@@ -67,38 +69,54 @@ def test_slices_go_round_and_nothing_is_gathered():
 def tiny(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
     write_tiny(path, {"attn_q": "Q8_0", "ffn_down": "Q8_0"}, context=1000)
-    return llama.load(gguf.open_model(path))
+    return {dtype: llama.load(gguf.open_model(path), dtype=jnp.dtype(dtype)) for dtype in ("float32", "bfloat16")}
 
 
-@pytest.mark.parametrize("length", [1, 100])
-def test_a_prompt_is_read_as_on_one_device(tiny, length):
-    tokens = np.random.default_rng(length).integers(0, 64, length)
-    reader = LongPromptReader(tiny, mesh_of(3))
-    logits, blocks = reader.read(tokens.tolist())
-    x, cache = jax.jit(lambda tokens: tiny(tokens, tiny.init_cache(300)))(jnp.asarray(tokens, jnp.int32))
-    np.testing.assert_allclose(logits, tiny.logits(x[-1:]), rtol=0, atol=3e-5)
-    for pair, block in zip(blocks, cache.blocks, strict=True):
-        for got, want in zip(pair, (block.k, block.v), strict=True):
-            assert got.addressable_shards[0].data.shape[0] == len(got) / 3
-            np.testing.assert_allclose(got[:length], want[:length], rtol=0, atol=3e-5)
+@pytest.mark.parametrize(("count", "dtype", "bound"), [(3, "float32", 3e-5), (2, "bfloat16", 0.2)])
+def test_logits_are_those_of_one_device(tiny, count, dtype, bound):
+    """Parts of a text with and without padding, fewer tokens than devices, and single tokens, as each device has them in turn."""
+    model = tiny[dtype]
+    split = SequenceLlama(model, mesh_of(count))
+    tokens = np.random.default_rng(0).integers(0, 64, 100).astype(np.int32)
 
-    # One device goes on.
-    step = jax.jit(lambda token, cache: tiny.logits(tiny(token, cache)[0]))
-    token = jnp.asarray([11], jnp.int32)
-    got = step(token, cache_of(tiny, length, blocks, 300))
-    np.testing.assert_allclose(got, step(token, cache), rtol=0, atol=3e-5)
+    @jax.jit
+    def read(model, tokens, cache, valid):
+        x, cache = model(tokens, cache, valid)
+        row = x if len(x) == 1 else jax.lax.dynamic_slice_in_dim(x, valid - 1, 1)
+        return model.logits(row), cache
+
+    caches, start = [model.init_cache(130), split.init_cache(130)], 0
+    for size, valid in ((64, 50), (2, 2), (32, 32), (1, 1), (1, 1), (1, 1), (32, 9)):
+        part = jnp.asarray(np.resize(tokens[start : start + valid], size))
+        results = []
+        for i, which in enumerate((model, split)):
+            logits, caches[i] = read(which, part, caches[i], jnp.asarray(valid, jnp.int32))
+            results.append(logits)
+        np.testing.assert_allclose(results[1], results[0], rtol=0, atol=bound)
+        start += valid
+    assert caches[1].length == start
+    k, want = (np.asarray(cache.blocks[1].k, np.float32) for cache in caches[::-1])
+    k = k.reshape(count, -1, *k.shape[1:]).swapaxes(0, 1).reshape(k.shape)  # token t is on device t % count
+    np.testing.assert_allclose(k[:start], want[:start], rtol=0, atol=bound)
 
 
-def test_the_program_of_a_prompt_gathers_nothing(tiny):
-    program = LongPromptReader(tiny, mesh_of(3)).lower([0] * 200).compile()
-    # In each block keys and values go on twice; the last token's activations are summed with zeros.
-    assert collectives(program) == {"collective-permute": len(tiny.blocks) * 2 * 2, "all-reduce": 1}
-
-
-def test_what_cannot_be_read(tiny):
-    reader = LongPromptReader(tiny, mesh_of(2))
-    with pytest.raises(ValueError, match="expected a prompt of at least one token; got none"):
-        reader.read([])
-    _, blocks = reader.read([1, 2, 3])
-    with pytest.raises(ValueError, match="cache_of: expected max_length of 3 or more, for the prompt; got 2"):
-        cache_of(tiny, 3, blocks, 2)
+def test_a_text_is_that_of_one_device_and_nothing_is_gathered(tiny):
+    """Prompts of several chunks, of which the second has some tokens in common with the first text."""
+    model = tiny["float32"]
+    sampling = Sampling(0.8, top_k=30, repetition_penalty=1.2)
+    first = np.random.default_rng(1).integers(0, 64, 700).tolist()
+    prompts = [first, [*first[:333], *first[:99]]]
+    generators = [Generator(which, room=900, sampling=sampling) for which in (model, SequenceLlama(model, mesh_of(4)))]
+    texts = [[list(generator.generate(prompt, max_tokens=20)) for prompt in prompts] for generator in generators]
+    assert texts[0] == texts[1]
+    reader = generators[1].reader
+    assert generators[1].speed.kept_tokens == 333
+    whole, part = (bytes_per_device(generator.reader.blocks) for generator in generators)
+    assert part == pytest.approx(whole / 4, rel=0.02)
+    for size, program in reader._programs.items():
+        rings = {
+            "collective-permute": 2 * 2 * 3,
+            "all-reduce": 1,
+        }  # keys and values of two blocks, 3 times; the last row
+        assert collectives(program) == (rings if size > 1 else {"all-reduce": 2 * 2})
+        assert program.memory_analysis().alias_size_in_bytes == part  # the cache is updated in place

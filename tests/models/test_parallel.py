@@ -1,6 +1,7 @@
 """A model whose heads, hidden features and vocabulary are split over devices."""
 
 import collections
+import io
 import os
 import re
 import subprocess
@@ -159,6 +160,24 @@ def test_the_program_and_a_conversation():
     assert len(re.findall(SPEED.replace("tokens,", "tokens.*?,", 1), result.stderr)) == 2
 
 
+def test_a_prompt_of_a_file_and_of_stdin(tmp_path, capsys, monkeypatch):
+    """Read on one device, and on several that share it."""
+    write_tiny(tmp_path / "speaks.gguf", context=2000, speaks=True)
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("\n" + "The fox says, and says again:\n" * 20)
+    options = ["--weights", str(tmp_path / "speaks.gguf"), "--max-tokens", "30", "--prompt-file"]
+    texts = []
+    for more in ([str(prompt)], ["-"], [str(prompt), "--devices", "3", "--split", "sequence"]):
+        monkeypatch.setattr("sys.stdin", io.StringIO(prompt.read_text()))
+        assert main([*options, *more]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] == texts[2]
+    assert len(texts[0]) > 15
+    prompt.write_text(" \n")
+    assert main([*options, str(prompt)]) == 2
+    assert capsys.readouterr().err.endswith(f"generate: error: {prompt}: expected a prompt; got space alone\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -169,6 +188,12 @@ def test_the_program_and_a_conversation():
         (["hi", "--coordinator", "localhost:1"], "expected --coordinator and --processes together; got one of them"),
         (["hi", "--processes", "3", "--coordinator", "here"], "expected --coordinator HOST:PORT; got here"),
         (["hi", "--process", "1"], "expected --process from 0 to 0; got 1"),
+        (["hi", "--split", "sequence"], "expected several devices for --split; got one"),
+        (
+            ["hi", "--prompt-file", "a"],
+            "expected one of a prompt, --prompt-file, --chat and --prompts; got a prompt and --prompt-file",
+        ),
+        (["--prompt-file", "nowhere"], "nowhere: expected a text file in UTF-8; got: No such file or directory"),
         (["--prompts", "README.md", "--devices", "3"], "expected one device for --prompts; got several"),
         (["hi", "--profile", "--devices", "3"], "expected one device for --profile; got several"),
         (
