@@ -37,10 +37,11 @@ def tiny(tmp_path_factory):
     return llama.load(gguf.open_model(path))
 
 
-class Oracle:
+class Oracle(Lookup):
     """Guesses from a text that is known. In turns no guess is wrong, the first, the second, or nothing is guessed."""
 
     def __init__(self, text):
+        super().__init__(2)
         self.text, self.sizes = text, []
 
     def start(self, tokens):
