@@ -37,10 +37,11 @@ def tiny(tmp_path_factory):
     return llama.load(gguf.open_model(path))
 
 
-class Oracle:
+class Oracle(Lookup):
     """Guesses from a text that is known. In turns no guess is wrong, the first, the second, or nothing is guessed."""
 
     def __init__(self, text):
+        super().__init__(2)
         self.text, self.sizes = text, []
 
     def start(self, tokens):
@@ -169,16 +170,17 @@ def test_several_devices(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("encoding", "dtype"),
+    ("encoding", "dtype", "activations"),
     [
-        *((encoding, "float32") for encoding in ("Q4_0", "Q8_0", "Q4_K")),
-        ("Q4_1", "bfloat16"),
-        ("F32", "bfloat16"),
+        *((encoding, "float32", "exact") for encoding in ("Q4_0", "Q8_0", "Q4_K")),
+        ("Q4_1", "float32", "int8"),
+        ("Q4_1", "bfloat16", "exact"),
+        ("F32", "bfloat16", "exact"),
     ],
 )
-def test_a_step_of_several_tokens_has_the_bits_of_steps_of_one(encoding, dtype, tmp_path):
+def test_a_step_of_several_tokens_has_the_bits_of_steps_of_one(encoding, dtype, activations, tmp_path):
     write_tiny(tmp_path / "tiny.gguf", other=encoding, width=256, context=300)
-    model = llama.load(gguf.open_model(tmp_path / "tiny.gguf"), dtype=dtype)
+    model = llama.load(gguf.open_model(tmp_path / "tiny.gguf"), dtype=dtype, activations=activations)
     reader, choice, tokens = Reader(model, 300), Choice(), tokens_of(4, 129)
     assert reader.is_exact(choice)
     for chunk in reader.chunks(tokens[:126]):
