@@ -92,8 +92,8 @@ const void* function_of_call(int64_t address, int64_t process, bool is_code) {
   return reinterpret_cast<const void*>(address);
 }
 
-// `address`, if it is not zero, is that of the function, in the process `process`; or the number of `code`, if there is
-// some.
+// Calls a C function. `address`, if it is not zero, is the function's address in the process `process`, or if the
+// program brings `code` along, the number of the code.
 ffi::Error c_call(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets,
                   ffi::Span<const int64_t> parameters, int64_t rows, bool returns_status, std::string_view statuses,
                   int64_t address, int64_t process, std::string_view code) {

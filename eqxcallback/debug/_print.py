@@ -14,6 +14,8 @@ from ._tap import Mode, tap_leaves
 
 @runtime_checkable
 class Stream(Protocol):
+    """A stream that text can be written to."""
+
     def write(self, text: str, /) -> object: ...
 
 

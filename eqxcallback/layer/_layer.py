@@ -10,7 +10,7 @@ import jax
 from jax.tree_util import tree_flatten
 
 from .. import backends, xla
-from ..core import Aliases, PyTree, Value
+from ..core import Aliases, PyTree
 from ..kernel import Kernel, as_tuple
 from ..transform import DEFAULT_METHOD, Structure, check_typed, is_array, typed
 from . import _declarations as declarations
@@ -122,7 +122,7 @@ class Layer(eqx.Module):
     def __check_init__(self) -> None:
         _check(type(self))
 
-    def out_type(self, *args: Value, **kwargs: Any) -> PyTree[jax.ShapeDtypeStruct]:
+    def out_type(self, *args: PyTree, **kwargs: PyTree) -> PyTree[jax.ShapeDtypeStruct]:
         return eqx.filter_eval_shape(getattr(self, "reference"), *args, **kwargs)  # noqa: B009 - it is optional
 
     @classmethod
@@ -142,7 +142,7 @@ class Layer(eqx.Module):
         """The signature for `inspect.signature`, and for tools that show it or bind arguments by it."""
         return _signature(type(self))[0]
 
-    def __call__(self, *args: Value, **kwargs: Any) -> PyTree:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         cls = type(self)
         signature, count, takes_key = _signature(cls)
         if not takes_key:

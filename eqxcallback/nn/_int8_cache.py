@@ -1,5 +1,6 @@
 """Keys and values in 8 bits, with a scale for each token and head."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -30,7 +31,7 @@ def dequantized(x: Int8[Array, "count kv_heads size"], scale: Float[Array, "coun
 
 def attention(
     q: Float[Array, "queries heads size"],
-    arrays: tuple[Array, Array, Array, Array],
+    arrays: Sequence[Array],
     *,
     lengths: Int[Array, ""],
     offset: Int[Array, ""],
