@@ -4,10 +4,10 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax.tree_util import KeyPath, keystr
+from jax.tree_util import keystr
 
 from ._errors import type_text
-from ._types import DType, Size
+from ._types import DType, KeyPath, Size
 
 
 # A Mapping's keys are invariant: hence three.

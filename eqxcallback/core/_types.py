@@ -11,11 +11,12 @@ from jaxtyping import Key, UInt32
 if TYPE_CHECKING:
     from typing_extensions import TypeAliasType, TypeVar
 
-    # For type checkers jaxtyping's `PyTree` is unknown, on purpose, and JAX's `PyTreeDef` a variable.
+    # For type checkers jaxtyping's `PyTree` is unknown, on purpose, JAX's `PyTreeDef` a variable, and `KeyPath` half unknown.
     PyTree = TypeAliasType("PyTree", Any, type_params=(TypeVar("Leaf", default=Any),))
     PyTreeDef: TypeAlias = Any
+    KeyPath: TypeAlias = tuple[Any, ...]
 else:
-    from jax.tree_util import PyTreeDef as PyTreeDef
+    from jax.tree_util import KeyPath as KeyPath, PyTreeDef as PyTreeDef
     from jaxtyping import PyTree as PyTree
 
 AnyArray: TypeAlias = jax.Array | np.ndarray
@@ -24,15 +25,15 @@ AnyBool: TypeAlias = bool | np.bool_
 AnyInt: TypeAlias = int | np.integer
 AnyNumber: TypeAlias = float | int | np.floating | np.integer
 
-# What has no narrower type that is true, and is public. What is passed, and not looked into, is an `object`.
+# These have no narrower type that is both true and public. An argument that is only passed on is an `object`.
 
-# What flows through a program: an array, a number, a tracer, a `jax.Ref`, or `None` for what is absent or zero.
+# A value in a program: an array, a number, a tracer, a `jax.Ref`, or `None` in place of an absent operand or a zero tangent.
 Value: TypeAlias = Any
 
 # The type of a `Value`: `jax.core.ShapedArray` of arrays, and of Refs a class that JAX keeps private.
 Aval: TypeAlias = Any
 
-# NumPy's, or one of JAX's own, such as keys have, whose class JAX keeps private.
+# A dtype of NumPy, or one of JAX's own, such as those of keys, whose class JAX keeps private.
 DType: TypeAlias = Any
 
 # How many elements an axis has. A program that is exported for many sizes has symbols for them, whose class JAX keeps private.
@@ -50,10 +51,8 @@ class ShapeAndDtype(Protocol):
     def dtype(self) -> DType: ...
 
 
+# The types of an op's arguments, as a kernel's `supports` gets them: a named tuple of a class that is made for the op.
+Types: TypeAlias = Any
+
 # Keys of `jax.random.key`, one for each example, and the words of old ones, of `jax.random.PRNGKey`.
 Keys: TypeAlias = Key[jax.Array, "..."] | UInt32[AnyArray, "..."]
-
-
-# The types of an op's arguments, which a kernel's functions are asked with: a named tuple of each `ShapeAndDtype` or tree of
-# them, of a class that is made for the op.
-Types: TypeAlias = Any

@@ -209,7 +209,7 @@ class _Axis:
         self.axis = None if mark is None or mark is False else 0 if mark is True else int(mark)
 
 
-def _zero(primal: Value) -> Any:
+def _zero(primal: Value) -> Value:
     """The tangent of nothing, as JAX has it: of integers and keys, it is of `float0`."""
     if jnp.issubdtype(primal.dtype, jnp.inexact):
         return jnp.zeros_like(primal)

@@ -206,14 +206,14 @@ def _calling(
         raise TypeError(f"{who}: {problem}.") from error
 
 
-def _check_body(body: Callable[..., Any], args: Sequence[Value], options: Options, who: str) -> None:
+def _check_body(body: Callable[..., Any], args: Sequence[object], options: Options, who: str) -> None:
     """Now, for the kernel runs when it is too late for the caller."""
     problem = _problem(body, args, options)
     if problem is not None:
         raise TypeError(f"{who}: expected its kernel {callable_name(body)} to take what it is called with; {problem}.")
 
 
-def _problem(function: Callable[..., Any], args: Sequence[Value], options: Options) -> str | None:
+def _problem(function: Callable[..., Any], args: Sequence[object], options: Options) -> str | None:
     """Why `function` does not take these arguments, or `None`."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)  # not that of a function inside

@@ -36,7 +36,7 @@ def jax_backward(call: Callable[[Sequence[Any]], tuple[Any, Any]], needs_grad: S
         gradients, numbers = call(operands)
         by_operand: dict[int, Any] = {}
 
-        def note(gradient: Value, part: Any) -> None:
+        def note(gradient: Value, part: Value) -> None:
             by_operand.update((i, gradient) for i in tree_leaves(part))
 
         arrays = tree_map(lambda leaf: leaf if is_array(leaf) else None, gradients)
@@ -54,7 +54,7 @@ def jax_backward(call: Callable[[Sequence[Any]], tuple[Any, Any]], needs_grad: S
     return function
 
 
-def _summed(gradient: Value, aval: Aval) -> Any:
+def _summed(gradient: Value, aval: Aval) -> Value:
     """Over leading axes that the operand lacks, as `grad.write` of other kernels does."""
     if gradient is None:
         return None

@@ -12,7 +12,7 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import xla
-from ..core import PyTree, PyTreeDef, Value
+from ..core import Aval, PyTree, PyTreeDef, Value
 from ._builder import Build, Slot, builder
 
 
@@ -37,7 +37,7 @@ class Structure:
     # In place of an array, where it is said which leaves are.
     array: ClassVar[Any] = _array
 
-    def __init__(self, treedef: PyTreeDef, leaves: Sequence[Value], who: str):
+    def __init__(self, treedef: PyTreeDef, leaves: Sequence[object], who: str):
         self.treedef = treedef
         self._leaves = tuple(_array if leaf is _array or is_array(leaf) else leaf for leaf in leaves)
         self._indices = tuple(i for i, leaf in enumerate(self._leaves) if leaf is _array)
@@ -100,7 +100,7 @@ def _of_tree(tree: PyTree) -> Structure:
     return Structure(treedef, leaves, "")
 
 
-def typed(arrays: Sequence[Value]) -> tuple[list[Any], tuple[Any, ...]]:
+def typed(arrays: Sequence[Value]) -> tuple[list[Value], tuple[Aval, ...]]:
     """Operands and their types. A number's dtype gives way to those of others, but in JAX's code alone: here it is its own."""
     arrays, avals = list(arrays), [jax.typeof(array) for array in arrays]
     for i, aval in enumerate(avals):
@@ -176,7 +176,7 @@ def _numbers(value: Any, collected: list[Any]) -> None:
         collected.append(strict(value))
 
 
-def _unhashable(values: Sequence[Value]) -> str:
+def _unhashable(values: Sequence[object]) -> str:
     for value in values:
         try:
             hash(value)

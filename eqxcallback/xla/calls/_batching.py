@@ -57,7 +57,7 @@ def batch(
         outs = _raising(loop) if is_python else loop()
         return outs, [0] * len(outs)
 
-    def broadcast(index: int, arg: Value) -> Any:
+    def broadcast(index: int, arg: Value) -> Value:
         if mapped[index] or (vmap_method == "legacy_vectorized" and index not in aliased):
             return arg
         size = axis_size if vmap_method == "broadcast_all" or index in aliased else 1

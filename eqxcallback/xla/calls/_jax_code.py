@@ -26,7 +26,7 @@ def jax_code(lowering: JaxLowering, args: Sequence[Value], result_avals: Sequenc
 
 
 @_jax_code_p.def_abstract_eval
-def _abstract_eval(*avals: Aval, lowering: JaxLowering, result_avals: Sequence[Aval]) -> Sequence[Value]:
+def _abstract_eval(*avals: Aval, lowering: JaxLowering, result_avals: Sequence[Aval]) -> Sequence[Aval]:
     del lowering
     return on_current_mesh(result_avals, avals)
 

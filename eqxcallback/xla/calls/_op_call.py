@@ -197,7 +197,7 @@ def _jvp_of_reference(
     return jax.jvp(function, [primals[i] for i in active], [tangents[i] for i in active])
 
 
-def _as_array(tangent: Value) -> Any:
+def _as_array(tangent: Value) -> Value:
     """`jax.jvp` takes numbers of Python's, and hands them on as they are."""
     return jnp.asarray(tangent) if isinstance(tangent, bool | int | float | complex) else tangent
 
@@ -247,7 +247,7 @@ _kernel_call_p.multiple_results = True
 
 
 @_kernel_call_p.def_abstract_eval
-def _kernel_abstract_eval(*avals: Aval, call: OpCall, **_: object) -> Sequence[Value]:
+def _kernel_abstract_eval(*avals: Aval, call: OpCall, **_: object) -> Sequence[Aval]:
     return on_current_mesh(call.result_avals, avals, call)
 
 
@@ -314,11 +314,11 @@ def _lower_kernel(
 
 
 def of_one(
-    operands: Sequence[Value], results: Sequence[Value], mapped: Sequence[bool]
-) -> tuple[Sequence[Value], Sequence[Value]]:
+    operands: Sequence[Aval], results: Sequence[Aval], mapped: Sequence[bool]
+) -> tuple[Sequence[Aval], Sequence[Aval]]:
     """The types of one example."""
 
-    def one(aval: Aval, is_mapped: bool) -> Any:
+    def one(aval: Aval, is_mapped: bool) -> Aval:
         return result_aval(aval.shape[1:] if is_mapped else aval.shape, aval.dtype)
 
     return list(map(one, operands, mapped)), [one(aval, True) for aval in results]
@@ -329,7 +329,7 @@ _native_call_p.multiple_results = True
 
 
 @_native_call_p.def_abstract_eval
-def _native_abstract_eval(*avals: Aval, lowering: LaunchLowering, result_avals: Sequence[Aval]) -> Sequence[Value]:
+def _native_abstract_eval(*avals: Aval, lowering: LaunchLowering, result_avals: Sequence[Aval]) -> Sequence[Aval]:
     del lowering
     return on_current_mesh(result_avals, avals)
 

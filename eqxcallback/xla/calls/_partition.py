@@ -36,7 +36,7 @@ _local_p.multiple_results = True
 
 
 @_local_p.def_abstract_eval
-def _abstract_eval(*_: object, avals: Sequence[Aval], **__: object) -> Sequence[Value]:
+def _abstract_eval(*_: object, avals: Sequence[Aval], **__: object) -> Sequence[Aval]:
     return avals
 
 

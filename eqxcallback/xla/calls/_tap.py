@@ -120,7 +120,7 @@ def _impl(*args: Value, tap: Tap) -> Sequence[Value]:
 
 
 @tap_p.def_effectful_abstract_eval
-def _abstract_eval(*avals: Aval, tap: Tap) -> tuple[Sequence[Value], set[Any]]:
+def _abstract_eval(*avals: Aval, tap: Tap) -> tuple[Sequence[Aval], set[Any]]:
     if tap.of != "values":
         return list(avals), set()
     return list(avals), {ordered_kernel_effect if tap.ordered else kernel_effect}

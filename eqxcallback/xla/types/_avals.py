@@ -56,7 +56,7 @@ def dtype_problem(dtype: DType) -> str | None:
     return f"No kernel is given arrays of {dtype}. Use a dtype such as float32 or int32 instead"
 
 
-def result_aval(shape: Sequence[Size], dtype: DType) -> Any:
+def result_aval(shape: Sequence[Size], dtype: DType) -> Aval:
     """The abstract value of a result. 64-bit types stay what they are, also where `jax_enable_x64` is off."""
     known = (dim for dim in shape if not jax.export.is_symbolic_dim(dim))
     if dtype is None or any(operator.index(dim) < 0 for dim in known):
@@ -77,7 +77,7 @@ class Splittable(Protocol):
 
 def on_current_mesh(
     results: Sequence[Aval], operands: Sequence[Aval], call: Splittable | None = None
-) -> Sequence[Value]:
+) -> Sequence[Aval]:
     """`results` on the mesh in use, varying over the manual axes that the operands, all alike, vary over.
 
     Without this `shard_map` would believe that results are the same on all devices. Where shardings are part of types,
@@ -93,7 +93,7 @@ def on_current_mesh(
         specs = [operand.sharding.spec for operand in operands]
         splits = split(factors, specs, factors.sizes([operand.shape for operand in operands]), mesh)
 
-    def typed(aval: Aval, dims: Dims) -> Any:
+    def typed(aval: Aval, dims: Dims) -> Aval:
         sharding = NamedSharding(mesh, spec_of(dims, splits))
         return aval.update(sharding=sharding, manual_axis_type=operands[0].mat if operands else aval.mat)
 
