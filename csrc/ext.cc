@@ -1,4 +1,4 @@
-// The extension module eqxcallback._ext.
+// The extension module eqxcallback._ext: binds what Python uses of the C++.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -21,7 +21,8 @@
 namespace nb = nanobind;
 
 NB_MODULE(_ext, m) {
-  // Programs own handles, and programs may be alive when Python exits: that is no leak of ours. Tests watch lifetimes.
+  // Programs own handles, and programs may be alive when Python exits: that is not a leak of ours. Tests watch
+  // lifetimes.
   nb::set_leak_warnings(false);
   eqxcallback::import_numpy();
   eqxcallback::bind_buffer(m);
@@ -52,7 +53,7 @@ NB_MODULE(_ext, m) {
       nb::call_guard<nb::gil_scoped_release>());
   m.def("resume", &eqxcallback::resume, nb::arg("args"));
   m.def("set_jax_handler", &eqxcallback::set_jax_handler, nb::arg("capsule"));
-  // What a program owns as a host callback is called as one. See ffi/host_callback_scope.h.
+  // A program may own a Handle as a host callback, and then calls it as one. See ffi/host_callback_scope.h.
   nb::object handle = m.attr("Handle");
   handle.attr("__call__") =
       nb::cpp_function([](nb::handle, nb::args args) { eqxcallback::resume(args); }, nb::is_method());

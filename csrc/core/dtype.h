@@ -1,4 +1,4 @@
-// What an XLA element type is: its NumPy name, its width, its DLPack code. Nothing of Python here.
+// The element types of XLA: NumPy name, width, DLPack code. This file needs no Python.
 #pragma once
 
 #include <cstddef>
@@ -74,7 +74,7 @@ inline constexpr DType kDTypes[] = {
 };
 inline constexpr size_t kNumDTypes = sizeof(kDTypes) / sizeof(kDTypes[0]);
 
-// Null for a type that no array has (a token), or that a newer XLA has added.
+// Returns null for a type that no array has, such as a token, and for one that a newer XLA has added.
 constexpr const DType* find_dtype(XLA_FFI_DataType type) {
   for (const DType& dtype : kDTypes) {
     if (dtype.xla == type) return &dtype;

@@ -1,5 +1,5 @@
-// How often a kernel was called on the host: by the python lane, or by the launcher. What a GPU replays from a command
-// buffer is not.
+// Counts the calls of kernels that the host makes: those of the python lane and of the launcher. Kernels that a GPU
+// replays from a command buffer are not counted.
 #pragma once
 
 #include <atomic>

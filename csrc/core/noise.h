@@ -1,5 +1,5 @@
-// What outputs hold before a kernel that is watched: values that it would hardly write. Elements that have theirs still
-// were never written.
+// Noise that fills the outputs before a watched kernel runs: values that a kernel hardly writes. An element that still
+// has its noise afterwards was never written.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace eqxcallback {
 
-// A hash of 64 bits.
+// Hashes 64 bits.
 constexpr uint64_t mixed(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30u)) * 0xbf58476d1ce4e5b9u;
@@ -19,15 +19,15 @@ constexpr uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31u);
 }
 
-// Each element has a value of its own, made of a seed and of its place in memory: random bits, some of them fixed.
+// Makes a value for each element from a seed and the element's place in memory: random bits, some of them fixed.
 //
 //   bool, and types of less than a byte once each has one    bytes that no such element has
 //   floats of at least 16 bits, complex                      NaNs whose payload no computation makes
 //   integers of at least 32 bits                             half of the values that are negative, or would be
-//   all else                                                 any
+//   all other types                                          any
 //
-// Except for the first row, a kernel may write such a value by itself. Then it is one of many, and chance decides
-// which: how many elements have their very own says whether chance explains it.
+// Except for the first row, a kernel may write such a value by itself. Then the value is one of many, and chance
+// decides which: the number of elements that have exactly their own value says whether chance explains it.
 class Noise {
  public:
   struct Left {
@@ -54,7 +54,7 @@ class Noise {
         if (word_bytes_ >= 4) {
           const uint64_t top = uint64_t{1} << (8 * word_bytes_ - 1);
           mask_ = top | top >> 1u | 1u;
-          fixed_ = top | 1u;  // not the least one, which masks have
+          fixed_ = top | 1u;  // not the lowest bit, which masks have
         }
         break;
       default:
@@ -77,7 +77,8 @@ class Noise {
     });
   }
 
-  // Of memory that was filled before. In `mask`, if there is one, a byte for each element: 1 where it is left.
+  // Counts the noise that is left in memory that was filled before. `mask`, if given, gets a byte for each element: 1
+  // where its noise is left.
   Left left(const uint8_t* data, size_t count, uint8_t* mask = nullptr) const {
     Left left;
     with_word([&](auto word) {
@@ -96,7 +97,8 @@ class Noise {
     return left;
   }
 
-  // False where chance explains it: a kernel that writes all elements does so in less than one of 2^28 calls.
+  // False if chance explains what is left: with a kernel that writes all elements, true comes less than once in 2^28
+  // calls.
   bool sure(const Left& left) const {
     if (left.count == 0 || impossible_) return left.count != 0;
     const auto k = static_cast<double>(left.count), n = static_cast<double>(left.alike);
@@ -105,8 +107,8 @@ class Noise {
   }
 
  private:
-  // With `fraction` bits after the exponent. Of those the first makes the NaN a quiet one, and the last its payload
-  // another one than that of the NaN which computations make.
+  // Sets the bits of a NaN with `fraction` bits after the exponent. The first of these bits makes the NaN quiet, and
+  // the last one gives it another payload than the NaNs that computations make.
   void set_nan(unsigned fraction) {
     const uint64_t sign = uint64_t{1} << (8 * word_bytes_ - 1);
     mask_ = fixed_ = ((sign - 1) & ~((uint64_t{1} << (fraction - 1)) - 1)) | 1u;
@@ -135,8 +137,8 @@ class Noise {
   uint64_t seed_;
   unsigned word_bytes_, words_ = 1;  // an element is one word, or two
   uint64_t mask_ = 0, fixed_ = 0;    // the bits of a word that are the same in all noise, and what they are
-  unsigned random_bits_ = 0;         // of a word
-  double rare_ = 0;                  // log2 of how many kernels there are for one that writes such values at all
+  unsigned random_bits_ = 0;         // the bits of a word that are random
+  double rare_ = 0;                  // log2 of the number of kernels for each one that writes such values at all
   bool impossible_ = false;          // no element has such a value
 };
 

@@ -1,4 +1,4 @@
-// Sub-byte elements: XLA packs them, the first one in the low bits; NumPy wants one byte each.
+// Packing of elements of less than a byte: XLA packs them, the first one in the low bits; NumPy wants one byte each.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ inline void unpack(const uint8_t* packed, size_t count, unsigned bits, uint8_t* 
   }
 }
 
-// The inverse. Unused high bits of the last byte become zero; nothing past it is touched.
+// The inverse of `unpack`. Unused high bits of the last byte become zero; no byte after it is touched.
 inline void pack(const uint8_t* elements, size_t count, unsigned bits, uint8_t* packed) {
   const size_t per_byte = 8 / bits;
   const unsigned mask = (1u << bits) - 1u;

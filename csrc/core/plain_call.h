@@ -1,8 +1,8 @@
 // A call of a C function whose parameters are known only when the program runs.
 //
 // The first integers and pointers are in registers, and so are the first floating numbers, each kind counted on its
-// own; the rest is on the stack, in order, a word each. So one type of function, with all registers and some words of
-// stack, calls all others: nobody looks at a register or a word that is not a parameter.
+// own; the other parameters are on the stack, in order, a word each. So one type of function, with all registers and
+// some words of the stack, calls all other types: no function reads a register or a word that is not a parameter.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ class PlainCall {
 #elif defined(__aarch64__)
   static constexpr bool kIsKnown = true;
 #if defined(__APPLE__)
-  static constexpr size_t kStack = 0;  // there a parameter on the stack takes only as many bytes as it has
+  static constexpr size_t kStack = 0;  // on these machines a parameter on the stack takes only as many bytes as it has
 #else
   static constexpr size_t kStack = 32;
 #endif
@@ -39,10 +39,10 @@ class PlainCall {
 
   void add_integer(uint64_t word) { (integers_ < kIntegers ? words_[integers_++] : next_on_stack()) = word; }
   void add_pointer(const void* pointer) { add_integer(reinterpret_cast<uintptr_t>(pointer)); }
-  // The bits of a double; those of a float are the lower half.
+  // Takes the bits of a double, or in the lower half those of a float.
   void add_float(uint64_t bits) { (floats_ < kFloats ? words_[kIntegers + floats_++] : next_on_stack()) = bits; }
 
-  // What the function returns, if it returns an `int`.
+  // Calls the function and returns its result, if that is an `int`.
   int operator()(const void* function) const {
     const auto integers = std::make_index_sequence<kIntegers>();
     const auto floats = std::make_index_sequence<kFloats>();

@@ -1,7 +1,8 @@
-// Registry: what compiled programs call, by the keys that their text carries. Nothing of Python here.
+// Registry: finds what compiled programs call by the keys that their text carries. This file needs no Python.
 //
-// Contract: a key belongs to one living entry, which says when it goes: remove() returns when nobody is looking at it
-// any more. Who finds an entry has to keep it alive, with what `pin` makes of it while it cannot go.
+// Contract: a key belongs to one living entry. An entry that goes calls remove(), which returns when no thread is
+// looking at the entry any more. `pin` makes of an entry, while it cannot go, the object that keeps it alive for the
+// caller.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +14,13 @@ namespace eqxcallback {
 template <class Entry>
 class Registry {
  public:
-  // False if the key belongs to another one.
+  // Returns false if the key belongs to another entry.
   bool add(uint64_t key, Entry& entry) {
     const std::lock_guard lock(mutex_);
     return entries_.emplace(key, &entry).second;
   }
 
-  // Nothing happens if the key belongs to another one, or to none.
+  // Does nothing if the key belongs to another entry, or to none.
   void remove(uint64_t key, const Entry& entry) noexcept {
     const std::lock_guard lock(mutex_);
     const auto found = entries_.find(key);
@@ -31,7 +32,7 @@ class Registry {
     return entries_.count(key) != 0;
   }
 
-  // `pin(entry)`, or an empty one of its type if there is no entry. `pin` must not come back here.
+  // Returns `pin(entry)`, or an empty object of its type if there is no entry. `pin` must not call the Registry.
   template <class Pin>
   auto find(uint64_t key, const Pin& pin) const -> decltype(pin(*static_cast<Entry*>(nullptr))) {
     const std::lock_guard lock(mutex_);

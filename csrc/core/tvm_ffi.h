@@ -1,5 +1,5 @@
-// What a call of a function of the TVM-FFI ABI is made of, and DLPack's tensors, which it takes. These are layouts and
-// numbers of a stable ABI: tests/tvm_ffi/ compares them with the headers of apache-tvm-ffi.
+// The structures of a call in the TVM-FFI ABI, and DLPack's tensors, which such calls take. Layouts and numbers are
+// those of a stable ABI: tests/tvm_ffi/ compares them with the headers of apache-tvm-ffi.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ struct Tensor {  // DLTensor
   uint64_t byte_offset;
 };
 
-// TVMFFITypeIndex: what a value is. An object, which has references, is at least the last one.
+// TVMFFITypeIndex: the kind of a value. Objects, which count their references, have the last number or a higher one.
 enum Type : int32_t {
   kNone = 0,
   kInteger = 1,
@@ -57,7 +57,7 @@ struct Object {  // TVMFFIObject
   void (*deleter)(void* self, int flags);
 };
 
-// Returns zero, or another number where it has raised an error.
+// Returns zero, or another number if the function has raised an error.
 using SafeCall = int (*)(void* handle, const Value* args, int32_t count, Value* result);
 
 struct Function {  // TVMFFIObject, and the beginning of a TVMFFIFunctionCell

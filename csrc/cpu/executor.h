@@ -1,4 +1,4 @@
-// How a kernel spreads work over threads, without knowing whose threads they are.
+// Executor: spreads the work of a kernel over threads, whosever threads they are.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace eqxcallback::cpu {
 
-// Throws std::bad_alloc: its constructor is an inline function of the standard library, see types.h.
+// Throws std::bad_alloc, whose constructor is an inline function of the standard library: see types.h.
 [[noreturn]] void throw_bad_alloc();
 
 struct Executor {
@@ -15,7 +15,7 @@ struct Executor {
 
   void* pool;
   int64_t (*threads)(void* pool);
-  // Calls task(state, i) for each i below `tasks`, on several threads and the caller's, and returns when all are done.
+  // Calls task(state, i) for each i below `tasks`, on the caller's thread and others, and returns when all are done.
   void (*run)(void* pool, int64_t tasks, Task task, void* state);
 };
 
@@ -31,7 +31,7 @@ void parallel_for(const Executor& executor, int64_t n, double nanoseconds_per_it
                   int64_t multiple = 1) {
   const double nanoseconds = static_cast<double>(n) * nanoseconds_per_item;
   const int64_t threads = nanoseconds < kSerialNanoseconds ? 1 : executor.threads(executor.pool);
-  // Several tasks for each thread: one may start late, or be slow.
+  // Several tasks for each thread, as a thread may start late, or be slow.
   const int64_t wanted = smaller(threads * 8, static_cast<int64_t>(nanoseconds / kTaskNanoseconds));
   if (threads <= 1 || wanted <= 1 || n <= multiple) {
     if (n > 0) body(int64_t{0}, n);

@@ -1,3 +1,4 @@
+// The choice of a table of kernels: by EQXCALLBACK_ISA, by `set_isa`, or the best one of the machine.
 #include "cpu/isa.h"
 
 #include <atomic>
@@ -27,7 +28,8 @@ struct Isa {
   const char* name;
   const Kernels* kernels;
   bool (*available)();
-  // From the one that follows it, which is available too, in how bf16 is multiplied: which is faster is not known.
+  // True if this table differs from the next one, which is available too, only in how it multiplies bf16: it is not
+  // known which of the two is faster.
   bool only_bf16_differs;
 };
 
@@ -42,7 +44,7 @@ bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 #elif defined(EQXCALLBACK_ARM)
-// The system is asked: __builtin_cpu_supports of g++ 12 knows x86 alone.
+// Asks the system, as __builtin_cpu_supports of g++ 12 knows x86 alone.
 #if defined(__APPLE__)
 bool has(const char* feature) {
   int value = 0;
@@ -88,7 +90,7 @@ const Isa& best() {
   return std::end(kIsas)[-1];
 }
 
-// What runs where nobody chooses.
+// The kernels that run if no one has chosen.
 const Mixed& usual() {
   static const Mixed mixed = [] {
     const Isa& isa = best();
@@ -99,10 +101,10 @@ const Mixed& usual() {
   return mixed;
 }
 
-// What set_isa has chosen, or null.
+// The table that set_isa has chosen, or null.
 std::atomic<const Kernels*> set{nullptr};
 
-// Throws if the variable is wrong, at each use.
+// Returns the table in use. Throws at each use if the variable is wrong.
 const Kernels& current() {
   if (const Kernels* const kernels = set.load(std::memory_order_relaxed)) return *kernels;
   static const Kernels& initial = []() -> const Kernels& {
@@ -112,7 +114,7 @@ const Kernels& current() {
   return initial;
 }
 
-// The one that somebody has chosen, or null.
+// Returns the instruction set that the variable or set_isa has chosen, or null.
 const Isa* chosen() {
   const Kernels* const now = &current();
   for (const Isa& isa : kIsas) {

@@ -1,5 +1,5 @@
-// Which instruction set the kernels run on: the one that EQXCALLBACK_ISA names, or the best of the machine, but for
-// kernels that multiply bf16 faster on another.
+// The instruction set of the kernels: the one that EQXCALLBACK_ISA names, or the best one of the machine, except for
+// kernels that multiply bf16 faster with another one.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ const Kernels& kernels();
 // Names that `set_isa` takes on this machine, the best one first.
 std::vector<std::string> available_isas();
 std::string isa();
-// For each family of kernels that was measured, which one it runs on. None where somebody has chosen.
+// For each family of kernels that was measured, the instruction set that it runs on. Empty if one was chosen.
 std::vector<std::pair<std::string, std::string>> isas_of_bf16();
 // Throws std::invalid_argument for a name that is not available.
 void set_isa(const std::string& name);

@@ -1,5 +1,6 @@
+// The table of kernels for AVX2, FMA and F16C.
 #include "cpu/simd/avx2.h"
-// After the vectors that they are made of.
+// The kernels come after the vectors that they use.
 #include "cpu/kernels/table.h"
 
 namespace eqxcallback::cpu {

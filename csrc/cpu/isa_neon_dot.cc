@@ -1,5 +1,6 @@
+// The table of kernels for NEON with dot products of bytes.
 #include "cpu/simd/neon_bytes.h"
-// After the vectors that they are made of.
+// The kernels come after the vectors that they use.
 #include "cpu/kernels/table.h"
 
 namespace eqxcallback::cpu {

@@ -1,4 +1,5 @@
-// The CPU kernels: pointers and sizes in, nothing of XLA, nanobind or Python. Arrays are row-major and contiguous.
+// The CPU kernels: they take pointers and sizes, and need no XLA, nanobind or Python. Arrays are row-major and
+// contiguous.
 //
 // Shape letters: B batch, S queries, T keys, H query heads, K key/value heads (H a multiple of K), D head size.
 // bf16 and f16 arrays are computed in f32 and rounded once, at the end.
@@ -22,7 +23,7 @@ struct Norm {
   bool center;
 };
 struct NormBackward {
-  void* dx;                // null, as any gradient in this file: it is not needed
+  void* dx;                // null, as any gradient in this file, if it is not needed
   float *dweight, *dbias;  // [size]
   const void* x;
   const float* weight;  // null: 1
@@ -32,7 +33,7 @@ struct NormBackward {
   bool center;
 };
 
-// The same over groups of neighbouring channels, of `size` elements each.
+// The norm over groups of neighbouring channels, of `size` elements each.
 struct GroupNorm {
   void* out;
   const void* x;               // [batch, channels, size]
@@ -43,11 +44,11 @@ struct GroupNorm {
 struct GroupNormBackward {
   void* dx;
   float *dweight, *dbias;  // [channels]
-  GroupNorm forward;       // whose result and bias are not read
+  GroupNorm forward;       // its result and bias are not read
   const void* dout;
 };
 
-// sum = x + residual, perhaps in the memory of residual, and the RMS norm of what is rounded.
+// sum = x + residual, perhaps in the memory of residual, and the RMS norm of the rounded sum.
 struct AddRmsNorm {
   void *out, *sum;
   const void *x, *residual;
@@ -65,8 +66,8 @@ struct RotaryEmbedding {
   int64_t rows, table_rows, heads, head_size;
 };
 
-// Queries of `qkv` rotated into q, its keys into k_cache, and its values into v_cache as they are: those of example e
-// from position[e % positions] on, clamped to 0 .. length - count.
+// Rotates the queries of `qkv` into q and its keys into k_cache, and copies its values into v_cache. The keys and
+// values of example e begin at position[e % positions], clamped to 0 .. length - count.
 struct RotaryAppend {
   void *q, *k_cache, *v_cache;  // [examples * count, heads, head_size], [examples, length, kv_heads, head_size]
   const void* qkv;              // [examples * count, heads + 2 * kv_heads, head_size]
@@ -77,7 +78,7 @@ struct RotaryAppend {
 
 struct RotaryEmbeddingBackward {
   void* dx;
-  float *dcos, *dsin;  // of the shape of the table, which has rows
+  float *dcos, *dsin;  // of the shape of the table, whose rows are those of cos and sin
   const void* x;
   const float *cos, *sin;
   const void* dout;
@@ -113,17 +114,17 @@ struct CrossEntropy {
 };
 struct CrossEntropyBackward {
   void* dlogits;
-  CrossEntropy forward;  // whose loss is read
+  CrossEntropy forward;  // its loss is read
   const float* dloss;
 };
 
-// Which elements of rows take part: bytes that are 0 or 1. Null: all. Row r has row r % rows.
+// The elements of rows that take part: bytes that are 0 or 1. Null: all. Row r has row r % rows of the mask.
 struct RowMask {
   const void* data;  // [rows, size]
   int64_t rows;
 };
 
-// out[r, i] = exp(scale * x[r, i]) / sum(exp(scale * x[r])) over what takes part. Elsewhere it is 0.
+// out[r, i] = exp(scale * x[r, i]) / sum(exp(scale * x[r])) over the elements that take part, and 0 elsewhere.
 struct Softmax {
   void* out;  // [rows, size]
   const void* x;
@@ -133,7 +134,7 @@ struct Softmax {
 };
 struct SoftmaxBackward {
   void* dx;
-  Softmax forward;  // whose result is not read
+  Softmax forward;  // its result is not read
   const void* dout;
 };
 
@@ -145,7 +146,7 @@ struct LstmGates {
 };
 struct LstmGatesBackward {
   void *dgates, *dcell;
-  LstmGates forward;  // whose results are not read
+  LstmGates forward;  // its results are not read
   const void *dhidden, *dnew_cell;
 };
 
@@ -160,12 +161,12 @@ struct GruGates {
 struct GruGatesBackward {
   void *dinput_gates, *dhidden_gates, *dhidden;
   float* dbias;
-  GruGates forward;  // whose result is not read
+  GruGates forward;  // its result is not read
   const void* dout;
 };
 
-// An operand that examples may share: that of example b begins `at[b]` elements after `data`, and of head h another
-// h * head after that. `data` is null where there is none.
+// An operand that examples may share: the part of example b begins `at[b]` elements after `data`, and that of head h
+// another h * head elements later. `data` is null if the operand is absent.
 template <class T>
 struct Operand {
   const T* data;
@@ -173,16 +174,16 @@ struct Operand {
   int64_t head;
 };
 
-// Which keys attention sees, and what it adds to the logits. Query s is at position p = offset + s among the keys.
+// The keys that attention sees, and what it adds to the logits. Query s is at position p = offset + s among the keys.
 struct AttentionOptions {
-  int64_t window;         // 0: none. Causal: keys above p - window are seen, else those nearer than window
+  int64_t window;         // 0: none. Causal: it sees keys above p - window, else keys nearer than window
   float soft_cap;         // 0: none. The logits l become soft_cap * tanh(l / soft_cap)
-  Operand<void> bias;     // [S, T], added to them
-  Element bias_element;   // its type
+  Operand<void> bias;     // [S, T], added to the logits
+  Element bias_element;   // the type of the bias
   Operand<uint8_t> mask;  // [S, T]: 0 is not seen
   Operand<float> slopes;  // one for each head: slope * |p - key| is subtracted from the logits
   Operand<int32_t> query_segments, key_segments;  // [S], [T]: seen where they are equal
-  Operand<int32_t> lengths;                       // the keys below it are seen
+  Operand<int32_t> lengths;                       // keys below the length are seen
   Operand<int32_t> offset;                        // by default T - S
   float keep;                                     // the probability with which dropout lets a weight stay
   Operand<uint32_t> dropout_keys;                 // two for each head: Threefry's keys, or else
@@ -200,17 +201,17 @@ struct Attention {
   float scale;
   bool causal;
   const AttentionOptions* options;  // null: none
-  float* lse = nullptr;             // [B, S, H], of the exponentials of the logits; null where nobody asks for it
+  float* lse = nullptr;             // [B, S, H], the log of the sums of exp(logits); null if it is not needed
 };
 
-// The gradients of the sum of cotangent * out, and of that of lse_cotangent * lse, if it is not null.
+// The gradients of sum(cotangent * out), and of sum(lse_cotangent * lse) if `lse_cotangent` is not null.
 struct AttentionBackward {
-  Attention call;  // whose result is read
+  Attention call;  // its result is read
   const void* cotangent;
   void *dq, *dk, *dv;
-  void* dbias;  // of all that the bias has
+  void* dbias;  // the gradient of the whole bias
   float* dslopes;
-  int64_t bias_size, slopes_size;  // how many elements those two have
+  int64_t bias_size, slopes_size;  // the elements of dbias and dslopes
   const float* lse_cotangent = nullptr;
 };
 
@@ -223,11 +224,11 @@ struct DecodeAttention {
   const int32_t* length;  // [LB]; batch b has length b % LB. Clamped to 0..T
   int64_t batch, kv_batch, length_batch, kv_length, heads, kv_heads, head_size;
   float scale;
-  // The query is at the last of those keys: what it is there is as of AttentionOptions.
+  // Options as in AttentionOptions. The query is at the last of the `length` keys.
   int64_t window;
   float soft_cap;
   Operand<float> slopes;
-  Operand<float> k_scale, v_scale;  // [T, K]: of k and v in int8. Null: those are of the type of q
+  Operand<float> k_scale, v_scale;  // [T, K], for k and v in int8. Null: k and v have the type of q
 };
 
 // out[r, o] = sum_i x[r, i] W[o, i], W in blocks that are decoded in registers, or a few rows at a time in cache.

@@ -1,6 +1,6 @@
-// The file is in EQXCALLBACK_CACHE_DIR, or `eqxcallback` where the user's caches are, as backends/_cache.py has it. Its
-// name is the processor's and this package's version; it has a line for each family: its name, the table, and the
-// microseconds of both. Whoever cannot write it measures in each process.
+// The measurement, and the file that remembers it. The file is in EQXCALLBACK_CACHE_DIR, or in `eqxcallback` among the
+// user's caches, as backends/_cache.py has it. Its name has the processor and this package's version. It has a line for
+// each family: the name, the table, and the microseconds of both. A process that cannot write it measures each time.
 #include "cpu/measured.h"
 
 #include <unistd.h>
@@ -23,7 +23,7 @@ namespace {
 
 using Families = decltype(Mixed::families);
 
-// In the cache nearest to the processor: what differs between tables is not how they read memory.
+// The sizes fit into the first cache, as tables do not differ in how they read memory.
 constexpr int64_t kQueries = 64, kKeys = 256, kSize = 64;
 
 struct Arrays {
@@ -103,7 +103,7 @@ std::string processor() {
 #else
   std::ifstream file("/proc/cpuinfo");
   std::string line, found;
-  // Of the first processor: names on x86, numbers on ARM.
+  // Lines of the first processor: names on x86, numbers on ARM.
   while (std::getline(file, line) && !line.empty()) {
     for (const char* key : {"vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU part"}) {
       if (line.rfind(key, 0) == 0) found += line.substr(std::min(line.find(':'), line.size() - 1) + 1);
@@ -133,7 +133,7 @@ std::filesystem::path file_of(const Table& usual, const Table& other) {
   return folder.empty() ? folder : folder / name;
 }
 
-// Nothing, unless the file has all families in their order, with one of these tables each.
+// Returns nothing unless the file has all families in order, each with one of these tables.
 std::optional<Families> remembered(const std::filesystem::path& path, const Table& usual, const Table& other) {
   std::ifstream file(path);
   Families found;
@@ -147,7 +147,7 @@ std::optional<Families> remembered(const std::filesystem::path& path, const Tabl
   return found.size() == std::size(kFamilies) ? std::optional(found) : std::nullopt;
 }
 
-// Others see it whole or not at all.
+// Writes the file so that other processes see it whole or not at all.
 void remember(const std::filesystem::path& path, const std::string& text) {
   std::error_code failed;
   std::filesystem::create_directories(path.parent_path(), failed);
@@ -165,7 +165,7 @@ Mixed faster_of(const Table& usual, const Table& other) {
     std::ostringstream text;
     for (const Family& family : kFamilies) {
       const Microseconds took = measured(family, *usual.kernels, *other.kernels);
-      // By chance they differ by a few percent.
+      // Times differ by a few percent by chance.
       families->emplace_back(family.name, took.other < 0.95 * took.usual ? other.name : usual.name);
       text << family.name << ' ' << families->back().second << ' ' << took.usual << ' ' << took.other << '\n';
     }

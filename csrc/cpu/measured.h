@@ -1,7 +1,8 @@
-// Which of two tables multiplies bf16 faster, by kernel family: measured once on a machine, and remembered in a file.
+// Measures for each family of kernels which of two tables multiplies bf16 faster: once on a machine, remembered in a
+// file.
 //
-// A processor may have instructions for bf16 that are slower than widening to f32: nothing that it says of itself
-// tells.
+// A processor may have instructions for bf16 that are slower than widening to f32, and nothing that it says of itself
+// tells so.
 #pragma once
 
 #include <string>
@@ -17,13 +18,13 @@ struct Table {
   const Kernels* kernels;
 };
 
-// The kernels to run, and for each family that multiplies bf16 the name of the table that it is from.
+// The kernels to run, and for each family that multiplies bf16 the name of its table.
 struct Mixed {
   Kernels kernels;
   std::vector<std::pair<std::string, std::string>> families;
 };
 
-// `usual`, with the families of `other` that are faster here.
+// Returns `usual` with the families of `other` that are faster on this machine.
 Mixed faster_of(const Table& usual, const Table& other);
 
 }  // namespace eqxcallback::cpu

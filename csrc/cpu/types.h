@@ -20,7 +20,7 @@ enum class Encoding : uint8_t {
   kQ4_1,  // f16 scale d, f16 minimum m, 16 bytes; weight j = d * (low nibble of byte j) + m, weight 16 + j: the high
           // one
   kQ8_0,  // f16 scale d, 32 int8; weight j = d * q_j
-  // Those that are unpacked into cache first, see cpu/kernels/linear_unpack.h.
+  // Encodings that are first unpacked into cache, see cpu/kernels/linear_unpack.h.
   kQ4_0,
   kQ5_0,
   kQ5_1,
@@ -30,15 +30,15 @@ enum class Encoding : uint8_t {
   // Q4_1 with 16 rows side by side. Of each block in turn: 16 f16 scales, 16 f16 minimums, and 4 times 16 dwords,
   // of each row the next four of its 16 bytes.
   kQ4_1_R16,
-  // What they are unpacked to: never in memory of a caller.
+  // The form that they are unpacked to, which callers never have.
   kPlain,
   kPlainHalves,
 };
-inline constexpr int64_t kBlockSize = 32;  // that kernels take at a time
-inline constexpr int64_t kGroupRows = 16;  // of kQ4_1_R16
+inline constexpr int64_t kBlockSize = 32;  // weights that kernels take at a time
+inline constexpr int64_t kGroupRows = 16;  // rows side by side in kQ4_1_R16
 
-// The files that are compiled for one instruction set include these: nothing here may be a function of external
-// linkage, of which the linker would keep the copy with the newest instructions for everybody.
+// The files that are compiled for one instruction set include these functions. None of them may have external linkage:
+// the linker would keep one copy for all tables, perhaps the one with the newest instructions.
 namespace {
 
 constexpr int64_t block_bytes(Encoding encoding) {
@@ -65,7 +65,7 @@ inline float to_float(F16 value) {
     bits |= 0x7f800000u;  // infinite, or a NaN
   } else if (magnitude >= 0x400u) {
     bits += 112u << 23;
-  } else {  // by an integer: a subnormal f32 may count as zero on XLA's threads
+  } else {  // by integers, as a subnormal f32 may count as zero on XLA's threads
     const float small = static_cast<float>(magnitude) * 0x1p-24f;
     std::memcpy(&bits, &small, sizeof(bits));
   }
@@ -85,7 +85,7 @@ inline void from_float(float value, Bf16& out) {
   out.bits = static_cast<uint16_t>(is_nan ? (bits >> 16) | 0x40u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-// The same.
+// Rounds in the same way.
 inline void from_float(float value, F16& out) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
@@ -93,11 +93,11 @@ inline void from_float(float value, F16& out) {
   uint32_t result;
   if (magnitude > 0x7f800000u) {
     result = 0x7e00u | (magnitude >> 13 & 0x1ffu);
-  } else if (magnitude >= 0x477ff000u) {  // what is rounded to 65536 is infinite
+  } else if (magnitude >= 0x477ff000u) {  // a value that rounds to 65536 is infinite
     result = 0x7c00u;
   } else if (magnitude >= 0x38800000u) {
     result = (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1u)) >> 13;
-  } else {  // subnormal: the sum has its last bit where the result has
+  } else {  // subnormal: the last bit of the sum is that of the result
     float small;
     std::memcpy(&small, &magnitude, sizeof(small));
     small += 0.5f;

@@ -48,7 +48,7 @@ Operands attention_operands(const char* op, const ffi::RemainingArgs& args, int6
                   3, others);
 }
 
-// What lse of the queries, or its cotangent, has to be: f32 [*batch, S, H].
+// Checks the log-sum-exps of the queries, or their cotangents: f32 [*batch, S, H].
 float* lse_of(const char* op, const ffi::AnyBuffer& lse, const ffi::AnyBuffer& q) {
   const Dims dims = lse.dimensions(), query = q.dimensions();
   REQUIRE(lse.element_type() == ffi::DataType::F32 && dims.size() + 1 == query.size() &&
@@ -57,7 +57,7 @@ float* lse_of(const char* op, const ffi::AnyBuffer& lse, const ffi::AnyBuffer& q
   return reinterpret_cast<float*>(lse.untyped_data());
 }
 
-// Results: that of the type of q, and, where there is a second one, the log-sum-exps of the logits.
+// Results: the attention, of the type of q, and if there is a second result the log-sum-exps of the logits.
 ffi::Error attention(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t present,
                      bool causal, double scale, int64_t window, double soft_cap, double dropout) {
   return guarded([&] {

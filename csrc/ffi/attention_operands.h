@@ -1,5 +1,5 @@
-// The operands of attention that may be absent: decoded and checked. They have the batch axes of q, where 1 stands for
-// any number, and may lack the first ones.
+// Optional operands of attention: decodes and checks them. They have the batch axes of q, where 1 stands for any
+// number, and may lack the first of these axes.
 #pragma once
 
 #include <limits>
@@ -10,7 +10,7 @@
 
 namespace eqxcallback {
 
-// Where the part of each example begins in an operand, in elements.
+// Returns where the part of each example begins in an operand, in elements.
 inline std::vector<int64_t> places(const char* op, const char* name, const Shape& shape, const Shape& query) {
   const size_t rank = shape.batch_rank(), all = query.batch_rank();
   bool fits = rank <= all;
@@ -93,7 +93,7 @@ class AttentionOperands {
   AttentionOperands(const AttentionOperands&) = delete;
   AttentionOperands& operator=(const AttentionOperands&) = delete;
 
-  // Null where no option says anything: that is faster.
+  // Returns null if no option says anything, as a call without options is faster.
   const cpu::AttentionOptions* any() const { return any_ ? &options : nullptr; }
 
  private:

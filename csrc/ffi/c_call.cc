@@ -1,4 +1,5 @@
-// The parameters of a function are an attribute of the call: four numbers for each, which Python has made of names.
+// The handler of plain C functions. Their parameters are an attribute of the call: four numbers for each, which Python
+// has made of names.
 #include "ffi/c_call.h"
 
 #include <algorithm>
@@ -18,14 +19,14 @@ namespace {
 
 thread_local const void* called_function = nullptr;
 
-// See backends/_c.py, which writes them.
+// Kinds of parameters, as backends/_c.py writes them.
 enum Kind : int64_t { kPointer = 0, kInteger = 1, kFloat = 2 };
 
 struct Parameter {
   int64_t kind;
-  int64_t buffer;  // of a pointer: which operand or result, the results after the operands; -1 for null
+  int64_t buffer;  // of a pointer: the number of its operand or result, the results after the operands; -1 for null
   int64_t by_row;  // of a pointer: the bytes of a row, zero if all rows share it; of a number: whether it counts rows
-  int64_t value;   // of a number: its bits, or for each row
+  int64_t value;   // of a number: its bits, or what it is for each row
 };
 constexpr size_t kNumbers = 4;
 
@@ -33,7 +34,7 @@ Parameter parameter_at(ffi::Span<const int64_t> numbers, size_t i) {
   return {numbers[i * kNumbers], numbers[i * kNumbers + 1], numbers[i * kNumbers + 2], numbers[i * kNumbers + 3]};
 }
 
-// `3=the matrix is singular`, one in a line.
+// Returns the text of a status from lines such as `3=the matrix is singular`.
 std::string text_of_status(std::string_view texts, int status) {
   const std::string name = std::to_string(status) + "=";
   while (!texts.empty()) {
@@ -44,14 +45,14 @@ std::string text_of_status(std::string_view texts, int status) {
   return "";
 }
 
-// Functions of code that programs bring along, by its number: see backends/_object_code.py, which loads them.
+// Functions in the code that programs bring along, by the number of the code: backends/_object_code.py loads them.
 class LoadedCode {
  public:
   void set(int64_t number, const void* function) {
     const std::unique_lock lock(mutex_);
     functions_[number] = function;
   }
-  // Or null.
+  // Returns the function, or null.
   const void* get(int64_t number) {
     thread_local int64_t last = 0;
     thread_local const void* function = nullptr;
@@ -91,8 +92,8 @@ const void* function_of_call(int64_t address, int64_t process, bool is_code) {
   return reinterpret_cast<const void*>(address);
 }
 
-// `address`, if it is not zero, is that of the function, in the process `process`; or the number of `code`, if there is
-// some.
+// Calls a C function. `address`, if it is not zero, is the function's address in the process `process`, or if the
+// program brings `code` along, the number of the code.
 ffi::Error c_call(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets,
                   ffi::Span<const int64_t> parameters, int64_t rows, bool returns_status, std::string_view statuses,
                   int64_t address, int64_t process, std::string_view code) {

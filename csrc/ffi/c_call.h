@@ -1,4 +1,4 @@
-// The handler of all plain C functions.
+// The handler of plain C functions.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -7,8 +7,8 @@
 
 namespace eqxcallback {
 
-// The function that the handler calls, while this exists, on this thread. A handler is told no more than what XLA tells
-// it, which does not know of functions.
+// Names the function that the handler calls on this thread, while the object exists. XLA calls a handler and does not
+// know of the function behind it.
 class CalledFunction {
  public:
   explicit CalledFunction(const void* function);
@@ -22,10 +22,10 @@ class CalledFunction {
   const void* before_;
 };
 
-// A number that other processes do not have.
+// Returns a number that no other process has.
 int64_t this_process();
 
-// `_ext.c_call_handler`, its address, and `_ext.most_on_stack`: see plain_call.h.
+// Binds `_ext.c_call_handler`, the handler's address, and `_ext.most_on_stack`: see plain_call.h.
 void bind_c_call(nanobind::module_& m);
 
 }  // namespace eqxcallback

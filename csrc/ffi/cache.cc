@@ -24,7 +24,7 @@ ffi::Error cache_append(ffi::AnyBuffer cache, ffi::AnyBuffer rows, ffi::AnyBuffe
     REQUIRE(start.shared_by(to), op, "a position for each cache; got the shape " + text(position.dimensions()));
     if (out->element_count() == 0) return;
     REQUIRE(out->size_bytes() > 0, op, "elements of whole bytes");
-    // XLA has put the operand where the result is, and made a copy if anybody else still needs it.
+    // XLA has put the operand where the result is, and copied it first if anything else still needs it.
     REQUIRE(cache.untyped_data() == out->untyped_data(), op, "the result in the memory of the cache");
     const int64_t row_bytes = static_cast<int64_t>(cache.size_bytes()) / (to.batch() * to[0]);
     const auto bytes = static_cast<size_t>(from[0] * row_bytes);

@@ -1,3 +1,4 @@
+// Calls in a child process: the guarded copies, and what the child reports.
 #include "ffi/call_in_child.h"
 
 #include <algorithm>
@@ -14,9 +15,9 @@
 namespace eqxcallback {
 namespace {
 
-// What the child says of a call that has ended.
+// The child's report of a call that has ended.
 struct Said {
-  int code;  // of an error, or -1
+  int code;  // the code of an error, or -1
   bool is_asynchronous;
   char message[4096];
 };
@@ -28,7 +29,7 @@ size_t bytes_of(const XLA_FFI_Buffer& buffer) {
   return dtype == nullptr ? 0 : dtype->bytes_for(elements);
 }
 
-// Operands and results in memory of their own. Those that shared memory do so again.
+// Copies of operands and results in guarded memory. Arrays that shared memory share it again.
 class GuardedBuffers {
  public:
   explicit GuardedBuffers(const XLA_FFI_CallFrame& frame) {
@@ -40,7 +41,7 @@ class GuardedBuffers {
       size = std::max(size, bytes_of(*buffer->get()));
     }
     for (const auto& buffer : buffers_) {
-      // What has no elements is nowhere, whichever address it has.
+      // An array without elements is nowhere, whichever address it has.
       std::shared_ptr<GuardedMemory> nowhere;
       std::shared_ptr<GuardedMemory>& memory = bytes_of(*buffer->get()) == 0 ? nowhere : by_origin_[(*buffer)->data];
       if (memory == nullptr) {
@@ -90,7 +91,7 @@ class GuardedBuffers {
   std::map<void*, std::shared_ptr<GuardedMemory>> by_origin_;
 };
 
-// Tasks run where they are scheduled, since XLA's threads are not in a child.
+// Runs tasks where they are scheduled, since a child has none of XLA's threads.
 XLA_FFI_Error* run_here(XLA_FFI_ThreadPool_Schedule_Args* args) {
   args->task(args->data);
   return nullptr;
@@ -119,8 +120,8 @@ void call(const UserKernel& kernel, XLA_FFI_CallFrame& frame, Said& said) {
 }  // namespace
 
 ChildCall call_in_child(UserKernel& kernel, const XLA_FFI_CallFrame& frame, double seconds, const Waiting& waiting) {
-  // Attributes are out of reach, until they are read: who never does, ignores them. XLA counts them for handlers that
-  // name any, and for others only the handler itself knows.
+  // Attributes are out of reach until the kernel reads them: a kernel that never does ignores them. XLA counts
+  // attributes for handlers that name some, and for others only the handler itself knows them.
   const ForbiddenMemory forbidden;
   const bool is_watched = frame.attrs.size > 0 && !kernel.reads_attributes;
   ChildCall result;

@@ -1,4 +1,4 @@
-// Handlers as Python hands them to JAX.
+// Capsules of handlers, which Python hands to JAX.
 #pragma once
 
 #include <nanobind/nanobind.h>

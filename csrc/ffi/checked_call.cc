@@ -1,3 +1,4 @@
+// Checked mode for native kernels: lends their buffers to Python, which calls them.
 #include "ffi/checked_call.h"
 
 #include <nanobind/stl/string.h>
@@ -26,7 +27,7 @@ nb::object& checked_native() {
   static auto* hook = new nb::object();
   return *hook;
 }
-std::atomic<bool> is_checked{false};  // the same, for those who do not have the GIL
+std::atomic<bool> is_checked{false};  // true while the hook is set, for threads without the GIL
 
 double seconds_in_child = 0;
 
@@ -36,14 +37,14 @@ void set_checked_native(nb::object hook, double seconds) {
   checked_native() = hook.is_none() ? nb::object() : std::move(hook);
 }
 
-// Errors of checked mode itself are not those of the kernel.
+// Makes an error of checked mode itself, which is not the kernel's.
 XLA_FFI_Error* error_of(const XLA_FFI_Api* api, const std::string& text) {
   XLA_FFI_Error* error = create_error(api, XLA_FFI_Error_Code_INTERNAL, text);
   last_created_error().error = nullptr;
   return error;
 }
 
-// For Python: of an index, results come before operands. See eqxcallback/debug/_child.py.
+// Makes a dictionary for Python. By index, results come before operands. See eqxcallback/debug/_child.py.
 nb::object child_call_object(const ChildCall& call) {
   nb::dict said;
   said["ending"] = ending_object(call.ending);
@@ -59,10 +60,10 @@ nb::object child_call_object(const ChildCall& call) {
   return said;
 }
 
-// One call, of which Python decides when and where it runs. Needs the GIL.
+// One call. Python decides when and where it runs. Needs the GIL.
 class NativeCall {
  public:
-  // With `kernel`, a user's, in a child process.
+  // With `kernel`, a user's kernel, the call runs in a child process.
   NativeCall(XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame, UserKernel* kernel)
       : handler_(handler),
         kernel_(kernel),
@@ -77,7 +78,7 @@ class NativeCall {
   NativeCall(const NativeCall&) = delete;
   NativeCall& operator=(const NativeCall&) = delete;
 
-  // False if there is a type that no Buffer has.
+  // Lends the buffers. Returns false if one has a type that no Buffer has.
   bool lend() {
     size_t slot = 0;
     for (const Memory* memory : {&outputs_, &inputs_}) {
@@ -89,7 +90,7 @@ class NativeCall {
   }
 
   nb::object run() {
-    forget_error();  // Python has gone on
+    forget_error();  // Python has handled it
     size_t slot = 0;
     for (Memory* memory : {&outputs_, &inputs_}) {
       for (XLA_FFI_Buffer& buffer : memory->buffers) {
@@ -109,13 +110,13 @@ class NativeCall {
   }
 
   const Frame& lent() const { return lent_; }
-  // The kernel goes on after its call: nobody can look at what it writes.
+  // True if the kernel goes on after its call, so that no one can look at what it writes.
   bool is_asynchronous() const { return is_asynchronous_; }
-  // What the kernel itself has said, if anything. It is the caller's.
+  // Returns the kernel's own error, if it made one. The caller owns it.
   XLA_FFI_Error* take_error() { return std::exchange(error_, nullptr); }
 
  private:
-  // Copies of what XLA says of operands or results, with memory of our choice.
+  // Copies of XLA's descriptions of operands or results, with memory of our choice.
   struct Memory {
     Memory(void* const* all, int64_t size) {
       for (int64_t i = 0; i < size; ++i) buffers.push_back(*static_cast<XLA_FFI_Buffer*>(all[i]));
@@ -135,7 +136,7 @@ class NativeCall {
   }
 
   nb::object run_in_child(const XLA_FFI_CallFrame& inner) {
-    // The child has Python's lock, as a kernel may want it.
+    // The child holds the GIL, as a kernel may want it.
     const ChildCall call = call_in_child(*kernel_, inner, seconds_in_child, [](const std::function<void()>& wait) {
       nb::gil_scoped_release released;
       wait();
@@ -157,7 +158,7 @@ class NativeCall {
       lent_.buffer(slot).lend(buffer.data, buffer.dims, rank, *dtype, writeable, {});
       return true;
     }
-    // Python would unpack the elements: what it gets are their bytes.
+    // Python gets the bytes of the elements, which it would otherwise unpack.
     size_t elements = 1;
     for (size_t i = 0; i < rank; ++i) elements *= static_cast<size_t>(buffer.dims[i]);
     const auto bytes = static_cast<int64_t>(dtype->bytes_for(elements));

@@ -1,5 +1,5 @@
-// Native kernels in checked mode: their operands and results go to Python as Buffers, which calls the kernel from
-// there. Nothing of nanobind in this header, which handlers include.
+// Native kernels in checked mode: their operands and results go as Buffers to Python, which calls the kernel. This
+// header has nothing of nanobind, as handlers include it.
 #pragma once
 
 #include <functional>
@@ -10,12 +10,12 @@
 
 namespace eqxcallback {
 
-// Runs `handler`. In checked mode it is called by the Python function that was set with `_ext.set_checked_native`,
-// `hook(symbol, run, outputs, inputs)`, where `run()` calls it on the memory that the Buffers have by then.
+// Runs `handler`. In checked mode the Python function that was set with `_ext.set_checked_native` runs it: that is
+// `hook(symbol, run, outputs, inputs)`, whose `run()` calls the handler on the memory that the Buffers have by then.
 XLA_FFI_Error* run_checked(const char* symbol, XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame);
 
-// The same for a user's kernel, which is called `who()`. There `run()` calls it in a child process, for as many seconds
-// as were set with the function, and returns what it did: a dictionary, see `child_call_object`.
+// Does the same for a user's kernel, whose name is `who()`. Here `run()` calls it in a child process, for at most the
+// seconds that were set with the function, and returns a dictionary of what it did: see `child_call_object`.
 XLA_FFI_Error* run_checked_in_child(const std::function<std::string()>& who, UserKernel& kernel,
                                     XLA_FFI_CallFrame* frame);
 

@@ -1,3 +1,4 @@
+// Child processes: fork, signals, time limits, and the report of how the child ended.
 #include "ffi/child_process.h"
 
 #include <signal.h>
@@ -20,7 +21,7 @@
 namespace eqxcallback {
 namespace {
 
-// What a child says of itself.
+// A child's report of itself.
 struct Report {
   volatile sig_atomic_t has_returned, has_thrown, has_fault, is_write;
   const void* volatile address;
@@ -33,17 +34,17 @@ void note_fault(int number, siginfo_t* info, void* context) {
   report_of_child->address = info->si_addr;
   report_of_child->has_fault = 1;
 #if defined(__linux__) && defined(__x86_64__)
-  // The second bit of the processor's error code: the access was a write.
+  // The second bit of the processor's error code says that the access was a write.
   report_of_child->is_write = (static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
 #else
   (void)context;
 #endif
-  signal(number, SIG_DFL);  // the same instruction comes again, and ends the process
+  signal(number, SIG_DFL);  // the same instruction runs again, and ends the process
 }
 
-// The parent's handlers would tell its story: those of Python, of its faulthandler, of sanitizers.
+// Replaces the parent's handlers, which would tell of the parent: those of Python, its faulthandler, and sanitizers.
 void take_signals() {
-  constexpr size_t kStack = 1 << 16;  // an overflow of the kernel's own stack leaves none
+  constexpr size_t kStack = 1 << 16;  // after an overflow, the kernel's own stack has no room
   static char stack[kStack];
   stack_t other{};
   other.ss_sp = stack;
@@ -88,14 +89,14 @@ double now() {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-// Whether the child ended by itself.
+// Waits for the child, and returns true if it ended by itself.
 bool wait_for(pid_t child, double seconds, int& status) {
   const double end = now() + seconds;
   constexpr long kLongest = 2'000'000;  // ns
   for (timespec pause{0, 20'000};; pause.tv_nsec = pause.tv_nsec < kLongest ? 2 * pause.tv_nsec : kLongest) {
     const pid_t ended = waitpid(child, &status, WNOHANG);
     if (ended == child) return true;
-    if (ended < 0 && errno != EINTR) {  // somebody else has waited for all children
+    if (ended < 0 && errno != EINTR) {  // another thread has waited for all children
       status = 0;
       return true;
     }
@@ -121,7 +122,7 @@ SharedMemory::~SharedMemory() { munmap(data_, bytes_); }
 Ending run_in_child(double seconds, const std::function<void()>& function, const Waiting& waiting) {
   SharedMemory shared(sizeof(Report));
   Report& report = *new (shared.data()) Report{};
-  // Else the child writes what the parent has not yet written, too.
+  // Without this the child, too, would write what the parent has not yet written.
   std::fflush(stdout);
   std::fflush(stderr);
   Ending ending;

@@ -1,5 +1,5 @@
-// What the handlers of the CPU kernels have in common: decode, check, call, and register. Batch axes lead; an operand
-// that may be shared by the batch lacks them, or some of the first ones. Nothing of Python here.
+// Tools that the handlers of the CPU kernels share: decode, check, call, and register. Batch axes lead; an operand that
+// the batch may share lacks them, or some of the first ones. This file needs no Python.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ inline std::string text(Dims dims) {
   throw std::invalid_argument(std::string(op) + "[native]: expected " + expected + ".");
 }
 
-// A macro, so that the text is made only where it is needed: making it costs more than a small kernel.
+// A macro, so that the text is made only if it is needed: making it costs more than a small kernel.
 #define REQUIRE(condition, op, expected)    \
   do {                                      \
     if (!(condition)) refuse(op, expected); \
@@ -50,7 +50,7 @@ struct Shape {
             std::string(name) + " with at least " + std::to_string(core) + " axes; got the shape " + text(dims));
   }
 
-  // Of the core axes.
+  // The size of a core axis.
   int64_t operator[](size_t axis) const { return dims[dims.size() - core + axis]; }
   size_t batch_rank() const { return dims.size() - core; }
   int64_t batch() const {
@@ -58,7 +58,7 @@ struct Shape {
     for (size_t i = 0; i < batch_rank(); ++i) product *= dims[i];
     return product;
   }
-  // Whether the batch axes are the last of the other's: then index b of the other is index b % batch() of this.
+  // True if the batch axes are the last ones of the other's: then index b of the other is index b % batch() of this.
   bool shared_by(const Shape& other) const {
     if (batch_rank() > other.batch_rank()) return false;
     const size_t skip = other.batch_rank() - batch_rank();
@@ -105,7 +105,7 @@ ffi::Error guarded(const Body& body) {
   return ffi::Error::Success();
 }
 
-// A set of flat operands, as an attribute has it: bit i stands for operand i.
+// A set of flat operands in the form of an attribute: bit i stands for operand i.
 struct Mask {
   uint64_t bits;
 
@@ -116,7 +116,7 @@ struct Mask {
   }
 
   bool operator[](size_t slot) const { return (bits >> slot & 1) != 0; }
-  // How many operands of the set come before `slot`.
+  // The number of operands of the set before `slot`.
   size_t before(size_t slot) const {
     return static_cast<size_t>(__builtin_popcountll(bits & ((uint64_t{1} << slot) - 1)));
   }
@@ -128,11 +128,11 @@ using Optional = std::optional<ffi::AnyBuffer>;
 
 inline void* data_of(const Optional& buffer) { return buffer ? buffer->untyped_data() : nullptr; }
 
-// The operands of a kernel. XLA passes those that `present` has, in order, and then `others`: of a backward kernel, the
-// results and the cotangents.
+// The operands of a kernel. XLA passes the operands in the set `present`, in order, and then `others`: for a backward
+// kernel, the results and the cotangents.
 class Operands {
  public:
-  // `names`: of all of them, of which the first `required` have to be there.
+  // `names`: the names of all operands, of which the first `required` have to be there.
   Operands(const char* op, const ffi::RemainingArgs& args, int64_t present, std::initializer_list<const char*> names,
            size_t required, size_t others = 0)
       : args_(args), present_(op, "present", present, names.size()) {
@@ -149,9 +149,9 @@ class Operands {
     if (!present_[slot]) return std::nullopt;
     return *args_.get<ffi::AnyBuffer>(present_.before(slot));
   }
-  // One that has to be there.
+  // An operand that has to be there.
   ffi::AnyBuffer operator[](size_t slot) const { return *args_.get<ffi::AnyBuffer>(present_.before(slot)); }
-  // One that follows the operands.
+  // One of the buffers that follow the operands.
   ffi::AnyBuffer other(size_t index) const { return *args_.get<ffi::AnyBuffer>(present_.count() + index); }
 
  private:
@@ -159,10 +159,10 @@ class Operands {
   Mask present_;
 };
 
-// The results of a backward kernel: the gradients of the operands that `needs_grad` has, in order.
+// The results of a backward kernel: the gradients of the operands in the set `needs_grad`, in order.
 class Gradients {
  public:
-  // `integers`: the mask of the operands that have none.
+  // `integers`: the mask of the operands that have no gradient.
   Gradients(const char* op, const ffi::RemainingRets& rets, int64_t needs_grad, size_t slots, uint64_t integers = 0)
       : op_(op), rets_(rets), needed_(op, "needs_grad", needs_grad, slots) {
     REQUIRE((needed_.bits & integers) == 0, op,
@@ -172,7 +172,7 @@ class Gradients {
                 std::to_string(rets.size()));
   }
 
-  // The gradient of the operand of this slot, if it is needed.
+  // The gradient of the operand in this slot, if it is needed.
   Optional operator()(size_t slot, const Optional& operand) const {
     if (!needed_[slot]) return std::nullopt;
     const ffi::AnyBuffer result = **rets_.get<ffi::AnyBuffer>(needed_.before(slot));
@@ -189,7 +189,7 @@ class Gradients {
   Mask needed_;
 };
 
-// A vector of parameters in f32, or null.
+// Returns a vector of parameters in f32, or null.
 inline const float* vector_of(const char* op, const char* name, const Optional& buffer, int64_t size) {
   if (!buffer) return nullptr;
   require_type(op, name, *buffer, ffi::DataType::F32, "float32");
@@ -198,20 +198,20 @@ inline const float* vector_of(const char* op, const char* name, const Optional& 
   return buffer->typed_data<float>();
 }
 
-// The binding of a kernel with operands that may be absent, of a result; and of a backward kernel.
+// The bindings of kernels whose operands may be absent: of one with a result, and of a backward kernel.
 inline auto optional_operands() { return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs(); }
 inline auto bind_forward() { return optional_operands().Ret<ffi::AnyBuffer>().Attr<int64_t>("present"); }
 inline auto bind_backward() {
   return optional_operands().RemainingRets().Attr<int64_t>("present").Attr<int64_t>("needs_grad");
 }
 
-// Adds what XLA shall call for a symbol to those that Python gets. See cpu_targets.cc.
+// Adds the target that XLA should call for a symbol to the targets that Python gets. See cpu_targets.cc.
 struct CpuRegistration {
   CpuRegistration(const char* symbol, XLA_FFI_Handler* target);
 };
 
 // Defines the handler of a CPU kernel and registers it under `symbol`, by which a NativeKernel names it. XLA calls a
-// target with a frame and nothing else: each handler has one of its own, which knows the symbol.
+// target with a frame and nothing else, so each handler has a target of its own, which knows the symbol.
 #define EQXCALLBACK_CPU_KERNEL(symbol, function, binding)                             \
   XLA_FFI_DEFINE_HANDLER(symbol##_handler, function, binding);                        \
   const CpuRegistration symbol##_registration(#symbol, [](XLA_FFI_CallFrame* frame) { \

@@ -1,3 +1,4 @@
+// The registered CPU kernels, as capsules for Python.
 #include "ffi/cpu_targets.h"
 
 #include <map>
@@ -13,7 +14,7 @@
 namespace eqxcallback {
 namespace {
 
-// In a function: the registrations of other files may run before the variables of this one exist.
+// In a function, as the registrations of other files may run before the variables of this file exist.
 std::vector<std::pair<const char*, XLA_FFI_Handler*>>& registered() {
   static std::vector<std::pair<const char*, XLA_FFI_Handler*>> targets;
   return targets;
@@ -28,7 +29,7 @@ CpuRegistration::CpuRegistration(const char* symbol, XLA_FFI_Handler* target) {
 nanobind::dict cpu_targets() {
   std::map<std::string, XLA_FFI_Handler*> sorted;
   for (const auto& [symbol, target] : registered()) {
-    // Not where it is registered: nobody could catch that.
+    // Checked here, as no one could catch an exception from a registration.
     if (!sorted.emplace(symbol, target).second)
       throw std::logic_error(std::string("eqxcallback: two CPU kernels have the symbol ") + symbol);
   }

@@ -1,4 +1,4 @@
-// What Python sees of the CPU kernels: the targets that XLA calls, and the hook of checked mode.
+// The CPU kernels as Python sees them: the targets that XLA calls, and the hook of checked mode.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -9,16 +9,16 @@
 
 namespace eqxcallback {
 
-// {symbol: capsule}, sorted by symbol.
+// Returns {symbol: capsule}, sorted by symbol.
 nanobind::dict cpu_targets();
 
-// `_ext.set_checked_native`. See checked_call.h.
+// Binds `_ext.set_checked_native`. See checked_call.h.
 void bind_checked_call(nanobind::module_& m);
 
-// A text of a user's code, whatever its encoding.
+// Makes a str of a text of a user's code, whatever its encoding.
 nanobind::object text_object(const std::string& text);
 
-// How a child process ended, as Python sees it: (kind, number, address, whether it was a write, text).
+// Makes a tuple of the end of a child process: (kind, number, address, whether it was a write, text).
 nanobind::object ending_object(const Ending& ending);
 
 }  // namespace eqxcallback

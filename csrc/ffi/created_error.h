@@ -1,4 +1,4 @@
-// What an error of a handler says: XLA's API makes errors of a code and a text, and does not tell the code again.
+// CreatedError: code and text of a handler's error. XLA's API makes errors of both, and does not tell the code again.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ struct CreatedError {
   std::string message;
 };
 
-// The last error that a handler made in this thread. Whoever makes errors for handlers sets it.
+// The last error that a handler made in this thread. The functions that make errors for handlers set it.
 inline CreatedError& last_created_error() {
   static thread_local CreatedError last;
   return last;

@@ -1,3 +1,4 @@
+// Calls a handler for each example of a batch: frames, threads, errors, futures.
 #include "ffi/each_example.h"
 
 #include <algorithm>
@@ -29,10 +30,10 @@ thread_local XLA_FFI_Handler* called_handler = nullptr;
 thread_local const void* called_function = nullptr;
 
 constexpr std::string_view kAttribute = "eqxcallback_examples";
-// Examples are given out in so many parts for each thread: one may start late, or be slow.
+// The number of parts of the batch for each thread: a thread may start late, or be slow.
 constexpr int64_t kPartsPerThread = 8;
 
-// What all examples of a call share.
+// The data that all examples of a call share.
 class Batch {
  public:
   explicit Batch(const XLA_FFI_CallFrame& frame) : frame_(frame) {
@@ -56,7 +57,7 @@ class Batch {
 
   int64_t examples() const { return std::max<int64_t>(examples_, 0); }
 
-  // In place of the caller's operands, results and attributes.
+  // Puts these operands, results and attributes in place of the caller's.
   void put(XLA_FFI_CallFrame& frame, void** buffers) {
     frame.args.args = buffers;
     frame.rets.rets = buffers + frame.args.size;
@@ -72,7 +73,7 @@ class Batch {
     const auto args = static_cast<size_t>(frame_.args.size);
     return *static_cast<const XLA_FFI_Buffer*>(i < args ? frame_.args.args[i] : frame_.rets.rets[i - args]);
   }
-  // From one example to the next; nothing for an array that they share.
+  // The bytes from one example to the next; nothing for an array that the examples share.
   std::optional<size_t> bytes(size_t i) const { return bytes_[i]; }
 
  private:
@@ -138,12 +139,12 @@ class ExampleFrame {
   std::vector<void*> pointers_;
 };
 
-// The error of the first example that has one.
+// The first example's error, of those that have one.
 class FirstError {
  public:
   explicit FirstError(const XLA_FFI_Api* api) : api_(api) {}
 
-  // The thread's last error, if it is this one, says more of it.
+  // The last error that this thread made, if it is `error`, says more of it.
   void add(int64_t example, XLA_FFI_Error* error) {
     const CreatedError& last = last_created_error();
     const CreatedError created = last.error == error ? last : CreatedError{error, XLA_FFI_Error_Code_UNKNOWN, ""};
@@ -158,7 +159,7 @@ class FirstError {
     api_->XLA_FFI_Error_Destroy(&args);
   }
 
-  // As if this thread had made it.
+  // Returns the error as if this thread had made it.
   XLA_FFI_Error* take(int64_t examples) {
     if (first_.error == nullptr) return nullptr;
     last_created_error() = first_;
@@ -188,7 +189,8 @@ struct Call {
     XLA_FFI_CallFrame* own = frame->of(example);
     if (XLA_FFI_Error* failed = handler(own)) error.add(example, failed);
     XLA_FFI_Future* future = own->future;
-    if (future != nullptr) unfinished->add(future, std::exchange(frame, nullptr), unfinished);  // it may still be read
+    if (future != nullptr)
+      unfinished->add(future, std::exchange(frame, nullptr), unfinished);  // the handler may still read it
   }
 
   void some(int64_t begin, int64_t end) {

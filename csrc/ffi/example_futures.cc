@@ -1,3 +1,4 @@
+// Futures of examples: our functions in place of XLA's, and the wait for all of them.
 #include "ffi/example_futures.h"
 
 #include <map>
@@ -6,7 +7,7 @@
 namespace eqxcallback {
 namespace {
 
-// What a handler takes for a future of XLA's. Goes when it is both done and waited for.
+// An object that a handler takes for a future of XLA's. It goes when it is both done and waited for.
 struct ExampleFuture {
   std::mutex mutex;
   bool is_done = false;
@@ -78,7 +79,7 @@ XLA_FFI_Future* Unfinished::close(XLA_FFI_Error* error) {
   }
   XLA_FFI_Future_Create_Args args{XLA_FFI_Future_Create_Args_STRUCT_SIZE, nullptr, nullptr};
   if (XLA_FFI_Error* failed = api_->XLA_FFI_Future_Create(&args)) destroy(api_, failed);
-  // Only this thread reads it before the count of the call itself is given back.
+  // Only this thread reads it before the call's own count is given back.
   future_ = args.future;
   XLA_FFI_Future* future = future_;
   done(error);
@@ -95,7 +96,7 @@ void Unfinished::done(XLA_FFI_Error* error) {
     }
     if (--left_ > 0) return;
   }
-  // All are done: nobody else is here any more.
+  // All examples are done, so no other thread is here any more.
   XLA_FFI_Error* failed = nullptr;
   if (error_ != nullptr) {
     XLA_FFI_Future_SetError_Args args{XLA_FFI_Future_SetError_Args_STRUCT_SIZE, nullptr, future_, error_};

@@ -1,3 +1,4 @@
+// Fronts: handlers of ours that name kernels and ops in the errors of other handlers.
 #include "ffi/front.h"
 
 #include <nanobind/stl/string.h>
@@ -32,14 +33,14 @@ constexpr size_t kFronts = 512;
 
 struct Front {
   UserKernel kernel;
-  const void* function = nullptr;       // of the handler of C functions: the one to call
-  XLA_FFI_Handler* for_each = nullptr;  // the one that is called for each example, if `kernel` does that
+  const void* function = nullptr;       // for the handler of C functions: the function to call
+  XLA_FFI_Handler* for_each = nullptr;  // the handler that is called for each example, if `kernel` does that
   std::string symbol;                   // empty for handlers of this package
   bool is_checked = false;
 
   std::mutex mutex;
-  std::vector<std::string> ops;  // that call it
-  // XLA's API, with an `Error_Create` of ours. Never freed: promises of handlers may use it at any time.
+  std::vector<std::string> ops;  // the ops that call it
+  // XLA's API with our own `Error_Create`. It is never freed, as promises of handlers may use it at any time.
   std::atomic<StructCopy<XLA_FFI_Api>*> api{nullptr};
   const XLA_FFI_Api* theirs = nullptr;
 
@@ -49,7 +50,7 @@ struct Front {
     for (const std::string& op : ops) names += (names.empty() ? "" : " or ") + op;
     return names;
   }
-  // `saxpy[native]: kernel Saxpy`.
+  // Returns `saxpy[native]: kernel Saxpy`.
   std::string who() { return op_names() + "[native]: kernel " + symbol; }
 };
 
@@ -78,7 +79,7 @@ void type_texts(std::string& text, void* const* buffers, int64_t size) {
   text += ")";
 }
 
-// The same error, which Python has recorded, with the text that it gave it.
+// Lets Python record the error, and returns the same error with the text that Python gives it.
 XLA_FFI_Error* recorded(Front& front, const XLA_FFI_CallFrame& frame, XLA_FFI_Error* error) {
   const CreatedError created = last_created_error();
   if (created.error != error || !python_is_running()) return error;
@@ -122,7 +123,7 @@ const XLA_FFI_Api* api_of(Front& front, const XLA_FFI_Api* theirs, XLA_FFI_Error
 }
 
 XLA_FFI_Error* call(Front& front, XLA_FFI_CallFrame* frame, XLA_FFI_Error_Create* create) {
-  // Questions about the handler, such as its traits, are not for us.
+  // XLA's questions about the handler, such as its traits, go to the handler.
   if (frame->extension_start != nullptr) return (front.for_each ? front.for_each : front.kernel.handler)(frame);
   const XLA_FFI_Api* theirs = frame->api;
   frame->api = api_of(front, theirs, create);
@@ -150,7 +151,7 @@ constexpr std::array<XLA_FFI_Handler*, kFronts> handlers(std::index_sequence<i..
 }
 constexpr std::array<XLA_FFI_Handler*, kFronts> kHandlers = handlers(std::make_index_sequence<kFronts>());
 
-// The number of a free front, or `kFronts`.
+// Takes a free front. Returns its number, or `kFronts` if none is free.
 size_t take() {
   size_t number = taken.load();
   while (number < kFronts && !taken.compare_exchange_weak(number, number + 1)) {
@@ -158,10 +159,10 @@ size_t take() {
   return number;
 }
 
-// In front of the handler `symbol` of a user's library, at `address`: its number, and a capsule of it. Without a free
-// one -1, and a capsule of the handler itself. With `is_checked` it is called in a child process in checked mode, where
-// `set_threads`, an address or zero, is called with 1 before. `function` is for the handler of C functions, or zero.
-// With `for_each` the handler is called for each example of a batch.
+// Puts a front before the handler `symbol` of a user's library, at `address`. Returns the front's number and its
+// capsule; without a free front -1 and a capsule of the handler itself. With `is_checked`, checked mode calls the
+// handler in a child process, in which `set_threads`, an address or zero, is first called with 1. `function` is what
+// the handler of C functions calls, or zero. With `for_each` the handler is called for each example of a batch.
 nb::tuple front(uintptr_t address, std::string symbol, bool is_checked, uintptr_t set_threads, uintptr_t function,
                 bool for_each) {
   auto* handler = reinterpret_cast<XLA_FFI_Handler*>(address);
@@ -177,14 +178,14 @@ nb::tuple front(uintptr_t address, std::string symbol, bool is_checked, uintptr_
   return nb::make_tuple(number, capsule(kHandlers[number]));
 }
 
-// Errors of the front `number` name the op `op` from now on.
+// Lets errors of the front `number` name the op `op` from now on.
 void name_caller(size_t number, std::string op) {
   Front& front = fronts().at(number);
   const std::lock_guard lock(front.mutex);
   if (std::find(front.ops.begin(), front.ops.end(), op) == front.ops.end()) front.ops.push_back(std::move(op));
 }
 
-// Nothing if the function at `address` is an XLA FFI handler, or how it ended when it was asked: see
+// Returns None if the function at `address` is an XLA FFI handler, or else how it ended when it was asked: see
 // `ending_object`.
 nb::object describe_function(uintptr_t address, double seconds) {
   const Waiting waiting = [](const std::function<void()>& wait) {

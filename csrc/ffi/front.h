@@ -1,5 +1,5 @@
-// A handler of ours in front of each other handler on a CPU or GPU: it names the kernel and the ops in errors, and
-// hands calls to checked mode. A handler is a plain C function, so there is a fixed number of them.
+// Front: a handler of ours before each other handler on a CPU or GPU. It names the kernel and the ops in errors, and
+// hands calls to checked mode. A handler is a plain C function, so the number of fronts is fixed.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -8,10 +8,11 @@
 
 namespace eqxcallback {
 
-// In front of a handler of this package, whose errors begin with the op. `handler` itself if all fronts are taken.
+// Returns a front for a handler of this package, whose errors begin with the op. `handler` itself if all fronts are
+// taken.
 XLA_FFI_Handler* front_of_ours(XLA_FFI_Handler* handler);
 
-// `_ext.front`, `_ext.name_caller`, `_ext.describe_function` and `_ext.on_native_error`: see front.cc.
+// Binds `_ext.front`, `_ext.name_caller`, `_ext.describe_function` and `_ext.on_native_error`: see front.cc.
 void bind_front(nanobind::module_& m);
 
 }  // namespace eqxcallback

@@ -1,5 +1,5 @@
-// The handlers of gated linear units: gate and up [*batch, size]. Without up, the gate is [*batch, 2 size] and has
-// both, the gate first.
+// The handlers of gated linear units: gate and up [*batch, size]. Without up, the gate is [*batch, 2 size] and has both
+// halves, the gate first.
 #include <string_view>
 
 #include "ffi/cpu_call.h"
@@ -14,12 +14,12 @@ cpu::Activation activation_of(const char* op, std::string_view name) {
   return cpu::Activation::kGeluTanh;
 }
 
-// The second half of rows of `size` elements.
+// Returns where the second half begins, in rows of `size` elements.
 void* after(void* first, int64_t size, cpu::Element element) {
   return first == nullptr ? nullptr : static_cast<char*>(first) + size * cpu::bytes_of(element);
 }
 
-// What gate and up have in common, and `result`, a result or a cotangent of theirs.
+// The shape that gate and up share with `result`, a result or a cotangent.
 struct Gated {
   cpu::Element element;
   void *gate, *up;

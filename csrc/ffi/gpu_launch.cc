@@ -1,5 +1,5 @@
-// Three stages: a call's attributes are read and checked when a program is compiled, its kernels are loaded before the
-// program runs, and are launched when it does. There is no Python in any of them.
+// The handlers that launch GPU kernels, in three stages: a call's attributes are read and checked when a program is
+// compiled, its kernels are loaded before the program runs, and launched when it runs. No stage needs Python.
 #include "ffi/gpu_launch.h"
 
 #include <array>
@@ -30,9 +30,9 @@ struct State {
         has_scratch(has_scratch),
         launch(std::move(steps), std::move(values)) {}
 
-  const std::string who;            // to begin an error
+  const std::string who;            // begins an error
   const std::vector<size_t> nulls;  // the positions of null pointers among the pointers, rising
-  const bool has_scratch;           // the last result is no parameter, but scratch memory
+  const bool has_scratch;           // the last result is not a parameter, but scratch memory
   gpu::Launch launch;
 };
 ffi::TypeId State::id = {};
@@ -44,7 +44,7 @@ void require(bool condition, const char* expected) {
   if (!condition) throw std::invalid_argument(std::string("eqxcallback: expected ") + expected + " in a launch");
 }
 
-// Numbers that a call need not have.
+// Returns numbers that a call may lack.
 Numbers numbers(const ffi::Dictionary& attrs, std::string_view name) {
   if (!attrs.contains(name)) return {};
   const auto given = attrs.get<Numbers>(name);
@@ -62,9 +62,10 @@ std::vector<std::string> split(std::string_view lines) {
   return found;
 }
 
-// Of each step: grid, block, the bytes of shared memory, and the number of its image.
+// The words of a step: grid, block, the bytes of shared memory, and the number of the image.
 constexpr size_t kWordsOfStep = 8;
-// Of each step, where one has some: the size of a cluster, and whether it is cooperative, programmatic, spread.
+// The attributes of a step, if any step has some: the size of a cluster, and if it is cooperative, programmatic,
+// spread.
 constexpr size_t kAttributesOfStep = 6;
 
 std::vector<std::shared_ptr<gpu::Image>> images_of(ffi::Span<const uint8_t> bytes, Numbers sizes) {
@@ -78,7 +79,7 @@ std::vector<std::shared_ptr<gpu::Image>> images_of(ffi::Span<const uint8_t> byte
   return images;
 }
 
-// `N` numbers of 32 bits.
+// Reads `N` numbers of 32 bits.
 template <size_t N>
 std::array<unsigned, N> words_at(Numbers numbers, size_t begin) {
   std::array<unsigned, N> words;
@@ -124,7 +125,7 @@ gpu::Values values_of(const ffi::Dictionary& attrs) {
     require(is_word(start), "values that begin at one of their words");
     values.starts.push_back(static_cast<size_t>(start));
   }
-  if (!attrs.contains("starts")) {  // one word each
+  if (!attrs.contains("starts")) {  // one word for each parameter
     for (size_t i = 0; i < count; ++i) values.starts.push_back(i);
   }
   for (int64_t position : numbers(attrs, "order")) {
@@ -163,8 +164,8 @@ std::vector<size_t> nulls_of(const ffi::Dictionary& attrs) {
 ffi::ErrorOr<std::unique_ptr<State>> instantiate(ffi::Dictionary attrs) {
   try {
     const auto who = attrs.get<std::string_view>("who"), entries = attrs.get<std::string_view>("entries");
-    const auto bytes = attrs.get<ffi::Span<const uint8_t>>("images");  // one after the other
-    const auto sizes = attrs.get<Numbers>("sizes");                    // of each in bytes
+    const auto bytes = attrs.get<ffi::Span<const uint8_t>>("images");  // the images, one after the other
+    const auto sizes = attrs.get<Numbers>("sizes");                    // the bytes of each image
     const auto geometry = attrs.get<Numbers>("geometry");
     require(who.has_value() && entries.has_value() && bytes.has_value() && sizes.has_value() && geometry.has_value(),
             "the attributes who, entries, images, sizes and geometry");
@@ -222,7 +223,7 @@ ffi::Error execute(State* state, int32_t device, void* stream, ffi::RemainingArg
   return launch(state, device, stream, args, rets);
 }
 
-// A CPU has no stream, and no stage before this one. What is launched is a fake driver's affair.
+// A CPU has no stream, and no stage before this one. Here a fake driver launches.
 ffi::Error execute_on_cpu(State* state, int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets,
                           ffi::Dictionary) {
   if (ffi::Error error = guarded(*state, [] { gpu::deactivate(gpu::driver()); }); error.failure()) return error;
@@ -241,7 +242,7 @@ auto execute_binding() {
       .RemainingRets()
       .Attrs();
 }
-// The trait belongs to the handler: hence one for those that may be captured.
+// The trait belongs to the handler, so calls that may be captured have a handler of their own.
 XLA_FFI_DEFINE_HANDLER(kExecute, execute, execute_binding());
 XLA_FFI_DEFINE_HANDLER(kExecuteCaptured, execute, execute_binding(), {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER(

@@ -1,3 +1,4 @@
+// Guarded memory: its pages, its noise, and what was overwritten.
 #include "ffi/guarded_memory.h"
 
 #include <sys/mman.h>
@@ -24,8 +25,8 @@ size_t distance(const uint8_t* from, const uint8_t* to) { return static_cast<siz
 
 }  // namespace
 
-// It depends on the distance from the memory, and not on the address, so that each run finds the same. No byte is that
-// of its neighbour or of another memory at the same distance, and none is zero.
+// The noise depends on the distance from the memory and not on the address, so that each run has the same. A byte of it
+// differs from its neighbours, from other memories' noise at the same distance, and from zero.
 uint8_t GuardedMemory::noise(const uint8_t* place) const {
   const auto i = static_cast<size_t>(place - data_);
   return static_cast<uint8_t>(1 + (i * 97 + (i >> 8) * 31 + number_ * 53) % 255);

@@ -1,9 +1,9 @@
-// Memory for one operand or result of a kernel in a child process: what is written beside it is found, and what is
-// touched farther away is forbidden. Nothing of Python or XLA here.
+// Memory for one operand or result of a kernel in a child process: a write beside it is noticed, and an access farther
+// away is forbidden. This file needs neither Python nor XLA.
 //
 //   forbidden | noise, 1 KiB or more | the memory | noise, up to 63 bytes | forbidden
 //
-// XLA aligns memory to 64 bytes, and kernels may rely on that: so the end lies at most 63 bytes before a page.
+// XLA aligns memory to 64 bytes, and kernels may rely on that, so the end lies at most 63 bytes before a page.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace eqxcallback {
 
-// Bytes beside the memory: how many, and the distance of the nearest one, where the adjacent byte has 1.
+// Bytes beside the memory: their number, and the distance of the nearest one. The adjacent byte has the distance 1.
 struct Beside {
   size_t count = 0;
   size_t nearest = 0;
@@ -20,7 +20,7 @@ struct Beside {
 
 class GuardedMemory {
  public:
-  // Memories of a call have different numbers, and so different noise. Throws std::bad_alloc.
+  // The memories of a call have different numbers, and so different noise. Throws std::bad_alloc.
   GuardedMemory(size_t size, size_t number);
   ~GuardedMemory();
   GuardedMemory(const GuardedMemory&) = delete;
@@ -29,11 +29,11 @@ class GuardedMemory {
   uint8_t* data() const { return data_; }
   size_t size() const { return size_; }
 
-  // What of the noise was overwritten.
+  // The bytes of the noise that were overwritten.
   Beside before() const;
   Beside after() const;
 
-  // How far before or after the memory an address lies, if it is one of the forbidden ones beside it.
+  // The distance of an address before or after the memory, if it is a forbidden address beside it.
   std::optional<size_t> before(const void* address) const;
   std::optional<size_t> after(const void* address) const;
 
@@ -44,12 +44,12 @@ class GuardedMemory {
   size_t number_;
   uint8_t* region_;
   size_t region_size_;
-  uint8_t* first_;  // of what is not forbidden
-  uint8_t* last_;   // behind it
+  uint8_t* first_;  // the first byte that is not forbidden
+  uint8_t* last_;   // behind the last such byte
   uint8_t* data_;
 };
 
-// Memory that nobody may touch.
+// Memory that must not be touched.
 class ForbiddenMemory {
  public:
   ForbiddenMemory();  // throws std::bad_alloc

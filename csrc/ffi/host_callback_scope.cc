@@ -1,3 +1,4 @@
+// The way through jaxlib's own callback handler, which marks the thread.
 #include "ffi/host_callback_scope.h"
 
 #include <Python.h>
@@ -32,7 +33,7 @@ std::optional<uint64_t> host_callback_index(const XLA_FFI_Attrs& attrs) {
   return std::nullopt;
 }
 
-// A thread that Python has not seen is one of XLA's own.
+// True on a thread that Python has not seen, which is one of XLA's own.
 bool on_pool_thread() { return Py_IsInitialized() && PyGILState_GetThisThreadState() == nullptr; }
 
 }  // namespace
@@ -67,7 +68,7 @@ XLA_FFI_Error* run_in_host_callback_scope(XLA_FFI_Handler* handler, XLA_FFI_Call
 void resume(nanobind::args) {
   if (pending == nullptr) throw std::runtime_error("eqxcallback: a handle is called by XLA only");
   Pending& call = *pending;
-  pending = nullptr;  // a program that the callback runs has its own
+  pending = nullptr;  // a program that the callback runs has its own pending call
   call.error = call.handler(call.frame);
   pending = &call;
 }

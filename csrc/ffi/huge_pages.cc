@@ -1,3 +1,4 @@
+// The request for huge pages, by madvise.
 #include "ffi/huge_pages.h"
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 namespace eqxcallback {
 namespace {
 
-// Below it the time that a system call takes would be seen, and malloc keeps such memory mapped from call to call.
+// For smaller results the time of the system call would show, and malloc keeps their memory mapped from call to call.
 constexpr size_t kSmallestResult = size_t{4} << 20;
 constexpr uintptr_t kPage = uintptr_t{2} << 20;
 
@@ -32,7 +33,7 @@ bool is_operand(const XLA_FFI_CallFrame& frame, const void* data) {
 void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #ifdef MADV_HUGEPAGE
   if (bytes < kSmallestResult) return;
-  // Whole pages only: what lies beside the result keeps its own.
+  // Whole pages only, so that memory beside the result keeps its pages.
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kPage - 1) / kPage * kPage;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);

@@ -9,7 +9,7 @@
 namespace eqxcallback {
 namespace {
 
-// Whether x is quantised to int8 first.
+// True if x is first quantised to int8.
 bool quantizes(const char* op, std::string_view activations) {
   REQUIRE(activations == "exact" || activations == "int8", op,
           "the activations exact or int8; got " + std::string(activations));

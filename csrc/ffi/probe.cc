@@ -1,3 +1,4 @@
+// The question of XLA's registration, asked in a child process.
 #include "ffi/probe.h"
 
 #include <cstring>
@@ -7,7 +8,7 @@ namespace {
 
 constexpr int kUnsaid = -1;
 
-// Enough of XLA's API for an answer: handlers of other versions answer by an error. In the child alone.
+// Enough of XLA's API for an answer, in the child alone: handlers of other versions answer by an error.
 bool has_created_error = false;
 
 XLA_FFI_Error* create_error(XLA_FFI_Error_Create_Args*) {

@@ -1,4 +1,4 @@
-// Asks a function whether it is an XLA FFI handler, in a child process: one that is not may do anything.
+// Probe: asks a function in a child process if it is an XLA FFI handler. A function that is not may do anything.
 #pragma once
 
 #include "ffi/child_process.h"
@@ -8,7 +8,7 @@ namespace eqxcallback {
 
 struct Answer {
   Ending ending;
-  bool is_handler = false;  // it answered as handlers do, though perhaps by an error
+  bool is_handler = false;  // the function answered as handlers do, though perhaps by an error
 };
 
 // Calls `function` as XLA does when a handler is registered.

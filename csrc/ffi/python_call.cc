@@ -1,3 +1,4 @@
+// The handlers of the python lane: lend the buffers, call the Handle, and end the loans.
 #include "ffi/python_call.h"
 
 #include <cstring>
@@ -20,8 +21,8 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// Where the key stands: in an attribute of the program's text, or, for an eager call, in the first operand, so that one
-// compiled program serves every callable.
+// The place of the key: in an attribute of the program's text, or for an eager call in the first operand, so that one
+// compiled program serves all callables.
 enum class KeyIn { kAttribute, kOperand };
 
 ffi::Error unknown_key(uint64_t key) {
@@ -52,7 +53,7 @@ ffi::Error lend(Frame& frame, size_t slot, const ffi::AnyBuffer& buffer, bool wr
   return ffi::Error::Success();
 }
 
-// Says of all buffers how their axes lie in memory: `layouts` has those of each, from major to minor.
+// Tells all buffers how their axes lie in memory: `layouts` has the axes of each buffer, from major to minor.
 ffi::Error lay_out(Frame& frame, const ffi::Dictionary& attrs) {
   if (!attrs.contains("layouts")) return ffi::Error::Success();
   auto layouts = attrs.get<ffi::Span<const int64_t>>("layouts");
@@ -80,7 +81,7 @@ ffi::Error lay_out(Frame& frame, const ffi::Dictionary& attrs) {
   return begin == layouts->size() ? ffi::Error::Success() : invalid();
 }
 
-// Ends the loans when the call is over, however it ends.
+// Ends the loans when the call ends, however it ends.
 class Loan {
  public:
   Loan(Handle& handle, size_t num_outputs, size_t num_inputs)
@@ -101,7 +102,7 @@ class Loan {
   bool commit_ = false;
 };
 
-// The first operand and the first result of an ordered call are tokens, which no callable sees.
+// True for an ordered call, whose first operand and first result are tokens, which the callable does not see.
 bool is_ordered(const ffi::RemainingRets& rets) {
   if (rets.size() == 0) return false;
   auto first = rets.get<ffi::AnyBuffer>(0);
@@ -118,7 +119,7 @@ ffi::Error call_python(uint64_t key, const Place& place, const ffi::RemainingArg
   try {
     nb::object alive = Handle::find(key);  // the callable may drop the last other reference to itself
     if (!alive.is_valid()) {
-      // An exported program says what its callable is, so that another process can import it.
+      // An exported program names its callable, so that another process can import it.
       auto portable = attrs.get<std::string_view>("portable");
       if (portable.has_error()) return unknown_key(key);
       if (std::string problem = import_portable(key, std::string(*portable)); !problem.empty()) {
@@ -194,7 +195,7 @@ ffi::Error on_cuda(void* stream, int32_t ordinal, ffi::RemainingArgs args, ffi::
   return dispatch<KeyIn::kAttribute>(place, args, rets, attrs);
 }
 
-// A stream does not decode on a CPU, and the trait belongs to the handler: hence one handler each.
+// A stream does not decode on a CPU, and the trait belongs to the handler, so each has a handler of its own.
 auto cpu_binding() { return ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().RemainingArgs().RemainingRets().Attrs(); }
 auto cuda_binding() {
   return ffi::Ffi::Bind()

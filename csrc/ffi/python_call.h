@@ -5,7 +5,7 @@
 
 namespace eqxcallback {
 
-// {target name: {platform: capsule}} as jax.ffi.register_ffi_target wants them.
+// Returns {target name: {platform: capsule}}, as jax.ffi.register_ffi_target wants them.
 nanobind::dict python_call_targets();
 
 }  // namespace eqxcallback

@@ -4,7 +4,7 @@
 namespace eqxcallback {
 namespace {
 
-// Whether `gates` has `count` parts for each row of `state`.
+// True if `gates` has `count` parts for each row of `state`.
 bool has_parts(const ffi::AnyBuffer& gates, const Shape& in, const ffi::AnyBuffer& state, const Shape& shape,
                int64_t count) {
   return in[0] == count * shape[0] && in.same_batch(shape) && gates.element_type() == state.element_type();
@@ -39,7 +39,7 @@ struct GruOperands {
   Shape shape;
   const float* bias_data;
 
-  // `others`: of a backward kernel, the results and cotangents that follow.
+  // `others`: the number of results and cotangents that follow, for a backward kernel.
   GruOperands(const char* op, const ffi::RemainingArgs& args, int64_t present, size_t others)
       : operands(op, args, present, {"input_gates", "hidden_gates", "hidden", "bias"}, 3, others),
         input(operands[0]),

@@ -4,7 +4,7 @@
 namespace eqxcallback {
 namespace {
 
-// cos and sin f32 [*batch, rows, size / 2] for x [*batch, rows, heads, size]
+// Checks cos and sin, f32 [*batch, rows, size / 2] for x [*batch, rows, heads, size].
 void require_table(const char* op, const Shape& shape, const Shape& table, const ffi::AnyBuffer& cos,
                    const ffi::AnyBuffer& sin) {
   require_type(op, "cos", cos, ffi::DataType::F32, "float32");
@@ -78,7 +78,7 @@ ffi::Error rotary_append(ffi::ThreadPool pool, ffi::AnyBuffer qkv, ffi::AnyBuffe
     require_type(op, "position", position, ffi::DataType::S32, "int32");
     REQUIRE(start.shared_by(cache), op, "a position for each cache; got the shape " + text(position.dimensions()));
     if (qkv.element_count() == 0) return;
-    // XLA has put the operands where the results are, and made copies if anybody else still needs them.
+    // XLA has put the operands where the results are, and copied them first if anything else still needs them.
     REQUIRE(k_cache.untyped_data() == k_out->untyped_data() && v_cache.untyped_data() == v_out->untyped_data(), op,
             "the results in the memory of the caches");
     const cpu::RotaryAppend call{q->untyped_data(),

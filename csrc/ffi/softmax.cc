@@ -4,7 +4,7 @@
 namespace eqxcallback {
 namespace {
 
-// bool [*batch, size], of which the batch axes may lack some of the first ones of x
+// Checks the mask, bool [*batch, size], which may lack some of the first batch axes of x.
 cpu::RowMask mask_of(const char* op, const Optional& mask, const ffi::AnyBuffer& x) {
   if (!mask) return {nullptr, 1};
   require_type(op, "a mask", *mask, ffi::DataType::PRED, "bool");

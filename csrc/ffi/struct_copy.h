@@ -1,4 +1,4 @@
-// Copies of structs of XLA's C API, which may be longer than the headers of this build say.
+// Copies of structs of XLA's C API, which may be longer at run time than the headers of this build say.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,8 @@ namespace eqxcallback {
 template <typename T>
 class StructCopy {
  public:
-  // The size that a struct says of itself may leave out its last field, and so may not be less than ours.
+  // The size that a struct gives for itself may leave out its last field, so the copy is at least as large as our
+  // struct.
   explicit StructCopy(const T& origin) : bytes_(std::max(sizeof(T), origin.struct_size)) {
     std::memcpy(bytes_.data(), &origin, bytes_.size());
   }

@@ -1,3 +1,4 @@
+// Jobs, and the helpers that run their tasks on XLA's threads.
 #include "ffi/thread_pool.h"
 
 #include <algorithm>
@@ -15,19 +16,19 @@
 namespace eqxcallback {
 namespace {
 
-// Shared by the call and its helpers, the last of which frees it: one that comes after the call has returned finds
-// nothing left to do.
+// The tasks of one call. The call and its helpers share it, and the last of them frees it: a helper that comes after
+// the call has returned has nothing left to do.
 struct Job {
   Job(int64_t tasks, cpu::Executor::Task task, void* state) : tasks(tasks), task(task), state(state) {}
 
   const int64_t tasks;
   const cpu::Executor::Task task;
-  void* const state;  // on the caller's stack: only those who have claimed a task may touch it
+  void* const state;  // on the caller's stack: only a thread that has claimed a task may touch it
   std::atomic<int> owners{1};
   std::atomic<int64_t> next{0};
   std::atomic<int64_t> done{0};
   std::atomic<bool> failed{false};
-  std::exception_ptr failure{};  // of the first that failed; to be read when all are done
+  std::exception_ptr failure{};  // of the first task that failed; to be read when all are done
 
   void work() {
     for (;;) {
@@ -61,10 +62,10 @@ void pause() {
 
 // A program calls one kernel after another, and waking a thread of XLA's takes longer than many of them run. So a
 // helper that has nothing left to do keeps its thread for a short while, and polls a place where the next call leaves
-// its job. Of each pool one thread at least does not wait here.
+// its job. At least one thread of each pool does not wait here.
 class WaitingHelpers {
  public:
-  // Returns the next job, or null where none comes in time.
+  // Returns the next job, or null if none comes in time.
   Job* wait(int64_t places) {
     auto now = Clock::now();
     if (now < busy_until_.load(std::memory_order_relaxed)) return nullptr;
@@ -88,7 +89,7 @@ class WaitingHelpers {
     return nullptr;
   }
 
-  // Gives the job to up to `helpers` that wait, and returns how many have it.
+  // Gives the job to at most `helpers` waiting helpers, and returns how many have it.
   int64_t give(Job& job, int64_t helpers, int64_t places) {
     int64_t given = 0;
     for (int64_t i = 0; i < std::min(places, kPlaces) && given < helpers; ++i) {
@@ -108,16 +109,16 @@ class WaitingHelpers {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // Longer than what a program does between two kernels, and short where it has ended.
+  // Longer than the time between two kernels of a program, and short for a program that has ended.
   static constexpr std::chrono::microseconds kWait{50};
   // A helper that yielded for so long has lost its processor to another thread. A thread that is woken gets it back
-  // sooner than one that polled: for a while, nobody waits.
+  // sooner than a thread that polled, so for a while no helper waits.
   static constexpr std::chrono::microseconds kAway{300};
   static constexpr std::chrono::milliseconds kBusy{50};
   static constexpr int64_t kPlaces = 64;
 
   struct alignas(64) Place {
-    // Null where nobody waits, the place itself where a helper does, and then its job.
+    // Null if no helper waits, the place itself while one waits, and then its job.
     std::atomic<void*> content{nullptr};
   };
 
@@ -150,11 +151,11 @@ void run(void* data, int64_t tasks, cpu::Executor::Task task, void* state) {
     for (int64_t i = waiting_helpers.give(*job, helpers, places); i < helpers; ++i) {
       pool.Schedule([owned = job->share(), places] { help(owned, places); });
     }
-  } catch (const std::bad_alloc&) {  // fewer helpers, then
+  } catch (const std::bad_alloc&) {  // the call has fewer helpers then
     job->release();
   }
   job->work();
-  // What is not done yet has been started by somebody: a short wait.
+  // Another thread has started each task that is not yet done, so the wait is short.
   for (int spins = 0; job->done.load(std::memory_order_acquire) < tasks; ++spins) {
     if (spins < 4000) {
       pause();

@@ -6,7 +6,7 @@
 
 namespace eqxcallback {
 
-// `pool` has to outlive what runs on it: it belongs to the call.
+// Returns an executor on `pool`, which belongs to the call and has to outlive what runs on it.
 cpu::Executor executor_on(xla::ffi::ThreadPool& pool);
 
 }  // namespace eqxcallback

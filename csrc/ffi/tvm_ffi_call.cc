@@ -1,5 +1,5 @@
-// The arguments of a function are an attribute of the call: three numbers for each, which Python has made of names.
-// Arrays are lent as DLPack's tensors, made on the stack.
+// The handlers of TVM-FFI functions. Their arguments are an attribute of the call: three numbers for each, which Python
+// has made of names. Arrays are lent as DLPack's tensors, made on the stack.
 #include "ffi/tvm_ffi_call.h"
 
 #include <array>
@@ -30,14 +30,14 @@ const tvm_ffi::Runtime& runtime() {
   return *loaded;
 }
 
-// See backends/_tvm_ffi_arguments.py, which writes them.
+// Kinds of arguments, as backends/_tvm_ffi_arguments.py writes them.
 enum Kind : int64_t { kTensor = 0, kInteger = 1, kBool = 2, kFloat = 3, kText = 4, kNone = 5, kStream = 6 };
 
-// An argument is its kind and two numbers: of a tensor which operand or result, the results after the operands; of a
-// number its bits; of a text where it begins among all texts, and its size.
+// An argument is its kind and two numbers: for a tensor the number of its operand or result, the results after the
+// operands; for a number its bits; for a text where it begins among all texts, and its size.
 constexpr size_t kNumbers = 3;
 
-// As many as a call has, without an allocation where they are few.
+// As many items as a call has, without an allocation if they are few.
 template <class Item, size_t kUsual>
 class Few {
  public:
@@ -52,7 +52,7 @@ class Few {
   std::vector<Item> many_;
 };
 
-// Gives back the reference that it holds.
+// An object that gives back the reference that it holds.
 class Owned {
  public:
   explicit Owned(void* object) : object_(object) {}
@@ -66,7 +66,7 @@ class Owned {
 
 std::string text_of(const tvm_ffi::Bytes& bytes) { return bytes.size == 0 ? "" : std::string(bytes.data, bytes.size); }
 
-// What the last function of this thread that did not return zero has raised.
+// Throws the error of the last function on this thread that did not return zero.
 [[noreturn]] void throw_raised(int status) {
   void* raised = nullptr;
   runtime().move_raised(&raised);
@@ -78,7 +78,7 @@ std::string text_of(const tvm_ffi::Bytes& bytes) { return bytes.size == 0 ? "" :
   throw std::runtime_error(text);
 }
 
-// The stream that functions find for a device, while this exists, on this thread.
+// Sets the stream that functions get for a device on this thread, while the object exists.
 class CurrentStream {
  public:
   CurrentStream(int32_t device, void* stream) : device_(device) {
@@ -107,7 +107,7 @@ struct Arrays {
   }
 };
 
-// `strides` has room for as many numbers as the array has axes.
+// Makes a tensor over a buffer. `strides` has room for as many numbers as the array has axes.
 tvm_ffi::Tensor tensor_of(const ffi::AnyBuffer& buffer, tvm_ffi::Device device, int64_t* strides) {
   const DType* dtype = find_dtype(static_cast<XLA_FFI_DataType>(buffer.element_type()));
   if (dtype == nullptr || dtype->packed()) throw std::invalid_argument("expected arrays of whole bytes");
@@ -139,7 +139,7 @@ void call(const Arrays& arrays, tvm_ffi::Device device, void* stream, Numbers pa
     throw std::invalid_argument("expected to be called by eqxcallback");
   }
   const size_t count = parameters.size() / kNumbers;
-  const int64_t* const numbers = parameters.begin() + 1;  // after one that keeps the attribute from being empty
+  const int64_t* const numbers = parameters.begin() + 1;  // after a number that keeps the attribute from being empty
   size_t axes = 0;
   for (size_t i = 0; i < count; ++i) {
     const int64_t* p = numbers + i * kNumbers;
@@ -148,7 +148,7 @@ void call(const Arrays& arrays, tvm_ffi::Device device, void* stream, Numbers pa
   Few<Value, 24> args(count);
   Few<tvm_ffi::Tensor, 16> tensors(count);
   Few<int64_t, 64> strides(axes);
-  std::vector<std::string> copies;  // that end with a zero
+  std::vector<std::string> copies;  // copies of texts, which end with a zero
   if (!texts.empty()) copies.reserve(count);
   int64_t* next_strides = strides.data();
   for (size_t i = 0; i < count; ++i) {
@@ -223,12 +223,12 @@ auto on_cuda() { return with_arguments(ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>(
 
 XLA_FFI_DEFINE_HANDLER(kOnCpu, call_on_cpu, with_arguments(ffi::Ffi::Bind()));
 XLA_FFI_DEFINE_HANDLER(kOnCuda, call_on_cuda, on_cuda());
-// The trait belongs to the handler: hence one for functions that may be captured.
+// The trait belongs to the handler, so functions that may be captured have a handler of their own.
 XLA_FFI_DEFINE_HANDLER(kOnCudaCaptured, call_on_cuda, on_cuda(), {ffi::Traits::kCmdBufferCompatible});
 
 uintptr_t address(XLA_FFI_Handler* handler) { return reinterpret_cast<uintptr_t>(handler); }
 
-// Where functions of libtvm_ffi are, which stays loaded.
+// Sets the addresses of functions of libtvm_ffi, which stays loaded.
 void set_runtime(uintptr_t move_raised, uintptr_t release, uintptr_t set_stream) {
   static const tvm_ffi::Runtime found = {reinterpret_cast<decltype(tvm_ffi::Runtime::move_raised)>(move_raised),
                                          reinterpret_cast<decltype(tvm_ffi::Runtime::release)>(release),

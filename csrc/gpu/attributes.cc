@@ -1,3 +1,4 @@
+// The attributes of a launch, written in the form of the driver.
 #include "gpu/attributes.h"
 
 #include <algorithm>

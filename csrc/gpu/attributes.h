@@ -1,5 +1,5 @@
-// What a launch may ask for beyond its geometry. A launch that asks for nothing takes the plain call, which all drivers
-// have.
+// Attributes: what a launch may ask for beyond its geometry. A launch without attributes takes the plain call, which
+// all drivers have.
 #pragma once
 
 #include <array>
@@ -11,17 +11,17 @@ namespace eqxcallback::gpu {
 struct Attributes {
   std::array<unsigned, 3> cluster{1, 1, 1};  // blocks that run together and share their shared memory
   bool cooperative = false;                  // all blocks run at once, and may wait for each other
-  bool programmatic = false;                 // begins before what is ahead of it on the stream has ended
-  bool spread = false;                       // the blocks of a cluster on as many multiprocessors as there are
+  bool programmatic = false;                 // begins before the work ahead of it on the stream has ended
+  bool spread = false;                       // the blocks of a cluster go to as many multiprocessors as there are
 
   unsigned cluster_size() const { return cluster[0] * cluster[1] * cluster[2]; }
   bool any() const { return cluster_size() != 1 || cooperative || programmatic; }
 
-  // Every device has clusters of 8 blocks if it has any. For more, a kernel must be told that it may.
+  // A device that has clusters has clusters of 8 blocks. For larger ones, a kernel must be told that it may have them.
   static constexpr unsigned kPortableCluster = 8;
 };
 
-// As in cuda.h, whose ABI is stable: CUlaunchAttribute and CUlaunchConfig.
+// CUlaunchAttribute and CUlaunchConfig of cuda.h, whose ABI is stable.
 struct LaunchAttribute {
   int id;
   alignas(8) union {
@@ -38,7 +38,7 @@ struct LaunchConfig {
 };
 using LaunchKernelEx = int (*)(const LaunchConfig* config, Function function, void** parameters, void** extra);
 
-// The attributes in the form of the driver's.
+// The attributes in the form of the driver.
 class LaunchAttributes {
  public:
   explicit LaunchAttributes(const Attributes& attributes);

@@ -1,3 +1,4 @@
+// Capture of a stream into a CUDA graph, by functions of the driver.
 #include "gpu/capture.h"
 
 #include <vector>
@@ -8,15 +9,17 @@ namespace {
 using Node = struct NodeTag*;
 using Executable = struct ExecutableTag*;
 
-// CU_STREAM_DEFAULT: unlike XLA's own streams, this one waits for the legacy default stream. So a kernel that is
-// launched there by mistake is an error of the driver's, at the call, where XLA would record nothing and say nothing.
+// CU_STREAM_DEFAULT: unlike XLA's own streams, this stream waits for the legacy default stream. So the driver refuses a
+// kernel that is launched on that stream by mistake, at the call; XLA would record nothing and say nothing.
 constexpr unsigned kBlocking = 0;
-// CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, which is XLA's: what this thread may not do is refused, other threads go on.
+// CU_STREAM_CAPTURE_MODE_THREAD_LOCAL, XLA's mode: the driver refuses what this thread may not do, and other threads go
+// on.
 constexpr int kThreadLocal = 1;
 
 }  // namespace
 
-// Looked up when the first graph is recorded: a driver that lacks one of them still launches kernels.
+// Functions that are looked up when the first graph is recorded: a driver that lacks one of them still launches
+// kernels.
 struct Capture::Functions {
   explicit Functions(const Driver& driver) {
     find(driver, "cuStreamCreate", StreamCreate);
@@ -57,7 +60,7 @@ Capture::Capture(int device) : driver_(driver()), functions_(std::make_unique<Fu
 }
 
 Capture::~Capture() {
-  // There is nobody to tell of an error.
+  // A destructor can report no error.
   if (recording_) functions_->StreamEndCapture(stream_, &graph_);
   if (graph_ != nullptr) functions_->GraphDestroy(graph_);
   functions_->StreamDestroy(stream_);
@@ -88,7 +91,7 @@ void Capture::replay(Stream stream) const {
   Executable executable = nullptr;
   check(driver_, functions_->GraphInstantiate(&executable, graph_, 0), "cuGraphInstantiateWithFlags");
   const int code = functions_->GraphLaunch(executable, stream);
-  functions_->GraphExecDestroy(executable);  // one that runs is freed when it has run
+  functions_->GraphExecDestroy(executable);  // a graph that runs is freed when it has run
   check(driver_, code, "cuGraphLaunch");
 }
 

@@ -1,4 +1,4 @@
-// A CUDA graph of what is enqueued on a stream of our own, made as XLA makes one for a command buffer.
+// Capture: a CUDA graph of the work on a stream of our own, made as XLA makes one for a command buffer.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace eqxcallback::gpu {
 
 using Graph = struct GraphTag*;
 
-// From its construction to end(), in one thread, what is enqueued on stream() is recorded and does not run.
+// Records, from its construction to end(), the work that one thread enqueues on stream(), which does not run.
 class Capture {
  public:
   explicit Capture(int device);
@@ -22,16 +22,16 @@ class Capture {
 
   Stream stream() const { return stream_; }
 
-  // Stops recording. Throws DriverError, with the code of the driver, if there is no graph: something was done that may
-  // not be done while a stream is captured.
+  // Stops recording. Throws DriverError, with the code of the driver, if there is no graph: the thread has done
+  // something that is not allowed while a stream is captured.
   void end();
 
-  // How many nodes of each kind the graph has. Kinds are numbered as in the driver's stable ABI (CUgraphNodeType).
+  // The number of nodes of each kind in the graph. Kinds are numbered as in the driver's stable ABI (CUgraphNodeType).
   const std::map<int, size_t>& nodes() const { return nodes_; }
 
-  // Waits for the device: for what was enqueued elsewhere meanwhile.
+  // Waits for the device, as work may have been enqueued on other streams meanwhile.
   void wait() const;
-  // Enqueues bytes of one value.
+  // Enqueues the filling of memory with one byte.
   void fill(uintptr_t address, size_t bytes, uint8_t value, Stream stream) const;
   // Enqueues the graph.
   void replay(Stream stream) const;

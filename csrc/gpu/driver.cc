@@ -1,3 +1,4 @@
+// The CUDA driver: opens it, looks its functions up, and explains its errors.
 #include "gpu/driver.h"
 
 #include <dlfcn.h>
@@ -10,10 +11,10 @@ namespace eqxcallback::gpu {
 namespace {
 
 std::mutex mutex;
-std::string path;                            // "": the system's
-std::atomic<const Driver*> loaded{nullptr};  // of `path`, or null. Read without the lock in each launch
+std::string path;                            // "": the system's driver
+std::atomic<const Driver*> loaded{nullptr};  // the driver at `path`, or null; each launch reads it without the lock
 
-// Never closed: modules and contexts live as long as the process.
+// The library is never closed: modules and contexts live as long as the process.
 const Driver* open(const std::string& where) {
   auto opened = std::make_unique<Driver>();
   opened->library = dlopen(where.empty() ? "libcuda.so.1" : where.c_str(), RTLD_NOW | RTLD_LOCAL);

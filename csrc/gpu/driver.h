@@ -1,4 +1,4 @@
-// The CUDA driver, opened when it is first needed: nothing here needs a CUDA toolkit, or a GPU, to build.
+// The CUDA driver, opened when it is first needed: to build this code, no CUDA toolkit and no GPU are needed.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,13 @@
 
 namespace eqxcallback::gpu {
 
-// Opaque, as in cuda.h.
+// Opaque types, as in cuda.h.
 using Context = struct ContextTag*;
 using Module = struct ModuleTag*;
 using Function = struct FunctionTag*;
 using Stream = struct StreamTag*;
 
-// The functions of the driver that we call. The numbers are those of its stable ABI.
+// The functions of the driver that we call. The numbers are from the driver's stable ABI.
 struct Driver {
   static constexpr int kMaxDynamicSharedBytes = 8;    // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
   static constexpr int kNonPortableClusterSize = 14;  // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
@@ -39,7 +39,7 @@ struct Driver {
                       void** extra) = nullptr;
 };
 
-// A function of the driver, by its name. Throws std::runtime_error if it has none: it is too old.
+// Returns a function of the driver by its name. Throws std::runtime_error if the driver, being too old, lacks it.
 void* find_symbol(void* library, const char* name);
 template <class Symbol>
 void find(const Driver& driver, const char* name, Symbol& symbol) {
@@ -53,16 +53,19 @@ class DriverError : public std::runtime_error {
   int code;
 };
 
-// The driver, which lives as long as the process. Throws std::runtime_error, with what is missing, where there is none.
+// Returns the driver, which lives as long as the process. Throws std::runtime_error, naming what is missing, if there
+// is none.
 const Driver& driver();
 
-// Opens the library at `path` in place of the system's driver from now on: a fake one, in tests. "" is the system's.
+// From now on opens the library at `path` in place of the system's driver: in tests, a fake one. "" is the system's.
 void set_driver(const std::string& path);
 
-// Of CUDA that the driver supports: 13000 is 13.0. Throws as `driver` does, also where there is no device.
+// Returns the version of CUDA that the driver supports: 13000 is 13.0. Throws as `driver` does, also if there is no
+// device.
 int driver_version();
 
-// `call` is a text, or a function that makes one: that is done only for an error.
+// Throws DriverError unless `code` is zero. `call` names the call: a text, or a function that makes one if there is an
+// error.
 template <class Call>
 void check(const Driver& driver, int code, const Call& call) {
   if (code == 0) return;
@@ -73,9 +76,9 @@ void check(const Driver& driver, int code, const Call& call) {
   }
 }
 
-// While it lives, this thread may do what is refused while a stream is captured. Loading and unloading enqueue nothing,
-// and Python's garbage collector may free a program anywhere, also inside of a kernel that is recorded: refused, it
-// would spoil the graph.
+// While a Relaxed lives, its thread may do what the driver otherwise refuses during a capture. Loading and unloading
+// enqueue nothing, and Python's garbage collector may free a program anywhere, also inside of a kernel that is being
+// recorded: if the driver refused that, the graph would be lost.
 class Relaxed {
  public:
   explicit Relaxed(const Driver& driver) : driver_(driver) { driver_.ThreadExchangeStreamCaptureMode(&mode_); }
@@ -85,14 +88,14 @@ class Relaxed {
 
  private:
   const Driver& driver_;
-  int mode_ = Driver::kRelaxed;  // that of the thread before, once it is exchanged
+  int mode_ = Driver::kRelaxed;  // after the exchange, the mode that the thread had before
 };
 
-// Makes the context of a device current in this thread, if none is. XLA has made it so where it calls a handler, and
-// for its devices that is the primary one.
+// Makes the context of a device current in this thread, if no context is. Where XLA calls a handler, it has already
+// made one current: the primary context of its device.
 Context activate(const Driver& driver, int device);
 
-// Makes no context current. For threads that serve several devices in turn and do not say which, as XLA's on a CPU.
+// Leaves no context current: for threads that serve several devices in turn and do not say which, as XLA's on a CPU.
 void deactivate(const Driver& driver);
 
 }  // namespace eqxcallback::gpu

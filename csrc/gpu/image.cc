@@ -1,3 +1,4 @@
+// Images: one object for each content, loaded once in each context.
 #include "gpu/image.h"
 
 #include <unordered_map>
@@ -17,7 +18,7 @@ std::shared_ptr<Image> Image::of(std::string_view bytes) {
 
 Image::~Image() {
   for (auto& [context, loaded] : loaded_) {
-    // When the process ends, the driver may have unloaded it before us, and says so: there is nobody to tell.
+    // When the process ends, the driver may have unloaded the image before us, and its error concerns no one.
     Context current = nullptr;
     if (loaded.driver->CtxGetCurrent(&current) != 0 || loaded.driver->CtxSetCurrent(context) != 0) continue;
     const Relaxed relaxed(*loaded.driver);

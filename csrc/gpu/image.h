@@ -1,4 +1,4 @@
-// Compiled code, and where it is loaded.
+// Image: compiled code for GPUs, and the contexts in which it is loaded.
 #pragma once
 
 #include <map>
@@ -11,8 +11,8 @@
 
 namespace eqxcallback::gpu {
 
-// A cubin or PTX, of which there is one object for each content: programs with many calls of a kernel load it once on
-// each device. It is unloaded with the last of those who share it.
+// A cubin or PTX. There is one object for each content, so programs with many calls of a kernel load it once on each
+// device. The last owner that goes unloads it.
 class Image {
  public:
   static std::shared_ptr<Image> of(std::string_view bytes);
@@ -22,7 +22,7 @@ class Image {
   Image(const Image&) = delete;
   Image& operator=(const Image&) = delete;
 
-  // A kernel of it in the current context. Loads the image there if that was not done before.
+  // Returns a kernel of the image in the current context, in which the image is loaded first if it is not yet.
   Function function(const Driver& driver, Context context, const std::string& name);
 
  private:

@@ -1,3 +1,4 @@
+// Launches of the kernels of one call: loading, parameters, and the driver's calls.
 #include "gpu/launch.h"
 
 #include <utility>
@@ -41,7 +42,7 @@ const Launch::Loaded& Launch::loaded(int device) {
   if (!values_.maps.empty()) gpu::find(driver, "cuTensorMapEncodeTiled", added->encode_tiled);
   for (const Step& step : steps_) {
     const Function function = step.image->function(driver, context, step.entry);
-    if (step.shared_bytes > 0) {  // more than 48 KiB must be asked for, those that the kernel itself declares included
+    if (step.shared_bytes > 0) {  // above 48 KiB, including what the kernel itself declares, it must be asked for
       check(driver,
             driver.FuncSetAttribute(function, Driver::kMaxDynamicSharedBytes, static_cast<int>(step.shared_bytes)),
             [&] {
@@ -63,7 +64,7 @@ const Launch::Loaded& Launch::loaded(int device) {
 
 void Launch::run(int device, Stream stream, void* const* pointers, size_t count, void* scratch) {
   const Loaded& on_device = loaded(device);
-  std::vector<uint64_t> filled;  // by this run alone: others run at the same time
+  std::vector<uint64_t> filled;  // by this run alone: other runs may be under way
   uint64_t* words = values_.words.data();
   if (values_.depend_on_addresses()) {
     filled = values_.words;
@@ -91,8 +92,8 @@ void Launch::run(int device, Stream stream, void* const* pointers, size_t count,
   bool encoded = false;
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];
-    if (step.is_empty()) continue;        // there is nothing to do, which the driver calls an error
-    if (!std::exchange(encoded, true)) {  // arrays of nothing have no maps
+    if (step.is_empty()) continue;        // the driver would call an empty grid an error
+    if (!std::exchange(encoded, true)) {  // empty arrays have no maps
       for (const TensorMap& map : values_.maps) {
         if (map.pointer >= count) throw std::invalid_argument("a tensor map of no pointer");
         map.encode(*on_device.driver, on_device.encode_tiled, pointers[map.pointer], words + map.word);

@@ -1,4 +1,4 @@
-// One call of a kernel, prepared: what is left for the time of the call is to launch it.
+// Launch: one call of a kernel, so prepared that nothing but the launching is left for the time of the call.
 #pragma once
 
 #include <array>
@@ -17,31 +17,31 @@
 
 namespace eqxcallback::gpu {
 
-// One launch. All of a call have the same parameters, but for the scratch memory of their compiler.
+// One launch. All launches of a call have the same parameters, but for the scratch memory of their compiler.
 struct Step {
   std::shared_ptr<Image> image;
   std::string entry;
   std::array<unsigned, 3> grid, block;
   unsigned shared_bytes;
   Attributes attributes = {};
-  size_t scratch = 0;  // where its own begins, in bytes
+  size_t scratch = 0;  // where the scratch memory of this step begins, in bytes
 
   bool is_empty() const { return grid[0] == 0 || grid[1] == 0 || grid[2] == 0; }
 };
 
-// A pointer to an array, in a structure.
+// A pointer to an array inside of a structure.
 struct Address {
-  size_t word;     // its place among the words of a call
+  size_t word;     // the pointer's place among the words of a call
   size_t pointer;  // the array's position among the pointers
 };
 
-// The parameters beside the pointers: numbers, structures, and what depends on addresses.
+// The parameters beside the pointers: numbers, structures, and tensor maps, which depend on addresses.
 struct Values {
-  std::vector<uint64_t> words = {};     // their bytes, each parameter in the first ones of its words
-  std::vector<size_t> starts = {};      // the word at which each begins
-  std::vector<size_t> order = {};       // of the parameters, as positions among the pointers and then the values
+  std::vector<uint64_t> words = {};     // their bytes; a parameter is in the first bytes of its words
+  std::vector<size_t> starts = {};      // the word at which each parameter begins
+  std::vector<size_t> order = {};       // the parameters' order, as positions among the pointers and then the values
   std::vector<Address> addresses = {};  // in place of some of the words
-  std::vector<TensorMap> maps = {};     // likewise
+  std::vector<TensorMap> maps = {};     // likewise, in place of words
   std::optional<size_t> scratch = {};   // the word of the pointer to scratch memory, if there is any
 
   bool depend_on_addresses() const { return !addresses.empty() || !maps.empty() || scratch.has_value(); }
@@ -54,20 +54,20 @@ class Launch {
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
 
-  // Loads the kernels on a device. May be repeated; what may not be done while a stream is captured is done here.
+  // Loads the kernels on a device, which is not allowed while a stream is captured. May be repeated.
   void load(int device);
 
-  // Launches them, in order, with these pointers and the values as parameters. Loads them first if nobody has.
+  // Launches the kernels, in order, with these pointers and the values as parameters. Loads them first if they are not.
   void run(int device, Stream stream, void* const* pointers, size_t count, void* scratch = nullptr);
 
  private:
-  // The kernels of the steps in one context. A list that only grows, so that it is read without a lock.
+  // The kernels of the steps in one context. A list that only grows, so that threads read it without a lock.
   struct Loaded {
     const Driver* driver;
     Context context;
     std::vector<Function> functions;
     const Loaded* next;
-    // Functions that old drivers lack: null where the call does not need them.
+    // Functions that old drivers lack; null if the call does not need them.
     LaunchKernelEx launch_with_attributes = nullptr;
     TensorMapEncodeTiled encode_tiled = nullptr;
   };

@@ -1,4 +1,4 @@
-// As many pointers as a call has, without an allocation where they are few.
+// Pointers: as many as a call has, without an allocation if they are few.
 #pragma once
 
 #include <array>

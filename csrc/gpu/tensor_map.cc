@@ -1,3 +1,4 @@
+// Tensor maps: read from the numbers of a call, and encoded by the driver.
 #include "gpu/tensor_map.h"
 
 #include <cstring>

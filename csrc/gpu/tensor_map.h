@@ -1,4 +1,4 @@
-// How a kernel's tensor memory accelerator sees an array: boxes of it are copied to shared memory at once.
+// TensorMap: how the tensor memory accelerator sees an array, of which it copies a box to shared memory at a time.
 #pragma once
 
 #include <array>
@@ -9,26 +9,26 @@
 
 namespace eqxcallback::gpu {
 
-// cuTensorMapEncodeTiled. Its numbers are those of the stable ABI.
+// cuTensorMapEncodeTiled of the driver's stable ABI.
 using TensorMapEncodeTiled = int (*)(void* map, int type, unsigned rank, void* address, const uint64_t* dims,
                                      const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides,
                                      int interleave, int swizzle, int promotion, int fill);
 
-// The argument of that function, but for the address, which is known when a kernel runs. Innermost dimensions come
-// first.
+// The arguments of cuTensorMapEncodeTiled, but for the address, which is known when a kernel runs. Innermost dimensions
+// come first.
 struct TensorMap {
   static constexpr size_t kRank = 5;
-  static constexpr size_t kWords = 16;  // of the encoded map, which is passed by value
+  static constexpr size_t kWords = 16;  // the words of the encoded map, which is passed by value
   static constexpr size_t kNumbers = 8 + 4 * kRank - 1;
 
-  // From `kNumbers` numbers, in the order of the fields.
+  // Makes a map of `kNumbers` numbers, in the order of the fields.
   static TensorMap of(const int64_t* numbers);
   bool fits(size_t words) const { return words >= kWords && word <= words - kWords && rank <= kRank; }
 
-  // Writes the map of the array at `address` to `words`. Of a null pointer, or of no dimensions, it is zeros.
+  // Writes the map of the array at `address` to `words`: zeros for a null pointer, and for an array without dimensions.
   void encode(const Driver& driver, TensorMapEncodeTiled function, void* address, uint64_t* words) const;
 
-  size_t word;     // its first one among the words of a call
+  size_t word;     // the map's first word among the words of a call
   size_t pointer;  // the array's position among the pointers
   int type;
   unsigned rank;

@@ -1,3 +1,4 @@
+// Buffer: its loans, its view in NumPy, and its binding.
 #include "python/buffer.h"
 
 #include <nanobind/stl/string.h>
@@ -21,7 +22,7 @@ constexpr const char* kReturned =
     "Buffer used after its kernel returned: its memory belongs to XLA again. Copy what has to outlive the call, for "
     "example with np.array(buffer), inside the kernel.";
 
-// The NumPy dtype of each row of kDTypes; references are kept for the life of the process.
+// Returns the NumPy dtype of a row of kDTypes. References are kept for the life of the process.
 PyArray_Descr* descr_of(const DType& dtype) {
   static PyArray_Descr* cache[kNumDTypes] = {};
   PyArray_Descr*& slot = cache[&dtype - kDTypes];
@@ -206,7 +207,7 @@ nb::object Buffer::numpy(nb::handle self) {
   nb::object base = nb::borrow(self);
   void* data = elements();
   if (dtype_->packed()) base = nb::make_tuple(base, unpacked_);
-  static char nothing;  // NumPy would allocate for a null pointer, which is what XLA passes for an empty array
+  static char nothing;  // XLA passes a null pointer for an empty array, and NumPy would allocate for it
   const int flags =
       (row_major() ? NPY_ARRAY_C_CONTIGUOUS : 0) | NPY_ARRAY_ALIGNED | (writeable_ ? NPY_ARRAY_WRITEABLE : 0);
   nb::object array = new_array(data != nullptr ? data : &nothing, flags);

@@ -1,7 +1,7 @@
 // Buffer: XLA's memory for one operand or result, lent to a Python kernel for the length of one call.
 //
 // Contract: between lend() and revoke() the memory is valid and belongs to XLA; afterwards every access raises. A
-// Buffer that a user makes from a NumPy array owns a reference to that array instead, and is never revoked.
+// Buffer that a user makes from a NumPy array instead owns a reference to the array, and is never revoked.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -30,15 +30,16 @@ const char* platform_name(Platform platform);
 class Buffer {
  public:
   Buffer() = default;
-  // Over a C-contiguous NumPy array, for calling a kernel from Python. With `order`, that array is the memory, and its
-  // axes are those of the Buffer from major to minor.
+  // A Buffer over a C-contiguous NumPy array, for calling a kernel from Python. With `order`, the axes of the array are
+  // those of the Buffer as they lie in memory, from major to minor.
   Buffer(nb::object array, nb::object writeable, nb::object order);
 
-  // Returns whether shape, dtype and platform are those of the loan before.
+  // Returns true if shape, dtype and platform are the same as in the loan before.
   bool lend(void* data, const int64_t* dims, size_t rank, const DType& dtype, bool writeable, const Place& place);
-  // How the axes lie in memory, from major to minor: `rank` of them, or null for row-major. To be said after lend().
+  // Says how the axes lie in memory, from major to minor: `rank` numbers, or null for row-major. To be called after
+  // lend().
   void set_order(const int64_t* order);
-  // The same Buffer over other memory of that size, for as long as it is lent.
+  // Puts the Buffer over other memory of the same size, for as long as it is lent.
   void move_to(uintptr_t address);
   // Ends the loan. With `commit`, what was written to a sub-byte output is packed into XLA's memory.
   void revoke(bool commit) noexcept;
@@ -53,31 +54,31 @@ class Buffer {
   const std::vector<int64_t>& dims() const { return dims_; }
   nb::tuple shape();
   nb::tuple strides() const;
-  // In elements; of an unpacked array for sub-byte types.
+  // Strides in elements: for sub-byte types, those of the unpacked array.
   std::vector<int64_t> element_strides() const;
   bool row_major() const { return order_.empty(); }
   nb::object numpy_dtype() const;
   std::string repr() const;
 
-  // A NumPy array over this memory; read-only for an input. Sub-byte elements are unpacked: one byte each, and
+  // Returns a NumPy array over this memory, read-only for an input. Sub-byte elements are unpacked, one byte each, and
   // packed again at the end of the call.
   nb::object numpy(nb::handle self);
-  // Where XLA's memory is; for a sub-byte type, that of the packed elements.
+  // The address of XLA's memory, in which sub-byte elements are packed.
   uintptr_t address() const;
   nb::object array(nb::handle self, nb::handle dtype, nb::handle copy);
-  // Fills an output in a CPU's memory with noise (core/noise.h), or finds elements that hold it still: the elements of
-  // an array over it, so that those of less than a byte have one each.
+  // Fills an output in a CPU's memory with the noise of core/noise.h: the elements of the NumPy array over it, in which
+  // elements of less than a byte have a byte each.
   void fill(uint64_t seed);
   bool is_left(uint64_t seed);
-  // A NumPy array that has for each element, as they lie in memory, whether it is left; and whether chance explains
-  // none of it.
+  // Returns a NumPy array that has, for each element in the order of memory, whether its noise is left; and whether it
+  // is sure that chance does not explain that.
   nb::tuple left(uint64_t seed);
 
-  // Whether this is an output of a backward kernel: write() then sums over axes that the primal lacks.
+  // True for an output of a backward kernel: write() then sums over the axes that the primal lacks.
   bool is_gradient() const { return is_gradient_; }
   void set_is_gradient(bool value) { is_gradient_ = value; }
   nb::object get_item(nb::handle self, nb::handle index);
-  // Both take values of the very shape and dtype.
+  // Both take values of the Buffer's own shape and dtype.
   void set_item(nb::handle self, nb::handle index, nb::handle value);
   void write(nb::handle self, nb::handle value);
 
@@ -93,13 +94,13 @@ class Buffer {
   nb::object new_array(void* data, int flags) const;
   void check_on_cpu(const char* what) const;
   void assign(nb::handle self, nb::handle index, nb::handle value, const char* who);
-  // The array over this memory, of NumPy or CuPy, and the module of that.
+  // Returns the array of NumPy or CuPy over this memory, and the array's module.
   nb::object device_array(nb::handle self, const char* who);
   nb::object device_value(nb::handle value, const char* who) const;
   nb::object summed(const nb::object& value);
-  // A DLPack capsule. Only the versioned form can say that memory is read-only.
+  // Makes a DLPack capsule. Only the versioned form can say that memory is read-only.
   nb::object capsule(void* data, nb::handle owner, bool read_only, nb::handle max_version) const;
-  // How DLPack numbers the place's kind of device: kDLCPU or kDLCUDA.
+  // DLPack's number of the kind of device: kDLCPU or kDLCUDA.
   int32_t dlpack_device_type() const;
 
   void* data_ = nullptr;
@@ -111,29 +112,29 @@ class Buffer {
   bool writeable_ = false;
   bool is_gradient_ = false;
   nb::object shape_;     // cached tuple of dims_
-  nb::object unpacked_;  // of a sub-byte type: one byte an element, made on first use
+  nb::object unpacked_;  // for a sub-byte type: one byte for each element, made on first use
   nb::object owner_;     // the array behind a Buffer made in Python
 };
 
-// Whether Python takes `value` for true; None is not.
+// True if Python takes `value` for true; None is not true.
 inline bool truthy(nb::handle value) {
   const int result = PyObject_IsTrue(value.ptr());
   if (result < 0) throw nb::python_error();
   return result != 0;
 }
 
-// The Buffer of a Python object. Subclasses may forget to call its __init__.
+// Returns the Buffer of a Python object, and raises if a subclass has forgotten to call its __init__.
 Buffer& lent(nb::handle self);
 
 // The NumPy dtype of an element type.
 nb::object descr_object(const DType& dtype);
-// As JAX prints types: float32[3,4].
+// A type as JAX prints it: float32[3,4].
 std::string type_text(nb::handle dtype, nb::handle shape);
 
-// NumPy's C API; to be called once, before any Buffer is made.
+// Loads NumPy's C API. To be called once, before any Buffer is made.
 void import_numpy();
 void bind_buffer(nb::module_& m);
-// `buffer[...]`, `write`, and errors of all else that arrays can do.
+// Binds `buffer[...]`, `write`, and errors for whatever else arrays can do.
 void bind_items(nb::class_<Buffer>& type);
 
 }  // namespace eqxcallback

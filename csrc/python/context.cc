@@ -1,3 +1,4 @@
+// ExecutionContext: its binding, and the streams that `with ctx` makes current.
 #include "python/context.h"
 
 #include <nanobind/stl/optional.h>
@@ -30,7 +31,7 @@ void need_stream(const ExecutionContext& ctx, const char* who) {
   throw nb::type_error((std::string(who) + ": this call is on a CPU, which has no stream.").c_str());
 }
 
-// The protocol by which libraries take each other's streams: a version, and the address.
+// `__cuda_stream__`, by which libraries take each other's streams: a version, and the address.
 nb::tuple cuda_stream(const ExecutionContext& ctx) {
   need_stream(ctx, "ExecutionContext.__cuda_stream__");
   return nb::make_tuple(0, ctx.place.stream);
@@ -47,7 +48,7 @@ nb::object enter_stream(Self self) {
   ExecutionContext& ctx = nb::cast<ExecutionContext&>(self);
   if (ctx.place.platform != Platform::kCpu) {
     nb::object stream = cupy_stream(self);
-    // CuPy has a current stream for each device: the device goes first.
+    // CuPy has a current stream for each device, so the device is made current first.
     nb::object device = import_cupy("ExecutionContext").attr("cuda").attr("Device")(ctx.place.ordinal);
     device.attr("__enter__")();
     try {

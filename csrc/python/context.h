@@ -1,4 +1,4 @@
-// ExecutionContext: what a Python kernel is told about the call it serves.
+// ExecutionContext: what a Python kernel is told about the call that it serves.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -15,10 +15,10 @@ enum class Stage : uint8_t { kInstantiate, kPrepare, kInitialize, kExecute };
 struct ExecutionContext {
   Stage stage = Stage::kExecute;
   Place place;
-  std::vector<nb::object> entered = {};  // CuPy's contexts, of each `with` that is not left: a device, a stream
+  std::vector<nb::object> entered = {};  // CuPy's contexts, for each `with` that is not yet left: a device, a stream
 };
 
-// CuPy, or an ImportError that says what to install. `who` begins it.
+// Imports CuPy, or raises an ImportError that begins with `who` and says what to install.
 nb::module_ import_cupy(const char* who);
 
 void bind_context(nb::module_& m);

@@ -1,4 +1,4 @@
-// How other array libraries see the memory of a Buffer: the CUDA array interface, DLPack, CuPy and PyTorch.
+// The memory of a Buffer as other array libraries see it: the CUDA array interface, DLPack, CuPy and PyTorch.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string_view.h>
 
@@ -64,7 +64,7 @@ nb::object Buffer::dlpack(nb::handle self, nb::kwargs kwargs) {
     throw nb::buffer_error("__dlpack__: dl_device is another device than this Buffer's. Copy it there afterwards.");
   }
   if (place_.platform != Platform::kCpu && !stream.is_none()) {
-    // 1 is the consumer's name for the legacy default stream, -1 its promise to order the work itself.
+    // A consumer means the legacy default stream by 1, and by -1 promises to order the work itself.
     const auto wanted = nb::cast<int64_t>(stream);
     const auto ours = static_cast<int64_t>(place_.stream);
     if (wanted != -1 && wanted != ours && !(wanted == 1 && ours == 0)) {
@@ -123,7 +123,7 @@ nb::object Buffer::cupy(nb::handle self) {
   }
   nb::module_ cupy = import_cupy("Buffer.cupy");
   nb::object cuda = cupy.attr("cuda");
-  // Not through __cuda_array_interface__: it has no name for bfloat16, and CuPy would make bytes of it. The memory owns
+  // Not through __cuda_array_interface__, which has no name for bfloat16: CuPy would make bytes of it. The memory owns
   // this Buffer, so that an array which outlives the call is seen to hold it.
   nb::object memory = cuda.attr("UnownedMemory")(reinterpret_cast<uintptr_t>(data_), nbytes(), self, place_.ordinal);
   nb::object pointer = cuda.attr("MemoryPointer")(memory, 0);
@@ -144,7 +144,7 @@ nb::object Buffer::torch(nb::handle self) {
           "`with torch.cuda.stream(torch.cuda.ExternalStream(ctx.stream)):`.");
     }
   }
-  // PyTorch has no read-only tensors, and some versions refuse memory that says it is.
+  // PyTorch has no read-only tensors, and some versions of it refuse memory that says that it is read-only.
   return torch.attr("from_dlpack")(capsule(data_, self, false, nb::none()));
 }
 

@@ -1,3 +1,4 @@
+// Handle: its calls, their frames of Buffers, and the hooks that Python sets.
 #include "python/handle.h"
 
 #include <nanobind/stl/string.h>
@@ -12,7 +13,7 @@
 namespace eqxcallback {
 namespace {
 
-// Never destroyed: executables may outlive the module at exit.
+// The registry is never destroyed: executables may outlive the module at exit.
 Registry<Handle>& handles() {
   static auto* registry = new Registry<Handle>();
   return *registry;
@@ -33,13 +34,13 @@ nb::object& unwritten_hook() {
   return *hook;
 }
 
-// `checked_call(body, direct, ctx, outputs, inputs)` in place of the body, while it is set.
+// While it is set, `checked_call(body, direct, ctx, outputs, inputs)` is called in place of the body.
 nb::object& checked_call() {
   static auto* hook = new nb::object();
   return *hook;
 }
 
-// Makes sure that nobody else sees `object` change: a fresh one unless we are the only owner.
+// Replaces `object` by a fresh one unless we are its only owner, so that no other owner sees it change.
 template <typename T>
 T& exclusive(nb::object& object) {
   if (!object.is_valid() || Py_REFCNT(object.ptr()) != 1) object = nb::cast(T());
@@ -74,7 +75,7 @@ Frame::Frame(nb::object context, nb::tuple outputs, nb::tuple inputs)
     : num_outputs_(outputs.size()), context_(std::move(context)) {
   for (const nb::tuple& buffers : {outputs, inputs}) {
     for (nb::handle buffer : buffers) {
-      nb::cast<Buffer&>(buffer);  // raises where it is something else
+      nb::cast<Buffer&>(buffer);  // raises if it is not a Buffer
       buffers_.push_back(nb::borrow(buffer));
     }
   }
@@ -146,8 +147,8 @@ void Handle::call(Frame& frame) {
 
 namespace {
 
-// Where nothing but a kernel writes it: an output that overwrites an input holds that one. Only on a CPU: elsewhere the
-// comparison would wait for the device, which nobody may while a command buffer is recorded.
+// True for an output that only the kernel writes: an output that overwrites an input holds the input. On a CPU alone:
+// on a GPU the comparison would wait for the device, which is not allowed while a command buffer is recorded.
 bool is_watched(const Frame& frame, size_t output) {
   const Buffer& buffer = frame.lent(output);
   if (buffer.place().platform != Platform::kCpu || buffer.size() == 0) return false;
@@ -157,8 +158,8 @@ bool is_watched(const Frame& frame, size_t output) {
   return true;
 }
 
-// Fresh for each output and call: a kernel that writes a value of the noise by chance does not do so again. Needs the
-// GIL.
+// Returns a new seed for each output and call, so that a kernel that writes a value of the noise by chance does not do
+// so again. Needs the GIL.
 uint64_t next_seed() {
   static uint64_t last = std::random_device{}();
   return last = mixed(last);
@@ -166,7 +167,7 @@ uint64_t next_seed() {
 
 }  // namespace
 
-// Returns whether all outputs were written. Raises where they were not, unless the body has dealt with it.
+// Returns true if the kernel has written all outputs. If not, raises, unless the body has dealt with that.
 bool Handle::run_watched(const Frame& frame) {
   std::vector<std::pair<size_t, uint64_t>> watched;
   for (size_t i = 0; i < frame.num_outputs(); ++i) {
@@ -260,7 +261,7 @@ void bind_handle(nb::module_& m) {
       "set_checked_call", [](nb::object hook) { checked_call() = hook.is_none() ? nb::object() : std::move(hook); },
       nb::arg("hook").none());
 
-  // Python functions must not be touched after the interpreter has gone.
+  // Python functions must not be touched once the interpreter has gone.
   nb::module_::import_("atexit").attr("register")(nb::cpp_function([] {
     failure_hook().reset();
     unknown_key_hook().reset();

@@ -1,7 +1,7 @@
 // Handle: a Python callable that compiled programs can call, under a key that their text carries.
 //
 // Contract: a key belongs to one living Handle. Programs own the Handle (JAX keeps it with the executable), so a key is
-// free again only when nothing that holds it can run. Everything here needs the GIL.
+// free again only when no program that has it can run. Everything in this file needs the GIL.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -17,16 +17,17 @@
 
 namespace eqxcallback {
 
-// The Python objects of one call. A Handle keeps idle ones: objects that nobody else holds are lent again next time.
+// The Python objects of one call. A Handle keeps idle frames: objects that no one else holds are lent again next time.
 class Frame {
  public:
   Frame(size_t num_outputs, size_t num_inputs);
-  // Of Buffers that a caller in Python has.
+  // A frame of Buffers that a caller in Python has.
   Frame(nb::object context, nb::tuple outputs, nb::tuple inputs);
 
-  // Slot i: outputs first, inputs after. Valid until release(). To be lent: a fresh one if anybody else holds it.
+  // The Buffer of slot i, to be lent: outputs first, then inputs. A fresh one if anyone else holds the old one. Valid
+  // until release().
   Buffer& buffer(size_t i);
-  // As it was lent.
+  // The Buffer of slot i as it was lent.
   Buffer& lent(size_t i) const { return *nb::inst_ptr<Buffer>(buffers_[i]); }
   ExecutionContext& context();
 
@@ -39,7 +40,7 @@ class Frame {
 
   void release(bool commit) noexcept;
 
-  // Whether a call on these types has written all of its outputs. Said anew when a type changes.
+  // True if a call on these types has written all of its outputs. Decided anew when a type changes.
   bool is_proven() const { return is_proven_; }
   void set_proven(bool value) { is_proven_ = value; }
   // A hash of all shapes and dtypes, and of the platform.
@@ -57,25 +58,26 @@ class Frame {
 class Handle {
  public:
   // `body(ctx, outputs, inputs)` gets two tuples of Buffers. With `direct`, there is one output and the call is
-  // `body(ctx, output, *inputs)`, which spares the tuples. `owner` is any object that is to live as long.
+  // `body(ctx, output, *inputs)`, which spares the tuples. `owner` is any object that should live as long as the
+  // Handle.
   Handle(uint64_t key, nb::object body, nb::object owner, bool direct);
   ~Handle();
   Handle(const Handle&) = delete;
   Handle& operator=(const Handle&) = delete;
 
-  // The Python object that has the key, to be held while it runs; invalid if there is none.
+  // Returns the Python object that has the key, to be held while it runs; invalid if there is none.
   static nb::object find(uint64_t key);
 
   uint64_t key() const { return key_; }
   nb::object& body() { return body_; }
   nb::object& owner() { return owner_; }
 
-  // A frame with as many slots, to be given back by release().
+  // Takes a frame with so many slots, to be given back by release().
   std::unique_ptr<Frame> take_frame(size_t num_outputs, size_t num_inputs);
   void give_back(std::unique_ptr<Frame> frame);
 
-  // Raises nb::python_error, as the callable did. The first call on given types raises too if it leaves elements of an
-  // output unwritten.
+  // Calls the body. Raises nb::python_error if the body raises, and if the first call on given types leaves elements of
+  // an output unwritten.
   void call(Frame& frame);
 
  private:
@@ -90,18 +92,18 @@ class Handle {
   std::unordered_set<uint64_t> proven_;  // types on which a call has written all of its outputs
 };
 
-// Calls the Python function that was set with `_ext.on_failure`: it records the exception and gives the text for XLA.
-// `kernel` is the body of a Handle, or the name of a native kernel.
+// Calls the Python function that was set with `_ext.on_failure`, which records the exception and returns the text for
+// XLA. `kernel` is the body of a Handle, or the name of a native kernel.
 std::string report_failure(nb::handle kernel, nb::python_error& error, const Frame& frame,
                            const std::string& name_stack);
 
-// Calls the Python function that was set with `_ext.on_unknown_key`, which makes a Handle with that key of the text of
-// an exported program. Returns what went wrong, or nothing.
+// Calls the Python function that was set with `_ext.on_unknown_key`, which makes a Handle with the key from the text of
+// an exported program. Returns what went wrong, or an empty text.
 std::string import_portable(uint64_t key, const std::string& text);
 
-// Hooks set from Python: `_ext.on_failure`, `_ext.on_unknown_key`, `_ext.on_unwritten`, which returns what to raise of
-// a call that left elements unwritten, if anything, and `_ext.set_checked_call`, through which calls go in checked
-// mode.
+// Binds the hooks that Python sets: `_ext.on_failure`, `_ext.on_unknown_key`, `_ext.on_unwritten`, which returns what
+// to raise for a call that left elements unwritten, if anything, and `_ext.set_checked_call`, through which calls go in
+// checked mode.
 void bind_handle(nb::module_& m);
 
 }  // namespace eqxcallback

@@ -1,4 +1,4 @@
-// Whether there is a Python to call.
+// Tells if there is a Python to call.
 #pragma once
 
 #include <Python.h>
@@ -10,7 +10,7 @@ namespace eqxcallback {
 
 inline bool python_is_finalizing() {
 #ifdef Py_LIMITED_API
-  // Python 3.12 and 3.13 export it under different names, and the stable ABI of 3.12 has neither.
+  // Python 3.12 and 3.13 export the function under different names, and the stable ABI of 3.12 has neither.
   static const auto is_finalizing = [] {
     void* symbol = dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
     if (symbol == nullptr) symbol = dlsym(RTLD_DEFAULT, "_Py_IsFinalizing");
@@ -24,7 +24,7 @@ inline bool python_is_finalizing() {
 #endif
 }
 
-// Python is there and not on its way out. False in threads that outlive the interpreter.
+// True while Python runs and is not on its way out. False in threads that outlive the interpreter.
 inline bool python_is_running() { return Py_IsInitialized() && !python_is_finalizing(); }
 
 }  // namespace eqxcallback

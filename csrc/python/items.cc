@@ -1,4 +1,4 @@
-// How a Buffer is read and written by index, and what it says of all else that arrays can do and it cannot.
+// Indexing of Buffers, `write`, and the errors for whatever else arrays can do and a Buffer cannot.
 #include <nanobind/stl/string.h>
 
 #include <string>
@@ -24,7 +24,7 @@ nb::object item(const nb::object& array, nb::handle index) {
   return nb::steal(result);
 }
 
-// Python's numbers have no dtype: they become elements of `dtype` where that holds numbers of their kind.
+// True if a number of Python, which has no dtype, may become an element of `dtype`: that holds numbers of its kind.
 bool is_number_for(const DType& dtype, nb::handle value) {
   PyObject* number = value.ptr();
   switch (dtype.dlpack) {
@@ -44,7 +44,7 @@ bool is_number_for(const DType& dtype, nb::handle value) {
 
 nb::object Buffer::device_array(nb::handle self, const char* who) {
   check_alive();
-  if (place_.platform == Platform::kCpu) return self.attr("numpy")();  // which checked mode replaces
+  if (place_.platform == Platform::kCpu) return self.attr("numpy")();  // a method that checked mode replaces
   nb::object current = import_cupy(who).attr("cuda").attr("get_current_stream")().attr("ptr");
   if (nb::cast<uintptr_t>(current) != place_.stream) {
     throw nb::value_error(
@@ -66,7 +66,8 @@ nb::object Buffer::device_value(nb::handle value, const char* who) const {
   return import_cupy(who).attr("asarray")(value);
 }
 
-// Over the axes along which the primal of this gradient was broadcast: leading ones that it lacks, and those of size 1.
+// Sums over the axes along which the primal of this gradient was broadcast: leading axes that it lacks, and axes of
+// size 1.
 nb::object Buffer::summed(const nb::object& value) {
   const nb::tuple given = nb::cast<nb::tuple>(value.attr("shape"));
   if (given.size() < dims_.size()) return value;
@@ -128,7 +129,7 @@ void Buffer::assign(nb::handle self, nb::handle index, nb::handle value, const c
 
 namespace {
 
-// Arrays compute with Buffers, which they take for arrays: their own operator is asked next.
+// True for arrays, which compute with Buffers as with other arrays: Python asks their operator next.
 bool computes(nb::handle other) {
   return nb::hasattr(other, "__array_ufunc__") || nb::hasattr(other, "__array_interface__");  // NumPy's scalars
 }

@@ -1,3 +1,4 @@
+// Recording: makes the Buffers of the recorded call, and calls the kernel under a capture.
 #include "python/recording.h"
 
 #include <nanobind/stl/string.h>
@@ -10,10 +11,10 @@
 namespace eqxcallback {
 namespace {
 
-// NaN in every floating dtype, so that no tolerance takes it for a result.
+// The byte of a NaN in every floating dtype, so that no tolerance takes it for a result.
 constexpr uint8_t kNoise = 0xFF;
 
-// A Buffer over the same memory, elsewhere.
+// Makes a Buffer over the same memory, in another place.
 nb::object lend_again(nb::handle object, const Place& place) {
   Buffer& given = nb::cast<Buffer&>(object);
   const nb::tuple shape = given.shape();
@@ -33,7 +34,7 @@ nb::object lend_again(nb::handle object, const Place& place) {
   return made;
 }
 
-// Ends the loans with the call.
+// Ends the loans when the call ends.
 class Loans {
  public:
   Loans() = default;
@@ -60,7 +61,7 @@ class Loans {
 
 Recording::Recording(nb::object body, bool direct, const ExecutionContext& ctx, nb::tuple outputs, nb::tuple inputs)
     : stream_(reinterpret_cast<gpu::Stream>(ctx.place.stream)), capture_(ctx.place.ordinal) {
-  // Also of a call on a CPU, which a fake driver serves: what is recorded is a kernel for CUDA.
+  // The place is a CUDA device also for a call on a CPU, which a fake driver serves: the recorded kernel is for CUDA.
   const Place place{Platform::kCuda, ctx.place.ordinal, reinterpret_cast<uintptr_t>(capture_.stream())};
   Loans loans;
   nb::object inner = nb::cast(ExecutionContext{ctx.stage, place});
@@ -90,7 +91,7 @@ nb::dict Recording::nodes() const {
 
 void Recording::replay(nb::tuple unwritten) const {
   {
-    nb::gil_scoped_release released;  // what is waited for may need Python
+    nb::gil_scoped_release released;  // the work that we wait for may need Python
     capture_.wait();
   }
   for (nb::handle object : unwritten) {

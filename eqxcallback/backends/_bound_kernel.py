@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from .. import xla
-from ..core import callable_name
+from ..core import Aval, callable_name
 from ..kernel import Kernel, PythonKernel
 
 
@@ -30,8 +30,8 @@ class BoundKernel:
     call: xla.CallOptions = dataclasses.field(default_factory=xla.CallOptions)
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     body: Callable[..., None] | None = None
-    function: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] | None = None
-    arguments: Callable[[Sequence[Any], Sequence[Any]], tuple[tuple[Any, ...], Mapping[str, Any]]] | None = None
+    function: Callable[[Sequence[Aval], Sequence[Aval]], Sequence[Any]] | None = None
+    arguments: Callable[[Sequence[Aval], Sequence[Aval]], tuple[tuple[Any, ...], Mapping[str, Any]]] | None = None
     operands: tuple[tuple[str, int | None], ...] = ()
     results: tuple[tuple[str, int | None], ...] = ()
 

@@ -2,11 +2,11 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from .. import _ext, xla
+from ..core import Aval, ShapeAndDtype
 from ..kernel import CKernel
 from ._bound_kernel import BoundKernel
 from ._description import description
@@ -26,7 +26,7 @@ _NOTHING = (1, 0, 0, 0)
 def prepare(bound: BoundKernel, kernel: CKernel, platform: str, who: str) -> xla.TypedLowering:
     target = library_target(kernel, platform, who)
 
-    def call(operands: Sequence[Any], results: Sequence[Any]) -> xla.LaunchLowering:
+    def call(operands: Sequence[Aval], results: Sequence[Aval]) -> xla.LaunchLowering:
         return lowered(kernel, bound, who, operands, results)
 
     def describe() -> str:
@@ -36,7 +36,7 @@ def prepare(bound: BoundKernel, kernel: CKernel, platform: str, who: str) -> xla
 
 
 def lowered(
-    kernel: CKernel, bound: BoundKernel, op: str, operands: Sequence[Any], results: Sequence[Any], code: str = ""
+    kernel: CKernel, bound: BoundKernel, op: str, operands: Sequence[Aval], results: Sequence[Aval], code: str = ""
 ) -> xla.LaunchLowering:
     """A call with arrays of these types.
 
@@ -112,7 +112,7 @@ def _check_count(parameters: Sequence[tuple[int, ...]], who: str) -> None:
 
 
 def arrays_by_name(
-    bound: BoundKernel, operands: Sequence[Any], results: Sequence[Any], workspaces: Sequence[Any]
+    bound: BoundKernel, operands: Sequence[Aval], results: Sequence[Aval], workspaces: Sequence[ShapeAndDtype]
 ) -> dict[str, Array]:
     """Return the arrays of a call, by the names that parameters have for them."""
     avals = [*operands, *results, *workspaces]

@@ -2,11 +2,11 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from .. import xla
+from ..core import Aval
 from ..kernel import CudaKernel, DeviceKernel, ImageKernel, TritonKernel
 from . import _cuda, _image_kernel, _triton
 from ._bound_kernel import BoundKernel
@@ -23,7 +23,7 @@ def prepare(bound: BoundKernel, kernel: DeviceKernel, platform: str, who: str) -
             f"{who}: expected the platform cuda; got {platform}. Give {platform} a kernel of another kind."
         )
 
-    def launch(operands: Sequence[Any], results: Sequence[Any]) -> xla.LaunchLowering:
+    def launch(operands: Sequence[Aval], results: Sequence[Aval]) -> xla.LaunchLowering:
         call = call_of(kernel, bound, typed(operands), typed(results), who)
         program = _compiled(kernel, call)
         attributes = {"who": who, **program.attributes(call.words)}

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..core import Aval, DType, ShapeAndDtype
 from ..kernel import DeviceKernel, TensorMap, TritonKernel
 from . import _parameters, _tensor_map
 from ._bound_kernel import BoundKernel
@@ -25,7 +26,7 @@ class Parameter:
 
     position: int
     name: str
-    dtype: Any
+    dtype: DType
     is_pointer: bool
 
     @property
@@ -63,7 +64,7 @@ class DeviceCall:
 
     who: str
     pointers: tuple[tuple[str, Any], ...]
-    workspaces: tuple[Any, ...]
+    workspaces: tuple[ShapeAndDtype, ...]
     scalars: tuple[tuple[str, Any, Any], ...]
     parameters: tuple[Parameter, ...]
     args: tuple[Any, ...]
@@ -74,8 +75,8 @@ class DeviceCall:
         cls,
         kernel: DeviceKernel,
         bound: BoundKernel,
-        operands: Sequence[Any],
-        results: Sequence[Any],
+        operands: Sequence[Aval],
+        results: Sequence[Aval],
         who: str,
         **more: Any,
     ) -> "DeviceCall":
@@ -198,7 +199,7 @@ def _stated(
 
 def _scalar(
     name: str,
-    dtype: Any,
+    dtype: DType,
     function: Callable[..., Any] | None,
     bound: BoundKernel,
     pointers: Sequence[tuple[str, Any]],
@@ -230,7 +231,7 @@ def _scalar(
     return exact.item()
 
 
-def _structure(name: str, dtype: Any, value: Any, pointers: Sequence[tuple[str, Any]], who: str) -> Structure:
+def _structure(name: str, dtype: DType, value: Any, pointers: Sequence[tuple[str, Any]], who: str) -> Structure:
     made = np.zeros(1, dtype)  # what lies between the fields is zero, the same in each process
     try:
         fields = value.item() if isinstance(value, np.ndarray | np.void) and value.dtype == dtype else value
@@ -257,7 +258,7 @@ def _structure(name: str, dtype: Any, value: Any, pointers: Sequence[tuple[str, 
     return Structure(made.tobytes(), tuple((dtype.fields[f][1], arrays.index(array)) for f, array in named.items()))
 
 
-def typed(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+def typed(avals: Sequence[Aval]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
 
 

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from .. import xla
-from ..core import OwnCallable
+from ..core import Aval, OwnCallable
 from ..emulation import CudaLibrary, NotEmulated, TritonFunction, need_triton
 from ..kernel import Emulated, EmulatedCuda, EmulatedTriton
 from . import _cuda, _nvrtc, _signature, _triton
@@ -53,7 +53,7 @@ class EmulatedBody(OwnCallable):
     def _named_like(self) -> str:
         return self.bound.name
 
-    def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: xla.ExecutionContext, outputs: Sequence[xla.Buffer], inputs: Sequence[xla.Buffer]) -> None:
         del ctx
         key = tuple((buffer.shape, buffer.dtype) for buffer in (*inputs, *outputs))
         if key not in self._known:
@@ -77,12 +77,12 @@ class EmulatedBody(OwnCallable):
             if pointer is not None:
                 pointer.copy_back()
 
-    def _prepared(self, operands: Sequence[Any], results: Sequence[Any]) -> tuple[DeviceCall, Run]:
+    def _prepared(self, operands: Sequence[Aval], results: Sequence[Aval]) -> tuple[DeviceCall, Run]:
         kernel, call = self.kernel, call_of(self.kernel, self.bound, operands, results, self.who)
         return call, _run_of_cuda(kernel, call) if isinstance(kernel, EmulatedCuda) else _run_of_triton(kernel, call)
 
 
-def _types(buffers: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+def _types(buffers: Sequence[xla.Buffer]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(buffer.shape, buffer.dtype) for buffer in buffers]
 
 

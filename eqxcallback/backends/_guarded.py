@@ -1,9 +1,10 @@
 """Memory on which a kernel is emulated: copies, between bands that nobody may write."""
 
 import ctypes
-from typing import Any
 
 import numpy as np
+
+from ..core import DType
 
 
 _BAND = 1 << 16  # bytes on each side: what is written beyond them ends the process
@@ -19,7 +20,7 @@ class Guarded:
     - `array`: its elements, in the order of the memory.
     """
 
-    def __init__(self, dtype: Any, size: int, origin: np.ndarray | None = None):
+    def __init__(self, dtype: DType, size: int, origin: np.ndarray | None = None):
         count = size * np.dtype(dtype).itemsize
         block = np.empty(count + 2 * _BAND + _ALIGNMENT, np.uint8)
         start = -(block.ctypes.data + _BAND) % _ALIGNMENT

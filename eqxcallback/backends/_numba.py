@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import xla
+from ..core import Aval
 from ..kernel import CKernel, NumbaKernel
 from . import _c, _parameters
 from ._bound_kernel import BoundKernel
@@ -28,7 +29,7 @@ def prepare(bound: BoundKernel, kernel: NumbaKernel, platform: str, who: str) ->
             f"{who}[numba]: expected the platform cpu; got {platform}. Give {platform} a kernel of another kind."
         )
 
-    def call(operands: Sequence[Any], results: Sequence[Any]) -> xla.LaunchLowering:
+    def call(operands: Sequence[Aval], results: Sequence[Aval]) -> xla.LaunchLowering:
         arrays = [
             *((name, None if i is None else results[i]) for name, i in bound.results),
             *((name, None if i is None else operands[i]) for name, i in bound.operands),
@@ -156,7 +157,7 @@ def _cfunc(
     return numba.cfunc(numba.types.int32(*types))(names["wrapper"])
 
 
-def _type_of(numba: Any, name: str, aval: Any, who: str) -> Any:
+def _type_of(numba: Any, name: str, aval: Aval, who: str) -> Any:
     try:
         return numba.from_dtype(np.dtype(aval.dtype))
     except Exception:  # its own class of errors

@@ -9,6 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from ..core import Aval, DType
+
 
 # The types of numbers that C has names for, on the machines that we run on, where a `long` has 64 bits.
 _CTYPES = {
@@ -53,7 +55,7 @@ class Array:
     """
 
     index: int | None
-    aval: Any
+    aval: Aval
     is_divided: bool = False
 
 
@@ -69,7 +71,7 @@ class Pointer:
 
     name: str
     index: int | None
-    dtype: Any
+    dtype: DType
     row_bytes: int = 0
 
 

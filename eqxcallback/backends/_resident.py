@@ -3,8 +3,8 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
+from ..core import Aval
 from ..kernel import CudaKernel, DeviceKernel, EmulatedCuda
 from . import _cuda
 from ._architecture import architecture, version_of
@@ -63,7 +63,7 @@ def resident_blocks(version: int, usage: Compiled, threads: int, shared_bytes: i
 
 
 def call_of(
-    kernel: DeviceKernel, bound: BoundKernel, operands: Sequence[Any], results: Sequence[Any], who: str
+    kernel: DeviceKernel, bound: BoundKernel, operands: Sequence[Aval], results: Sequence[Aval], who: str
 ) -> DeviceCall:
     """The call, of which a kernel that asks is told how many blocks are resident."""
     if not (isinstance(kernel, CudaKernel) and kernel.asks_resident_blocks):

@@ -5,10 +5,10 @@ Compiled code knows the sizes of parameters, but not what pointers point to. So 
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
+from ..core import DType
 from ..kernel import CudaKernel
 from ._device_call import Parameter
 
@@ -160,7 +160,7 @@ def mismatch(log: str) -> str | None:
     return None if match is None else match[1].strip()
 
 
-def _kind(dtype: Any) -> tuple[int, int]:
+def _kind(dtype: DType) -> tuple[int, int]:
     if dtype is None:  # a null pointer, to whatever
         return -1, 0
     dtype = np.dtype(dtype)
@@ -169,7 +169,7 @@ def _kind(dtype: Any) -> tuple[int, int]:
     return {"f": 1, "i": 2, "u": 2, "b": 2}.get(dtype.kind, 0), dtype.itemsize
 
 
-def _ctype(dtype: Any) -> str:
+def _ctype(dtype: DType) -> str:
     if dtype is None:
         return "anything"
     if np.dtype(dtype).type is np.void:

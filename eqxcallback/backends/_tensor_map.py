@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core import DType
 from ..kernel import PROMOTIONS, SWIZZLES, TensorMap
 from ._parameters import short
 
@@ -90,7 +91,7 @@ def _position(of: str | int, pointers: Sequence[tuple[str, Any]], who: str) -> i
     return positions[0]
 
 
-def _kind(declared: TensorMap, dtype: Any, who: str) -> int:
+def _kind(declared: TensorMap, dtype: DType, who: str) -> int:
     name = np.dtype(dtype).name
     if name not in _TYPES:
         raise ValueError(f"{who}: expected an array of {', '.join(_TYPES)}; got {name}. Copy it by pointers.")

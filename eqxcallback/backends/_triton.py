@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..core import DType
 from ..kernel import TritonKernel, check_readable, dims
 from ._architecture import architecture, version_of
 from ._device_call import DeviceCall
@@ -146,7 +147,7 @@ def _imported(kernel: TritonKernel, who: str) -> Any:
     return fn
 
 
-def _type(dtype: Any, name: str, call: DeviceCall) -> str:
+def _type(dtype: DType, name: str, call: DeviceCall) -> str:
     if dtype.name not in _TYPES:
         raise ValueError(f"{call.who}: Triton has no type for {name}, {dtype.name}; it has {', '.join(_TYPES)}.")
     return _TYPES[dtype.name]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import _ext, xla
+from ..core import Aval
 from ..kernel import TvmFfiKernel
 from . import _c
 from ._bound_kernel import BoundKernel
@@ -37,7 +38,7 @@ class _Function:
 def prepare(bound: BoundKernel, kernel: TvmFfiKernel, platform: str, who: str) -> xla.TypedLowering:
     function = function_of(kernel, platform, who)
 
-    def call(operands: Sequence[Any], results: Sequence[Any]) -> xla.LaunchLowering:
+    def call(operands: Sequence[Aval], results: Sequence[Aval]) -> xla.LaunchLowering:
         return _lowered(function, kernel, bound, f"{who}[tvm_ffi]", operands, results)
 
     def describe() -> str:
@@ -150,8 +151,8 @@ def _lowered(
     kernel: TvmFfiKernel,
     bound: BoundKernel,
     who: str,
-    operands: Sequence[Any],
-    results: Sequence[Any],
+    operands: Sequence[Aval],
+    results: Sequence[Aval],
 ) -> xla.LaunchLowering:
     """A call with arrays of these types."""
     assert bound.arguments is not None
@@ -179,6 +180,6 @@ def _lowered(
     return xla.LaunchLowering(function.target, attributes, bound.call, made)
 
 
-def _group(indices: Sequence[int | None], avals: Sequence[Any], after: int) -> list[Array]:
+def _group(indices: Sequence[int | None], avals: Sequence[Aval], after: int) -> list[Array]:
     """**Arguments:** `after`: how many arrays come before those of the group."""
     return [Array(None, None) if i is None else Array(after + i, avals[i]) for i in indices]

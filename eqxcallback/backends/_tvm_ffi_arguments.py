@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from ..core import DType
 from ..kernel import literal
 from ._parameters import Array
 
@@ -95,7 +96,7 @@ class Arguments:
             raise ValueError(f"{who}: expected a bool, an int of 64 bits, a float, a text or None; got {value!r}.")
 
 
-def _bits(dtype: Any) -> int:
+def _bits(dtype: DType) -> int:
     if jnp.issubdtype(dtype, jnp.inexact):
         return jnp.finfo(dtype).bits
     return jnp.iinfo(dtype).bits if jnp.issubdtype(dtype, jnp.integer) else 8

@@ -10,7 +10,7 @@ import numpy as np
 from jax.tree_util import tree_flatten_with_path
 
 from .. import xla
-from ..core import Leaf, path_text
+from ..core import Leaf, PyTree, path_text
 
 
 def signature_of(callback: Callable[..., object]) -> inspect.Signature | None:
@@ -20,7 +20,9 @@ def signature_of(callback: Callable[..., object]) -> inspect.Signature | None:
         return None
 
 
-def check_signature(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any], who: str) -> None:
+def check_signature(
+    signature: inspect.Signature, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], who: str
+) -> None:
     try:
         signature.bind(None, None, *args, **kwargs)
     except TypeError as error:
@@ -39,7 +41,9 @@ def are_arrays(leaves: Sequence[Any]) -> bool:
     return all(type(leaf) in _array_types and leaf.dtype in xla.KERNEL_DTYPES for leaf in leaves)
 
 
-def check_leaves(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any], who: str) -> None:
+def check_leaves(
+    signature: inspect.Signature | None, args: Sequence[PyTree], kwargs: Mapping[str, PyTree], who: str
+) -> None:
     """Each leaf is an array, or a number, of a dtype that kernels are given.
 
     **Raises:** `TypeError`, naming the leaf, what was expected and what was given.
@@ -54,7 +58,7 @@ def check_leaves(signature: inspect.Signature | None, args: Sequence[Any], kwarg
             raise TypeError(f"{who}: expected {path} to be an array or a number; got {got}. {problem}.")
 
 
-def inputs(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Leaf]:
+def inputs(signature: inspect.Signature | None, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[Leaf]:
     """The flat arguments, with the name of the parameter that each one belongs to."""
     leaves = []
     for path, root, leaf in _named_leaves(signature, args, kwargs):
@@ -64,7 +68,7 @@ def inputs(signature: inspect.Signature | None, args: Sequence[Any], kwargs: Map
 
 
 def _named_leaves(
-    signature: inspect.Signature | None, args: Sequence[Any], kwargs: Mapping[str, Any]
+    signature: inspect.Signature | None, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]
 ) -> list[tuple[str, str, Any]]:
     """The path of each flat argument, the parameter that it belongs to, and itself."""
     positional: list[str] = []

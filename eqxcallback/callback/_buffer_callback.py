@@ -5,13 +5,14 @@ from typing import Any
 
 import jax
 from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_unflatten
-from jaxtyping import PyTree
 
 from .. import xla
 from ..core import (
     Aliases,
     AnyBool,
     Leaf,
+    PyTree,
+    PyTreeDef,
     ShapeAndDtype,
     callable_name,
     check_aliases,
@@ -94,7 +95,7 @@ def buffer_callback(
     calls: dict[Any, tuple[xla.PythonBody, xla.CallSpec, xla.EagerState]] = {}
 
     def bind(
-        args: tuple[Any, ...], kwargs: dict[str, Any], in_tree: Any
+        args: tuple[PyTree, ...], kwargs: dict[str, PyTree], in_tree: PyTreeDef
     ) -> tuple[xla.PythonBody, xla.CallSpec, xla.EagerState]:
         if signature is not None:
             _arguments.check_signature(signature, args, kwargs, who)
@@ -105,7 +106,7 @@ def buffer_callback(
         spec = xla.CallSpec(result_avals, vmap_method, options)
         return body, spec, xla.eager_state(body)
 
-    def call(*args: Any, **kwargs: Any) -> PyTree[jax.Array]:
+    def call(*args: PyTree, **kwargs: PyTree) -> PyTree[jax.Array]:
         leaves, in_tree = tree_flatten((args, kwargs))
         if not _arguments.are_arrays(leaves):
             _arguments.check_leaves(signature, args, kwargs, who)

@@ -6,14 +6,14 @@ The same as [`eqxcallback.buffer_callback`][], but for what JAX's own tests pin:
 import contextlib
 import inspect
 from collections.abc import Callable
-from typing import Any
 
+import jax
 from jax.errors import JaxRuntimeError
 
 from .. import _ext
 from .._ext import Buffer as Buffer, ExecutionStage as ExecutionStage
 from ..callback import buffer_callback as _buffer_callback
-from ..core import Aliases, AnyBool, OwnCallable, identity
+from ..core import Aliases, AnyBool, OwnCallable, PyTree, ShapeAndDtype, identity
 
 
 class ExecutionContext:
@@ -48,19 +48,19 @@ class _WithCompatContext(OwnCallable):
     def _identity(self) -> object:
         return _WithCompatContext, identity(self.callback)
 
-    def __call__(self, ctx: _ext.ExecutionContext, out: Any, *args: Any, **kwargs: Any) -> None:
+    def __call__(self, ctx: _ext.ExecutionContext, out: PyTree, *args: PyTree, **kwargs: PyTree) -> None:
         return self.callback(ExecutionContext(ctx), out, *args, **kwargs)
 
 
 def buffer_callback(
     callback: Callable[..., None],
-    result_shape_dtypes: Any,
+    result_shape_dtypes: PyTree[ShapeAndDtype],
     *,
     has_side_effect: AnyBool = False,
     vmap_method: str | None = None,
     input_output_aliases: Aliases | None = None,
     command_buffer_compatible: AnyBool = False,
-) -> Callable[..., Any]:
+) -> Callable[..., PyTree[jax.Array]]:
     """Make a callback as `jax.experimental.buffer_callback.buffer_callback` does; see [`eqxcallback.buffer_callback`][]."""
     return _buffer_callback(
         _WithCompatContext(callback) if callable(callback) else callback,

@@ -6,11 +6,10 @@ it is in, and in a program of several devices each device makes it, with the who
 
 import enum
 from collections.abc import Callable
-from typing import Any
 
 from .. import debug as _debug
-from ..core import AnyBool, AnyInt
-from ..debug import CallbackException as CallbackException
+from ..core import AnyBool, AnyInt, PyTree
+from ..debug import CallbackException as CallbackException, Stream as _Stream
 
 
 TapFunctionException = CallbackException
@@ -26,15 +25,15 @@ class CallbackFlavor(enum.Enum):
 
 
 def id_tap(
-    tap_func: Callable[..., Any],
-    arg: Any,
+    tap_func: Callable[..., object],
+    arg: PyTree,
     *,
-    result: Any = None,
+    result: PyTree = None,
     tap_with_device: AnyBool = False,
     device_index: AnyInt = 0,
     callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
-    **kwargs: Any,
-) -> Any:
+    **kwargs: object,
+) -> PyTree:
     """The identity on `arg`, which calls `tap_func(arg, transforms)`, or `tap_func(arg, transforms, device=device)`.
 
     In a program that is split between devices, device `device_index` makes one call with the whole of `arg`; under `jax.pmap` and
@@ -53,16 +52,16 @@ def id_tap(
 
 
 def id_print(
-    arg: Any,
+    arg: PyTree,
     *,
-    result: Any = None,
+    result: PyTree = None,
     tap_with_device: AnyBool = False,
     device_index: AnyInt = 0,
-    output_stream: Any = None,
+    output_stream: _Stream | None = None,
     threshold: int | None = None,
     callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
-    **kwargs: Any,
-) -> Any:
+    **kwargs: object,
+) -> PyTree:
     """`id_tap` with a function that prints: `kwargs` first, in the order of their names, then `arg`."""
     del callback_flavor
     printer = _debug.Printer(kwargs, output_stream=output_stream, threshold=threshold)
@@ -70,14 +69,14 @@ def id_print(
 
 
 def call(
-    callback_func: Callable[..., Any],
-    arg: Any,
+    callback_func: Callable[..., object],
+    arg: PyTree,
     *,
-    result_shape: Any = None,
+    result_shape: PyTree = None,
     call_with_device: AnyBool = False,
     device_index: AnyInt = 0,
     callback_flavor: CallbackFlavor = CallbackFlavor.IO_CALLBACK,
-) -> Any:
+) -> PyTree:
     """The result of `callback_func(arg)`, or of `callback_func(arg, device=device)`, on the host."""
     del device_index, callback_flavor
     return _debug.call(callback_func, arg, result_shape=result_shape, with_device=call_with_device, ordered=True)

@@ -47,10 +47,16 @@ from ._types import (
     AnyArray as AnyArray,
     AnyBool as AnyBool,
     AnyInt as AnyInt,
-    Keys as Keys,
     AnyNumber as AnyNumber,
+    Aval as Aval,
+    DType as DType,
+    Keys as Keys,
+    PyTree as PyTree,
+    PyTreeDef as PyTreeDef,
     ShapeAndDtype as ShapeAndDtype,
     Size as Size,
+    Types as Types,
+    Value as Value,
 )
 from ._warnings import (
     PerformanceWarning as PerformanceWarning,

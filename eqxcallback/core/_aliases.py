@@ -4,10 +4,10 @@ import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax.tree_util import KeyPath, keystr
+from jax.tree_util import keystr
 
 from ._errors import type_text
-from ._types import Size
+from ._types import DType, KeyPath, Size
 
 
 # A Mapping's keys are invariant: hence three.
@@ -17,7 +17,7 @@ Aliases = Mapping[int, int | str] | Mapping[str, int | str] | Mapping[int | str,
 class Leaf:
     """One flat argument or result: where it stands in its tree, and its type."""
 
-    def __init__(self, path: str, root: object, shape: tuple[Size, ...], dtype: Any):
+    def __init__(self, path: str, root: object, shape: tuple[Size, ...], dtype: DType):
         self.path = path
         self.root = root
         self.shape = shape

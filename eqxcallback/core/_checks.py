@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from ._types import AnyNumber, Size
 
 
-def check(condition: bool | np.bool_, op: str, expected: str, **got: Any) -> None:
+def check(condition: bool | np.bool_, op: str, expected: str, **got: object) -> None:
     if not condition:
         types = ", ".join(
             f"{name}: {value if isinstance(value, int) else jax.typeof(value).str_short()}"
@@ -22,13 +22,13 @@ def check(condition: bool | np.bool_, op: str, expected: str, **got: Any) -> Non
         raise ValueError(f"{op}: expected {expected}; got {types}.")
 
 
-def check_one_of(who: str, name: str, value: Any, known: Iterable[str]) -> None:
+def check_one_of(who: str, name: str, value: object, known: Iterable[str]) -> None:
     known = tuple(known)
     if value not in known:
         raise ValueError(f"{who}: expected {name} to be one of {', '.join(known)}; got {value!r}.")
 
 
-def check_arrays(who: str, **arrays: Any) -> None:
+def check_arrays(who: str, **arrays: object) -> None:
     for name, array in arrays.items():
         if not (hasattr(array, "dtype") and hasattr(array, "shape")):
             raise TypeError(
@@ -42,7 +42,7 @@ def check_floats(op: str, **arrays: jax.Array) -> None:
     check(floats and len(dtypes) == 1, op, f"{', '.join(arrays)} of one floating dtype", **arrays)
 
 
-def check_flags(who: str, **flags: Any) -> None:
+def check_flags(who: str, **flags: object) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
             raise TypeError(
@@ -72,16 +72,16 @@ def number(who: str, expected: str, value: Any, *, least: AnyNumber = -math.inf,
     return real
 
 
-def epsilon(who: str, eps: Any) -> float:
+def epsilon(who: str, eps: object) -> float:
     return number(who, "eps to be a number", eps)
 
 
-def scale_of(who: str, scale: Any, size: int) -> float:
+def scale_of(who: str, scale: object, size: int) -> float:
     """Return the scale of logits, by default that of softmax of products of `size` numbers."""
     return 1 / math.sqrt(max(size, 1)) if scale is None else number(who, "scale to be a number or None", scale)
 
 
-def soft_cap_of(who: str, soft_cap: Any) -> float | None:
+def soft_cap_of(who: str, soft_cap: object) -> float | None:
     if soft_cap is None:
         return None
     limits: Any = jnp.finfo(jnp.float32)
@@ -90,7 +90,7 @@ def soft_cap_of(who: str, soft_cap: Any) -> float | None:
 
 
 def check_loss_options(
-    who: str, label_smoothing: Any, z_loss: Any, ignore_index: Any
+    who: str, label_smoothing: object, z_loss: object, ignore_index: object
 ) -> tuple[float, float, int | None]:
     return (
         number(who, "label_smoothing from 0 to 1", label_smoothing, least=0, most=1),

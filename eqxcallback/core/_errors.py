@@ -17,7 +17,7 @@ import jax
 from jax.errors import JaxRuntimeError
 
 from ._own_callable import OwnCallable
-from ._types import Size
+from ._types import ShapeAndDtype, Size
 
 
 _logger = logging.getLogger("eqxcallback")
@@ -160,10 +160,10 @@ def type_text(dtype: object, shape: Sequence[Size]) -> str:
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
-def types_text(outputs: Sequence[Any], inputs: Sequence[Any]) -> str:
+def types_text(outputs: Sequence[ShapeAndDtype], inputs: Sequence[ShapeAndDtype]) -> str:
     """Write the types that a kernel is called with: `(float32[3,4]) -> (float32[3])`."""
 
-    def types(buffers: Sequence[Any]) -> str:
+    def types(buffers: Sequence[ShapeAndDtype]) -> str:
         return ", ".join(type_text(buffer.dtype, buffer.shape) for buffer in buffers)
 
     return f"({types(inputs)}) -> ({types(outputs)})"
@@ -179,12 +179,12 @@ class _Type:
         return self.text
 
 
-def _shown(leaf: Any) -> Any:
+def _shown(leaf: Any) -> object:
     return _Type(type_text(leaf.dtype, leaf.shape)) if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf
 
 
 @contextlib.contextmanager
-def blaming(who: str, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+def blaming(who: str, function: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[None]:
     """An error of a function that the user gave says whose function it is. Its class and its text stay the user's own."""
     try:
         yield

@@ -9,7 +9,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from .. import _ext, xla
-from ..core import AnyBool, OwnCallable, callable_name, check_flags, identity, type_text
+from ..core import AnyBool, Aval, OwnCallable, PyTree, PyTreeDef, callable_name, check_flags, identity, type_text
 from ._host import copy_from_host, copy_to_host, device_of
 from ._leaves import Leaves
 
@@ -25,11 +25,11 @@ class HostFunction(OwnCallable):
 
     def __init__(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., PyTree],
         leaves: Leaves,
-        avals: Sequence[Any],
+        avals: Sequence[Aval],
         paths: Sequence[str],
-        tree: Any,
+        tree: PyTreeDef,
         with_device: bool,
     ):
         self.fn = fn
@@ -40,7 +40,7 @@ class HostFunction(OwnCallable):
         self.with_device = with_device
         self.narrows = not jax.config.read("jax_enable_x64")
 
-    def _named_like(self) -> Callable[..., Any]:
+    def _named_like(self) -> Callable[..., PyTree]:
         return self.fn
 
     def _identity(self) -> object:
@@ -59,7 +59,7 @@ class HostFunction(OwnCallable):
             "`jax.custom_vjp`."
         )
 
-    def __call__(self, ctx: _ext.ExecutionContext, out: Any, *buffers: _ext.Buffer) -> None:
+    def __call__(self, ctx: _ext.ExecutionContext, out: PyTree, *buffers: _ext.Buffer) -> None:
         arrays = [copy_to_host(ctx, buffer) for buffer in buffers]
         x = self.leaves.from_kernel(arrays, range(len(arrays)))
         device = {"device": device_of(ctx.platform, ctx.device_ordinal)} if self.with_device else {}
@@ -67,7 +67,7 @@ class HostFunction(OwnCallable):
         for buffer, result in zip(jax.tree.leaves(out), results, strict=True):
             copy_from_host(ctx, buffer, result)
 
-    def results(self, returned: Any) -> list[np.ndarray]:
+    def results(self, returned: PyTree) -> list[np.ndarray]:
         """The flat results, if they are what was declared."""
         name = callable_name(self.fn)
         flat, tree = jax.tree.flatten(returned)
@@ -91,8 +91,13 @@ class HostFunction(OwnCallable):
 
 
 def call(
-    fn: Callable[..., Any], x: Any, *, result_shape: Any, with_device: AnyBool = False, ordered: AnyBool = False
-) -> Any:
+    fn: Callable[..., PyTree],
+    x: PyTree,
+    *,
+    result_shape: PyTree,
+    with_device: AnyBool = False,
+    ordered: AnyBool = False,
+) -> PyTree[jax.Array]:
     """Call `fn(x)` on the host, and go on with what it returns.
 
     !!! example
@@ -143,7 +148,7 @@ def call(
     return jax.tree.unflatten(tree, outs)
 
 
-def _result_aval(path: str, leaf: Any) -> Any:
+def _result_aval(path: str, leaf: Any) -> Aval:
     try:
         is_struct = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
         like = leaf if is_struct else jax.typeof(leaf)

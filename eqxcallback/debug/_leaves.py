@@ -10,6 +10,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from .. import xla
+from ..core import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Leaves:
     - `keys`: for each leaf, the implementation of a typed PRNG key, or `None`.
     """
 
-    tree: Any
+    tree: PyTree
     keys: tuple[str | None, ...]
 
     @classmethod

@@ -2,18 +2,20 @@
 
 import sys
 import threading
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ..core import AnyBool, AnyInt, OwnCallable, identity
+from ..core import AnyBool, AnyInt, OwnCallable, PyTree, identity
 from ._layout import layout
 from ._tap import Mode, tap_leaves
 
 
 @runtime_checkable
 class Stream(Protocol):
+    """A stream that text can be written to."""
+
     def write(self, text: str, /) -> object: ...
 
 
@@ -32,7 +34,7 @@ class Printer(OwnCallable):
 
     def __init__(
         self,
-        labels: Mapping[str, Any] | None = None,
+        labels: Mapping[str, object] | None = None,
         *,
         output_stream: Stream | None = None,
         threshold: int | None = 1024,
@@ -57,7 +59,9 @@ class Printer(OwnCallable):
         labels = tuple(sorted(self._labels.items()))
         return Printer, None if self._write is None else identity(self._write), self._threshold, labels
 
-    def __call__(self, x: Any, transforms: tuple[Any, ...], device: Any = None) -> None:
+    def __call__(
+        self, x: PyTree, transforms: Sequence[tuple[str, Mapping[str, object]]], device: object = None
+    ) -> None:
         labels = dict(self._labels)
         if transforms:
             labels["transforms"] = str([(name, params) if params else name for name, params in transforms])
@@ -72,18 +76,18 @@ class Printer(OwnCallable):
 
 
 def print(
-    x: Any,
+    x: PyTree,
     *,
-    what: Any = None,
-    result: Any = None,
+    what: object = None,
+    result: PyTree = None,
     with_device: AnyBool = False,
     device_index: AnyInt | None = None,
     ordered: AnyBool = False,
     mode: Mode = "sync",
     output_stream: Stream | None = None,
     threshold: int | None = 1024,
-    **labels: Any,
-) -> Any:
+    **labels: object,
+) -> PyTree:
     """[`eqxcallback.debug.tap`][] with a function that prints `x`.
 
     !!! example

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from .. import _ext, xla
-from ..core import AnyBool, AnyInt, OwnCallable, callable_name, check_flags, identity
+from ..core import AnyBool, AnyInt, OwnCallable, PyTree, callable_name, check_flags, identity
 from ._deliveries import deliveries
 from ._host import copy_to_host, device_of
 from ._leaves import Leaves
@@ -17,13 +17,13 @@ Mode = Literal["sync", "async"]
 class Receiver(OwnCallable):
     """A function that taps call, and how. Hashable, and equal for those that do the same."""
 
-    def __init__(self, fn: Callable[..., Any], leaves: Leaves, with_device: bool, mode: Mode):
+    def __init__(self, fn: Callable[..., object], leaves: Leaves, with_device: bool, mode: Mode):
         self.fn = fn
         self.leaves = leaves
         self.with_device = with_device
         self.mode = mode
 
-    def _named_like(self) -> Callable[..., Any]:
+    def _named_like(self) -> Callable[..., object]:
         return self.fn
 
     def _identity(self) -> object:
@@ -47,10 +47,10 @@ class Receiver(OwnCallable):
     ) -> None:
         device = {"device": device_of(ctx.platform, ctx.device_ordinal)} if self.with_device else {}
 
-        def copy() -> Any:
+        def copy() -> PyTree:
             return self.leaves.from_kernel([copy_to_host(ctx, buffer) for buffer in buffers], leaves)
 
-        def call(x: Any) -> None:
+        def call(x: PyTree) -> None:
             self.fn(x, tuple(map(_described, transforms)), **device)
 
         if self.mode == "sync":
@@ -66,15 +66,15 @@ def _described(transform: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
 
 
 def tap(
-    fn: Callable[..., Any],
-    x: Any,
+    fn: Callable[..., object],
+    x: PyTree,
     *,
-    result: Any = None,
+    result: PyTree = None,
     with_device: AnyBool = False,
     device_index: AnyInt | None = None,
     ordered: AnyBool = False,
     mode: Mode = "sync",
-) -> Any:
+) -> PyTree:
     """The identity, which calls `fn(x, transforms)` whenever `x` has been computed.
 
     !!! example
@@ -120,14 +120,14 @@ def tap(
 
 
 def tap_tangents(
-    fn: Callable[..., Any],
-    x: Any,
+    fn: Callable[..., object],
+    x: PyTree,
     *,
     with_device: AnyBool = False,
     device_index: AnyInt | None = None,
     ordered: AnyBool = False,
     mode: Mode = "sync",
-) -> Any:
+) -> PyTree:
     """The identity, which calls `fn(tangents, transforms)` with the tangents of `x` under forward-mode differentiation.
 
     `transforms` has `("jvp", {})`. The tangents are in the tree of `x`, `None` for leaves that have none, as integers. In
@@ -137,14 +137,14 @@ def tap_tangents(
 
 
 def tap_cotangents(
-    fn: Callable[..., Any],
-    x: Any,
+    fn: Callable[..., object],
+    x: PyTree,
     *,
     with_device: AnyBool = False,
     device_index: AnyInt | None = None,
     ordered: AnyBool = False,
     mode: Mode = "sync",
-) -> Any:
+) -> PyTree:
     """The identity, which calls `fn(cotangents, transforms)` with the cotangents of `x` under reverse-mode differentiation.
 
     They are those of what it returns: go on with that. `transforms` has `("transpose", {})`. The cotangents are in the tree of
@@ -156,13 +156,13 @@ def tap_cotangents(
 def tap_leaves(
     name: str,
     of: str,
-    fn: Callable[..., Any],
-    x: Any,
+    fn: Callable[..., object],
+    x: PyTree,
     with_device: AnyBool,
     device_index: AnyInt | None,
     ordered: AnyBool,
     mode: Mode,
-) -> Any:
+) -> PyTree:
     who = f"eqxcallback.debug.{name}"
     if not callable(fn):
         raise TypeError(

@@ -1,7 +1,6 @@
 """Compare what two models do."""
 
 import math
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -9,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from ..core import PyTree
 
-def compared(model: Any, fused: Any, example: Any, tolerance: float | None, hint: str) -> float:
+
+def compared(model: PyTree, fused: PyTree, example: PyTree, tolerance: float | None, hint: str) -> float:
     """The largest difference of their results, in units of the tolerance.
 
     **Arguments:**

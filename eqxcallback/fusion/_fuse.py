@@ -3,10 +3,10 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 from jax.tree_util import keystr
 
+from ..core import PyTree
 from ..nn._adopt import adopt
 from ._compare import compared
 from ._packages import of_packages
@@ -20,12 +20,12 @@ from ._walk import Path, rebuilt
 
 
 def fuse(
-    model: Any,
+    model: PyTree,
     *,
     only: Which | Sequence[Which] | None = None,
     exclude: Which | Sequence[Which] | None = None,
     rules: Given = None,
-    example: Any = None,
+    example: PyTree = None,
     tolerance: float | None = None,
     platform: str | None = None,
 ) -> Fused:
@@ -76,7 +76,7 @@ def fuse(
     changes: list[Change] = []
     paths: list[str] = []
 
-    def why_not(node: Any, where: str, above: tuple[Any, ...]) -> str | None:
+    def why_not(node: PyTree, where: str, above: tuple[PyTree, ...]) -> str | None:
         """`""` for a layer that is replaced, and `None` for what has no line in the report."""
         reason = reason_to_leave(node, twins, fused_already)
         if reason or type(node) not in {*twins, *fused_already}:
@@ -91,7 +91,7 @@ def fuse(
             reason = ""
         return reason if type(node) in twins else None
 
-    def replace(path: Path, node: Any, above: tuple[Any, ...]) -> Any:
+    def replace(path: Path, node: PyTree, above: tuple[PyTree, ...]) -> PyTree:
         where = keystr(path)
         paths.append(where)
         reason = why_not(node, where, above)
@@ -124,7 +124,7 @@ def fuse(
     return Fused(fused, report)
 
 
-def unfuse(model: Any, *, rules: Given = None) -> Any:
+def unfuse(model: PyTree, *, rules: Given = None) -> PyTree:
     """The model with the layers that [`eqxcallback.fuse`][] replaced again, and with the arrays that it has now.
 
     **Arguments:**
@@ -139,7 +139,7 @@ def unfuse(model: Any, *, rules: Given = None) -> Any:
         model, others = model.model, others + list(model.report.rules)
     backs |= {rule.by: rule.undone for rule in others}
 
-    def replace(path: Path, node: Any, above: tuple[Any, ...]) -> Any:
+    def replace(path: Path, node: PyTree, above: tuple[PyTree, ...]) -> PyTree:
         return backs[type(node)](node) if type(node) in backs else node
 
     return rebuilt(model, replace)

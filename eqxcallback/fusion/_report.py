@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from ..core import PyTree
 from ._rules import FuseRule
 
 
@@ -99,10 +100,10 @@ class Fused(NamedTuple):
     """A model with fused layers, and the report. It unpacks as a pair, and can itself be used as the model: it calls it, and
     has its attributes."""
 
-    model: Any
+    model: PyTree
     report: FusionReport
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         return self.model(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

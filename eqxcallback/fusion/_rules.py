@@ -8,6 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 
+from ..core import PyTree
 from ..nn._adopt import adopt
 from ._twins import FUSED, PLAIN, title
 
@@ -38,9 +39,9 @@ class FuseRule:
     replaces: type
     by: type
     _: dataclasses.KW_ONLY
-    unless: Callable[[Any], str | None] | None = None
-    make: Callable[[Any], Any] | None = None
-    back: Callable[[Any], Any] | None = None
+    unless: Callable[[PyTree], str | None] | None = None
+    make: Callable[[PyTree], PyTree] | None = None
+    back: Callable[[PyTree], PyTree] | None = None
 
     def __post_init__(self) -> None:
         for name in ("replaces", "by"):
@@ -67,7 +68,7 @@ class FuseRule:
                 f"{title(self.by)}. Pass functions `make` and `back` for another class."
             )
 
-    def made(self, layer: Any) -> Any:
+    def made(self, layer: PyTree) -> PyTree:
         """The layer in its place, checked."""
         new = adopt(self.by, layer) if self.make is None else self.make(layer)
         if type(new) is not self.by:
@@ -77,25 +78,25 @@ class FuseRule:
             _check_same(_arrays(layer), _arrays(self.undone(new)), "back")
         return new
 
-    def undone(self, layer: Any) -> Any:
+    def undone(self, layer: PyTree) -> PyTree:
         back = adopt(self.replaces, layer) if self.back is None else self.back(layer)
         if type(back) is not self.replaces:
             raise TypeError(f"expected {title(self.replaces)} of back; got {back!r} of type {type(back).__name__}")
         return back
 
 
-Given = Mapping[type, Callable[[Any], Any]] | FuseRule | Sequence[FuseRule] | None
+Given = Mapping[type, Callable[[PyTree], PyTree]] | FuseRule | Sequence[FuseRule] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
     """A way to replace a class, and the owner of its rule: nobody for a rule of ours."""
 
-    make: Callable[[Any], Any]
+    make: Callable[[PyTree], PyTree]
     whose: str = ""
     rule: FuseRule | None = None
 
-    def __call__(self, layer: Any, where: str) -> Any:
+    def __call__(self, layer: PyTree, where: str) -> PyTree:
         """A layer, or in words why this one is left alone."""
         try:
             reason = self.rule.unless(layer) if self.rule is not None and self.rule.unless is not None else None
@@ -140,7 +141,7 @@ def sequence(given: Any) -> tuple[FuseRule, ...]:
     return rules
 
 
-def _arrays(layer: Any) -> list[Any]:
+def _arrays(layer: PyTree) -> list[Any]:
     return [leaf for leaf in jax.tree.leaves(layer) if eqx.is_array_like(leaf) or hasattr(leaf, "dtype")]
 
 

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+
+from ..core import PyTree
 
 
-Which = type | str | Callable[[str, Any], bool]
+Which = type | str | Callable[[str, PyTree], bool]
 
 
 class Selection:
@@ -22,7 +23,7 @@ class Selection:
                 )
         self._matched = False
 
-    def __call__(self, path: str, layer: Any, above: tuple[Any, ...]) -> bool:
+    def __call__(self, path: str, layer: PyTree, above: tuple[PyTree, ...]) -> bool:
         matches = any(_is_of(given, path, layer, above) for given in self._given)
         self._matched |= matches
         return matches
@@ -50,7 +51,7 @@ class Selection:
             )
 
 
-def _is_of(which: Which, path: str, layer: Any, above: tuple[Any, ...]) -> bool:
+def _is_of(which: Which, path: str, layer: PyTree, above: tuple[PyTree, ...]) -> bool:
     if isinstance(which, type):
         return any(isinstance(node, which) for node in (*above, layer))
     if isinstance(which, str):

@@ -1,7 +1,6 @@
 """A table of our layers and of the layers of Equinox's that they stand for."""
 
 from collections.abc import Collection, Container
-from typing import Any
 
 import equinox as eqx
 
@@ -28,7 +27,7 @@ PLAIN: dict[type, type] = {ours: theirs for theirs, ours in FUSED.items()}
 _OURS = __name__.partition(".")[0]
 
 
-def reason_to_leave(node: Any, known: Collection[type], fused: Container[type]) -> str | None:
+def reason_to_leave(node: object, known: Collection[type], fused: Container[type]) -> str | None:
     """Why a Module is left alone, `""` if it is not, and `None` for what is not a layer, or is fused already."""
     cls = type(node)
     if cls in known:

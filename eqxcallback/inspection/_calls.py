@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import backends, xla
-from ..core import callable_name, type_text
+from ..core import Aval, Value, callable_name, type_text
 from ..transform import ForwardCall
 from ._report import Alias, ExternalCall
 
@@ -110,7 +110,7 @@ def _inside(site: xla.CallSite, platform: str) -> Iterator[xla.CallSite]:
     if not isinstance(lowering, xla.JaxLowering):
         return
 
-    def run(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
+    def run(*args: Value, result_avals: Sequence[Aval]) -> Sequence[Value]:
         return lowering.function(args, result_avals)
 
     structs = _structs(site.operands)
@@ -197,8 +197,8 @@ def _hint(call: Any) -> str:
 class _Seen(NamedTuple):
     """The types with which a kernel is called, and for how many examples XLA's threads call it, if they do."""
 
-    operands: Sequence[Any]
-    results: Sequence[Any]
+    operands: Sequence[Aval]
+    results: Sequence[Aval]
     examples: int | None = None
 
 
@@ -206,7 +206,7 @@ def _kernel_types(call: Any, lowering: xla.Lowering, site: xla.CallSite) -> _See
     """Return the types that the kernel sees, which under `vmap` are not those of the program."""
     seen: list[_Seen] = []
 
-    def run(*args: Any, result_avals: Sequence[Any], mapped: Sequence[bool] | None = None) -> Sequence[Any]:
+    def run(*args: Value, result_avals: Sequence[Aval], mapped: Sequence[bool] | None = None) -> Sequence[Value]:
         if mapped is None:
             seen.append(_Seen(_structs(args), _structs(result_avals)))
         else:
@@ -221,11 +221,11 @@ def _kernel_types(call: Any, lowering: xla.Lowering, site: xla.CallSite) -> _See
     return seen[0] if seen else _Seen(site.operands, site.results)
 
 
-def _structs(avals: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+def _structs(avals: Sequence[Aval]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
 
 
-def _types(avals: Sequence[Any]) -> tuple[str, ...]:
+def _types(avals: Sequence[Aval]) -> tuple[str, ...]:
     return tuple(type_text(aval.dtype, aval.shape) for aval in avals)
 
 

@@ -8,7 +8,7 @@ import jax
 from jax.errors import JaxRuntimeError
 
 from .. import xla
-from ..core import quiet
+from ..core import PyTree, Value, quiet
 from . import _captured, _copies
 from ._calls import external_calls
 from ._program import Program, program_of
@@ -22,8 +22,8 @@ _GPUS = ("cuda", "rocm")
 
 
 def inspect(
-    fn: Callable[..., Any],
-    *args: Any,
+    fn: Callable[..., PyTree],
+    *args: Value,
     platform: str | None = None,
     runs: int = 0,
     profile: bool = False,
@@ -84,7 +84,7 @@ def inspect(
 
 
 def _inspected(
-    fn: Callable[..., Any], args: tuple[Any, ...], wanted: str | None, runs: int, repeats: int
+    fn: Callable[..., PyTree], args: tuple[PyTree, ...], wanted: str | None, runs: int, repeats: int
 ) -> Inspection:
     """**Arguments:** `repeats` is 0 where no profile is wanted."""
     in_use = xla.platform_in_use(jax.tree.leaves((fn, args)))
@@ -121,7 +121,7 @@ def _compiled(program: Program, platform: str, calls: list[ExternalCall]) -> tup
     lowered = program.traced.lower()
     if platform in _GPUS:
 
-        def compile(further: Mapping[str, Any]) -> xla.Compiled:
+        def compile(further: Mapping[str, object]) -> xla.Compiled:
             return xla.compile_with_plan(lowered, {**program.options, **further})
 
         compiled = compile({})
@@ -131,11 +131,11 @@ def _compiled(program: Program, platform: str, calls: list[ExternalCall]) -> tup
 
 
 def _elsewhere(
-    traced: Any, lowered: Any, options: Mapping[str, Any], platform: str, calls: list[ExternalCall]
+    traced: Any, lowered: Any, options: Mapping[str, object], platform: str, calls: list[ExternalCall]
 ) -> Inspection:
     """Inspect a program for another platform: compiled, if a compiler for it is here."""
 
-    def compile(further: Mapping[str, Any]) -> xla.Compiled:
+    def compile(further: Mapping[str, object]) -> xla.Compiled:
         return xla.compile_deviceless(lowered, compiler_options={**options, **further})
 
     why = xla.deviceless_unavailable() if platform == "cuda" else f"there is no compiler for {platform} here"

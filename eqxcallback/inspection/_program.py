@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from .. import xla
+from ..core import PyTree, Value
 from ..program import JitCaptured
 
 
@@ -25,12 +26,12 @@ class Program:
     """
 
     jitted: Any
-    args: Sequence[Any]
+    args: Sequence[Value]
     traced: Any
     options: Mapping[str, Any]
 
 
-def program_of(fn: Any, args: tuple[Any, ...]) -> Program:
+def program_of(fn: Any, args: tuple[PyTree, ...]) -> Program:
     """The program of a call of `fn`, jitted if it is not.
 
     As in Equinox, what is not an array is static.
@@ -42,7 +43,7 @@ def program_of(fn: Any, args: tuple[Any, ...]) -> Program:
     return _program(fn, args, {})
 
 
-def _program(fn: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Program:
+def _program(fn: Any, args: tuple[PyTree, ...], options: Mapping[str, Any]) -> Program:
     if not callable(fn):
         raise TypeError(
             f"eqxcallback.inspect: expected a function, a layer, or what jax.jit or eqx.filter_jit makes of one; got {fn!r} of "
@@ -52,7 +53,7 @@ def _program(fn: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Prog
         return Program(fn, args, fn.trace(*args), options)
     dynamic, static = eqx.partition((fn, args), _is_array)
 
-    def program(fn: Any, *args: Any) -> Any:
+    def program(fn: Any, *args: Value) -> Any:
         function, arguments = eqx.combine((fn, args), static)
         return eqx.filter(function(*arguments), eqx.is_array)
 
@@ -66,11 +67,11 @@ def _program(fn: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Prog
     return Program(jitted, values, traced, options)
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
-def is_filter_jit(fn: Any) -> bool:
+def is_filter_jit(fn: object) -> bool:
     """True if `equinox.filter_jit` or `jit_captured` made it, of a method as well."""
     inner = fn.func if isinstance(fn, eqx.Partial) else fn
     return isinstance(inner, _FilterJit | JitCaptured)

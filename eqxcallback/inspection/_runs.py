@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import xla
+from ..core import PyTree, Value
 from . import _costs, _profiler
 from ._limits import limits
 from ._profile import Profile
@@ -16,7 +17,7 @@ from ._report import ExternalCall
 from ._rows import profile_of
 
 
-def host_calls(fn: Any, args: tuple[Any, ...], runs: int) -> tuple[int, ...]:
+def host_calls(fn: Any, args: tuple[PyTree, ...], runs: int) -> tuple[int, ...]:
     """Count the host's calls of kernels in each of `runs` runs, on copies of `args`: a program may donate its operands."""
     jitted = isinstance(fn, jax.stages.Wrapped) or is_filter_jit(fn)
     # A function around it: Equinox warns of one that `jax.vmap` made.
@@ -74,7 +75,7 @@ def _wait(outs: object) -> None:
     jax.effects_barrier()  # there may be no results
 
 
-def _with_donated_copies(program: Program) -> Sequence[Any]:
+def _with_donated_copies(program: Program) -> Sequence[Value]:
     """Return arguments that the program may use up. Others are not copied: to write them anew would fill the caches."""
     donated = [info.donated for info in jax.tree.leaves(program.traced.args_info)]
     leaves, tree = jax.tree.flatten(program.args)

@@ -3,7 +3,7 @@
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 from jaxtyping import PyTree
@@ -84,7 +84,7 @@ class CKernel(KernelContract):
     address: int | None = None
     source: str | os.PathLike[str] | None = None
     options: Sequence[str] = ()
-    scalars: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    scalars: Mapping[str, Callable[..., object]] = dataclasses.field(default_factory=dict)
     status: bool | Mapping[int, str] = False
     rows: str | Sequence[str] | None = None
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None

@@ -26,7 +26,7 @@ def freeze_workspaces(kernel: Any, who: str) -> None:
     object.__setattr__(kernel, "workspaces", tuple(kernel.workspaces))
 
 
-def check_function(value: Any, field: str, who: str) -> None:
+def check_function(value: object, field: str, who: str) -> None:
     if value is not None and not callable(value):
         raise TypeError(f"{who}: expected {field} to be a function; got {value!r}.")
 
@@ -45,7 +45,7 @@ _SCALAR_DTYPES = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in
 class Strict(dict[str, Any]):
     """A mapping that compares by order, as parameters have one, and by type: `1` and `True` are two."""
 
-    def _items(self) -> list[Any]:
+    def _items(self) -> list[object]:
         return [(name, type(value), value) for name, value in self.items()]
 
     def __eq__(self, other: object) -> bool:
@@ -55,14 +55,14 @@ class Strict(dict[str, Any]):
         return not self == other
 
 
-def scalars(declared: Any, who: str) -> Strict:
+def scalars(declared: object, who: str) -> Strict:
     """`{name: (dtype, function or None)}`."""
     if not isinstance(declared, Mapping):
         raise TypeError(f"{who}: expected scalars to be {{name: dtype}}; got {declared!r}.")
     return Strict({name: _scalar(name, value, who) for name, value in declared.items()})
 
 
-def _scalar(name: Any, declared: Any, who: str) -> tuple[Any, Any]:
+def _scalar(name: object, declared: Any, who: str) -> tuple[Any, Any]:
     if isinstance(declared, TensorMap):
         declared = (_MAP, declared)
     dtype, value = declared if isinstance(declared, tuple) and len(declared) == 2 else (declared, None)
@@ -79,7 +79,7 @@ def _scalar(name: Any, declared: Any, who: str) -> tuple[Any, Any]:
     return dtype, value
 
 
-def _is_structure(dtype: Any) -> bool:
+def _is_structure(dtype: np.dtype) -> bool:
     return dtype.type is np.void and dtype.itemsize > 0 and dtype.subdtype is None and not dtype.hasobject
 
 

@@ -8,8 +8,12 @@ from typing import Any, ClassVar, TypeAlias
 # A map from operands, by position or name, to the results that take their memory. A Mapping's keys are invariant: hence three.
 Aliases: TypeAlias = Mapping[int, int | str] | Mapping[str, int | str] | Mapping[int | str, int | str]
 
+# By name, what users write for each: a dtype, a `TensorMap`, or `(dtype, function)`. What is read is always a pair, as
+# `scalars` in _checks.py makes it, and a field has one annotation.
+Scalars: TypeAlias = Mapping[str, Any]
 
-def anything(types: Any, **options: Any) -> bool:
+
+def anything(types: object, **options: object) -> bool:
     """Supports every call."""
     del types, options
     return True

@@ -2,15 +2,16 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import jax
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
 from ._checks import check_arch, hash_of
-from ._contract import Aliases, KernelContract
+from ._contract import Aliases, KernelContract, Scalars
 from ._launch import Launch
 from ._launched import freeze_launched, identifiers
 from ._sources import freeze_source
@@ -108,7 +109,7 @@ class CudaKernel(KernelContract):
     entry: str | Callable[..., str]
     launch: Launch | Sequence[Launch]
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
-    scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    scalars: Scalars = dataclasses.field(default_factory=dict)
     workspaces: Sequence[jax.ShapeDtypeStruct] | Callable[..., Sequence[jax.ShapeDtypeStruct]] = ()
     aliases: Aliases = dataclasses.field(default_factory=dict)
     options: Sequence[str] = ()
@@ -135,7 +136,7 @@ class CudaKernel(KernelContract):
         return hash_of(self)
 
     @staticmethod
-    def ctype(dtype: Any) -> str:
+    def ctype(dtype: DTypeLike) -> str:
         """Return the name of a dtype in CUDA C++, for templates: for `jnp.bfloat16` `"__nv_bfloat16"`, from `<cuda_bf16.h>`."""
         name = np.dtype(dtype).name
         if name not in _CTYPES:

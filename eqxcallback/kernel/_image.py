@@ -2,14 +2,14 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import jax
 from jaxtyping import PyTree
 
 from ._checks import hash_of
-from ._contract import Aliases, KernelContract
+from ._contract import Aliases, KernelContract, Scalars
 from ._launch import Launch
 from ._launched import freeze_launched, identifiers
 from ._sources import freeze_image
@@ -57,7 +57,7 @@ class ImageKernel(KernelContract):
     entry: str | Callable[..., str]
     launch: Launch | Sequence[Launch]
     parameters: Sequence[str] | None = None
-    scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    scalars: Scalars = dataclasses.field(default_factory=dict)
     workspaces: Sequence[jax.ShapeDtypeStruct] | Callable[..., Sequence[jax.ShapeDtypeStruct]] = ()
     aliases: Aliases = dataclasses.field(default_factory=dict)
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None

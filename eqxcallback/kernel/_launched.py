@@ -32,7 +32,7 @@ def freeze_launched(kernel: Any, kind: str) -> str:
     return who
 
 
-def texts(value: Any, field: str, who: str) -> tuple[str, ...]:
+def texts(value: object, field: str, who: str) -> tuple[str, ...]:
     """A text alone is not several."""
     if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(text, str) for text in value):
         raise TypeError(f"{who}: expected {field} to be a tuple of texts; got {value!r}.")

@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 from jaxtyping import PyTree
@@ -47,7 +47,7 @@ class NumbaKernel(KernelContract):
 
     function: Callable[..., None]
     _: dataclasses.KW_ONLY
-    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, object] = dataclasses.field(default_factory=dict)
     rows: str | Sequence[str] | None = None
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
     aliases: Aliases = dataclasses.field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 from jaxtyping import PyTree
@@ -17,8 +17,12 @@ from ._checks import (
     no_structures,
     scalars,
 )
-from ._contract import Aliases, KernelContract
+from ._contract import Aliases, KernelContract, Scalars
 from ._launch import Dims, dims
+
+
+# A `triton.JITFunction`: Triton need not be installed.
+JitFunction: TypeAlias = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,16 +69,16 @@ class TritonKernel(KernelContract):
 
     backend: ClassVar[str] = "triton"
 
-    fn: Any
+    fn: JitFunction
     grid: Dims | Callable[..., Dims]
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
-    scalars: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    scalars: Scalars = dataclasses.field(default_factory=dict)
     workspaces: Sequence[jax.ShapeDtypeStruct] | Callable[..., Sequence[jax.ShapeDtypeStruct]] = ()
     aliases: Aliases = dataclasses.field(default_factory=dict)
-    constexprs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    constexprs: Mapping[str, object] = dataclasses.field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
-    choose: Callable[..., Mapping[str, Any]] | None = None
+    choose: Callable[..., Mapping[str, object]] | None = None
     then: Sequence["TritonKernel"] = ()
     arch: str | None = None
     command_buffer_compatible: bool = True
@@ -122,7 +126,7 @@ class TritonKernel(KernelContract):
         return hash_of(self)
 
 
-def check_readable(fn: Any, who: str) -> None:
+def check_readable(fn: object, who: str) -> None:
     """Triton reads the text of a function, and of those that it calls, when it computes its hash."""
     try:
         hash(fn)

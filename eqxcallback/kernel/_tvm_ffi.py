@@ -4,7 +4,7 @@ import ast
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax
 from jaxtyping import PyTree
@@ -12,6 +12,10 @@ from jaxtyping import PyTree
 from ._checks import check_function, freeze_workspaces, frozen_mapping, hash_of
 from ._contract import Aliases, KernelContract
 from ._sources import absolute
+
+
+# A path, a `tvm_ffi.Module` or `tvm_ffi.Function`, or `None`: TVM-FFI need not be installed.
+TvmFfiModule: TypeAlias = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +67,11 @@ class TvmFfiKernel(KernelContract):
 
     backend: ClassVar[str] = "tvm_ffi"
 
-    module: Any
+    module: TvmFfiModule
     name: str
     arg_spec: Sequence[str | int | float | None] = ("args", "rets")
     _: dataclasses.KW_ONLY
-    scalars: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    scalars: Mapping[str, Callable[..., object]] = dataclasses.field(default_factory=dict)
     command_buffer_compatible: bool = False
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
     workspaces: Sequence[jax.ShapeDtypeStruct] | Callable[..., Sequence[jax.ShapeDtypeStruct]] = ()
@@ -110,7 +114,7 @@ class TvmFfiKernel(KernelContract):
         return hash_of(self)
 
 
-def _text(word: Any, who: str) -> str:
+def _text(word: object, who: str) -> str:
     if isinstance(word, str):
         return word.strip()
     if word is None or type(word) in (bool, int, float):

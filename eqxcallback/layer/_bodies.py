@@ -1,18 +1,23 @@
 """The kernels of a layer as XLA calls them: on flat buffers, of which they make the layer and its arguments."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import record_poison, types_text
+from .. import xla
+from ..core import PyTree, record_poison, types_text
 from ..transform import Backward, Body, as_gradients
 
 
 def _call_or_poison(
-    body: "LayerForward | LayerBackward", ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any], call: Any
+    body: "LayerForward | LayerBackward",
+    ctx: xla.ExecutionContext,
+    outputs: Sequence[xla.Buffer],
+    inputs: Sequence[xla.Buffer],
+    call: Callable[[], None],
 ) -> None:
     if body.on_error == "raise":
         return call()
@@ -26,7 +31,7 @@ def _call_or_poison(
 
 
 def _poison_all(
-    body: "LayerForward | LayerBackward", error: Exception, outputs: Sequence[Any], inputs: Sequence[Any]
+    body: "LayerForward | LayerBackward", error: Exception, outputs: Sequence[xla.Buffer], inputs: Sequence[xla.Buffer]
 ) -> bool:
     """Fill all outputs with poison if the layer wants that, and return whether it does. The peers of this device may be waiting
     for it, in a collective that an error would never reach.
@@ -39,7 +44,7 @@ def _poison_all(
     return True
 
 
-def poison(out: Any) -> None:
+def poison(out: PyTree) -> None:
     """NaN, or zero where there is none."""
     nan = np.asarray(np.nan if jnp.issubdtype(out.dtype, jnp.inexact) else 0).astype(out.dtype)
     value = nan if nan != nan else np.zeros((), out.dtype)
@@ -56,10 +61,10 @@ class LayerForward(Body):
     def _named_like(self) -> str:
         return self.layer
 
-    def _takes(self, error: Exception, outputs: Sequence[Any], inputs: Sequence[Any]) -> bool:
+    def _takes(self, error: Exception, outputs: Sequence[xla.Buffer], inputs: Sequence[xla.Buffer]) -> bool:
         return _poison_all(self, error, outputs, inputs)
 
-    def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: xla.ExecutionContext, outputs: Sequence[xla.Buffer], inputs: Sequence[xla.Buffer]) -> None:
         layer, args, kwargs = self.inputs.fast_build(inputs)
         out = self.outputs.fast_build(outputs)
         if self.on_error == "raise":  # spares a function: this is called often
@@ -71,7 +76,7 @@ class LayerForward(Body):
 class KernelForward(LayerForward):
     """The forward body of a `PythonKernel`: calls `function(ctx, out, self, *args, **kwargs)`."""
 
-    def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: xla.ExecutionContext, outputs: Sequence[xla.Buffer], inputs: Sequence[xla.Buffer]) -> None:
         layer, args, kwargs = self.inputs.fast_build(inputs)
         out = self.outputs.fast_build(outputs)
         return _call_or_poison(self, ctx, outputs, inputs, lambda: self.function(ctx, out, layer, *args, **kwargs))
@@ -90,16 +95,16 @@ class LayerBackward(Backward):
     def _named_like(self) -> str:
         return self.layer
 
-    def _takes(self, error: Exception, outputs: Sequence[Any], inputs: Sequence[Any]) -> bool:
+    def _takes(self, error: Exception, outputs: Sequence[xla.Buffer], inputs: Sequence[xla.Buffer]) -> bool:
         return _poison_all(self, error, outputs, inputs)
 
-    def arguments(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def arguments(self, outputs: Sequence[object], inputs: Sequence[object]) -> tuple[Any, ...]:
         """The layer, and `grads, args, out, cotangents`."""
         (d_layer, d_args, d_kwargs), (layer, args, kwargs), out, cotangents = self.trees(outputs, inputs)
         grads = (d_layer, *d_args, *(d_kwargs[name] for name in self.keywords))
         return layer, grads, (*args, *(kwargs[name] for name in self.keywords)), out, cotangents
 
-    def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: xla.ExecutionContext, outputs: Sequence[xla.Buffer], inputs: Sequence[xla.Buffer]) -> None:
         as_gradients(outputs)
         layer, grads, args, out, cotangents = self.arguments(outputs, inputs)
         return _call_or_poison(

@@ -11,7 +11,20 @@ import jax
 from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves
 
 from .. import backends, xla
-from ..core import Leaf, blaming, check_alias_pairs, check_aliases, path_text, resolve_aliases, root_name, type_text
+from ..core import (
+    Aval,
+    Leaf,
+    PyTree,
+    ShapeAndDtype,
+    Value,
+    blaming,
+    check_alias_pairs,
+    check_aliases,
+    path_text,
+    resolve_aliases,
+    root_name,
+    type_text,
+)
 from ..kernel import JaxKernel, Kernel, PythonKernel, as_tuple
 from ..transform import (
     Axes,
@@ -29,6 +42,7 @@ from ..transform import (
 )
 from . import _declarations as declarations, _rules as rules, _statics as statics
 from ._bodies import KernelForward, LayerBackward, LayerForward
+from ._declarations import LayerClass
 from ._refs import WithRefs
 
 
@@ -50,7 +64,9 @@ class BoundLayer:
 
 
 @functools.lru_cache(maxsize=512)  # it holds static arguments, such as a lambda with all that it captures
-def bind_layer(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[int, ...], x64: bool) -> BoundLayer:
+def bind_layer(
+    cls: LayerClass, inputs: Structure, avals: tuple[Aval, ...], refs: tuple[int, ...], x64: bool
+) -> BoundLayer:
     """**Arguments:** `inputs` is the structure of `(layer, args, kwargs)`, `avals` are the types of its arrays, of which
     `refs` are changed in place: what becomes of them are results after those of the layer."""
     del x64  # the types of results may depend on it
@@ -157,7 +173,7 @@ def bind_layer(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[
                     by_platform[platform] = (*by_platform.get(platform, ()), in_python)
         return by_platform
 
-    def supports_types(structs: Sequence[Any]) -> tuple[Any, Mapping[str, Any]]:
+    def supports_types(structs: Sequence[ShapeAndDtype]) -> tuple[Any, Mapping[str, Any]]:
         self_types, args, kwargs = inputs.build(structs)
         return named_types(("self", *declarations.names_of(cls, len(args))), (self_types, *args)), kwargs
 
@@ -191,7 +207,7 @@ def bind_layer(cls: Any, inputs: Structure, avals: tuple[Any, ...], refs: tuple[
 
 
 def _result_types(
-    cls: Any, inputs: Structure, types: Sequence[Any], refs: Sequence[int]
+    cls: LayerClass, inputs: Structure, types: Sequence[ShapeAndDtype], refs: Sequence[int]
 ) -> tuple[Structure, Sequence[Any]]:
     """The tree of the results and the types of its arrays, on which `out_type` and `reference` agree."""
     declared: dict[str, tuple[Structure, Sequence[Any]]] = {}
@@ -214,7 +230,7 @@ def _result_types(
     return expected
 
 
-def _check_computes(cls: Any, args: Sequence[Any], out: Any) -> None:
+def _check_computes(cls: LayerClass, args: Sequence[Value], out: PyTree) -> None:
     """Numbers of Python are static, and the result of such arguments alone is one that no kernel computes."""
     if not any(isinstance(leaf, int | float | complex) for leaf in tree_leaves(out)):
         return
@@ -231,11 +247,11 @@ def _check_computes(cls: Any, args: Sequence[Any], out: Any) -> None:
     )
 
 
-def _texts(types: Sequence[Any]) -> list[str]:
+def _texts(types: Sequence[ShapeAndDtype]) -> list[str]:
     return [type_text(leaf.dtype, leaf.shape) for leaf in types]
 
 
-def _structure_of(tree: Any, who: str) -> tuple[Structure, Sequence[Any]]:
+def _structure_of(tree: PyTree, who: str) -> tuple[Structure, Sequence[Any]]:
     leaves, treedef = tree_flatten(tree)
     marked = [Structure.array if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf for leaf in leaves]
     arrays = [leaf for leaf, mark in zip(leaves, marked, strict=True) if mark is Structure.array]
@@ -255,7 +271,7 @@ def _pair(outputs: Structure, residuals: Structure) -> Structure:
     return Structure(treedef, leaves, "")
 
 
-def _as_words(avals: Sequence[Any]) -> tuple[dict[int, str], tuple[Any, ...]]:
+def _as_words(avals: Sequence[Aval]) -> tuple[dict[int, str], tuple[Any, ...]]:
     """The typed PRNG keys among `avals`, and the types with the words in place of keys."""
     keys, words = {}, []
     for i, aval in enumerate(avals):
@@ -270,7 +286,9 @@ def _as_words(avals: Sequence[Any]) -> tuple[dict[int, str], tuple[Any, ...]]:
     return keys, tuple(words)
 
 
-def _leaves(cls: type, layer: Any, args: Sequence[Any], kwargs: dict[str, Any], types: Sequence[Any]) -> list[Leaf]:
+def _leaves(
+    cls: type, layer: PyTree, args: Sequence[Value], kwargs: dict[str, PyTree], types: Sequence[ShapeAndDtype]
+) -> list[Leaf]:
     """The flat operands, which are the leaves `types`, with the names that `input_output_aliases` has for them."""
     arrays = set(map(id, types))
     leaves = []
@@ -285,7 +303,7 @@ def _leaves(cls: type, layer: Any, args: Sequence[Any], kwargs: dict[str, Any], 
 
 
 def _with_absent(
-    cls: type, layer: Any, args: Sequence[Any], kwargs: dict[str, Any], types: Sequence[Any]
+    cls: type, layer: PyTree, args: Sequence[Value], kwargs: dict[str, PyTree], types: Sequence[ShapeAndDtype]
 ) -> list[tuple[str, Any]]:
     """The paths of the flat operands, and of what is absent: `None`, in the layer or among the arguments."""
     arrays = set(map(id, types))
@@ -298,14 +316,14 @@ def _with_absent(
     ]
 
 
-def named_arrays(layer: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+def named_arrays(layer: PyTree, args: Sequence[Value], kwargs: dict[str, PyTree]) -> list[tuple[str, Any]]:
     """The arrays of a call, which are its flat operands, with their paths."""
     arrays = [leaf for leaf in tree_leaves((layer, args, kwargs)) if is_array(leaf)]
     leaves = _leaves(type(layer), layer, args, kwargs, arrays)
     return [(leaf.path, array) for leaf, array in zip(leaves, arrays, strict=True)]
 
 
-def _named(text: str, tree: Any, arrays: set[int], root: str | None = None) -> list[Leaf]:
+def _named(text: str, tree: PyTree, arrays: set[int], root: str | None = None) -> list[Leaf]:
     return [
         Leaf(path_text(text, path), root_name(path) if root is None else root, leaf.shape, leaf.dtype)
         for path, leaf in tree_flatten_with_path(tree)[0]
@@ -330,20 +348,20 @@ def _alias_pairs(
     return tuple(sorted(pairs))
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: object) -> None:
     """Do nothing, in place of a method where a kernel takes it."""
 
 
 def _arguments(
-    inputs: Structure, operands: Sequence[Any], results: Sequence[Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    inputs: Structure, operands: Sequence[Aval], results: Sequence[Aval]
+) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
     """Return the arguments that the functions of a kernel are called with, as types."""
     del results
     layer, args, kwargs = inputs.build(operands)
     return (layer, *args), kwargs
 
 
-def _layouts(layouts: Any, avals: Sequence[Any], num_own: int, who: str) -> tuple[Any, ...] | None:
+def _layouts(layouts: Any, avals: Sequence[Aval], num_own: int, who: str) -> tuple[Any, ...] | None:
     """Return the layouts of all arrays; the declared ones come after the layer's `num_own`."""
     if layouts is None:
         return None
@@ -360,8 +378,8 @@ def _layouts(layouts: Any, avals: Sequence[Any], num_own: int, who: str) -> tupl
 
 
 def bind(
-    signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    signature: inspect.Signature, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
     """The arguments in the order of the signature, defaults filled in."""
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()

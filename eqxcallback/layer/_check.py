@@ -11,7 +11,7 @@ from ..core import check_aliases
 from ..kernel import JaxKernel, Kernel, PythonKernel, as_tuple
 from ..transform import METHODS, why_no_threads
 from . import _declarations as declarations
-from ._declarations import kernels_of, method, overrides_kernels, signature_of
+from ._declarations import LayerClass, kernels_of, method, overrides_kernels, signature_of
 
 
 ON_ERROR = ("raise", "poison")
@@ -19,7 +19,7 @@ ON_ERROR = ("raise", "poison")
 Fault = tuple[type[Exception], str]
 
 
-def check(cls: Any) -> None:
+def check(cls: LayerClass) -> None:
     """Raise `TypeError` or `ValueError`, naming the layer, what was expected, and what it declares."""
     for faults in (
         _faults_of_options,
@@ -34,7 +34,7 @@ def check(cls: Any) -> None:
             raise kind(f"{cls.__qualname__}: {text}")
 
 
-def _faults_of_options(cls: Any) -> Iterator[Fault]:
+def _faults_of_options(cls: LayerClass) -> Iterator[Fault]:
     if cls.vmap_method not in METHODS:
         yield ValueError, f"expected vmap_method to be one of {METHODS}; got {cls.vmap_method!r}."
     if cls.on_error not in ON_ERROR:
@@ -47,7 +47,7 @@ def _faults_of_options(cls: Any) -> Iterator[Fault]:
         yield TypeError, f"expected sharding to be a rule such as '... d, d -> ... d'; got {cls.sharding!r}."
 
 
-def _faults_of_methods(cls: Any) -> Iterator[Fault]:
+def _faults_of_methods(cls: LayerClass) -> Iterator[Fault]:
     for name in declarations.METHODS:
         attribute = method(cls, name)
         if attribute is not None and not callable(attribute):
@@ -56,7 +56,7 @@ def _faults_of_methods(cls: Any) -> Iterator[Fault]:
         yield TypeError, "residual_type says what the kernel keeps for `backward`, but there is none. Define it."
 
 
-def _faults_of_kernels(cls: Any) -> Iterator[Fault]:
+def _faults_of_kernels(cls: LayerClass) -> Iterator[Fault]:
     declared = cls.kernels
     if declared is not None and not isinstance(declared, Mapping):
         yield TypeError, f"expected kernels to be a mapping from platforms to kernels; got {type(declared).__name__}."
@@ -68,7 +68,7 @@ def _faults_of_kernels(cls: Any) -> Iterator[Fault]:
         yield TypeError, "nothing says what it returns. Define `out_type` or `reference`."
 
 
-def _faults_of_backward_kernels(cls: Any) -> Iterator[Fault]:
+def _faults_of_backward_kernels(cls: LayerClass) -> Iterator[Fault]:
     declared = cls.backward_kernels
     if not isinstance(declared, Mapping):
         yield TypeError, f"expected backward_kernels to be a mapping; got {type(declared).__name__}."
@@ -92,7 +92,7 @@ def _faults_of_backward_kernels(cls: Any) -> Iterator[Fault]:
             yield ValueError, f"on_error='poison' is for Python kernels; {entry} is {kernel.name}, which is none."
 
 
-def _faults_of_threads(cls: Any) -> Iterator[Fault]:
+def _faults_of_threads(cls: LayerClass) -> Iterator[Fault]:
     if cls.vmap_method != "threads":
         return
     backward = [("any platform", function)] if (function := method(cls, "backward")) is not None else []
@@ -102,7 +102,7 @@ def _faults_of_threads(cls: Any) -> Iterator[Fault]:
             yield ValueError, reason
 
 
-def _faults_of_mapping(cls: Any, declared: Mapping[Any, Any]) -> Iterator[Fault]:
+def _faults_of_mapping(cls: LayerClass, declared: Mapping[Any, Any]) -> Iterator[Fault]:
     owner = next(base for base in cls.__mro__ if "kernels" in vars(base))
     every = [(platform, kernel) for platform, kernels in declared.items() for kernel in as_tuple(kernels)]
     if "kernel" in vars(owner) and "kernel" not in [kernel for _, kernel in every]:
@@ -132,7 +132,7 @@ def _faults_of_mapping(cls: Any, declared: Mapping[Any, Any]) -> Iterator[Fault]
             yield from _misplaces(cls, kernel.body, ("ctx", "out", "self"), f"the body of {entry}")
 
 
-def _faults_of_signatures(cls: Any) -> Iterator[Fault]:
+def _faults_of_signatures(cls: LayerClass) -> Iterator[Fault]:
     for platform, kernel in ((platform, kernel) for platform, kernels in kernels_of(cls).items() for kernel in kernels):
         if not isinstance(kernel, Kernel):
             yield from _takes(kernel, ("self", "ctx", "out"), f"the kernel for {platform}")
@@ -150,7 +150,7 @@ def _faults_of_signatures(cls: Any) -> Iterator[Fault]:
             yield from _takes(function, parameters, name, exactly=True)
 
 
-def _faults_of_aliases(cls: Any) -> Iterator[Fault]:
+def _faults_of_aliases(cls: LayerClass) -> Iterator[Fault]:
     aliases = check_aliases(cls.input_output_aliases, cls.__qualname__)
     parameters = signature_of(cls).parameters
     fields = [f"self.{field.name}" for field in dataclasses.fields(cls)]
@@ -181,7 +181,7 @@ def _takes(function: Any, names: tuple[str, ...], what: str, exactly: bool = Fal
         yield TypeError, f"expected {expected}; its signature is {signature} ({error})."
 
 
-def _misplaces(cls: Any, function: Any, names: tuple[str, ...], what: str) -> Iterator[Fault]:
+def _misplaces(cls: LayerClass, function: Any, names: tuple[str, ...], what: str) -> Iterator[Fault]:
     """An argument of the layer, or `ctx` or `out`, in another place than the one in which a kernel gets it."""
     others = [declared for name in ("reference", "out_type") if (declared := method(cls, name)) is not None]
     taken = [list(inspect.signature(other).parameters)[1:] for other in others]

@@ -7,7 +7,7 @@ from types import CodeType, FunctionType
 from typing import Any, ClassVar, get_origin
 
 from ..kernel import as_tuple
-from ._declarations import METHODS, method
+from ._declarations import METHODS, LayerClass, method
 
 
 _CLOSE = 0.83  # "kernal" is so close to "kernel"
@@ -51,7 +51,7 @@ def _is_field(cls: type, name: str) -> bool:
     return annotation is not None and ClassVar not in (annotation, get_origin(annotation))
 
 
-def _has_kernel(cls: Any) -> bool:
+def _has_kernel(cls: LayerClass) -> bool:
     return cls.kernels is not None or any("kernel" in vars(base) for base in cls.__mro__)
 
 

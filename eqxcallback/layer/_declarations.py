@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
-from typing import Any
+from typing import Any, TypeAlias
 
 from .. import xla
 from ..kernel import Kernel, as_tuple
@@ -11,6 +11,9 @@ from ..kernel import Kernel, as_tuple
 
 # What a layer may define beside its attributes.
 METHODS = ("kernel", "reference", "out_type", "residual_type", "backward", "jvp", "batch")
+
+# A subclass of `Layer`, whose attributes are checked before they are what `Layer` says.
+LayerClass: TypeAlias = Any
 
 
 def method(cls: type, name: str) -> Callable[..., Any] | None:

@@ -8,16 +8,16 @@ from typing import Any, ClassVar, TypeAlias
 import equinox as eqx
 import jax
 from jax.tree_util import tree_flatten
-from jaxtyping import PyTree
 
 from .. import backends, xla
-from ..core import Aliases
+from ..core import Aliases, PyTree
 from ..kernel import Kernel, as_tuple
 from ..transform import DEFAULT_METHOD, Structure, check_typed, is_array, typed
 from . import _declarations as declarations
 from ._bound_layer import bind, bind_layer, is_positional, named_arrays
 from ._check import check
 from ._class import check_class
+from ._declarations import LayerClass
 from ._refs import indices
 from ._rules import unwrapped, wrapped
 
@@ -122,7 +122,7 @@ class Layer(eqx.Module):
     def __check_init__(self) -> None:
         _check(type(self))
 
-    def out_type(self, *args: Any, **kwargs: Any) -> PyTree[jax.ShapeDtypeStruct]:
+    def out_type(self, *args: PyTree, **kwargs: PyTree) -> PyTree[jax.ShapeDtypeStruct]:
         return eqx.filter_eval_shape(getattr(self, "reference"), *args, **kwargs)  # noqa: B009 - it is optional
 
     @classmethod
@@ -142,7 +142,7 @@ class Layer(eqx.Module):
         """The signature for `inspect.signature`, and for tools that show it or bind arguments by it."""
         return _signature(type(self))[0]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         cls = type(self)
         signature, count, takes_key = _signature(cls)
         if not takes_key:
@@ -175,7 +175,7 @@ class Layer(eqx.Module):
 
 
 @functools.lru_cache(maxsize=4096)
-def _check(cls: Any) -> None:
+def _check(cls: LayerClass) -> None:
     check(cls)
 
 

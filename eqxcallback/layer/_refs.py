@@ -6,17 +6,18 @@ from typing import Any
 
 import jax
 
-from ..core import OwnCallable, identity
+from .. import xla
+from ..core import OwnCallable, Value, identity
 
 
-def indices(arrays: Sequence[Any], who: str) -> tuple[int, ...]:
+def indices(arrays: Sequence[Value], who: str) -> tuple[int, ...]:
     positions = tuple(i for i, array in enumerate(arrays) if isinstance(array, jax.Ref))
     if len({id(arrays[i]) for i in positions}) < len(positions):
         raise ValueError(f"{who}: expected each jax.Ref once among the arguments of a call; got one twice.")
     return positions
 
 
-def new(arrays: Sequence[Any], refs: Sequence[int]) -> Sequence[Any]:
+def new(arrays: Sequence[Value], refs: Sequence[int]) -> Sequence[Any]:
     """`arrays` with a Ref of its own in place of each of `refs`, for JAX code that changes them."""
     return [jax.new_ref(array) if i in refs else array for i, array in enumerate(arrays)]
 
@@ -35,7 +36,7 @@ class WithRefs(OwnCallable):
     def _named_like(self) -> Any:
         return self.body
 
-    def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: xla.ExecutionContext, outputs: Sequence[xla.Buffer], inputs: Sequence[xla.Buffer]) -> None:
         first, last = self.num_results, self.num_results + len(self.refs)
         operands = list(inputs)
         for i, buffer in zip(self.refs, outputs[first:last], strict=True):

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_pytree_node_class, tree_flatten, tree_leaves, tree_map, tree_structure
 
-from ..core import Size, type_text
+from ..core import PyTree, ShapeAndDtype, Size, Value, type_text
 from ..transform import Structure, is_array
 from . import _declarations as declarations
 from ._bodies import LayerBackward
+from ._declarations import LayerClass
 from ._refs import new
 
 
@@ -45,12 +46,12 @@ class Arguments(tuple[Any, ...]):
 
 
 def eval_type(
-    cls: Any, function: Any, inputs: Structure, types: Sequence[Any], refs: Sequence[int]
+    cls: LayerClass, function: Any, inputs: Structure, types: Sequence[ShapeAndDtype], refs: Sequence[int]
 ) -> tuple[Structure, Sequence[Any]]:
     """The tree of what a method in JAX returns, and the types of its arrays."""
     structures: list[Structure] = []
 
-    def flat(*arrays: Any) -> Sequence[Any]:
+    def flat(*arrays: Value) -> Sequence[Value]:
         layer, args, kwargs = inputs.build(new(arrays, refs))
         leaves, treedef = tree_flatten(function(layer, *args, **kwargs))
         structures.append(Structure(treedef, leaves, f"{cls.__qualname__}.{function.__name__}"))
@@ -62,34 +63,34 @@ def eval_type(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Functions:
-    cls: Any
+    cls: LayerClass
     inputs: Structure
     outputs: Structure
     input_keys: dict[int, str]
     output_keys: dict[int, str]
-    result_types: tuple[Any, ...]
+    result_types: tuple[ShapeAndDtype, ...]
     keywords: tuple[str, ...]
     refs: tuple[int, ...]
 
-    def _build(self, arrays: Sequence[Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    def _build(self, arrays: Sequence[Value]) -> tuple[PyTree, tuple[PyTree, ...], dict[str, PyTree]]:
         return self.inputs.build(wrapped(arrays, self.input_keys))
 
-    def _arguments(self, tree: tuple[Any, tuple[Any, ...], dict[str, Any]]) -> Arguments:
+    def _arguments(self, tree: tuple[PyTree, tuple[PyTree, ...], dict[str, PyTree]]) -> Arguments:
         layer, args, kwargs = tree
         return Arguments.of(layer, (*args, *(kwargs[name] for name in self.keywords)))
 
-    def _flat(self, out: Any) -> Sequence[Any]:
+    def _flat(self, out: PyTree) -> Sequence[Value]:
         leaves = [leaf for leaf in tree_leaves(out) if is_array(leaf)]
         return unwrapped(leaves, self.output_keys)
 
-    def reference(self, *arrays: Any) -> Sequence[Any]:
+    def reference(self, *arrays: Value) -> Sequence[Value]:
         mutable = new(arrays, self.refs)
         layer, args, kwargs = self._build(mutable)
         function: Any = declarations.method(self.cls, "reference")
         out = self._flat(function(layer, *args, **kwargs))
         return [*out, *(mutable[i][...] for i in self.refs)]
 
-    def kernel(self, function: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    def kernel(self, function: Any, operands: Sequence[Value]) -> Sequence[Value]:
         """The results of a `JaxKernel`'s function, then the new values of `refs`, then the residuals."""
         mutable = new(operands, self.refs)
         layer, args, kwargs = self._build(mutable)
@@ -98,7 +99,7 @@ class Functions:
         return unwrapped([*leaves[:count], *(mutable[i][...] for i in self.refs), *leaves[count:]], self.output_keys)
 
     def backward_kernel(
-        self, function: Any, body: LayerBackward, needs_grad: Sequence[int], operands: Sequence[Any]
+        self, function: Any, body: LayerBackward, needs_grad: Sequence[int], operands: Sequence[Value]
     ) -> tuple[Any, Any]:
         """The gradients that a `JaxKernel`'s function returns, and a tree like theirs that has the numbers of `needs_grad`."""
         count = self.inputs.num_arrays
@@ -106,7 +107,7 @@ class Functions:
         layer, numbers, args, out, cotangents = body.arguments(needs_grad, wrapped(operands, keys))
         return function(layer, args, out, cotangents), numbers
 
-    def jvp(self, primals: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+    def jvp(self, primals: Sequence[Value], tangents: Sequence[Value]) -> Sequence[Value]:
         """Return the tangents of the results of floating type, and zeros for others."""
         args = self._arguments(self._build(primals))
         layer = args.self
@@ -124,7 +125,7 @@ class Functions:
             )
         return self._out_tangents(result)
 
-    def _out_tangents(self, result: Any) -> Sequence[Any]:
+    def _out_tangents(self, result: Any) -> Sequence[Value]:
         """A rule returns the tangents, or `(out, tangents)` as those of `jax.custom_jvp` do: their trees differ."""
         marks = [_Result(i) for i in range(self.outputs.num_arrays)]
         expected, tree = tree_flatten(self.outputs.build(marks), is_leaf=_is_none)
@@ -150,7 +151,7 @@ class Functions:
             tangents.append(leaf)
         return tangents
 
-    def batch(self, axis_size: Size, arrays: Sequence[Any], is_mapped: Sequence[bool]) -> Any:
+    def batch(self, axis_size: Size, arrays: Sequence[Value], is_mapped: Sequence[bool]) -> Any:
         """`None` if arrays of the layer itself are mapped: the rule is about the arguments."""
         args = self._arguments(self._build(arrays))
         layer = args.self
@@ -163,7 +164,7 @@ class Functions:
             raise TypeError(f"{self.cls.__qualname__}.batch: expected (out, out_axes) to be returned; got {result!r}.")
         return self._mapped_results(*result, axis_size)
 
-    def _mapped_results(self, out: Any, out_axes: Any, axis_size: Size) -> tuple[Sequence[Any], Sequence[bool]]:
+    def _mapped_results(self, out: PyTree, out_axes: Any, axis_size: Size) -> tuple[Sequence[Value], Sequence[bool]]:
         """`out_axes` is as of `jax.vmap`, or has booleans as `jax.custom_batching.custom_vmap` has them."""
         who = f"{self.cls.__qualname__}.batch"
         if tree_structure(out) != self.outputs.treedef:
@@ -208,28 +209,28 @@ class _Axis:
         self.axis = None if mark is None or mark is False else 0 if mark is True else int(mark)
 
 
-def _zero(primal: Any) -> Any:
+def _zero(primal: Value) -> Value:
     """The tangent of nothing, as JAX has it: of integers and keys, it is of `float0`."""
     if jnp.issubdtype(primal.dtype, jnp.inexact):
         return jnp.zeros_like(primal)
     return np.zeros(primal.shape, jax.dtypes.float0)
 
 
-def _num_arrays(tree: Any) -> int:
+def _num_arrays(tree: PyTree) -> int:
     return sum(map(is_array, tree_leaves(tree)))
 
 
-def _is_none(leaf: Any) -> bool:
+def _is_none(leaf: object) -> bool:
     return leaf is None
 
 
-def wrapped(arrays: Sequence[Any], keys: dict[int, str]) -> Sequence[Any]:
+def wrapped(arrays: Sequence[Value], keys: dict[int, str]) -> Sequence[Value]:
     if not keys:
         return arrays
     return [jax.random.wrap_key_data(a, impl=keys[i]) if i in keys else a for i, a in enumerate(arrays)]
 
 
-def unwrapped(arrays: Sequence[Any], keys: dict[int, str]) -> Sequence[Any]:
+def unwrapped(arrays: Sequence[Value], keys: dict[int, str]) -> Sequence[Value]:
     if not keys:
         return arrays
     return [jax.random.key_data(a) if i in keys else a for i, a in enumerate(arrays)]

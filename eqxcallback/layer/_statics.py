@@ -5,12 +5,13 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..core import PyTree, Value
 from ..kernel import CKernel, CudaKernel, ImageKernel, NativeKernel, NumbaKernel, TvmFfiKernel
 from . import _declarations as declarations
 
 
 def of(
-    kernel: Any, others: Mapping[str, Any], layer: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    kernel: Any, others: Mapping[str, Any], layer: PyTree, args: Sequence[Value], kwargs: Mapping[str, PyTree]
 ) -> dict[str, Any]:
     """Return the static values of a call by name, with those of `others` that the kernel names."""
     cls = type(layer)

@@ -1,21 +1,22 @@
 """Tools that all layers that replace Equinox's have in common."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core import DType
+
 
 ARRAYS = jax.Array, np.ndarray
 
 
-def are_floats(*arrays: Any) -> bool:
+def are_floats(*arrays: object) -> bool:
     """True if all are arrays of floating dtypes. Ops take no others, and for others layers do what Equinox does."""
     return all(isinstance(x, ARRAYS) and is_float(x.dtype) for x in arrays)
 
 
 @functools.cache
-def is_float(dtype: Any) -> bool:
+def is_float(dtype: DType) -> bool:
     return jnp.issubdtype(dtype, jnp.floating)

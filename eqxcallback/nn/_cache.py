@@ -1,5 +1,6 @@
 """The keys and values of an attention layer, kept from token to token."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import equinox as eqx
@@ -9,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from .. import ops
-from ..core import AnyArray, AnyInt, AnyNumber, Size, check, check_floats, integer, scale_of
+from ..core import AnyArray, AnyInt, AnyNumber, DType, Size, Value, check, check_floats, integer, scale_of
 from . import _int8_cache, _ring
 
 
@@ -270,7 +271,7 @@ class KVCache(eqx.Module):
             out = ops.attention(x[None], k, v, bias=bias, mask=mask, **options)[0]
         return out.astype(q.dtype)
 
-    def _append(self, rows: Any, valid: Array | None) -> "KVCache":
+    def _append(self, rows: Sequence[Value], valid: Array | None) -> "KVCache":
         def write(array: Array | None, new: Array | None) -> Array | None:
             if array is None or new is None:
                 return None
@@ -281,7 +282,7 @@ class KVCache(eqx.Module):
         written = tuple(write(*pair) for pair in zip(self._arrays, rows, strict=True))
         return self._with(written, rows[0].shape[0], valid)
 
-    def _with(self, arrays: tuple[Any, ...], count: Size, valid: Array | None) -> "KVCache":
+    def _with(self, arrays: Sequence[Array | None], count: Size, valid: Array | None) -> "KVCache":
         """The cache with these arrays, into which `count` tokens were written."""
         added = jnp.asarray(count, jnp.int32) if valid is None else valid
         return eqx.tree_at(
@@ -302,7 +303,7 @@ class KVCache(eqx.Module):
         (k, k_scale), (v, v_scale) = _int8_cache.quantized(k), _int8_cache.quantized(v)
         return k, v, k_scale, v_scale
 
-    def _floats(self, arrays: Any, dtype: Any) -> tuple[Array, Array]:
+    def _floats(self, arrays: Any, dtype: DType) -> tuple[Array, Array]:
         """Keys and values that attention takes: those of floating dtype as they are."""
         k, v, k_scale, v_scale = arrays
         if k_scale is None:

@@ -59,11 +59,11 @@ class Embedding(eqx.nn.Embedding):
         return super().__call__(x, key=key)
 
 
-def _is_integer(x: Any) -> bool:
+def _is_integer(x: object) -> bool:
     return jnp.issubdtype(x.dtype if isinstance(x, ARRAYS) else jnp.result_type(x), jnp.integer)
 
 
 @compiled
 @jax.named_scope("eqxcallback.nn.Embedding")
-def _embedding(x: Any, weight: Array, *, implementation: Any) -> Array:
+def _embedding(x: AnyArray, weight: Array, *, implementation: ops.Implementation) -> Array:
     return ops.embedding(x, weight, implementation=implementation)

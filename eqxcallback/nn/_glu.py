@@ -1,7 +1,5 @@
 """Feed-forward blocks with a gated activation."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,7 +7,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .. import ops
-from ..core import AnyArray
+from ..core import AnyArray, Value
 from ._linear import Linear
 
 
@@ -161,7 +159,7 @@ def _projections(
     )
 
 
-def _check_input(name: str, x: Any, in_features: int) -> None:
+def _check_input(name: str, x: Value, in_features: int) -> None:
     if jnp.shape(x) != (in_features,):
         raise ValueError(
             f"{name}: expected x of shape ({in_features},); got {jnp.shape(x)}. For a batch, use `jax.vmap(block)(x)`."

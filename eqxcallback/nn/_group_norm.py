@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .. import ops
-from ..core import AnyArray, AnyInt, AnyNumber
+from ..core import AnyArray, AnyInt, AnyNumber, Value
 from ._arrays import are_floats
 from ._compiled import compiled
 
@@ -81,7 +81,7 @@ class GroupNorm(eqx.nn.GroupNorm):
         return out if state is _no_state else (out, state)
 
 
-def _fits(x: Any, groups: int, *parameters: Any) -> bool:
+def _fits(x: Value, groups: int, *parameters: Value) -> bool:
     if not are_floats(x) or x.ndim == 0 or x.shape[0] % groups != 0:
         return False
     return all(parameter is None or parameter.shape == x.shape[:1] for parameter in parameters)
@@ -89,6 +89,8 @@ def _fits(x: Any, groups: int, *parameters: Any) -> bool:
 
 @compiled
 @jax.named_scope("eqxcallback.nn.GroupNorm")
-def _group_norm(x: Array, weight: Any, bias: Any, *, groups: int, eps: float, implementation: Any) -> Array:
+def _group_norm(
+    x: Array, weight: Array | None, bias: Array | None, *, groups: int, eps: float, implementation: ops.Implementation
+) -> Array:
     flat = x.reshape(x.shape[0], math.prod(x.shape[1:]))
     return ops.group_norm(flat, weight, bias, groups=groups, eps=eps, implementation=implementation).reshape(x.shape)

@@ -1,5 +1,6 @@
 """Keys and values in 8 bits, with a scale for each token and head."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int8
 
 from .. import ops
+from ..core import Size
 
 
 # How many entries are dequantised at a time: in f32 they fit into a core's caches.
@@ -29,7 +31,7 @@ def dequantized(x: Int8[Array, "count kv_heads size"], scale: Float[Array, "coun
 
 def attention(
     q: Float[Array, "queries heads size"],
-    arrays: tuple[Array, Array, Array, Array],
+    arrays: Sequence[Array],
     *,
     lengths: Int[Array, ""],
     offset: Int[Array, ""],
@@ -43,7 +45,7 @@ def attention(
     - `lengths`, `offset`, `options`: of [`eqxcallback.ops.attention`][], without `bias` and `mask`.
     """
 
-    def part(start: Any, count: int) -> tuple[Array, Array]:
+    def part(start: Size, count: int) -> tuple[Array, Array]:
         k, v, k_scale, v_scale = (jax.lax.dynamic_slice_in_dim(x, start, count) for x in arrays)
         k, v = dequantized(k, k_scale).astype(q.dtype), dequantized(v, v_scale).astype(q.dtype)
         there = {"lengths": jnp.clip(lengths - start, 0, count), "offset": offset - start}

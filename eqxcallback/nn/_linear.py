@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, PRNGKeyArray
 
 from .. import ops
+from ..core import Value
 from ._arrays import ARRAYS, are_floats, is_float
 from ._compiled import compiled
 
@@ -68,7 +69,7 @@ class Linear(eqx.nn.Linear):
         return _linear(x, weight, bias, is_scalar=is_scalar, implementation=self.implementation)
 
 
-def _fits(x: Any, weight: Any, bias: Any, in_features: Any, out_features: Any) -> bool:
+def _fits(x: Value, weight: Value, bias: Value, in_features: object, out_features: object) -> bool:
     shape = () if in_features == "scalar" else weight.shape[1:]
     outputs = weight.shape[:1]
     fits = weight.ndim == 2 and jnp.shape(x) == shape and (bias is None or bias.shape == outputs)
@@ -77,7 +78,9 @@ def _fits(x: Any, weight: Any, bias: Any, in_features: Any, out_features: Any) -
 
 @compiled
 @jax.named_scope("eqxcallback.nn.Linear")
-def _linear(x: Array, weight: Array, bias: Array | None, *, is_scalar: bool, implementation: Any) -> Array:
+def _linear(
+    x: Array, weight: Array, bias: Array | None, *, is_scalar: bool, implementation: ops.Implementation
+) -> Array:
     dtype = jnp.result_type(x, weight, *(() if bias is None else (bias,)))
     x = jnp.asarray(x, dtype).reshape(weight.shape[1:])
     out = ops.linear(x, weight.astype(dtype), bias, implementation=implementation)

@@ -1,6 +1,6 @@
 """Losses."""
 
-from typing import Any
+from typing import TypedDict, Unpack
 
 import equinox as eqx
 import jax
@@ -77,6 +77,17 @@ class SoftmaxCrossEntropy(eqx.Module):
         )
 
 
+class LossOptions(TypedDict, total=False):
+    """The options of [`eqxcallback.nn.FusedLinearCrossEntropy`][]."""
+
+    label_smoothing: AnyNumber
+    z_loss: AnyNumber
+    ignore_index: AnyInt | None
+    soft_cap: AnyNumber | None
+    dtype: DTypeLike | None
+    implementation: ops.Implementation
+
+
 class FusedLinearCrossEntropy(eqx.Module):
     """The last linear layer of a classifier or a language model and its loss, in one: logits are never in memory all at once.
     See [`eqxcallback.ops.linear_cross_entropy`][].
@@ -138,7 +149,7 @@ class FusedLinearCrossEntropy(eqx.Module):
         self.soft_cap, self.implementation = soft_cap_of(who, soft_cap), implementation
 
     @classmethod
-    def from_linear(cls, linear: eqx.nn.Linear, **options: Any) -> "FusedLinearCrossEntropy":
+    def from_linear(cls, linear: eqx.nn.Linear, **options: Unpack[LossOptions]) -> "FusedLinearCrossEntropy":
         """The loss of the logits of `linear`, with its very arrays.
 
         **Arguments:**

@@ -2,11 +2,11 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import equinox as eqx
 from jax.typing import DTypeLike
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from .. import ops
 from ._adopt import adopt
@@ -28,8 +28,8 @@ class MLP(eqx.nn.MLP):
         out_size: int | Literal["scalar"],
         width_size: int,
         depth: int,
-        activation: Callable[..., Any] = _DEFAULTS["activation"].default,
-        final_activation: Callable[..., Any] = _DEFAULTS["final_activation"].default,
+        activation: Callable[..., Array] = _DEFAULTS["activation"].default,
+        final_activation: Callable[..., Array] = _DEFAULTS["final_activation"].default,
         use_bias: bool = True,
         use_final_bias: bool = True,
         dtype: DTypeLike | None = None,

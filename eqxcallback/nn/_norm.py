@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Num, PRNGKeyArray
 
 from .. import ops
-from ..core import AnyArray, AnyNumber
+from ..core import AnyArray, AnyNumber, Value
 from ._arrays import are_floats
 from ._compiled import compiled
 
@@ -141,25 +141,29 @@ class RMSNorm(eqx.nn.RMSNorm):
         return out if state is _no_state else (out, state)
 
 
-def _parameters(norm: LayerNorm | RMSNorm) -> tuple[Any, Any]:
+def _parameters(norm: LayerNorm | RMSNorm) -> tuple[Array | None, Array | None]:
     return norm.weight if norm.use_weight else None, norm.bias if norm.use_bias else None
 
 
-def _fits(x: Any, shape: tuple[int, ...], *parameters: Any) -> bool:
+def _fits(x: Value, shape: tuple[int, ...], *parameters: Value) -> bool:
     return are_floats(x) and x.shape == shape and all(p is None or p.shape == shape for p in parameters)
 
 
 @compiled
 @jax.named_scope("eqxcallback.nn.LayerNorm")
-def _layer_norm(x: Array, weight: Any, bias: Any, *, eps: float, implementation: Any) -> Array:
+def _layer_norm(
+    x: Array, weight: Array | None, bias: Array | None, *, eps: float, implementation: ops.Implementation
+) -> Array:
     return ops.layer_norm(*map(_flat, (x, weight, bias)), eps=eps, implementation=implementation).reshape(x.shape)
 
 
 @compiled
 @jax.named_scope("eqxcallback.nn.RMSNorm")
-def _rms_norm(x: Array, weight: Any, bias: Any, *, eps: float, implementation: Any) -> Array:
+def _rms_norm(
+    x: Array, weight: Array | None, bias: Array | None, *, eps: float, implementation: ops.Implementation
+) -> Array:
     return ops.rms_norm(*map(_flat, (x, weight, bias)), eps=eps, implementation=implementation).reshape(x.shape)
 
 
-def _flat(x: Any) -> Any:
+def _flat(x: Value) -> Value:
     return None if x is None else x.reshape(x.size)

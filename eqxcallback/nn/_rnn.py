@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .. import ops
-from ..core import AnyArray
+from ..core import AnyArray, Value
 from ._arrays import are_floats
 from ._compiled import compiled
 
@@ -108,7 +108,13 @@ class LSTMCell(eqx.nn.LSTMCell):
 
 
 def _fits(
-    size: int, gates: int, input: Any, hidden: Any, weight_ih: Any, weight_hh: Any, biases: tuple[Any, ...]
+    size: int,
+    gates: int,
+    input: Value,
+    hidden: Value,
+    weight_ih: Value,
+    weight_hh: Value,
+    biases: tuple[Value, ...],
 ) -> bool:
     if not are_floats(weight_ih, weight_hh, input, hidden, *biases):
         return False
@@ -125,7 +131,14 @@ def _fits(
 @compiled
 @jax.named_scope("eqxcallback.nn.GRUCell")
 def _gru_step(
-    input: Any, hidden: Any, weight_ih: Any, weight_hh: Any, bias: Any, bias_n: Any, *, implementation: Any
+    input: Array,
+    hidden: Array,
+    weight_ih: Array,
+    weight_hh: Array,
+    bias: Array | None,
+    bias_n: Array | None,
+    *,
+    implementation: ops.Implementation,
 ) -> Array:
     biases = () if bias is None else (bias, bias_n)
     dtype = jnp.result_type(weight_ih, input, weight_hh, hidden, *biases)
@@ -137,7 +150,14 @@ def _gru_step(
 @compiled
 @jax.named_scope("eqxcallback.nn.LSTMCell")
 def _lstm_step(
-    input: Any, hidden: Any, cell: Any, weight_ih: Any, weight_hh: Any, bias: Any, *, implementation: Any
+    input: Array,
+    hidden: Array,
+    cell: Array,
+    weight_ih: Array,
+    weight_hh: Array,
+    bias: Array | None,
+    *,
+    implementation: ops.Implementation,
 ) -> tuple[Array, Array]:
     dtype = jnp.result_type(weight_ih, input, weight_hh, hidden, *(() if bias is None else (bias,)))
     cell_dtype = jnp.promote_types(dtype, cell.dtype)
@@ -146,7 +166,7 @@ def _lstm_step(
     return ops.lstm_gates(gates.astype(cell_dtype), jnp.asarray(cell, cell_dtype), implementation=implementation)
 
 
-def _product(x: Any, weight: Any, bias: Any, dtype: Any, implementation: str) -> Array:
+def _product(x: Array, weight: Array, bias: Array | None, dtype: DTypeLike, implementation: str) -> Array:
     # The other choices are meant for the gates: there need not be such a kernel of products.
     of_products = "reference" if implementation == "reference" else "auto"
     return ops.linear(jnp.asarray(x, dtype), weight.astype(dtype), bias, implementation=of_products)

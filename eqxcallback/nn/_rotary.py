@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Num, PRNGKeyArray
 
 from .. import ops
@@ -81,8 +82,8 @@ RotaryPositionalEmbedding.__init__.__doc__ = """**Arguments:**
 
 @functools.lru_cache(maxsize=64)
 def _table(
-    precompute: Callable[..., Any], size: int, length: int, theta: float, dtype: Any, x64: bool
-) -> tuple[Any, Any]:
+    precompute: Callable[..., tuple[Array, Array]], size: int, length: int, theta: float, dtype: DTypeLike, x64: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute the tables on the host, so that no device keeps tables which programs have as constants."""
     cos, sin = precompute(size, length, theta, dtype)
     return np.asarray(cos), np.asarray(sin)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from ..core import PyTree, ShapeAndDtype
 from ..kernel import CudaKernel
 
 
@@ -31,18 +32,18 @@ def ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def name(kernel: str, x: Any, *more: bool | int | str) -> str:
+def name(kernel: str, x: ShapeAndDtype, *more: bool | int | str) -> str:
     """Names the instance of a template for the dtype of `x`. `more` are its other arguments."""
     arguments = (str(argument).lower() if isinstance(argument, bool) else str(argument) for argument in more)
     return f"eqxcallback::{kernel}<{', '.join([CudaKernel.ctype(x.dtype), *arguments])}>"
 
 
-def pack(x: Any) -> int:
+def pack(x: ShapeAndDtype) -> int:
     """Return the number of elements that a thread loads at once: 16 bytes."""
     return 16 // x.dtype.itemsize
 
 
-def block_of_rows(x: Any, *, packs: int, most: int, least: int) -> tuple[int, int]:
+def block_of_rows(x: ShapeAndDtype, *, packs: int, most: int, least: int) -> tuple[int, int]:
     """The block of kernels whose threads share the rows of `x`: threads of a row, and rows.
 
     **Arguments:**
@@ -58,7 +59,7 @@ def block_of_rows(x: Any, *, packs: int, most: int, least: int) -> tuple[int, in
 def of_first(function: Callable[[Any], Any]) -> Callable[..., Any]:
     """`function` of the first argument of an op, as a function of what a backward kernel is called with."""
 
-    def of(grads: Any, args: Any, *_: Any, **__: Any) -> Any:
+    def of(grads: PyTree, args: PyTree, *_: object, **__: object) -> Any:
         return function(args[0])
 
     return of

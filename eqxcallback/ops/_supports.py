@@ -6,13 +6,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..core import Types
+
 
 # What the kernels compute with.
 KERNEL_DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 """The dtypes that kernels of this package take. Calls of others run the reference."""
 
 
-def floats(types: Any, **options: Any) -> bool | str:
+def floats(types: Types, **options: Any) -> bool | str:
     """Supports calls whose first argument, or its first leaf, has one of `KERNEL_DTYPES`."""
     del options
     dtype = jax.tree.leaves(types[0])[0].dtype
@@ -24,7 +26,7 @@ def floats(types: Any, **options: Any) -> bool | str:
 def floats_alike(*names: str) -> Callable[..., bool | str]:
     """Supports what `floats` does if these arguments have the dtype of the first one."""
 
-    def supports(types: Any, **options: Any) -> bool | str:
+    def supports(types: Types, **options: Any) -> bool | str:
         first = types[0].dtype
         for name in names:
             dtype = getattr(types, name).dtype

@@ -7,11 +7,12 @@ from typing import Any
 import jax
 
 from .. import xla
+from ..core import PyTree
 from ._portable import is_array_or_number, portable, restore
 from ._program import Program
 
 
-def export(fn: Callable[..., Any], *, platforms: Sequence[str] | None = None) -> Callable[..., jax.export.Exported]:
+def export(fn: Callable[..., PyTree], *, platforms: Sequence[str] | None = None) -> Callable[..., jax.export.Exported]:
     """`jax.export.export` for functions that call external kernels, with Modules and static values among their arguments.
 
     !!! example
@@ -48,7 +49,7 @@ def export(fn: Callable[..., Any], *, platforms: Sequence[str] | None = None) ->
     if not callable(fn):
         raise TypeError(f"eqxcallback.export: expected a function; got {fn!r} of type {type(fn).__name__}.")
 
-    def exported(*args: Any, **kwargs: Any) -> jax.export.Exported:
+    def exported(*args: PyTree, **kwargs: PyTree) -> jax.export.Exported:
         given, named = tuple(map(portable, args)), {name: portable(value) for name, value in kwargs.items()}
         jitted = _jitted(fn, args, kwargs)
         # Lowering registers the handlers of users' libraries, whose names the safety checks must know.
@@ -59,10 +60,10 @@ def export(fn: Callable[..., Any], *, platforms: Sequence[str] | None = None) ->
     return exported
 
 
-def _jitted(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _jitted(fn: Any, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Any:
     """`fn` as a jitted function of what stands for its arguments. One that is jitted already keeps its options."""
 
-    def program(*given: Any, **named: Any) -> Any:
+    def program(*given: PyTree, **named: PyTree) -> PyTree:
         restored = {name: restore(value, named[name]) for name, value in kwargs.items()}
         return portable(fn(*map(restore, args, given), **restored), is_array_or_number)
 

@@ -2,13 +2,13 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import equinox as eqx
 import jax
 
 from .. import xla
-from ..core import AnyInt, integer
+from ..core import AnyInt, PyTree, integer
 
 
 _WHO = "eqxcallback.jit_captured"
@@ -41,6 +41,9 @@ _COMMANDS = (
 # the second of later ones. Noticed by: tests/deviceless/test_capture.py.
 _SLICES_BY_HOST = ("fusion-dynamic-memcpy-rewriter", "dynamic-slice-annotator")
 
+# What Equinox's `lower` returns, whose class it keeps private.
+Lowered: TypeAlias = Any
+
 
 class JitCaptured:
     """The function that [`eqxcallback.jit_captured`][] returns, called as the original. `lower` gives Equinox's `Lowered`.
@@ -51,40 +54,50 @@ class JitCaptured:
     - `plain`: the same without them.
     """
 
-    compiler_options: Mapping[str, Any]
-    plain: Callable[..., Any]
+    compiler_options: Mapping[str, object]
+    plain: Callable[..., PyTree]
 
-    def __init__(self, fn: Callable[..., Any], compiler_options: Mapping[str, Any], donate: Any, jit_kwargs: Any):
+    def __init__(
+        self,
+        fn: Callable[..., PyTree],
+        compiler_options: Mapping[str, object],
+        donate: str,
+        jit_kwargs: Mapping[str, object],
+    ):
         self.compiler_options = dict(compiler_options)
         filter_jit: Any = eqx.filter_jit  # its overloads do not have the arguments of jax.jit
         self.plain = filter_jit(fn, donate=donate, **jit_kwargs)
         self._captured: Any = filter_jit(fn, donate=donate, compiler_options=self.compiler_options, **jit_kwargs)
         functools.update_wrapper(self, fn, updated=())
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: PyTree, **kwargs: PyTree) -> PyTree:
         # Options are of whole programs: JAX refuses them inside of another, and under transformations.
         return (self._captured if xla.is_outermost() else self.plain)(*args, **kwargs)
 
-    def lower(self, /, *args: Any, **kwargs: Any) -> Any:
+    def lower(self, /, *args: PyTree, **kwargs: PyTree) -> Lowered:
         return self._captured.lower(*args, **kwargs)
 
-    def __get__(self, instance: Any, owner: Any) -> Any:
+    def __get__(self, instance: object, owner: object) -> Callable[..., PyTree]:
         return self if instance is None else eqx.Partial(self, instance)
 
     def __repr__(self) -> str:
         return f"jit_captured({getattr(self, '__name__', self.plain)})"
 
 
+# A `JitCaptured`, or without `fn` a decorator that returns one. Overloads would repeat all of the options.
+Captured: TypeAlias = Any
+
+
 def jit_captured(
-    fn: Callable[..., Any] | None = None,
+    fn: Callable[..., PyTree] | None = None,
     *,
     donate: str = "none",
     min_graph_size: AnyInt = 1,
     loops: bool = True,
     scans: bool = False,
-    compiler_options: Mapping[str, Any] | None = None,
-    **jit_kwargs: Any,
-) -> Any:
+    compiler_options: Mapping[str, object] | None = None,
+    **jit_kwargs: object,
+) -> Captured:
     """`equinox.filter_jit` with the options of XLA that make it record calls into command buffers, for this program alone.
 
     !!! example
@@ -141,14 +154,14 @@ def jit_captured(
         least=1,
         remedy="For XLA's own use equinox.filter_jit.",
     )
-    options: dict[str, Any] = {"xla_gpu_graph_min_graph_size": size}
+    options: dict[str, object] = {"xla_gpu_graph_min_graph_size": size}
     if loops:
         options["xla_gpu_enable_command_buffer"] = ",".join((*_COMMANDS, "WHILE"))
     if scans:
         options["xla_disable_hlo_passes"] = ",".join(_SLICES_BY_HOST)
     options.update(compiler_options or {})
 
-    def wrap(fn: Callable[..., Any]) -> JitCaptured:
+    def wrap(fn: Callable[..., PyTree]) -> JitCaptured:
         if not callable(fn):
             raise TypeError(f"{_WHO}: expected a function or a layer; got {fn!r} of type {type(fn).__name__}.")
         return JitCaptured(fn, options, donate, jit_kwargs)

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from ..core import callable_name
+from ..core import PyTree, callable_name
 
 
 _NUMBERS = (bool, int, float, complex)
@@ -24,16 +24,16 @@ _PLAIN = (*_NUMBERS, str, bytes, type(None), type(Ellipsis), np.dtype, enum.Enum
 IsArray = Callable[[Any], bool]
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: object) -> bool:
     """True for what `equinox.filter_jit` takes as an array: Python's numbers are not arrays."""
     return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
-def is_array_or_number(leaf: Any) -> bool:
+def is_array_or_number(leaf: object) -> bool:
     return is_array(leaf) or isinstance(leaf, _NUMBERS)
 
 
-def portable(x: Any, is_array: IsArray = is_array) -> Any:
+def portable(x: PyTree, is_array: IsArray = is_array) -> PyTree:
     """`x` itself, or a tree in which dicts stand for what another process cannot read."""
     if _is_container(x):
         children = _children(x)
@@ -45,7 +45,7 @@ def portable(x: Any, is_array: IsArray = is_array) -> Any:
     return parts | {keystr(path): leaf for path, leaf in tree_flatten_with_path(x)[0] if is_array(leaf)}
 
 
-def restore(x: Any, given: Any) -> Any:
+def restore(x: PyTree, given: PyTree) -> PyTree:
     """A tree like `x`, with arrays from `given`, which is like `portable(x)`."""
     if _is_container(x):
         return _like(x, [restore(*pair) for pair in zip(_children(x), _children(given), strict=True)])
@@ -55,19 +55,19 @@ def restore(x: Any, given: Any) -> Any:
     return treedef.unflatten(given[keystr(path)] if is_array(leaf) else leaf for path, leaf in leaves)
 
 
-def _is_container(x: Any) -> bool:
+def _is_container(x: PyTree) -> bool:
     return type(x) in (tuple, list) or (type(x) is dict and all(type(key) is str for key in x))
 
 
-def _children(x: Any) -> list[Any]:
+def _children(x: PyTree) -> list[PyTree]:
     return [x[name] for name in sorted(x)] if isinstance(x, dict) else list(x)
 
 
-def _like(x: Any, children: list[Any]) -> Any:
+def _like(x: PyTree, children: list[PyTree]) -> Any:
     return dict(zip(sorted(x), children, strict=True)) if isinstance(x, dict) else type(x)(children)
 
 
-def _statics(x: Any, path: str, is_array: IsArray) -> Iterator[tuple[str, Any]]:
+def _statics(x: PyTree, path: str, is_array: IsArray) -> Iterator[tuple[str, Any]]:
     """Static leaves, and static fields of Modules, with their paths."""
     for keys, leaf in tree_flatten_with_path(x, is_leaf=lambda node: isinstance(node, eqx.Module))[0]:
         here = path + keystr(keys)

@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 from jax.tree_util import keystr, tree_flatten_with_path
 
+from ..core import PyTree
 from ._portable import is_array_or_number, portable
 
 
@@ -17,7 +17,7 @@ class Program(jax.export.Exported):
     def of(cls, exported: jax.export.Exported) -> "Program":
         return cls(**{field.name: getattr(exported, field.name) for field in dataclasses.fields(exported)})
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
         expected_args, expected_kwargs = self.in_tree.unflatten([0] * self.in_tree.num_leaves)
         if len(args) != len(expected_args) or kwargs.keys() != expected_kwargs.keys():
             raise TypeError(
@@ -33,13 +33,15 @@ class Program(jax.export.Exported):
     __call__ = call
 
 
-def _fitting(argument: Any, expected: Any) -> Any:
+def _fitting(argument: PyTree, expected: PyTree) -> PyTree:
     """A Python number is static, unless the program has an array in its place."""
     traced = portable(argument, is_array_or_number)
     return traced if jax.tree.structure(traced) == jax.tree.structure(expected) else portable(argument)
 
 
-def _difference(got: tuple[Sequence[Any], Mapping[str, Any]], expected: tuple[Sequence[Any], Mapping[str, Any]]) -> str:
+def _difference(
+    got: tuple[Sequence[PyTree], Mapping[str, PyTree]], expected: tuple[Sequence[PyTree], Mapping[str, PyTree]]
+) -> str:
     there, wanted = _paths(got), _paths(expected)
     missing, unexpected = [path for path in wanted if path not in there], [path for path in there if path not in wanted]
     if not (missing or unexpected):
@@ -50,7 +52,7 @@ def _difference(got: tuple[Sequence[Any], Mapping[str, Any]], expected: tuple[Se
     )
 
 
-def _paths(arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> list[str]:
+def _paths(arguments: tuple[Sequence[PyTree], Mapping[str, PyTree]]) -> list[str]:
     args, kwargs = arguments
     named = {
         **{f"args[{i}]": arg for i, arg in enumerate(args)},

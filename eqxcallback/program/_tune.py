@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 
 from .. import transform
+from ..core import PyTree
 from ..transform import Contest
 
 
 _ROUNDS = 7
 _SECONDS_OF_A_ROUND = 0.01
 
-_Called = Callable[[Any], Any]
-_Run = Callable[[int], Any]
+_Called = Callable[[PyTree], PyTree]
+_Run = Callable[[int], PyTree]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Tuned:
         return "\n".join(lines)
 
 
-def tune(fn: Callable[..., Any], *args: Any) -> list[Tuned]:
+def tune(fn: Callable[..., PyTree], *args: PyTree) -> list[Tuned]:
     """Measure which kernel of each op is the fastest, and keep that on disk.
 
     An op may have several kernels for a platform: with other block sizes, in other languages, by other people. The first one
@@ -89,7 +90,7 @@ def tune(fn: Callable[..., Any], *args: Any) -> list[Tuned]:
         raise TypeError(f"eqxcallback.tune: expected a function; got {fn!r} of type {type(fn).__name__}.")
     arrays, static = eqx.partition((fn, args), eqx.is_array)
 
-    def called(arrays: Any) -> Any:
+    def called(arrays: PyTree) -> PyTree:
         function, args = eqx.combine(arrays, static)
         return eqx.filter(function(*args), eqx.is_array)
 
@@ -104,7 +105,7 @@ def tune(fn: Callable[..., Any], *args: Any) -> list[Tuned]:
     return results
 
 
-def _unmeasured(called: _Called, arrays: Any, winners: Mapping[Contest, int]) -> list[Contest]:
+def _unmeasured(called: _Called, arrays: PyTree, winners: Mapping[Contest, int]) -> list[Contest]:
     with transform.trial(winners) as met:
         try:
             jax.jit(lambda arrays: called(arrays)).lower(arrays)
@@ -115,7 +116,7 @@ def _unmeasured(called: _Called, arrays: Any, winners: Mapping[Contest, int]) ->
     return [contest for contest in met if contest not in winners]
 
 
-def _measured(called: _Called, arrays: Any, contest: Contest, winners: Mapping[Contest, int]) -> Tuned:
+def _measured(called: _Called, arrays: PyTree, contest: Contest, winners: Mapping[Contest, int]) -> Tuned:
     runs: dict[int, _Run] = {}
     failed = [""] * len(contest.kernels)
     for i in range(len(contest.kernels)):
@@ -141,11 +142,11 @@ def _measured(called: _Called, arrays: Any, contest: Contest, winners: Mapping[C
     )
 
 
-def _compiled(called: _Called, arrays: Any) -> _Run:
+def _compiled(called: _Called, arrays: PyTree) -> _Run:
     """A program that calls the function so many times, each time after the last one: the host's time does not count."""
 
-    def looped(arrays: Any, count: Any) -> Any:
-        def body(_: Any, carry: Any) -> Any:
+    def looped(arrays: PyTree, count: Any) -> Any:
+        def body(_: object, carry: PyTree) -> PyTree:
             arrays, results = carry
             arrays = _tied(arrays, results, count < 0)
             return arrays, called(arrays)
@@ -157,7 +158,7 @@ def _compiled(called: _Called, arrays: Any) -> _Run:
     return lambda count: program(arrays, jnp.int32(count))
 
 
-def _tied(arrays: Any, results: Any, never: Any) -> Any:
+def _tied(arrays: PyTree, results: PyTree, never: PyTree) -> PyTree:
     """`arrays`, which XLA cannot know to be the same in each iteration: it would compute what depends on them before the loop.
     One element of each is written in place, which is the same work whatever kernel runs.
     """

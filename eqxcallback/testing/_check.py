@@ -4,10 +4,9 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from .. import debug
-from ..core import AnyNumber, quiet, raising
+from ..core import AnyNumber, PyTree, Value, quiet, raising
 from . import (
     _rows_capture as capturing,
     _rows_derivatives as derivatives,
@@ -68,9 +67,9 @@ _CHECKED = ("nested vmap", "dtypes", "zero size", "odd shapes")
 
 
 def check(
-    layer_or_op: Callable[..., Any],
-    *args: Any,
-    reference: Callable[..., Any] | None = None,
+    layer_or_op: Callable[..., PyTree],
+    *args: Value,
+    reference: Callable[..., PyTree] | None = None,
     rtol: AnyNumber | None = None,
     atol: AnyNumber | None = None,
     only: str | Sequence[str] | None = None,
@@ -79,7 +78,7 @@ def check(
     seed: int = 0,
     emulate: str = "auto",
     progress: bool | None = None,
-    **options: Any,
+    **options: object,
 ) -> Report:
     r"""Try every transformation of a layer or an op, and compare with its reference, with finite differences, and with calls
     one by one.

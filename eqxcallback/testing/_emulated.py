@@ -3,16 +3,19 @@
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import debug, xla
 from ..core import raising
 from ..emulation import NotEmulated
 from ..kernel import Emulated, ImageKernel, SourceKernel, as_tuple, emulated as for_cpu
+from ..layer import Layer
 from ..transform import Op
 from ._findings import NotApplicable
 from ._subject import Subject, kernels_of
 
+
+LayerOrOp = TypeVar("LayerOrOp", bound=Layer | Op)
 
 MODES = ("auto", "never")
 
@@ -82,7 +85,7 @@ def refusal(it: Subject) -> str | None:
     return None
 
 
-def emulated(layer_or_op: Any) -> Any:
+def emulated(layer_or_op: LayerOrOp) -> LayerOrOp:
     """The same layer or op, with its kernels for GPUs in place of those for CPUs: CUDA C++ is built by g++, and Triton is run by
     its interpreter. It works under every transformation, in a process without a GPU.
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.errors import JaxRuntimeError
 
-from ..core import AnyNumber, KernelError, raising, type_text
+from ..core import AnyNumber, DType, KernelError, Value, raising, type_text
 
 
 _MOST_FAULTS = 8
@@ -31,7 +31,7 @@ class Tolerance:
     rtol: AnyNumber | None = None
     atol: AnyNumber | None = None
 
-    def relative(self, dtype: Any) -> float:
+    def relative(self, dtype: DType) -> float:
         if self.rtol is not None:
             return float(self.rtol)
         eps = float(jnp.finfo(dtype).eps)
@@ -62,7 +62,7 @@ class Findings:
             self.faults.append(text)
 
     def close(
-        self, got: Sequence[Any], want: Sequence[Any], where: str, *, factor: AnyNumber = 1.0, slack: Any = None
+        self, got: Sequence[Value], want: Sequence[Value], where: str, *, factor: AnyNumber = 1.0, slack: Any = None
     ) -> None:
         """Compare flat results. `factor` widens the tolerance; `slack` has an absolute one for each result, or nothing."""
         if len(got) != len(want):
@@ -79,7 +79,7 @@ class Findings:
         got, want = np.asarray(got), np.asarray(want)
         self._judge(got, want, np.asarray(np.abs(got - want)), np.broadcast_to(allowed, want.shape), where)
 
-    def same_bits(self, got: Sequence[Any], want: Sequence[Any], where: str) -> None:
+    def same_bits(self, got: Sequence[Value], want: Sequence[Value], where: str) -> None:
         for i, (a, b) in enumerate(zip(got, want, strict=True)):
             a, b = host(a), host(b)
             if a.tobytes() != b.tobytes():

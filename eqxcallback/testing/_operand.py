@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core import DType
 from ._findings import host
 
 
@@ -73,7 +74,7 @@ class Operand:
         varied = 0.1 * noise if not wide.any() else wide * (1 + 0.25 * noise)
         return np.where(finite, varied, self.value.astype(varied.dtype)).astype(self.value.dtype)
 
-    def cast(self, dtype: Any) -> "Operand":
+    def cast(self, dtype: DType) -> "Operand":
         """Cast a floating array to another dtype; return other operands as they are."""
         if self.key_impl is not None or self.value.dtype.name not in CASTS:
             return self
@@ -83,7 +84,7 @@ class Operand:
         return normal(rng, self.value.shape, self.value.dtype)
 
 
-def normal(rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> np.ndarray:
+def normal(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> np.ndarray:
     values: Any = rng.standard_normal(shape)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         values = values + 1j * rng.standard_normal(shape)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..core import AnyNumber
+from ..core import AnyNumber, Value
 from ._differences import differences
 from ._findings import Findings, NotApplicable, host
 from ._subject import Subject, pullback, pushforward, quickly_compiled
@@ -52,8 +52,8 @@ def partial_grads(subject: Subject, findings: Findings) -> None:
             _each(subject, findings, got, want, f"from the cotangent of result {i} alone")
 
 
-def _pullback_of_one(subject: Subject, i: int, arrays: Sequence[Any], cotangent: Any) -> Sequence[Any]:
-    def one(*operands: Any) -> Sequence[Any]:
+def _pullback_of_one(subject: Subject, i: int, arrays: Sequence[Value], cotangent: Value) -> Sequence[Value]:
+    def one(*operands: Value) -> Sequence[Value]:
         return [[out for out in subject.call(*operands) if jnp.issubdtype(out.dtype, jnp.inexact)][i]]
 
     return pullback(one, subject.differentiable, arrays, [cotangent])
@@ -132,8 +132,8 @@ def hessian(subject: Subject, findings: Findings) -> None:
     indices = subject.differentiable
     cotangents, directions = subject.cotangents(), subject.directions()
 
-    def second(function: Any, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-        def gradient(*operands: Any) -> Sequence[Any]:
+    def second(function: Any, arrays: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
+        def gradient(*operands: Value) -> Sequence[Value]:
             return pullback(function, indices, operands, cotangents)
 
         _, forward = pushforward(gradient, indices, arrays, directions)
@@ -167,8 +167,8 @@ def hessian(subject: Subject, findings: Findings) -> None:
 def _each(
     subject: Subject,
     findings: Findings,
-    got: Sequence[Any],
-    want: Sequence[Any],
+    got: Sequence[Value],
+    want: Sequence[Value],
     where: str,
     factor: AnyNumber = GRADIENT_FACTOR,
 ) -> None:

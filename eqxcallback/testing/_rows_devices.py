@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from ..core import Value
 from ..kernel import Emulated
 from ..program import export as export_program
 from ._findings import Findings, NotApplicable
@@ -71,7 +72,7 @@ def _spec(is_mapped: bool) -> PartitionSpec:
 
 
 def _placed_on(mesh: jax.sharding.Mesh) -> Any:
-    def place(arrays: Sequence[Any], is_mapped: Sequence[bool]) -> Sequence[Any]:
+    def place(arrays: Sequence[Value], is_mapped: Sequence[bool]) -> Sequence[Value]:
         return [
             jax.device_put(array, NamedSharding(mesh, _spec(it))) for array, it in zip(arrays, is_mapped, strict=True)
         ]

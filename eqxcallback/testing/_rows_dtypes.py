@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.errors import JaxRuntimeError
 
-from ..core import raising
+from ..core import Value, raising
 from ._findings import Findings, NotApplicable, error_text, host
 from ._operand import CASTS
 from ._rows_derivatives import GRADIENT_FACTOR
@@ -76,7 +76,7 @@ def _reference(subject: Subject, name: str) -> tuple[Any, Any]:
     return with_errors[0], with_errors[1] if len(with_errors) > 1 else None
 
 
-def _distance(narrow: Sequence[Any], wide: Sequence[Any]) -> list[Any]:
+def _distance(narrow: Sequence[Value], wide: Sequence[Value]) -> list[Any]:
     with np.errstate(invalid="ignore"):
         return [
             np.nan_to_num(np.abs(host(a).astype(np.complex128) - host(b).astype(np.complex128)), posinf=0.0)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import debug
-from ..core import raising
+from ..core import Value, raising
 from ..debug._compare import finding_late_reads
 from ._findings import Findings, NotApplicable, error_text, host, unwritten_aside
 from ._subject import Subject, is_native
@@ -133,7 +133,7 @@ def programs(subject: Subject) -> Iterator[tuple[str, Any, Callable[[], list[Any
         )
 
 
-def _of_flat(subject: Subject, gradient: Any) -> Any:
+def _of_flat(subject: Subject, gradient: Value) -> Any:
     count = len(subject.operands)
     return lambda *arrays: gradient(arrays[:count], arrays[count:])
 

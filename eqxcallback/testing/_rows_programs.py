@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core import Value
 from ._findings import Findings, NotApplicable, host
 from ._rows_derivatives import GRADIENT_FACTOR
 from ._rows_vmap import expected
@@ -30,7 +31,7 @@ def scan(subject: Subject, findings: Findings) -> None:
     """Calls in the body of a loop, and the gradient through it."""
 
     def scanned(is_mapped: Sequence[bool]) -> Function:
-        def function(*arrays: Any) -> Sequence[Any]:
+        def function(*arrays: Value) -> Sequence[Value]:
             def body(carry: None, mapped: Sequence[Any]) -> tuple[None, Any]:
                 rest = iter(mapped)
                 given = [next(rest) if it else array for it, array in zip(is_mapped, arrays, strict=True)]

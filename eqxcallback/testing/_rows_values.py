@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from ..core import raising
+from ..core import Value, raising
 from ._findings import Findings, NotApplicable, host, unwritten_aside
 from ._subject import Subject, is_x64, structure_text
 
@@ -29,7 +29,7 @@ def types(subject: Subject, findings: Findings) -> None:
         _same_types(findings, subject.call(*arrays), subject.result_types, "its type is")
 
 
-def _same_types(findings: Findings, got: Sequence[Any], want: Sequence[Any], what: str) -> None:
+def _same_types(findings: Findings, got: Sequence[Value], want: Sequence[Value], what: str) -> None:
     a, b = ([f"{leaf.dtype}{list(leaf.shape)}" for leaf in leaves if hasattr(leaf, "dtype")] for leaves in (got, want))
     if a != b:
         findings.fault(f"a call returns {', '.join(a)}; {what} {', '.join(b)}")
@@ -70,7 +70,7 @@ def stateless(subject: Subject, findings: Findings) -> None:
         findings.same_bits(_hosts(subject.call(*subject.arrays())), first, "the same call, after one with other arrays")
 
 
-def _is_right(subject: Subject, findings: Findings, results: Sequence[Any]) -> bool:
+def _is_right(subject: Subject, findings: Findings, results: Sequence[Value]) -> bool:
     """True if results are those of the reference. If they are wrong anyway, that is not for this row to say."""
     compared = Findings(findings.tolerance)
     compared.close(results, subject.jitted_reference(*subject.arrays()), "")
@@ -116,5 +116,5 @@ def _text(number: int) -> str:
     return "other values" if number else "the example"
 
 
-def _hosts(arrays: Sequence[Any]) -> list[Any]:
+def _hosts(arrays: Sequence[Value]) -> list[Any]:
     return [host(array) for array in arrays]

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core import Value
 from ._findings import Findings, NotApplicable, host
 from ._subject import Subject
 
@@ -132,7 +133,7 @@ def _nested(
         findings.close(got, expected(subject, reference, examples), f"{where}, against {name}")
 
 
-def _in_front(outs: Sequence[Any], axis: int) -> list[np.ndarray]:
+def _in_front(outs: Sequence[Value], axis: int) -> list[np.ndarray]:
     return [host(jnp.moveaxis(out, axis, 0)) for out in outs]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from .. import xla
+from ..core import DType, PyTree, Value
 from ..kernel import Emulated, JaxKernel, Kernel, PythonKernel, as_tuple
 from ..layer import Layer
 from ..layer._declarations import overrides_kernels
@@ -19,7 +20,7 @@ from ._findings import NotApplicable
 from ._operand import Operand, normal
 
 
-Function = Callable[..., Sequence[Any]]
+Function = Callable[..., Sequence[Value]]
 
 _config: Any = jax.config  # its options are made at run time: no type checker knows them
 
@@ -130,7 +131,7 @@ class Subject:
             cases.append((f"{arguments[0]} mapped", [root == arguments[0] for root in roots]))
         return cases
 
-    def cast(self, dtype: Any) -> "Subject":
+    def cast(self, dtype: DType) -> "Subject":
         return dataclasses.replace(self, operands=tuple(operand.cast(dtype) for operand in self.operands))
 
     def need_reverse(self) -> None:
@@ -153,26 +154,26 @@ def quickly_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def is_inexact(leaf: Any) -> bool:
+def is_inexact(leaf: Value) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def pullback(
-    function: Function, indices: Sequence[int], operands: Sequence[Any], cotangents: Sequence[Any]
-) -> Sequence[Any]:
+    function: Function, indices: Sequence[int], operands: Sequence[Value], cotangents: Sequence[Value]
+) -> Sequence[Value]:
     """The gradients of the operands `indices`, from cotangents of the inexact results."""
     return jax.vjp(of_some(function, indices, operands), *(operands[i] for i in indices))[1](list(cotangents))
 
 
 def pushforward(
-    function: Function, indices: Sequence[int], operands: Sequence[Any], tangents: Sequence[Any]
-) -> tuple[Sequence[Any], Sequence[Any]]:
+    function: Function, indices: Sequence[int], operands: Sequence[Value], tangents: Sequence[Value]
+) -> tuple[Sequence[Value], Sequence[Value]]:
     """The inexact results, and their tangents."""
     return jax.jvp(of_some(function, indices, operands), [operands[i] for i in indices], list(tangents))
 
 
-def of_some(function: Function, indices: Sequence[int], operands: Sequence[Any]) -> Function:
-    def inexact_results(*values: Any) -> Sequence[Any]:
+def of_some(function: Function, indices: Sequence[int], operands: Sequence[Value]) -> Function:
+    def inexact_results(*values: Value) -> Sequence[Value]:
         merged = list(operands)
         for i, value in zip(indices, values, strict=True):
             merged[i] = value
@@ -186,7 +187,7 @@ def flat(function: Callable[..., Any]) -> Function:
 
 
 def subject(
-    target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], reference: Callable[..., Any] | None, seed: int
+    target: Any, args: Sequence[Value], kwargs: Mapping[str, Any], reference: Callable[..., Any] | None, seed: int
 ) -> Subject:
     if not callable(target):
         raise TypeError(
@@ -208,7 +209,7 @@ def subject(
     def over(method: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
         """A function of a layer and its arguments, as one of flat arrays."""
 
-        def of_arrays(*arrays: Any) -> Any:
+        def of_arrays(*arrays: Value) -> Any:
             given = list(leaves)
             for i, array in zip(indices, arrays, strict=True):
                 given[i] = array
@@ -306,5 +307,5 @@ def is_x64() -> bool:
     return _config.jax_enable_x64
 
 
-def structure_text(tree: Any) -> str:
+def structure_text(tree: PyTree) -> str:
     return str(tree_structure(tree_map(lambda _: 0, tree)))

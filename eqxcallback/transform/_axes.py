@@ -3,13 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from .. import xla
-from ..core import Size
+from ..core import Size, Value
 
 
 Has = tuple[bool, ...]
@@ -39,7 +38,7 @@ class Axes:
         """The factors of the axes that an array has: they may always be split."""
         return tuple(f"vmap{i}" for i, has_it in enumerate(has) if has_it)
 
-    def mapped(self, function: Callable[..., Sequence[Any]]) -> Callable[..., Sequence[Any]]:
+    def mapped(self, function: Callable[..., Sequence[Value]]) -> Callable[..., Sequence[Value]]:
         """`function` of one example, over these axes. All results have them all."""
         for level, size in reversed(list(enumerate(self.sizes))):
             in_axes = tuple(0 if has[level] else None for has in self.operands)
@@ -55,25 +54,25 @@ def present(sizes: Sequence[Size], has: Sequence[bool]) -> tuple[Size, ...]:
 # What a kernel takes of an operand that has the axes `has` of those of `sizes`.
 
 
-def batched(arg: Any, has: Has, sizes: Sequence[Size]) -> Any:
+def batched(arg: Value, has: Has, sizes: Sequence[Size]) -> Value:
     """Broadcast to all axes."""
     example_shape = arg.shape[sum(has) :]
     return jnp.broadcast_to(expanded(arg, has, sizes), (*sizes, *example_shape))
 
 
-def expanded(arg: Any, has: Has, sizes: Sequence[Size]) -> Any:
+def expanded(arg: Value, has: Has, sizes: Sequence[Size]) -> Value:
     """Return `arg` with all axes, of size 1 where it has none."""
     del sizes
     return jnp.expand_dims(arg, [i for i, has_it in enumerate(has) if not has_it])
 
 
-def folded(arg: Any, has: Has, sizes: Sequence[Size]) -> Any:
+def folded(arg: Value, has: Has, sizes: Sequence[Size]) -> Value:
     """Return `arg` with all axes in one."""
     example_shape = arg.shape[sum(has) :]
     return batched(arg, has, sizes).reshape(math.prod(sizes), *example_shape)
 
 
-def extended(arg: Any, has: Has, wanted: Has | None, sizes: Sequence[Size]) -> Any:
+def extended(arg: Value, has: Has, wanted: Has | None, sizes: Sequence[Size]) -> Value:
     """Return `arg` with the axes `wanted`, of which it `has` some. `None` stands for all axes, of size 1 where it has none."""
     if has == wanted:
         return arg
@@ -90,7 +89,7 @@ def front(sizes: Sequence[Size], has: Has, wanted: Has | None) -> tuple[Size, ..
     return present(sizes, wanted)
 
 
-def reduced(arg: Any, has: Has, wanted: Has) -> Any:
+def reduced(arg: Value, has: Has, wanted: Has) -> Value:
     """Return `arg` summed over the axes in front that it `has` but should not have."""
     present = [wants for wants, has_it in zip(wanted, has, strict=True) if has_it]
     missing = tuple(i for i, wants in enumerate(present) if not wants)

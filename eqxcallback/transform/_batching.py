@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import xla
-from ..core import Size, callable_name
+from ..core import Aval, Size, Value, callable_name
 from ..kernel import Kernel, NativeKernel, PythonKernel
 from . import _axes
 from ._axes import Has
@@ -81,12 +81,12 @@ def sequential_method(batching: Batching, names: Sequence[str], dims: Sequence[i
 
 def each_example(
     method: str,
-    bind: Callable[..., Sequence[Any]],
-    args: Sequence[Any],
+    bind: Callable[..., Sequence[Value]],
+    args: Sequence[Value],
     dims: Sequence[int | None],
-    result_avals: Sequence[Any],
+    result_avals: Sequence[Aval],
     is_python: bool,
-) -> tuple[Sequence[Any], Sequence[int]]:
+) -> tuple[Sequence[Value], Sequence[int]]:
     return xla.batch(
         lambda *args, result_avals: bind(*args),
         args,
@@ -101,11 +101,11 @@ def each_example(
 def arrange(
     batching: Batching,
     names: Sequence[str],
-    args: Sequence[Any],
+    args: Sequence[Value],
     operands: Sequence[Has],
     sizes: Sequence[Size],
     aliased: frozenset[int] = frozenset(),
-) -> Sequence[Any]:
+) -> Sequence[Value]:
     """`args` as a kernel takes them.
 
     - `names`: the parameters of the operands.
@@ -178,11 +178,11 @@ def leading(batching: Batching, sizes: Sequence[Size]) -> tuple[Size, ...]:
 def run_examples(
     lowering: xla.Lowering,
     run: xla.Run,
-    args: Sequence[Any],
+    args: Sequence[Value],
     operands: Sequence[Has],
     sizes: Sequence[Size],
-    avals: Sequence[Any],
-) -> Sequence[Any]:
+    avals: Sequence[Aval],
+) -> Sequence[Value]:
     """The results, of types `avals`, of a kernel that sees one example, each by itself: with one axis of all in front.
 
     XLA's threads share them, where the kernel is one that its threads may call. Else one is called after the other.

@@ -11,7 +11,19 @@ from jax.tree_util import tree_flatten_with_path, tree_leaves, tree_unflatten
 from jaxtyping import PyTree
 
 from .. import backends, xla
-from ..core import Leaf, blaming, callable_name, check_aliases, path_text, resolve_aliases, root_name
+from ..core import (
+    Aval,
+    Leaf,
+    PyTreeDef,
+    ShapeAndDtype,
+    Value,
+    blaming,
+    callable_name,
+    check_aliases,
+    path_text,
+    resolve_aliases,
+    root_name,
+)
 from ..kernel import JaxKernel, Kernel, NativeKernel, PythonKernel
 from ._axes import Axes
 from ._binder import Binder, Slots
@@ -26,7 +38,9 @@ from ._structure import Structure
 
 
 @functools.lru_cache(maxsize=4096)  # ops live as long as their modules
-def bind_op(op: Any, in_tree: Any, avals: tuple[Any, ...], options: Options, x64: bool) -> tuple[ForwardCall, Any]:
+def bind_op(
+    op: Any, in_tree: PyTreeDef, avals: tuple[Aval, ...], options: Options, x64: bool
+) -> tuple[ForwardCall, Any]:
     """Check and make an op for one type of arguments. This runs once for each type."""
     who = f"Op({op.name})"
     structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
@@ -39,7 +53,7 @@ def bind_op(op: Any, in_tree: Any, avals: tuple[Any, ...], options: Options, x64
     slots = Slots.of([*((path, leaf) for path, _, leaf in named_operands(op, args, with_absent=True)), *left_out])
     names = tuple(leaf.path for leaf in outputs)
 
-    def arguments(types: Sequence[Any], _: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    def arguments(types: Sequence[ShapeAndDtype], _: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return tree_unflatten(in_tree, types), options.values
 
     def backward_body(needs_grad: tuple[int, ...], function: Callable[..., Any] = _nothing) -> Backward:
@@ -82,18 +96,18 @@ def bind_op(op: Any, in_tree: Any, avals: tuple[Any, ...], options: Options, x64
             body = jax_backward(call, needs_grad, _who(who, kernel))
         return binder.backward(kernel, position, needs_grad, body)
 
-    def results(function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    def results(function: Callable[..., Any], operands: Sequence[Value]) -> Any:
         return function(*tree_unflatten(in_tree, operands), **options.values)
 
-    def gradients(function: Callable[..., Any], needs_grad: tuple[int, ...], operands: Sequence[Any]) -> Any:
+    def gradients(function: Callable[..., Any], needs_grad: tuple[int, ...], operands: Sequence[Value]) -> Any:
         numbers, *trees = backward_body(needs_grad).trees(needs_grad, operands)
         return function(*trees, **options.values), numbers
 
-    def reference(*args: Any) -> Sequence[Any]:
+    def reference(*args: Value) -> Sequence[Value]:
         assert op.reference is not None
         return tree_leaves(results(op.reference, args))
 
-    def types(structs: Sequence[Any]) -> tuple[Any, Mapping[str, Any]]:
+    def types(structs: Sequence[ShapeAndDtype]) -> tuple[Any, Mapping[str, Any]]:
         return named_types(op._parameters, tree_unflatten(in_tree, structs)), options.values
 
     bound = BoundOp(
@@ -156,11 +170,11 @@ def _result_types(op: Any, args: Any, options: Options, who: str) -> tuple[Any, 
     return jax.tree.structure(types[first]), expected
 
 
-def _inputs(op: Any, args: Sequence[Any]) -> list[Leaf]:
+def _inputs(op: Any, args: Sequence[Value]) -> list[Leaf]:
     return [Leaf(path, root, leaf.shape, leaf.dtype) for path, root, leaf in named_operands(op, args)]
 
 
-def named_operands(op: Any, args: Sequence[Any], with_absent: bool = False) -> Iterator[tuple[str, str, Any]]:
+def named_operands(op: Any, args: Sequence[Value], with_absent: bool = False) -> Iterator[tuple[str, str, Any]]:
     """The path of each flat operand, the parameter that it belongs to, and itself."""
     is_leaf = _is_absent if with_absent else None
     for i, arg in enumerate(args):
@@ -169,17 +183,17 @@ def named_operands(op: Any, args: Sequence[Any], with_absent: bool = False) -> I
             yield path_text(root, path), root, leaf
 
 
-def _is_absent(leaf: Any) -> bool:
+def _is_absent(leaf: object) -> bool:
     return leaf is None
 
 
-def _nothing(*_: Any) -> None:
+def _nothing(*_: object) -> None:
     """Do nothing, in place of a body in Python."""
 
 
 @contextlib.contextmanager
 def _calling(
-    function: Callable[..., Any], what: str, args: Sequence[Any], options: Options, who: str
+    function: Callable[..., Any], what: str, args: Sequence[Value], options: Options, who: str
 ) -> Iterator[None]:
     """Blame `function`, which defines an op, for its errors, but the caller for arguments that it does not take."""
     try:
@@ -192,14 +206,14 @@ def _calling(
         raise TypeError(f"{who}: {problem}.") from error
 
 
-def _check_body(body: Callable[..., Any], args: Sequence[Any], options: Options, who: str) -> None:
+def _check_body(body: Callable[..., Any], args: Sequence[object], options: Options, who: str) -> None:
     """Now, for the kernel runs when it is too late for the caller."""
     problem = _problem(body, args, options)
     if problem is not None:
         raise TypeError(f"{who}: expected its kernel {callable_name(body)} to take what it is called with; {problem}.")
 
 
-def _problem(function: Callable[..., Any], args: Sequence[Any], options: Options) -> str | None:
+def _problem(function: Callable[..., Any], args: Sequence[object], options: Options) -> str | None:
     """Why `function` does not take these arguments, or `None`."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)  # not that of a function inside

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .. import backends, xla
+from ..core import Aval
 from ..kernel import JaxKernel, Kernel, NativeKernel, PythonKernel, TypedKernel
 from ._bound_op import differentiable
 
@@ -49,7 +50,7 @@ class Binder:
     slots: Slots
     results: tuple[str, ...]
     cotangents: tuple[str, ...]
-    input_avals: Sequence[Any]
+    input_avals: Sequence[Aval]
     static: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]]
     arguments: Arguments
     backward_arguments: Callable[[tuple[int, ...]], Arguments]

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core import OwnCallable, callable_name, identity
+from .. import xla
+from ..core import OwnCallable, PyTree, callable_name, identity
 from ._options import Options
 from ._structure import Structure
 
@@ -35,7 +36,7 @@ class Body(OwnCallable):
 class Forward(Body):
     """Calls `function(ctx, out, *args, **options)`."""
 
-    def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: xla.ExecutionContext, outputs: Sequence[xla.Buffer], inputs: Sequence[xla.Buffer]) -> None:
         args = self.inputs.fast_build(inputs)
         return self.function(ctx, self.outputs.fast_build(outputs), *args, **self.options.values)
 
@@ -49,19 +50,19 @@ class Backward(Body):
     results: Structure
     needs_grad: tuple[int, ...]
 
-    def trees(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    def trees(self, outputs: Sequence[object], inputs: Sequence[object]) -> tuple[PyTree, PyTree, PyTree, PyTree]:
         n, m = self.inputs.num_arrays, self.outputs.num_arrays
         wanted = dict(zip(self.needs_grad, outputs, strict=True))
         grads = self.inputs.build_alone([wanted.get(i) for i in range(n)])
         args, out = self.inputs.build(inputs[:n]), self.outputs.build(inputs[n : n + m])
         return grads, args, out, self.results.build(inputs[n + m :])
 
-    def __call__(self, ctx: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def __call__(self, ctx: xla.ExecutionContext, outputs: Sequence[xla.Buffer], inputs: Sequence[xla.Buffer]) -> None:
         as_gradients(outputs)
         return self.function(ctx, *self.trees(outputs, inputs), **self.options.values)
 
 
-def as_gradients(outputs: Sequence[Any]) -> None:
+def as_gradients(outputs: Sequence[xla.Buffer]) -> None:
     """Make `write` of these Buffers sum over axes that the primals lack."""
     for grad in outputs:
         grad._is_gradient = True

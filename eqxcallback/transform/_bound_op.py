@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import backends, xla
-from ..core import Size, warn_once
+from ..core import Aval, Size, Value, warn_once
 from ..kernel import TypedKernel, anything
 from . import _preference
 from ._batching import Batching
@@ -18,7 +18,7 @@ from ._choice import Choice, Implementation, check_reason
 Candidates = Mapping[str, tuple[backends.BoundKernel, ...]]
 
 
-def differentiable(avals: Sequence[Any]) -> tuple[int, ...]:
+def differentiable(avals: Sequence[Aval]) -> tuple[int, ...]:
     """The indices of the types that are floating."""
     return tuple(i for i, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jnp.inexact))
 
@@ -64,16 +64,16 @@ class BoundOp:
     who: str
     remedy: str
     names: tuple[str, ...]
-    input_avals: tuple[Any, ...]
-    result_avals: tuple[Any, ...]
+    input_avals: tuple[Aval, ...]
+    result_avals: tuple[Aval, ...]
     forward: Candidates
     backward: Callable[[tuple[int, ...]], Candidates] | None
     types: Callable[[Sequence[Any]], tuple[Any, Mapping[str, Any]]]
-    reference: Callable[..., Sequence[Any]] | None
+    reference: Callable[..., Sequence[Value]] | None
     batching: Batching
     implementation: Implementation = "auto"
     num_residuals: int = 0
-    jvp: Callable[..., Sequence[Any]] | None = None
+    jvp: Callable[..., Sequence[Value]] | None = None
     batch: Callable[..., Any] | None = None
     sharding: xla.Factors | None = None
     has_side_effect: bool = False
@@ -109,7 +109,7 @@ class BoundOp:
         return len(self.result_avals) - self.num_residuals
 
     @property
-    def saved_avals(self) -> tuple[Any, ...]:
+    def saved_avals(self) -> tuple[Aval, ...]:
         """The types of the results that derivatives depend on."""
         return self.result_avals if self.reads_results else ()
 

@@ -7,6 +7,8 @@ from typing import Any
 import equinox as eqx
 from jax.tree_util import tree_flatten, tree_unflatten
 
+from ..core import PyTree
+
 
 Build = Callable[[Sequence[Any]], Any]
 
@@ -18,7 +20,7 @@ class Slot:
     index: int
 
 
-def builder(tree: Any) -> Build:
+def builder(tree: PyTree) -> Build:
     """A function from arrays to `tree` with them in place of its `Slot`s.
 
     JAX's `tree_unflatten` does the same, and takes longer than a small kernel. So the function is made of source text, as
@@ -47,7 +49,7 @@ class _Source:
         self.names[name] = value
         return name
 
-    def expression(self, tree: Any) -> str:
+    def expression(self, tree: PyTree) -> str:
         """Lists and dicts are made anew each time: a kernel may change its own."""
         if isinstance(tree, Slot):
             return f"a[{tree.index}]"

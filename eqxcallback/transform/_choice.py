@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from ..backends import BoundKernel
+from ..core import Types, Value
 from ..kernel import Kernel
 
 
@@ -72,7 +73,7 @@ def check_implementation(
         )
 
 
-def named_types(names: Sequence[str], args: Sequence[Any]) -> Any:
+def named_types(names: Sequence[str], args: Sequence[Value]) -> Types:
     """`args` as a named tuple, as `supports` takes them. What was not given is `None`."""
     fields = (*names, *(f"arg{i}" for i in range(len(names), len(args))))
     return _tuple_of(fields)(*args, *[None] * (len(fields) - len(args)))

@@ -4,17 +4,17 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..core import callable_name
+from ..core import PyTree, callable_name
 from ..kernel import PythonKernel, TritonKernel
 from ._op import Op
 
 
 def op(
-    *misplaced: Any,
-    reference: Callable[..., Any] | None = None,
+    *misplaced: object,
+    reference: Callable[..., PyTree] | None = None,
     platforms: str | Sequence[str] | None = None,
     **fields: Any,
-) -> Callable[[Any], Op]:
+) -> Callable[[object], Op]:
     """A decorator that makes an [`eqxcallback.Op`][] of its kernel.
 
     !!! example

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import xla
-from ..core import Size, warn_once
+from ..core import Aval, Size, Value, warn_once
 from ..kernel import NativeKernel
 from . import _batching, _preference
 from ._axes import Axes
@@ -45,7 +45,7 @@ class FlatCall(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def example_avals(self) -> Sequence[Any]:
+    def example_avals(self) -> Sequence[Aval]:
         """The types of the results."""
 
     @property
@@ -54,7 +54,7 @@ class FlatCall(abc.ABC):
         """The parameter that each operand belongs to, or `""`."""
 
     @abc.abstractmethod
-    def example(self, *args: Any) -> Sequence[Any]:
+    def example(self, *args: Value) -> Sequence[Value]:
         """Compute one example in pure JAX."""
 
     @property
@@ -73,7 +73,7 @@ class FlatCall(abc.ABC):
         return self
 
     @abc.abstractmethod
-    def jvp(self, primals: Sequence[Any], outs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+    def jvp(self, primals: Sequence[Value], outs: Sequence[Value], tangents: Sequence[Value]) -> Sequence[Value]:
         """The tangents of `outs`. `None` stands for zero, there and in `tangents`."""
 
     has_side_effect = False
@@ -102,10 +102,10 @@ class FlatCall(abc.ABC):
         return any(self._choice(platform, anywhere=True).kernel is not None for platform in self.bound.forward)
 
     @property
-    def result_avals(self) -> Sequence[Any]:
+    def result_avals(self) -> Sequence[Aval]:
         return [aval.update(shape=(*self.axes.sizes, *aval.shape)) for aval in self.example_avals]
 
-    def reference(self, *args: Any) -> Sequence[Any]:
+    def reference(self, *args: Value) -> Sequence[Value]:
         return self.axes.mapped(self.example)(*args)
 
     def lowering(self, platform: str) -> xla.Lowering | None:
@@ -120,10 +120,10 @@ class FlatCall(abc.ABC):
         kernel = self.choice(platform).kernel
         return self.bound.name if kernel is not None and isinstance(kernel.kernel, NativeKernel) else None
 
-    def launch(self, lowering: xla.Lowering, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
+    def launch(self, lowering: xla.Lowering, run: xla.Run, args: Sequence[Value]) -> Sequence[Value]:
         raise NotImplementedError
 
-    def batch(self, args: Sequence[Any], dims: Sequence[int | None]) -> tuple[Sequence[Any], Sequence[int]]:
+    def batch(self, args: Sequence[Value], dims: Sequence[int | None]) -> tuple[Sequence[Value], Sequence[int]]:
         (size,) = {arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None}
         method = _batching.sequential_method(self.bound.batching, self.names, dims)
         if method is not None and self.has_kernel:
@@ -144,16 +144,18 @@ class FlatCall(abc.ABC):
         )
         return dataclasses.replace(self, examples=size * self.examples)
 
-    def transpose(self, cotangents: Sequence[Any], args: Sequence[Any], linear: Sequence[int]) -> Sequence[Any]:
+    def transpose(self, cotangents: Sequence[Value], args: Sequence[Value], linear: Sequence[int]) -> Sequence[Value]:
         """The cotangents of the operands `linear`, in which this is linear. `cotangents` has `None` for zeros."""
         function = of_some(self.reference, args, linear)
         return xla.transpose(function, cotangents, args, linear, self.result_avals)
 
 
-def of_some(function: Callable[..., Sequence[Any]], args: Sequence[Any], indices: Sequence[int]) -> Callable[..., Any]:
+def of_some(
+    function: Callable[..., Sequence[Value]], args: Sequence[Value], indices: Sequence[int]
+) -> Callable[..., Any]:
     """`function` as one of the operands `indices` alone."""
 
-    def of_those(*values: Any) -> Sequence[Any]:
+    def of_those(*values: Value) -> Sequence[Value]:
         merged = list(args)
         for i, value in zip(indices, values, strict=True):
             merged[i] = value
@@ -167,11 +169,11 @@ class LinearCall(FlatCall):
     it is a function of the operands alone.
     """
 
-    def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    def split(self, args: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Any], Sequence[Any]]:
         n, m = len(self.bound.input_avals), len(self.bound.saved_avals)
         return args[:n], args[n : n + m], args[n + m :]
 
-    def jvp(self, primals: Sequence[Any], outs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+    def jvp(self, primals: Sequence[Value], outs: Sequence[Value], tangents: Sequence[Value]) -> Sequence[Value]:
         inputs, results, linear = self.split(primals)
         d_inputs, _, d_linear = self.split(tangents)
         parts = []

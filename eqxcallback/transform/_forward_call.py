@@ -2,14 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from .. import xla
-from ..core import Size
+from ..core import Aval, Size, Value
 from . import _batching
 from ._axes import Axes
 from ._choice import Choice
@@ -24,7 +23,7 @@ class ForwardCall(FlatCall):
     __hash__ = FlatCall.__hash__
 
     @property
-    def example_avals(self) -> Sequence[Any]:
+    def example_avals(self) -> Sequence[Aval]:
         return self.bound.result_avals
 
     @property
@@ -54,7 +53,7 @@ class ForwardCall(FlatCall):
         local = tuple(sizes[f"vmap{i}"] for i in range(len(self.axes.sizes)))
         return ForwardCall(self.bound.part(examples), Axes(local, self.axes.operands))
 
-    def example(self, *args: Any) -> Sequence[Any]:
+    def example(self, *args: Value) -> Sequence[Value]:
         bound = self.bound
         if bound.reference is None:
             raise ValueError(bound.no_reference)
@@ -106,7 +105,7 @@ class ForwardCall(FlatCall):
             )
         return None
 
-    def launch(self, lowering: xla.Lowering, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
+    def launch(self, lowering: xla.Lowering, run: xla.Run, args: Sequence[Value]) -> Sequence[Value]:
         batching, axes = self.bound.batching, self.axes
         if not axes.sizes:
             return run(*args, result_avals=self.example_avals)
@@ -119,7 +118,7 @@ class ForwardCall(FlatCall):
         outs = run(*operands, result_avals=[aval.update(shape=(*front, *aval.shape)) for aval in self.example_avals])
         return [out.reshape(aval.shape) for out, aval in zip(outs, self.result_avals, strict=True)]
 
-    def jvp(self, primals: Sequence[Any], outs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+    def jvp(self, primals: Sequence[Value], outs: Sequence[Value], tangents: Sequence[Value]) -> Sequence[Value]:
         bound = self.bound
         active = tuple(i for i, tangent in enumerate(tangents) if tangent is not None)
         tangent = JvpCall.of(self, active)
@@ -133,18 +132,18 @@ class ForwardCall(FlatCall):
         computed = iter(bind(*operands))
         return [next(computed) if i in tangent.results else None for i in range(len(outs))]
 
-    def differentiable(self, results: Sequence[int]) -> Callable[..., Sequence[Any]]:
+    def differentiable(self, results: Sequence[int]) -> Callable[..., Sequence[Value]]:
         """`results` as a function in pure JAX that has the right derivatives, and, with a rule of its own, those alone."""
         own_rule = self.bound.jvp
         if own_rule is None:
             return lambda *args: [self.reference(*args)[i] for i in results]
 
         @jax.custom_jvp
-        def example(*args: Any) -> Sequence[Any]:
+        def example(*args: Value) -> Sequence[Value]:
             avals = [self.example_avals[i] for i in results]
             return xla.vary_like([jnp.zeros(aval.shape, aval.dtype) for aval in avals], args)
 
-        def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        def rule(primals: Sequence[Value], tangents: Sequence[Value]) -> tuple[Sequence[Value], Sequence[Value]]:
             is_zero = [isinstance(tangent, SymbolicZero) for tangent in tangents]
             computed = own_rule(primals, [None if zero else t for t, zero in zip(tangents, is_zero, strict=True)])
             return example(*primals), xla.vary_like([computed[i] for i in results], primals)
@@ -152,7 +151,7 @@ class ForwardCall(FlatCall):
         example.defjvp(rule, symbolic_zeros=True)
         return self.axes.mapped(example)
 
-    def batch(self, args: Sequence[Any], dims: Sequence[int | None]) -> tuple[Sequence[Any], Sequence[int]]:
+    def batch(self, args: Sequence[Value], dims: Sequence[int | None]) -> tuple[Sequence[Value], Sequence[int]]:
         if self.bound.batch is not None and not self.axes.sizes and not self.bound.num_residuals:
             (size,) = {arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None}
             result = self.bound.batch(size, xla.mapped_first(args, dims), [dim is not None for dim in dims])

@@ -6,17 +6,17 @@ from typing import Any
 import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_map
 
-from ..core import type_text
+from ..core import Aval, Value, type_text
 from ._structure import is_array
 
 
-Function = Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+Function = Callable[[Sequence[Value], Sequence[Aval]], Sequence[Value]]
 
 
 def jax_forward(call: Callable[[Sequence[Any]], Any], who: str) -> Function:
     """**Arguments:** `call` takes the operands, and returns the tree of the results."""
 
-    def function(operands: Sequence[Any], result_avals: Sequence[Any]) -> Sequence[Any]:
+    def function(operands: Sequence[Value], result_avals: Sequence[Aval]) -> Sequence[Value]:
         if result_avals and all(0 in aval.shape for aval in result_avals):  # calls in it may have no launch for that
             return [jnp.zeros(aval.shape, aval.dtype) for aval in result_avals]
         results = [leaf for leaf in tree_leaves(call(operands)) if is_array(leaf)]
@@ -32,11 +32,11 @@ def jax_backward(call: Callable[[Sequence[Any]], tuple[Any, Any]], needs_grad: S
     numbers where a gradient is needed, and `None` elsewhere.
     """
 
-    def function(operands: Sequence[Any], result_avals: Sequence[Any]) -> Sequence[Any]:
+    def function(operands: Sequence[Value], result_avals: Sequence[Aval]) -> Sequence[Value]:
         gradients, numbers = call(operands)
         by_operand: dict[int, Any] = {}
 
-        def note(gradient: Any, part: Any) -> None:
+        def note(gradient: Value, part: Value) -> None:
             by_operand.update((i, gradient) for i in tree_leaves(part))
 
         arrays = tree_map(lambda leaf: leaf if is_array(leaf) else None, gradients)
@@ -54,7 +54,7 @@ def jax_backward(call: Callable[[Sequence[Any]], tuple[Any, Any]], needs_grad: S
     return function
 
 
-def _summed(gradient: Any, aval: Any) -> Any:
+def _summed(gradient: Value, aval: Aval) -> Value:
     """Over leading axes that the operand lacks, as `grad.write` of other kernels does."""
     if gradient is None:
         return None
@@ -62,6 +62,6 @@ def _summed(gradient: Any, aval: Any) -> Any:
     return gradient.sum(range(more)) if more > 0 and gradient.shape[more:] == aval.shape else gradient
 
 
-def _types(leaves: Sequence[Any]) -> str:
+def _types(leaves: Sequence[Value]) -> str:
     texts = ["None" if leaf is None else type_text(leaf.dtype, leaf.shape) for leaf in leaves]
     return f"({', '.join(texts)})"

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from .. import xla
+from ..core import Aval, Value
 from . import _axes
 from ._axes import Axes
 from ._flat_call import FlatCall, LinearCall, around, of_some
@@ -42,7 +43,7 @@ class JvpCall(LinearCall):
         return f"{self.call!r}.jvp"
 
     @property
-    def example_avals(self) -> Sequence[Any]:
+    def example_avals(self) -> Sequence[Aval]:
         avals = self.call.result_avals
         return [avals[i] for i in self.results]
 
@@ -57,12 +58,12 @@ class JvpCall(LinearCall):
         operands = [*inner.operands, *saved, *(inner.operands[i] for i in self.active)]
         return around(self.axes, operands, [inner.results[i] for i in self.results])
 
-    def example(self, *args: Any) -> Sequence[Any]:
+    def example(self, *args: Value) -> Sequence[Value]:
         primals, _, tangents = self.split(args)
         function = of_some(self.call.differentiable(self.results), primals, self.active)
         return jax.jvp(function, [primals[i] for i in self.active], list(tangents))[1]
 
-    def transpose(self, cotangents: Sequence[Any], args: Sequence[Any], linear: Sequence[int]) -> Sequence[Any]:
+    def transpose(self, cotangents: Sequence[Value], args: Sequence[Value], linear: Sequence[int]) -> Sequence[Value]:
         inputs, results, _ = self.split(args)
         first = len(inputs) + len(results)
         if self.bound.backward is None or min(linear) < first:

@@ -8,10 +8,9 @@ from typing import Any, cast
 
 import jax
 from jax.tree_util import tree_flatten, tree_unflatten
-from jaxtyping import PyTree
 
 from .. import backends, xla
-from ..core import check_aliases
+from ..core import PyTree, check_aliases
 from ..kernel import Kernel, as_tuple
 from ._batching import DEFAULT_METHOD, METHODS, OF_EACH, is_stated, why_no_threads
 from ._bind_op import bind_op, named_operands
@@ -179,7 +178,7 @@ class Op:
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined]
 
-    def __call__(self, *args: PyTree, **options: Any) -> PyTree:
+    def __call__(self, *args: PyTree, **options: object) -> PyTree:
         leaves, in_tree = tree_flatten(args)
         try:
             arrays, avals = typed(leaves)

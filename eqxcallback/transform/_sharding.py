@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from .. import xla
+from ..core import Aval
 
 
 def parse_sharding(
-    rule: str, slots: Sequence[int | None], operands: Sequence[Any], results: Sequence[Any], who: str
+    rule: str, slots: Sequence[int | None], operands: Sequence[Aval], results: Sequence[Aval], who: str
 ) -> xla.Factors:
     """The factors of `"... d, d -> ... d"`: for each flat operand and result, the names of its dimensions.
 

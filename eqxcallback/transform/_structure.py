@@ -12,6 +12,7 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import xla
+from ..core import Aval, PyTree, PyTreeDef, Value
 from ._builder import Build, Slot, builder
 
 
@@ -25,7 +26,7 @@ class _Array(enum.Enum):
 _array: Any = _Array.ARRAY
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: object) -> bool:
     """True if a leaf is an operand. Everything else is static, Python's numbers as well."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.Ref)
 
@@ -36,7 +37,7 @@ class Structure:
     # In place of an array, where it is said which leaves are.
     array: ClassVar[Any] = _array
 
-    def __init__(self, treedef: Any, leaves: Sequence[Any], who: str):
+    def __init__(self, treedef: PyTreeDef, leaves: Sequence[object], who: str):
         self.treedef = treedef
         self._leaves = tuple(_array if leaf is _array or is_array(leaf) else leaf for leaf in leaves)
         self._indices = tuple(i for i, leaf in enumerate(self._leaves) if leaf is _array)
@@ -53,7 +54,7 @@ class Structure:
             ) from None
 
     @classmethod
-    def of_arrays(cls, treedef: Any) -> "Structure":
+    def of_arrays(cls, treedef: PyTreeDef) -> "Structure":
         """Describe a tree whose leaves are all arrays."""
         return cls(treedef, [_array] * treedef.num_leaves, "")
 
@@ -78,7 +79,7 @@ class Structure:
         """`build` for kernels, which call it each time."""
         return builder(self.build([Slot(i) for i in range(len(self._indices))]))
 
-    def build(self, arrays: Sequence[Any]) -> Any:
+    def build(self, arrays: Sequence[Value]) -> Any:
         if self._is_whole:
             return tree_unflatten(self.treedef, arrays)
         leaves = list(self._leaves)
@@ -86,7 +87,7 @@ class Structure:
             leaves[i] = array
         return tree_unflatten(self.treedef, leaves)
 
-    def build_alone(self, arrays: Sequence[Any]) -> Any:
+    def build_alone(self, arrays: Sequence[Value]) -> Any:
         """Build the tree with `None` in place of what is static."""
         leaves: list[Any] = [None] * len(self._leaves)
         for i, array in zip(self._indices, arrays, strict=True):
@@ -94,12 +95,12 @@ class Structure:
         return tree_unflatten(self.treedef, leaves)
 
 
-def _of_tree(tree: Any) -> Structure:
+def _of_tree(tree: PyTree) -> Structure:
     leaves, treedef = tree_flatten(tree)
     return Structure(treedef, leaves, "")
 
 
-def typed(arrays: Sequence[Any]) -> tuple[list[Any], tuple[Any, ...]]:
+def typed(arrays: Sequence[Value]) -> tuple[list[Value], tuple[Aval, ...]]:
     """Operands and their types. A number's dtype gives way to those of others, but in JAX's code alone: here it is its own."""
     arrays, avals = list(arrays), [jax.typeof(array) for array in arrays]
     for i, aval in enumerate(avals):
@@ -141,24 +142,24 @@ def strict(value: Any) -> Any:
     return type(value), value
 
 
-def strict_statics(treedef: Any) -> tuple[Any, ...]:
+def strict_statics(treedef: PyTreeDef) -> tuple[Any, ...]:
     """Return the static fields of a tree's nodes that may be equal and not the same."""
     # Equal trees have such values, or none, at the same places: most have none.
     return _all_strict(treedef) if _has_strict(treedef) else ()
 
 
 @functools.lru_cache(maxsize=4096)
-def _has_strict(treedef: Any) -> bool:
+def _has_strict(treedef: PyTreeDef) -> bool:
     return bool(_all_strict(treedef))
 
 
-def _all_strict(treedef: Any) -> tuple[Any, ...]:
+def _all_strict(treedef: PyTreeDef) -> tuple[Any, ...]:
     collected: list[Any] = []
     _collect(treedef, collected)
     return tuple(collected)
 
 
-def _collect(treedef: Any, collected: list[Any]) -> None:
+def _collect(treedef: PyTreeDef, collected: list[Any]) -> None:
     data = treedef.node_data()
     if data is None:
         return
@@ -175,7 +176,7 @@ def _numbers(value: Any, collected: list[Any]) -> None:
         collected.append(strict(value))
 
 
-def _unhashable(values: Sequence[Any]) -> str:
+def _unhashable(values: Sequence[object]) -> str:
     for value in values:
         try:
             hash(value)

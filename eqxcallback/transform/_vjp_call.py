@@ -3,12 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 
 from .. import xla
-from ..core import Size
+from ..core import Aval, Size, Value
 from . import _axes, _batching
 from ._axes import Axes, Has
 from ._choice import Choice
@@ -45,7 +45,7 @@ class VjpCall(LinearCall):
         return f"{self.call!r}.vjp"
 
     @property
-    def example_avals(self) -> Sequence[Any]:
+    def example_avals(self) -> Sequence[Aval]:
         inner, avals = self.call.axes, self.bound.input_avals
         return [
             avals[i].update(shape=(*_axes.present(inner.sizes, inner.operands[i]), *avals[i].shape))
@@ -79,7 +79,7 @@ class VjpCall(LinearCall):
         call = dataclasses.replace(self.call, bound=bound, axes=Axes(inner_sizes, self.call.axes.operands))
         return dataclasses.replace(self, bound=bound, axes=axes, call=call)
 
-    def example(self, *args: Any) -> Sequence[Any]:
+    def example(self, *args: Value) -> Sequence[Value]:
         primals, _, cotangents = self.split(args)
         function = of_some(self.call.differentiable(self.results), primals, self.needs_grad)
         _, pullback = jax.vjp(function, *(primals[i] for i in self.needs_grad))
@@ -126,7 +126,7 @@ class VjpCall(LinearCall):
             return False
         return any(_batching.is_sequential(batching, names[i]) for i in self.needs_grad)
 
-    def launch(self, lowering: xla.Lowering, run: xla.Run, args: Sequence[Any]) -> Sequence[Any]:
+    def launch(self, lowering: xla.Lowering, run: xla.Run, args: Sequence[Value]) -> Sequence[Value]:
         inner, batching, avals = self.call.axes, self.bound.batching, self.bound.input_avals
         sizes = (*self.axes.sizes, *inner.sizes)
         num_inputs = len(avals)

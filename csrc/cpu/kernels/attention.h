@@ -1,6 +1,6 @@
 // Attention of a prompt, forward: blocks of keys against blocks of queries, with the queries along the vector lanes, so
 // that the softmax needs no sums across lanes. Keys and values of 16 bits are widened a block at a time, but where the
-// processor multiplies pairs of bf16: their products are the same.
+// processor multiplies pairs of bf16, with the same products.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// Where the rows of a head begin, in elements.
+// Returns where the rows of a head begin, in elements.
 int64_t query_offset(const Attention& args, int64_t b, int64_t h, int64_t row) {
   return ((b * args.q_length + row) * args.heads + h) * args.head_size;
 }
@@ -19,7 +19,7 @@ int64_t key_offset(const Attention& args, int64_t b, int64_t h, int64_t row) {
   return ((b % args.kv_batch * args.kv_length + row) * args.kv_heads + kv_head) * args.head_size;
 }
 
-// How many keys the queries see, more or less.
+// Estimates how many keys the queries see.
 double keys_seen(const Attention& args) {
   const double keys = static_cast<double>(args.kv_length) / (args.causal ? 2 : 1);
   if (args.options == nullptr || args.options->window == 0) return keys;
@@ -45,11 +45,11 @@ void score_tile(const Attention& args, const QueryBlock& block, const float* que
   }
 }
 
-// Of sums of weights. A query without keys has zero, as what it gives.
+// Inverts sums of weights. A query without keys has zero, which is also its result.
 F inverse_or_zero(F sum) { return Simd::select_less(Simd::zero(), sum, Simd::div(Simd::broadcast(1.0f), sum), sum); }
 
-// The logarithms of the sums of weights above the highest logits, which are powers of two. A query without keys has
-// -inf.
+// Stores the logarithms of the sums of exp(logits), from sums relative to the highest logits, which are powers of two.
+// A query without keys has -inf.
 void store_lse(const Attention& args, const QueryBlock& block, const F* highest, const F* sum, int vectors) {
   float high[kQueryBlock], total[kQueryBlock];
   for (int v = 0; v < vectors; ++v) {

@@ -9,12 +9,12 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// What all tasks of a call share. Rows are numbered by example, head and query.
+// The data that all tasks of a call share. Rows are numbered by example, head and query.
 struct BackwardPlan {
   const AttentionBackward& args;
   int64_t query_blocks, key_blocks, width;
   bool own_bias;      // each head of each example has a bias of its own
-  float* sums;        // what is known of queries, [3, B, H, S], or null where nobody asks for it again
+  float* sums;        // the sums of queries, [3, B, H, S], or null if they are not read again
   float* slope_sums;  // [B, H, query_blocks]
 
   bool needs_keys() const { return args.dk != nullptr || args.dv != nullptr; }
@@ -38,13 +38,13 @@ void with_bias_rows(const BackwardPlan& plan, int64_t at, int64_t begin, const B
   });
 }
 
-// A tile's share of dk and dv, of which either may be null: their rows from that of the tile's first key on.
+// Adds a tile's share to dk and dv, either of which may be null: to their rows from the tile's first key on.
 void add_to_keys(float* dk, float* dv, const KeyTile& tile, const TileBuffers& to) {
   if (dk != nullptr) add_product(dk, tile.keys, to.dlogits, kQueryBlock, 1, to.queries, kQueryBlock, to.width);
   if (dv != nullptr) add_product(dv, tile.keys, to.weights, kQueryBlock, 1, to.cotangents, kQueryBlock, to.width);
 }
 
-// dq of one block of queries, and the block's share of all other gradients: dk and dv [T, width] are added to, if any.
+// Computes dq of one block of queries, and adds the block's share to the other gradients: dk and dv [T, width], if any.
 template <class T, bool kOptions>
 void block_gradients(const BackwardPlan& plan, const QueryBlock& block, const TileBuffers& to, float* kept, float* dk,
                      float* dv) {
@@ -108,7 +108,7 @@ void block_gradients(const BackwardPlan& plan, const QueryBlock& block, const Ti
     plan.slope_sums[plan.row(block.b, block.h) * plan.query_blocks + block.begin / kQueryBlock] = Simd::sum(slope_sum);
 }
 
-// dk and dv, of which either may be null, from row `first` of one head.
+// Stores dk and dv, either of which may be null, from row `first` of one head.
 template <class T>
 void store_keys(const BackwardPlan& plan, int64_t kv_b, int64_t kv_h, int64_t first, int64_t keys, const float* dk,
                 const float* dv) {
@@ -138,7 +138,7 @@ void for_query_blocks(const BackwardPlan& plan, int64_t kv_b, int64_t kv_h, cons
   }
 }
 
-// The tiles of a block of queries again, with what is known of their sums.
+// Computes the tiles of a block of queries again, with the sums that are already known.
 template <class T, bool kOptions, class Added, class Body>
 void again(const BackwardPlan& plan, const QueryBlock& block, int64_t begin, int64_t end, const TileBuffers& to,
            const Added& added, const Body& body) {
@@ -163,7 +163,7 @@ void again(const BackwardPlan& plan, const QueryBlock& block, int64_t begin, int
   }
 }
 
-// dk and dv of one block of keys, of which either may be null.
+// Computes dk and dv of one block of keys. Either may be null.
 template <class T, bool kOptions>
 void key_gradients(const BackwardPlan& plan, int64_t kv_b, int64_t kv_h, int64_t key_block, const TileBuffers& to,
                    float* dk, float* dv) {
@@ -180,7 +180,7 @@ void key_gradients(const BackwardPlan& plan, int64_t kv_b, int64_t kv_h, int64_t
   store_keys<T>(plan, kv_b, kv_h, begin, keys, dk, dv);
 }
 
-// The gradient of a bias that several heads or examples share: of one block of its rows. `sums` is [T, kQueryBlock].
+// Computes one block of rows of the gradient of a bias that heads or examples share. `sums` is [T, kQueryBlock].
 template <class T>
 void bias_gradients(const BackwardPlan& plan, int64_t at, int64_t begin, const TileBuffers& to, float* sums) {
   const Attention& call = plan.args.call;

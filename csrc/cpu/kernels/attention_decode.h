@@ -10,8 +10,8 @@ namespace {
 
 inline constexpr int64_t kPartKeys = 128;
 
-// The state of an online softmax, of one query over some of the keys: the highest score, the sum, and the output, which
-// is not yet divided by the sum.
+// The state of one query's online softmax over some of the keys: the highest score, the sum, and the output, which is
+// not yet divided by the sum.
 struct Partial {
   float* state;
 
@@ -21,7 +21,7 @@ struct Partial {
   float* out() const { return state + 2; }
 };
 
-// a takes the keys of b in.
+// Adds the keys of b to a.
 void join(Partial a, Partial b, int64_t head_size) {
   const float highest = larger(a.highest(), b.highest());
   const float left = __builtin_exp2f(a.highest() - highest), right = __builtin_exp2f(b.highest() - highest);
@@ -33,22 +33,22 @@ void join(Partial a, Partial b, int64_t head_size) {
   a.highest() = highest;
 }
 
-// What one head does to its logits: a cap, and a slope along the distance of the first key and of the others.
+// The options of one head for its logits: a cap, and a slope along the distance of the first key and of the others.
 struct HeadOptions {
   float soft_cap, slope, away;
 };
 
 inline constexpr int kStep = 64;
-inline constexpr int64_t kStepBytes = 48 * 1024;  // of the keys of all heads
+inline constexpr int64_t kStepBytes = 48 * 1024;  // the bytes of the keys of all heads in a step
 
-// Of one head: at most kStep of them, `stride` apart, and where those begin that come after them.
+// Keys and values of one head: at most kStep of each, `stride` apart, and where the next ones begin.
 template <class T>
 struct Keys {
   const T *k, *v;
   int64_t stride;
   int count;
-  const T *next_k, *next_v;  // null: they are in cache
-  // Of the first key in int8, and how far apart those of keys are.
+  const T *next_k, *next_v;  // null if they are in cache
+  // The scales of the first key in int8, and the distance between the scales of keys.
   const float *k_scale, *v_scale;
   int64_t scale_stride;
 };
@@ -56,11 +56,11 @@ void scale_by(float* x, const float* scales, int64_t stride, int n) {
   for (int j = 0; j < n; ++j) x[j] *= scales[j * stride];
 }
 
-// The scores of queries, which follow each other, times `scale`. What comes next is asked for on the way: the processor
-// does not see it coming by itself, and has only few requests at a time.
+// Computes the scores of queries, which follow each other, times `scale`. Prefetches the next keys on the way: the
+// processor does not see them coming by itself, and has only few requests at a time.
 template <int kQueries, class T>
 void scores_of(float (*scores)[kStep], const Factor<T>* q, const Keys<T>& keys, int64_t head_size, float scale) {
-  constexpr int kTile = kQueries > 2 && !kManyRegisters ? 2 : 4;  // keys at a time: one alone waits for itself
+  constexpr int kTile = kQueries > 2 && !kManyRegisters ? 2 : 4;  // keys at a time: a single sum waits for itself
   for (int first = 0; first < keys.count; first += kLanes) {
     F products[kQueries][kLanes];
     for (int j = 0; j < kLanes; j += kTile) {
@@ -81,8 +81,8 @@ void scores_of(float (*scores)[kStep], const Factor<T>* q, const Keys<T>& keys, 
   }
 }
 
-// Takes scores into the softmax of one query, and puts what its keys weigh in their place. Gives the factor of what was
-// there before.
+// Takes scores into the softmax of one query, and puts the weights of its keys in their place. Returns the factor of
+// what was in the softmax before.
 template <class T>
 float weigh(Partial partial, const Keys<T>& keys, const HeadOptions& options, float* scores) {
   constexpr bool kInt8 = std::is_same_v<T, int8_t>;
@@ -110,7 +110,7 @@ float weigh(Partial partial, const Keys<T>& keys, const HeadOptions& options, fl
   return shrink;
 }
 
-// Adds what the keys weigh of their values, of which these are kVectors vectors from the i-th element on.
+// Adds the weighted values: kVectors vectors of them, from the i-th element on.
 template <int kQueries, int kVectors, class T, class Count>
 void add_values(const Partial* partials, const float (*weights)[kStep], const Keys<T>& keys, int64_t i, Count count) {
   F acc[kQueries][kVectors];
@@ -149,21 +149,21 @@ void take_keys(const Partial* partials, const Factor<T>* q, const Keys<T>& keys,
   if (i < head_size) add_values<kQueries, 1>(partials, weights, keys, i, static_cast<int>(head_size - i));
 }
 
-inline constexpr int kMostQueries = 4;  // of take_keys
+inline constexpr int kMostQueries = 4;  // the most queries of one call of take_keys
 template <class T>
 using TakeKeys = void (*)(const Partial*, const Factor<T>*, const Keys<T>&, int64_t, float, const HeadOptions*);
 template <class T>
 inline constexpr TakeKeys<T> kTakeKeys[kMostQueries] = {take_keys<1, T>, take_keys<2, T>, take_keys<3, T>,
                                                         take_keys<4, T>};
 
-// T: of q and the result. K: of keys and values.
+// T: the type of q and the result. K: the type of keys and values.
 template <class T, class K>
 void decode_attention_as(const DecodeAttention& args, const Executor& executor) {
   const int64_t D = args.head_size, group = args.heads / args.kv_heads, stride = args.kv_heads * D;
   const auto length_of = [&](int64_t b) {
     return smaller(args.kv_length, larger<int64_t>(0, args.length[b % args.length_batch]));
   };
-  // The parts of a window begin where it does.
+  // The parts of a window begin where the window does.
   const auto first_of = [&](int64_t b) {
     return args.window == 0 ? 0 : larger<int64_t>(0, length_of(b) - args.window);
   };
@@ -172,7 +172,7 @@ void decode_attention_as(const DecodeAttention& args, const Executor& executor) 
     longest = larger(longest, length_of(b) - first_of(b));
   const int64_t parts = larger<int64_t>(1, (longest + kPartKeys - 1) / kPartKeys);
 
-  // One for each batch, part and query head.
+  // One state for each example, part and query head.
   const int64_t state_size = Partial::size(D);
   Scratch scratch(args.batch * parts * args.heads * state_size);
   const auto partial = [&](int64_t index) { return Partial{scratch.data() + index * state_size}; };

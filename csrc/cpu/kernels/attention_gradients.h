@@ -11,10 +11,10 @@ namespace {
 // Rows of `size` floats are as long as a number of vectors here, with zeros at the end.
 int64_t padded(int64_t size) { return (size + kLanes - 1) / kLanes * kLanes; }
 
-// Up to so many keys, the logits of a block of queries are kept, and not computed twice.
+// Up to so many keys, the logits of a block of queries are kept instead of computed twice.
 inline constexpr int64_t kKeptKeys = 4096;
 
-// What a thread needs for one block of queries against one of keys.
+// The buffers of a thread for one block of queries and one block of keys.
 struct TileBuffers {
   int64_t size, width;
   float *queries_t, *cotangents_t;   // [D, kQueryBlock], the queries scaled to powers of two
@@ -22,7 +22,7 @@ struct TileBuffers {
   float *highest, *inverse, *delta;  // [kQueryBlock]
   float* dq_t;                       // [D, kQueryBlock]
   float *weights, *dlogits;          // [kKeyBlock, kQueryBlock]
-  float *factors, *derivative;       // the same: of dropout, and of the soft cap
+  float *factors, *derivative;       // of the same shape: factors of dropout, and the derivative of the soft cap
   float *k, *v;                      // [kKeyBlock, D], if not f32
 
   static int64_t floats(const Attention& args) {
@@ -66,7 +66,7 @@ void copy_rows(float* out, int64_t width, const T* x, int64_t stride, int64_t ro
   }
 }
 
-// Loads what a block of queries needs, but for what `sum_queries` finds out.
+// Loads what a block of queries needs, except for what `sum_queries` computes.
 template <class T>
 void load_queries(const AttentionBackward& args, const QueryBlock& block, const TileBuffers& to) {
   const Attention& call = args.call;
@@ -78,7 +78,8 @@ void load_queries(const AttentionBackward& args, const QueryBlock& block, const 
   copy_rows(to.cotangents, to.width, cotangent, stride, block.queries, to.size);
 }
 
-// to.dlogits = the gradients of the weights of a tile: the products of values and cotangents, times those of dropout.
+// to.dlogits = the gradients of the weights of a tile: the products of values and cotangents, times the factors of
+// dropout.
 template <class T, bool kOptions>
 void weight_gradients(const Attention& call, const QueryBlock& block, const KeyTile& tile, const TileBuffers& to) {
   const auto [first, keys] = tile;
@@ -113,13 +114,13 @@ void subtract_lse(const AttentionBackward& args, const QueryBlock& block, float*
 }
 
 // delta = the sum of cotangent * out; the highest of the logits, as powers of two, and 1 / the sum of what they are
-// above it, which is zero for a query that sees nothing, or is none. (Not the logarithm of the sum: added to a high
-// logit, it would be lost.) Logits are kept in `kept`, rows of keys from block.first on, if there is room.
+// above it, which is zero for a query that sees no key, and past the last query. (Not the logarithm of the sum: added
+// to a high logit, it would be lost.) Logits are kept in `kept`, rows of keys from block.first on, if there is room.
 template <class T, bool kOptions>
 void sum_queries(const AttentionBackward& args, const QueryBlock& block, const TileBuffers& to, float* kept) {
   constexpr int kVectors = Simd::kOuterVectors;
-  // A result of 16 bits has lost what a gradient needs: delta is subtracted from numbers that are as large. It comes
-  // from the weights then.
+  // A result of 16 bits has lost what a gradient needs, as delta is subtracted from numbers of its size. So delta then
+  // comes from the weights.
   constexpr bool kFromWeights = sizeof(T) < sizeof(float);
   const Attention& call = args.call;
   if constexpr (!kFromWeights) {
@@ -161,8 +162,8 @@ void sum_queries(const AttentionBackward& args, const QueryBlock& block, const T
   if (args.lse_cotangent != nullptr) subtract_lse(args, block, to.delta);
 }
 
-// The weights of a tile after dropout, and the gradients of its logits, before what was added to them: `added` gets
-// those of what was.
+// Computes the weights of a tile after dropout, and the gradients of the logits before anything was added to them.
+// `added` gets the gradients of what was added.
 template <class T, bool kOptions, class Added>
 void tile_gradients(const Attention& call, const QueryBlock& block, const KeyTile& tile, const TileBuffers& to,
                     const float* kept, const Added& added) {
@@ -178,7 +179,7 @@ void tile_gradients(const Attention& call, const QueryBlock& block, const KeyTil
     const F highest = Simd::load(to.highest + line), inverse = Simd::load(to.inverse + line);
     const F delta = Simd::load(to.delta + line), positive = Simd::broadcast(__FLT_MIN__);
     const bool all_see = !Simd::any_less(inverse, positive);
-    // Of others nothing is added, also where keys or values are not finite.
+    // Keys that a query does not see add nothing, also if keys or values are not finite.
     const auto seeing = [&](F x) { return all_see ? x : Simd::select_less(inverse, positive, Simd::zero(), x); };
     for (int64_t i = line; i < keys * kQueryBlock; i += kQueryBlock) {
       const F weight = seeing(Simd::mul(Simd::exp2(Simd::sub(Simd::load(scores + i), highest)), inverse));

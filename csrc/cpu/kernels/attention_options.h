@@ -1,4 +1,5 @@
-// What attention does to the logits of a tile: rows are keys, and the queries of a block are along the vector lanes.
+// Options of attention, applied to the logits of a tile: rows are keys, and queries of a block are along the vector
+// lanes.
 #pragma once
 
 #include "cpu/kernels/attention_threefry.h"
@@ -15,12 +16,12 @@ const T* operand_of(const Operand<T>& operand, int64_t b, int64_t h = 0) {
 // At most kQueryBlock queries of one head, and the keys that any of them may see.
 struct QueryBlock {
   int64_t b, h, begin, queries;
-  int64_t position;         // of the first query, among the keys
-  int64_t first, end;       // of the keys
+  int64_t position;         // the first query's position among the keys
+  int64_t first, end;       // the range of the keys
   int32_t lowest, highest;  // query at p sees key j if p - j is between them
 };
 
-// Whether one query sees any of these keys, by its row of the mask; and whether it misses any.
+// Tell if one query sees any of these keys, by its row of the mask; and if it misses any.
 bool sees_any(const uint8_t* mask, int64_t keys) {
   uint8_t any = 0;
   for (int64_t j = 0; j < keys; ++j) any = static_cast<uint8_t>(any | mask[j]);
@@ -72,7 +73,7 @@ QueryBlock query_block(const Attention& args, int64_t b, int64_t h, int64_t begi
   return block;
 }
 
-// l -> cap tanh(l / cap), where l are powers of two; and what its derivative is, if it is wanted.
+// Replaces l by cap tanh(l / cap), where l are powers of two. Stores the derivative too, if it is wanted.
 void cap_logits(float* tile, float* derivative, int64_t size, float cap) {
   const F factor = Simd::broadcast(2.0f / cap), log_cap = Simd::broadcast(cap * kLog2E), one = Simd::broadcast(1.0f);
   const F lowest = Simd::broadcast(-126.0f), two = Simd::broadcast(2.0f);
@@ -85,23 +86,23 @@ void cap_logits(float* tile, float* derivative, int64_t size, float cap) {
   }
 }
 
-// As powers of two. What is finite stays so: only -inf is not seen.
+// Returns the bias as powers of two. A finite bias stays finite, as only -inf is not seen.
 F log2_of_bias(F bias) {
   const F lowest = Simd::broadcast(kLowest), highest = Simd::broadcast(-kLowest);
   const F product = Simd::max(lowest, Simd::min(highest, Simd::mul(bias, Simd::broadcast(kLog2E))));
   return Simd::select_less(highest, Simd::abs(bias), bias, product);
 }
 
-// `yes` of lanes where a byte is not 0.
+// Takes `yes` in lanes whose byte is not 0.
 F select_bytes(F bytes, F yes, F no) { return Simd::select_less(Simd::zero(), Simd::abs(bytes), yes, no); }
 
-// How far queries are from keys.
+// The distances of queries from keys.
 class Distances {
  public:
   Distances() {
     for (int i = 0; i < kQueryBlock; ++i) numbers_[i] = static_cast<float>(i);
   }
-  // Queries i, i + 1 and so on from a key that is `away` from the first of the block.
+  // The distances of queries i, i + 1 and so on from a key that is `away` from the first query of the block.
   F operator()(int64_t away, int i) const {
     return Simd::abs(Simd::add(Simd::broadcast(static_cast<float>(away)), Simd::load(numbers_ + i)));
   }
@@ -110,7 +111,8 @@ class Distances {
   float numbers_[kQueryBlock];
 };
 
-// Takes the logits of `keys` keys from `first`, as powers of two and not yet capped, to what the softmax is of.
+// Applies the options to the logits of `keys` keys from `first` on: powers of two, not yet capped. The softmax is of
+// the result.
 void apply_options(const AttentionOptions& options, const QueryBlock& block, int64_t kv_length, int64_t first,
                    int64_t keys, float* tile, float* cap_derivative) {
   constexpr float kUnseen = -__builtin_inff();
@@ -160,7 +162,7 @@ void apply_options(const AttentionOptions& options, const QueryBlock& block, int
   }
 }
 
-// The keys that some of the queries do not see by their place.
+// Masks the keys that some of the queries do not see for their place.
 void mask_places(const QueryBlock& block, int64_t first, int64_t keys, float* tile) {
   for (int64_t j = 0; j < keys; ++j) {
     const auto away = static_cast<int32_t>(block.position - first - j);
@@ -176,7 +178,7 @@ bool has_dropout(const AttentionOptions* options) {
   return options != nullptr && (options->dropout_keys.data != nullptr || options->kept.data != nullptr);
 }
 
-// What the weights of a tile have to be multiplied by: 1 / (1 - dropout), or 0.
+// Computes the factors of the weights of a tile: 1 / (1 - dropout), or 0.
 void dropout_factors(const AttentionOptions& options, const QueryBlock& block, int64_t kv_length, int64_t first,
                      int64_t keys, float* factors) {
   const float kept = 1.0f / options.keep;

@@ -1,4 +1,4 @@
-// The random bits that JAX makes from a key, Threefry 2x32 with 20 rounds
+// Random bits as JAX makes them from a key: Threefry 2x32 with 20 rounds
 // (https://www.thesalmons.org/john/random123/papers/random123sc11.pdf), for any part of an array: element n of it is
 // the cipher of n, in 64 bits, its halves joined by xor.
 #pragma once
@@ -8,7 +8,7 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// As many lanes as floats, in the vectors of the compiler: integers are all that this needs.
+// As many lanes as there are floats, in vectors of the compiler, as only integers are needed.
 using Bits = uint32_t __attribute__((vector_size(kLanes * sizeof(uint32_t))));
 
 template <int kRotation>
@@ -42,7 +42,7 @@ Bits threefry(const uint32_t* key, Bits high, Bits low) {
 template <int kWidth>
 void threefry_factors(const uint32_t* key, uint64_t start, uint64_t columns, int64_t rows, float probability,
                       float kept, float* factors) {
-  // A number in [0, 1) has 23 bits of those; it is below the probability if they are below this.
+  // A number in [0, 1) has 23 of the bits. It is below the probability if these bits are below the threshold.
   const auto threshold = static_cast<uint32_t>(__builtin_ceilf(probability * 8388608.0f));
   uint32_t high[kWidth], low[kWidth];
   for (int i = 0; i < kWidth; ++i) {

@@ -1,5 +1,4 @@
-// What the kernels of attention have in common: products of tiles with rows along the vector lanes, and rows of one
-// head.
+// Tools that the kernels of attention share: products of tiles with rows along the vector lanes, and rows of one head.
 #pragma once
 
 #include "cpu/kernels/outer.h"
@@ -44,7 +43,7 @@ void outer_columns(float* c, int64_t rows, const E* a, int64_t row, int64_t colu
   for (; m < rows; ++m) outer_tile<1, kVectors, kAdd>(c + m * stride, a + m * row, row, column, b, n, stride);
 }
 
-// With queries along the lanes, kQueryBlock of them, of which kVectors vectors count.
+// The product with queries along the lanes: kQueryBlock queries, of which kVectors vectors count.
 template <bool kAdd, int kVectors = Simd::kOuterVectors, class E>
 void outer_product(float* c, int64_t rows, const E* a, int64_t row, int64_t column, const E* b, int64_t n) {
   outer_columns<kVectors, kAdd>(c, rows, a, row, column, b, n, kQueryBlock);
@@ -63,7 +62,7 @@ void add_product(float* c, int64_t rows, const float* a, int64_t row, int64_t co
   for (; i < width; i += kLanes) outer_columns<1, true>(c + i, rows, a, row, column, b + i, n, width);
 }
 
-// Rows of one head, as f32: where they are, or widened into `buffer`.
+// Rows of one head as f32: in their own memory, or widened into `buffer`.
 struct Rows {
   const float* data;
   int64_t stride;
@@ -78,8 +77,8 @@ Rows as_floats(const T* x, int64_t stride, int64_t rows, int64_t size, float* bu
   return {buffer, size};
 }
 
-// Calls body(d, i, x) for the vectors x of elements d of rows i, i + 1 and so on, in place of which zeros are where
-// there are fewer.
+// Calls body(d, i, x) for the vectors x of elements d of rows i, i + 1 and so on, with zeros past
+// the last row.
 template <class T, class Body>
 void for_columns(const T* x, int64_t stride, int64_t rows, int64_t size, const Body& body) {
   for (int64_t i = 0; i < rows; i += kLanes) {

@@ -1,5 +1,5 @@
-// What the kernels of one instruction set share. Everything in this folder is compiled once for each of them, after its
-// `Simd`, and has internal linkage.
+// Tools that the kernels of one instruction set share. The files of this folder are compiled once for each instruction
+// set, after its `Simd`, and all that they define has internal linkage.
 #pragma once
 
 #include <cstdlib>
@@ -13,13 +13,13 @@ namespace {
 using F = Simd::F;
 inline constexpr int kLanes = Simd::kLanes;
 inline constexpr float kLog2E = 1.44269504088896341f;
-// Stands for -inf where it is subtracted from -inf: the lowest of the numbers.
+// The lowest number, in place of a -inf that would be subtracted from -inf.
 inline constexpr float kLowest = -0x1.fffffep127f;
 
-// Whether there are 32 registers and not 16, as the sums of an outer product say.
+// True if there are 32 registers and not 16, by the sums of an outer product.
 inline constexpr bool kManyRegisters = Simd::kOuterRows * Simd::kOuterVectors >= 16;
 
-// Whether the processor multiplies T as it is, two neighbours at a time, into sums of f32.
+// True if the processor multiplies T without widening, two neighbours at a time, into sums of f32.
 #ifdef EQXCALLBACK_PAIRS
 template <class T>
 inline constexpr bool kHasPairs = std::is_same_v<T, Bf16>;
@@ -38,7 +38,7 @@ template <class T>
 F load(const T* p, int n) {
   return Simd::load(p, n);
 }
-// Integers as they are, without their scale.
+// Loads integers without their scale.
 F load(const int8_t* p, Full) { return Simd::int8s(reinterpret_cast<const uint8_t*>(p)); }
 F load(const int8_t* p, int n) {
   uint8_t bytes[kLanes] = {};
@@ -54,8 +54,8 @@ void store(T* p, F x, int n) {
   Simd::store(p, x, n);
 }
 
-// Calls body(i, count) for the vectors of n elements: `Full` ones, and a last one of fewer. Inlined, or what a body
-// refers to would be read again after each store, which may be to any type.
+// Calls body(i, count) for the vectors of n elements: `Full` ones, and a last one of fewer. Inlined: otherwise
+// what a body refers to would be read again after each store, which may be to any type.
 template <int kStep = kLanes, class Body>
 [[gnu::always_inline]] inline void for_vectors(int64_t n, const Body& body) {
   int64_t i = 0;
@@ -63,11 +63,12 @@ template <int kStep = kLanes, class Body>
   if (i < n) body(i, static_cast<int>(n - i));
 }
 
-// The lanes that count; `other` in place of those that do not.
+// Keeps the lanes that count, and puts `other` into those that do not.
 F first_or(F x, Full, float) { return x; }
 F first_or(F x, int n, float other) { return Simd::first_or(x, n, other); }
 
-// step(acc, i, count) over the vectors of n elements, in four chains, for one alone waits for itself, which are joined.
+// step(acc, i, count) over the vectors of n elements, in four chains, which are joined in the end: a single chain waits
+// for itself.
 template <class Acc, class Step, class Join>
 [[gnu::always_inline]] inline Acc fold(int64_t n, Acc start, const Step& step, const Join& join) {
   Acc acc[4] = {start, start, start, start};
@@ -99,21 +100,21 @@ void with_type(Element element, const Fn& fn) {
 template <class P>
 using Pointee = std::remove_pointer_t<P>;
 
-// Memory that may lie past the end of its array is not touched: a prefetch is a hint.
+// Prefetches memory, which may lie past the end of its array: a prefetch is a hint, and touches nothing.
 template <class T>
 void prefetch(const T* p, int64_t n) {
   const auto* bytes = reinterpret_cast<const char*>(p);
   for (int64_t i = 0; i < n * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(bytes + i, 0, 2);
 }
 
-// Weights that are read once, in several streams: the processor alone sees too little of what is coming. Into the
-// second cache, for in the first it would displace what they are multiplied with.
+// Prefetches weights that are read once, in several streams: the processor by itself sees too little of what is coming.
+// Into the second cache, as in the first one they would displace what they are multiplied with.
 template <class T>
 void prefetch_stream(const T* p) {
   prefetch(reinterpret_cast<const char*>(p) + 4096, 1);
 }
 
-// As std::integral_constant, but of internal linkage, see types.h.
+// Like std::integral_constant, but with internal linkage: see types.h.
 template <int n>
 struct Int {
   static constexpr int value = n;

@@ -1,4 +1,4 @@
-// Dot products of rows: of f32 with rows that are widened in registers, or of bf16 where the processor multiplies them.
+// Dot products of rows: of f32 with rows that are widened in registers, or of bf16 if the processor multiplies bf16.
 #pragma once
 
 #include "cpu/kernels/common.h"
@@ -6,7 +6,7 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// What a vector of each row is. `Simd::fma` multiplies two of them.
+// The vectors of both rows, which `Simd::fma` multiplies.
 template <class X, class W>
 struct Terms {
   static constexpr int kStep = kLanes;
@@ -24,11 +24,11 @@ struct Terms<Bf16, Bf16> {
 };
 #endif
 
-// What is multiplied with many rows of W: f32, unless W can be multiplied as it is.
+// The type that rows of W are multiplied with: f32, unless the processor multiplies W without widening.
 template <class W>
 using Factor = std::conditional_t<kHasPairs<W>, W, float>;
 
-// `n` of x where they are, or widened into `buffer`.
+// Returns `n` elements of x in their own memory, or widened into `buffer`.
 template <class W, class T>
 const Factor<W>* as_factors(const T* x, int64_t n, float* buffer) {
   if constexpr (std::is_same_v<Factor<W>, T>) {
@@ -39,7 +39,8 @@ const Factor<W>* as_factors(const T* x, int64_t n, float* buffer) {
   }
 }
 
-// sums[r * stride + w], whose lanes are still to be added: row r of x, rows of which are `x_stride` apart, and rows[w].
+// Computes sums[r * stride + w], whose lanes are still to be added, of row r of x, whose rows are `x_stride` apart, and
+// rows[w].
 //
 // Never inlined: among other loops, the compiler would keep the sums in memory.
 template <int kRows, int kWeights, class X, class T>
@@ -70,9 +71,9 @@ template <int kRows, int kWeights, class X, class T>
   }
 }
 
-// tile(rows, weights, r, o, part), the first two of them `Int`s, for all of `num_rows` rows of x and of the rows of
-// weights from `begin` to `end`: those of a tile are o, o + part, and so on, and the next tile has those that follow
-// them. These are long streams, which the processor sees coming, where neighbouring rows would be many short ones.
+// Calls tile(rows, weights, r, o, part), whose first two arguments are `Int`s, for all of `num_rows` rows of x and for
+// the rows of weights from `begin` to `end`. A tile has the rows o, o + part, and so on; the next tile has the rows
+// after them. These are long streams, which the processor sees coming; neighbouring rows would be many short ones.
 template <int kRows, int kWeights, class Tile>
 void for_tiles(int64_t num_rows, int64_t begin, int64_t end, const Tile& tile) {
   const auto columns = [&](auto rows, auto weights, int64_t first, int64_t part) {
@@ -83,7 +84,7 @@ void for_tiles(int64_t num_rows, int64_t begin, int64_t end, const Tile& tile) {
       for (; r < num_rows; ++r) tile(Int<1>{}, weights, r, o, part);
     }
   };
-  // One row alone has too few sums that do not wait for each other.
+  // A single row has too few sums that do not wait for each other.
   const int64_t parts = num_rows == 1 ? 2 * kWeights : kWeights, part = (end - begin) / parts;
   if (num_rows == 1) {
     columns(Int<1>{}, Int<2 * kWeights>{}, begin, part);
@@ -93,7 +94,7 @@ void for_tiles(int64_t num_rows, int64_t begin, int64_t end, const Tile& tile) {
   columns(Int<kRows>{}, Int<1>{}, begin + parts * part, end - begin - parts * part);
 }
 
-// put(r, o, sum) for the rows of x and of weights, which are `size` apart and read once.
+// Calls put(r, o, sum) for the rows of x and of weights, which are `size` apart and read once.
 template <class X, class T, class Put>
 void few_rows(const X* x, int64_t num_rows, int64_t x_stride, const T* weights, int64_t begin, int64_t end,
               int64_t size, const Put& put) {

@@ -1,4 +1,4 @@
-// Linear layers of few rows: weights are read once, widened in registers, multiplied and summed in f32.
+// Linear layers over few rows: weights are read once, widened in registers, multiplied and summed in f32.
 #pragma once
 
 #include "cpu/kernels/dots.h"

@@ -1,4 +1,4 @@
-// Activations quantised to int8, as the caller has asked for: multiples of a 127th of the highest of a block.
+// Activations quantised to int8, as the caller has asked: multiples of a 127th of the highest magnitude of a block.
 #pragma once
 
 #include "cpu/kernels/common.h"
@@ -6,15 +6,15 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// A value is n * scale, n the integer nearest to it times `inverse`.
+// A value is n * scale, where n is the integer nearest to value * inverse.
 struct Steps {
   float scale, inverse;
 };
 
-// Sums of what is not higher, times GGUF weights without their scale, are finite.
+// Sums of values up to this, times GGUF weights without their scale, are finite.
 inline constexpr float kSummable = 0x1p110f;
 
-// The highest magnitude of `size` values, infinity if one of them is not finite.
+// Returns the highest magnitude of `size` values: infinity if a value is not finite.
 float magnitude_of(const float* x, int64_t size) {
   const auto absolute = [&](F acc, int64_t i, auto count) { return Simd::max(acc, Simd::abs(load(x + i, count))); };
   const auto times_zero = [&](F acc, int64_t i, auto count) {
@@ -24,22 +24,22 @@ float magnitude_of(const float* x, int64_t size) {
                                        : __builtin_inff();
 }
 
-// Of `size` values. False if they are higher, or not finite.
+// Computes the steps of `size` values. Returns false if a value is higher than `limit`, or not finite.
 bool steps_of(Steps& steps, const float* x, int64_t size, float limit = -kLowest) {
   const float highest = magnitude_of(x, size);
   steps.scale = highest / 127;
-  steps.inverse = highest < 0x1p-100f ? 0 : 127 / highest;  // lower ones have no inverse
+  steps.inverse = highest < 0x1p-100f ? 0 : 127 / highest;  // lower values have no inverse
   return highest <= limit;
 }
 
-// tile(count, first) for at most kMost rows of x at a time, `count` an `Int`.
+// Calls tile(count, first) for at most kMost rows of x at a time, `count` an `Int`.
 template <int kMost = 4, class Tile>
 void for_few_rows(int64_t num_rows, const Tile& tile, int64_t first = 0) {
   for (; first + kMost <= num_rows; first += kMost) tile(Int<kMost>{}, first);
   if constexpr (kMost > 1) for_few_rows<kMost - 1>(num_rows, tile, first);
 }
 
-// Blocks of `block` values, of which the last may be smaller. One that is not finite stays as it is.
+// Quantises blocks of `block` values, the last of which may be smaller. A block that is not finite stays as it is.
 void quantize_activations(float* x, int64_t size, int64_t block) {
   for (int64_t begin = 0; begin < size; begin += block) {
     const int64_t n = smaller(block, size - begin);

@@ -22,8 +22,8 @@ void for_block_vectors(const uint8_t* block, const Body& body) {
   }
 }
 
-// The same with scale and minimum: what the weights are.
-template <Encoding encoding, class Vectors = Simd, class Body>  // a parameter: not all of them have tables
+// Decodes one block to its weights, with scale and minimum.
+template <Encoding encoding, class Vectors = Simd, class Body>  // a parameter, as not all of them have tables
 void for_weight_vectors(const uint8_t* block, const Body& body) {
   if constexpr (encoding == Encoding::kQ4_1 && kLanes == 16) {  // as many as a nibble has values: a table of them
     const F table = Vectors::table_of_nibbles(block);

@@ -25,10 +25,10 @@ class BlockRows {
   }
   int64_t stride() const { return num_blocks_ * kBlockFours; }
   float scale(int64_t r, int64_t b) const { return scales_[r * num_blocks_ + b]; }
-  // Of the integers.
+  // The sum of the integers of block b of row r.
   int32_t sum(int64_t r, int64_t b) const { return sums_[r * num_blocks_ + b]; }
 
-  // False if x is not finite, or so high that sums of it are not.
+  // Sets row r. Returns false if x is not finite, or so high that sums of it are not.
   bool set(int64_t r, const float* x) {
     for (int64_t i = r * num_blocks_; i < (r + 1) * num_blocks_; ++i, x += kBlockSize) {
       Steps steps;
@@ -53,7 +53,7 @@ class BlockRows {
   int32_t* sums_;
 };
 
-// Of kPanel rows of weights: their bytes [blocks, kBlockFours, kPanel], and of each block [kPanel] scales and minimums.
+// kPanel rows of weights: their bytes [blocks, kBlockFours, kPanel], and scales and minimums [kPanel] of each block.
 struct BlockPanel {
   ByteFour* bytes;
   float *scales, *minimums;
@@ -71,7 +71,7 @@ struct BlockPanel {
       for (int64_t b = 0; b < num_blocks; b += Bytes::kBlocks) {
         F fours[Bytes::kParts][kLanes];
         for (int r = 0; r < kLanes; ++r) {
-          // What is past the last row or block is dropped.
+          // Results past the last row or block are dropped.
           const uint8_t* row = weights + smaller(w + r, rows - 1) * stride;
           const uint8_t* blocks[Bytes::kBlocks];
           for (int i = 0; i < Bytes::kBlocks; ++i) {
@@ -143,7 +143,7 @@ template <Encoding encoding, int kRows>
   }
 }
 
-// False if x has no form in bytes.
+// Returns false if x has no form in bytes.
 template <Encoding encoding, class T>
 bool multiply_block_panels(const QuantizedLinear& args, const float* x, const Executor& executor) {
   const int64_t num_blocks = args.in_features / kBlockSize, out_features = args.out_features;

@@ -1,11 +1,12 @@
 // Few rows of x times quantised weights, by the products of bytes of the processor.
 //
 // Each block of x becomes integers of 23 bits and a power of two, x = 2^e n, and n three signed digits,
-// n = 2^16 a + 2^8 b + c. Their products with the weights' integers are exact, and cost less than decoding weights to
-// f32. What is rounded is x, by at most 2^-22 of the highest in its block of 32. The sum of the magnitudes bounds the
-// error, as it does for sums in f32; but where the highest meets a weight of zero, f32 would be nearer.
+// n = 2^16 a + 2^8 b + c. The products of the digits with the weights' integers are exact, and cost less than decoding
+// weights to f32. Only x is rounded, by at most 2^-22 of the highest value in its block of 32. The sum of the
+// magnitudes bounds the error, as it does for sums in f32; but if the highest value meets a weight of zero, f32 would
+// be nearer.
 //
-// Or x is quantised to one digit, as the caller has asked for: x = s n with s a 127th of the highest.
+// Or x is quantised to one digit, as the caller has asked: x = s n, where s is a 127th of the highest value.
 #pragma once
 
 #include <cstddef>
@@ -21,15 +22,15 @@ inline constexpr int kByteGroups = kRowsAtOnce / Bytes::kRows;  // vectors with 
 
 struct alignas(64) ByteBlock {
   int8_t high[kBlockSize], middle[kBlockSize], low[kBlockSize];
-  int32_t upper_offset[4], lower_offset[4];  // of the digits, see ByteRows::offset
-  int32_t plain_offset[2][4];                // of the digits, where weights are kTooHighPlain too high, in each half
-  float sums[4];                             // 0, sum of x, 0, 0
-  float lower_scale, upper_scale;            // 2^e, 2^(e + 8); or s, 0
+  int32_t upper_offset[4], lower_offset[4];  // offsets of the digits, see ByteRows::offset
+  int32_t plain_offset[2][4];      // offsets of the digits in each half, if weights are kTooHighPlain too high
+  float sums[4];                   // 0, sum of x, 0, 0
+  float lower_scale, upper_scale;  // 2^e, 2^(e + 8); or s, 0
 };
 
-// Sums of products with n of the rows in two vectors, which have the halves of a block: 4 sums a row, as one integer
-// where it has room for them, as for weights of up to 6 bits, and else in two parts, 2^8 upper + lower. Of one digit
-// there are no upper ones.
+// Sums of products with n, of the rows in two vectors, which have the halves of a block: 4 sums for each row. A sum is
+// one integer if that has room, as for weights of up to 6 bits, or else two parts, 2^8 upper + lower. With one digit
+// there are no upper parts.
 template <Encoding encoding, int kDigits>
 struct ByteDots {
   static constexpr bool kHasUpper = kDigits == 3 && encoding == Encoding::kQ8_0;
@@ -51,19 +52,19 @@ struct ByteDots {
   }
 };
 
-// The power of two of integers of 23 bits. False if x has no such form: it is not finite, or so high that sums of it
-// are not.
+// Computes the power of two of integers of 23 bits. Returns false if x has no such form: if it is not finite, or so
+// high that sums of it are not.
 bool exact_steps(Steps& steps, const float* x) {
   const float highest = magnitude_of(x, kBlockSize);
   if (highest > kSummable) return false;
   int exponent = 0;
   __builtin_frexpf(highest, &exponent);    // highest < 2^exponent
-  exponent = larger(exponent, -103) - 22;  // 2^exponent and its inverse are normal: below, digits are lost
+  exponent = larger(exponent, -103) - 22;  // 2^exponent and its inverse are normal numbers; below that, digits are lost
   steps = {__builtin_ldexpf(1.0f, exponent), __builtin_ldexpf(1.0f, -exponent)};
   return true;
 }
 
-// False if x has no form in bytes.
+// Returns false if x has no form in bytes.
 template <int kDigits>
 bool to_bytes(ByteBlock* blocks, const float* x, int64_t num_blocks) {
   for (int64_t b = 0; b < num_blocks; ++b, x += kBlockSize) {
@@ -78,7 +79,7 @@ bool to_bytes(ByteBlock* blocks, const float* x, int64_t num_blocks) {
       Ints n = Bytes::nearest(Simd::mul(values, Simd::broadcast(steps.inverse)));
       const F seen = kDigits == 3 ? values : Simd::mul(__builtin_convertvector(n, F), Simd::broadcast(steps.scale));
       sum = Simd::add(sum, seen);
-      // The lowest byte as a signed digit, and what is left.
+      // Splits off the lowest byte as a signed digit.
       const auto put = [&](int8_t* p) {
         Bytes::store_lowest(p + i, n);
         n = (n + 128) >> 8;
@@ -103,7 +104,7 @@ bool to_bytes(ByteBlock* blocks, const float* x, int64_t num_blocks) {
   return true;
 }
 
-// The halves of a block, of the rows of one vector.
+// The halves of a block, for the rows of one vector.
 template <Encoding encoding>
 struct WeightBytes {
   Ints first, second;
@@ -122,8 +123,8 @@ struct WeightBytes {
   }
 };
 
-// The sums of one row of x and the rows of weights of one vector over the blocks, in 4 lanes each, and those of the
-// minimums.
+// Computes the sums over the blocks of one row of x and the rows of weights of one vector, in 4 lanes each, and the
+// sums of the minimums.
 template <Encoding encoding, int kDigits>
 struct RowSums {
   F total = Simd::zero();
@@ -177,17 +178,17 @@ struct RowSums {
   }
 };
 
-// The products of kX rows of x with the rows of weights from `begin` to `end`. Those of a tile are from as many parts
-// of them, see dots.h. Each block of weights is decoded once, and what a row of x gets does not depend on the others.
+// Multiplies kX rows of x with the rows of weights from `begin` to `end`. The rows of a tile are from as many parts of
+// them, see dots.h. Each block of weights is decoded once, and the result of a row of x does not depend on other rows.
 template <Encoding encoding, int kDigits, int kX, class T>
 void multiply_bytes(T* out, const QuantizedLinear& args, const uint8_t* blocks, const ByteBlock* x, int64_t begin,
                     int64_t end) {
   constexpr int kRows = kRowsAtOnce;
-  // So many of them that the sums stay in registers.
+  // So many groups that the sums stay in registers.
   constexpr int kGroups = kX <= 2 ? kByteGroups : smaller(kByteGroups, 2);
   const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(encoding);
   int64_t part = (end - begin + kRows - 1) / kRows;
-  // Streams that are pages apart would have one set of the first cache for all.
+  // Streams that are pages apart would all share one set of the first cache.
   if (part * stride % 4096 == 0) ++part;
   for (int64_t o = begin; o < begin + part; ++o) {
     const uint8_t* rows[kRows];
@@ -244,7 +245,7 @@ bool multiply_digits(const QuantizedLinear& args, const float* x, const Executor
   return true;
 }
 
-// False if x has no form in bytes.
+// Returns false if x has no form in bytes.
 template <Encoding encoding, class T>
 bool multiply_vectors(const QuantizedLinear& args, const float* x, const Executor& executor) {
   return args.quantized_activations ? multiply_digits<encoding, 1, T>(args, x, executor)

@@ -1,5 +1,5 @@
 // Many rows that are quantised to int8 times rows of int8: weights are put along the lanes, a panel of them at a time,
-// so that nothing is summed over lanes.
+// so that no sum goes across lanes.
 #pragma once
 
 #include "cpu/kernels/linear_byte_rows.h"
@@ -13,7 +13,7 @@ inline constexpr int64_t kPanel = Simd::kOuterVectors * kLanes;
 
 void store_fours(ByteFour* p, F x) { Bytes::store(reinterpret_cast<int32_t*>(p), reinterpret_cast<Ints>(x)); }
 
-// panel[i, w]: four neighbours of row w, as weights. Those past its end meet zeros in x.
+// Fills panel[i, w] with four neighbours of row w, as weights. Weights past the row's end meet zeros in x.
 void arrange_weights(ByteFour* panel, const int8_t* weights, int64_t rows, int64_t size) {
   for (int64_t w = 0; w < kPanel; w += kLanes) {
     for (int64_t i = 0; i < size; i += kBytes) {
@@ -31,7 +31,7 @@ void arrange_weights(ByteFour* panel, const int8_t* weights, int64_t rows, int64
   }
 }
 
-// out = x W^T scale, kRows rows of it from `first` on, and `columns` of the panel's.
+// Computes out = x W^T scale: kRows rows from `first` on, and `columns` columns of the panel.
 template <int kRows, class T>
 void panel_tile(T* out, int64_t out_stride, const ByteRows& x, int64_t first, const ByteFour* panel, int64_t size,
                 const float* scale, int64_t columns) {

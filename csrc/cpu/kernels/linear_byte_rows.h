@@ -23,11 +23,11 @@ class ByteRows {
 
   const int8_t* integers(int64_t r) const { return integers_ + r * padded_; }
   int64_t stride() const { return padded_; }
-  // What products are too high, negated: as are the weights, times the sums of the integers, as they meet the lanes.
+  // The excess of the products, negated: that of the weights times the sums of the integers in each lane.
   Ints offset(int64_t r) const { return Bytes::load(offsets_ + r * kLanes); }
   float scale(int64_t r) const { return scales_[r]; }
 
-  // False if x is not finite.
+  // Sets row r. Returns false if x is not finite.
   bool set(int64_t r, const float* x, int64_t size) {
     Steps steps;
     if (!steps_of(steps, x, size)) return false;
@@ -52,11 +52,11 @@ class ByteRows {
   float* scales_;
 };
 
-// As many floats as whole vectors of n of them.
+// The floats of whole vectors of n rows.
 template <int n>
 inline constexpr int kWhole = (n + kLanes - 1) / kLanes * kLanes;
 
-// out[r * kWeights + w]: the sum of products of row `first` + r of x and rows[w]. Never inlined, as `dots`.
+// Computes out[r * kWeights + w], the sum of products of row `first` + r of x and rows[w]. Never inlined, like `dots`.
 template <int kRows, int kWeights>
 [[gnu::noinline]] void byte_sums(float* out, const ByteRows& x, int64_t first, const int8_t* const* rows,
                                  int64_t size) {
@@ -99,11 +99,11 @@ template <int kRows, int kWeights>
   for (int k = 0; k < kSums; k += kLanes) Simd::store(out + k, Simd::sums(sums + k));
 }
 
-// put(r, o, sum) for all rows.
+// Calls put(r, o, sum) for all rows.
 template <class Put>
 void multiply_few(const ByteRows& bytes, int64_t num_rows, const int8_t* weights, int64_t num_weights, int64_t size,
                   const Executor& executor, const Put& put) {
-  // So many rows of x at a time that they stay in the second cache.
+  // As many rows of x at a time as stay in the second cache.
   const int64_t step = larger<int64_t>(4, (int64_t{1} << 18) / larger<int64_t>(1, size));
   const double nanoseconds = static_cast<double>(size) * (0.04 + 0.006 * static_cast<double>(num_rows)) + 5;
   parallel_for(

@@ -1,5 +1,6 @@
 // Several rows of x times quantised weights in f32: each block is decoded into registers, scaled, and multiplied with
-// all rows of a tile. The sums are those of `multiply_matrix`, in its order: a row of x gets the same bit by bit.
+// all rows of a tile. The sums are those of `multiply_matrix`, in its order: a row of x gets the same result bit by
+// bit.
 #pragma once
 
 #include "cpu/kernels/linear_activations.h"
@@ -8,7 +9,7 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// out[i, r]: row i of x, of kX, times rows[r].
+// Computes out[i, r]: row i of kX rows of x, times rows[r].
 template <Encoding encoding, int kX, int kRows>
 [[gnu::noinline]] void decoded_tile(float* out, const uint8_t* const* rows, const float* x, int64_t num_blocks) {
   constexpr int kSums = kX * kRows, kPadded = (kSums + kLanes - 1) / kLanes * kLanes;

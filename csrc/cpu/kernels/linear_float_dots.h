@@ -8,9 +8,9 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// out[i, r]: row i of x, of kX, times row r of weights, `stride` bytes apart. `sums` has {0, sum of x, 0, ...} for each
-// block, a vector. Each block is decoded once for all rows of x, and what a row of x gets does not depend on the
-// others.
+// Computes out[i, r]: row i of kX rows of x, times row r of the weights, whose rows are `stride` bytes apart. `sums`
+// has a vector {0, sum of x, 0, ...} for each block. Each block is decoded once for all rows of x, and the result of a
+// row of x does not depend on other rows.
 template <Encoding encoding, int kX, int kRows>
 [[gnu::noinline]] void dot_rows(float* out, const uint8_t* blocks, int64_t stride, const float* x, const float* sums,
                                 int64_t num_blocks) {
@@ -65,7 +65,7 @@ template <Encoding encoding, int kX, int kRows>
   }
 }
 
-// The products with the rows of weights from `begin` to `end`, which are at `blocks`.
+// Multiplies with the rows of weights from `begin` to `end`, which are at `blocks`.
 template <Encoding encoding, class T>
 void multiply_dots(const QuantizedLinear& args, const uint8_t* blocks, const float* x, const float* sums, int64_t begin,
                    int64_t end) {
@@ -85,7 +85,7 @@ void multiply_dots(const QuantizedLinear& args, const uint8_t* blocks, const flo
   const auto columns = [&](auto weights, int64_t o) {
     for_few_rows(args.rows, [&](auto count, int64_t first) {
       constexpr int kX = decltype(count)::value, kWeights = decltype(weights)::value;
-      // So many rows of weights that the sums stay in registers.
+      // As many rows of weights as have their sums in registers.
       constexpr int kAtOnce = kX == 1 ? kWeights : smaller(kWeights, kManyRegisters ? 2 : 1);
       for (int r = 0; r < kWeights; r += kAtOnce) multiply(count, Int<kAtOnce>{}, first, o + r * part);
     });
@@ -94,7 +94,7 @@ void multiply_dots(const QuantizedLinear& args, const uint8_t* blocks, const flo
   for (int64_t o = begin + kRows * part; o < end; ++o) columns(Int<1>{}, o);
 }
 
-// False if x is to be quantised first, or not finite, or so high that sums of it are not.
+// Returns false if x should first be quantised, or is not finite, or so high that sums of it are not.
 template <Encoding encoding, class T>
 bool multiply_vectors(const QuantizedLinear& args, const float* x, const Executor& executor) {
   if (args.quantized_activations || magnitude_of(x, args.rows * args.in_features) > kSummable) return false;

@@ -1,5 +1,5 @@
 // Linear layers over int8 weights with a scale for each output, which multiplies their sums in f32. Few rows of x read
-// each weight once; for more of them, a few rows of weights at a time are widened into cache.
+// each weight once; for more rows of x, a few rows of weights at a time are widened into cache.
 #pragma once
 
 #include "cpu/kernels/dots.h"
@@ -15,7 +15,7 @@ namespace {
 inline constexpr int64_t kFewRows = 16;
 
 #ifdef EQXCALLBACK_BYTES
-// False if x has no form in bytes, or is so long that sums have none.
+// Returns false if x has no form in bytes, or is so long that sums have no form in integers.
 template <class T, class Put>
 bool multiply_quantized(T* out, const float* x, int64_t x_stride, const Int8Linear& args, const Executor& executor,
                         const Put& put) {

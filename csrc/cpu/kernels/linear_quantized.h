@@ -1,9 +1,10 @@
 // Linear layers over GGUF blocks. Sums are f32, whatever the weights are stored in.
 //
-// Few rows of x read each weight once and have to be fast at decoding: linear_float_dots.h, or linear_byte_dots.h where
-// the processor multiplies bytes, and linear_decoded_tiles.h. Many rows: a few rows of weights at a time are decoded
-// into cache, and multiplied with all of x; or if x is quantised, linear_block_panels.h. Rows of weights that are side
-// by side have kernels of their own: linear_interleaved.h, and linear_interleaved_bytes.h.
+// Few rows of x read each weight once and have to be fast at decoding: linear_float_dots.h, or linear_byte_dots.h if
+// the processor multiplies bytes, and linear_decoded_tiles.h. For many rows of x, a few rows of weights at a time
+// are decoded into cache and multiplied with all of x; or if x is quantised, linear_block_panels.h.
+// Rows of weights that are side by side have kernels of their own: linear_interleaved.h, and
+// linear_interleaved_bytes.h.
 #pragma once
 
 #include "cpu/kernels/linear_activations.h"
@@ -21,8 +22,9 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// So many rows are each multiplied as one row alone is, and get the same result bit by bit; and so many are multiplied
-// by tiles, which give each the result that it has among more of them. Measured: see docs/design/kernels.md.
+// Up to kRowsAsAlone rows are each multiplied as a row alone is, with the same result bit by bit. Up to kRowsOfTiles
+// rows are multiplied by tiles, which give a row the result that it has among more rows. Measured: see
+// docs/design/kernels.md.
 #ifdef EQXCALLBACK_BYTES
 inline constexpr int64_t kRowsAsAlone = Bytes::kRows == 1 ? 8 : 3, kQuantizedRowsAsAlone = 4;
 inline constexpr bool kHasBytes = true;
@@ -36,7 +38,7 @@ constexpr int64_t rows_as_alone(Encoding encoding, bool quantized_activations) {
   return quantized_activations ? kQuantizedRowsAsAlone : kRowsAsAlone;
 }
 
-// A tile of the product: kDotRows rows of x with kDotColumns rows of decoded weights.
+// Computes a tile of the product: kDotRows rows of x with kDotColumns rows of decoded weights.
 template <class T, class Scale>
 void dot_tile(T* out, int64_t out_stride, const float* x, const float* weights, int64_t in_features, int rows,
               int columns, const Scale& scale) {
@@ -65,13 +67,13 @@ void dot_tile(T* out, int64_t out_stride, const float* x, const float* weights, 
   }
 }
 
-// out = x W^T with rows of `size` elements, a multiple of kLanes. decode(row, o) writes row o of W but for its
-// scale(o), in about so long.
+// Computes out = x W^T with rows of `size` elements, a multiple of kLanes. decode(row, o) writes row o of W without its
+// scale(o), in about `decode_nanoseconds`.
 template <class T, class Decode, class Scale>
 void multiply_decoded(T* out, const float* x, int64_t num_rows, int64_t out_features, int64_t size,
                       double decode_nanoseconds, const Executor& executor, const Decode& decode, const Scale& scale) {
   constexpr int kRows = Simd::kDotRows, kColumns = Simd::kDotColumns;
-  constexpr int kDecoded = 3 * kColumns;  // decoded at a time: they stay in the first cache with kRows of x
+  constexpr int kDecoded = 3 * kColumns;  // rows decoded at a time: they stay in the first cache with kRows of x
   const double nanoseconds = static_cast<double>(num_rows * size) / (4 * kLanes) + decode_nanoseconds;
   parallel_for(
       executor, out_features, nanoseconds,
@@ -80,7 +82,7 @@ void multiply_decoded(T* out, const float* x, int64_t num_rows, int64_t out_feat
         for (int64_t o = begin; o < end; o += kDecoded) {
           const int decoded = static_cast<int>(smaller<int64_t>(kDecoded, end - o));
           for (int c = 0; c < decoded; ++c) decode(weights.data() + c * size, o + c);
-          // The last tile may be narrower than its columns: those are computed from what is there, and dropped.
+          // The last tile may be narrower: its other columns are computed from whatever is in memory, and dropped.
           for (int c = decoded; c < kDecoded; ++c) {
             std::memset(weights.data() + c * size, 0, static_cast<size_t>(size) * sizeof(float));
           }
@@ -130,7 +132,7 @@ template <Encoding encoding, class T>
 void quantized_linear_as(const QuantizedLinear& args, const float* x, const Executor& executor) {
   if (args.rows <= rows_as_alone(encoding, args.quantized_activations)) {
     if (multiply_few<encoding, T>(args, x, executor)) return;
-    if (args.rows > 1) {  // one of them is not finite, say: the others get what they get alone
+    if (args.rows > 1) {  // if a row is not finite, say, the other rows get what they get alone
       QuantizedLinear row = args;
       row.rows = 1;
       for (int64_t r = 0; r < args.rows; ++r) {
@@ -184,7 +186,7 @@ void quantized_linear(Element element, const QuantizedLinear& args, const Execut
         case Encoding::kQ4_1_R16:
           return quantized_linear_as<Encoding::kQ4_1_R16, T>(args, x, executor);
         default:
-          return;  // no caller has others
+          return;  // no caller has other encodings
       }
     };
     if constexpr (std::is_same_v<T, float>) {

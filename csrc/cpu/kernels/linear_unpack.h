@@ -18,7 +18,7 @@ inline constexpr int kTooHighPlain = 32;  // so that digits are from 0 to 63
 
 constexpr bool is_packed(Encoding encoding) { return encoding >= Encoding::kQ4_0 && encoding <= Encoding::kQ6_K; }
 constexpr bool is_plain(Encoding encoding) { return encoding >= Encoding::kPlain; }
-// What kernels get of an encoding.
+// Returns the encoding that kernels get in place of an encoding.
 constexpr Encoding unpacked(Encoding encoding) {
   return !is_packed(encoding) ? encoding : encoding == Encoding::kQ6_K ? Encoding::kPlainHalves : Encoding::kPlain;
 }
@@ -27,14 +27,14 @@ inline void put_head(PlainBlock& out, float scale, float minimum = 0) {
   out.scale[0] = out.scale[1] = scale, out.minimum = minimum;
 }
 
-// The 6 bits of a scale and of a minimum of sub-block j, of 8, of Q4_K and Q5_K.
+// Reads the 6 bits of the scale and of the minimum of sub-block j of 8, in Q4_K and Q5_K.
 inline void put_k_head(PlainBlock& out, const uint8_t* heads, const uint8_t* packed, int j) {
   const int scale = j < 4 ? packed[j] & 63 : (packed[j + 4] & 15) | (packed[j - 4] >> 6 << 4);
   const int minimum = j < 4 ? packed[j + 4] & 63 : (packed[j + 4] >> 4) | (packed[j] >> 6 << 4);
   put_head(out, Simd::half(heads) * static_cast<float>(scale), -(Simd::half(heads + 2) * static_cast<float>(minimum)));
 }
 
-// As vectors that compilers know on every processor: they leave short loops over bytes as loops.
+// Vectors that compilers know on every processor, as they leave short loops over bytes as loops.
 using Sixteen = uint8_t __attribute__((vector_size(16)));
 inline Sixteen load_sixteen(const uint8_t* p) {
   Sixteen x;
@@ -42,14 +42,14 @@ inline Sixteen load_sixteen(const uint8_t* p) {
   return x;
 }
 inline void store_sixteen(uint8_t* p, Sixteen x) { std::memcpy(p, &x, sizeof(x)); }
-// All bits of byte i are bit i of two bytes.
+// Returns bytes: all bits of byte i are bit i of two bytes.
 inline Sixteen sixteen_bits(const uint8_t* p) {
   constexpr Sixteen kFirst = {1, 2, 4, 8, 16, 32, 64, 128},
                     kSecond = {0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 64, 128};
   return reinterpret_cast<Sixteen>((((Sixteen{} + p[0]) & kFirst) | ((Sixteen{} + p[1]) & kSecond)) != 0);
 }
 
-// A block of 32 weights to one, one of 256 to eight.
+// Unpacks a block: of 32 weights to one PlainBlock, of 256 weights to eight.
 template <Encoding encoding>
 void unpack(PlainBlock* __restrict out, const uint8_t* __restrict block) {
   if constexpr (encoding == Encoding::kQ4_0 || encoding == Encoding::kQ5_0 || encoding == Encoding::kQ5_1) {
@@ -97,13 +97,13 @@ void unpack(PlainBlock* __restrict out, const uint8_t* __restrict block) {
   }
 }
 
-// body(rows, first, last) for the rows of weights from `begin` to `end`: row `first` is at `rows`, unpacked.
+// Calls body(rows, first, last) for the rows of weights from `begin` to `end`. Row `first` is at `rows`, unpacked.
 template <Encoding encoding, class Body>
 void for_unpacked_rows(const uint8_t* blocks, int64_t in_features, int64_t begin, int64_t end, const Body& body) {
   constexpr int64_t kWeights = weights_of_block(encoding), kBytes = block_bytes(encoding);
   const int64_t num_blocks = in_features / kWeights;
   if constexpr (is_packed(encoding)) {
-    constexpr int64_t kRows = 8;  // that stay in the first cache
+    constexpr int64_t kRows = 8;  // rows that stay in the first cache
     constexpr int64_t kPlainBlocks = kWeights / kBlockSize, kFloats = sizeof(PlainBlock) / sizeof(float);
     Scratch scratch(kRows * num_blocks * kPlainBlocks * kFloats);
     for (int64_t first = begin; first < end; first += kRows) {

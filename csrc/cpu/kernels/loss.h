@@ -1,5 +1,5 @@
-// Cross-entropy of a softmax with integer labels. Logits are read once: the sum is of what is relative to the maximum
-// so far, and becomes smaller where that rises.
+// Cross-entropy of a softmax with integer labels. Logits are read once: the sum is relative to the maximum so far, and
+// is scaled down when the maximum rises.
 #pragma once
 
 #include "cpu/kernels/math.h"
@@ -48,7 +48,7 @@ LogSum log_sum_of(const T* logits, int64_t size) {
   return {most, __builtin_logf(total)};
 }
 
-// -1 where there is none.
+// Returns the label of a row, or -1 if it is out of range.
 int64_t label_of(const CrossEntropy& args, int64_t row) {
   const int64_t label = args.labels[row], from_start = label < 0 ? label + args.size : label;
   return from_start >= 0 && from_start < args.size ? from_start : -1;
@@ -70,7 +70,7 @@ void cross_entropy(Element element, const CrossEntropy& args, const Executor& ex
         const T* logits = static_cast<const T*>(args.logits) + r * args.size;
         const LogSum softmax = log_sum_of(logits, args.size);
         const int64_t label = label_of(args, r);
-        // The maximum is subtracted first: it may be so large that the logarithm is lost in it.
+        // The maximum is subtracted first, as it may be so large that the logarithm would be lost in it.
         float loss = label < 0 ? __builtin_nanf("") : softmax.log_sum - (to_float(logits[label]) - softmax.highest);
         if (args.label_smoothing != 0) {
           const F shift = Simd::broadcast(softmax.highest);
@@ -88,7 +88,7 @@ void cross_entropy(Element element, const CrossEntropy& args, const Executor& ex
 }
 
 // d loss / d z_i = (a + s + 2 c l) p_i - s / n, and at the label another - a, where l is the logarithm of the sum, s
-// the smoothing, c that of z_loss, and a what the label weighs: 1 - s, or 0 where there is none.
+// the smoothing, c the factor z_loss, and a the weight of the label: 1 - s, or 0 without a label.
 template <class T>
 void cross_entropy_backward_row(const CrossEntropyBackward& args, int64_t r) {
   constexpr float kExact = 16.0f;  // a sum with it has an error of 1e-6
@@ -117,7 +117,7 @@ void cross_entropy_backward_row(const CrossEntropyBackward& args, int64_t r) {
     store(dlogits + i, Simd::fma(probability(load(logits + i, count)), factor, uniform), count);
   });
   if (label >= 0) {
-    // In f32, not what has just been rounded.
+    // In f32, before the rounding.
     float all[kLanes];
     Simd::store(all, Simd::fma(probability(Simd::broadcast(to_float(logits[label]))), factor, uniform));
     from_float(all[0] - upstream * weight, dlogits[label]);

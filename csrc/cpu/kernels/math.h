@@ -1,5 +1,5 @@
-// Functions of a vector, which are not in the instruction sets. Each is within a few units of f32's last place, and NaN
-// goes through.
+// Functions of a vector that instruction sets lack. Each is within a few units of f32's last place, and gives NaN for
+// NaN.
 #pragma once
 
 #include "cpu/kernels/common.h"
@@ -17,7 +17,7 @@ F sigmoid(F x) {
   return Simd::div(one, Simd::add(one, Simd::exp2(Simd::mul(x, Simd::broadcast(-kLog2E)))));
 }
 
-// Of the numbers c, the first one of the highest power.
+// Evaluates a polynomial with the coefficients c, that of the highest power first.
 template <size_t n>
 F polynomial(F x, const float (&c)[n]) {
   F result = Simd::broadcast(c[0]);
@@ -26,7 +26,7 @@ F polynomial(F x, const float (&c)[n]) {
   return result;
 }
 
-// 1 - 2 / (e^2|x| + 1), or near zero, where that cancels, an odd polynomial.
+// 1 - 2 / (e^2|x| + 1), or an odd polynomial near zero, where that difference cancels.
 F tanh(F x) {
   constexpr float kOdd[] = {-5.660754948e-03f, 2.060197360e-02f, -5.372921812e-02f, 1.333132879e-01f,
                             -3.333327831e-01f};

@@ -1,4 +1,4 @@
-// How fast an instruction set multiplies and adds: what a profile compares kernels with.
+// The speed at which an instruction set multiplies and adds, with which a profile compares kernels.
 #pragma once
 
 #include "cpu/kernels/common.h"
@@ -6,10 +6,10 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// So many steps of the sums that an outer product keeps in registers, which hide the latency of one another.
+// Runs so many steps of the sums that an outer product keeps in registers, which hide each other's latency.
 int64_t multiply_adds(int64_t steps) {
   constexpr int kSums = Simd::kOuterRows * Simd::kOuterVectors;
-  // Read when it runs: the compiler works nothing out.
+  // Read at run time, so that the compiler computes nothing.
   volatile float factor = 0.999f, term = 0.001f;
   const F a = Simd::broadcast(factor), b = Simd::broadcast(term);
   F sums[kSums];
@@ -20,7 +20,7 @@ int64_t multiply_adds(int64_t steps) {
   }
   F total = sums[0];
   for (int i = 1; i < kSums; ++i) total = Simd::add(total, sums[i]);
-  factor = Simd::sum(total);  // somebody needs them
+  factor = Simd::sum(total);  // or the compiler would drop the sums
   return steps * kSums * Simd::kLanes * 2;
 }
 

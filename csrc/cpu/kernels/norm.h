@@ -11,19 +11,19 @@ namespace {
 struct Moments {
   float scale, mean, inverse;
 
-  // Of a vector of x.
+  // Normalises a vector of x.
   template <bool kCenter>
   F normalize(F x) const {
     if constexpr (kCenter) {
       return Simd::mul(Simd::fma(x, Simd::broadcast(scale), Simd::broadcast(-mean)), Simd::broadcast(inverse));
     } else {
-      // Not by the product of both, which may be subnormal.
+      // Not by the product of both factors, which may be subnormal.
       return Simd::mul(Simd::mul(x, Simd::broadcast(scale)), Simd::broadcast(inverse));
     }
   }
 };
 
-// Of the elements of a row, and of their squares.
+// The sums of the elements of a row, and of their squares.
 struct Sums {
   F sum, squares;
 
@@ -43,7 +43,7 @@ Moments moments_of(const T* x, int64_t size, float eps) {
         Sums::join);
     const float mean = Simd::sum(sums.sum) / n, squares = Simd::sum(sums.squares) / n;
     const float variance = squares - mean * mean;
-    // Where little is left of the squares, or they overflow, a second pass is more precise.
+    // If little is left of the squares, or they overflow, a second pass is more precise.
     if (variance >= squares * 0.25f && squares < __builtin_inff()) {
       return {1, mean, 1.0f / __builtin_sqrtf(variance + eps)};
     }
@@ -63,7 +63,7 @@ Moments moments_of(const T* x, int64_t size, float eps) {
                         return Simd::fma(v, v, acc);
                       }) /
                n;
-    // Of a row of one large value nothing is left: the root must not be that of zero.
+    // A row of one large value leaves nothing: the root must not be that of zero.
     const float small = scale == 1 ? eps : larger(eps * scale * scale, 0x1p-126f);
     return Moments{scale, mean, 1.0f / __builtin_sqrtf(variance + small)};
   };
@@ -72,7 +72,7 @@ Moments moments_of(const T* x, int64_t size, float eps) {
   const float highest = Simd::maximum(fold(
       size, Simd::zero(), [&](F acc, int64_t i, auto count) { return Simd::max(acc, Simd::abs(load(x + i, count))); },
       Simd::max));
-  // Where an element is infinite or NaN, so is the result.
+  // If an element is infinite or NaN, so is the result.
   if (!(highest < __builtin_inff())) return result;
   return scaled_by(0x1p-90f);  // from 2^50 and more to between 2^-40 and 2^38
 }
@@ -90,8 +90,8 @@ void normalize_row(Put put, T* out, const T* x, const float* weight, const float
 
 template <bool kCenter, class T>
 void norm_as(const Norm& args, const Executor& executor) {
-  // Whether the moments of a row come before the row in front of it is written, which takes as long as their roots and
-  // quotients. Rows of f32 are slower so: they wait for memory.
+  // True if the moments of a row are computed before the previous row is written, which takes as long as the roots and
+  // quotients of the moments. Rows of f32, which wait for memory, are slower so.
   constexpr bool kAhead = sizeof(T) == 2;
   const double nanoseconds = static_cast<double>(args.size) * 0.1 + 5;
   const bool streams = exceeds_caches<T>(2 * args.rows * args.size, args.size, args.out);

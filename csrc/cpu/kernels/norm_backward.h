@@ -9,7 +9,7 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// `dweight` and `dbias` are added to. Any of the three gradients may be null.
+// Adds to `dweight` and `dbias`. Any of the three gradients may be null.
 template <bool kCenter, class T, class Put>
 void norm_backward_row(Put put, T* dx, const T* x, const T* dout, const float* weight, float* dweight, float* dbias,
                        int64_t size, float eps) {
@@ -45,7 +45,7 @@ void norm_backward_row(Put put, T* dx, const T* x, const T* dout, const float* w
   for_vectors(size, [&](int64_t i, auto count) {
     prefetch(x + size + i, kLanes);  // the next row
     prefetch(dout + size + i, kLanes);
-    // Before the stores, after which it would be read again.
+    // Loaded before the stores, after which it would be read again.
     const F y = moments.normalize<kCenter>(load(x + i, count)), upstream = load(dout + i, count);
     F g = gradient(upstream, i, count);
     if constexpr (kCenter) g = Simd::sub(g, mean);
@@ -78,8 +78,8 @@ void norm_backward(Element element, const NormBackward& args, const Executor& ex
   });
 }
 
-// dx of one group; `sums` has those of dout * y and of dout for each of its channels, which are the gradients of its
-// parameters in this example.
+// Computes dx of one group. For each channel, `sums` has the sums of dout * y and of dout, which are the gradients of
+// the channel's parameters in this example.
 template <class T, class Put>
 void group_norm_backward_dx(Put put, T* dx, const T* x, const T* dout, const float* weight, const float* sums_y,
                             const float* sums_dout, int64_t channels, int64_t size, const Moments& moments) {
@@ -111,7 +111,7 @@ void group_norm_backward_dx(Put put, T* dx, const T* x, const T* dout, const flo
   }
 }
 
-// The sums over a channel, or where channels have one element each, that element.
+// Computes the sums over a channel, or takes its element if channels have one element each.
 template <class T>
 void group_norm_backward_sums(float* sums_y, float* sums_dout, const T* x, const T* dout, int64_t channels,
                               int64_t size, const Moments& moments) {
@@ -145,7 +145,7 @@ void group_norm_backward(Element element, const GroupNormBackward& args, const E
     const int64_t channels = of.channels / of.groups, length = channels * of.size;
     const double nanoseconds = static_cast<double>(length) * 0.4 + 10;
     const bool streams = exceeds_caches<T>(3 * of.batch * of.channels * of.size, of.size, args.dx);
-    // Of each example: the sums of dout * y, then those of dout.
+    // For each example, the sums of dout * y, then the sums of dout.
     const Scratch scratch(larger<int64_t>(1, of.batch * 2 * of.channels));
     parallel_for(executor, of.batch * of.groups, nanoseconds, [&](int64_t begin, int64_t end) {
       with_stores<T>(streams, [&](auto put) {

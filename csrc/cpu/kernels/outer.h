@@ -1,4 +1,4 @@
-// Sums of outer products: in f32, or of what the processor multiplies several of at a time.
+// Sums of outer products: in f32, or of numbers of which the processor multiplies several at a time.
 #pragma once
 
 #include "cpu/kernels/common.h"
@@ -32,8 +32,8 @@ Bytes::Ints factor_of(const ByteFour* p) {
 }
 #endif
 
-// acc[m, :] += sum_j a(m, j) b[j, :] with a(m, j) = a[m * row + j * column]: kVectors vectors, of which so many lanes
-// count, of rows of b that are `stride` elements apart.
+// acc[m, :] += sum_j a(m, j) b[j, :] with a(m, j) = a[m * row + j * column]: kVectors vectors of rows of b that are
+// `stride` elements apart. `count` says how many lanes count.
 template <class Acc, int kRows, int kVectors, class A, class B, class Count = Full>
 [[gnu::always_inline]] inline void add_outer(Acc (&acc)[kRows][kVectors], const A* a, int64_t row, int64_t column,
                                              const B* b, int64_t n, int64_t stride, Count count = {}) {

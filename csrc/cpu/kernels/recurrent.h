@@ -1,5 +1,5 @@
-// What recurrent cells do after their products: LSTM (https://www.bioinf.jku.at/publications/older/2604.pdf) and GRU
-// (https://arxiv.org/abs/1406.1078), and the gradients, which compute the gates anew: nothing but the operands is kept.
+// The gates of recurrent cells, after their products: LSTM (https://www.bioinf.jku.at/publications/older/2604.pdf) and
+// GRU (https://arxiv.org/abs/1406.1078). The gradients compute the gates anew, so that only the operands are kept.
 #pragma once
 
 #include "cpu/kernels/math.h"
@@ -42,9 +42,9 @@ void lstm_gates(Element element, const LstmGates& args, const Executor& executor
   });
 }
 
-// upstream * y (1 - y), the gradient of what y is the sigmoid of.
+// upstream * y (1 - y), the gradient of the x of which y is the sigmoid.
 F before_sigmoid(F upstream, F y) { return Simd::mul(upstream, Simd::fma(Simd::sub(Simd::zero(), y), y, y)); }
-// upstream * (1 - y^2), of what y is the hyperbolic tangent of.
+// upstream * (1 - y^2), the gradient of the x of which y is the hyperbolic tangent.
 F before_tanh(F upstream, F y) {
   return Simd::mul(upstream, Simd::fma(Simd::sub(Simd::zero(), y), y, Simd::broadcast(1)));
 }

@@ -6,7 +6,7 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// The halves of one head, by the conjugate with kBackward.
+// Rotates the halves of one head, with kBackward by the conjugate.
 template <bool kBackward, class T, class Put>
 [[gnu::always_inline]] inline void rotate(Put put, T* out, const T* x, const float* cos, const float* sin,
                                           int64_t half) {
@@ -69,7 +69,7 @@ void rotary_append(Element element, const RotaryAppend& args, const Executor& ex
   });
 }
 
-// dcos and dsin, of which either may be null, for one head.
+// Adds to dcos and dsin, either of which may be null, for one head.
 template <bool kCos, bool kSin, class T>
 [[gnu::always_inline]] inline void add_to_table(float* dcos, float* dsin, const T* x, const T* dout, int64_t half) {
   for_vectors(half, [&](int64_t i, auto count) {
@@ -84,7 +84,7 @@ template <bool kCos, bool kSin, class T>
   });
 }
 
-// The gradients of the table too, of whose rows each has a sum over all rows of x that are rotated by it.
+// Computes the gradients of the table too. A row of the table has a sum over all rows of x that it rotates.
 template <bool kCos, bool kSin, class T>
 void rotary_embedding_gradients(const RotaryEmbeddingBackward& args, const Executor& executor) {
   const int64_t half = args.head_size / 2, batch = args.table_rows == 0 ? 0 : args.rows / args.table_rows;

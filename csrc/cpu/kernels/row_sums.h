@@ -1,5 +1,5 @@
-// Sums over rows, such as the gradients of parameters that all rows share: those of parts of the rows, then those over
-// the parts. They are the same for any number of threads.
+// Sums over rows, such as the gradients of parameters that all rows share: first the sums of parts of the rows, then
+// the sums over the parts. They are the same for any number of threads.
 #pragma once
 
 #include "cpu/kernels/common.h"
@@ -7,7 +7,7 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// result[i] = the sum over the parts of sums[part * stride + i]. Null: nobody wants it.
+// result[i] = the sum over the parts of sums[part * stride + i]. Nothing is done if `result` is null.
 void add_parts(float* result, const float* sums, int64_t parts, int64_t stride, int64_t size,
                const Executor& executor) {
   parallel_for(
@@ -24,8 +24,8 @@ void add_parts(float* result, const float* sums, int64_t parts, int64_t stride, 
       kLanes);
 }
 
-// Calls body(first row, row after the last, sums) for parts of the rows, where sums[k] has `size` zeros to add to, or
-// is null where results[k] is; then adds the parts up into the results.
+// Calls body(first row, row after the last, sums) for parts of the rows, then adds the parts up into the results.
+// sums[k] has `size` zeros to add to, or is null if results[k] is null.
 template <size_t n, class Body>
 void sum_rows(float* const (&results)[n], int64_t rows, int64_t size, double nanoseconds_per_row,
               const Executor& executor, const Body& body) {

@@ -8,21 +8,21 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// Lanes of x that take part, and `other` in place of those that do not. Without a mask all do.
+// Keeps the lanes of x that take part, and puts `other` into the others. Without a mask all lanes take part.
 template <class Count>
 F taking(F x, const int8_t* mask, int64_t i, Count count, float other) {
   return mask == nullptr ? x : Simd::select_less(Simd::zero(), load(mask + i, count), x, Simd::broadcast(other));
 }
 
-// The row of a mask that belongs to row r, of bytes that are 0 or 1.
+// Returns the row of the mask for row r: bytes that are 0 or 1.
 template <bool kMask>
 const int8_t* mask_row(const RowMask& mask, int64_t r, int64_t size) {
   return kMask ? static_cast<const int8_t*>(mask.data) + r % mask.rows * size : nullptr;
 }
 
-// The row as powers of e that are relative to the largest of those that take part: `powers` is scratch of the row's
-// size. Calls added(i, power, count) for each vector of them, and gives their sum: 0 where nothing takes part, NaN
-// where the result is NaN.
+// Computes the powers of e of a row, relative to the largest element that takes part, into `powers`, scratch of the
+// row's size. Calls added(i, power, count) for each vector of powers, and returns their sum: 0 if no element takes
+// part, NaN if the result is NaN.
 template <bool kMask, class T, class Added>
 float softmax_powers(const T* x, const int8_t* mask, float* powers, int64_t size, float scale, const Added& added) {
   const float sign = scale < 0 ? -1.0f : 1.0f;
@@ -34,7 +34,8 @@ float softmax_powers(const T* x, const int8_t* mask, float* powers, int64_t size
         return Simd::max(acc, kMask ? taking(v, mask, i, count, -__builtin_inff()) : v);
       },
       Simd::max));
-  // Subtracted before it is multiplied: no product overflows. NaN, infinity, and nothing but -inf become NaN here.
+  // Subtracted before the multiplication, so that no product overflows. NaN, infinity, and a row of -inf become NaN
+  // here.
   const F shift = Simd::broadcast(highest * sign);
   return sum_of(size, [&](F acc, int64_t i, auto count) {
     F power = Simd::exp2(Simd::mul(Simd::sub(load(x + i, count), shift), factor));
@@ -46,7 +47,7 @@ float softmax_powers(const T* x, const int8_t* mask, float* powers, int64_t size
   });
 }
 
-// A row of nothing but `value` where elements take part: NaN, or if nothing does, 0.
+// Fills a row with `value` where elements take part: NaN, or 0 if no element does.
 template <class T, class Put>
 void fill_row(Put put, T* out, const int8_t* mask, int64_t size, float value) {
   for_vectors(size,
@@ -87,7 +88,7 @@ void softmax(Element element, const Softmax& args, const Executor& executor) {
   });
 }
 
-// dx = scale * y * (dout - sum(dout * y)), of results y that are computed anew: rounded to 16 bits, they would be too
+// dx = scale * y * (dout - sum(dout * y)), with results y that are computed anew: rounded to 16 bits, they would be too
 // coarse for the difference.
 template <bool kMask, class T, class Put>
 void softmax_backward_row(Put put, T* dx, const T* x, const T* dout, const int8_t* mask, float* powers, int64_t size,

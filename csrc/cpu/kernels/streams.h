@@ -1,5 +1,5 @@
-// Results that no cache would keep. A line that is stored whole to memory need not be read first, as it is on the way
-// through the caches: a third of the traffic of a kernel that writes as much as it reads.
+// Streaming stores, for results that no cache would keep. A line that is stored whole to memory need not be read first;
+// on the way through the caches it is, which is a third of the traffic of a kernel that writes as much as it reads.
 #pragma once
 
 #include "cpu/kernels/common.h"
@@ -7,11 +7,11 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// What a call reads and writes, and the next one may find again: the last cache of the cores of one die.
+// The bytes that the next call may still have in cache: the last cache of the cores of one die.
 inline constexpr int64_t kLastCacheBytes = int64_t{32} << 20;
 
-// Whether the results, of rows of `size`, are to be streamed, where so many elements are read and written. Those of
-// f32: half a line of 16 bits at a time gains nothing. Their vectors have to be where the instruction wants them.
+// True if the results, of rows of `size` elements, should be streamed, in a call that reads and writes so many
+// elements. Only results in f32: half a line of 16-bit numbers at a time gains nothing. Vectors have to be aligned.
 template <class T, class... Results>
 bool exceeds_caches(int64_t elements, int64_t size, const Results*... results) {
   constexpr uintptr_t kBytes = kLanes * sizeof(float);
@@ -30,7 +30,7 @@ struct Stream {
   void operator()(float* p, F x, int count) const { store(p, x, count); }
 };
 
-// Calls fn with what stores vectors.
+// Calls fn with the function that stores vectors.
 template <class T, class Fn>
 [[gnu::always_inline]] inline void with_stores(bool streams, const Fn& fn) {
   if constexpr (std::is_same_v<T, float>) {

@@ -130,8 +130,8 @@ struct Simd : Halves {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }
   static F widen(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
-  // To the nearest, ties to even: half of what is cut off is added, and a little less where the last bit is even.
-  // NaN is only cut off.
+  // Rounds to the nearest, ties to even: adds half of what is cut off, and a little less if the last bit is even. A NaN
+  // is only cut off.
   static __m128i narrow(F x) {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

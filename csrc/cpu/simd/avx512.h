@@ -104,7 +104,7 @@ struct Simd : Halves {
   // A permutation looks at the lowest four bits of its indices: it decodes without masking.
   static F low_nibbles(const uint8_t* p) { return low_nibbles(p, digits()); }
   static F high_nibbles(const uint8_t* p) { return high_nibbles(p, digits()); }
-  // What `table` has for each.
+  // Looks each nibble up in `table`.
   static F low_nibbles(const uint8_t* p, F table) { return _mm512_permutexvar_ps(bytes(p), table); }
   static F high_nibbles(const uint8_t* p, F table) {
     return _mm512_permutexvar_ps(_mm512_srli_epi32(bytes(p), 4), table);
@@ -122,7 +122,7 @@ struct Simd : Halves {
   }
 
 #ifdef __AVX512VNNI__
-  // Fours of bytes, with a sign and without one. The sums are integers.
+  // Products of fours of bytes, signed and unsigned. The sums are integers.
   using Ints = int32_t __attribute__((vector_size(64)));
   static Ints fma(Ints a, Ints b, Ints c) {
     return reinterpret_cast<Ints>(
@@ -150,18 +150,18 @@ struct Simd : Halves {
 
  private:
   static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
-  // Each in the high half of its lane.
+  // Widens each number into the high half of its lane.
   static F widen(__m256i x) {
     const __m512i lanes = _mm512_set_epi16(15, 0, 14, 0, 13, 0, 12, 0, 11, 0, 10, 0, 9, 0, 8, 0, 7, 0, 6, 0, 5, 0, 4, 0,
                                            3, 0, 2, 0, 1, 0, 0, 0);
     return _mm512_castsi512_ps(_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, lanes, _mm512_castsi256_si512(x)));
   }
-  // To the nearest, ties to even.
+  // Rounds to the nearest, ties to even.
 #ifdef __AVX512BF16__
   static __m256i narrow(F x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)); }
 #else
-  // Half of what is cut off is added, and a little less where the last bit is even. That is a product of halves:
-  // 1 * 0x7fff + the last bit * 1. NaN is only cut off.
+  // Adds half of what is cut off, and a little less if the last bit is even. That is a product of halves:
+  // 1 * 0x7fff + the last bit * 1. A NaN is only cut off.
   static __m256i narrow(F x) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i halves = _mm512_ternarylogic_epi32(bits, _mm512_set1_epi32(0x10000), _mm512_set1_epi32(1), 0xea);
@@ -171,7 +171,7 @@ struct Simd : Halves {
   }
 #endif
   static __m256i narrow_f16(F x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  static __m512i high_halves() {  // the odd ones of 16 bits, in front
+  static __m512i high_halves() {  // puts the odd numbers of 16 bits in front
     return _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11,
                             9, 7, 5, 3, 1);
   }

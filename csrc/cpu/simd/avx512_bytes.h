@@ -1,10 +1,10 @@
-// Products of bytes by AVX-512 VNNI, which multiplies bytes without a sign by signed ones: weights are 128 too high.
-// What each instruction set that multiplies bytes defines is listed and explained here.
+// Products of bytes by AVX-512 VNNI, which multiplies unsigned bytes by signed ones: weights are 128 too high. This
+// file lists and explains the functions that each instruction set with products of bytes defines.
 #pragma once
 
 #include "cpu/simd/avx512.h"
 
-// Says to cpu/kernels that there are `Bytes`.
+// Tells cpu/kernels that there are `Bytes`.
 #define EQXCALLBACK_BYTES
 
 namespace eqxcallback::cpu {
@@ -14,11 +14,11 @@ struct Bytes {
   using F = Simd::F;
   // Integers, or fours of bytes. `Simd::fma` multiplies digits, which have a sign, by weights, and adds fours of them.
   using Ints = Simd::Ints;
-  static constexpr int32_t kTooHigh = 128;  // by so much are weights, of what they stand for
+  static constexpr int32_t kTooHigh = 128;  // so much higher is a weight than what it stands for
   static Ints as_weights(Ints x) { return x ^ static_cast<int32_t>(0x80808080u); }
 
   static Ints load(const void* p) { return reinterpret_cast<Ints>(_mm512_loadu_si512(p)); }
-  // Some bytes; the others are zero, and are not touched in memory.
+  // Loads some bytes. The others are zero, and are not touched in memory.
   using Mask = __mmask64;
   static Mask first(int64_t n) { return ~Mask{0} >> (64 - n); }  // n > 0
   static Ints load(const void* p, Mask mask) { return reinterpret_cast<Ints>(_mm512_maskz_loadu_epi8(mask, p)); }
@@ -30,7 +30,7 @@ struct Bytes {
   static Ints nearest(F x) { return reinterpret_cast<Ints>(_mm512_cvtps_epi32(x)); }
   static int32_t sum(Ints x) { return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(x)); }
 
-  // 16 bytes of so many rows of weights are in one vector, and meet the same 16 digits.
+  // A vector has 16 bytes of each of so many rows of weights, which meet the same 16 digits.
   static constexpr int kRows = 4;
   static Ints for_all_rows(const void* p) {
     return reinterpret_cast<Ints>(_mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(p))));
@@ -41,7 +41,7 @@ struct Bytes {
     const __m256i high = _mm256_inserti128_si256(_mm256_castsi128_si256(row(2)), row(3), 1);
     return reinterpret_cast<Ints>(_mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
   }
-  // Of each row a half, in the lanes of its bytes.
+  // Loads a half of each row, into the lanes of the row's bytes.
   static F scales(const uint8_t* const* rows, int64_t offset) {
     const auto head = [&](int r) {
       uint16_t bits;
@@ -52,15 +52,15 @@ struct Bytes {
     const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     return _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(heads));
   }
-  // The same of a float of each row.
+  // Does the same with a float of each row.
   static F floats(const uint8_t* const* rows, int64_t offset) {
     const auto value = [&](int r) { return _mm_load_ss(reinterpret_cast<const float*>(rows[r] + offset)); };
     const __m128 low = _mm_unpacklo_ps(value(0), value(1)), high = _mm_unpacklo_ps(value(2), value(3));
     const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
     return _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_movelh_ps(low, high)));
   }
-  // The same as `scales`, where a minimum follows, which times the second of `factor`, a pair {0, factor}, is added to
-  // `minimums`.
+  // Loads scales as `scales` does, and the minimum that follows each. Adds the minimum times the second number of
+  // `factor`, a pair {0, factor}, to `minimums`.
   using Minimums = __m256;
   static Minimums no_minimums() { return _mm256_setzero_ps(); }
   static F scales_and_minimums(const uint8_t* const* rows, int64_t offset, const float* factor, Minimums& minimums) {
@@ -77,7 +77,7 @@ struct Bytes {
   }
   static float total(Minimums minimums, int row) { return minimums[2 * row + 1]; }
 
-  // A vector has the weights of so many neighbouring blocks, or of one of so many parts of a block.
+  // A vector has the weights of so many neighbouring blocks, or one of so many parts of a block.
   static constexpr int kBlocks = 2, kParts = 1;
   template <Encoding encoding>
   static Ints of_blocks(const uint8_t* const* blocks, int) {

@@ -1,10 +1,10 @@
-// What is the same in every `exp2`.
+// The part of `exp2` that all instruction sets share.
 #pragma once
 
 namespace eqxcallback::cpu {
 namespace {
 
-// 2^r of r in [-1/2, 1/2], with a relative error of 2e-7.
+// 2^r for r in [-1/2, 1/2], with a relative error of 2e-7.
 template <class S, class F = decltype(S::zero())>
 F exp2_of_fraction(F r) {
   F p = S::broadcast(1.326471465e-3f);

@@ -11,8 +11,8 @@ namespace {
 
 struct Simd {
   static constexpr int kLanes = 4;
-  // Wide cores begin four multiplications in each cycle, which take four: 16 sums do not wait for each other. More of
-  // them and all that is loaded at a time are more than 32 registers: g++ kept two sums of 6 x 4 in memory.
+  // Wide cores begin four multiplications in each cycle, which take four cycles: 16 sums do not wait for each other.
+  // With more sums and what is loaded at a time, 32 registers are too few: g++ kept two sums of 6 x 4 in memory.
   static constexpr int kDotRows = 4, kDotColumns = 4;
   static constexpr int kOuterRows = 4, kOuterVectors = 4;
 
@@ -39,7 +39,7 @@ struct Simd {
     copy_few(p, lanes, n);
   }
 
-  // These processors see by themselves that whole lines are stored, and do not read them first.
+  // These processors notice that whole lines are stored, and do not read the lines first.
   static void stream(float* p, F x) { store(p, x); }
   static void end_streams() {}
 
@@ -91,7 +91,7 @@ struct Simd {
   }
 
 #ifdef __ARM_FEATURE_DOTPROD
-  // Fours of bytes, both with a sign. The sums are integers.
+  // Products of fours of signed bytes. The sums are integers.
   using Ints = int32_t __attribute__((vector_size(16)));
   static Ints fma(Ints a, Ints b, Ints c) {
     return reinterpret_cast<Ints>(
@@ -100,8 +100,8 @@ struct Simd {
 #endif
 #ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
 #define EQXCALLBACK_PAIRS
-  // Pairs of bf16. The sum of both products, which are exact in f32, is rounded, and then the sum with c: to the one of
-  // the two neighbours whose last bit is 1, which is at most twice as far away as the nearest, and as often above.
+  // Pairs of bf16. The sum of both products, which are exact in f32, is rounded, and then the sum with c. Rounding
+  // takes the neighbour whose last bit is 1, which is at most twice as far away as the nearest one, and as often above.
   static bfloat16x8_t load_pairs(const Bf16* p) { return vreinterpretq_bf16_u16(vld1q_u16(&p->bits)); }
   static bfloat16x8_t load_pairs(const Bf16* p, int n) {
     Bf16 pairs[2 * kLanes] = {};
@@ -131,7 +131,7 @@ struct Simd {
   static float total(Minimums minimums) { return vget_lane_f32(minimums, 1); }
 
  private:
-  // n < 8. The library's function, which a copy of a variable size calls, takes longer than what it is for.
+  // Copies n < 8 elements. The library's function, which a copy of a variable size calls, takes longer than the copy.
   template <class T>
   static void copy_few(T* to, const T* from, int n) {
     if ((n & 4) != 0) std::memcpy(to, from, 4 * sizeof(T));
@@ -142,11 +142,11 @@ struct Simd {
     constexpr int32_t kLane[kLanes] = {0, 1, 2, 3};
     return vcltq_s32(vld1q_s32(kLane), vdupq_n_s32(n));
   }
-  // To the nearest, ties to even.
+  // Rounds to the nearest, ties to even.
 #ifdef __ARM_FEATURE_BF16_VECTOR_ARITHMETIC
   static uint16x4_t narrow(F x) { return vreinterpret_u16_bf16(vcvt_bf16_f32(x)); }
 #else
-  // Half of what is cut off is added, and a little less where the last bit is even. NaN is only cut off.
+  // Adds half of what is cut off, and a little less if the last bit is even. A NaN is only cut off.
   static uint16x4_t narrow(F x) {
     const uint32x4_t bits = vreinterpretq_u32_f32(x), odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
     const uint32x4_t half = vaddq_u32(odd, vdupq_n_u32(0x7fff)), is_number = vceqq_f32(x, x);

@@ -1,5 +1,4 @@
-// Products of bytes by the dot products of ARMv8.2, both with a sign. simd/avx512_bytes.h says what each function
-// means.
+// Products of signed bytes by the dot products of ARMv8.2. simd/avx512_bytes.h says what each function means.
 #pragma once
 
 #include "cpu/simd/neon.h"

@@ -1,4 +1,4 @@
-// Four lanes of f32 for any CPU. What each instruction set defines is listed and explained here.
+// Four lanes of f32 for any CPU. This file lists and explains the functions that each instruction set defines.
 #pragma once
 
 #include "cpu/simd/exp2.h"
@@ -14,7 +14,7 @@ struct Simd {
   static constexpr int kDotRows = 2, kDotColumns = 2;
   static constexpr int kOuterRows = 2, kOuterVectors = 2;
 
-  // Of four lanes: g++ and clang know such vectors on every CPU.
+  // A vector of four lanes: g++ and clang know such vectors on every CPU.
   using F = float __attribute__((vector_size(16)));
 
   template <class Fn>
@@ -28,12 +28,12 @@ struct Simd {
   static F load(const T* p) {
     return map([&](int i) { return to_float(p[i]); });
   }
-  // To 16 bits: to the nearest, ties to even. NaN stays NaN where it is quiet, as that of any arithmetic is.
+  // Rounds to 16 bits, to the nearest, ties to even. A quiet NaN stays a NaN, and arithmetic makes no others.
   template <class T>
   static void store(T* p, F x) {
     for (int i = 0; i < kLanes; ++i) from_float(x[i], p[i]);
   }
-  // The first n lanes; the others are zero, and are not touched in memory.
+  // Loads the first n lanes. The others are zero, and are not touched in memory.
   template <class T>
   static F load(const T* p, int n) {
     return map([&](int i) { return i < n ? to_float(p[i]) : 0.0f; });
@@ -42,7 +42,8 @@ struct Simd {
   static void store(T* p, F x, int n) {
     for (int i = 0; i < n; ++i) from_float(x[i], p[i]);
   }
-  // Past the caches, to an address that is a multiple of the vector's size. Other threads see it after `end_streams`.
+  // Stores past the caches, to an address that is a multiple of the vector's size. Other threads see it after
+  // `end_streams`.
   static void stream(float* p, F x) { store(p, x); }
   static void end_streams() {}
 
@@ -52,12 +53,12 @@ struct Simd {
   static F div(F a, F b) { return a / b; }
   // a * b + c
   static F fma(F a, F b, F c) { return a * b + c; }
-  // A NaN in b goes through.
+  // Returns NaN if b is NaN.
   static F max(F a, F b) { return a > b ? a : b; }
   static F min(F a, F b) { return a < b ? a : b; }
   static F abs(F x) { return reinterpret_cast<F>(reinterpret_cast<I>(x) & 0x7fffffff); }
   static bool any_less(F a, F b) { return a[0] < b[0] || a[1] < b[1] || a[2] < b[2] || a[3] < b[3]; }
-  // Of lanes where a < b, `yes`.
+  // Takes `yes` in the lanes where a < b, else `no`.
   static F select_less(F a, F b, F yes, F no) { return a < b ? yes : no; }
   // The lanes from n on become `other`.
   static F first_or(F x, int n, float other) { return kLane < n ? x : broadcast(other); }
@@ -72,15 +73,15 @@ struct Simd {
     const F rows[kLanes] = {x[0], x[1], x[2], x[3]};
     for (int j = 0; j < kLanes; ++j) x[j] = map([&](int i) { return rows[i][j]; });
   }
-  // Integers, to the nearest, ties to even. Not by adding 1.5 * 2^23, which a compiler may join with a product before
-  // it.
+  // Rounds to integers, to the nearest, ties to even. Not by adding 1.5 * 2^23, which a compiler may join with a
+  // product before it.
   static F nearest(F x) {
     return map([&](int i) { return __builtin_rintf(x[i]); });
   }
   // 2^x, zero below -150
   static F exp2(F x) {
     x = min(broadcast(256.0f), max(broadcast(-160.0f), x));
-    constexpr float kNoFraction = 0x1.8p23f;  // beside it, a number has no bits for one
+    constexpr float kNoFraction = 0x1.8p23f;  // a number of this size has no bits for a fraction
     const F whole = (x + kNoFraction) - kNoFraction;
     const F p = exp2_of_fraction<Simd>(x - whole);
     // 2^whole in two factors, each of which is a normal number for all exponents that have a result.
@@ -92,7 +93,7 @@ struct Simd {
     return kLane < static_cast<int32_t>(smaller<int64_t>(n, kLanes)) ? broadcast(-__builtin_inff()) : x;
   }
 
-  // From kLanes bytes each.
+  // These functions read kLanes bytes.
   static F low_nibbles(const uint8_t* p) {
     return map([&](int i) { return static_cast<float>(p[i] & 15); });
   }

@@ -1,4 +1,4 @@
-// What AVX2 and AVX-512 have in common.
+// Functions that AVX2 and AVX-512 share.
 #pragma once
 
 #include <immintrin.h>

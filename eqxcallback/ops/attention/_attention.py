@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Integer
@@ -137,11 +137,30 @@ def attention(
     )[0]
 
 
+class AttentionOptions(TypedDict, total=False):
+    """The options of [`eqxcallback.ops.attention`][]."""
+
+    causal: bool
+    scale: AnyNumber | None
+    window: Window
+    soft_cap: AnyNumber | None
+    bias: Float[ArrayLike, "..."] | None
+    mask: Bool[ArrayLike, "..."] | None
+    alibi_slopes: Float[ArrayLike, "..."] | None
+    segment_ids: Segments
+    lengths: Integer[ArrayLike, "..."] | None
+    offset: Integer[ArrayLike, "..."] | None
+    dropout: AnyNumber
+    key: Keys | None
+    deterministic: bool
+    implementation: Implementation
+
+
 def attention_with_lse(
     q: Float[AnyArray, "*batch queries heads size"],
     k: Float[AnyArray, "*batch keys kv_heads size"],
     v: Float[AnyArray, "*batch keys kv_heads v_size"],
-    **options: Any,
+    **options: Unpack[AttentionOptions],
 ) -> tuple[Float[Array, "*batch queries heads v_size"], Float[Array, "*batch queries heads"]]:
     r"""[`eqxcallback.ops.attention`][], and for each query the logarithm of the sum of the exponentials of its logits.
 
@@ -169,18 +188,18 @@ def attention_with_lse(
 
 def _attend(
     name: str,
-    q: Any,
-    k: Any,
-    v: Any,
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
     *,
     causal: bool = False,
     scale: AnyNumber | None = None,
     window: Window = None,
     soft_cap: AnyNumber | None = None,
-    alibi_slopes: Any = None,
-    offset: Any = None,
+    alibi_slopes: ArrayLike | None = None,
+    offset: ArrayLike | None = None,
     dropout: AnyNumber = 0.0,
-    key: Any = None,
+    key: Keys | None = None,
     deterministic: bool = True,
     implementation: Implementation = "auto",
     **more: Any,

@@ -1,12 +1,13 @@
 """The attention of one token over a cache. See decode.cu."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ...core import type_text
+from ...core import ShapeAndDtype, Types, type_text
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, ceil, multiprocessors, name, pack
 from .._supports import floats
@@ -20,11 +21,11 @@ _MAX_SIZE, _MAX_SIZE_WITH_OPTIONS = 1024, 512
 _MIN_PART_KEYS = 64
 
 
-def _batch(q: Any) -> int:
+def _batch(q: ShapeAndDtype) -> int:
     return math.prod(q.shape[:-2])
 
 
-def _shape(q: Any, kv: Any) -> tuple[int, int, int]:
+def _shape(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype]) -> tuple[int, int, int]:
     """Columns that a lane has, whether rows are whole packs, and the heads that share what a block reads."""
     heads, size = q.shape[-2:]
     columns = 16 if size <= 512 else 32
@@ -38,59 +39,75 @@ def _shape(q: Any, kv: Any) -> tuple[int, int, int]:
     return columns, packed, block_heads
 
 
-def _block_heads(q: Any, kv: Any) -> int:
+def _block_heads(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype]) -> int:
     return _shape(q, kv)[2]
 
 
-def groups_of(q: Any, kv: Any, block_heads: int) -> int:
+def groups_of(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], block_heads: int) -> int:
     kv_heads = kv[0].shape[-2]
     return _batch(q) * kv_heads * ceil(q.shape[-2] // kv_heads, block_heads)
 
 
-def parts_of(q: Any, kv: Any, resident_blocks: int, block_heads: int) -> int:
+def parts_of(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], resident_blocks: int, block_heads: int) -> int:
     """Into how many parts the keys of an example are divided, so that all multiprocessors have what they run at a time."""
     blocks = resident_blocks * multiprocessors()
     return max(1, min(blocks // max(groups_of(q, kv, block_heads), 1), ceil(kv[0].shape[-3], _MIN_PART_KEYS)))
 
 
-def of_pairs(alibi_slopes: Any, soft_cap: float) -> bool:
+def of_pairs(alibi_slopes: ShapeAndDtype | None, soft_cap: float) -> bool:
     return alibi_slopes is not None or soft_cap > 0
 
 
-def _entry(q: Any, kv: Any, length: Any, alibi_slopes: Any = None, *_: Any, soft_cap: float = 0.0, **__: Any) -> str:
+def _entry(
+    q: ShapeAndDtype,
+    kv: Sequence[ShapeAndDtype],
+    length: ShapeAndDtype,
+    alibi_slopes: ShapeAndDtype | None = None,
+    *_: object,
+    soft_cap: float = 0.0,
+    **__: object,
+) -> str:
     columns, packed, block_heads = _shape(q, kv)
     more = of_pairs(alibi_slopes, soft_cap)
     return name("decode_attention", q, CudaKernel.ctype(kv[0].dtype), block_heads, columns, packed, more)
 
 
-def workspaces_of(q: Any, parts: int) -> list[jax.ShapeDtypeStruct]:
+def workspaces_of(q: ShapeAndDtype, parts: int) -> list[jax.ShapeDtypeStruct]:
     sums = (_batch(q), q.shape[-2], parts)
     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (sums, sums, (*sums, q.shape[-1]))]
 
 
-def joining_blocks(q: Any) -> int:
+def joining_blocks(q: ShapeAndDtype) -> int:
     return _batch(q) * q.shape[-2] * ceil(q.shape[-1], 32)
 
 
-def join_entry(q: Any, kv: Any, *_: Any, **__: Any) -> str:
+def join_entry(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, **__: object) -> str:
     return name("decode_attention_join", q, CudaKernel.ctype(kv[0].dtype))
 
 
-def _parts_of_call(q: Any, kv: Any, *_: Any, resident_blocks: int, **__: Any) -> int:
+def _parts_of_call(
+    q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, resident_blocks: int, **__: object
+) -> int:
     return parts_of(q, kv, resident_blocks, _block_heads(q, kv))
 
 
-def _grid(q: Any, kv: Any, *_: Any, resident_blocks: int, **__: Any) -> int:
+def _grid(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, resident_blocks: int, **__: object) -> int:
     return groups_of(q, kv, _block_heads(q, kv)) * parts_of(q, kv, resident_blocks, _block_heads(q, kv))
 
 
-def _places_of_slopes(q: Any, kv: Any, length: Any, alibi_slopes: Any = None, *_: Any) -> tuple[int, int]:
+def _places_of_slopes(
+    q: ShapeAndDtype,
+    kv: Sequence[ShapeAndDtype],
+    length: ShapeAndDtype,
+    alibi_slopes: ShapeAndDtype | None = None,
+    *_: object,
+) -> tuple[int, int]:
     places = places_of("alibi_slopes", q.shape[:-2], alibi_slopes)
     assert places is not None  # or the call is not supported
     return places
 
 
-def supports_decode(types: Any, **options: Any) -> bool | str:
+def supports_decode(types: Types, **options: Any) -> bool | str:
     has_options = types.k_scale is not None or of_pairs(types.alibi_slopes, options["soft_cap"])
     most = _MAX_SIZE_WITH_OPTIONS if has_options else _MAX_SIZE
     if types.q.shape[-1] > most:

@@ -1,11 +1,13 @@
 """Gradients of the attention of one token over a cache. See decode_backward.cu."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ...core import PyTree, ShapeAndDtype, Types
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, ceil, name, pack
 from .._supports import floats
@@ -19,7 +21,7 @@ _MAX_GROUP = 8
 _THREADS, _KEYS_AT_A_TIME = 128, 4
 
 
-def _block_heads(q: Any, kv: Any) -> int:
+def _block_heads(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype]) -> int:
     group = q.shape[-2] // kv[0].shape[-2]
     return 4 if group > 2 else max(group, 1)
 
@@ -27,33 +29,33 @@ def _block_heads(q: Any, kv: Any) -> int:
 def _of_args(function: Any) -> Any:
     """A function of the op's arguments, as one of what a backward kernel's functions are called with."""
 
-    def of(grads: Any, args: Any, *_: Any, **options: Any) -> Any:
+    def of(grads: PyTree, args: PyTree, *_: object, **options: Any) -> Any:
         return function(*args, **options)
 
     return of
 
 
-def _parts(q: Any, kv: Any, *_: Any, resident_blocks: int, **__: Any) -> int:
+def _parts(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, resident_blocks: int, **__: object) -> int:
     return parts_of(q, kv, resident_blocks, _block_heads(q, kv))
 
 
-def _grid(q: Any, kv: Any, *args: Any, **options: Any) -> int:
+def _grid(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *args: Any, **options: Any) -> int:
     return groups_of(q, kv, _block_heads(q, kv)) * _parts(q, kv, *args, **options)
 
 
-def _is_packed(q: Any) -> bool:
+def _is_packed(q: ShapeAndDtype) -> bool:
     return q.shape[-1] % pack(q) == 0
 
 
-def _entry(q: Any, kv: Any, *_: Any, soft_cap: float, **__: Any) -> str:
+def _entry(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, soft_cap: float, **__: object) -> str:
     return name("decode_attention_backward", q, _block_heads(q, kv), _is_packed(q), soft_cap > 0)
 
 
-def _keys_entry(q: Any, *_: Any, soft_cap: float, **__: Any) -> str:
+def _keys_entry(q: ShapeAndDtype, *_: object, soft_cap: float, **__: object) -> str:
     return name("decode_attention_backward_keys", q, _is_packed(q), soft_cap > 0)
 
 
-def _keys_grid(grads: Any, args: Any, *_: Any, **__: Any) -> int:
+def _keys_grid(grads: PyTree, args: PyTree, *_: object, **__: object) -> int:
     if all(gradient is None for gradient in grads[1] or ()):
         return 0
     *batch, keys, kv_heads, size = args[1][0].shape
@@ -61,13 +63,13 @@ def _keys_grid(grads: Any, args: Any, *_: Any, **__: Any) -> int:
     return math.prod(batch) * kv_heads * ceil(keys, _KEYS_AT_A_TIME * _THREADS // lanes)
 
 
-def _workspaces(q: Any, *args: Any, **options: Any) -> list[jax.ShapeDtypeStruct]:
+def _workspaces(q: ShapeAndDtype, *args: Any, **options: Any) -> list[jax.ShapeDtypeStruct]:
     parts, rows = _parts(q, *args, **options), math.prod(q.shape[:-1])
     shapes = (rows, parts, 3), (rows, parts, 2, q.shape[-1]), (rows, 3)
     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
 
 
-def _supports(types: Any, **options: Any) -> bool | str:
+def _supports(types: Types, **options: Any) -> bool | str:
     size, group = types.q.shape[-1], types.q.shape[-2] // max(types.kv[0].shape[-2], 1)
     if types.k_scale is not None:
         return "it has no gradients of a cache in int8"

@@ -2,10 +2,12 @@
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from typing import Any, cast
 
 import jax.numpy as jnp
 
+from ...core import ShapeAndDtype, Types
 from ...kernel import CudaKernel, Launch
 from ...transform import architecture
 from .._cuda import FOLDER, name
@@ -28,26 +30,34 @@ _HEADS_BY_MMA, _LEAST_HEADS_BY_MMA = 16, 3
 _COLUMNS_BY_MMA, _MAX_SIZE_BY_MMA = 16, 256
 
 
-def _warps_by_mma(q: Any) -> int:
+def _warps_by_mma(q: ShapeAndDtype) -> int:
     return 2 if q.shape[-1] > 128 else 4
 
 
-def _entry_by_mma(q: Any, kv: Any, length: Any, slopes: Any = None, *_: Any, soft_cap: float = 0.0, **__: Any) -> str:
+def _entry_by_mma(
+    q: ShapeAndDtype,
+    kv: Sequence[ShapeAndDtype],
+    length: ShapeAndDtype,
+    slopes: ShapeAndDtype | None = None,
+    *_: object,
+    soft_cap: float = 0.0,
+    **__: object,
+) -> str:
     return name("decode_attention_mma", q, CudaKernel.ctype(kv[0].dtype), q.shape[-1], of_pairs(slopes, soft_cap))
 
 
-def _parts_by_mma(q: Any, kv: Any, *_: Any, resident_blocks: int, **__: Any) -> int:
+def _parts_by_mma(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, resident_blocks: int, **__: object) -> int:
     return parts_of(q, kv, resident_blocks, _HEADS_BY_MMA)
 
 
-def _shared_bytes_by_mma(q: Any, kv: Any, *_: Any, **__: Any) -> int:
+def _shared_bytes_by_mma(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, **__: object) -> int:
     """The queries, and of each warp a ring of four times 16 rows, with scales in int8, whose place 16 softmaxes take."""
     size, cache = q.shape[-1], kv[0].dtype
     tile = 16 * (16 * (size * cache.itemsize // 16 | 1) + (4 if cache == jnp.int8 else 0))
     return _warps_by_mma(q) * max(4 * tile, 16 * 4 * (size + 2)) + 16 * 2 * size
 
 
-def _supports_mma(types: Any, **options: Any) -> bool | str:
+def _supports_mma(types: Types, **options: Any) -> bool | str:
     q, cache = types.q, types.kv[0]
     size, group = q.shape[-1], q.shape[-2] // cache.shape[-2]
     if q.dtype not in (jnp.bfloat16, jnp.float16):
@@ -89,7 +99,7 @@ DECODE_ATTENTION_MMA = dataclasses.replace(
 _LEAST_OVERLAPPED = 90
 
 
-def _supports_overlapped(types: Any, **options: Any) -> bool | str:
+def _supports_overlapped(types: Types, **options: Any) -> bool | str:
     # Only machine code of such a device waits for the launch ahead: PTX for 8.0 has no instruction for it.
     arch = architecture(None)
     if not arch.startswith("sm_") or int(arch[3:].rstrip("af")) < _LEAST_OVERLAPPED:

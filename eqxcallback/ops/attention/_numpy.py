@@ -1,12 +1,14 @@
 """Attention: a block of queries and a block of keys at a time, so that no array has queries times keys."""
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from ...core import PyTree
 from ...kernel import PythonKernel
-from .._numpy import finite, on_arrays, store, wide
+from .._numpy import XpArray, finite, on_arrays, store, wide
 from ._numpy_dropout import kept as rows_kept
 
 
@@ -14,26 +16,26 @@ _QUERIES, _KEYS = 64, 512  # in a block
 
 
 def attend(
-    xp: Any,
-    out: Any,
-    q: Any,
-    kv: Any,
-    bias: Any = None,
-    mask: Any = None,
-    alibi_slopes: Any = None,
-    query_segments: Any = None,
-    key_segments: Any = None,
-    lengths: Any = None,
-    offset: Any = None,
-    dropout_keys: Any = None,
-    kept: Any = None,
+    xp: ModuleType,
+    out: XpArray,
+    q: XpArray,
+    kv: PyTree,
+    bias: XpArray | None = None,
+    mask: XpArray | None = None,
+    alibi_slopes: XpArray | None = None,
+    query_segments: XpArray | None = None,
+    key_segments: XpArray = None,
+    lengths: XpArray | None = None,
+    offset: XpArray | None = None,
+    dropout_keys: XpArray | None = None,
+    kept: XpArray | None = None,
     *,
     causal: bool,
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
     dropout: float = 0.0,
-    lse: Any = None,
+    lse: XpArray | None = None,
 ) -> None:
     """The axes of operands are the last ones of those of `q`: all are aligned at the right end."""
     queries, keys = q.shape[-3], kv[0].shape[-3]
@@ -45,7 +47,7 @@ def attend(
         stop = min(start + _QUERIES, queries)
         rows, index = slice(start, stop), xp.arange(start, stop)
 
-        def logits_of(logits: Any, columns: slice, rows: slice = rows, index: Any = index) -> Any:
+        def logits_of(logits: XpArray, columns: slice, rows: slice = rows, index: XpArray = index) -> XpArray:
             key = xp.arange(columns.start, columns.stop)
             away = index[:, None] + before - key
             if soft_cap:
@@ -68,7 +70,7 @@ def attend(
                 logits = xp.where(visible, logits, -np.inf)
             return logits
 
-        def dropped(weights: Any, columns: slice, rows: slice = rows, index: Any = index) -> Any:
+        def dropped(weights: XpArray, columns: slice, rows: slice = rows, index: XpArray = index) -> XpArray:
             if kept is not None:
                 stays = kept[..., rows, columns]
             else:
@@ -85,21 +87,21 @@ def attend(
 
 
 @on_arrays
-def attention(xp: Any, results: Any, *args: Any, **options: Any) -> None:
+def attention(xp: ModuleType, results: PyTree, *args: Any, **options: Any) -> None:
     out, lse = results
     attend(xp, out, *args, lse=lse, **options)
 
 
 @on_arrays
 def decode_attention(
-    xp: Any,
-    out: Any,
-    q: Any,
-    kv: Any,
-    length: Any,
-    alibi_slopes: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
+    xp: ModuleType,
+    out: XpArray,
+    q: XpArray,
+    kv: PyTree,
+    length: XpArray,
+    alibi_slopes: XpArray | None = None,
+    k_scale: XpArray | None = None,
+    v_scale: XpArray = None,
     **options: Any,
 ) -> None:
     """The query is at the position of the last entry. With scales, keys and values are int8."""
@@ -116,14 +118,14 @@ def decode_attention(
 
 
 def _attend(
-    xp: Any,
-    q: Any,
-    kv: Any,
+    xp: ModuleType,
+    q: XpArray,
+    kv: PyTree,
     last: int,
-    logits_of: Callable[[Any, slice], Any],
-    dropped: Callable[[Any, slice], Any] | None,
+    logits_of: Callable[[XpArray, slice], XpArray],
+    dropped: Callable[[XpArray, slice], XpArray] | None,
     scale: float,
-) -> tuple[Any, Any]:
+) -> tuple[XpArray, XpArray]:
     """Return the result and the log-sum-exp of some queries over the first `last` keys. Both functions take logits of shape
     `(*batch, heads, queries, keys)`, and the keys.
     """

@@ -1,6 +1,7 @@
 """The optional operands of attention: what they have to be, and what the op gets."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -225,12 +226,12 @@ def _dropout(name: str, q: Array, keys: Size, dropout: AnyNumber, key: Any) -> t
     return None, keep(per_head.reshape(-1)).reshape(*batch, heads, queries, keys)
 
 
-def places_of(name: str, batch: tuple[int, ...], x: Any) -> tuple[int, int] | None:
+def places_of(name: str, batch: Sequence[Size], x: Any) -> tuple[int, int] | None:
     """`places` of an operand in `OPTIONAL`, of which an absent one has one for all."""
     return (1, 1) if x is None else places(batch, x.shape[: x.ndim - OWN_AXES[name]])
 
 
-def places(batch: tuple[int, ...], operand_batch: tuple[int, ...]) -> tuple[int, int] | None:
+def places(batch: Sequence[Size], operand_batch: Sequence[Size]) -> tuple[int, int] | None:
     """Example `e` of a call has example `e // every % count` of an operand with the axes `operand_batch`: `every` and `count`.
 
     `None` if no such numbers do, as for the axes `(2, 1, 3)` of `(2, 4, 3)`.

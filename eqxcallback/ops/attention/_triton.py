@@ -1,13 +1,13 @@
 """Attention. See _triton_forward.py and _triton_backward.py."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from ...core import type_text
+from ...core import PyTree, ShapeAndDtype, Types, type_text
 from ...kernel import TritonKernel
 from .._cuda import ceil, multiprocessors
 from .._supports import floats
@@ -25,26 +25,26 @@ _FEW_QUERIES, _MIN_PART_KEYS, _MIN_KEYS = 32, 128, 512
 _MODULES = [f"eqxcallback.ops.attention._triton_{name}" for name in ("forward", "backward", "backward_options")]
 
 
-def _batch(x: Any) -> int:
+def _batch(x: ShapeAndDtype) -> int:
     return math.prod(x.shape[:-3])
 
 
-def _blocks(x: Any, rows: int) -> int:
+def _blocks(x: ShapeAndDtype, rows: int) -> int:
     """The number of blocks of `rows` rows of one head of one example."""
     return ceil(x.shape[-3], rows) * x.shape[-2] * _batch(x) if x.shape[-1] else 0
 
 
-def _optional(args: Any, name: str) -> Any:
+def _optional(args: PyTree, name: str) -> Any:
     """Return an optional argument of the op, or its gradient, or `None`: the last ones may be left out."""
     index = 2 + OPTIONAL.index(name)
     return args[index] if index < len(args) else None
 
 
-def _given(*args: Any, **_: Any) -> Any:
+def _given(*args: Any, **_: object) -> Any:
     return args
 
 
-def _differentiated(grads: Any, args: Any, *_: Any, **__: Any) -> Any:
+def _differentiated(grads: PyTree, args: PyTree, *_: object, **__: object) -> Any:
     return args
 
 
@@ -90,7 +90,7 @@ def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:
     return scalars
 
 
-def _supports(types: Any, **options: Any) -> bool | str:
+def _supports(types: Types, **options: Any) -> bool | str:
     q = types[0]
     if q.shape[-1] > _MAX_SIZE:
         return f"heads have to be no longer than {_MAX_SIZE}; they are {q.shape[-1]}"
@@ -104,8 +104,8 @@ def _supports(types: Any, **options: Any) -> bool | str:
 def _settings(
     name: str,
     arch: int,
-    q: Any,
-    kv: Any,
+    q: ShapeAndDtype,
+    kv: Sequence[ShapeAndDtype],
     *optional: Any,
     causal: bool,
     scale: float,
@@ -138,15 +138,15 @@ def _settings(
     }
 
 
-def _packed_rows(q: Any, kv: Any) -> int:
+def _packed_rows(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype]) -> int:
     return q.shape[-3] * (q.shape[-2] // kv[0].shape[-2])
 
 
-def _packed_blocks(q: Any, kv: Any, rows: int) -> int:
+def _packed_blocks(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], rows: int) -> int:
     return ceil(_packed_rows(q, kv), rows) * kv[0].shape[-2] * _batch(q)
 
 
-def _parts(q: Any, kv: Any, *_: Any, **__: Any) -> int:
+def _parts(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, **__: object) -> int:
     """Into how many parts the keys of few queries are divided, so that all multiprocessors have two programs.
 
     0 where a program has all the keys of a block of queries of one head: where queries are many, or keys are few, or heads do not
@@ -154,36 +154,38 @@ def _parts(q: Any, kv: Any, *_: Any, **__: Any) -> int:
     """
     queries, heads, size = q.shape[-3:]
     keys, kv_heads, _ = kv[0].shape[-3:]
-    if queries > _FEW_QUERIES or keys < _MIN_KEYS or not q.size:
+    if queries > _FEW_QUERIES or keys < _MIN_KEYS or not math.prod(q.shape):
         return 0
     blocks = _packed_blocks(q, kv, tiles.packed_rows(size, q.dtype.name, _packed_rows(q, kv)))
     parts = max(1, min(2 * multiprocessors() // blocks, ceil(keys, _MIN_PART_KEYS)))
     return parts if parts > 1 or heads > kv_heads else 0
 
 
-def _of_parts(q: Any, kv: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
+def _of_parts(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, **__: object) -> list[jax.ShapeDtypeStruct]:
     """The results of the softmax of each part."""
     parts, rows = _parts(q, kv), (_batch(q), *q.shape[-3:-1])
     shapes = ((parts, *rows, q.shape[-1]), (parts, *rows)) if parts else ((1,), (1,))
     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
 
 
-def _choose_forward(arch: int, q: Any, kv: Any, *args: Any, **options: Any) -> Mapping[str, Any]:
+def _choose_forward(
+    arch: int, q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *args: Any, **options: Any
+) -> Mapping[str, Any]:
     return _settings("packed" if _parts(q, kv) else "forward", arch, q, kv, *args, **options)
 
 
 def _forward_grid(
-    q: Any,
-    kv: Any,
-    *_: Any,
+    q: ShapeAndDtype,
+    kv: Sequence[ShapeAndDtype],
+    *_: object,
     BLOCK_QUERIES: int,  # noqa: N803 - a constant of the kernel
-    **__: Any,
+    **__: object,
 ) -> int | tuple[int, int]:
     parts = _parts(q, kv)
     return (_packed_blocks(q, kv, BLOCK_QUERIES), parts) if parts else _blocks(q, BLOCK_QUERIES)
 
 
-def _joining_constants(arch: int, q: Any, *_: Any, **__: Any) -> Mapping[str, Any]:
+def _joining_constants(arch: int, q: ShapeAndDtype, *_: object, **__: object) -> Mapping[str, Any]:
     size = max(q.shape[-1], 1)
     return {"SIZE": size, "WIDTH": 1 << (size - 1).bit_length(), "BLOCK_PARTS": 16}
 
@@ -205,34 +207,34 @@ ATTENTION = TritonKernel(
 )
 
 
-def _rows_grid(grads: Any, args: Any, *_: Any, BLOCK_QUERIES: int, **__: Any) -> int:  # noqa: N803
+def _rows_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_QUERIES: int, **__: object) -> int:  # noqa: N803
     return _blocks(args[0], BLOCK_QUERIES)
 
 
-def _of_queries(grads: Any) -> bool:
+def _of_queries(grads: PyTree) -> bool:
     """True if gradients are needed that have a part for each block of queries."""
     return grads[0] is not None or _optional(grads, "alibi_slopes") is not None
 
 
-def _keys_grid(grads: Any, args: Any, *_: Any, BLOCK_KEYS: int, ADDED: bool, **__: Any) -> int:  # noqa: N803
+def _keys_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_KEYS: int, ADDED: bool, **__: object) -> int:  # noqa: N803
     is_needed = any(gradient is not None for gradient in grads[1] or ()) or (ADDED and _of_queries(grads))
     return _blocks(args[1][0], BLOCK_KEYS) if is_needed else 0
 
 
-def _queries_grid(grads: Any, args: Any, *_: Any, BLOCK_QUERIES: int, **__: Any) -> int:  # noqa: N803
+def _queries_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_QUERIES: int, **__: object) -> int:  # noqa: N803
     return _blocks(args[0], BLOCK_QUERIES) if _of_queries(grads) else 0
 
 
-def _end_grid(grads: Any, args: Any, *_: Any, BLOCK_QUERIES: int, **__: Any) -> int:  # noqa: N803
+def _end_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_QUERIES: int, **__: object) -> int:  # noqa: N803
     return 0 if grads[0] is None else _blocks(args[0], BLOCK_QUERIES)
 
 
-def _slopes_grid(grads: Any, args: Any, *_: Any, **__: Any) -> int:
+def _slopes_grid(grads: PyTree, args: PyTree, *_: object, **__: object) -> int:
     slopes = _optional(grads, "alibi_slopes")
     return 0 if slopes is None else math.prod(slopes.shape)
 
 
-def _bias_grid(grads: Any, args: Any, *_: Any, BLOCK_QUERIES: int, BLOCK_KEYS: int, **__: Any) -> int:  # noqa: N803
+def _bias_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_QUERIES: int, BLOCK_KEYS: int, **__: object) -> int:  # noqa: N803
     bias = _optional(grads, "bias")
     if bias is None:
         return 0
@@ -243,7 +245,7 @@ def _bias_grid(grads: Any, args: Any, *_: Any, BLOCK_QUERIES: int, BLOCK_KEYS: i
 def _step(name: str, grid: Callable[..., int], tile: str | None = None, **more: Any) -> TritonKernel:
     """One of the launches of the backward pass. `tile`: the name of its tiles, if it is another one."""
 
-    def settings(arch: int, grads: Any, args: Any, *_: Any, **options: Any) -> Mapping[str, Any]:
+    def settings(arch: int, grads: PyTree, args: PyTree, *_: object, **options: Any) -> Mapping[str, Any]:
         return _settings(tile or name, arch, *args, **options)
 
     module = _MODULES[2 if name in ("slopes", "bias") else 1]
@@ -253,7 +255,7 @@ def _step(name: str, grid: Callable[..., int], tile: str | None = None, **more: 
 def _backward(*, added: bool) -> TritonKernel:
     """`added`: the gradients of queries are sums in any order."""
 
-    def workspaces(grads: Any, args: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
+    def workspaces(grads: PyTree, args: PyTree, *_: object, **__: object) -> list[jax.ShapeDtypeStruct]:
         """The sums and products of rows, and the gradient of a slope of each block, of which the shortest has 16 rows."""
         queries, heads, _ = args[0].shape[-3:]
         of_rows = (_batch(args[0]), heads, queries)

@@ -5,7 +5,6 @@ of 128, shared memory within the limit, and the count of instructions in the loo
 """
 
 import dataclasses
-from typing import Any
 
 from ._operands import OPTIONAL
 
@@ -29,7 +28,7 @@ def split(size: int) -> tuple[int, int]:
 
 
 def choose_forward(
-    arch: int, size: int, dtype: str, *, queries: int, has: int = 0, soft_cap: float = 0.0, **_: Any
+    arch: int, size: int, dtype: str, *, queries: int, has: int = 0, soft_cap: float = 0.0, **_: object
 ) -> Choice:
     """Choose for `attention_forward`. `arch` is 80 for sm_80, `dtype` NumPy's name, `has` a bit for each of `OPTIONAL`."""
     return _choice(_forward_tile(arch, _width(size), dtype, queries, _of_pairs(has, soft_cap)), size, PACKED=False)
@@ -41,7 +40,7 @@ def choose_tma(arch: int, size: int, dtype: str) -> Choice:
     return _choice(tile, size, SPECIALIZED=specialized)
 
 
-def choose_packed(arch: int, size: int, dtype: str, *, rows: int, **_: Any) -> Choice:
+def choose_packed(arch: int, size: int, dtype: str, *, rows: int, **_: object) -> Choice:
     """Choose for `attention_forward` where it is `PACKED`. `rows`: the queries of all heads that share one head of keys."""
     block = packed_rows(size, dtype, rows)
     if dtype == "float32":
@@ -57,17 +56,17 @@ def packed_rows(size: int, dtype: str, rows: int) -> int:
     return min(most, max(16, 1 << (rows - 1).bit_length()))
 
 
-def choose_rows(arch: int, size: int, dtype: str, **_: Any) -> Choice:
+def choose_rows(arch: int, size: int, dtype: str, **_: object) -> Choice:
     """Choose for `attention_backward_rows`, which reads each row once."""
     return _choice((64, 16, 4, 1), size)
 
 
-def choose_keys(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: float = 0.0, **_: Any) -> Choice:
+def choose_keys(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: float = 0.0, **_: object) -> Choice:
     """Choose for `attention_backward_keys`."""
     return _choice(_keys_tile(arch, _width(size), dtype, _of_pairs(has, soft_cap)), size)
 
 
-def choose_added(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: float = 0.0, **_: Any) -> Choice:
+def choose_added(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: float = 0.0, **_: object) -> Choice:
     """Choose for `attention_backward_keys` where it is `ADDED`, and for the kernel of slopes then."""
     width = _width(size)
     if dtype != "float32" and 100 <= arch < 120 and 64 < width <= 128:
@@ -76,12 +75,12 @@ def choose_added(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: fl
     return _choice(_keys_tile(arch, width, dtype, _of_pairs(has, soft_cap)), size)
 
 
-def choose_queries(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: float = 0.0, **_: Any) -> Choice:
+def choose_queries(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: float = 0.0, **_: object) -> Choice:
     """Choose for `attention_backward_queries`, and for the kernel of slopes, which adds up what it leaves."""
     return _choice(_queries_tile(arch, _width(size), dtype, _of_pairs(has, soft_cap)), size)
 
 
-def choose_bias(arch: int, size: int, dtype: str, **_: Any) -> Choice:
+def choose_bias(arch: int, size: int, dtype: str, **_: object) -> Choice:
     """Choose for `attention_backward_bias`."""
     width = _width(size)
     if dtype == "float32":

@@ -1,9 +1,10 @@
 """Attention by the tensor memory accelerator of GPUs since Hopper, where somebody asks for it. See _triton_forward_tma.py."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...core import ShapeAndDtype, Types
 from ...kernel import TritonKernel
 from ...transform import architecture
 from . import _triton_tiles as tiles
@@ -23,7 +24,7 @@ _MAX_SIZE_OF_F32 = 96
 _SCALARS = ("queries", "keys", "heads", "kv_heads", "kv_batch", "scale")
 
 
-def _supports(types: Any, **options: Any) -> bool | str:
+def _supports(types: Types, **options: Any) -> bool | str:
     q, kv, *optional = types
     arch = architecture(None)
     if arch.rstrip("af") not in ARCHITECTURES:
@@ -46,7 +47,9 @@ def _supports(types: Any, **options: Any) -> bool | str:
     return ATTENTION.supports(types, **options)
 
 
-def _choose(arch: int, q: Any, kv: Any, *_: Any, causal: bool, scale: float, **__: Any) -> Mapping[str, Any]:
+def _choose(
+    arch: int, q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, causal: bool, scale: float, **__: object
+) -> Mapping[str, Any]:
     choice = tiles.choose_tma(arch, q.shape[-1], q.dtype.name)
     return {
         **choice.constants,

@@ -1,34 +1,34 @@
 """Rows written into a cache. See cache.cu."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ...core import ShapeAndDtype, Types
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, ceil
 
 
-def _batch(cache: Any, row_rank: int) -> int:
-    return math.prod(cache.shape[: cache.ndim - row_rank - 1])
+def _batch(cache: ShapeAndDtype, row_rank: int) -> int:
+    return math.prod(cache.shape[: len(cache.shape) - row_rank - 1])
 
 
-def _row_bytes(cache: Any, row_rank: int) -> int:
-    return math.prod(cache.shape[cache.ndim - row_rank :]) * cache.dtype.itemsize
+def _row_bytes(cache: ShapeAndDtype, row_rank: int) -> int:
+    return math.prod(cache.shape[len(cache.shape) - row_rank :]) * cache.dtype.itemsize
 
 
-def _length(cache: Any, row_rank: int) -> int:
-    return cache.shape[cache.ndim - row_rank - 1]
+def _length(cache: ShapeAndDtype, row_rank: int) -> int:
+    return cache.shape[len(cache.shape) - row_rank - 1]
 
 
-def _blocks(cache: Any, rows: Any, position: Any, *, row_rank: int) -> int:
+def _blocks(cache: ShapeAndDtype, rows: ShapeAndDtype, position: ShapeAndDtype, *, row_rank: int) -> int:
     row_bytes = _row_bytes(cache, row_rank)
     unit = next(unit for unit in (16, 4, 1) if row_bytes % unit == 0)
     return ceil(_batch(cache, row_rank) * _length(rows, row_rank) * row_bytes // unit, 256)
 
 
-def _supports(types: Any, **_: Any) -> bool | str:
+def _supports(types: Types, **_: object) -> bool | str:
     """Supports elements of whole bytes, which are copied whatever they mean. Typed PRNG keys hide an axis."""
     dtype = types.cache.dtype
     if jnp.issubdtype(dtype, jax.dtypes.extended):

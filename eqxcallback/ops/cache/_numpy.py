@@ -1,14 +1,16 @@
 """Rows written into a cache, in place."""
 
-from typing import Any
+from types import ModuleType
 
 from ...kernel import PythonKernel
-from .._numpy import append, on_arrays
+from .._numpy import XpArray, append, on_arrays
 from . import _cuda
 
 
 @on_arrays
-def cache_append(xp: Any, out: Any, cache: Any, rows: Any, position: Any, *, row_rank: int) -> None:
+def cache_append(
+    xp: ModuleType, out: XpArray, cache: XpArray, rows: XpArray, position: XpArray, *, row_rank: int
+) -> None:
     """`out` starts as the cache."""
     append(out, rows, position, row_rank=row_rank)
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from ...core import PyTree, ShapeAndDtype, Types
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, ceil, name, pack
 from .._supports import floats
@@ -13,31 +14,31 @@ from .._supports import floats
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
-def _size(gate: Any, up: Any) -> int:
+def _size(gate: ShapeAndDtype, up: ShapeAndDtype | None) -> int:
     """The length of a result's row. Without `up`, `gate` holds both halves."""
     return gate.shape[-1] // 2 if up is None else gate.shape[-1]
 
 
-def _rows(gate: Any) -> int:
+def _rows(gate: ShapeAndDtype) -> int:
     return math.prod(gate.shape[:-1])
 
 
-def _blocks(gate: Any, up: Any) -> int:
+def _blocks(gate: ShapeAndDtype, up: ShapeAndDtype | None) -> int:
     count, at_once = _rows(gate) * _size(gate, up), pack(gate)
     if up is None and _size(gate, up) % at_once:  # rows begin anywhere
         at_once = 1
     return ceil(ceil(count, at_once), 256)
 
 
-def _forward(gate: Any, up: Any = None, **_: Any) -> tuple[Any, Any]:
+def _forward(gate: ShapeAndDtype, up: ShapeAndDtype | None = None, **_: object) -> tuple[Any, Any]:
     return gate, up
 
 
-def _backward(grads: Any, args: Any, out: Any, cotangents: Any, **_: Any) -> tuple[Any, Any]:
+def _backward(grads: PyTree, args: PyTree, out: PyTree, cotangents: PyTree, **_: object) -> tuple[Any, Any]:
     return _forward(*args)
 
 
-def _supports(types: Any, *, activation: str, **options: Any) -> bool | str:
+def _supports(types: Types, *, activation: str, **options: Any) -> bool | str:
     if activation not in ACTIVATIONS:
         return f"it has no activation {activation!r}"
     return floats(types, **options)
@@ -46,7 +47,7 @@ def _supports(types: Any, *, activation: str, **options: Any) -> bool | str:
 def _kernel(what: str, arguments: Callable[..., tuple[Any, Any]]) -> CudaKernel:
     """`arguments`: gate and up of what the kernel's functions are called with."""
 
-    def entry(*args: Any, activation: str, **_: Any) -> str:
+    def entry(*args: Any, activation: str, **_: object) -> str:
         gate, up = arguments(*args)
         return name(what, gate, f"eqxcallback::{activation}", up is None)
 

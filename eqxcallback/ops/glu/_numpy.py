@@ -2,19 +2,19 @@
 
 import importlib
 import math
-from typing import Any
+from types import ModuleType
 
 from ...kernel import PythonKernel
-from .._numpy import on_arrays, store, wide
+from .._numpy import XpArray, on_arrays, store, wide
 
 
 @on_arrays
-def glu(xp: Any, out: Any, gate: Any, up: Any = None, *, activation: str) -> None:
+def glu(xp: ModuleType, out: XpArray, gate: XpArray, up: XpArray | None = None, *, activation: str) -> None:
     gate, up = _halves(gate, up)
     store(out, _activated(xp, gate, activation) * up)
 
 
-def _activated(xp: Any, x: Any, activation: str) -> Any:
+def _activated(xp: ModuleType, x: XpArray, activation: str) -> XpArray:
     if activation == "silu":
         return x / (1 + xp.exp(-x))
     if activation == "gelu_tanh":
@@ -23,7 +23,7 @@ def _activated(xp: Any, x: Any, activation: str) -> Any:
     return 0.5 * x * special.erfc(-math.sqrt(0.5) * x)
 
 
-def _halves(gate: Any, up: Any) -> tuple[Any, Any]:
+def _halves(gate: XpArray, up: XpArray | None) -> tuple[XpArray, XpArray]:
     if up is None:
         half = gate.shape[-1] // 2
         gate, up = gate[..., :half], gate[..., half:]

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from ...core import ShapeAndDtype, Types
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, ceil, name
 from .._supports import floats
@@ -17,39 +18,39 @@ from ._supports import has_kernels
 _FEW_ROWS = 8
 
 
-def _rows(x: Any) -> int:
+def _rows(x: ShapeAndDtype) -> int:
     return math.prod(x.shape[:-1])
 
 
-def _is_tiled(x: Any) -> bool:
+def _is_tiled(x: ShapeAndDtype) -> bool:
     return _rows(x) > _FEW_ROWS
 
 
-def _rows_of_block(x: Any) -> int:
+def _rows_of_block(x: ShapeAndDtype) -> int:
     return next((count for count in (1, 2, 4) if count >= _rows(x)), _FEW_ROWS)
 
 
-def _entry(x: Any, blocks: Any, *, encoding: str, **_: Any) -> str:
+def _entry(x: ShapeAndDtype, blocks: Any, *, encoding: str, **_: object) -> str:
     code = f"eqxcallback::{encoding}"
     if _is_tiled(x):
         return name("quantized_linear_tiled", x, code)
     return name("quantized_linear", x, code, _rows_of_block(x))
 
 
-def _grid(x: Any, blocks: Any, **_: Any) -> tuple[int, int]:
+def _grid(x: ShapeAndDtype, blocks: Any, **_: object) -> tuple[int, int]:
     if _is_tiled(x):
         return ceil(blocks.shape[0], 64), ceil(_rows(x), 64)
     return ceil(blocks.shape[0], 4), ceil(_rows(x), _rows_of_block(x))
 
 
-def _supports_any_rows(types: Any, *, encoding: str, activations: str = "exact") -> bool | str:
+def _supports_any_rows(types: Types, *, encoding: str, activations: str = "exact") -> bool | str:
     if activations != "exact":
         return f"it has no {activations} activations"
     supported = has_kernels(encoding)
     return floats(types) if supported is True else supported
 
 
-def _supports(types: Any, **options: Any) -> bool | str:
+def _supports(types: Types, **options: Any) -> bool | str:
     if _is_tiled(types.x):
         return f"x can have at most {_FEW_ROWS} rows, as XLA is faster at products of matrices; it has {_rows(types.x)}"
     return _supports_any_rows(types, **options)
@@ -76,12 +77,12 @@ _MOST_ROWS_BY_MMA = 64
 _FEATURES_BY_MMA = 256
 
 
-def _row_tiles(x: Any) -> int:
+def _row_tiles(x: ShapeAndDtype) -> int:
     """Return the number of tiles of 8 rows in a block, at most 4: there are no registers for more."""
     return next((count for count in (1, 2) if 8 * count >= _rows(x)), 4)
 
 
-def _supports_mma(types: Any, *, encoding: str, activations: str = "exact") -> bool | str:
+def _supports_mma(types: Types, *, encoding: str, activations: str = "exact") -> bool | str:
     x = types.x
     if activations != "exact":
         return f"it has no {activations} activations"

@@ -62,7 +62,7 @@ def _quantized_linear_backward(args: Any, out: Any, cotangent: Array, *, encodin
     return _back(cotangent, dequantize(blocks, encoding=encoding), x), None
 
 
-def _bf16(types: Any, **_: Any) -> bool | str:
+def _bf16(types: Any, **_: object) -> bool | str:
     dtype = types.x.dtype
     return True if dtype == jnp.bfloat16 else f"x has to be bfloat16: XLA needs no help with others; it is {dtype}"
 

@@ -2,12 +2,11 @@
 
 import dataclasses
 import math
-from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Integer, Shaped
 
-from ...core import AnyArray, check, check_floats, integers
+from ...core import AnyArray, Types, check, check_floats, integers
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
@@ -21,7 +20,7 @@ _FEW_ROWS = 16
 _SMALLEST = 1 << 14
 
 
-def _supports(types: Any, **_: Any) -> bool | str:
+def _supports(types: Types, **_: object) -> bool | str:
     """XLA arranges the weights anew for each product of a few rows, and reads 16 bits more slowly than 32 unless it multiplies
     matrices, for which it has instructions."""
     dtype, rows = types.x.dtype, math.prod(types.x.shape[:-1])

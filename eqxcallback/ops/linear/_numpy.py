@@ -1,11 +1,11 @@
 """Products with weights of floats, of blocks of a few bits, or of int8, and rows of tables."""
 
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
 from ...kernel import PythonKernel
-from .._numpy import on_arrays, store, wide
+from .._numpy import XpArray, on_arrays, store, wide
 from ._supports import has_kernels
 
 
@@ -13,19 +13,21 @@ _CHUNK = 1024  # output features whose weights are expanded at a time
 
 
 @on_arrays
-def linear(xp: Any, out: Any, x: Any, weight: Any, bias: Any = None) -> None:
+def linear(xp: ModuleType, out: XpArray, x: XpArray, weight: XpArray, bias: XpArray | None = None) -> None:
     y = wide(x) @ wide(weight).T
     store(out, y if bias is None else y + bias)
 
 
 @on_arrays
-def embedding(xp: Any, out: Any, index: Any, weight: Any) -> None:
+def embedding(xp: ModuleType, out: XpArray, index: XpArray, weight: XpArray) -> None:
     size = weight.shape[0]
     out[...] = weight[xp.clip(xp.where(index < 0, index + size, index), 0, size - 1)]
 
 
 @on_arrays
-def quantized_linear(xp: Any, out: Any, x: Any, blocks: Any, *, encoding: str, activations: str) -> None:
+def quantized_linear(
+    xp: ModuleType, out: XpArray, x: XpArray, blocks: XpArray, *, encoding: str, activations: str
+) -> None:
     x = wide(x) if activations == "exact" else _quantize_activations(xp, wide(x), 32)
     for first in range(0, blocks.shape[0], _CHUNK):
         here = slice(first, first + _CHUNK)
@@ -33,14 +35,14 @@ def quantized_linear(xp: Any, out: Any, x: Any, blocks: Any, *, encoding: str, a
 
 
 @on_arrays
-def int8_linear(xp: Any, out: Any, x: Any, weight: Any, scale: Any, *, activations: str) -> None:
+def int8_linear(xp: ModuleType, out: XpArray, x: XpArray, weight: XpArray, scale: XpArray, *, activations: str) -> None:
     x = wide(x) if activations == "exact" else _quantize_activations(xp, wide(x), x.shape[-1])
     for first in range(0, weight.shape[0], _CHUNK):
         here = slice(first, first + _CHUNK)
         store(out[..., here], x @ weight[here].astype(x.dtype).T * scale[here])
 
 
-def _quantize_activations(xp: Any, x: Any, block: int) -> Any:
+def _quantize_activations(xp: ModuleType, x: XpArray, block: int) -> XpArray:
     """See `eqxcallback.ops.int8_linear`."""
     if block == 0:
         return x
@@ -53,7 +55,7 @@ def _quantize_activations(xp: Any, x: Any, block: int) -> Any:
     return xp.where(finite, nearest, parts).reshape(x.shape)
 
 
-def _decoded(xp: Any, blocks: Any, encoding: str) -> Any:
+def _decoded(xp: ModuleType, blocks: XpArray, encoding: str) -> XpArray:
     """See `eqxcallback.ops.dequantize`."""
     rows, size = blocks.shape
     length = 20 if encoding == "Q4_1" else 34

@@ -106,7 +106,7 @@ def _targets(
     *,
     label_smoothing: float = 0.0,
     ignore_index: int | None = None,
-    **_: Any,
+    **_: object,
 ) -> Array:
     check(targets.shape == logits.shape, name, "targets of the shape of logits", logits=logits, targets=targets)
     if ignore_index is not None:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from ...core import ShapeAndDtype
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, block_of_rows, ceil, name, of_first
 from .._supports import floats
@@ -15,7 +16,7 @@ _NO_LABEL = 2**62
 _MOST_THREADS = 512
 
 
-def _rows(logits: Any) -> int:
+def _rows(logits: ShapeAndDtype) -> int:
     return math.prod(logits.shape[:-1])
 
 
@@ -23,15 +24,15 @@ def _first(function: Any) -> Any:
     return lambda logits, *_, **__: function(logits)
 
 
-def _z_loss(*_: Any, z_loss: float = 0.0, **__: Any) -> float:
+def _z_loss(*_: object, z_loss: float = 0.0, **__: object) -> float:
     return z_loss
 
 
-def _label_smoothing(*_: Any, label_smoothing: float = 0.0, **__: Any) -> float:
+def _label_smoothing(*_: object, label_smoothing: float = 0.0, **__: object) -> float:
     return label_smoothing
 
 
-def _ignore_index(*_: Any, ignore_index: int | None = None, **__: Any) -> int:
+def _ignore_index(*_: object, ignore_index: int | None = None, **__: object) -> int:
     return _NO_LABEL if ignore_index is None else ignore_index
 
 
@@ -39,7 +40,7 @@ def _has_options(**options: Any) -> bool:
     return bool(_label_smoothing(**options) or _z_loss(**options)) or _ignore_index(**options) != _NO_LABEL
 
 
-def _block(logits: Any) -> tuple[int, int]:
+def _block(logits: ShapeAndDtype) -> tuple[int, int]:
     """Rows of one warp share a block; others have one each, for its barriers."""
     threads, rows = block_of_rows(logits, packs=4, most=_MOST_THREADS, least=128)
     return threads, rows if threads == 32 else 1
@@ -48,7 +49,7 @@ def _block(logits: Any) -> tuple[int, int]:
 def _kernel(entry: Any, of_logits: Any, options: dict[str, Any]) -> CudaKernel:
     """`of_logits`: a function of them as one of what the kernel's functions are called with."""
 
-    def blocks(logits: Any) -> int:
+    def blocks(logits: ShapeAndDtype) -> int:
         return ceil(_rows(logits), _block(logits)[1])
 
     return CudaKernel(

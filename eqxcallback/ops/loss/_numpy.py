@@ -1,38 +1,40 @@
 """Cross-entropy of a softmax, of logits or of a linear layer's, of which there is a chunk at a time."""
 
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from ...core import PyTree
 from ...kernel import PythonKernel
-from .._numpy import finite, on_arrays, store, wide
+from .._numpy import XpArray, finite, on_arrays, store, wide
 
 
 _CHUNK = 1024  # classes
 
 
 @on_arrays
-def softmax_cross_entropy(xp: Any, out: Any, logits: Any, labels: Any, **options: Any) -> None:
+def softmax_cross_entropy(xp: ModuleType, out: XpArray, logits: XpArray, labels: XpArray, **options: Any) -> None:
     _loss(xp, out, [(0, wide(logits))], labels, logits.shape[-1], **options)
 
 
 @on_arrays
 def linear_cross_entropy(
-    xp: Any,
-    results: Any,
-    x: Any,
-    weight: Any,
-    labels: Any,
-    bias: Any = None,
-    class_weights: Any = None,
+    xp: ModuleType,
+    results: PyTree,
+    x: XpArray,
+    weight: XpArray,
+    labels: XpArray,
+    bias: XpArray | None = None,
+    class_weights: XpArray | None = None,
     *,
     soft_cap: float | None = None,
     **options: Any,
 ) -> None:
     x, size = wide(x), weight.shape[0]
 
-    def chunks() -> Iterable[tuple[int, Any]]:
+    def chunks() -> Iterable[tuple[int, XpArray]]:
         for first in range(0, size, _CHUNK):
             here = slice(first, first + _CHUNK)
             z = x @ wide(weight[here]).T
@@ -45,17 +47,17 @@ def linear_cross_entropy(
 
 
 def _loss(
-    xp: Any,
-    out: Any,
-    chunks: Iterable[tuple[int, Any]],
-    labels: Any,
+    xp: ModuleType,
+    out: XpArray,
+    chunks: Iterable[tuple[int, XpArray]],
+    labels: XpArray,
     size: int,
-    class_weights: Any = None,
+    class_weights: XpArray | None = None,
     *,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     ignore_index: int | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[XpArray, XpArray]:
     """The loss of logits that come in chunks, each as its first class and its logits. Returns what the softmax is made of: the
     highest logit, or 0 for none, and the sum of the exponentials of what they are below it.
     """

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ...core import PyTree, ShapeAndDtype
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, block_of_rows, ceil, multiprocessors, name, of_first
 from .._supports import floats, floats_alike
@@ -16,19 +17,26 @@ _SHARED_BYTES = 96 << 10
 _ALIKE = floats_alike("residual")
 
 
-def _rows(x: Any) -> int:
+def _rows(x: ShapeAndDtype) -> int:
     return math.prod(x.shape[:-1])
 
 
-def _block(x: Any) -> tuple[int, int]:
+def _block(x: ShapeAndDtype) -> tuple[int, int]:
     return block_of_rows(x, packs=4, most=512, least=128)
 
 
-def _entry(x: Any, weight: Any = None, bias: Any = None, *, center: bool, **_: Any) -> str:
+def _entry(
+    x: ShapeAndDtype,
+    weight: ShapeAndDtype | None = None,
+    bias: ShapeAndDtype | None = None,
+    *,
+    center: bool,
+    **_: object,
+) -> str:
     return name("normalize", x, center, weight is not None, bias is not None)
 
 
-def _add_entry(x: Any, residual: Any, weight: Any = None, **_: Any) -> str:
+def _add_entry(x: ShapeAndDtype, residual: ShapeAndDtype, weight: ShapeAndDtype | None = None, **_: object) -> str:
     return name("add_normalize", x, weight is not None)
 
 
@@ -49,33 +57,33 @@ def _forward(entry: Any, supports: Any) -> CudaKernel:
 NORM, ADD_NORM = _forward(_entry, floats), _forward(_add_entry, _ALIKE)
 
 
-def _backward_block(x: Any) -> tuple[int, int]:
+def _backward_block(x: ShapeAndDtype) -> tuple[int, int]:
     return block_of_rows(x, packs=2, most=512, least=256)
 
 
-def _parts(x: Any) -> int:
+def _parts(x: ShapeAndDtype) -> int:
     """The blocks of the backward kernel: those that run at a time, each of which sums over its rows."""
     threads, rows = _backward_block(x)
     return max(1, min(ceil(_rows(x), rows), multiprocessors() * max(1, 768 // (threads * rows))))
 
 
-def _wanted_sums(grads: Any) -> tuple[bool, bool]:
+def _wanted_sums(grads: PyTree) -> tuple[bool, bool]:
     """Tell whether the gradients of weight and bias are needed, which are sums over rows."""
     _, dweight, dbias = (*grads, None, None)[:3]
     return dweight is not None, dbias is not None
 
 
-def _backward_entry(grads: Any, args: Any, *_: Any, center: bool, **__: Any) -> str:
-    x, weight = (*args, None)[:2]
-    return name("normalize_backward", x, center, weight is not None, *_wanted_sums(grads))
+def _backward_entry(grads: PyTree, args: PyTree, *_: object, center: bool, **__: object) -> str:
+    weight = (*args, None)[1]
+    return name("normalize_backward", args[0], center, weight is not None, *_wanted_sums(grads))
 
 
-def _wanted_sum_of_add(grads: Any) -> tuple[bool]:
+def _wanted_sum_of_add(grads: PyTree) -> tuple[bool]:
     _, _, dweight = (*grads, None)[:3]
     return (dweight is not None,)
 
 
-def _add_backward_entry(grads: Any, args: Any, *_: Any, **__: Any) -> str:
+def _add_backward_entry(grads: PyTree, args: PyTree, *_: object, **__: object) -> str:
     weight = (*args, None)[2]
     return name("add_normalize_backward", args[0], weight is not None, *_wanted_sum_of_add(grads))
 
@@ -83,21 +91,21 @@ def _add_backward_entry(grads: Any, args: Any, *_: Any, **__: Any) -> str:
 def _backward(entry: Any, of_sums: str, wanted_sums: Any, supports: Any) -> CudaKernel:
     """`of_sums`: the second launch, which adds up what the blocks have. `wanted_sums` says of `grads` which there are."""
 
-    def sum_entry(grads: Any, args: Any, *more: Any, **options: Any) -> str:
+    def sum_entry(grads: PyTree, args: PyTree, *more: Any, **options: Any) -> str:
         if any(wanted_sums(grads)):
             return name(of_sums, args[0])
         return entry(grads, args, *more, **options)  # it is not launched, and need not be compiled
 
-    def shared_bytes(grads: Any, args: Any, *_: Any, **__: Any) -> int:
+    def shared_bytes(grads: PyTree, args: PyTree, *_: object, **__: object) -> int:
         wanted = _backward_block(args[0])[1] * sum(wanted_sums(grads)) * args[0].shape[-1] * 4
         return wanted if wanted <= _SHARED_BYTES else 0
 
-    def workspaces(grads: Any, args: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
+    def workspaces(grads: PyTree, args: PyTree, *_: object, **__: object) -> list[jax.ShapeDtypeStruct]:
         # Without sums it is empty, and still a parameter.
         shape = _parts(args[0]), sum(wanted_sums(grads)), args[0].shape[-1]
         return [jax.ShapeDtypeStruct(shape, jnp.float32)]
 
-    def sum_blocks(grads: Any, args: Any, *_: Any, **__: Any) -> int:
+    def sum_blocks(grads: PyTree, args: PyTree, *_: object, **__: object) -> int:
         return ceil(args[0].shape[-1], 32) if any(wanted_sums(grads)) else 0
 
     return CudaKernel(

@@ -6,22 +6,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ...core import PyTree, ShapeAndDtype
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, block_of_rows, ceil, name
 from .._supports import floats
 
 
-def groups_of(x: Any, groups: int) -> Any:
+def groups_of(x: ShapeAndDtype, groups: int) -> Any:
     """A row for each group of each example."""
     *batch, channels, size = x.shape
     return jax.ShapeDtypeStruct((math.prod(batch) * groups, channels // groups * size), x.dtype)
 
 
-def _block(x: Any, groups: int) -> tuple[int, int]:
+def _block(x: ShapeAndDtype, groups: int) -> tuple[int, int]:
     return block_of_rows(groups_of(x, groups), packs=4, most=512, least=128)
 
 
-def blocks_of_groups(x: Any, groups: int) -> int:
+def blocks_of_groups(x: ShapeAndDtype, groups: int) -> int:
     return ceil(len(groups_of(x, groups)), _block(x, groups)[1])
 
 
@@ -45,7 +46,9 @@ def _scalars(of: Any) -> dict[str, Any]:
     }
 
 
-def _entry(x: Any, weight: Any = None, bias: Any = None, **_: Any) -> str:
+def _entry(
+    x: ShapeAndDtype, weight: ShapeAndDtype | None = None, bias: ShapeAndDtype | None = None, **_: object
+) -> str:
     return name("group_norm", x, weight is not None, bias is not None)
 
 
@@ -58,29 +61,29 @@ GROUP_NORM = CudaKernel(
 )
 
 
-def _backward_entry(grads: Any, args: Any, *_: Any, **__: Any) -> str:
-    x, weight = (*args, None)[:2]
-    return name("group_norm_backward", x, weight is not None)
+def _backward_entry(grads: PyTree, args: PyTree, *_: object, **__: object) -> str:
+    weight = (*args, None)[1]
+    return name("group_norm_backward", args[0], weight is not None)
 
 
-def wanted_sums(grads: Any) -> int:
+def wanted_sums(grads: PyTree) -> int:
     """Count the gradients of parameters that are needed."""
     return sum(gradient is not None for gradient in grads[1:])
 
 
-def _workspaces(grads: Any, args: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
+def _workspaces(grads: PyTree, args: PyTree, *_: object, **__: object) -> list[jax.ShapeDtypeStruct]:
     # Without sums it is empty, and still a parameter.
     *batch, channels, _ = args[0].shape
     return [jax.ShapeDtypeStruct((wanted_sums(grads), math.prod(batch), channels), jnp.float32)]
 
 
-def _sum_entry(grads: Any, args: Any, *more: Any, **options: Any) -> str:
+def _sum_entry(grads: PyTree, args: PyTree, *more: Any, **options: Any) -> str:
     if wanted_sums(grads):
         return name("group_norm_backward_sum", args[0])
     return _backward_entry(grads, args, *more, **options)  # it is not launched, and need not be compiled
 
 
-def sum_blocks(grads: Any, args: Any, *_: Any, **__: Any) -> int:
+def sum_blocks(grads: PyTree, args: PyTree, *_: object, **__: object) -> int:
     return ceil(args[0].shape[-2], 32) if wanted_sums(grads) else 0
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ...core import PyTree, ShapeAndDtype, Types
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, ceil, multiprocessors, name, pack
 from .._supports import floats
@@ -21,19 +22,19 @@ _MOST_PARTS = 512
 _CACHED_BYTES, _RESIDENT_GROUPS = 128 << 10, 2
 
 
-def _bytes(x: Any, groups: int) -> int:
+def _bytes(x: ShapeAndDtype, groups: int) -> int:
     """Return the bytes of a group."""
     return groups_of(x, groups).shape[-1] * x.dtype.itemsize
 
 
-def _is_divided(x: Any, groups: int) -> bool:
+def _is_divided(x: ShapeAndDtype, groups: int) -> bool:
     """True if one launch more costs less than groups that do not stay in a cache, or multiprocessors with nothing to do."""
     blocks = blocks_of_groups(x, groups)
     has_few = blocks < _RESIDENT_GROUPS * multiprocessors()
     return blocks > 0 and _bytes(x, groups) >= (4 * _PART_BYTES if has_few else _CACHED_BYTES)
 
 
-def _division(x: Any, groups: int) -> tuple[int, int]:
+def _division(x: ShapeAndDtype, groups: int) -> tuple[int, int]:
     """The channels of a part, and how many elements of each: all, or those of a piece."""
     rows, channels, size = len(groups_of(x, groups)), x.shape[-2] // groups, x.shape[-1]
     # As many as fit into registers. More of them, with a fourth of that at least, where these leave multiprocessors idle.
@@ -44,19 +45,19 @@ def _division(x: Any, groups: int) -> tuple[int, int]:
     return 1, min(size, pack(x) * ceil(size, pack(x) * ceil(wanted, channels)))
 
 
-def _pieces(x: Any, groups: int) -> int:
+def _pieces(x: ShapeAndDtype, groups: int) -> int:
     return ceil(x.shape[-1], _division(x, groups)[1])
 
 
-def _parts(x: Any, groups: int) -> int:
+def _parts(x: ShapeAndDtype, groups: int) -> int:
     return ceil(x.shape[-2] // groups, _division(x, groups)[0]) * _pieces(x, groups)
 
 
-def _blocks(x: Any, groups: int) -> int:
+def _blocks(x: ShapeAndDtype, groups: int) -> int:
     return len(groups_of(x, groups)) * _parts(x, groups)
 
 
-def _moments(x: Any, groups: int, numbers: int = 4) -> jax.ShapeDtypeStruct:
+def _moments(x: ShapeAndDtype, groups: int, numbers: int = 4) -> jax.ShapeDtypeStruct:
     """Return the type of an array with so many `numbers` of each part."""
     return jax.ShapeDtypeStruct((_blocks(x, groups), numbers), jnp.float32)
 
@@ -73,7 +74,7 @@ def _scalars(of: Any) -> dict[str, Any]:
     }
 
 
-def _supports(types: Any, **options: Any) -> bool | str:
+def _supports(types: Types, **options: Any) -> bool | str:
     known = floats(types, **options)
     if known is not True or _is_divided(types.x, options["groups"]):
         return known
@@ -82,7 +83,9 @@ def _supports(types: Any, **options: Any) -> bool | str:
     )
 
 
-def _entry(x: Any, weight: Any = None, bias: Any = None, **_: Any) -> str:
+def _entry(
+    x: ShapeAndDtype, weight: ShapeAndDtype | None = None, bias: ShapeAndDtype | None = None, **_: object
+) -> str:
     return name("group_norm_of_parts", x, weight is not None, bias is not None)
 
 
@@ -100,18 +103,20 @@ GROUP_NORM = CudaKernel(
 
 
 def _backward_entry(kernel: str, has_weight: bool = True) -> Any:
-    def entry(grads: Any, args: Any, *_: Any, **__: Any) -> str:
-        x, weight = (*args, None)[:2]
-        return name(f"group_norm_backward_{kernel}", x, *([weight is not None] if has_weight else []))
+    def entry(grads: PyTree, args: PyTree, *_: object, **__: object) -> str:
+        weight = (*args, None)[1]
+        return name(f"group_norm_backward_{kernel}", args[0], *([weight is not None] if has_weight else []))
 
     return entry
 
 
-def _backward_blocks(grads: Any, args: Any, *_: Any, groups: int, **__: Any) -> int:
+def _backward_blocks(grads: PyTree, args: PyTree, *_: object, groups: int, **__: object) -> int:
     return _blocks(args[0], groups) if grads[0] is not None else 0
 
 
-def _backward_workspaces(grads: Any, args: Any, *_: Any, groups: int, **__: Any) -> list[jax.ShapeDtypeStruct]:
+def _backward_workspaces(
+    grads: PyTree, args: PyTree, *_: object, groups: int, **__: object
+) -> list[jax.ShapeDtypeStruct]:
     x = args[0]
     *batch, channels, _ = x.shape
     sums = wanted_sums(grads), math.prod(batch), _pieces(x, groups), channels

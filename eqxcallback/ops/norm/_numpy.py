@@ -1,18 +1,35 @@
 """Norms of the last axis, or of groups of channels."""
 
-from typing import Any
+from types import ModuleType
 
 from ...kernel import PythonKernel
-from .._numpy import on_arrays, store, wide
+from .._numpy import XpArray, on_arrays, store, wide
 
 
 @on_arrays
-def norm(xp: Any, out: Any, x: Any, weight: Any = None, bias: Any = None, *, eps: float, center: bool) -> None:
+def norm(
+    xp: ModuleType,
+    out: XpArray,
+    x: XpArray,
+    weight: XpArray | None = None,
+    bias: XpArray | None = None,
+    *,
+    eps: float,
+    center: bool,
+) -> None:
     store(out, _affine(_norm(xp, wide(x), eps, center), weight, bias))
 
 
 @on_arrays
-def add_rms_norm(xp: Any, out: Any, x: Any, residual: Any, weight: Any = None, *, eps: float) -> None:
+def add_rms_norm(
+    xp: ModuleType,
+    out: XpArray,
+    x: XpArray,
+    residual: XpArray,
+    weight: XpArray | None = None,
+    *,
+    eps: float,
+) -> None:
     """The sum starts as the residual."""
     normalized, total = out
     store(total, wide(x) + wide(residual))
@@ -20,19 +37,28 @@ def add_rms_norm(xp: Any, out: Any, x: Any, residual: Any, weight: Any = None, *
 
 
 @on_arrays
-def group_norm(xp: Any, out: Any, x: Any, weight: Any = None, bias: Any = None, *, groups: int, eps: float) -> None:
+def group_norm(
+    xp: ModuleType,
+    out: XpArray,
+    x: XpArray,
+    weight: XpArray | None = None,
+    bias: XpArray | None = None,
+    *,
+    groups: int,
+    eps: float,
+) -> None:
     *batch, channels, size = x.shape
     y = _norm(xp, wide(x).reshape(*batch, groups, channels // groups * size), eps, center=True).reshape(x.shape)
     store(out, _affine(y, *(None if array is None else array[:, None] for array in (weight, bias))))
 
 
-def _norm(xp: Any, x: Any, eps: float, center: bool) -> Any:
+def _norm(xp: ModuleType, x: XpArray, eps: float, center: bool) -> XpArray:
     x, eps = _squarable(xp, x, eps)
     x = x - _mean(xp, x) if center else x
     return x / xp.sqrt(_mean(xp, xp.square(x)) + eps)
 
 
-def _squarable(xp: Any, x: Any, eps: Any) -> tuple[Any, Any]:
+def _squarable(xp: ModuleType, x: XpArray, eps: XpArray) -> tuple[XpArray, XpArray]:
     """`x` and `eps` of the same norm, whose rows have squares that do not overflow, as the reference has it."""
     if x.shape[-1] == 0:  # has no highest
         return x, eps
@@ -43,11 +69,11 @@ def _squarable(xp: Any, x: Any, eps: Any) -> tuple[Any, Any]:
     return xp.ldexp(x, -power), xp.where(large, small, xp.full_like(highest, eps))
 
 
-def _mean(xp: Any, x: Any) -> Any:
+def _mean(xp: ModuleType, x: XpArray) -> XpArray:
     return xp.sum(x, axis=-1, keepdims=True) / max(x.shape[-1], 1)
 
 
-def _affine(y: Any, weight: Any, bias: Any) -> Any:
+def _affine(y: XpArray, weight: XpArray | None, bias: XpArray | None) -> XpArray:
     y = y if weight is None else y * wide(weight)
     return y if bias is None else y + wide(bias)
 

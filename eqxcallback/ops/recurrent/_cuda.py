@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ...core import PyTree, ShapeAndDtype
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, ceil, multiprocessors, name, pack
 from .._supports import floats_alike
@@ -15,11 +16,11 @@ from .._supports import floats_alike
 _BLOCK = 32, 8
 
 
-def _rows(state: Any) -> int:
+def _rows(state: ShapeAndDtype) -> int:
     return math.prod(state.shape[:-1])
 
 
-def _grid(state: Any) -> tuple[int, int]:
+def _grid(state: ShapeAndDtype) -> tuple[int, int]:
     """Packs of columns, if these are whole packs, and parts of the rows."""
     size, at_once = state.shape[-1], pack(state)
     columns = ceil(size if size % at_once else size // at_once, _BLOCK[0])
@@ -29,10 +30,10 @@ def _grid(state: Any) -> tuple[int, int]:
 def _of_state(function: Callable[[Any], Any], index: int, *, backward: bool) -> Callable[..., Any]:
     """`function` of the state of the cell, which is the argument `index`, as a function of what a kernel's are called with."""
 
-    def forward_of(*args: Any, **_: Any) -> Any:
+    def forward_of(*args: Any, **_: object) -> Any:
         return function(args[index])
 
-    def backward_of(grads: Any, args: Any, *_: Any, **__: Any) -> Any:
+    def backward_of(grads: PyTree, args: PyTree, *_: object, **__: object) -> Any:
         return function(args[index])
 
     return backward_of if backward else forward_of
@@ -56,22 +57,22 @@ LSTM_GATES = _kernel("lstm_gates", 1, _ALIKE)
 LSTM_GATES_BACKWARD = _kernel("lstm_gates_backward", 1, _ALIKE, backward=True)
 
 
-def _wants_sum(grads: Any) -> bool:
+def _wants_sum(grads: PyTree) -> bool:
     return len(grads) > 3 and grads[3] is not None
 
 
-def _workspaces(grads: Any, args: Any, *_: Any, **__: Any) -> list[jax.ShapeDtypeStruct]:
+def _workspaces(grads: PyTree, args: PyTree, *_: object, **__: object) -> list[jax.ShapeDtypeStruct]:
     # Without the sum it is empty, and still a parameter.
     hidden = args[2]
     return [jax.ShapeDtypeStruct((_grid(hidden)[1] * _wants_sum(grads), hidden.shape[-1]), jnp.float32)]
 
 
-def _sum_entry(grads: Any, args: Any, *_: Any, **__: Any) -> str:
+def _sum_entry(grads: PyTree, args: PyTree, *_: object, **__: object) -> str:
     # Where it is not launched, it need not be compiled.
     return name("gru_gates_backward_sum" if _wants_sum(grads) else "gru_gates_backward", args[2])
 
 
-def _sum_blocks(grads: Any, args: Any, *_: Any, **__: Any) -> int:
+def _sum_blocks(grads: PyTree, args: PyTree, *_: object, **__: object) -> int:
     return ceil(args[2].shape[-1], 32) if _wants_sum(grads) else 0
 
 

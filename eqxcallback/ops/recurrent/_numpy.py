@@ -1,13 +1,13 @@
 """The gates of recurrent cells, after their products."""
 
-from typing import Any
+from types import ModuleType
 
 from ...kernel import PythonKernel
-from .._numpy import on_arrays, store, wide
+from .._numpy import XpArray, on_arrays, store, wide
 
 
 @on_arrays
-def lstm_gates(xp: Any, out: Any, gates: Any, cell: Any) -> None:
+def lstm_gates(xp: ModuleType, out: XpArray, gates: XpArray, cell: XpArray) -> None:
     enter, keep, candidate, leave = xp.split(wide(gates), 4, axis=-1)
     new = _sigmoid(xp, keep) * wide(cell) + _sigmoid(xp, enter) * xp.tanh(candidate)
     store(out[0], _sigmoid(xp, leave) * xp.tanh(new))
@@ -15,7 +15,14 @@ def lstm_gates(xp: Any, out: Any, gates: Any, cell: Any) -> None:
 
 
 @on_arrays
-def gru_gates(xp: Any, out: Any, input_gates: Any, hidden_gates: Any, hidden: Any, bias_n: Any = None) -> None:
+def gru_gates(
+    xp: ModuleType,
+    out: XpArray,
+    input_gates: XpArray,
+    hidden_gates: XpArray,
+    hidden: XpArray,
+    bias_n: XpArray | None = None,
+) -> None:
     i_reset, i_update, i_new = xp.split(wide(input_gates), 3, axis=-1)
     h_reset, h_update, h_new = xp.split(wide(hidden_gates), 3, axis=-1)
     h_new = h_new if bias_n is None else h_new + bias_n
@@ -23,7 +30,7 @@ def gru_gates(xp: Any, out: Any, input_gates: Any, hidden_gates: Any, hidden: An
     store(out, new + _sigmoid(xp, i_update + h_update) * (wide(hidden) - new))
 
 
-def _sigmoid(xp: Any, x: Any) -> Any:
+def _sigmoid(xp: ModuleType, x: XpArray) -> XpArray:
     return 1 / (1 + xp.exp(-x))
 
 

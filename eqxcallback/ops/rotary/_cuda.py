@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from ...core import PyTree, ShapeAndDtype
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, ceil, name, of_first, pack
 from .._supports import floats
@@ -11,7 +12,7 @@ from .._supports import floats
 _HEADS_OF_THREAD = 4
 
 
-def _rows(x: Any) -> int:
+def _rows(x: ShapeAndDtype) -> int:
     """Rows of heads, in all batch axes."""
     return math.prod(x.shape[:-2])
 
@@ -20,13 +21,13 @@ def _table_rows(table: Any) -> int:
     return math.prod(table[0].shape[:-1])
 
 
-def _columns(x: Any) -> int:
+def _columns(x: ShapeAndDtype) -> int:
     """The threads that share half a head."""
     half = x.shape[-1] // 2
     return half // pack(x) if half % pack(x) == 0 else half
 
 
-def _blocks(x: Any, table: Any) -> int:
+def _blocks(x: ShapeAndDtype, table: Any) -> int:
     return ceil(_rows(x) * ceil(x.shape[-2], _HEADS_OF_THREAD) * _columns(x), 256)
 
 
@@ -44,12 +45,12 @@ ROTARY_EMBEDDING = CudaKernel(
 )
 
 
-def _wants_table(grads: Any) -> bool:
+def _wants_table(grads: PyTree) -> bool:
     """True if a gradient of a table is needed."""
     return any(gradient is not None for gradient in grads[1] or ())
 
 
-def _backward_blocks(grads: Any, args: Any, *_: Any) -> int:
+def _backward_blocks(grads: PyTree, args: PyTree, *_: object) -> int:
     x, table = args
     # A thread has all rows of one row of the table, whose gradient it sums.
     return ceil(_table_rows(table) * _columns(x), 64) if _wants_table(grads) else _blocks(x, table)
@@ -69,7 +70,7 @@ ROTARY_EMBEDDING_BACKWARD = CudaKernel(
 )
 
 
-def _append_blocks(qkv: Any, *_: Any) -> int:
+def _append_blocks(qkv: ShapeAndDtype, *_: object) -> int:
     return ceil(_rows(qkv) * qkv.shape[-2] * _columns(qkv), 128)
 
 

@@ -1,17 +1,18 @@
 """Rotary position embedding."""
 
-from typing import Any
+from types import ModuleType
 
+from ...core import PyTree
 from ...kernel import PythonKernel
-from .._numpy import append, on_arrays, store, wide
+from .._numpy import XpArray, append, on_arrays, store, wide
 
 
 @on_arrays
-def rotary_embedding(xp: Any, out: Any, x: Any, table: Any) -> None:
+def rotary_embedding(xp: ModuleType, out: XpArray, x: XpArray, table: XpArray) -> None:
     _rotate(out, x, table)
 
 
-def _rotate(out: Any, x: Any, table: Any) -> None:
+def _rotate(out: XpArray, x: XpArray, table: XpArray) -> None:
     """The axes of the table are the last ones of those of `x`."""
     half = x.shape[-1] // 2
     cos, sin = (part[..., :, None, :] for part in table)
@@ -21,7 +22,15 @@ def _rotate(out: Any, x: Any, table: Any) -> None:
 
 
 @on_arrays
-def rotary_append(xp: Any, results: Any, qkv: Any, table: Any, k_cache: Any, v_cache: Any, position: Any) -> None:
+def rotary_append(
+    xp: ModuleType,
+    results: PyTree,
+    qkv: XpArray,
+    table: XpArray,
+    k_cache: XpArray,
+    v_cache: XpArray,
+    position: XpArray,
+) -> None:
     """The last two results start as the caches."""
     q, new_k_cache, new_v_cache = results
     heads, kv_heads = q.shape[-2], k_cache.shape[-2]

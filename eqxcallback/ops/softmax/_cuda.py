@@ -1,31 +1,31 @@
 """Softmax. See softmax.cu."""
 
 import math
-from typing import Any
 
+from ...core import ShapeAndDtype
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, block_of_rows, ceil, name, of_first
 from .._supports import floats
 
 
-def _rows(x: Any) -> int:
+def _rows(x: ShapeAndDtype) -> int:
     return math.prod(x.shape[:-1])
 
 
-def _mask(x: Any, mask: Any = None) -> Any:
+def _mask(x: ShapeAndDtype, mask: ShapeAndDtype | None = None) -> ShapeAndDtype | None:
     del x
     return mask
 
 
-def _mask_rows(mask: Any) -> int:
+def _mask_rows(mask: ShapeAndDtype | None) -> int:
     return 1 if mask is None else math.prod(mask.shape[:-1])
 
 
-def _block(x: Any) -> tuple[int, int]:
+def _block(x: ShapeAndDtype) -> tuple[int, int]:
     return block_of_rows(x, packs=4, most=1024, least=128)
 
 
-def _blocks(x: Any) -> int:
+def _blocks(x: ShapeAndDtype) -> int:
     return ceil(_rows(x), _block(x)[1])
 
 

@@ -1,15 +1,15 @@
 """Softmax."""
 
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
 from ...kernel import PythonKernel
-from .._numpy import on_arrays, store, wide
+from .._numpy import XpArray, on_arrays, store, wide
 
 
 @on_arrays
-def softmax(xp: Any, out: Any, x: Any, mask: Any = None, *, scale: float) -> None:
+def softmax(xp: ModuleType, out: XpArray, x: XpArray, mask: XpArray | None = None, *, scale: float) -> None:
     """The axes of the mask are the last ones of those of `x`."""
     if x.size == 0:
         return

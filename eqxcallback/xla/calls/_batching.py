@@ -7,25 +7,25 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from ...core import Failures
+from ...core import Aval, Failures, Value
 from ._eager import platform_of
 
 
 VMAP_METHODS = ("sequential", "sequential_unrolled", "expand_dims", "broadcast_all", "legacy_vectorized")
 
-Bind = Callable[..., Sequence[Any]]
+Bind = Callable[..., Sequence[Value]]
 
 
 def batch(
     bind: Bind,
-    args: Sequence[Any],
+    args: Sequence[Value],
     dims: Sequence[int | None],
     *,
     vmap_method: str | None,
-    result_avals: Sequence[Any],
+    result_avals: Sequence[Aval],
     aliased: frozenset[int],
     is_python: bool,
-) -> tuple[Sequence[Any], Sequence[int]]:
+) -> tuple[Sequence[Value], Sequence[int]]:
     """Call `bind(*args, result_avals=...)` on batched operands, by one of `VMAP_METHODS`.
 
     **Arguments:**
@@ -44,20 +44,20 @@ def batch(
 
     if vmap_method in ("sequential", "sequential_unrolled"):
 
-        def one_example(_: None, batched: Sequence[Any]) -> tuple[None, Sequence[Any]]:
+        def one_example(_: None, batched: Sequence[Value]) -> tuple[None, Sequence[Any]]:
             rest = iter(batched)
             merged = [next(rest) if is_mapped else arg for arg, is_mapped in zip(args, mapped, strict=True)]
             return None, bind(*merged, result_avals=result_avals)
 
         batched_args = [arg for arg, is_mapped in zip(args, mapped, strict=True) if is_mapped]
 
-        def loop() -> Sequence[Any]:
+        def loop() -> Sequence[Value]:
             return jax.lax.scan(one_example, None, batched_args, unroll=vmap_method == "sequential_unrolled")[1]
 
         outs = _raising(loop) if is_python else loop()
         return outs, [0] * len(outs)
 
-    def broadcast(index: int, arg: Any) -> Any:
+    def broadcast(index: int, arg: Value) -> Value:
         if mapped[index] or (vmap_method == "legacy_vectorized" and index not in aliased):
             return arg
         size = axis_size if vmap_method == "broadcast_all" or index in aliased else 1
@@ -70,7 +70,7 @@ def batch(
     return outs, [0] * len(outs)
 
 
-def _raising(loop: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+def _raising(loop: Callable[[], Sequence[Any]]) -> Sequence[Value]:
     """`loop()`. Outside of `jit` JAX makes it a program, which knows texts alone: this raises the exception of the kernel."""
     with Failures() as failures:
         try:
@@ -84,7 +84,7 @@ def _raising(loop: Callable[[], Sequence[Any]]) -> Sequence[Any]:
     return outs
 
 
-def mapped_first(args: Sequence[Any], dims: Sequence[int | None]) -> Sequence[Any]:
+def mapped_first(args: Sequence[Value], dims: Sequence[int | None]) -> Sequence[Value]:
     """The mapped axes in front. What is not mapped may be a number of Python's, and becomes an array."""
     args = [arg if hasattr(arg, "shape") else jnp.asarray(arg) for arg in args]
     return [arg if dim is None else jnp.moveaxis(arg, dim, 0) for arg, dim in zip(args, dims, strict=True)]

@@ -12,10 +12,11 @@ from jax.extend.core import jaxpr_as_fun
 from jax.extend.core.primitives import while_p
 from jax.interpreters import mlir
 
+from ...core import Aval, Value
 from ..types import kernel_effect, ordered_kernel_effect
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, cond_jaxpr: Any, body_jaxpr: Any, **params: Any) -> Any:
+def _lower(ctx: mlir.LoweringRuleContext, *operands: Value, cond_jaxpr: Any, body_jaxpr: Any, **params: Any) -> Any:
     """JAX's rule, but for conditions with an effect of ours: each turn of the loop computes the next one's condition.
 
     XLA knows how often some loops turn, and drops their condition, with its effects. Under `vmap`, where examples end at
@@ -27,8 +28,8 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, cond_jaxpr: Any, body_
     condition, body = jaxpr_as_fun(cond_jaxpr), jaxpr_as_fun(body_jaxpr)
     of_condition, of_both = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
 
-    def loop(*args: Any) -> Sequence[Any]:
-        def goes_on(carry: Sequence[Any]) -> Any:
+    def loop(*args: Value) -> Sequence[Value]:
+        def goes_on(carry: Sequence[Value]) -> Any:
             return condition(*args[:of_condition], *carry)[0]
 
         def turn(state: tuple[Any, Sequence[Any]]) -> tuple[Any, Sequence[Any]]:
@@ -45,7 +46,7 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, cond_jaxpr: Any, body_
 
 def _of_going(going: Any, after: Any, before: Any) -> Any:
     """`after` of the examples that go on, and `before` of others. Both have the axes of `going` in front."""
-    aval: Any = jax.typeof(after)
+    aval: Aval = jax.typeof(after)
     on_mesh = {} if aval.sharding.mesh.empty else {"out_sharding": aval.sharding}
     return jax.lax.select(jax.lax.broadcast_in_dim(going, after.shape, range(going.ndim), **on_mesh), after, before)
 

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ...core import Value
+
 
 _config: Any = jax.config  # its options are made at run time: no type checker knows them
 
@@ -14,7 +16,7 @@ def is_debugging() -> bool:
     return _config.jax_disable_jit or _config.jax_debug_nans or _config.jax_debug_infs
 
 
-def run_eagerly(run: Callable[..., Sequence[jax.Array]], what: object, *args: Any) -> Sequence[jax.Array]:
+def run_eagerly(run: Callable[..., Sequence[jax.Array]], what: object, *args: Value) -> Sequence[jax.Array]:
     """`run(*args)`, which runs a compiled program, with the switches off, and what they are for.
 
     `jax_disable_jit` is about the user's functions: a kernel has no other form than a program. `jax_debug_nans` runs a jitted

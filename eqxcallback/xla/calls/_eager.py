@@ -9,7 +9,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from ... import _ext
-from ...core import Failures
+from ...core import Aval, Failures, Value
 from ..handles import PYTHON_EAGER, CallSpec, EagerState, PythonBody, eager_state, own
 from ..types import kernel_effect, layouts_attribute, minor_to_major, on_current_mesh
 from ._debug import check_values, is_debugging, run_eagerly
@@ -23,13 +23,13 @@ _eager_call_p.multiple_results = True
 
 
 @_eager_call_p.def_effectful_abstract_eval
-def _abstract_eval(*avals: Any, spec: CallSpec):
+def _abstract_eval(*avals: Aval, spec: CallSpec):
     # The program returns all results, so XLA cannot drop the call, unless there are none. An effect costs jit's fast path.
     effects = {kernel_effect} if spec.options.has_side_effect and not spec.result_avals else set()
     return on_current_mesh(spec.result_avals, avals), effects
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, spec: CallSpec) -> Sequence[Any]:
+def _lower(ctx: mlir.LoweringRuleContext, *operands: Value, spec: CallSpec) -> Sequence[Value]:
     avals: Any = ctx.avals_in
     inputs, outputs = spec.options.full_layouts(avals[1:], ctx.avals_out)
     rule = jax.ffi.ffi_lowering(
@@ -54,13 +54,13 @@ _config: Any = jax.config  # its options are made at run time: no type checker k
 
 
 def _new_program(spec: CallSpec) -> Callable[..., Sequence[jax.Array]]:
-    def buffer_callback(*operands: Any) -> Sequence[Any]:
+    def buffer_callback(*operands: Value) -> Sequence[Value]:
         return _eager_call_p.bind(*operands, spec=spec)
 
     return jax.jit(buffer_callback)
 
 
-def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> Sequence[jax.Array]:
+def run(primitive: Primitive, *args: Value, body: PythonBody, spec: CallSpec) -> Sequence[jax.Array]:
     """Evaluate `primitive`, the python lane's, on concrete arrays."""
     if is_debugging():
         if is_inline(spec.result_avals) and platform_of(args) == "cpu":
@@ -74,7 +74,7 @@ def run(primitive: Primitive, *args: Any, body: PythonBody, spec: CallSpec) -> S
     return run_on_cpu(state, spec, args)
 
 
-def run_on_cpu(state: EagerState, spec: CallSpec, args: Sequence[Any]) -> Sequence[jax.Array]:
+def run_on_cpu(state: EagerState, spec: CallSpec, args: Sequence[Value]) -> Sequence[jax.Array]:
     """Call the body of `state` on one device. It lives until then: its program does not hold it."""
     key = state.key(next((arg for arg in args if isinstance(arg, jax.Array)), None))
     idle = _idle_programs.setdefault(spec, [])
@@ -98,12 +98,12 @@ def _own_program(
     return program
 
 
-def is_spread(args: Sequence[Any]) -> bool:
+def is_spread(args: Sequence[Value]) -> bool:
     """True if an eager call runs on several devices. Then it is split as it is under `jit`."""
     return any(isinstance(arg, jax.Array) and len(arg.devices()) > 1 for arg in args)
 
 
-def run_and_wait(program: Callable[..., Sequence[jax.Array]], args: Sequence[Any]) -> Sequence[jax.Array]:
+def run_and_wait(program: Callable[..., Sequence[jax.Array]], args: Sequence[Value]) -> Sequence[jax.Array]:
     """Run a program, and raise the exception of its kernel."""
     with Failures() as failures:
         try:
@@ -115,7 +115,7 @@ def run_and_wait(program: Callable[..., Sequence[jax.Array]], args: Sequence[Any
     return outs
 
 
-def platform_of(args: Sequence[Any]) -> str:
+def platform_of(args: Sequence[Value]) -> str:
     """Return the platform on which an eager call on `args` runs."""
     like = next((arg for arg in args if isinstance(arg, jax.Array)), None)
     if like is not None:

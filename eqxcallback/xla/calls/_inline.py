@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import _ext
+from ...core import Aval, Value
 from ..handles import CallSpec, PythonBody, handle_for
 from ..types import full_layouts
 
@@ -28,12 +29,12 @@ def inline() -> Iterator[None]:
         _inline.reset(token)
 
 
-def is_inline(result_avals: Sequence[Any]) -> bool:
+def is_inline(result_avals: Sequence[Aval]) -> bool:
     """True if a call runs inline, under `jax.disable_jit`. Calls that return random keys, not NumPy arrays, do not."""
     return _inline.get() and not any(_is_key(aval) for aval in result_avals)
 
 
-def run_inline(body: PythonBody, spec: CallSpec, args: Sequence[Any]) -> Sequence[jax.Array]:
+def run_inline(body: PythonBody, spec: CallSpec, args: Sequence[Value]) -> Sequence[jax.Array]:
     """Call `body` on Buffers over NumPy arrays. What it raises escapes as it is."""
     arrays = [jax.random.key_data(arg) if _is_key(arg) else jnp.asarray(arg) for arg in args]
     options = spec.options
@@ -62,7 +63,7 @@ def _is_key(value: Any) -> bool:
     return jax.dtypes.issubdtype(getattr(value, "dtype", None), jax.dtypes.extended)
 
 
-def _orders(layouts: Sequence[Any] | None, avals: Sequence[Any]) -> Sequence[tuple[int, ...]]:
+def _orders(layouts: Sequence[Any] | None, avals: Sequence[Aval]) -> Sequence[tuple[int, ...]]:
     return full_layouts(layouts, avals) or [tuple(range(aval.ndim)) for aval in avals]
 
 

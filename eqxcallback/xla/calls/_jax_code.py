@@ -12,6 +12,7 @@ from jax._src import config as _config
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from ...core import Aval, Value
 from ..handles import JaxLowering
 from ..types import on_current_mesh, result_aval
 
@@ -20,20 +21,20 @@ _jax_code_p = Primitive("jax_code")
 _jax_code_p.multiple_results = True
 
 
-def jax_code(lowering: JaxLowering, args: Sequence[Any], result_avals: Sequence[Any]) -> Sequence[Any]:
+def jax_code(lowering: JaxLowering, args: Sequence[Value], result_avals: Sequence[Aval]) -> Sequence[Value]:
     return _jax_code_p.bind(*args, lowering=lowering, result_avals=tuple(result_avals))
 
 
 @_jax_code_p.def_abstract_eval
-def _abstract_eval(*avals: Any, lowering: JaxLowering, result_avals: Sequence[Any]) -> Sequence[Any]:
+def _abstract_eval(*avals: Aval, lowering: JaxLowering, result_avals: Sequence[Aval]) -> Sequence[Aval]:
     del lowering
     return on_current_mesh(result_avals, avals)
 
 
 def _lower(
-    ctx: mlir.LoweringRuleContext, *operands: Any, lowering: JaxLowering, result_avals: Sequence[Any]
-) -> Sequence[Any]:
-    def function(*args: Any) -> Sequence[Any]:
+    ctx: mlir.LoweringRuleContext, *operands: Value, lowering: JaxLowering, result_avals: Sequence[Aval]
+) -> Sequence[Value]:
+    def function(*args: Value) -> Sequence[Value]:
         return lowering.function(args, result_avals)
 
     avals: list[Any] = list(ctx.avals_in)

@@ -7,13 +7,15 @@ from typing import Any
 from jax.extend.core import Primitive
 from jax.interpreters import partial_eval
 
+from ...core import Value
+
 
 def stays_in_loops(primitive: Primitive, has_effect: Callable[[Any], bool]) -> None:
     """Keep `primitive` inside of loops if `has_effect` of its parameters is true. Under `grad`, JAX computes once, before a
     `scan`, what does not change in it, and also what has an effect.
     """
 
-    def rule(trace: Any, *tracers: Any, **params: Any) -> Any:
+    def rule(trace: Any, *tracers: Value, **params: Any) -> Any:
         if has_effect(params) and _is_hoisting():
             tracers = tuple(map(trace.instantiate_const, tracers))
         return trace.default_process_primitive(primitive, tracers, params)

@@ -10,7 +10,7 @@ from jax.errors import JaxRuntimeError
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from ...core import AnyArray, Size, reraise_native
+from ...core import AnyArray, Aval, Size, Value, reraise_native
 from ..handles import JaxLowering, LaunchLowering, Lowering, PythonLowering, Run, handle_for, own
 from ..types import (
     Factors,
@@ -39,7 +39,7 @@ class OpCall(Protocol):
     """A call that the primitive makes. Hashable, and equal for calls that share a program. `None` stands for zero tangents."""
 
     @property
-    def result_avals(self) -> Sequence[Any]: ...
+    def result_avals(self) -> Sequence[Aval]: ...
 
     @property
     def has_side_effect(self) -> bool: ...
@@ -63,7 +63,7 @@ class OpCall(Protocol):
         """The call on a part of its operands, of these shapes."""
         ...
 
-    def reference(self, *args: Any) -> Sequence[Any]:
+    def reference(self, *args: Value) -> Sequence[Value]:
         """The op in pure JAX, flat."""
         ...
 
@@ -79,19 +79,19 @@ class OpCall(Protocol):
         """The name under which errors are raised, if the kernel is in C++."""
         ...
 
-    def launch(self, lowering: Lowering, run: Run, args: Sequence[Any]) -> Sequence[Any]:
+    def launch(self, lowering: Lowering, run: Run, args: Sequence[Value]) -> Sequence[Value]:
         """Call the kernel, which `run` does, on operands in the form that it takes."""
         ...
 
-    def jvp(self, primals: Sequence[Any], outs: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+    def jvp(self, primals: Sequence[Value], outs: Sequence[Value], tangents: Sequence[Value]) -> Sequence[Value]:
         """The tangents of the results `outs`."""
         ...
 
-    def transpose(self, cotangents: Sequence[Any], args: Sequence[Any], linear: Sequence[int]) -> Sequence[Any]:
+    def transpose(self, cotangents: Sequence[Value], args: Sequence[Value], linear: Sequence[int]) -> Sequence[Value]:
         """The cotangents of the operands `linear`, which `args` lacks."""
         ...
 
-    def batch(self, args: Sequence[Any], dims: Sequence[int | None]) -> tuple[Sequence[Any], Sequence[int]]:
+    def batch(self, args: Sequence[Value], dims: Sequence[int | None]) -> tuple[Sequence[Value], Sequence[int]]:
         """The call on mapped operands: the results and their mapped axes."""
         ...
 
@@ -100,11 +100,11 @@ op_call_p: Primitive = Primitive("op_call")
 op_call_p.multiple_results = True
 
 
-def op_call(call: OpCall, *args: Any) -> Sequence[AnyArray]:
+def op_call(call: OpCall, *args: Value) -> Sequence[AnyArray]:
     return op_call_p.bind(*fit_mesh(args, call), call=call)
 
 
-def fit_mesh(args: Sequence[Any], call: OpCall) -> Sequence[Any]:
+def fit_mesh(args: Sequence[Value], call: OpCall) -> Sequence[Value]:
     """Operands of types that go together, where types say something of devices."""
     if jax.sharding.get_abstract_mesh().empty:
         return args
@@ -112,7 +112,7 @@ def fit_mesh(args: Sequence[Any], call: OpCall) -> Sequence[Any]:
 
 
 @op_call_p.def_effectful_abstract_eval
-def _abstract_eval(*avals: Any, call: OpCall):
+def _abstract_eval(*avals: Aval, call: OpCall):
     effects = {kernel_effect} if call.has_side_effect else set()
     return on_current_mesh(call.result_avals, avals, call), effects
 
@@ -123,7 +123,7 @@ def _program(call: OpCall) -> Callable[..., Sequence[jax.Array]]:
 
 
 @op_call_p.def_impl
-def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
+def _impl(*args: Value, call: OpCall) -> Sequence[jax.Array]:
     debugging = is_debugging()
     if debugging and not is_inline(call.result_avals):
         return run_eagerly(_program(call), call, *args)
@@ -135,7 +135,7 @@ def _impl(*args: Any, call: OpCall) -> Sequence[jax.Array]:
     if is_spread(args) and not debugging:
         return run_and_wait(_program(call), args)
 
-    def run(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
+    def run(*args: Value, result_avals: Sequence[Aval]) -> Sequence[Value]:
         spec = lowering.spec(result_avals)
         if debugging:
             return check_values(run_inline(lowering.body, spec, args), call)
@@ -149,7 +149,7 @@ def _native_program(call: OpCall) -> tuple[Callable[..., Sequence[jax.Array]], s
     return _program(call), call.native_name("cpu")
 
 
-def _run_program(call: OpCall, args: Sequence[Any], on_cpu: bool) -> Sequence[jax.Array]:
+def _run_program(call: OpCall, args: Sequence[Value], on_cpu: bool) -> Sequence[jax.Array]:
     """Call a kernel that is not in Python. On a CPU its error is raised here."""
     if not on_cpu:
         return _program(call)(*args)
@@ -165,7 +165,9 @@ def _run_program(call: OpCall, args: Sequence[Any], on_cpu: bool) -> Sequence[ja
     return outs
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: OpCall) -> tuple[Sequence[Any], Sequence[Any]]:
+def _jvp(
+    primals: Sequence[Value], tangents: Sequence[Value], *, call: OpCall
+) -> tuple[Sequence[Value], Sequence[Value]]:
     known = [None if _is_zero(tangent) else tangent for tangent in map(_as_array, tangents)]
     if call.is_plain:  # derivatives share what they can with the value, such as the loops that XLA does not join
         outs, out_tangents = _jvp_of_reference(call, primals, known)
@@ -182,11 +184,11 @@ ad.primitive_jvps[op_call_p] = _jvp
 
 
 def _jvp_of_reference(
-    call: OpCall, primals: Sequence[Any], tangents: Sequence[Any]
-) -> tuple[Sequence[Any], Sequence[Any]]:
+    call: OpCall, primals: Sequence[Value], tangents: Sequence[Value]
+) -> tuple[Sequence[Value], Sequence[Value]]:
     active = [i for i, tangent in enumerate(tangents) if tangent is not None]
 
-    def function(*values: Any) -> Sequence[Any]:
+    def function(*values: Value) -> Sequence[Value]:
         merged = list(primals)
         for i, value in zip(active, values, strict=True):
             merged[i] = value
@@ -195,16 +197,16 @@ def _jvp_of_reference(
     return jax.jvp(function, [primals[i] for i in active], [tangents[i] for i in active])
 
 
-def _as_array(tangent: Any) -> Any:
+def _as_array(tangent: Value) -> Value:
     """`jax.jvp` takes numbers of Python's, and hands them on as they are."""
     return jnp.asarray(tangent) if isinstance(tangent, bool | int | float | complex) else tangent
 
 
-def _is_zero(tangent: Any) -> bool:
+def _is_zero(tangent: Value) -> bool:
     return isinstance(tangent, ad.Zero) or tangent.dtype == jax.dtypes.float0
 
 
-def _transpose(cotangents: Sequence[Any], *args: Any, call: OpCall) -> Sequence[Any]:
+def _transpose(cotangents: Sequence[Value], *args: Value, call: OpCall) -> Sequence[Value]:
     linear = [i for i, arg in enumerate(args) if ad.is_undefined_primal(arg)]
     if all(isinstance(cotangent, ad.Zero) for cotangent in cotangents):
         return [ad.Zero(arg.aval) if ad.is_undefined_primal(arg) else None for arg in args]
@@ -217,12 +219,12 @@ ad.primitive_transposes[op_call_p] = _transpose
 
 
 def transpose(
-    function: Callable[..., Sequence[Any]],
-    cotangents: Sequence[Any],
-    args: Sequence[Any],
+    function: Callable[..., Sequence[Value]],
+    cotangents: Sequence[Value],
+    args: Sequence[Value],
     linear: Sequence[int],
-    result_avals: Sequence[Any],
-) -> Sequence[Any]:
+    result_avals: Sequence[Aval],
+) -> Sequence[Value]:
     """The cotangents of the operands `linear`, of which `function` is one in pure JAX. `cotangents` has `None` for zeros."""
     filled = [
         jnp.zeros(aval.shape, aval.dtype) if cotangent is None else cotangent
@@ -232,7 +234,7 @@ def transpose(
     return jax.linear_transpose(lambda *values: list(function(*values)), *(args[i].aval for i in linear))(filled)
 
 
-def _batch(args: Sequence[Any], dims: Sequence[int | None], *, call: OpCall) -> tuple[Sequence[Any], Sequence[int]]:
+def _batch(args: Sequence[Value], dims: Sequence[int | None], *, call: OpCall) -> tuple[Sequence[Value], Sequence[int]]:
     return call.batch(args, dims)
 
 
@@ -245,11 +247,11 @@ _kernel_call_p.multiple_results = True
 
 
 @_kernel_call_p.def_abstract_eval
-def _kernel_abstract_eval(*avals: Any, call: OpCall, **_: object) -> Sequence[Any]:
+def _kernel_abstract_eval(*avals: Aval, call: OpCall, **_: object) -> Sequence[Aval]:
     return on_current_mesh(call.result_avals, avals, call)
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, call: OpCall) -> Sequence[Any]:
+def _lower(ctx: mlir.LoweringRuleContext, *operands: Value, call: OpCall) -> Sequence[Value]:
     platforms = ctx.platforms or ctx.module_context.platforms
     lowerings = [call.lowering(platform) for platform in platforms if platform in PLATFORMS]
     if not any(lowerings):
@@ -259,7 +261,7 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, call: OpCall) -> Seque
     name_stack = str(ctx.name_stack) if python else ""
     if not _partition.is_partitioned(ctx):
 
-        def kernel_call(*operands: Any) -> Sequence[Any]:
+        def kernel_call(*operands: Value) -> Sequence[Value]:
             return _kernel_call_p.bind(*operands, call=call, name_stack=name_stack, owned=None)
 
         return mlir.lower_fun(kernel_call, multiple_results=True)(ctx, *operands)
@@ -267,11 +269,11 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, call: OpCall) -> Seque
     # The parts are lowered into another program, without its callbacks: this one owns them.
     owned = tuple(own(ctx, handle_for(lowering.body)).get("host_callback") for lowering in python)
 
-    def part(*operands: Any) -> Sequence[Any]:
+    def part(*operands: Value) -> Sequence[Value]:
         local = call.part([operand.shape for operand in operands])
         return _kernel_call_p.bind(*operands, call=local, name_stack=name_stack, owned=owned or None)
 
-    def whole(*operands: Any) -> Sequence[Any]:
+    def whole(*operands: Value) -> Sequence[Value]:
         return _kernel_call_p.bind(*operands, call=call, name_stack=name_stack, owned=owned or None)
 
     # Callables of one name that are alive together have different keys, the same ones in each process.
@@ -282,13 +284,13 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, call: OpCall) -> Seque
 
 
 def _lower_kernel(
-    ctx: mlir.LoweringRuleContext, *operands: Any, call: OpCall, name_stack: str, owned: Any, platform: str | None
-) -> Sequence[Any]:
+    ctx: mlir.LoweringRuleContext, *operands: Value, call: OpCall, name_stack: str, owned: Any, platform: str | None
+) -> Sequence[Value]:
     lowering = None if platform is None else call.lowering(platform)
     if lowering is None:
         return mlir.lower_fun(call.reference, multiple_results=True)(ctx, *operands)
 
-    def run(*args: Any, result_avals: Sequence[Any], mapped: Sequence[bool] | None = None) -> Sequence[Any]:
+    def run(*args: Value, result_avals: Sequence[Aval], mapped: Sequence[bool] | None = None) -> Sequence[Value]:
         if isinstance(lowering, PythonLowering):
             spec = lowering.spec(result_avals)
             return _python_call.named_call_p.bind(
@@ -305,18 +307,18 @@ def _lower_kernel(
         outs = _native_call_p.bind(*args, lowering=launch, result_avals=(*result_avals, *launch.workspaces))
         return outs[: len(result_avals)]
 
-    def launch(*args: Any) -> Sequence[Any]:
+    def launch(*args: Value) -> Sequence[Value]:
         return call.launch(lowering, run, args)
 
     return mlir.lower_fun(launch, multiple_results=True)(ctx, *operands)
 
 
 def of_one(
-    operands: Sequence[Any], results: Sequence[Any], mapped: Sequence[bool]
-) -> tuple[Sequence[Any], Sequence[Any]]:
+    operands: Sequence[Aval], results: Sequence[Aval], mapped: Sequence[bool]
+) -> tuple[Sequence[Aval], Sequence[Aval]]:
     """The types of one example."""
 
-    def one(aval: Any, is_mapped: bool) -> Any:
+    def one(aval: Aval, is_mapped: bool) -> Aval:
         return result_aval(aval.shape[1:] if is_mapped else aval.shape, aval.dtype)
 
     return list(map(one, operands, mapped)), [one(aval, True) for aval in results]
@@ -327,14 +329,14 @@ _native_call_p.multiple_results = True
 
 
 @_native_call_p.def_abstract_eval
-def _native_abstract_eval(*avals: Any, lowering: LaunchLowering, result_avals: Sequence[Any]) -> Sequence[Any]:
+def _native_abstract_eval(*avals: Aval, lowering: LaunchLowering, result_avals: Sequence[Aval]) -> Sequence[Aval]:
     del lowering
     return on_current_mesh(result_avals, avals)
 
 
 def _lower_native(
-    ctx: mlir.LoweringRuleContext, *operands: Any, lowering: LaunchLowering, result_avals: Sequence[Any]
-) -> Sequence[Any]:
+    ctx: mlir.LoweringRuleContext, *operands: Value, lowering: LaunchLowering, result_avals: Sequence[Aval]
+) -> Sequence[Value]:
     del result_avals
     inputs, outputs = lowering.options.full_layouts(ctx.avals_in, ctx.avals_out)
     rule = jax.ffi.ffi_lowering(

@@ -12,17 +12,18 @@ import numpy as np
 from jax._src.core import abstract_token as _abstract_token
 from jax.interpreters import mlir
 
+from ...core import Value
 from ..types import ordered_kernel_effect, result_aval
 from . import _partition
 
 
 def lower(
     ctx: mlir.LoweringRuleContext,
-    operands: Sequence[Any],
+    operands: Sequence[Value],
     target: str,
     options: Mapping[str, Any],
     attributes: Mapping[str, Any],
-) -> Sequence[Any]:
+) -> Sequence[Value]:
     """Lower a call to `target`. `options` are those of `jax.ffi.ffi_lowering`, and count no tokens."""
     options = dict(options)
     aliases = options["operand_output_aliases"]
@@ -40,8 +41,8 @@ def lower(
 
 
 def lower_on_each_device(
-    ctx: mlir.LoweringRuleContext, operands: Sequence[Any], call: Callable[..., Sequence[Any]]
-) -> Sequence[Any]:
+    ctx: mlir.LoweringRuleContext, operands: Sequence[Value], call: Callable[..., Sequence[Value]]
+) -> Sequence[Value]:
     """Lower `call` to one on each device of the program, with whole operands. Where XLA splits programs, it knows no tokens."""
     devices: Any = _partition.devices_of(ctx)
     mesh = jax.sharding.Mesh(np.array(devices), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))

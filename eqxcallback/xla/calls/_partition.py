@@ -18,6 +18,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
+from ...core import Aval, Value
 from ..handles import is_exported
 from ..types import Factors, even, named, result_aval, split, summed_axes
 from ._decode import decode_all
@@ -35,13 +36,13 @@ _local_p.multiple_results = True
 
 
 @_local_p.def_abstract_eval
-def _abstract_eval(*_: Any, avals: Sequence[Any], **__: object) -> Sequence[Any]:
+def _abstract_eval(*_: object, avals: Sequence[Aval], **__: object) -> Sequence[Aval]:
     return avals
 
 
 def _lower_local(
-    ctx: mlir.LoweringRuleContext, *operands: Any, function: Callable[..., Sequence[Any]], **_: object
-) -> Sequence[Any]:
+    ctx: mlir.LoweringRuleContext, *operands: Value, function: Callable[..., Sequence[Value]], **_: object
+) -> Sequence[Value]:
     with jax.sharding.use_abstract_mesh(_NO_MESH):
         return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
@@ -81,13 +82,13 @@ def devices_of(ctx: mlir.LoweringRuleContext) -> tuple[Any, ...] | None:
 
 def lower(
     ctx: mlir.LoweringRuleContext,
-    operands: Sequence[Any],
+    operands: Sequence[Value],
     factors: Factors,
-    whole: Callable[..., Sequence[Any]],
-    part: Callable[..., Sequence[Any]],
+    whole: Callable[..., Sequence[Value]],
+    part: Callable[..., Sequence[Value]],
     identity: str,
     has_side_effect: bool,
-) -> Sequence[Any]:
+) -> Sequence[Value]:
     """Lower a call to one on each device's part of the operands.
 
     **Arguments:**
@@ -100,12 +101,12 @@ def lower(
     num_operands, num_results = len(factors.operands), len(factors.results)
     factors = dataclasses.replace(factors, operands=factors.operands or ((),), results=factors.results or ((),))
 
-    def with_both(function: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Sequence[Any]:
+    def with_both(function: Callable[..., Sequence[Value]], args: Sequence[Value]) -> Sequence[Value]:
         outs = function(*args[:num_operands])
         return outs if num_results else [jnp.zeros((), jnp.uint8)]
 
     @custom_partitioning
-    def call(*args: Any) -> Sequence[Any]:
+    def call(*args: Value) -> Sequence[Value]:
         return with_both(whole, args)
 
     def partition(mesh: Any, args: Any, results: Any) -> Any:
@@ -115,14 +116,14 @@ def lower(
         specs = [sharding.spec for sharding in shardings] if known else []
         splits = split(factors, specs, factors.sizes(shapes), mesh) if known else {}
 
-        def summed(*args: Any) -> Sequence[Any]:
+        def summed(*args: Value) -> Sequence[Value]:
             outs = with_both(part, args)
             sums = [summed_axes(dims, splits) for dims in factors.results]
             return [
                 jax.lax.psum(out, axes) if axes and factors.sums else out for out, axes in zip(outs, sums, strict=True)
             ]
 
-        def local(*args: Any) -> Sequence[Any]:
+        def local(*args: Value) -> Sequence[Value]:
             with jax.sharding.use_abstract_mesh(_NO_MESH):
                 types = [jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args]
                 avals = jax.eval_shape(lambda *args: with_both(part, args), *types)
@@ -140,7 +141,7 @@ def lower(
 
     call.def_partition(partition=partition, sharding_rule=_rule(factors))
 
-    def with_operand(*args: Any) -> Sequence[Any]:
+    def with_operand(*args: Value) -> Sequence[Value]:
         return list(call(*args) if num_operands else call(jnp.zeros((), jnp.uint8)))
 
     outs = mlir.lower_fun(with_operand, multiple_results=True)(ctx, *operands)

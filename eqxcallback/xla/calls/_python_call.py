@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from ...core import OwnCallable
+from ...core import Aval, OwnCallable, Value
 from ..handles import (
     PYTHON,
     PYTHON_CAPTURED,
@@ -43,13 +43,13 @@ effectful_call_p: Primitive = Primitive("effectful_buffer_callback")
 effectful_call_p.multiple_results = True
 
 
-def python_call(body: PythonBody, spec: CallSpec, args: Sequence[Any]) -> Sequence[jax.Array]:
+def python_call(body: PythonBody, spec: CallSpec, args: Sequence[Value]) -> Sequence[jax.Array]:
     """Call `body` on flat operands, as `spec` says. Returns one array for each of `spec.result_avals`."""
     primitive = effectful_call_p if spec.options.has_side_effect else python_call_p
     return primitive.bind(*vary_alike(args), body=body, spec=spec)
 
 
-def _abstract_eval(*avals: Any, spec: CallSpec, **_: object):
+def _abstract_eval(*avals: Aval, spec: CallSpec, **_: object):
     return on_current_mesh(spec.result_avals, avals), _effects_of(spec)
 
 
@@ -74,14 +74,14 @@ def _refusal(body: PythonBody, what: str) -> Exception | None:
     return body.callback._refusal(what) if isinstance(body.callback, OwnCallable) else None
 
 
-def _batch(args: Sequence[Any], dims: Sequence[int | None], *, body: PythonBody, spec: CallSpec):
+def _batch(args: Sequence[Value], dims: Sequence[int | None], *, body: PythonBody, spec: CallSpec):
     if spec.vmap_method is None:
         raise _refusal(body, "vmap") or NotImplementedError(
             f"eqxcallback.buffer_callback: {body!r} was called under `jax.vmap`, but it has no vmap_method. Pass one of "
             f"{', '.join(_batching.VMAP_METHODS[:4])}."
         )
 
-    def bind(*args: Any, result_avals: Sequence[Any]) -> Sequence[Any]:
+    def bind(*args: Value, result_avals: Sequence[Aval]) -> Sequence[Value]:
         batched_spec = dataclasses.replace(spec, result_avals=tuple(result_avals))
         return python_call(body, batched_spec, args)
 
@@ -104,17 +104,17 @@ named_call_p.multiple_results = True
 
 
 @named_call_p.def_effectful_abstract_eval
-def _named_abstract_eval(*avals: Any, spec: CallSpec, **_: object):
+def _named_abstract_eval(*avals: Aval, spec: CallSpec, **_: object):
     # Without an order there is nothing to say here: the effect of the outer one has kept it.
     effects = {ordered_kernel_effect} if spec.ordered else set()
     return on_current_mesh(spec.result_avals, avals), effects
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, body: PythonBody, spec: CallSpec) -> Sequence[Any]:
+def _lower(ctx: mlir.LoweringRuleContext, *operands: Value, body: PythonBody, spec: CallSpec) -> Sequence[Value]:
     name_stack = str(ctx.name_stack)
     owned = None
 
-    def named_call(*operands: Any) -> Sequence[Any]:
+    def named_call(*operands: Value) -> Sequence[Value]:
         return named_call_p.bind(*operands, body=body, spec=spec, name_stack=name_stack, owned=owned)
 
     if not spec.options.has_side_effect or not _partition.is_partitioned(ctx):
@@ -138,14 +138,14 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, body: PythonBody, spec
 
 def _lower_named(
     ctx: mlir.LoweringRuleContext,
-    *operands: Any,
+    *operands: Value,
     body: PythonBody,
     spec: CallSpec,
     name_stack: str,
     owned: tuple[np.uint64, ...] | None,
     target: str,
     captured_target: str,
-) -> Sequence[Any]:
+) -> Sequence[Value]:
     handle = handle_for(body)
     inputs, outputs = spec.options.full_layouts(ctx.avals_in, ctx.avals_out)
     options: dict[str, Any] = {
@@ -169,7 +169,7 @@ def _lower_named(
     return jax.ffi.ffi_lowering(name, **options)(ctx, *operands, **attributes)
 
 
-def _lower_nowhere(ctx: mlir.LoweringRuleContext, *_: Any, body: PythonBody, **__: object) -> NoReturn:
+def _lower_nowhere(ctx: mlir.LoweringRuleContext, *_: object, body: PythonBody, **__: object) -> NoReturn:
     platforms = ", ".join(ctx.platforms or ctx.module_context.platforms)
     raise ValueError(
         f"eqxcallback.buffer_callback: {body!r} cannot be lowered for {platforms}: the python lane has handlers for "

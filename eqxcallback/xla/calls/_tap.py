@@ -9,7 +9,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval
 
 from ... import _ext
-from ...core import OwnCallable
+from ...core import Aval, OwnCallable, Value
 from ..handles import CallSpec, PythonBody
 from ..types import CallOptions, kernel_effect, ordered_kernel_effect
 from . import _partition
@@ -103,13 +103,13 @@ tap_p: Primitive = Primitive("tap")
 tap_p.multiple_results = True
 
 
-def tap(tap: Tap, args: Sequence[Any]) -> Sequence[Any]:
+def tap(tap: Tap, args: Sequence[Value]) -> Sequence[Value]:
     """`args`, which `tap` has seen."""
     return tap_p.bind(*args, tap=tap)
 
 
 @tap_p.def_impl
-def _impl(*args: Any, tap: Tap) -> Sequence[Any]:
+def _impl(*args: Value, tap: Tap) -> Sequence[Value]:
     if tap.of == "values":
         if is_spread(args):
             run_and_wait(jax.jit(lambda *args: tap_p.bind(*args, tap=tap)), args)
@@ -120,13 +120,13 @@ def _impl(*args: Any, tap: Tap) -> Sequence[Any]:
 
 
 @tap_p.def_effectful_abstract_eval
-def _abstract_eval(*avals: Any, tap: Tap) -> tuple[Sequence[Any], set[Any]]:
+def _abstract_eval(*avals: Aval, tap: Tap) -> tuple[Sequence[Aval], set[Any]]:
     if tap.of != "values":
         return list(avals), set()
     return list(avals), {ordered_kernel_effect if tap.ordered else kernel_effect}
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, tap: Tap) -> tuple[Sequence[Any], Sequence[Any]]:
+def _jvp(primals: Sequence[Value], tangents: Sequence[Value], *, tap: Tap) -> tuple[Sequence[Value], Sequence[Value]]:
     outs = tap_p.bind(*primals, tap=tap)
     if tap.of == "values":
         return outs, tangents
@@ -145,12 +145,12 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, tap: Tap) -> tuple[
     return outs, out_tangents
 
 
-def _has_tangents(tangent: Any) -> bool:
-    aval: Any = tangent.aval if isinstance(tangent, ad.Zero) else jax.typeof(tangent)
+def _has_tangents(tangent: Value) -> bool:
+    aval: Aval = tangent.aval if isinstance(tangent, ad.Zero) else jax.typeof(tangent)
     return aval.dtype != jax.dtypes.float0
 
 
-def _transpose(cotangents: Sequence[Any], *args: Any, tap: Tap) -> Sequence[Any]:
+def _transpose(cotangents: Sequence[Value], *args: Value, tap: Tap) -> Sequence[Value]:
     linear = [i for i, arg in enumerate(args) if ad.is_undefined_primal(arg)]
     gradients = dict(zip(linear, (cotangents[i] for i in linear), strict=True))
     known = any(not isinstance(cotangent, ad.Zero) for cotangent in gradients.values())
@@ -162,7 +162,9 @@ def _transpose(cotangents: Sequence[Any], *args: Any, tap: Tap) -> Sequence[Any]
     return [gradients.get(i) for i in range(len(args))]
 
 
-def _batch(args: Sequence[Any], dims: Sequence[int | None], *, tap: Tap) -> tuple[Sequence[Any], Sequence[int | None]]:
+def _batch(
+    args: Sequence[Value], dims: Sequence[int | None], *, tap: Tap
+) -> tuple[Sequence[Value], Sequence[int | None]]:
     return tap_p.bind(*args, tap=tap.then(("batch", tuple(dims)))), dims
 
 
@@ -177,7 +179,7 @@ def _partial_eval(saveable: Callable[..., Any], unknown: Sequence[bool], made: S
     return eqn, eqn, [False] * len(eqn.outvars), [True] * len(eqn.outvars), missing
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, tap: Tap) -> Sequence[Any]:
+def _lower(ctx: mlir.LoweringRuleContext, *operands: Value, tap: Tap) -> Sequence[Value]:
     if tap.of != "values":
         return operands
     devices, ordinal = _partition.devices_of(ctx), None
@@ -188,7 +190,7 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, tap: Tap) -> Sequence[
             ordinal = devices[tap.device_index or 0].local_hardware_id
     body, spec = tap.body(ordinal), tap.spec
 
-    def call(*args: Any) -> Sequence[Any]:
+    def call(*args: Value) -> Sequence[Value]:
         return effectful_call_p.bind(*args, body=body, spec=spec)
 
     mlir.lower_fun(call, multiple_results=True)(ctx, *operands)

@@ -1,5 +1,6 @@
 """The callees of programs, and how long they live: bodies, their handles, lowerings of kernels, registered handlers."""
 
+from ..._ext import Buffer as Buffer, ExecutionContext as ExecutionContext
 from . import _failures, _portable, _targets
 from ._body import CallSpec as CallSpec, FlatBody as FlatBody, PythonBody as PythonBody
 from ._failures import unwritten_text as unwritten_text

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ... import _ext
-from ...core import callable_name, identity
+from ...core import Aval, PyTreeDef, callable_name, identity
 from ..types import CallOptions
 
 
@@ -26,7 +26,7 @@ class CallSpec:
     - `keeps_parts`: whether each device calls on the parts of the operands that it has, instead of on whole ones.
     """
 
-    result_avals: tuple[Any, ...]
+    result_avals: tuple[Aval, ...]
     vmap_method: str | None
     options: CallOptions
     ordered: bool = False
@@ -53,10 +53,10 @@ class PythonBody:
     program.
     """
 
-    def __init__(self, callback: Callable[..., None], in_tree: Any, out_tree: Any):
+    def __init__(self, callback: Callable[..., None], in_tree: PyTreeDef | None, out_tree: PyTreeDef | None):
         self.callback = callback
-        self.in_tree = in_tree
-        self.out_tree = out_tree
+        self.in_tree: PyTreeDef = in_tree
+        self.out_tree: PyTreeDef = out_tree
         self._identity = (identity(callback), in_tree, out_tree)
         self._hash = hash(self._identity)
         self.eager_state: Callable[[], Any] = lambda: None  # a weak reference, see _handles.py
@@ -71,7 +71,9 @@ class PythonBody:
     def __repr__(self) -> str:
         return callable_name(self.callback)
 
-    def __call__(self, ctx: _ext.ExecutionContext, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def __call__(
+        self, ctx: _ext.ExecutionContext, outputs: Sequence[_ext.Buffer], inputs: Sequence[_ext.Buffer]
+    ) -> None:
         args, kwargs = self.in_tree.unflatten(inputs)
         return self.callback(ctx, self.out_tree.unflatten(outputs), *args, **kwargs)
 
@@ -104,7 +106,9 @@ class FlatBody(PythonBody):
     def __init__(self, body: Callable[..., None]):
         super().__init__(body, None, None)
 
-    def __call__(self, ctx: _ext.ExecutionContext, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+    def __call__(
+        self, ctx: _ext.ExecutionContext, outputs: Sequence[_ext.Buffer], inputs: Sequence[_ext.Buffer]
+    ) -> None:
         return self.callback(ctx, outputs, inputs)
 
     @property

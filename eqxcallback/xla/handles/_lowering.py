@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core import Aval, Value
 from ..types import CallOptions
 from ._body import CallSpec, PythonBody
 from ._handles import EagerState, eager_state
@@ -28,7 +29,7 @@ class LaunchLowering:
     target: str
     attributes: Mapping[str, Any]
     options: CallOptions = dataclasses.field(default_factory=CallOptions)
-    workspaces: tuple[Any, ...] = ()
+    workspaces: tuple[Aval, ...] = ()
     on_threads: bool = False
 
     def for_each(self, mapped: Sequence[bool], size: Any, num_results: int) -> "LaunchLowering":
@@ -46,7 +47,7 @@ class LaunchLowering:
             workspaces=tuple(aval.update(shape=(size, *aval.shape)) for aval in self.workspaces),
         )
 
-    def for_types(self, operands: Sequence[Any], results: Sequence[Any]) -> "LaunchLowering":
+    def for_types(self, operands: Sequence[Aval], results: Sequence[Aval]) -> "LaunchLowering":
         """Return the lowering for operands and results of these types."""
         del operands, results
         return self
@@ -61,7 +62,7 @@ class LaunchLowering:
 class TypedLowering:
     """The native lane, where what is called depends on the types: `for_types(operands, results)` says it."""
 
-    for_types: Callable[[Sequence[Any], Sequence[Any]], LaunchLowering]
+    for_types: Callable[[Sequence[Aval], Sequence[Aval]], LaunchLowering]
     target: str
     describe: Callable[[], str]  # reads and hashes sources: not done before it is asked
     options: CallOptions = dataclasses.field(default_factory=CallOptions)
@@ -82,7 +83,7 @@ class PythonLowering:
     on_threads = False
     _last: dict[str, tuple[Any, CallSpec]] = dataclasses.field(default_factory=dict)
 
-    def spec(self, result_avals: Sequence[Any]) -> CallSpec:
+    def spec(self, result_avals: Sequence[Aval]) -> CallSpec:
         avals, spec = self._last.get("spec", (None, None))
         if spec is None or avals is not result_avals:  # eager calls mostly repeat themselves
             spec = CallSpec(tuple(result_avals), None, self.options)
@@ -103,7 +104,7 @@ class PythonLowering:
 class JaxLowering:
     """No lane: `function(operands, result_avals)` is JAX code, which becomes part of the program."""
 
-    function: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]
+    function: Callable[[Sequence[Value], Sequence[Aval]], Sequence[Value]]
     describe: Callable[[], str]
     options: CallOptions = dataclasses.field(default_factory=CallOptions)
     on_threads = False
@@ -118,4 +119,4 @@ Lowering = NativeLowering | PythonLowering | JaxLowering
 
 # `run(*operands, result_avals=...)` calls the kernel. With `mapped`, whether each operand has an axis of examples in front, as
 # all results have, XLA's threads call it for each: for lowerings that say `on_threads`.
-Run = Callable[..., Sequence[Any]]
+Run = Callable[..., Sequence[Value]]

@@ -28,6 +28,8 @@ from jax.experimental import topologies
 # So the client itself is asked, with the options that JAX would have given. Noticed by: tests/deviceless/test_compile.py.
 from jaxlib import xla_client as _xla_client
 
+from ...core import PyTree, Value
+
 
 _H200 = pathlib.Path(__file__).with_name("h200.txtpb")
 _PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
@@ -60,7 +62,7 @@ class Compiled:
 
 
 def compile_deviceless(
-    fn: Any, *args: Any, donate_argnums: Any = (), compiler_options: Mapping[str, Any] | None = None
+    fn: Any, *args: Value, donate_argnums: Any = (), compiler_options: Mapping[str, Any] | None = None
 ) -> Compiled:
     """**Arguments:**
 
@@ -160,7 +162,7 @@ def _devices(count: int) -> tuple[Any, ...]:
     return tuple(topology.devices)
 
 
-def _lowered(fn: Any, args: tuple[Any, ...], donate_argnums: Any) -> Any:
+def _lowered(fn: Any, args: tuple[PyTree, ...], donate_argnums: Any) -> Any:
     if isinstance(fn, jax.stages.Lowered):
         return fn
     if not isinstance(fn, jax.stages.Traced):

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
+from ...core import Value
 from ._walk import inner_jaxprs
 
 
@@ -13,7 +14,7 @@ class _UnknownError(Exception):
     """Nobody knows how often a loop runs, or what an external call does."""
 
 
-def count_operations(function: Callable[..., Any], operands: Sequence[Any]) -> float | None:
+def count_operations(function: Callable[..., Any], operands: Sequence[Value]) -> float | None:
     """Count the operations of one call, but for exponentials and the like, which XLA counts apart.
 
     **Arguments:**

@@ -8,6 +8,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
+from ...core import Value
 from ..calls import Tap, effectful_call_p, op_call_p, platform_of, python_call_p, tap_p
 from ..handles import PYTHON, PYTHON_CAPTURED
 
@@ -157,7 +158,7 @@ def _open(jaxpr: Any) -> Jaxpr:
     return jaxpr.jaxpr if isinstance(jaxpr, ClosedJaxpr) else jaxpr
 
 
-def only_jit(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+def only_jit(jaxpr: ClosedJaxpr, args: Sequence[Value]) -> tuple[Any, Sequence[Any]]:
     """The jitted function that a jaxpr of flat arguments does nothing but call, and its arguments.
 
     For wrappers around `jax.jit` that keep it to themselves.
@@ -168,7 +169,7 @@ def only_jit(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> tuple[Any, Sequence[Any
     inner, params = eqn.params["jaxpr"], eqn.params
     function = jaxpr_as_fun(inner)
 
-    def program(*args: Any) -> Any:
+    def program(*args: Value) -> Any:
         return function(*args)
 
     program.__name__ = program.__qualname__ = params["name"]
@@ -185,7 +186,7 @@ def only_jit(jaxpr: ClosedJaxpr, args: Sequence[Any]) -> tuple[Any, Sequence[Any
     return jitted, [atom.val if isinstance(atom, Literal) else values[atom] for atom in eqn.invars]
 
 
-def platform_in_use(args: Sequence[Any]) -> str:
+def platform_in_use(args: Sequence[Value]) -> str:
     """Return the platform of a program of `args`, in the spelling of lowerings, which tells GPUs apart."""
     platform = platform_of(args)
     if platform == "gpu":

@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import ShapedArray
 from jax.sharding import NamedSharding
 
-from ...core import Size
+from ...core import Aval, DType, Size, Value
 from ._sharding import Dims, Factors, spec_of, split
 
 
@@ -42,7 +42,7 @@ KERNEL_DTYPES = frozenset(
 _INSTEAD = {"int1": "int8", "uint1": "uint8", "float6_e2m3fn": "float8_e4m3fn", "float6_e3m2fn": "float8_e4m3fn"}
 
 
-def dtype_problem(dtype: Any) -> str | None:
+def dtype_problem(dtype: DType) -> str | None:
     """Why no kernel is given arrays of `dtype`, and the remedy; or `None`."""
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):  # a typed PRNG key, say
         return None
@@ -56,7 +56,7 @@ def dtype_problem(dtype: Any) -> str | None:
     return f"No kernel is given arrays of {dtype}. Use a dtype such as float32 or int32 instead"
 
 
-def result_aval(shape: Sequence[Size], dtype: Any) -> Any:
+def result_aval(shape: Sequence[Size], dtype: DType) -> Aval:
     """The abstract value of a result. 64-bit types stay what they are, also where `jax_enable_x64` is off."""
     known = (dim for dim in shape if not jax.export.is_symbolic_dim(dim))
     if dtype is None or any(operator.index(dim) < 0 for dim in known):
@@ -75,7 +75,9 @@ class Splittable(Protocol):
         ...
 
 
-def on_current_mesh(results: Sequence[Any], operands: Sequence[Any], call: Splittable | None = None) -> Sequence[Any]:
+def on_current_mesh(
+    results: Sequence[Aval], operands: Sequence[Aval], call: Splittable | None = None
+) -> Sequence[Aval]:
     """`results` on the mesh in use, varying over the manual axes that the operands, all alike, vary over.
 
     Without this `shard_map` would believe that results are the same on all devices. Where shardings are part of types,
@@ -91,14 +93,14 @@ def on_current_mesh(results: Sequence[Any], operands: Sequence[Any], call: Split
         specs = [operand.sharding.spec for operand in operands]
         splits = split(factors, specs, factors.sizes([operand.shape for operand in operands]), mesh)
 
-    def typed(aval: Any, dims: Dims) -> Any:
+    def typed(aval: Aval, dims: Dims) -> Aval:
         sharding = NamedSharding(mesh, spec_of(dims, splits))
         return aval.update(sharding=sharding, manual_axis_type=operands[0].mat if operands else aval.mat)
 
     return [typed(aval, names) for aval, names in zip(results, dims, strict=True)]
 
 
-def split_alike(args: Sequence[Any], factors: Factors) -> Sequence[Any]:
+def split_alike(args: Sequence[Value], factors: Factors) -> Sequence[Value]:
     """Split `args`, on a mesh of explicit axes, as `factors` and the others say. So results, which are split like that, and their
     gradients have types that fit those of operands.
     """
@@ -114,12 +116,12 @@ def split_alike(args: Sequence[Any], factors: Factors) -> Sequence[Any]:
     ]
 
 
-def vary_like(arrays: Sequence[Any], others: Sequence[Any]) -> Sequence[Any]:
+def vary_like(arrays: Sequence[Value], others: Sequence[Value]) -> Sequence[Value]:
     """Inside `shard_map`: `arrays`, varying over each manual axis that one of them or of `others` varies over."""
     return vary_alike([*arrays, *others])[: len(arrays)]
 
 
-def vary_alike(args: Sequence[Any]) -> Sequence[Any]:
+def vary_alike(args: Sequence[Value]) -> Sequence[Value]:
     """Inside `shard_map`: `args`, all varying over each manual axis that one of them varies over."""
     if jax.sharding.get_abstract_mesh().empty:
         return args

@@ -2,8 +2,8 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
+from ...core import Aval
 from ._layouts import Layouts, full_layouts
 
 
@@ -27,7 +27,7 @@ class CallOptions:
     gradients: tuple[int, ...] = ()
 
     def full_layouts(
-        self, operands: Sequence[Any], results: Sequence[Any]
+        self, operands: Sequence[Aval], results: Sequence[Aval]
     ) -> tuple[list[tuple[int, ...]] | None, list[tuple[int, ...]] | None]:
         """One for each array of these types, or `None` where all are row-major."""
         return full_layouts(self.input_layouts, operands), full_layouts(self.output_layouts, results)

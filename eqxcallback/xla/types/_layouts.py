@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 
+from ...core import Aval
+
 
 Layouts = Sequence[Sequence[int] | None]
 
 
-def full_layouts(layouts: Layouts | None, avals: Sequence[Any]) -> list[tuple[int, ...]] | None:
+def full_layouts(layouts: Layouts | None, avals: Sequence[Aval]) -> list[tuple[int, ...]] | None:
     """One for each array. Those axes that `vmap` has put in front are the most major ones."""
     if layouts is None:
         return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ...core import Size
+from ...core import Aval, Size
 
 
 # One name for each dimension of an array. `None` where it must be whole.
@@ -30,13 +30,13 @@ class Factors:
     independent: bool = False
 
     @classmethod
-    def whole(cls, operands: Sequence[Any], results: Sequence[Any]) -> "Factors":
+    def whole(cls, operands: Sequence[Aval], results: Sequence[Aval]) -> "Factors":
         """Return the factors of arrays of these types, of which none may be split."""
         sides = [tuple((None,) * len(aval.shape) for aval in side) for side in (operands, results)]
         return cls(sides[0], sides[1])
 
     @classmethod
-    def as_they_are(cls, operands: Sequence[Any]) -> "Factors":
+    def as_they_are(cls, operands: Sequence[Aval]) -> "Factors":
         """Return the factors of operands of these types that stay split as they are, and of no results."""
         names = tuple(tuple(f"split{i}x{j}" for j in range(len(aval.shape))) for i, aval in enumerate(operands))
         return cls(names, (), independent=True)

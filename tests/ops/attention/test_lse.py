@@ -148,6 +148,6 @@ def test_values_of_another_size():
 def test_an_unknown_option():
     args = options.inputs(2, 2, 1, 1, 4)
     with pytest.raises(TypeError, match=r"attention_with_lse: expected options of attention; got 'is_causal'\."):
-        ops.attention_with_lse(*args, is_causal=True)
+        ops.attention_with_lse(*args, is_causal=True)  # pyright: ignore[reportCallIssue]
     with pytest.raises(ValueError, match=r"attention_with_lse: expected q and k of the same"):
         ops.attention_with_lse(args[0], args[1][..., :2], args[2][..., :2])
