@@ -27,7 +27,8 @@ AnyNumber: TypeAlias = float | int | np.floating | np.integer
 
 # These have no narrower type that is both true and public. An argument that is only passed on is an `object`.
 
-# A value in a program: an array, a number, a tracer, a `jax.Ref`, or `None` in place of an absent operand or a zero tangent.
+# A value in a program: an array, a number, a tracer, a `jax.Ref`, in a lowering rule one of MLIR's, or `None` for an absent
+# operand and for a zero tangent.
 Value: TypeAlias = Any
 
 # The type of a `Value`: `jax.core.ShapedArray` of arrays, and of Refs a class that JAX keeps private.
