@@ -5,11 +5,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int, Int8, Shaped
 
 from .._precision import wide
 from ._reference_activations import quantize_activations
+
+
+# Rules of JAX get constants as they were given.
+_Operand = Array | np.ndarray
 
 
 def linear(
@@ -30,18 +35,18 @@ def embedding(index: Int[Array, "*batch"], weight: Shaped[Array, "rows size"]) -
     return _narrow_rows(index, weight) if narrow else weight[index]
 
 
-def _dot(x: Array, weight: Array, dtype: Any) -> Array:
+def _dot(x: _Operand, weight: _Operand, dtype: Any) -> Array:
     axes = (((x.ndim - 1,), (1,)), ((), ()))
     return jax.lax.dot_general(x, weight, axes, preferred_element_type=dtype)
 
 
 @jax.custom_batching.custom_vmap
-def _forward_dot(x: Array, weight: Array) -> Array:
+def _forward_dot(x: _Operand, weight: _Operand) -> Array:
     return _dot(x, weight, wide(x.dtype))
 
 
 @_forward_dot.def_vmap
-def _batched_forward_dot(axis_size: Any, mapped: Any, x: Array, weight: Array) -> tuple[Array, bool]:
+def _batched_forward_dot(axis_size: Any, mapped: Any, x: _Operand, weight: _Operand) -> tuple[Array, bool]:
     if not mapped[1]:
         return _forward_dot(x, weight), True
     if mapped[0]:
@@ -53,7 +58,7 @@ def _batched_forward_dot(axis_size: Any, mapped: Any, x: Array, weight: Array) -
 
 
 @jax.custom_jvp
-def _wide_dot(x: Array, weight: Array) -> Array:
+def _wide_dot(x: _Operand, weight: _Operand) -> Array:
     """The sum is not rounded before the bias is added."""
     return _forward_dot(x, weight)
 
@@ -72,7 +77,7 @@ def _wide_dot_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
 
 
 @jax.custom_jvp
-def _narrow_rows(index: Array, weight: Array) -> Array:
+def _narrow_rows(index: _Operand, weight: _Operand) -> Array:
     return weight[index]
 
 
