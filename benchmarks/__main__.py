@@ -103,8 +103,7 @@ def _put(suites: Sequence[str], results: pathlib.Path) -> None:
     for suite in suites:
         text = (results / f"{suite}.md").read_text().strip()
         _report.put(_report.PAGE, suite, text)
-    _report.put(_report.README, "kernels", _summary.table(results))
-    _summary.plot(results, _summary.PLOT)
+    _summary.publish(results)
 
 
 if __name__ == "__main__":

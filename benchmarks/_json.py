@@ -18,7 +18,7 @@ def _text(value: Any, indent: int) -> str:
     if not isinstance(value, dict | list | tuple) or not value:
         return json.dumps(value)
     if isinstance(value, dict):
-        items = [f"{json.dumps(key)}: {_text(item, indent + 1)}" for key, item in value.items()]
+        items = [f"{json.dumps(str(key))}: {_text(item, indent + 1)}" for key, item in value.items()]
     else:
         items = [_text(item, indent + 1) for item in value]
     lines: list[str] = []

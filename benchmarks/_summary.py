@@ -52,6 +52,12 @@ def table(folder: pathlib.Path) -> str:
     return "\n\n".join([_report.table(header, lines), _report.measured_on(*machines)])
 
 
+def publish(folder: pathlib.Path) -> None:
+    """Put the table and the plot into the README."""
+    _report.put(_report.README, "kernels", table(folder))
+    plot(folder, PLOT)
+
+
 def plot(folder: pathlib.Path, path: pathlib.Path) -> None:
     """A dot for each row, a line for each suite."""
     figure = _plot.begin("summary")

@@ -218,6 +218,7 @@ def main() -> None:
     _report.write("generate", markdown, {"threads": results, "peak_memory": memory})
     if options.readme:
         _report.put(_report.PAGE, "generate", markdown)
+        _summary.publish(_report.RESULTS)
 
 
 if __name__ == "__main__":

@@ -128,7 +128,7 @@ class Block(eqx.Module):
         if cache is not None and length == 1:
             q, cache = cache.append_rotary(qkv, *table, valid=valid)
             attended = cache.attend(q)
-        elif cache is not None and length <= FEW_TOKENS and cache.window is None:
+        elif isinstance(cache, eqxc.nn.KVCache) and length <= FEW_TOKENS and cache.window is None:
             lengths = cache.length + jnp.arange(1, length + 1, dtype=jnp.int32)
             q, appended = cache.append_rotary(qkv, *table, valid=valid)
             attended = jax.vmap(lambda q, length: _with_length(appended, length).attend(q))(q, lengths)

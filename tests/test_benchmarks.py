@@ -202,8 +202,8 @@ def test_json_in_few_lines():
         "empty": {},
         "long": "z" * 200,
     }
-    text = dumps(data)
-    assert json.loads(text) == {**data, "a": [1.23457, None, True, "x, y"]}
+    text = dumps({**data, "threads": {1: "one"}})
+    assert json.loads(text) == {**data, "threads": {"1": "one"}, "a": [1.23457, None, True, "x, y"]}
     assert 4 <= len(text.splitlines()) <= 10
     assert max(len(line) for line in text.splitlines() if "zz" not in line) <= 130
 
