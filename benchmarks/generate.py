@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from . import _memory, _report
+from . import _memory, _report, _summary
 from ._process import run_on
 
 
