@@ -87,6 +87,15 @@ def write(lines: Iterable[str]) -> None:
         sys.stdout.writelines(lines)
 
 
+def read_text(path: pathlib.Path) -> str:
+    """The text of a file in UTF-8. Raises `UsageError`."""
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:  # a ValueError: not UTF-8, or NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{path}: expected a text file in UTF-8; got: {reason}") from None
+
+
 def report(text: str) -> None:
     """A line on stderr, beside a progress bar."""
     if sys.stderr is not None:  # else it is closed, and `print` would take stdout

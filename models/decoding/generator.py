@@ -149,7 +149,7 @@ class Generator:
         while count < max_tokens:
             if stopped():
                 return
-            reader.prepare_step(1, self._choice)
+            reader.prepare_step(self._choice)
             start = time.perf_counter()
             new = self._step(token, max_tokens - count)
             speed.decode_seconds += time.perf_counter() - start

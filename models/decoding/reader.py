@@ -114,9 +114,9 @@ class Reader:
         self.tokens += chunk
         return logits
 
-    def prepare_step(self, count: int, choice: Choice) -> None:
-        """Compile what `step` runs for so many tokens, if that is not done. It would do so itself."""
-        self._step_program(1 if count == 1 else FEW_TOKENS, choice)
+    def prepare_step(self, choice: Choice) -> None:
+        """Compile what `step` runs for one token, if that is not done. It would do so itself."""
+        self._step_program(1, choice)
 
     def step(self, tokens: Sequence[int], choice: Choice) -> list[int]:
         """Put a token into the cache, and what is right of guesses of the tokens after it, by one program.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._program import UsageError
+from .._program import UsageError, read_text
 from ..tokens.tokenizer import Tokenizer
 
 
@@ -46,13 +46,8 @@ def read_examples(path: pathlib.Path, tokenizer: Tokenizer, *, max_tokens: int) 
 
     **Raises:** `UsageError`, which says what was expected, and in which line.
     """
-    try:
-        lines = path.read_text("utf-8").split("\n")
-    except (OSError, ValueError) as error:  # a ValueError: not UTF-8, or NUL in the path
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{path}: expected a text file in UTF-8; got: {reason}") from None
     examples, cut = [], 0
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         place = f"{path}:{number}"

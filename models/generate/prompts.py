@@ -5,7 +5,7 @@ import pathlib
 import sys
 from typing import Any
 
-from .._program import UsageError
+from .._program import UsageError, read_text
 
 
 def read_prompts(path: pathlib.Path) -> list[tuple[str, dict[str, str]]]:
@@ -16,9 +16,8 @@ def read_prompts(path: pathlib.Path) -> list[tuple[str, dict[str, str]]]:
 
     **Raises:** `UsageError`, which says what was expected, and in which line.
     """
-    text = _read(path)
     prompts = []
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
             place = f"{path}:{number}"
             prompts.append((place, _parsed(place, line) if path.suffix == ".jsonl" else {"prompt": line.strip()}))
@@ -30,7 +29,7 @@ def read_prompts(path: pathlib.Path) -> list[tuple[str, dict[str, str]]]:
 def read_prompt(path: pathlib.Path) -> str:
     """The text of a file, or of stdin for `-`, without the space around it. Raises `UsageError`."""
     if str(path) != "-":
-        text = _read(path)
+        text = read_text(path)
     elif sys.stdin is not None:
         text = sys.stdin.read()
     else:
@@ -38,14 +37,6 @@ def read_prompt(path: pathlib.Path) -> str:
     if not text.strip():
         raise UsageError(f"{path}: expected a prompt; got space alone")
     return text.strip()
-
-
-def _read(path: pathlib.Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{path}: expected a text file in UTF-8; got: {reason}") from None
 
 
 def _parsed(place: str, line: str) -> dict[str, str]:

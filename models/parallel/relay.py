@@ -11,9 +11,6 @@ import time
 from collections.abc import Callable
 
 
-_CHUNK = 1 << 16
-
-
 def host_and_port(address: str) -> tuple[str, int]:
     """Return the parts of `HOST:PORT`; an IPv6 address may be in brackets."""
     host, _, port = address.rpartition(":")
@@ -60,14 +57,14 @@ class Relay:
                 threading.Thread(target=passes, args=(near, far, has_ended), daemon=True).start()
 
     def _pass_out(self, near: socket.socket, far: socket.socket, has_ended: threading.Event) -> None:
-        while data := _receive(near):
+        while data := receive(near):
             with contextlib.suppress(OSError):  # it is gone: the other thread sees that
                 far.sendall(data)
         has_ended.set()
         _close(near, far)
 
     def _pass_in(self, near: socket.socket, far: socket.socket, has_ended: threading.Event) -> None:
-        while data := _receive(far):
+        while data := receive(far):
             try:
                 near.sendall(data)
             except OSError:  # JAX has ended
@@ -78,10 +75,10 @@ class Relay:
         _close(near, far)
 
 
-def _receive(end: socket.socket) -> bytes:
-    """Return what comes next, or nothing if the connection is at its end."""
+def receive(end: socket.socket, size: int = 1 << 16, flags: int = 0) -> bytes:
+    """Return what comes next, as `socket.recv` does, or nothing if the connection is at its end or broken."""
     try:
-        return end.recv(_CHUNK)
+        return end.recv(size, flags)
     except OSError:
         return b""
 

@@ -5,6 +5,8 @@ import socket
 import threading
 from collections.abc import Callable
 
+from .relay import receive
+
 
 _HELLO = b"a process of this program"
 
@@ -41,9 +43,9 @@ class Watch:
 
     def _follow(self, end: socket.socket) -> None:
         with end:
-            if _receive(end) != _HELLO:  # a stranger
+            if receive(end, len(_HELLO), socket.MSG_WAITALL) != _HELLO:  # a stranger
                 return
-            while _receive(end):
+            while receive(end):
                 pass
             if self._is_watched:
                 self._lost()
@@ -52,18 +54,10 @@ class Watch:
 def show_presence(host: str, port: int) -> socket.socket | None:
     """Connect to the `Watch` of process 0, which counts on this process until the connection closes.
 
-    **Returns:** the connection, or `None` if there is no way.
+    **Returns:** the connection, or `None` if it cannot be made.
     """
     with contextlib.suppress(OSError):
         end = socket.create_connection((host, port))
         end.sendall(_HELLO)
         return end
     return None
-
-
-def _receive(end: socket.socket) -> bytes:
-    """Return what comes next, or nothing if the connection is at its end."""
-    try:
-        return end.recv(len(_HELLO), socket.MSG_WAITALL)
-    except OSError:
-        return b""

@@ -19,7 +19,7 @@ from ._reference_encodings import LAYOUTS
 
 Encoding = Literal["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1_R16"]
 """The layout of quantised weights, as GGUF files name it: bits of a weight, with a scale (`_0`, `"Q6_K"`) or a scale and a
-minimum for each block. `"Q4_1_R16"` is no file's: see [`eqxcallback.ops.interleave_rows`][]."""
+minimum for each block. No file has `"Q4_1_R16"`: see [`eqxcallback.ops.interleave_rows`][]."""
 ENCODINGS = {name: layout.bytes for name, layout in LAYOUTS.items()}
 """Bytes of a block in each encoding: of 256 weights where the name ends with `_K`, and else of 32."""
 _MADE = ("Q4_1", "Q8_0")
