@@ -1,8 +1,8 @@
 """Speed of `models.serve` beside llama-cpp-python's server: `python -m benchmarks.serve`.
 
-Both serve the same file with two threads, and take turns. Each client streams a greedy answer of 64 tokens after a prompt of about
-40. Prompts differ from round to round: nobody has more of them in a cache than the system message. llama-cpp-python takes ten
-minutes to build: it is in the dependency group `bench-generate`. Where it does not run, the table says why.
+Both serve the same file with two threads, and take turns. Each client streams a greedy answer of 64 tokens after a prompt of
+about 40. Prompts differ from round to round: nobody has more of them in a cache than the system message. llama-cpp-python takes
+ten minutes to build: it is in the dependency group `bench-generate`. Where it does not run, the table says why.
 """
 
 import argparse

@@ -15,7 +15,6 @@ from .chooser import Choice, Chooser
 from .generator import Speed
 from .reader import LONGEST_CHUNK, Reader
 from .rows import Rows
-from .sampling import Sampling
 
 
 # After so many steps that fewer rows would have had room for, there are fewer: to move rows takes as long as a few steps.
@@ -105,14 +104,9 @@ class Batch:
         return self._reading is not None or (bool(self._waiting) and self._count < self._widths[-1])
 
     def programs(self) -> list[Callable[[], object]]:
-        """The programs of all widths and chunks, and the usual choices, as functions that compile them."""
-        drawn = Choice(Sampling(temperature=1.0))
-        choices = [[choice] * width for choice in (Choice(), drawn) for width in self._widths]
-        return [
-            *self._reader.programs(),
-            *(functools.partial(self._caches.programs, width) for width in self._widths),
-            *(functools.partial(self._chooser.prepare, texts) for texts in choices),
-        ]
+        """The programs of all widths and chunks, as functions that compile them."""
+        widths = (functools.partial(self._caches.programs, width) for width in self._widths)
+        return [*self._reader.programs(), self._chooser.prepare, *widths]
 
     def add(self, request: Request) -> None:
         """Take a request.
@@ -151,21 +145,21 @@ class Batch:
         request, chunks = self._reading.request, self._reading.chunks
         chunk = chunks.popleft()
         reader.prepare(chunk)
-        self._chooser.prepare([request.choice])
+        self._chooser.prepare()
         token = None
         start = time.perf_counter()
         logits = jax.block_until_ready(reader.read(chunk))
         if not chunks:
             request.choice.start(request.prompt)
-            (token,) = self._chooser.choose(logits, np.asarray([len(reader.tokens)], np.int32), [request.choice])
+            token = self._chooser.choose(logits, len(reader.tokens), request.choice)
         speed.prompt_seconds += time.perf_counter() - start
         speed.prompt_tokens += len(chunk)
         if token is None:
             return []
         self._reading = None
-        piece = (request, self._push(request, int(token)))
+        piece = (request, self._push(request, token))
         if request.answer.finish is None:
-            self._begin(_Row(request, int(token), len(request.prompt)))
+            self._begin(_Row(request, token, len(request.prompt)))
         return [piece]
 
     def decode(self) -> list[Piece]:
@@ -179,9 +173,8 @@ class Batch:
                 tokens[i], lengths[i] = row.token, row.length
         choices = [None if row is None else row.request.choice for row in self._rows]
         self._caches.programs(len(self._rows))
-        self._chooser.prepare(choices)
         start = time.perf_counter()
-        tokens = self._chooser.choose(self._caches.step(tokens, lengths), lengths + 1, choices)
+        tokens = self._caches.step(tokens, lengths, choices)
         self.speed.decode_seconds += time.perf_counter() - start
         self.speed.decoded_tokens += self._count
         pieces: list[Piece] = []

@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Int
 
 from ..captured import compile_captured
 from ..llama import Cache, Llama
+from .chooser import Choice, choose_each, operands_of
+from .sampling import Sampling, Steps
 
 
 class Rows:
@@ -32,6 +34,8 @@ class Rows:
         # Flat, and so faster to pass than a tree of Modules.
         self._weights, self._tree = jax.tree.flatten(model)
         self._programs: dict[int, tuple[Any, Any]] = {}
+        self._vocab_size = model.config.vocab_size
+        self._unseen: dict[int, jax.Array] = {}
 
     def resize(self, width: int, kept: Sequence[int] = ()) -> None:
         """Have another number of caches. The first of them are those that had the indices `kept`."""
@@ -52,18 +56,29 @@ class Rows:
         put, _ = self.programs(self.width)
         self._blocks = put(self._blocks, blocks, np.int32(i))
 
-    def step(self, tokens: Int[np.ndarray, " width"], lengths: Int[np.ndarray, " width"]) -> Float[Array, "width V"]:
-        """Put a token into each cache.
+    def step(
+        self,
+        tokens: Int[np.ndarray, " width"],
+        lengths: Int[np.ndarray, " width"],
+        choices: Sequence[Choice | None],
+    ) -> Int[np.ndarray, " width"]:
+        """Put a token into each cache, and choose the next one, by one program whatever the choices are.
 
         **Arguments:**
 
         - `lengths`: how many tokens the caches have.
+        - `choices`: of the texts, which get their tokens; `None` for a cache that nobody needs.
 
-        **Returns:** the logits after each token.
+        **Returns:** the next tokens.
         """
         _, step = self.programs(self.width)
-        logits, self._blocks = step(self._weights, tokens[:, None], lengths, self._blocks)
-        return logits
+        operands = operands_of(choices, self._unseen[self.width])
+        chosen, self._blocks = step(self._weights, tokens[:, None], lengths, self._blocks, *operands)
+        tokens = np.asarray(chosen)
+        for choice, token in zip(choices, tokens, strict=True):
+            if choice is not None:
+                choice.add(int(token))
+        return tokens
 
     def programs(self, width: int) -> tuple[Any, Any]:
         """Return what `put` and `step` run with this width, compiled if need be."""
@@ -72,18 +87,31 @@ class Rows:
             index, lengths = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (width,)))
             tokens = jax.ShapeDtypeStruct((width, 1), jnp.int32)
             put = jax.jit(_put, donate_argnums=0).lower(many, self._shapes, index)
-            step = compile_captured(self._step, self._weights, tokens, lengths, many, donate_argnums=3)
+            self._unseen[width] = jax.device_put(np.zeros((width, self._vocab_size), bool))
+            operands = operands_of([None] * width, self._unseen[width])
+            step = compile_captured(self._step, self._weights, tokens, lengths, many, *operands, donate_argnums=3)
             self._programs[width] = put.compile(), step
         return self._programs[width]
 
-    def _step(self, weights: Any, tokens: jax.Array, lengths: jax.Array, blocks: Any) -> Any:
+    def _step(
+        self,
+        weights: Any,
+        tokens: jax.Array,
+        lengths: jax.Array,
+        blocks: Any,
+        seeds: Any,
+        sampling: Sampling,
+        seen: Any,
+        steps: Steps,
+    ) -> Any:
         model = jax.tree.unflatten(self._tree, weights)
 
         def one(tokens: jax.Array, length: jax.Array, blocks: Any) -> Any:
             x, cache = model(tokens, Cache(blocks, length))
             return model.logits(x)[0], cache.blocks
 
-        return jax.vmap(one)(tokens, lengths, blocks)
+        logits, blocks = jax.vmap(one)(tokens, lengths, blocks)
+        return choose_each(logits, lengths + 1, seeds, sampling, seen, steps), blocks
 
 
 def _put(blocks: Any, row: Any, i: jax.Array) -> Any:
