@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 import numpy as np
 
-from ..llama import Llama
 from .answer import Answer
 from .chooser import Choice, Chooser
 from .generator import Speed
-from .reader import LONGEST_CHUNK, Reader
+from .reader import LONGEST_CHUNK, Model, Reader
 from .rows import Rows
 
 
@@ -70,7 +69,7 @@ class Batch:
 
     **Arguments:**
 
-    - `model`: a `Llama`.
+    - `model`: a `Llama`, a `SplitLlama` or a `SequenceLlama`.
     - `widths`: the numbers of rows that it may have, the least first. It has as many as it needs.
     - `room`: for how many tokens a row is; the model's context, if that is less.
     - `longest_chunk`: the most tokens that `read` reads.
@@ -81,11 +80,11 @@ class Batch:
     - `speed`: what all took so far.
     """
 
-    def __init__(self, model: Llama, *, widths: Sequence[int], room: int, longest_chunk: int = LONGEST_CHUNK):
+    def __init__(self, model: Model, *, widths: Sequence[int], room: int, longest_chunk: int = LONGEST_CHUNK):
         self.speed = Speed()
         self._reader = Reader(model, room, longest_chunk)
         self.room = self._reader.room
-        self._chooser = Chooser(model.config.vocab_size)
+        self._chooser = Chooser(model.config.vocab_size, sharding=model.logits_sharding)
         self._caches = Rows(model, self._reader.shapes)
         self._widths = widths
         self._waiting: collections.deque[Request] = collections.deque()

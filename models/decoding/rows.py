@@ -6,11 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Int
 
 from ..captured import compile_captured
-from ..llama import Cache, Llama
+from ..llama import Cache
+from ..parallel import tensor_parallel
 from .chooser import Choice, choose_each, operands_of
+from .reader import Model
 from .sampling import Sampling, Steps
 
 
@@ -19,7 +22,7 @@ class Rows:
 
     **Arguments:**
 
-    - `model`: a `Llama`.
+    - `model`: a `Llama`, a `SplitLlama` or a `SequenceLlama`.
     - `shapes`: of the blocks of one cache, as of a `models.decoding.reader.Reader`.
 
     **Attributes:**
@@ -27,7 +30,7 @@ class Rows:
     - `width`: how many caches there are. A program is compiled for each width.
     """
 
-    def __init__(self, model: Llama, shapes: Any):
+    def __init__(self, model: Model, shapes: Any):
         self.width = 0
         self._shapes = shapes
         self._blocks: Any = None
@@ -35,6 +38,7 @@ class Rows:
         self._weights, self._tree = jax.tree.flatten(model)
         self._programs: dict[int, tuple[Any, Any]] = {}
         self._vocab_size = model.config.vocab_size
+        self._logits = model.logits_sharding
         self._unseen: dict[int, jax.Array] = {}
 
     def resize(self, width: int, kept: Sequence[int] = ()) -> None:
@@ -48,7 +52,7 @@ class Rows:
             self._blocks = jax.tree.unflatten(tree, leaves)
         elif width != self.width:
             self._blocks = None
-            self._blocks = jax.tree.map(lambda x: jnp.zeros((width, *x.shape), x.dtype), self._shapes)
+            self._blocks = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self._many(width))
         self.width = width
 
     def put(self, i: int, blocks: Any) -> None:
@@ -83,11 +87,14 @@ class Rows:
     def programs(self, width: int) -> tuple[Any, Any]:
         """Return what `put` and `step` run with this width, compiled if need be."""
         if width not in self._programs:
-            many = jax.tree.map(lambda x: jax.ShapeDtypeStruct((width, *x.shape), x.dtype), self._shapes)
+            many = self._many(width)
             index, lengths = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (width,)))
             tokens = jax.ShapeDtypeStruct((width, 1), jnp.int32)
             put = jax.jit(_put, donate_argnums=0).lower(many, self._shapes, index)
-            self._unseen[width] = jax.device_put(np.zeros((width, self._vocab_size), bool))
+            unseen = np.zeros((width, self._vocab_size), bool)
+            self._unseen[width] = (
+                jax.device_put(unseen) if self._logits is None else tensor_parallel.put(unseen, self._logits)
+            )
             operands = operands_of([None] * width, self._unseen[width])
             step = compile_captured(self._step, self._weights, tokens, lengths, many, *operands, donate_argnums=3)
             self._programs[width] = put.compile(), step
@@ -111,7 +118,21 @@ class Rows:
             return model.logits(x)[0], cache.blocks
 
         logits, blocks = jax.vmap(one)(tokens, lengths, blocks)
-        return choose_each(logits, lengths + 1, seeds, sampling, seen, steps), blocks
+        chosen = choose_each(logits, lengths + 1, seeds, sampling, seen, steps)
+        if self._logits is not None:
+            chosen = jax.lax.with_sharding_constraint(chosen, NamedSharding(self._logits.mesh, PartitionSpec()))
+        return chosen, blocks
+
+    def _many(self, width: int) -> Any:
+        """The shapes of so many caches."""
+
+        def many(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            sharding = x.sharding
+            if isinstance(sharding, NamedSharding):
+                sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
+            return jax.ShapeDtypeStruct((width, *x.shape), x.dtype, sharding=sharding)
+
+        return jax.tree.map(many, self._shapes)
 
 
 def _put(blocks: Any, row: Any, i: jax.Array) -> Any:
