@@ -29,11 +29,13 @@ def multiplies_bytes(isa):
 
 
 @pytest.mark.parametrize("layers", [(), (2,)])
-def test_the_bytes_are_where_the_layout_says(layers):
+@pytest.mark.parametrize("put", [jnp.asarray, np.asarray])
+def test_the_bytes_are_where_the_layout_says(layers, put):
     """Row `r` of group `g`: its scale, its minimum, and four times four bytes, of each block."""
     rows, count = 48, 3
     blocks = np.random.default_rng(0).integers(0, 256, (*layers, rows, 20 * count), np.uint8)
-    got = ops.interleave_rows(blocks)
+    got = ops.interleave_rows(put(blocks))
+    assert isinstance(got, jax.Array)
     assert got.shape == blocks.shape
     groups = np.asarray(got).reshape(-1, count, 320)
     for i, row in enumerate(blocks.reshape(-1, count, 20)):
