@@ -89,6 +89,7 @@ class Batch:
         self._widths = widths
         self._waiting: collections.deque[Request] = collections.deque()
         self._reading: _Reading | None = None
+        self._starting: _Row | None = None  # whose cache is the reader's: its first token need not wait for a row
         self._rows: list[_Row | None] = []
         self._idle_steps = 0
 
@@ -121,6 +122,8 @@ class Batch:
             self._waiting.remove(request)
         elif self._reading is not None and self._reading.request is request:
             self._reading = None
+        elif self._starting is not None and self._starting.request is request:
+            self._starting = None
         else:
             self._rows = [None if row is not None and row.request is request else row for row in self._rows]
 
@@ -134,6 +137,7 @@ class Batch:
         """Read a chunk of a prompt, if one waits and there may be a row. After the last one comes the answer's first token."""
         if not self.can_read:
             return []
+        self._start()
         reader, speed = self._reader, self.speed
         if self._reading is None:
             request = self._waiting.popleft()
@@ -158,13 +162,14 @@ class Batch:
         self._reading = None
         piece = (request, self._push(request, token))
         if request.answer.finish is None:
-            self._begin(_Row(request, token, len(request.prompt)))
+            self._starting = _Row(request, token, len(request.prompt))
         return [piece]
 
     def decode(self) -> list[Piece]:
         """Make the next token of each answer that has a row."""
         if self._count == 0:
             return []
+        self._start()
         self._narrow()
         tokens, lengths = np.zeros((2, len(self._rows)), np.int32)
         for i, row in enumerate(self._rows):
@@ -187,7 +192,7 @@ class Batch:
 
     @property
     def _count(self) -> int:
-        return sum(row is not None for row in self._rows)
+        return sum(row is not None for row in (*self._rows, self._starting))
 
     def _push(self, request: Request, token: int) -> str:
         answer, limit = request.answer, min(request.max_tokens, self.room - len(request.prompt))
@@ -196,14 +201,16 @@ class Batch:
             added += answer.end("max_tokens" if limit == request.max_tokens else "context")
         return added
 
-    def _begin(self, row: _Row) -> None:
-        """Let an answer, whose prompt has just been read, go on in a row."""
-        if self._count == 0:
-            self._resize(self._widths[0])
-        elif None not in self._rows:
-            self._resize(self._width_for(self._count + 1))
+    def _start(self) -> None:
+        """Give a row to the answer whose prompt was read last, if that is not done."""
+        if self._starting is None:
+            return
+        if self._count == 1 or None not in self._rows:
+            # As many as will be needed at once: to grow again takes longer than what a few steps of more rows take.
+            coming = len(self._waiting) + (self._reading is not None)
+            self._resize(self._width_for(min(self._count + coming, self._widths[-1])))
         i = self._rows.index(None)
-        self._rows[i] = row
+        self._rows[i], self._starting = self._starting, None
         self._caches.put(i, self._reader.blocks)
 
     def _narrow(self) -> None:

@@ -90,9 +90,25 @@ def test_requests_come_and_go(model, tokenizer, said_alone, monkeypatch):
         turn()
     assert [request.answer.record() for request in requests] == said_alone
     assert [texts[request] for request in requests] == [record["text"] for record in said_alone]
-    assert [width for width, _ in itertools.groupby(widths)][:6] == [0, 1, 2, 3, 2, 1]
+    # As many rows as there are requests, at once; with patience fewer again, and more when the next ones come.
+    assert [width for width, _ in itertools.groupby(widths)][:6] == [0, 3, 2, 3, 2, 3]
     assert not extra[3].answer.num_tokens
     assert extra[1].answer.finish is None
+
+
+def test_a_first_token_waits_for_no_row(model, tokenizer, said_alone):
+    """Rows of caches are made, or moved, after it."""
+    batch = Batch(model, widths=[1, 2], room=256)
+    requests = [ask(tokenizer, text, ["4"]) for text in SAID[:3]]
+    for request in requests:
+        batch.add(request)
+    assert batch.read() == [(requests[0], requests[0].answer.text)]
+    assert requests[0].answer.num_tokens == 1
+    assert batch._caches.width == 0
+    batch.cancel(requests[0])  # which has none yet
+    assert set(batch.run()) == set(requests[1:])
+    assert [request.answer.record() for request in requests[1:]] == said_alone[1:3]
+    assert batch._caches.width == 2
 
 
 def test_each_text_draws_what_it_draws_alone():
