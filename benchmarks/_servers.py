@@ -54,14 +54,8 @@ def serving(command: Sequence[str], port: int, cores: set[int]) -> Iterator[Serv
     **Raises:** `DidNotStart`.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as said:
-        process = subprocess.Popen(
-            command,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            start_new_session=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores),
-        )
+        with _on(cores):
+            process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True)
         try:
             model = _wait_for_model(process, port)
             if model is None:
@@ -77,12 +71,23 @@ def serving(command: Sequence[str], port: int, cores: set[int]) -> Iterator[Serv
                 process.wait()
 
 
+@contextlib.contextmanager
+def _on(cores: set[int]) -> Iterator[None]:
+    """Processes that this thread starts may use these cores. By `preexec_fn` they would be forked, which JAX warns of."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def _wait_for_model(process: subprocess.Popen[bytes], port: int) -> str | None:
     """Return the name of the server's model once it answers, or `None` if it does not."""
     end = time.monotonic() + _SECONDS
     while time.monotonic() < end and process.poll() is None:
         connection = http.client.HTTPConnection(HOST, port, timeout=5)
-        with contextlib.suppress(OSError, http.client.HTTPException), contextlib.closing(connection):
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException), contextlib.closing(connection):
             connection.request("GET", "/v1/models")
             return json.load(connection.getresponse())["data"][0]["id"]
         time.sleep(0.1)
@@ -102,12 +107,14 @@ def ask_together(server: Server, prompts: Sequence[str], tokens: int) -> list[An
             answers.append(_ask(server, prompt, tokens, barrier))
         except Exception as error:
             answers.append(error)
+            barrier.abort()  # the others wait for nobody
 
     threads = [threading.Thread(target=client, args=(prompt,)) for prompt in prompts]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    # Of several errors the first one: others are that it stopped.
     for answer in answers:
         if isinstance(answer, Exception):
             raise RuntimeError(f"port {server.port}, {server.model}: {answer}") from answer

@@ -142,8 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--out", type=pathlib.Path, metavar="DIR", help="a folder for the results (default: benchmarks/results)"
     )
     options = parser.parse_args(arguments)
-    if options.readme and options.tiny:
-        parser.error("--readme needs a full run")
+    if options.readme and (options.tiny or options.weights is not None):
+        parser.error("--readme needs a full run, of the default model")
     if options.rounds < 1:
         parser.error(f"expected --rounds of 1 or more; got {options.rounds}")
     results = measure(options.weights, options.rounds, tiny=options.tiny)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import sys
 
 import pytest
@@ -52,16 +53,34 @@ def test_a_server_that_does_not_start():
     command = [sys.executable, "-c", "raise SystemExit('no such model')"]
     with (
         pytest.raises(_servers.DidNotStart, match="no such model"),
-        _servers.serving(command, _servers.free_port(), {0}),
+        _servers.serving(command, _servers.free_port(), os.sched_getaffinity(0)),
     ):
         pass
 
 
 def test_wrong_options(capsys):
     for arguments, message in (
-        (["--readme", "--tiny"], "--readme needs a full run"),
+        (["--readme", "--tiny"], "--readme needs a full run, of the default model"),
         (["--rounds", "0"], "expected --rounds of 1 or more; got 0"),
     ):
         with pytest.raises(SystemExit):
             serve.main(arguments)
         assert message in capsys.readouterr().err
+
+
+def test_a_server_that_refuses():
+    """A server that answers with an error, to two clients, is an error, and nobody hangs."""
+    code = """
+import http.server, json, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def reply(self, status, content):
+        self.send_response(status); self.end_headers(); self.wfile.write(content)
+    do_GET = lambda self: self.reply(200, b'{"data": [{"id": "m"}]}')
+    do_POST = lambda self: self.reply(503, b"full")
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+    port = _servers.free_port()
+    with _servers.serving([sys.executable, "-c", code, str(port)], port, os.sched_getaffinity(0)) as server:
+        assert server == (port, "m")
+        with pytest.raises(RuntimeError, match=rf"port {port}, m: expected an answer; got status 503: b'full'"):
+            _servers.ask_together(server, ["a", "b"], 4)
