@@ -65,7 +65,7 @@ def choose_each(
     seen: Bool[Array, "texts V"],
     steps: Steps,
 ) -> Int[Array, " texts"]:
-    """The tokens at these positions of several texts, in a program with the last four of `operands_of`."""
+    """The tokens at these positions of several texts. All that follows the positions is of `operands_of`."""
     each = jax.vmap(functools.partial(choose, steps=steps))  # `steps` of all, so that a step runs or does not
     return each(logits, positions, seeds, sampling, seen)
 
