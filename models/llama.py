@@ -22,6 +22,8 @@ from .gguf import Config
 # So many tokens over a cache get, bit by bit, what they get one after the other: the kernels of linear layers with quantised
 # weights, or in bf16, multiply each of up to three rows as one alone, and attention is that of one token, with a length for each.
 FEW_TOKENS = 3
+# Rows of Q4_1 that are packed together.
+_SIDE_BY_SIDE = 16
 
 
 class Embedding(eqx.Module):
@@ -336,13 +338,16 @@ def _layers(
 
 
 def _layer(
-    encoding: Any, rows: Any, bias: Any, activations: eqxc.ops.Activations, packed: bool
+    encoding: Any, rows: np.ndarray, bias: np.ndarray | None, activations: eqxc.ops.Activations, packed: bool
 ) -> eqxc.nn.QuantizedLinear | eqxc.nn.Linear:
+    if packed and encoding == "Q4_1" and len(rows) % _SIDE_BY_SIDE == 0:
+        # As `QuantizedLinear.packed`, in one pass over the file, and without a program for each shape.
+        weight, encoding = eqxc.ops.interleave_rows(rows), "Q4_1_R16"
+    else:
+        weight = _put(rows)
+    stored_bias = None if bias is None else _put(bias)
     if encoding:
-        of_file = eqxc.nn.QuantizedLinear(rows, encoding, bias=bias, activations=activations)
-        layer = of_file.packed() if packed else of_file  # one copy, in order, if it packs
-        return jax.device_put(_owned(layer))
-    weight, stored_bias = jax.device_put(_owned((rows, bias)))
+        return eqxc.nn.QuantizedLinear(weight, encoding, bias=stored_bias, activations=activations)
     out_features, in_features = rows.shape
     new = eqx.filter_eval_shape(
         eqxc.nn.Linear, in_features, out_features, use_bias=bias is not None, key=jax.random.key(0)
@@ -356,9 +361,10 @@ def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _owned(tree: Any) -> Any:
-    """Copy what is a view of the file: JAX would let an array of its own be one as well."""
-    return jax.tree.map(lambda x: np.require(x, requirements="O") if isinstance(x, np.ndarray) else x, tree)
+def _put(x: np.ndarray) -> jax.Array:
+    """A copy, if it is a view of the file: JAX would let its array be a view as well. Not by `jnp.asarray`, which compiles one
+    for each shape."""
+    return jax.device_put(np.require(x, requirements="O"))
 
 
 def _with_weight(layer: Any, tensor: Weight) -> Any:
