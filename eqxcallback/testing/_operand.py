@@ -48,8 +48,8 @@ class Operand:
         return self.key_impl is None and jnp.issubdtype(self.value.dtype, jnp.inexact) and self.value.itemsize > 1
 
     def array(self, value: np.ndarray | None = None) -> jax.Array:
-        """A new one, in memory of its own."""
-        array = jnp.array(self.value if value is None else value, copy=True)
+        """A new one, in memory of its own, for which JAX compiles no program."""
+        array = jax.device_put(np.array(self.value if value is None else value))
         return array if self.key_impl is None else jax.random.wrap_key_data(array, impl=self.key_impl)
 
     def stack(self, values: Sequence[np.ndarray], axis: int = 0) -> jax.Array:
