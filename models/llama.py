@@ -232,8 +232,8 @@ def load(
     - `activations`: `"int8"` rounds the inputs of the blocks' quantised layers to 255 levels in each 32; see
         [`eqxcallback.ops.quantized_linear`][]. The output stays exact: for one token reading it takes as long as its products do,
         and rounding it as well would change the most likely token half as often again.
-    - `packed`: whether quantised weights are put into the form that a CPU multiplies fastest; see
-        [`eqxcallback.nn.QuantizedLinear`][].
+    - `packed`: whether quantised weights, the embedding's too, are put into the form that a CPU multiplies fastest; see
+        [`eqxcallback.nn.QuantizedLinear`][]. On other platforms they stay as they are.
     - `progress`: wraps the iteration over the blocks, as `tqdm` does.
     - `place`: takes each part as soon as it is loaded (the embedding, a block, the last norm, the output), and returns what
         takes its place, such as the same on other devices.
@@ -243,6 +243,7 @@ def load(
     if activations == "int8":
         _check_is_quantised(file)
     config, tensors, dtype = file.config, file.tensors, jnp.dtype(dtype)
+    packed = packed and jax.default_backend() == "cpu"
 
     def add_norm(name: str) -> eqxc.nn.FusedAddRMSNorm:
         return _with_weight(eqxc.nn.FusedAddRMSNorm(config.embedding_size, config.rms_norm_eps), tensors[name])
