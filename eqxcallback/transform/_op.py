@@ -233,7 +233,7 @@ class Op:
         return {parameter.name: parameter.default for parameter in parameters if parameter.kind in kinds}
 
 
-def _candidates(declared: Any, field: str, who: str) -> dict[str, tuple[Kernel, ...]]:
+def _candidates(declared: object, field: str, who: str) -> dict[str, tuple[Kernel, ...]]:
     """Return the kernels of each platform. The caller's own mapping may change."""
     if not isinstance(declared, Mapping):
         raise TypeError(f"{who}: expected {field} to be a mapping from platforms to kernels; got {declared!r}.")
