@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
@@ -35,10 +35,6 @@ _H200 = pathlib.Path(__file__).with_name("h200.txtpb")
 _PLUGINS = ("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12")
 # The second is XLA's default: see `compile_with_plan`.
 _DUMP = {"xla_dump_hlo_as_text": True, "xla_dump_full_hlo_config": True}
-
-
-# A function, or what JAX has made of one so far.
-Program: TypeAlias = Callable[..., object] | jax.stages.Traced | jax.stages.Lowered
 
 
 class DevicelessError(RuntimeError):
@@ -66,7 +62,7 @@ class Compiled:
 
 
 def compile_deviceless(
-    fn: Program, *args: Value, donate_argnums: Any = (), compiler_options: Mapping[str, Any] | None = None
+    fn: Any, *args: Value, donate_argnums: Any = (), compiler_options: Mapping[str, Any] | None = None
 ) -> Compiled:
     """**Arguments:**
 
@@ -166,7 +162,7 @@ def _devices(count: int) -> tuple[Any, ...]:
     return tuple(topology.devices)
 
 
-def _lowered(fn: Program, args: tuple[PyTree, ...], donate_argnums: Any) -> Any:
+def _lowered(fn: Any, args: tuple[PyTree, ...], donate_argnums: Any) -> Any:
     if isinstance(fn, jax.stages.Lowered):
         return fn
     if not isinstance(fn, jax.stages.Traced):
