@@ -46,8 +46,8 @@ class Op:
 
     - `name`: of the operation, for errors and programs.
     - `kernels`: `{platform: kernel}`, or several in order of preference, where a platform is `"cpu"`, `"cuda"` or `"rocm"`. The
-        first one that takes the call runs, else the reference. [`eqxcallback.inspect`][] shows which one it is, and why each one
-        before it is not. Two fields of each kernel say it:
+        first one that takes the call runs, else the reference. [`eqxcallback.inspect`][] shows which kernel runs, and why each
+        kernel before it does not. Two fields of each kernel decide:
 
         - `supports`: a function `(types, **options)` that returns `True`, or in words why the kernel does not take the call.
             `types` is a named tuple of the op's arguments, or of a layer and its arguments: `jax.ShapeDtypeStruct`s with the
