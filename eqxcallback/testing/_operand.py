@@ -33,7 +33,7 @@ class Operand:
     is_own: bool
 
     @classmethod
-    def of(cls, name: str, root: str, leaf: Any, is_own: bool) -> "Operand":
+    def of(cls, name: str, root: str, leaf: object, is_own: bool) -> "Operand":
         array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
         is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
         return cls(name, root, host(array), str(jax.random.key_impl(array)) if is_key else None, is_own)

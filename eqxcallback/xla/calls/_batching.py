@@ -70,7 +70,7 @@ def batch(
     return outs, [0] * len(outs)
 
 
-def _raising(loop: Callable[[], Sequence[Any]]) -> Sequence[Value]:
+def _raising(loop: Callable[[], Sequence[object]]) -> Sequence[Value]:
     """`loop()`. Outside of `jit` JAX makes it a program, which knows texts alone: this raises the exception of the kernel."""
     with Failures() as failures:
         try:
