@@ -35,8 +35,8 @@ MKDOCS = NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu $(BIN)/python -m mkdocs
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h')
 CXX_FILES := $(shell find csrc benchmarks eqxcallback tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test suite twin torch wheels gpu-kit kit pytest sanitize lint types format bench bench-check bench-generate docs \
-  docs-serve clean
+.PHONY: demo test suite twin torch wheels gpu-kit kit pytest sanitize lint types format bench bench-check bench-generate bench-serve \
+  docs docs-serve clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m models.generate "What is the capital of France?"
@@ -109,6 +109,10 @@ bench-check: $(VENV)/.installed-test
 bench-generate: $(VENV)/.installed-test
 	$(PIP) install --group bench-generate
 	$(BIN)/python -m benchmarks.generate --readme
+
+bench-serve: $(VENV)/.installed-test
+	$(PIP) install --group bench-generate
+	$(BIN)/python -m benchmarks.serve --readme
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

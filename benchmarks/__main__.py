@@ -1,7 +1,8 @@
 """Measure the kernels on a CPU, against peers in the same process: `python -m benchmarks [SUITE ...] [--quick] [--readme]`.
 
 Peers take turns, in two passes, on one core and on two. Results go to benchmarks/results/ as JSON, tables and plots. `--check`
-compares those that are there with the goals. `python -m benchmarks.generate`, which is a suite of its own, has a language model.
+compares those that are there with the goals. Suites of their own have a language model, `python -m benchmarks.generate`, and its
+server, `python -m benchmarks.serve`.
 """
 
 import argparse

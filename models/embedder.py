@@ -16,6 +16,7 @@ import tokenizers
 from . import bert, checkpoints
 from ._errors import ModelFileError
 from ._json import read_object
+from .captured import jit_captured
 
 
 # Lengths that sentences are padded to: each is compiled once, and is at most half above the one before. The longest one is the
@@ -153,17 +154,17 @@ class Embedder:
         return np.asarray(_pool(x, lengths))
 
 
-@jax.jit
+@jit_captured
 def _embed(model: bert.Bert, tokens: jax.Array) -> jax.Array:
     return jax.vmap(model.embed)(tokens)
 
 
-@jax.jit
+@jit_captured
 def _apply(block: bert.Block, x: jax.Array, lengths: jax.Array) -> jax.Array:
     return jax.vmap(block)(x, lengths)
 
 
-@jax.jit
+@jit_captured
 def _pool(x: jax.Array, lengths: jax.Array) -> jax.Array:
     return jax.vmap(bert.pool)(x, lengths)
 

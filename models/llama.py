@@ -169,11 +169,10 @@ class Llama(eqx.Module):
     def init_cache(self, max_length: int) -> Cache:
         """An empty one for `max_length` tokens."""
         config = self.config
-        caches = [
-            eqxc.nn.KVCache(max_length, config.num_kv_heads, config.head_size, self.dtype)
-            for _ in range(config.num_layers)
-        ]
-        return Cache([_with_length(cache, None) for cache in caches], jnp.zeros((), jnp.int32))
+        cache = eqx.filter_eval_shape(eqxc.nn.KVCache, max_length, config.num_kv_heads, config.head_size, self.dtype)
+        empty = _with_length(cache, None)
+        blocks = [jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty) for _ in range(config.num_layers)]
+        return Cache(blocks, jnp.zeros((), jnp.int32))
 
     def __call__(
         self,
@@ -245,8 +244,9 @@ def load(
     config, tensors, dtype = file.config, file.tensors, jnp.dtype(dtype)
     packed = packed and jax.default_backend() == "cpu"
 
-    def add_norm(name: str) -> eqxc.nn.FusedAddRMSNorm:
-        return _with_weight(eqxc.nn.FusedAddRMSNorm(config.embedding_size, config.rms_norm_eps), tensors[name])
+    # Without numbers, which would be a program to compile.
+    norm = eqx.filter_eval_shape(eqxc.nn.RMSNorm, config.embedding_size, eps=config.rms_norm_eps, use_bias=False)
+    add_norm = eqx.filter_eval_shape(eqxc.nn.FusedAddRMSNorm, config.embedding_size, config.rms_norm_eps)
 
     def projection(
         *names: str, heads: Sequence[int | None] | None = None, activations: eqxc.ops.Activations = activations
@@ -270,12 +270,12 @@ def load(
         prefix = f"blk.{index}."
         file.forget_pages()  # those of the block before, which are copied
         loaded = Block(
-            attention_norm=add_norm(prefix + "attn_norm.weight"),
+            attention_norm=_with_weight(add_norm, tensors[prefix + "attn_norm.weight"]),
             qkv=projection(
                 *(f"{prefix}attn_{part}" for part in "qkv"), heads=(config.num_heads, config.num_kv_heads, None)
             ),
             attention_out=projection(prefix + "attn_output"),
-            feed_forward_norm=add_norm(prefix + "ffn_norm.weight"),
+            feed_forward_norm=_with_weight(add_norm, tensors[prefix + "ffn_norm.weight"]),
             gate_up=projection(prefix + "ffn_gate", prefix + "ffn_up"),
             down=projection(prefix + "ffn_down"),
             num_heads=config.num_heads,
@@ -288,12 +288,7 @@ def load(
     return Llama(
         embedding=place(Embedding(embedding)),
         blocks=[block(index) for index in progress(range(config.num_layers))],
-        norm=place(
-            _with_weight(
-                eqxc.nn.RMSNorm(config.embedding_size, eps=config.rms_norm_eps, use_bias=False),
-                tensors["output_norm.weight"],
-            )
-        ),
+        norm=place(_with_weight(norm, tensors["output_norm.weight"])),
         output=place(projection("output", activations="exact")) if "output.weight" in tensors else None,
         config=config,
         dtype=dtype,
@@ -332,8 +327,8 @@ def _layers(
     return [
         _layer(
             encoding,
-            np.concatenate([parts[i][1] for i in run]),
-            np.concatenate([biases[i] for i in run]) if biases else None,
+            _joined([parts[i][1] for i in run]),
+            _joined([biases[i] for i in run]) if biases else None,
             activations,
             packed,
         )
@@ -344,11 +339,15 @@ def _layers(
 def _layer(
     encoding: Any, rows: np.ndarray, bias: np.ndarray | None, activations: eqxc.ops.Activations, packed: bool
 ) -> eqxc.nn.QuantizedLinear | eqxc.nn.Linear:
-    # Not `jnp.asarray`, which compiles a copy for each shape. Both are copies of what the file has.
-    weight, stored_bias = jax.device_put((rows, bias))
+    if packed and encoding in eqxc.ops.INTERLEAVED and len(rows) % eqxc.ops.INTERLEAVED_ROWS == 0:
+        # As `QuantizedLinear.packed`, in one pass over the file, and without a program for each shape.
+        weight = eqxc.ops.interleave_rows(rows, encoding=encoding)
+        encoding = eqxc.ops.INTERLEAVED[encoding]
+    else:
+        weight = _put(rows)
+    stored_bias = None if bias is None else _put(bias)
     if encoding:
-        layer = eqxc.nn.QuantizedLinear(weight, encoding, bias=stored_bias, activations=activations)
-        return layer.packed() if packed else layer
+        return eqxc.nn.QuantizedLinear(weight, encoding, bias=stored_bias, activations=activations)
     out_features, in_features = rows.shape
     new = eqx.filter_eval_shape(
         eqxc.nn.Linear, in_features, out_features, use_bias=bias is not None, key=jax.random.key(0)
@@ -356,6 +355,16 @@ def _layer(
     return eqx.tree_at(
         lambda layer: (layer.weight, layer.bias), new, (weight, stored_bias), is_leaf=lambda x: x is None
     )
+
+
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _put(x: np.ndarray) -> jax.Array:
+    """A copy, if it is a view of the file: JAX would let its array be a view as well. Not by `jnp.asarray`, which compiles one
+    for each shape."""
+    return jax.device_put(np.require(x, requirements="O"))
 
 
 def _with_weight(layer: Any, tensor: Weight) -> Any:

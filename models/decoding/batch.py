@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 import numpy as np
 
-from ..llama import Llama
 from .answer import Answer
 from .chooser import Choice, Chooser
 from .generator import Speed
-from .reader import LONGEST_CHUNK, Reader
+from .reader import LONGEST_CHUNK, Model, Reader
 from .rows import Rows
-from .sampling import Sampling
 
 
 # After so many steps that fewer rows would have had room for, there are fewer: to move rows takes as long as a few steps.
@@ -71,7 +69,7 @@ class Batch:
 
     **Arguments:**
 
-    - `model`: a `Llama`.
+    - `model`: a `Llama`, a `SplitLlama` or a `SequenceLlama`.
     - `widths`: the numbers of rows that it may have, the least first. It has as many as it needs.
     - `room`: for how many tokens a row is; the model's context, if that is less.
     - `longest_chunk`: the most tokens that `read` reads.
@@ -82,15 +80,16 @@ class Batch:
     - `speed`: what all took so far.
     """
 
-    def __init__(self, model: Llama, *, widths: Sequence[int], room: int, longest_chunk: int = LONGEST_CHUNK):
+    def __init__(self, model: Model, *, widths: Sequence[int], room: int, longest_chunk: int = LONGEST_CHUNK):
         self.speed = Speed()
         self._reader = Reader(model, room, longest_chunk)
         self.room = self._reader.room
-        self._chooser = Chooser(model.config.vocab_size)
+        self._chooser = Chooser(model.config.vocab_size, sharding=model.logits_sharding)
         self._caches = Rows(model, self._reader.shapes)
         self._widths = widths
         self._waiting: collections.deque[Request] = collections.deque()
         self._reading: _Reading | None = None
+        self._starting: _Row | None = None  # whose cache is the reader's: its first token need not wait for a row
         self._rows: list[_Row | None] = []
         self._idle_steps = 0
 
@@ -105,14 +104,9 @@ class Batch:
         return self._reading is not None or (bool(self._waiting) and self._count < self._widths[-1])
 
     def programs(self) -> list[Callable[[], object]]:
-        """The programs of all widths and chunks, and the usual choices, as functions that compile them."""
-        drawn = Choice(Sampling(temperature=1.0))
-        choices = [[choice] * width for choice in (Choice(), drawn) for width in self._widths]
-        return [
-            *self._reader.programs(),
-            *(functools.partial(self._caches.programs, width) for width in self._widths),
-            *(functools.partial(self._chooser.prepare, texts) for texts in choices),
-        ]
+        """The programs of all widths and chunks, as functions that compile them."""
+        widths = (functools.partial(self._caches.programs, width) for width in self._widths)
+        return [*self._reader.programs(), self._chooser.prepare, *widths]
 
     def add(self, request: Request) -> None:
         """Take a request.
@@ -128,6 +122,8 @@ class Batch:
             self._waiting.remove(request)
         elif self._reading is not None and self._reading.request is request:
             self._reading = None
+        elif self._starting is not None and self._starting.request is request:
+            self._starting = None
         else:
             self._rows = [None if row is not None and row.request is request else row for row in self._rows]
 
@@ -141,6 +137,7 @@ class Batch:
         """Read a chunk of a prompt, if one waits and there may be a row. After the last one comes the answer's first token."""
         if not self.can_read:
             return []
+        self._start()
         reader, speed = self._reader, self.speed
         if self._reading is None:
             request = self._waiting.popleft()
@@ -151,27 +148,28 @@ class Batch:
         request, chunks = self._reading.request, self._reading.chunks
         chunk = chunks.popleft()
         reader.prepare(chunk)
-        self._chooser.prepare([request.choice])
+        self._chooser.prepare()
         token = None
         start = time.perf_counter()
         logits = jax.block_until_ready(reader.read(chunk))
         if not chunks:
             request.choice.start(request.prompt)
-            (token,) = self._chooser.choose(logits, np.asarray([len(reader.tokens)], np.int32), [request.choice])
+            token = self._chooser.choose(logits, len(reader.tokens), request.choice)
         speed.prompt_seconds += time.perf_counter() - start
         speed.prompt_tokens += len(chunk)
         if token is None:
             return []
         self._reading = None
-        piece = (request, self._push(request, int(token)))
+        piece = (request, self._push(request, token))
         if request.answer.finish is None:
-            self._begin(_Row(request, int(token), len(request.prompt)))
+            self._starting = _Row(request, token, len(request.prompt))
         return [piece]
 
     def decode(self) -> list[Piece]:
         """Make the next token of each answer that has a row."""
         if self._count == 0:
             return []
+        self._start()
         self._narrow()
         tokens, lengths = np.zeros((2, len(self._rows)), np.int32)
         for i, row in enumerate(self._rows):
@@ -179,9 +177,8 @@ class Batch:
                 tokens[i], lengths[i] = row.token, row.length
         choices = [None if row is None else row.request.choice for row in self._rows]
         self._caches.programs(len(self._rows))
-        self._chooser.prepare(choices)
         start = time.perf_counter()
-        tokens = self._chooser.choose(self._caches.step(tokens, lengths), lengths + 1, choices)
+        tokens = self._caches.step(tokens, lengths, choices)
         self.speed.decode_seconds += time.perf_counter() - start
         self.speed.decoded_tokens += self._count
         pieces: list[Piece] = []
@@ -195,7 +192,7 @@ class Batch:
 
     @property
     def _count(self) -> int:
-        return sum(row is not None for row in self._rows)
+        return sum(row is not None for row in (*self._rows, self._starting))
 
     def _push(self, request: Request, token: int) -> str:
         answer, limit = request.answer, min(request.max_tokens, self.room - len(request.prompt))
@@ -204,14 +201,16 @@ class Batch:
             added += answer.end("max_tokens" if limit == request.max_tokens else "context")
         return added
 
-    def _begin(self, row: _Row) -> None:
-        """Let an answer, whose prompt has just been read, go on in a row."""
-        if self._count == 0:
-            self._resize(self._widths[0])
-        elif None not in self._rows:
-            self._resize(self._width_for(self._count + 1))
+    def _start(self) -> None:
+        """Give a row to the answer whose prompt was read last, if that is not done."""
+        if self._starting is None:
+            return
+        if self._count == 1 or None not in self._rows:
+            # As many as will be needed at once: to grow again takes longer than what a few steps of more rows take.
+            coming = len(self._waiting) + (self._reading is not None)
+            self._resize(self._width_for(min(self._count + coming, self._widths[-1])))
         i = self._rows.index(None)
-        self._rows[i] = row
+        self._rows[i], self._starting = self._starting, None
         self._caches.put(i, self._reader.blocks)
 
     def _narrow(self) -> None:

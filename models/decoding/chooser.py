@@ -1,4 +1,4 @@
-"""The choice of tokens from logits, for programs that have it, and as a small program of its own, for several texts."""
+"""The choice of tokens from logits, for programs that have it, and as a small program of its own."""
 
 import functools
 from collections.abc import Sequence
@@ -57,58 +57,74 @@ def choose(
     return sample(logits, jax.random.fold_in(jax.random.key(seed), position), sampling, seen, steps)
 
 
-class Chooser:
-    """Chooses the next tokens of several texts.
+def choose_each(
+    logits: Float[Array, "texts V"],
+    positions: Int[Array, " texts"],
+    seeds: UInt32[Array, " texts"],
+    sampling: Sampling,
+    seen: Bool[Array, "texts V"],
+    steps: Steps,
+) -> Int[Array, " texts"]:
+    """The tokens at these positions of several texts. All that follows the positions is of `operands_of`."""
+    each = jax.vmap(functools.partial(choose, steps=steps))  # `steps` of all, so that a step runs or does not
+    return each(logits, positions, seeds, sampling, seen)
 
-    A program is compiled for each number of texts, and the steps that one of them needs. The values of options are arguments.
+
+def operands_of(
+    choices: Sequence[Choice | None], unseen: Bool[Array | np.ndarray, "texts V"]
+) -> tuple[UInt32[np.ndarray, " texts"], Sampling, Any, Steps]:
+    """Return what `choose_each` takes of these texts. A text without a choice gets any token.
+
+    **Arguments:**
+
+    - `unseen`: falses, for texts of which none has a penalty. Those on the device need not be copied there.
+
+    **Returns:** the seeds, the options, the tokens seen before, and the steps that one of the texts needs.
+    """
+    every = [choice or _GREEDY for choice in choices]
+    steps = Steps(*(np.bool_(any(step)) for step in zip(*(choice.steps for choice in every), strict=True)))
+    seen = _seen(every, unseen.shape[1]) if steps.penalty else unseen
+    return np.asarray([choice.seed for choice in every], np.uint32), _values(every), seen, steps
+
+
+class Chooser:
+    """Chooses the first token of an answer, from the logits after its prompt.
 
     **Arguments:**
 
     - `vocab_size`: the number of logits.
+    - `steps`: of all answers. By default the program has all steps, and an answer may need any. Without steps there is no
+        program: NumPy finds the likeliest token in less time than one takes to load.
     - `sharding`: of the logits, if they are split over devices. No device gets them whole.
     """
 
-    def __init__(self, vocab_size: int, sharding: NamedSharding | None = None):
-        self._vocab_size = vocab_size
+    def __init__(self, vocab_size: int, steps: Steps | None = None, sharding: NamedSharding | None = None):
+        self._steps = steps
         self._sharding = sharding
-        self._programs: dict[tuple[int, Steps], Any] = {}
+        self._is_by_numpy = sharding is None and steps == Steps()
+        self._unseen = np.zeros((1, vocab_size), bool)
+        self._program: Any = None
 
-    def prepare(self, choices: Sequence[Choice | None]) -> None:
+    def prepare(self) -> None:
         """Compile what `choose` runs, if that is not done. It would do so itself."""
-        self._program(len(choices), _steps(choices))
-
-    def choose(
-        self,
-        logits: Float[Array, "texts V"],
-        positions: Int[np.ndarray, " texts"],
-        choices: Sequence[Choice | None],
-    ) -> Int[np.ndarray, " texts"]:
-        """The next token of each text, which is at this position; of a text without a choice, any token."""
-        steps = _steps(choices)
-        every = [choice or _GREEDY for choice in choices]
-        seeds = np.asarray([choice.seed for choice in every], np.uint32)
-        seen = _seen(every, self._vocab_size) if steps.penalty else None
-        tokens = np.asarray(self._program(len(every), steps)(logits, positions, seeds, _values(every), seen))
-        for choice, token in zip(choices, tokens, strict=True):
-            if choice is not None:
-                choice.add(int(token))
-        return tokens
-
-    def _program(self, count: int, steps: Steps) -> Any:
-        if (count, steps) not in self._programs:
-            shape = functools.partial(jax.ShapeDtypeStruct, (count,))
-            logits = jax.ShapeDtypeStruct((count, self._vocab_size), jnp.float32, sharding=self._sharding)
-            seen = jax.ShapeDtypeStruct(logits.shape, jnp.bool_) if steps.penalty else None
-            values = jax.tree.map(lambda x: shape(x.dtype), _values([]))
+        if self._program is None and not self._is_by_numpy:
+            logits = jax.ShapeDtypeStruct(self._unseen.shape, jnp.float32, sharding=self._sharding)
+            operands = logits, np.zeros(1, np.int32), *operands_of([None], self._unseen)
             everywhere = None if self._sharding is None else NamedSharding(self._sharding.mesh, PartitionSpec())
-            program = jax.jit(jax.vmap(functools.partial(choose, steps=steps)), out_shardings=everywhere)
-            operands = logits, shape(jnp.int32), shape(jnp.uint32), values, seen
-            self._programs[count, steps] = program.lower(*operands).compile()
-        return self._programs[count, steps]
+            self._program = jax.jit(self._run, out_shardings=everywhere).lower(*operands).compile()
 
+    def choose(self, logits: Any, position: int, choice: Choice) -> int:
+        """The token at this position of a text, which gets it."""
+        self.prepare()
+        if self._is_by_numpy:
+            return int(np.asarray(logits).argmax())
+        operands = operands_of([choice], self._unseen)
+        token = int(np.asarray(self._program(logits, np.asarray([position], np.int32), *operands))[0])
+        choice.add(token)
+        return token
 
-def _steps(choices: Sequence[Choice | None]) -> Steps:
-    return functools.reduce(Steps.union, (choice.steps for choice in choices if choice is not None), Steps())
+    def _run(self, logits: Any, positions: Any, seeds: Any, sampling: Any, seen: Any, steps: Steps) -> Any:
+        return choose_each(logits, positions, seeds, sampling, seen, steps if self._steps is None else self._steps)
 
 
 def _seen(choices: Sequence[Choice], vocab_size: int) -> np.ndarray:

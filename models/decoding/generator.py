@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from ..llama import FEW_TOKENS
 from .chooser import Choice, Chooser
@@ -95,8 +94,8 @@ class Generator:
         self.reader = Reader(model, room)
         self.room = self.reader.room
         self._choice = Choice(sampling, seed)
-        self._chooser = Chooser(model.config.vocab_size, model.logits_sharding)
-        self._chooser.prepare([self._choice])
+        self._chooser = Chooser(model.config.vocab_size, self._choice.steps, model.logits_sharding)
+        self._chooser.prepare()
         self._lookup = Lookup(FEW_TOKENS - 1) if lookup else None
         if lookup and not self.reader.is_exact(self._choice):
             raise InexactRows
@@ -140,7 +139,7 @@ class Generator:
             speed.prompt_seconds += time.perf_counter() - start
             speed.prompt_tokens += len(chunk)
         start = time.perf_counter()
-        token = self._choose(logits)
+        token = self._chooser.choose(logits, len(reader.tokens), self._choice)
         if self._lookup is not None:
             self._lookup.start([*tokens, token])
         speed.prompt_seconds += time.perf_counter() - start
@@ -157,10 +156,6 @@ class Generator:
                 speed.decoded_tokens += 1
                 yield next_token
             token, count = new[-1], count + len(new)
-
-    def _choose(self, logits: Any) -> int:
-        position = np.asarray([len(self.reader.tokens)], np.int32)
-        return int(self._chooser.choose(logits, position, [self._choice])[0])
 
     def _step(self, token: int, most: int) -> list[int]:
         """Return the tokens after `token`, from one to `most` of them."""

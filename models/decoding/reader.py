@@ -54,10 +54,12 @@ class Reader:
         self._longest_chunk = longest_chunk
         init = jax.jit(lambda: model.init_cache(self._entries).blocks).lower()
         self.shapes, self._new_blocks = init.out_info, init.compile()
+        logits = model.logits_sharding
+        if logits is not None:
+            self.shapes = jax.tree.map(_placed, self.shapes, self._new_blocks.output_shardings)
         self._programs: dict[int, Any] = {}
         self._step_programs: dict[tuple[int, Steps], Any] = {}
         self._vocab_size = model.config.vocab_size
-        logits = model.logits_sharding
         self._everywhere = None if logits is None else NamedSharding(logits.mesh, PartitionSpec())
 
     def check(self, prompt: Sequence[int]) -> None:
@@ -216,3 +218,7 @@ class Reader:
         while size > _SHORTEST_CHUNK and (size // 2 >= rest or size > room):
             size //= 2
         return size
+
+
+def _placed(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 
@@ -13,16 +14,16 @@ _LEAST_TEMPERATURE = 1e-6  # nobody can tell a lower one from 0, and the divisio
 
 
 class Steps(NamedTuple):
-    """The steps of a choice that a program has: those whose options are on."""
+    """The steps of a choice: those whose options are on.
 
-    penalty: bool = False
-    draw: bool = False
-    top_k: bool = False
-    top_p: bool = False
-    min_p: bool = False
+    A program has these and no others, or, where they are arrays in it, has all and runs these.
+    """
 
-    def union(self, other: "Steps") -> "Steps":
-        return Steps(*(a or b for a, b in zip(self, other, strict=True)))
+    penalty: bool | np.bool_ | Array = False
+    draw: bool | np.bool_ | Array = False
+    top_k: bool | np.bool_ | Array = False
+    top_p: bool | np.bool_ | Array = False
+    min_p: bool | np.bool_ | Array = False
 
 
 @jax.tree_util.register_dataclass
@@ -72,56 +73,90 @@ def sample(
     - `steps`: by default those that `sampling` needs. Steps that it does not need change nothing.
     """
     steps = sampling.steps if steps is None else steps
-    logits = adjusted(logits, sampling, seen, steps)
-    if steps.draw:
-        # As `jax.random.categorical` draws; a second `argmax`, for the greedy, would take as long as all of this.
-        logits += jnp.where(_is_greedy(sampling), 0.0, jax.random.gumbel(key, logits.shape, logits.dtype))
-    return jnp.argmax(logits).astype(jnp.int32)
+
+    def drawn(logits: Float[Array, " V"]) -> Float[Array, " V"]:
+        # As `jax.random.categorical` draws, but that texts which are greedy, beside others, get no noise.
+        logits = _divided(logits, sampling, steps)
+        return logits + jnp.where(_is_greedy(sampling), 0.0, jax.random.gumbel(key, logits.shape, logits.dtype))
+
+    def chosen(logits: Float[Array, " V"]) -> Int[Array, ""]:
+        logits = _when(steps.penalty, lambda logits: _penalised(logits, sampling, seen), logits)
+        return _likeliest(_when(steps.draw, drawn, logits))
+
+    return _if(steps.penalty | steps.draw, chosen, _likeliest, logits)
 
 
 def adjusted(
     logits: Float[Array, " V"],
     sampling: Sampling,
     seen: Bool[Array, " V"] | None = None,
-    steps: Steps | None = None,
 ) -> Float[Array, " V"]:
     """The logits that `sample` draws by: those of tokens that are left out are `-inf`."""
-    steps = sampling.steps if steps is None else steps
-    if steps.penalty:
-        if seen is None:
-            raise ValueError("sample: expected the tokens seen before, for a repetition penalty; got none.")
-        penalty = sampling.repetition_penalty
-        logits = jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
-    if not steps.draw:
-        return logits
-    logits = logits / jnp.where(_is_greedy(sampling), 1.0, sampling.temperature)
-    if not (steps.top_k or steps.top_p or steps.min_p):
-        return logits
-    probabilities = jax.nn.softmax(logits)
-    return jnp.where(probabilities >= _least_probability(probabilities, sampling, steps), logits, -jnp.inf)
+    steps = sampling.steps
+    logits = _when(steps.penalty, lambda logits: _penalised(logits, sampling, seen), logits)
+    return _when(steps.draw, lambda logits: _divided(logits, sampling, steps), logits)
+
+
+def _if(step: bool | np.bool_ | Array, on: Callable[[Any], Any], off: Callable[[Any], Any], x: Any) -> Any:
+    """`on(x)` or `off(x)`: where `step` is an array, the program has both and runs one."""
+    if isinstance(step, bool):
+        return on(x) if step else off(x)
+    return jax.lax.cond(step, on, off, x)
+
+
+def _when(step: bool | np.bool_ | Array, on: Callable[[Any], Any], x: Any) -> Any:
+    return _if(step, on, lambda x: x, x)
+
+
+def _likeliest(logits: Float[Array, " V"]) -> Int[Array, ""]:
+    """`jnp.argmax`, by two reductions, which XLA vectorises: of 49,152 logits a CPU takes 0.04 ms, and not 0.22."""
+    indices = jnp.arange(len(logits), dtype=jnp.int32)
+    first = jnp.where(logits == logits.max(), indices, len(logits)).min()
+    return jnp.minimum(first, len(logits) - 1)  # if the largest is a NaN, which equals nothing
 
 
 def _is_greedy(sampling: Sampling) -> Any:
     return sampling.temperature < _LEAST_TEMPERATURE
 
 
+def _penalised(logits: Float[Array, " V"], sampling: Sampling, seen: Bool[Array, " V"] | None) -> Float[Array, " V"]:
+    if seen is None:
+        raise ValueError("sample: expected the tokens seen before, for a repetition penalty; got none.")
+    penalty = sampling.repetition_penalty
+    return jnp.where(seen, jnp.where(logits < 0, logits * penalty, logits / penalty), logits)
+
+
+def _divided(logits: Float[Array, " V"], sampling: Sampling, steps: Steps) -> Float[Array, " V"]:
+    """Divide by the temperature, and leave out what is not drawn."""
+
+    def narrowed(logits: Float[Array, " V"]) -> Float[Array, " V"]:
+        probabilities = jax.nn.softmax(logits)
+        return jnp.where(probabilities >= _least_probability(probabilities, sampling, steps), logits, -jnp.inf)
+
+    logits = logits / jnp.where(_is_greedy(sampling), 1.0, sampling.temperature)
+    return _when(steps.top_k | steps.top_p | steps.min_p, narrowed, logits)
+
+
 def _least_probability(probabilities: Float[Array, " V"], sampling: Sampling, steps: Steps) -> Float[Array, ""]:
     """Return the least probability with which a token is drawn."""
-    largest, least = probabilities.max(), jnp.zeros((), jnp.float32)
+    largest = probabilities.max()
 
     def above(threshold: Float[Array, ""]) -> Float[Array, " V"]:
         return jnp.where(probabilities >= threshold, probabilities, 0)
 
     # Each step leaves all tokens where its option is off: other texts of the same program have it on.
-    if steps.top_k:
+    def top_k(least: Float[Array, ""]) -> Float[Array, ""]:
         threshold = _threshold(lambda threshold: (probabilities >= threshold).sum() >= sampling.top_k)
-        least = jnp.where(sampling.top_k > 0, threshold, least)
-    if steps.top_p:
+        return jnp.where(sampling.top_k > 0, threshold, least)
+
+    def top_p(least: Float[Array, ""]) -> Float[Array, ""]:
         mass = sampling.top_p * above(least).sum()
         threshold = _threshold(lambda threshold: above(threshold).sum() >= mass)
-        least = jnp.maximum(least, jnp.where(sampling.top_p < 1, threshold, 0.0))
-    if steps.min_p:
-        least = jnp.maximum(least, sampling.min_p * largest)
+        return jnp.maximum(least, jnp.where(sampling.top_p < 1, threshold, 0.0))
+
+    least = _when(steps.top_k, top_k, jnp.zeros((), jnp.float32))
+    least = _when(steps.top_p, top_p, least)
+    least = _when(steps.min_p, lambda least: jnp.maximum(least, sampling.min_p * largest), least)
     return jnp.minimum(least, largest)
 
 

@@ -73,7 +73,7 @@ class _Program:
             return self.model()
         if self.options.split == "sequence":
             return SequenceLlama(self.model(), self.mesh)
-        return tensor_parallel.load(self.file, self.mesh, **self._loading())
+        return tensor_parallel.load(self.file, self.mesh, adapters=self.adapters, **self._loading())
 
     def _loading(self) -> dict[str, Any]:
         dtype = jnp.dtype(DTYPES[self.options.dtype])
@@ -142,7 +142,7 @@ class _Program:
             except UsageError as error:
                 raise UsageError(f"{place}: {error}") from None
         batch = Batch(
-            self.model(),
+            self.placed_model(),
             widths=[min(options.rows, len(tokens))],
             room=max(map(len, tokens)) + options.max_tokens,
         )
@@ -155,9 +155,11 @@ class _Program:
             while waiting and waiting[0][1].finish is not None:
                 record, answer = waiting.popleft()
                 as_text = f"> {record['prompt']}\n{answer.text}\n"
-                write([f"{json.dumps(record | answer.record()) if options.json else as_text}\n"])
-                sys.stdout.flush()
-        report(str(batch.speed))
+                if options.process == 0:
+                    write([f"{json.dumps(record | answer.record()) if options.json else as_text}\n"])
+                    sys.stdout.flush()
+        if options.process == 0:
+            report(str(batch.speed))
 
     def chat(self) -> None:
         """Answer one line after the other."""

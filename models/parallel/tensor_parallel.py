@@ -23,6 +23,7 @@ from .._errors import ModelFileError
 from .._files import Files
 from ..gguf import Config
 from ..llama import Block, Cache, Embedding, HeadNorm, Llama, Projection, load as load_whole
+from ..lora import Adapter, Adapters, LowRank, adapted
 
 
 AXIS = "devices"
@@ -84,6 +85,7 @@ def load(
     dtype: Any = jnp.float32,
     activations: eqxc.ops.Activations = "exact",
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
+    adapters: Adapters | None = None,
 ) -> SplitLlama:
     """The model of a file, split over devices part by part: no device ever has more than one of its parts whole.
 
@@ -91,13 +93,20 @@ def load(
 
     - `mesh`: of `mesh_of`. Its devices may be of several processes, each of which makes this call.
     - `dtype`, `activations`, `progress`: as for `models.llama.load`.
+    - `adapters`: of the whole model, which are split as its weights are.
 
     **Raises:** `ModelFileError` if the model cannot be split evenly over so many devices, and as `models.llama.load` does.
     """
     count, whole = mesh.size, file.config
     check_divides(file, count)
+    of_blocks = iter([] if adapters is None else adapters.blocks)
+
+    def place(part: Any) -> Any:
+        part = adapted(part, next(of_blocks, {})) if isinstance(part, Block) else part
+        return _put(_split(part, whole, count), mesh)
+
     options: dict[str, Any] = {"dtype": dtype, "activations": activations, "progress": progress}
-    model = load_whole(file, **options, place=lambda part: _put(_split(part, whole, count), mesh))
+    model = load_whole(file, **options, place=place)
     sizes = ("num_heads", "num_kv_heads", "hidden_size", "vocab_size")
     config = dataclasses.replace(whole, **{name: getattr(whole, name) // count for name in sizes})
     return SplitLlama(dataclasses.replace(model, config=config), whole, mesh)
@@ -171,7 +180,11 @@ def _regrouped(projection: Projection, sizes: Sequence[int], count: int) -> Proj
         while sum(parts) < int(layer.out_features):
             parts.append(remaining.pop(0))
         layers.append(_regrouped_rows(layer, parts, count))
-    return dataclasses.replace(projection, layers=layers)
+    adapter = projection.adapter
+    if isinstance(adapter, Adapter):  # the rows of each of its updates are of one part, and in order as they are
+        of_device = tuple((name, size // count) for name, size in adapter.sizes)
+        adapter = dataclasses.replace(adapter, sizes=of_device)
+    return dataclasses.replace(projection, layers=layers, adapter=adapter)
 
 
 def _regrouped_rows(tree: Any, sizes: Sequence[int], count: int) -> Any:
@@ -191,14 +204,25 @@ def _put(part: Any, mesh: jax.sharding.Mesh) -> Any:
 def _specs(tree: Any) -> Any:
     """A tree like this one, of how its arrays are split."""
 
+    whole, split_rows, split_columns = PartitionSpec(), PartitionSpec(AXIS), PartitionSpec(None, AXIS)
+
+    def rows(x: Any) -> Any:
+        return dataclasses.replace(x, a=whole, b=split_rows) if isinstance(x, LowRank) else split_rows
+
+    def columns(x: Any) -> Any:
+        if isinstance(x, LowRank):
+            return dataclasses.replace(x, a=split_columns, b=whole)
+        return split_columns if x.ndim == 2 else whole
+
     def specs(node: Any) -> Any:
         if isinstance(node, eqxc.nn.KVCache):
-            return jax.tree.map(lambda x: PartitionSpec(None, AXIS), node)
-        if isinstance(node, Projection) and node.sum_over is not None:
-            return jax.tree.map(lambda x: PartitionSpec(None, AXIS) if x.ndim == 2 else PartitionSpec(), node)
-        if isinstance(node, Embedding | HeadNorm | Projection):
-            return jax.tree.map(lambda x: PartitionSpec(AXIS), node)
-        return PartitionSpec()
+            return jax.tree.map(lambda x: split_columns, node)
+        if isinstance(node, Projection):
+            is_update = lambda x: isinstance(x, LowRank)
+            return jax.tree.map(columns if node.sum_over is not None else rows, node, is_leaf=is_update)
+        if isinstance(node, Embedding | HeadNorm):
+            return jax.tree.map(rows, node)
+        return whole
 
     return jax.tree.map(
         specs, tree, is_leaf=lambda node: isinstance(node, eqxc.nn.KVCache | Embedding | HeadNorm | Projection)

@@ -118,8 +118,9 @@ class Engine:
         try:
             while self._exchange():
                 self._drop_late()
-                for request, text in self._batch.read() + self._batch.decode():
-                    self._deliver(request, text)
+                for turn in (self._batch.read, self._batch.decode):
+                    for request, text in turn():
+                        self._deliver(request, text)
         except Exception as error:
             self.error = error
         with self._changed:

@@ -7,12 +7,13 @@ import re
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import eqxcallback as eqxc
 from eqxcallback import xla
 from models import gguf, llama
-from models.decoding.chooser import Choice
+from models.decoding.chooser import Choice, operands_of
 from models.decoding.reader import Reader
 from models.decoding.rows import Rows
 from models.decoding.sampling import Sampling
@@ -136,11 +137,17 @@ def test_a_step_with_the_choice_of_tokens_is_one_command_buffer(model, size, sam
     assert copied(compiled) <= {"s32[]"}
 
 
-def test_a_step_of_a_batch_is_one_command_buffer(model):
+def test_a_step_of_a_batch_with_the_choice_of_tokens_is_one_command_buffer(model):
+    """One program for all options: what is not needed is left out where it runs, in the same command buffer."""
     one = Reader(model, 256).shapes
     cache = jax.tree.map(lambda x: jax.ShapeDtypeStruct((4, *x.shape), x.dtype), one)
     shapes = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((4, 1), (4,))]
-    every, compiled = plan_of(Rows(model, one)._step, jax.tree.leaves(model), *shapes, cache, donate_argnums=3)
-    assert [thunk.kind for thunk in every].count("kCommandBuffer") == 1
+    choices = operands_of([None] * 4, np.zeros((4, model.config.vocab_size), bool))
+    operands = jax.tree.leaves(model), *shapes, cache, *choices
+    every, compiled = plan_of(Rows(model, one)._step, *operands, donate_argnums=3)
+    kinds = [thunk.kind for thunk in every]
+    assert kinds.count("kCommandBuffer") == 1
+    assert kinds.count("kCustomCall") == BLOCKS * CALLS_OF_BLOCK + 2
+    assert "kConditional" in kinds
     assert kinds_outside(every) == []
-    assert copied(compiled) <= {"s32[]", "s32[4]"}
+    assert not [kind for kind in copied(compiled) if kind.startswith("bf16")]  # no cache

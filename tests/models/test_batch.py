@@ -12,7 +12,7 @@ import pytest
 from models._program import UsageError
 from models.decoding.answer import Answer
 from models.decoding.batch import Batch, Request
-from models.decoding.chooser import Choice, Chooser
+from models.decoding.chooser import Choice, Chooser, choose_each, operands_of
 from models.decoding.generator import Generator
 from models.decoding.sampling import Sampling
 from models.generate.__main__ import main
@@ -90,9 +90,25 @@ def test_requests_come_and_go(model, tokenizer, said_alone, monkeypatch):
         turn()
     assert [request.answer.record() for request in requests] == said_alone
     assert [texts[request] for request in requests] == [record["text"] for record in said_alone]
-    assert [width for width, _ in itertools.groupby(widths)][:6] == [0, 1, 2, 3, 2, 1]
+    # As many rows as there are requests, at once; with patience fewer again, and more when the next ones come.
+    assert [width for width, _ in itertools.groupby(widths)][:6] == [0, 3, 2, 3, 2, 3]
     assert not extra[3].answer.num_tokens
     assert extra[1].answer.finish is None
+
+
+def test_a_first_token_waits_for_no_row(model, tokenizer, said_alone):
+    """Rows of caches are made, or moved, after it."""
+    batch = Batch(model, widths=[1, 2], room=256)
+    requests = [ask(tokenizer, text, ["4"]) for text in SAID[:3]]
+    for request in requests:
+        batch.add(request)
+    assert batch.read() == [(requests[0], requests[0].answer.text)]
+    assert requests[0].answer.num_tokens == 1
+    assert batch._caches.width == 0
+    batch.cancel(requests[0])  # which has none yet
+    assert set(batch.run()) == set(requests[1:])
+    assert [request.answer.record() for request in requests[1:]] == said_alone[1:3]
+    assert batch._caches.width == 2
 
 
 def test_each_text_draws_what_it_draws_alone():
@@ -107,33 +123,63 @@ def test_each_text_draws_what_it_draws_alone():
     ]
     rows = len(every)
     logits = jax.random.normal(jax.random.key(0), (6, rows, 40))
-    together, apart = ([Choice(sampling, 7 + i) for i, sampling in enumerate(every)] for _ in range(2))
-    chooser = Chooser(40)
+    together, apart, as_generated = ([Choice(sampling, 7 + i) for i, sampling in enumerate(every)] for _ in range(3))
+    unseen, traced = np.zeros((rows, 40), bool), []
+
+    @jax.jit
+    def program(*operands):
+        traced.append(operands)
+        return choose_each(*operands)
+
+    chooser, generators = Chooser(40), [Chooser(40, choice.steps) for choice in as_generated]
     start = np.asarray([5, 80, 11, 0, 3, 90], np.int32)
-    for row in range(rows):
-        together[row].start([3, row])
-        apart[row].start([3, row])
+    for choices in (together, apart, as_generated):
+        for row, choice in enumerate(choices):
+            choice.start([3, row])
     drawn = []
     for step in range(6):
         positions = start + np.int32(step)
-        alone = [chooser.choose(logits[step, [i]], positions[[i]], [apart[i]])[0] for i in range(rows)]
-        drawn.append(chooser.choose(logits[step], positions, together))
-        np.testing.assert_array_equal(drawn[-1], alone)
+        alone = [chooser.choose(logits[step, [i]], positions[i], apart[i]) for i in range(rows)]
+        generated = [generators[i].choose(logits[step, [i]], positions[i], as_generated[i]) for i in range(rows)]
+        tokens = np.asarray(program(logits[step], positions, *operands_of(together, unseen)))
+        for choice, token in zip(together, tokens.tolist(), strict=True):
+            choice.add(token)
+        drawn.append(tokens.tolist())
+        assert drawn[-1] == alone == generated
     np.testing.assert_array_equal(np.asarray(drawn)[:, 1], logits[:, 1].argmax(-1))  # the one without options
     together[0].start([3, 0])  # another text, which has nothing of the one before
     anew = Choice(every[0], 7)
     anew.start([3, 0])
-    alone = chooser.choose(logits[0, :1], start[:1], [anew])
-    without = chooser.choose(logits[0], start, [together[0], *[None] * (rows - 1)])
-    assert without[0] == alone[0] == drawn[0][0]
+    without = program(logits[0], start, *operands_of([together[0], *[None] * (rows - 1)], unseen))
+    assert without[0] == chooser.choose(logits[0, :1], start[0], anew) == drawn[0][0]
+    assert len(traced) == 1  # whatever the options
+
+
+def test_a_step_is_one_program_whatever_the_choices(model):
+    """No options compile anything once the programs are there."""
+    batch = Batch(model, widths=[2], room=256, longest_chunk=32)
+    for compile_program in batch.programs():
+        compile_program()
+    compiled, caches = [], batch._caches
+    caches.resize(2)
+    every = [Sampling(), Sampling(temperature=1.0), Sampling(temperature=0.5, top_k=3, top_p=0.5, min_p=0.1)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.stages.Lowered, "compile", lambda *_, **__: compiled.append(1))
+        for sampling in [*every, Sampling(repetition_penalty=1.2)]:
+            tokens = caches.step(np.asarray([1, 2], np.int32), np.zeros(2, np.int32), [Choice(sampling), None])
+            assert tokens.shape == (2,)
+    assert not compiled
 
 
 def test_no_cache_is_copied(model):
     batch = Batch(model, widths=[2], room=256)
+    entries, heads, size = jax.tree.leaves(batch._reader.shapes)[0].shape
     for program in batch._caches.programs(2):
+        assert f"f32[2,{entries},{heads},{size}]" in program.as_text()
+        assert not re.search(rf"= f32\[2,{entries},{heads},{size}\]\S* copy\(", program.as_text())
         memory = program.memory_analysis()
         assert memory is not None
-        assert memory.temp_size_in_bytes < 100_000  # one layer's cache has 400,000
+        assert memory.temp_size_in_bytes < 4_000_000  # logits, and noise to draw with; all caches have 50,000,000
         assert memory.alias_size_in_bytes >= 2 * 60 * 256 * 3 * 64 * 4
 
 

@@ -20,22 +20,34 @@ from .tiny import write_tiny
 PROGRAM = """
 import sys
 import equinox as eqx, eqxcallback as eqxc, jax, jax.numpy as jnp, numpy as np
-from models import gguf, llama
+from models import llama
 from models.parallel import processes
 from models.parallel.data_parallel import replicate, split_rows
+from models.decoding.answer import Answer
+from models.decoding.batch import Batch, Request
 from models.decoding.generator import Generator
+from models.model_files import open_files
 from models.parallel.sequence_parallel import SequenceLlama
 
 path, port, process = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with processes.joined(2, f"localhost:{port}", 2, process) as mesh:
     assert mesh.size == 4
-    model = llama.load(gguf.open_model(path))
+    file, tokenizer = open_files(path)
+    model = llama.load(file)
     tokens = np.random.default_rng(0).integers(0, 258, 200).astype(np.int32)
 
     texts = [
         list(Generator(which, room=250).generate(tokens.tolist(), max_tokens=20)) for which in (model, SequenceLlama(model, mesh))
     ]
     assert texts[0] == texts[1]
+
+    rows = [[Answer(tokenizer) for _ in range(2)] for _ in range(2)]
+    for which, answers in zip((model, SequenceLlama(model, mesh)), rows):
+        batch = Batch(which, widths=[2], room=250)
+        for answer, length in zip(answers, (90, 40)):
+            batch.add(Request(tokens[:length].tolist(), answer, 8))
+        assert len(list(batch.run())) == 2
+    assert [answer.record() for answer in rows[0]] == [answer.record() for answer in rows[1]]
 
     layer = eqxc.nn.RMSNorm(25, use_bias=True)
     gradient = eqx.filter_jit(eqx.filter_grad(lambda layer, rows: jnp.square(jax.vmap(layer)(rows) - 1).sum()))

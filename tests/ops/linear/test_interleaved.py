@@ -29,13 +29,15 @@ def multiplies_bytes(isa):
 
 
 @by_encoding
-@pytest.mark.parametrize("layers", [(), (2,)])
-def test_the_bytes_are_where_the_layout_says(layers, encoding):
+@pytest.mark.parametrize("layers", [(), (2,), (0,)])
+@pytest.mark.parametrize("put", [jnp.asarray, np.asarray])
+def test_the_bytes_are_where_the_layout_says(layers, put, encoding):
     """Row `r` of group `g`: its scale, perhaps its minimum, and four bytes and four bytes, of each block."""
     rows, count, separate = 48, 3, ops.DEINTERLEAVED[encoding]
     size, halves = (20, 2) if separate == "Q4_1" else (34, 1)
     blocks = np.random.default_rng(0).integers(0, 256, (*layers, rows, size * count), np.uint8)
-    got = ops.interleave_rows(blocks, encoding=separate)
+    got = ops.interleave_rows(put(blocks), encoding=separate)
+    assert isinstance(got, jax.Array)
     assert got.shape == blocks.shape
     groups = np.asarray(got).reshape(-1, count, 16 * size)
     for i, row in enumerate(blocks.reshape(-1, count, size)):
