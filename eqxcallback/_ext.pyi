@@ -15,7 +15,7 @@ class ExecutionStage(enum.Enum):
     EXECUTE = 3
 
 class ExecutionContext:
-    """What a kernel is told about the call it serves. `ExecutionContext()` makes one of a CPU, to call a kernel by hand.
+    """Describes to a kernel the call that it serves. `ExecutionContext()` makes one of a CPU, to call a kernel by hand.
 
     **Attributes:**
 
@@ -50,7 +50,7 @@ class Buffer:
     Row-major. Inputs are read-only. After the call every access raises `RuntimeError`. `Buffer(array, writeable=...)` makes
     one over a C-contiguous NumPy array, to call a kernel by hand.
 
-    A Buffer is memory, and no array: it computes nothing, compares nothing, and is neither true nor false. `numpy.asarray(x)`
+    A Buffer is memory, not an array: it computes nothing, compares nothing, and is neither true nor false. `numpy.asarray(x)`
     and `x[...]` are arrays over it, which NumPy's functions make of it themselves: `np.multiply(x, 2, out=np.asarray(out))`.
 
     Elements of less than a byte (`int4`, `float4_e2m1fn`, ...) are packed in XLA's memory: `numpy()` unpacks them, one

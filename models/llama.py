@@ -22,8 +22,6 @@ from .gguf import Config
 # So many tokens over a cache get, bit by bit, what they get one after the other: the kernels of linear layers with quantised
 # weights, or in bf16, multiply each of up to three rows as one alone, and attention is that of one token, with a length for each.
 FEW_TOKENS = 3
-# Rows of Q4_1 that are packed together.
-_SIDE_BY_SIDE = 16
 
 
 class Embedding(eqx.Module):
@@ -233,8 +231,8 @@ def load(
     - `activations`: `"int8"` rounds the inputs of the blocks' quantised layers to 255 levels in each 32; see
         [`eqxcallback.ops.quantized_linear`][]. The output stays exact: for one token reading it takes as long as its products do,
         and rounding it as well would change the most likely token half as often again.
-    - `packed`: whether quantised weights are put into the form that a CPU multiplies fastest; see
-        [`eqxcallback.nn.QuantizedLinear`][].
+    - `packed`: whether quantised weights, the embedding's too, are put into the form that a CPU multiplies fastest; see
+        [`eqxcallback.nn.QuantizedLinear`][]. On other platforms they stay as they are.
     - `progress`: wraps the iteration over the blocks, as `tqdm` does.
     - `place`: takes each part as soon as it is loaded (the embedding, a block, the last norm, the output), and returns what
         takes its place, such as the same on other devices.
@@ -244,6 +242,7 @@ def load(
     if activations == "int8":
         _check_is_quantised(file)
     config, tensors, dtype = file.config, file.tensors, jnp.dtype(dtype)
+    packed = packed and jax.default_backend() == "cpu"
 
     # Without numbers, which would be a program to compile.
     norm = eqx.filter_eval_shape(eqxc.nn.RMSNorm, config.embedding_size, eps=config.rms_norm_eps, use_bias=False)
@@ -340,9 +339,10 @@ def _layers(
 def _layer(
     encoding: Any, rows: np.ndarray, bias: np.ndarray | None, activations: eqxc.ops.Activations, packed: bool
 ) -> eqxc.nn.QuantizedLinear | eqxc.nn.Linear:
-    if packed and encoding == "Q4_1" and len(rows) % _SIDE_BY_SIDE == 0:
+    if packed and encoding in eqxc.ops.INTERLEAVED and len(rows) % eqxc.ops.INTERLEAVED_ROWS == 0:
         # As `QuantizedLinear.packed`, in one pass over the file, and without a program for each shape.
-        weight, encoding = eqxc.ops.interleave_rows(rows), "Q4_1_R16"
+        weight = eqxc.ops.interleave_rows(rows, encoding=encoding)
+        encoding = eqxc.ops.INTERLEAVED[encoding]
     else:
         weight = _put(rows)
     stored_bias = None if bias is None else _put(bias)

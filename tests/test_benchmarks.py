@@ -133,8 +133,8 @@ def test_perplexity_is_that_of_the_losses():
     uniform, certain = np.zeros((4, 7)), np.zeros((4, 7))
     certain[np.arange(3), tokens[1:]] = 100.0
     assert quality_of([uniform], [certain], [tokens]).perplexity == pytest.approx(7)
-    found = quality_of([certain], [certain], [tokens])
-    assert found == (pytest.approx(1), 0.0, 1.0)
+    quality = quality_of([certain], [certain], [tokens])
+    assert quality == (pytest.approx(1), 0.0, 1.0)
 
 
 def test_what_falls_short_is_told(results, tmp_path, capsys):
@@ -142,8 +142,8 @@ def test_what_falls_short_is_told(results, tmp_path, capsys):
     assert main(["--check", "--out", str(tmp_path)]) == 0
     assert "has no results with goals: make bench measures them" in capsys.readouterr().out
     seconds = {name: Timing(s, s, s) for name, s in {"eqxcallback": 1.0, "XLA: a": 3.0, "torch": 0.5}.items()}
-    found = Race(seconds, {}, {"XLA: a": 0.0, "torch": 0.0, "Equinox": 0.5})
-    row = Row("case", "s", 1, found, (Goal("XLA", 2.0), Goal("torch", 1.5), Goal("probe", 0.75))).as_data()
+    measured = Race(seconds, {}, {"XLA: a": 0.0, "torch": 0.0, "Equinox": 0.5})
+    row = Row("case", "s", 1, measured, (Goal("XLA", 2.0), Goal("torch", 1.5), Goal("probe", 0.75))).as_data()
     (tmp_path / "norms.json").write_text(json.dumps({"threads": {"1": {"rows": [row]}}}))
     assert check(tmp_path).splitlines() == [
         "norms, 1 thread: case: Equinox differs by 5.0e-01, which is more than 0.05",
@@ -162,7 +162,7 @@ def test_what_falls_short_is_told(results, tmp_path, capsys):
 
 
 def test_the_summary(results, tmp_path):
-    found = {summary.title: summary.ratios for summary in _summary.summaries(results)}
+    of_titles = {summary.title: summary.ratios for summary in _summary.summaries(results)}
     for suite, title in _suite.TITLES.items():
         ratios = {}
         for row in rows_of(results, suite):
@@ -171,11 +171,11 @@ def test_the_summary(results, tmp_path):
                 ratios[f"{row['case']}, 1 thread"] = min(
                     speed(row["figures"], row["unit"], "eqxcallback", peer) or 0.0 for peer in peers
                 )
-        assert found.get(title, {}) == ratios
-    assert found["A callback in a program"].keys() == set(_summary._CALLS)
-    assert len(found) > 6
+        assert of_titles.get(title, {}) == ratios
+    assert of_titles["A callback in a program"].keys() == set(_summary._CALLS)
+    assert len(of_titles) > 6
     text = _summary.table(results)
-    for title, ratios in found.items():
+    for title, ratios in of_titles.items():
         assert f"| {title} | {min(ratios.values()):.2f} | {np.median([*ratios.values()]):.2f} |" in text
     _summary.plot(results, tmp_path / "summary.svg")
     assert xml.etree.ElementTree.parse(tmp_path / "summary.svg").getroot().tag.endswith("svg")
@@ -242,8 +242,8 @@ def planted(**results):
     def contestant(value):
         return lambda: waited_for(lambda: np.asarray(value, np.float32))
 
-    found = race({name: contestant(value) for name, value in results.items()}, rounds=2, round_seconds=0.0)
-    return Row("case", "ms", 1, found, tolerance=1e-3).as_data()
+    measured = race({name: contestant(value) for name, value in results.items()}, rounds=2, round_seconds=0.0)
+    return Row("case", "ms", 1, measured, tolerance=1e-3).as_data()
 
 
 def test_a_contestant_that_computes_something_else_is_wrong():
@@ -272,8 +272,8 @@ def test_the_best_formulation_counts():
     assert speed(figures, "GB/s", "eqxcallback", "XLA") == 2.0
     assert speed(figures, "us", "eqxcallback", "torch") == 2.0
     assert speed(figures, "us", "eqxcallback", "Equinox") is None
-    found = {"goal": ">= 2 x XLA", "ratio": 2.0, "met": True, "missing": 0.0}
-    assert Goal("XLA", 2.0).as_data(figures, "GB/s") == found
+    data = {"goal": ">= 2 x XLA", "ratio": 2.0, "met": True, "missing": 0.0}
+    assert Goal("XLA", 2.0).as_data(figures, "GB/s") == data
     probe = Goal("probe", 0.75).as_data(figures | {"probe: FMA": 12.0}, "GB/s")
     assert (probe["ratio"], probe["missing"]) == (0.5, round(1 / 3, 4))
     best = Goal(BEST).as_data(figures | {"probe: FMA": 60.0}, "GB/s")
@@ -297,14 +297,14 @@ def test_a_slow_formulation_is_tried_once():
         return lambda: probe(lambda: None)._replace(run=run)
 
     contestants = {name: contestant(name, s) for name, s in zip(calls, (1e-3, 2e-3, 9e-3), strict=True)}
-    found = race(contestants, rounds=3, round_seconds=0.01, best_only=True)
-    assert found.tried == {"XLA: slow": pytest.approx(2e-3)}
-    assert found.seconds.keys() == {"XLA: fast", "torch"}
+    measured = race(contestants, rounds=3, round_seconds=0.01, best_only=True)
+    assert measured.tried == {"XLA: slow": pytest.approx(2e-3)}
+    assert measured.seconds.keys() == {"XLA: fast", "torch"}
     before = dict(calls)
-    found.again()
+    measured.again()
     assert calls["XLA: slow"] == before["XLA: slow"]
     assert calls["torch"] > before["torch"]
-    assert len(found.passes) == 2
+    assert len(measured.passes) == 2
 
 
 def test_memory_of_a_call():
@@ -312,8 +312,8 @@ def test_memory_of_a_call():
     assert used is not None
     assert 7 << 20 < used < 16 << 20
     timing = Timing(1.0, 1.0, 1.0)
-    found = Race({"eqxcallback": timing}, {}, {}, {"eqxcallback": Memory(5, 2_000_000)})
-    row = Row("memory", "MB", 1, found, (Goal(1.0),)).as_data()
+    measured = Race({"eqxcallback": timing}, {}, {}, {"eqxcallback": Memory(5, 2_000_000)})
+    row = Row("memory", "MB", 1, measured, (Goal(1.0),)).as_data()
     assert (row["figures"], row["goals"][0]["met"]) == ({"eqxcallback": 2.0}, False)
     untimed = Setting(WaitingClock()).race({"eqxcallback": lambda: waited_for(lambda: np.ones(3))}, timed=False)
     assert untimed.seconds == {}

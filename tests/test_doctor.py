@@ -26,8 +26,8 @@ def test_backends(monkeypatch, capsys):
     monkeypatch.setattr(program, "CHECKS", {})
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
-    for name, found in eqxc.available_backends().items():
-        assert f"  {name:<14}{'yes' if found is True else f'no: {found}'}\n" in out
+    for name, state in eqxc.available_backends().items():
+        assert f"  {name:<14}{'yes' if state is True else f'no: {state}'}\n" in out
 
 
 @pytest.mark.parametrize("faster", [{}, {"attention": "avx512", "linear": "avx512_bf16"}])

@@ -46,10 +46,10 @@ def run_without_gpu(python, folder, *arguments):
 @pytest.mark.compilers
 @pytest.mark.skipif(not cuda12.IS_TWIN, reason="`make twin` runs it, with the versions of a machine that has a GPU")
 def test_the_dry_run(tmp_path):
-    said, found = run_without_gpu(sys.executable, tmp_path, "--archive", str(tmp_path.with_suffix(".tar.gz")))
-    assert found["versions"]["jax"]
-    assert list(found["steps"]) == STEPS
-    without_tools = [step for name, step in found["steps"].items() if name not in ("sanitizers", "profile")]
+    said, results = run_without_gpu(sys.executable, tmp_path, "--archive", str(tmp_path.with_suffix(".tar.gz")))
+    assert results["versions"]["jax"]
+    assert list(results["steps"]) == STEPS
+    without_tools = [step for name, step in results["steps"].items() if name not in ("sanitizers", "profile")]
     assert all(step["ok"] for step in without_tools)
     table = said.strip().splitlines()[-len(STEPS) :]
     assert [line.split()[0] for line in table] == STEPS
@@ -82,12 +82,12 @@ def test_nothing_is_installed_where_there_is_a_kit(tmp_path):
     )
     assert packed.returncode == 0, packed.stderr
     steps = [argument for step in ("smoke", "tests") for argument in ("--only", step)]
-    _, found = run_without_gpu(python, tmp_path / "out", "--kit", str(tmp_path / "kit"), *steps)
-    assert found["steps"]["environment"]["installed"] == f"nothing: it is in {tmp_path / 'kit' / 'site'}"
-    assert found["versions"]["eqxcallback"]
-    assert list(found["steps"]) == ["environment", "smoke", "tests"]
+    _, results = run_without_gpu(python, tmp_path / "out", "--kit", str(tmp_path / "kit"), *steps)
+    assert results["steps"]["environment"]["installed"] == f"nothing: it is in {tmp_path / 'kit' / 'site'}"
+    assert results["versions"]["eqxcallback"]
+    assert list(results["steps"]) == ["environment", "smoke", "tests"]
     assert not list(packages.glob("*eqxcallback*"))
-    assert found["steps"]["tests"]["tests"] > 5
+    assert results["steps"]["tests"]["tests"] > 5
 
 
 def test_the_results_of_a_machine_without_a_gpu_are_not_kept():
@@ -134,9 +134,9 @@ def test_a_skip_has_failed(gpu_check, tmp_path):
     _, check = gpu_check
     file = tmp_path / "test_some.py"
     file.write_text(TESTS)
-    found = check._shard("some", (str(file),))
-    assert {name: found[name] for name in ("tests", "bad", "skipped")} == {"tests": 3, "bad": 1, "skipped": 1}
-    assert [name.rpartition("::")[2] for name in found["failed"]] == ["test_fails"]
+    shard = check._shard("some", (str(file),))
+    assert {name: shard[name] for name in ("tests", "bad", "skipped")} == {"tests": 3, "bad": 1, "skipped": 1}
+    assert [name.rpartition("::")[2] for name in shard["failed"]] == ["test_fails"]
     assert check._shard("one", (str(file), "-k", "skipped"))["why"] == "exit code 0, 0 failed, 1 skipped"
     assert check._shard("other", (str(file), "-k", "passes"))["why"] == ""
 
@@ -146,8 +146,8 @@ def test_tests_that_take_too_long_are_counted(gpu_check, tmp_path, monkeypatch):
     file = tmp_path / "test_slow.py"
     file.write_text(TESTS + "def test_later(): time.sleep(60)\n")
     monkeypatch.setitem(module.LIMITS, "tests", 6.0)
-    found = check._shard("slow", (str(file), "-k", "passes or later"))
-    assert found["why"] == "out of time after 1 that passed"
+    shard = check._shard("slow", (str(file), "-k", "passes or later"))
+    assert shard["why"] == "out of time after 1 that passed"
 
 
 def test_a_step_that_fails_is_written_down(gpu_check):
@@ -248,9 +248,9 @@ def test_goals():
     assert fast["goals"] == [{"goal": ">= 0.8 x cuDNN", "ratio": pytest.approx(0.9), "met": True, "missing": 0.0}]
     assert row("TFLOP/s", {"eqxcallback": 0.02, "cuDNN": 0.01}, Goal("cuDNN", 0.8))["goals"][0]["met"] is False
     assert row("TFLOP/s", {"eqxcallback": 0.02}, Goal("cuDNN", 0.8))["goals"][0]["met"] is None
-    each = Row("case", "us", 100, Race({"eqxcallback": Timing(2e-4, 2e-4, 2e-4)}, {}, {}), (Goal(3.0),)).as_data()
-    assert (each["figures"], each["goals"][0]["met"]) == ({"eqxcallback": 2.0}, True)
-    assert _rows.tables([fast, each]).splitlines() == [
+    slow = Row("case", "us", 100, Race({"eqxcallback": Timing(2e-4, 2e-4, 2e-4)}, {}, {}), (Goal(3.0),)).as_data()
+    assert (slow["figures"], slow["goals"][0]["met"]) == ({"eqxcallback": 2.0}, True)
+    assert _rows.tables([fast, slow]).splitlines() == [
         "| TFLOP/s | eqxcallback | cuDNN | peer | goals |",
         "| --- | ---: | ---: | ---: | ---: |",
         "| case | 100 | 111 (0.90) | failed | >= 0.8 x cuDNN: yes, 0.90 |",
@@ -267,6 +267,6 @@ def test_a_contestant_that_cannot_run_leaves_the_others():
 
     runner = Runner(lambda count: 1e-3 * count, lambda: [1.0, 2.0])
     other = Runner(lambda count: 2e-3 * count, lambda: [1.0, 2.5])
-    found = race({"a": lambda: runner, "b": broken, "c": lambda: other}, rounds=2, round_seconds=0.01)
-    assert (found.seconds["a"].median, found.seconds["c"].median) == (pytest.approx(1e-3), pytest.approx(2e-3))
-    assert found.failed == {"b": "ImportError: no module"}
+    measured = race({"a": lambda: runner, "b": broken, "c": lambda: other}, rounds=2, round_seconds=0.01)
+    assert (measured.seconds["a"].median, measured.seconds["c"].median) == (pytest.approx(1e-3), pytest.approx(2e-3))
+    assert measured.failed == {"b": "ImportError: no module"}

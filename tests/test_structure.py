@@ -39,7 +39,7 @@ ARROWS = {
     "callback": {"xla", "core"},
     "program": {"xla", "core", "backends", "layer", "ops", "transform", "_ext"},
     "compat": {"callback", "core", "debug", "_ext"},
-    "inspection": {"_ext", "transform", "xla", "layer", "backends", "core", "program"},
+    "inspection": {"_ext", "transform", "xla", "backends", "core", "program"},
     "debug": {"_ext", "core", "xla"},
     "testing": {"emulation", "layer", "transform", "kernel", "debug", "xla", "core", "program"},
 }

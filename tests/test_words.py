@@ -15,8 +15,8 @@ BAD_OPENINGS = {"Of", "Those", "Which", "Where", "What", "Whether", "That", "How
 
 
 def is_python(path):
-    """True for modules, and for scripts whose first line names Python."""
-    return path.suffix == ".py" or (
+    """True for modules, their stubs, and scripts whose first line names Python."""
+    return path.suffix in (".py", ".pyi") or (
         path.parent.name == "scripts" and b"python" in path.read_bytes().partition(b"\n")[0]
     )
 

@@ -50,7 +50,7 @@ def _named(
     if setting.tiny:
         return {f"{NAME}: {_ON_A_CPU}": functools.partial(_call, function, _ON_A_CPU, options)}
     # Each by itself: of several, tokamax takes the first that it can.
-    return {f"{NAME}: {each}": functools.partial(_call, function, each, options) for each in implementations}
+    return {f"{NAME}: {kind}": functools.partial(_call, function, kind, options) for kind in implementations}
 
 
 def _call(function: str, implementation: str, options: Mapping[str, Any], *args: Any) -> jax.Array:

@@ -27,26 +27,30 @@ enum class Encoding : uint8_t {
   kQ4_K,
   kQ5_K,
   kQ6_K,
-  // Q4_1 with 16 rows side by side. Of each block in turn: 16 f16 scales, 16 f16 minimums, and 4 times 16 dwords,
-  // of each row the next four of its 16 bytes.
+  // The first two with 16 rows side by side. Of each block in turn: 16 f16 scales, Q4_1's 16 f16 minimums, and 4 or 8
+  // times 16 dwords, of each row the next four of its bytes.
   kQ4_1_R16,
+  kQ8_0_R16,
   // The form that they are unpacked to, which callers never have.
   kPlain,
   kPlainHalves,
 };
 inline constexpr int64_t kBlockSize = 32;  // weights that kernels take at a time
-inline constexpr int64_t kGroupRows = 16;  // rows side by side in kQ4_1_R16
+inline constexpr int64_t kGroupRows = 16;  // rows side by side in the encodings _R16
 
 // The files that are compiled for one instruction set include these functions. None of them may have external linkage:
 // the linker would keep one copy for all tables, perhaps the one with the newest instructions.
 namespace {
 
 constexpr int64_t block_bytes(Encoding encoding) {
-  constexpr int64_t kBytes[] = {20, 34, 18, 22, 24, 144, 176, 210, 20, 48, 48};
+  constexpr int64_t kBytes[] = {20, 34, 18, 22, 24, 144, 176, 210, 20, 34, 48, 48};
   return kBytes[static_cast<int>(encoding)];
 }
 constexpr int64_t weights_of_block(Encoding encoding) {
   return encoding >= Encoding::kQ4_K && encoding <= Encoding::kQ6_K ? 256 : 32;
+}
+constexpr bool is_interleaved(Encoding encoding) {
+  return encoding == Encoding::kQ4_1_R16 || encoding == Encoding::kQ8_0_R16;
 }
 
 inline float to_float(float value) { return value; }

@@ -17,9 +17,10 @@ bool quantizes(const char* op, std::string_view activations) {
 }
 
 constexpr std::pair<std::string_view, cpu::Encoding> kEncodings[] = {
-    {"Q4_0", cpu::Encoding::kQ4_0}, {"Q4_1", cpu::Encoding::kQ4_1}, {"Q5_0", cpu::Encoding::kQ5_0},
-    {"Q5_1", cpu::Encoding::kQ5_1}, {"Q8_0", cpu::Encoding::kQ8_0}, {"Q4_K", cpu::Encoding::kQ4_K},
-    {"Q5_K", cpu::Encoding::kQ5_K}, {"Q6_K", cpu::Encoding::kQ6_K}, {"Q4_1_R16", cpu::Encoding::kQ4_1_R16}};
+    {"Q4_0", cpu::Encoding::kQ4_0},        {"Q4_1", cpu::Encoding::kQ4_1}, {"Q5_0", cpu::Encoding::kQ5_0},
+    {"Q5_1", cpu::Encoding::kQ5_1},        {"Q8_0", cpu::Encoding::kQ8_0}, {"Q4_K", cpu::Encoding::kQ4_K},
+    {"Q5_K", cpu::Encoding::kQ5_K},        {"Q6_K", cpu::Encoding::kQ6_K}, {"Q4_1_R16", cpu::Encoding::kQ4_1_R16},
+    {"Q8_0_R16", cpu::Encoding::kQ8_0_R16}};
 
 // -- quantized_linear: x [*batch, in_features], blocks u8 [out_features, bytes of a row]
 
@@ -29,7 +30,8 @@ ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuff
     constexpr const char* op = "quantized_linear";
     const auto* known = std::find_if(std::begin(kEncodings), std::end(kEncodings),
                                      [&](const auto& entry) { return entry.first == encoding_name; });
-    REQUIRE(known != std::end(kEncodings), op, "an encoding of GGUF's, or Q4_1_R16; got " + std::string(encoding_name));
+    REQUIRE(known != std::end(kEncodings), op,
+            "an encoding of GGUF's, Q4_1_R16 or Q8_0_R16; got " + std::string(encoding_name));
     const cpu::Encoding encoding = known->second;
     const int64_t block = cpu::weights_of_block(encoding);
     const Shape in(op, "x", x, 1), result(op, "the result", *out, 1);
@@ -38,8 +40,8 @@ ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuff
     REQUIRE(in[0] % block == 0 && weights.size() == 2 && weights[1] == in[0] / block * cpu::block_bytes(encoding), op,
             "blocks of shape (out_features, bytes of " + std::to_string(in[0]) + " weights in blocks of " +
                 std::to_string(block) + "); got " + text(weights));
-    REQUIRE(encoding != cpu::Encoding::kQ4_1_R16 || weights[0] % cpu::kGroupRows == 0, op,
-            "a multiple of 16 rows of blocks (Q4_1_R16); got " + text(weights));
+    REQUIRE(!cpu::is_interleaved(encoding) || weights[0] % cpu::kGroupRows == 0, op,
+            "a multiple of 16 rows of blocks (" + std::string(encoding_name) + "); got " + text(weights));
     REQUIRE(result[0] == weights[0] && in.same_batch(result) && x.element_type() == out->element_type(), op,
             "a result of shape (*batch, out_features); got " + text(out->dimensions()));
     const cpu::QuantizedLinear call{out->untyped_data(),

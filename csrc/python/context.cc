@@ -102,7 +102,7 @@ void bind_context(nb::module_& m) {
       .value("INITIALIZE", Stage::kInitialize)
       .value("EXECUTE", Stage::kExecute);
 
-  nb::class_<ExecutionContext>(m, "ExecutionContext", "What a kernel is told about the call it serves.")
+  nb::class_<ExecutionContext>(m, "ExecutionContext", "Describes to a kernel the call that it serves.")
       .def(nb::init<>())
       .def_prop_ro("stage", [](const ExecutionContext& ctx) { return ctx.stage; })
       .def_prop_ro("stream", &stream)

@@ -24,7 +24,7 @@ def available_backends() -> Mapping[str, bool | str]:
     - `"cupy"`: CuPy's arrays over our buffers in a Python kernel, on a GPU.
     - `"emulation"`: a [`eqxcallback.CudaKernel`][] on a CPU, for [`eqxcallback.testing.check`][], which needs g++.
 
-    What cannot run may still be lowered: kernels are compiled without a GPU.
+    A kernel that cannot run here may still be lowered: kernels are compiled without a GPU.
     """
     return {
         "python": True,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def key_of(parts: Sequence[Any]) -> str:
+def key_of(parts: Sequence[object]) -> str:
     """A name for what these parts make, the same in each process."""
     return hashlib.blake2b(repr(tuple(parts)).encode(), digest_size=20).hexdigest()
 
@@ -34,7 +34,7 @@ def load(key: str) -> tuple[Mapping[str, Any], bytes] | None:
     return None
 
 
-def store(key: str, about: Mapping[str, Any], image: bytes) -> None:
+def store(key: str, about: Mapping[str, object], image: bytes) -> None:
     """Keep them for other processes. A cache that cannot be written is left out, without an error."""
     try:
         place = cache_folder() / key

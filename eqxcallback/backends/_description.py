@@ -23,7 +23,7 @@ def _text(value: Any, who: str, seen: frozenset[int]) -> Any:
         return "..."
     seen |= {id(value)}
 
-    def of(item: Any) -> Any:
+    def of(item: object) -> Any:
         return _text(item, who, seen)
 
     if isinstance(value, types.FunctionType):

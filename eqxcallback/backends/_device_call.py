@@ -78,7 +78,7 @@ class DeviceCall:
         operands: Sequence[Aval],
         results: Sequence[Aval],
         who: str,
-        **more: Any,
+        **more: object,
     ) -> "DeviceCall":
         """`more`: options that the kernel's functions have beside those of the call."""
         assert bound.arguments is not None
@@ -94,7 +94,7 @@ class DeviceCall:
             *((f"workspace {i}", workspace) for i, workspace in enumerate(workspaces)),
         )
 
-        def value(declared: Any, field: str) -> Any:
+        def value(declared: object, field: str) -> Any:
             return called(declared, field, args, options, who)
 
         scalars = tuple(
@@ -115,7 +115,7 @@ class DeviceCall:
             scalars, parameters = _stated(kernel.parameters, pointers, scalars, bound.options, who)
         return cls(who, pointers, workspaces, scalars, parameters, args, options)
 
-    def value(self, declared: Any, field: str, **more: Any) -> Any:
+    def value(self, declared: object, field: str, **more: object) -> Any:
         """Return the value of a field of the kernel for this call."""
         return called(declared, field, self.args, {**self.options, **more}, self.who)
 
@@ -173,9 +173,9 @@ _Scalars = tuple[tuple[str, Any, Any], ...]
 
 def _stated(
     texts: Sequence[str],
-    pointers: Sequence[tuple[str, Any]],
+    pointers: Sequence[tuple[str, object]],
     scalars: _Scalars,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     who: str,
 ) -> tuple[_Scalars, tuple[Parameter, ...]]:
     """The scalars that are passed, and all parameters, as a kernel writes them."""
@@ -200,11 +200,11 @@ def _stated(
 def _scalar(
     name: str,
     dtype: DType,
-    function: Callable[..., Any] | None,
+    function: Callable[..., object] | None,
     bound: BoundKernel,
-    pointers: Sequence[tuple[str, Any]],
-    args: Sequence[Any],
-    options: Mapping[str, Any],
+    pointers: Sequence[tuple[str, object]],
+    args: Sequence[object],
+    options: Mapping[str, object],
     who: str,
 ) -> Any:
     if function is not None:
@@ -231,7 +231,7 @@ def _scalar(
     return exact.item()
 
 
-def _structure(name: str, dtype: DType, value: Any, pointers: Sequence[tuple[str, Any]], who: str) -> Structure:
+def _structure(name: str, dtype: DType, value: object, pointers: Sequence[tuple[str, object]], who: str) -> Structure:
     made = np.zeros(1, dtype)  # what lies between the fields is zero, the same in each process
     try:
         fields = value.item() if isinstance(value, np.ndarray | np.void) and value.dtype == dtype else value
@@ -262,7 +262,7 @@ def typed(avals: Sequence[Aval]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
 
 
-def called(declared: Any, field: str, args: Sequence[Any], options: Mapping[str, Any], who: str) -> Any:
+def called(declared: object, field: str, args: Sequence[object], options: Mapping[str, object], who: str) -> Any:
     if not callable(declared):
         return declared
     try:
@@ -271,5 +271,5 @@ def called(declared: Any, field: str, args: Sequence[Any], options: Mapping[str,
         raise ValueError(f"{who}: {field} cannot be computed for this call ({error}).") from error
 
 
-def _is_type(value: Any) -> bool:
+def _is_type(value: object) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")

@@ -29,7 +29,7 @@ def _entry(entry: Any, call: DeviceCall) -> str:
 
 
 def steps_of(
-    entries: Sequence[str], geometry: Sequence[Mapping[str, Any]], names: Mapping[str, str], who: str
+    entries: Sequence[str], geometry: Sequence[Mapping[str, object]], names: Mapping[str, str], who: str
 ) -> Iterator[Step]:
     """**Arguments:** `names`: what entries are called in the image."""
     for entry, asked in zip(entries, geometry, strict=True):

@@ -103,7 +103,7 @@ def _symbol(kernel: NumbaKernel) -> str:
     return re.sub(r"\W", "_", kernel.name)
 
 
-def _in_order(kernel: NumbaKernel, count: int, options: Mapping[str, Any], who: str) -> Sequence[str]:
+def _in_order(kernel: NumbaKernel, count: int, options: Mapping[str, object], who: str) -> Sequence[str]:
     """The options, as the function has parameters for them after those of `count` arrays."""
     names = kernel.names[count:]
     if len(kernel.names) < count or set(names) != set(options):
@@ -130,7 +130,7 @@ _kept: list[Any] = []  # programs have addresses in them
 
 
 def _made(
-    function: Callable[..., Any], options: tuple[tuple[str, Any], ...], text: str, types: tuple[Any, ...]
+    function: Callable[..., object], options: tuple[tuple[str, Any], ...], text: str, types: tuple[object, ...]
 ) -> tuple[int, ObjectCode | None]:
     """The number of code that is loaded, and the code; or an address, of what only this process can call."""
     known = _all_made.setdefault(function, {})
@@ -148,7 +148,7 @@ def _made(
 
 
 def _cfunc(
-    function: Callable[..., Any], options: tuple[tuple[str, Any], ...], text: str, types: tuple[Any, ...]
+    function: Callable[..., object], options: tuple[tuple[str, Any], ...], text: str, types: tuple[object, ...]
 ) -> Any:
     numba = need_numba()
     compiled = function if hasattr(function, "py_func") else numba.njit(function, **dict(options))

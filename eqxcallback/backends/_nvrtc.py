@@ -122,7 +122,7 @@ class _Library:
         self._call(f"Get{what}", program, buffer)
         return buffer.raw
 
-    def _call(self, function: str, *args: Any) -> None:
+    def _call(self, function: str, *args: object) -> None:
         code = getattr(self._library, f"nvrtc{function}")(*args)
         if code != 0:
             raise RuntimeError(f"nvrtc{function}: {self._library.nvrtcGetErrorString(code).decode()}")

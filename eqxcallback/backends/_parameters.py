@@ -92,11 +92,11 @@ class Number:
 def read(
     parameters: Sequence[str],
     arrays: Mapping[str, Array],
-    numbers: Mapping[str, Any],
+    numbers: Mapping[str, object],
     who: str,
     *,
-    typed: Mapping[str, tuple[np.dtype[Any], Any]],
-    pointed: Mapping[str, np.dtype[Any]],
+    typed: Mapping[str, tuple[np.dtype, Any]],
+    pointed: Mapping[str, np.dtype],
 ) -> list[Pointer | Number]:
     """**Arguments:**
 
@@ -135,7 +135,7 @@ class _Parameter:
 
     @classmethod
     def of(
-        cls, text: str, pointed: Mapping[str, np.dtype[Any]], typed: Mapping[str, tuple[np.dtype[Any], Any]], who: str
+        cls, text: str, pointed: Mapping[str, np.dtype], typed: Mapping[str, tuple[np.dtype, Any]], who: str
     ) -> "_Parameter":
         tight = re.sub(r"\s*\[\s*(-?\w*)\s*\]", r"[\1]", text)
         match = re.fullmatch(r"\s*(?P<type>.*?)(?P<value>[^\s*]+?)(?P<array>\[\])?\s*", tight, re.DOTALL)
@@ -159,8 +159,8 @@ class _Parameter:
     def of_call(
         self,
         arrays: Mapping[str, Array],
-        numbers: Mapping[str, Any],
-        typed: Mapping[str, tuple[np.dtype[Any], Any]],
+        numbers: Mapping[str, object],
+        typed: Mapping[str, tuple[np.dtype, Any]],
     ) -> Pointer | Number:
         name = self.value
         if name in arrays:
@@ -208,7 +208,7 @@ class _Parameter:
             return math.prod(shape[axis + 1 :]), None
         return (1, shape[0]) if array.is_divided and axis == 0 else (shape[axis], None)
 
-    def _typed(self, dtype: np.dtype[Any], value: Any) -> Number:
+    def _typed(self, dtype: np.dtype, value: object) -> Number:
         if self.is_pointer:
             raise ValueError(f"{self.who}: expected a value and no pointer, as {self.value} is one of scalars.")
         if self.ctype and dtype.type is not np.void and self.types.get(self.ctype) != dtype:
@@ -217,7 +217,7 @@ class _Parameter:
             )
         return Number(self.value, dtype, value)
 
-    def _number(self, value: Any, rows: int | None = None) -> Number:
+    def _number(self, value: object, rows: int | None = None) -> Number:
         """**Arguments:** `rows`: of which a call gets some, and `value` is for each."""
         if self.is_pointer or self.ctype not in ("", *_CTYPES):
             raise ValueError(f"{self.who}: expected a type of numbers, as {self.value} is one.")
@@ -247,7 +247,7 @@ def _literal(text: str) -> int | float | None:
     return None
 
 
-def _fits(dtype: np.dtype[Any], declared: np.dtype[Any]) -> bool:
+def _fits(dtype: np.dtype, declared: np.dtype) -> bool:
     """True if C may declare an array of `dtype` so. C has no names for some types, and their bits are integers there."""
     if dtype == declared:
         return True

@@ -83,7 +83,7 @@ def numbers(
     ]
 
 
-def _position(of: str | int, pointers: Sequence[tuple[str, Any]], who: str) -> int:
+def _position(of: str | int, pointers: Sequence[tuple[str, object]], who: str) -> int:
     names = [short(name) for name, _ in pointers]
     positions = [i for i, (name, _) in enumerate(pointers) if of in (i, name, short(name))]
     if len(positions) != 1:

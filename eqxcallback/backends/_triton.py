@@ -153,7 +153,7 @@ def _type(dtype: DType, name: str, call: DeviceCall) -> str:
     return _TYPES[dtype.name]
 
 
-def _is_multiple(value: Any) -> bool:
+def _is_multiple(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value % 16 == 0
 
 

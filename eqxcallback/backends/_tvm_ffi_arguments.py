@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +26,11 @@ class Arguments:
     """
 
     def __init__(
-        self, arrays: Mapping[str, Array], groups: Mapping[str, Sequence[Array]], options: Mapping[str, Any], who: str
+        self,
+        arrays: Mapping[str, Array],
+        groups: Mapping[str, Sequence[Array]],
+        options: Mapping[str, object],
+        who: str,
     ) -> None:
         self._arrays = arrays
         self._groups = groups
@@ -77,7 +80,7 @@ class Arguments:
             )
         self._add(_TENSOR, array.index)
 
-    def _add_value(self, value: Any, who: str) -> None:
+    def _add_value(self, value: object, who: str) -> None:
         if isinstance(value, np.generic):
             value = value.item()
         if value is None:

@@ -1,7 +1,6 @@
 """Trees of arrays as text: `( a b )` for tuples, `[ a b ]` for lists, `{ k=v }` for dicts, and NumPy's own for arrays."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -9,7 +8,7 @@ import numpy as np
 _WIDTH = 100
 
 
-def layout(value: Any, threshold: int | None, indent: int = 0) -> str:
+def layout(value: object, threshold: int | None, indent: int = 0) -> str:
     """`value` on one line if it has room there, or else each of its parts on a line of its own.
 
     **Arguments:**
@@ -28,7 +27,7 @@ def layout(value: Any, threshold: int | None, indent: int = 0) -> str:
     return str(value)
 
 
-def _enclose(left: str, right: str, parts: Sequence[tuple[str, Any]], threshold: int | None, indent: int) -> str:
+def _enclose(left: str, right: str, parts: Sequence[tuple[str, object]], threshold: int | None, indent: int) -> str:
     texts = [label + layout(part, threshold, indent + 2) for label, part in parts]
     line = left + " ".join(texts) + right
     if indent + len(line) <= _WIDTH:

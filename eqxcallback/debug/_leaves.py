@@ -63,7 +63,7 @@ class Leaves:
         return self.tree.unflatten(values)
 
 
-def _problem(leaf: Any) -> str | None:
+def _problem(leaf: object) -> str | None:
     try:
         dtype = jax.typeof(leaf).dtype
     except (TypeError, AttributeError):  # a Ref has no dtype here
@@ -71,7 +71,7 @@ def _problem(leaf: Any) -> str | None:
     return xla.dtype_problem(dtype)
 
 
-def _text(leaf: Any) -> str:
+def _text(leaf: object) -> str:
     if isinstance(leaf, jax.Array | np.ndarray | np.generic):
         return f"{type(leaf).__name__} of dtype {leaf.dtype}"
     return f"{reprlib.repr(leaf)} of type {type(leaf).__name__}"

@@ -20,7 +20,7 @@ class StrictArray(np.ndarray):
     def __array_finalize__(self, source: Any) -> None:
         self._kernel = None if self.flags.owndata else getattr(source, "_kernel", None)
 
-    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+    def __array_wrap__(self, array: Any, context: object = None, return_scalar: bool = False) -> Any:
         return array[()] if return_scalar else array
 
     def __setitem__(self, index: Any, value: Any) -> None:

@@ -43,7 +43,7 @@ class Receiver(OwnCallable):
         ctx: _ext.ExecutionContext,
         buffers: Sequence[_ext.Buffer],
         leaves: Sequence[int],
-        transforms: Sequence[tuple[Any, ...]],
+        transforms: Sequence[tuple[object, ...]],
     ) -> None:
         device = {"device": device_of(ctx.platform, ctx.device_ordinal)} if self.with_device else {}
 

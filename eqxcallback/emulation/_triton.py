@@ -51,7 +51,7 @@ class TritonFunction:
         return cls(pickle.dumps(_described(fn)))
 
     def run(
-        self, grid: Sequence[int], pointers: Mapping[str, np.ndarray | None], constants: Mapping[str, Any]
+        self, grid: Sequence[int], pointers: Mapping[str, np.ndarray | None], constants: Mapping[str, object]
     ) -> list[str]:
         """Run its programs one after another. Arrays are what the kernel leaves; those over the same memory stay so.
 
@@ -111,7 +111,7 @@ def _names_in(source: str, function: types.FunctionType) -> dict[str, Any]:
     return {name: scope[name] for name in used & set(scope)}
 
 
-def _is_jit(value: Any) -> bool:
+def _is_jit(value: object) -> bool:
     return hasattr(value, "arg_names") and inspect.isfunction(getattr(value, "fn", None))
 
 

@@ -29,7 +29,7 @@ def fuse(
     tolerance: float | None = None,
     platform: str | None = None,
 ) -> Fused:
-    """A model with our layers in place of those of `equinox.nn` that they stand for, and what was done.
+    """Put our layers in the place of those of `equinox.nn` in a model, and report what was done.
 
     !!! example
 
@@ -61,8 +61,8 @@ def fuse(
     Module with parameters of its own was left alone, with its share of them.
 
     **Raises:** `ValueError` if a result of the example differs by more than the tolerance, for an `only` that matches no layer,
-    for a path at which there is nothing, and for a rule that fails. `TypeError` for an `only`, an `exclude`, `rules` or a
-    `platform` that is none of the above.
+    for a path that does not exist, and for a rule that fails. `TypeError` for an `only`, an `exclude`, `rules` or a `platform`
+    that is none of the above.
 
     A subclass of a layer may do something else, and is left alone. Layers that are not in the PyTree cannot be seen: in static
     fields, and in functions that hold them.
@@ -130,8 +130,8 @@ def unfuse(model: PyTree, *, rules: Given = None) -> PyTree:
     **Arguments:**
 
     - `model`: the pair that `fuse` returned, its model, or any other with our layers in place of Equinox's.
-    - `rules`: those that `fuse` was given. The pair has them itself, and those of packages are known. What functions of a
-        mapping made stays.
+    - `rules`: the rules that `fuse` was given. The pair has them itself, and rules of packages are known. Layers that functions
+        of a mapping have made stay.
     """
     backs = {ours: functools.partial(adopt, theirs) for ours, theirs in PLAIN.items()}
     others = [rule for _, rule in of_packages()] + list(sequence(rules))

@@ -55,8 +55,8 @@ def inspect(
         (`pip install --no-deps jax-cuda13-plugin jax-cuda13-pjrt` of JAX's version) with `ptxas` and `libdevice` of CUDA, and
         `JAX_PLATFORMS=cpu` is set: for an H200 that is described, not there. Otherwise it is only lowered, and `not_compiled`
         of the result says why.
-    - `runs`: run it so many times, on copies of `args`, and count the kernels that the host calls each time: those that a GPU
-        replays from a command buffer are none. XLA may record again, as when arrays have moved.
+    - `runs`: run it so many times, on copies of `args`, and count the kernels that the host calls each time: kernels that a GPU
+        replays from a command buffer are not counted. XLA may record again, as when arrays have moved.
     - `profile`: on a CPU, run it and measure where the time goes: `profile` of the result has a row for each external call, and
         for the rest of the program, with time, bytes, operations, and how near that is to what the machine can do. The program
         really runs, effects among it, `1 + 2 * repeats` times: once to compile it, then without and with JAX's profiler.

@@ -17,7 +17,7 @@ from ._report import ExternalCall
 from ._rows import profile_of
 
 
-def host_calls(fn: Any, args: tuple[PyTree, ...], runs: int) -> tuple[int, ...]:
+def host_calls(fn: Callable[..., object], args: tuple[PyTree, ...], runs: int) -> tuple[int, ...]:
     """Count the host's calls of kernels in each of `runs` runs, on copies of `args`: a program may donate its operands."""
     jitted = isinstance(fn, jax.stages.Wrapped) or is_filter_jit(fn)
     # A function around it: Equinox warns of one that `jax.vmap` made.

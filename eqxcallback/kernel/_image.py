@@ -47,8 +47,9 @@ class ImageKernel(KernelContract):
     - `out_type`, `workspaces`, `aliases`, `command_buffer_compatible`: as in [`eqxcallback.CudaKernel`][].
     - `supports`, `only_if_chosen`: see [`eqxcallback.Op`][].
 
-    **Raises:** `TypeError` or `ValueError` for a wrong declaration. When a program is lowered, `ValueError` for an image that is
-    none, that has no such kernel, whose kernel has parameters of other sizes, or that does not run on the devices.
+    **Raises:** `TypeError` or `ValueError` for a wrong declaration. When a program is lowered, `ValueError` for bytes that are
+    not an image, for an image that has no such kernel, whose kernel has parameters of other sizes, or that does not run on the
+    devices.
     """
 
     backend: ClassVar[str] = "image"

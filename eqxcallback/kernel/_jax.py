@@ -37,8 +37,8 @@ class JaxKernel(KernelContract):
 
         As the `backward` of an op it is `function(args, out, cotangents, **options)`, as a backward kernel of a layer
         `function(layer, args, out, cotangents)`. It returns the gradients in the tree of `args`, or of `(layer, *args)`, with
-        `None` for what has none. One with more leading axes than its operand is summed over these: under `vmap`, an operand
-        that is not mapped may lack the axis. A gradient that nobody needs XLA removes.
+        `None` for arguments without a gradient. A gradient with more leading axes than its operand is summed over these: under
+        `vmap`, an operand that is not mapped may lack the axis. XLA removes gradients that nobody needs.
     - `out_type`: a function of the op's arguments and options that returns a PyTree of `jax.ShapeDtypeStruct`s. By
         default, what the op's `reference` returns.
     - `supports`, `only_if_chosen`: see [`eqxcallback.Op`][].

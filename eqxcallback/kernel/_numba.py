@@ -39,7 +39,7 @@ class NumbaKernel(KernelContract):
     - `supports`, `only_if_chosen`: see [`eqxcallback.Op`][].
 
     **Raises:** `TypeError` for a wrong declaration. When a program is lowered, `ValueError` for a function that Numba does not
-    compile, with what it says. An exception of the function is an error of the call, whose text Numba does not tell.
+    compile, with what it says. An exception of the function is an error of the call; Numba does not pass on its text.
     """
 
     backend: ClassVar[str] = "numba"

@@ -99,7 +99,7 @@ def bind_layer(
     pairs = _alias_pairs(cls.input_output_aliases, leaves_in, num_own, leaves_out, name)
     ref_pairs = tuple((i, num_results + k) for k, i in enumerate(refs))
 
-    def static(kernel: Any, others: Mapping[str, Any]) -> dict[str, Any]:
+    def static(kernel: Any, others: Mapping[str, object]) -> dict[str, Any]:
         return statics.of(kernel, others, layer, args, kwargs)
 
     order = declarations.in_order(cls, kwargs)
@@ -332,7 +332,7 @@ def _named(text: str, tree: PyTree, arrays: set[int], root: str | None = None) -
 
 
 def _alias_pairs(
-    declared: Any,
+    declared: object,
     inputs: Sequence[Leaf],
     num_own: int,
     outputs: Sequence[Leaf],

@@ -62,7 +62,7 @@ def signature_of(cls: type) -> inspect.Signature:
     raise TypeError(f"{cls.__qualname__}: there is neither a kernel nor a reference.")
 
 
-def _without(function: Callable[..., Any], count: int) -> inspect.Signature:
+def _without(function: Callable[..., object], count: int) -> inspect.Signature:
     """The signature without the first parameters, of which `*args` may stand for all."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())

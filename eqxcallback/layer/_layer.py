@@ -115,7 +115,7 @@ class Layer(eqx.Module):
     input_layouts: ClassVar[Sequence[Sequence[int] | None] | None] = None
     output_layouts: ClassVar[Sequence[Sequence[int] | None] | None] = None
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         check_class(cls, Layer)
 

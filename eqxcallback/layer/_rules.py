@@ -27,7 +27,7 @@ class Arguments(tuple[Any, ...]):
     was_asked = False
 
     @classmethod
-    def of(cls, of_layer: Any, arguments: Sequence[Any]) -> "Arguments":
+    def of(cls, of_layer: Any, arguments: Sequence[object]) -> "Arguments":
         made = cls(arguments)
         made._own = of_layer
         return made
@@ -41,7 +41,7 @@ class Arguments(tuple[Any, ...]):
         return tuple(self), None
 
     @classmethod
-    def tree_unflatten(cls, _: None, children: Sequence[Any]) -> "Arguments":
+    def tree_unflatten(cls, _: None, children: Sequence[object]) -> "Arguments":
         return cls(children)
 
 

@@ -11,7 +11,7 @@ from . import _declarations as declarations
 
 
 def of(
-    kernel: Any, others: Mapping[str, Any], layer: PyTree, args: Sequence[Value], kwargs: Mapping[str, PyTree]
+    kernel: Any, others: Mapping[str, object], layer: PyTree, args: Sequence[Value], kwargs: Mapping[str, PyTree]
 ) -> dict[str, Any]:
     """Return the static values of a call by name, with those of `others` that the kernel names."""
     cls = type(layer)

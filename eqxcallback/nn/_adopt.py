@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 _Layer = TypeVar("_Layer")
 
 
-def adopt(kind: type[_Layer], layer: Any, **fields: Any) -> _Layer:
+def adopt(kind: type[_Layer], layer: Any, **fields: object) -> _Layer:
     """A `kind` with the fields of `layer`, the very same arrays, and with `fields`; what both lack has its default. No
     constructor runs: there is no key, and arrays may be traced or missing."""
     new: Any = object.__new__(kind)

@@ -15,7 +15,6 @@ from ._linear import check_linear
 
 QuantizedEncoding = ops.Encoding | Literal["int8"]
 _ENCODINGS = (*ops.ENCODINGS, "int8")
-_GROUP = 16  # rows that are side by side in Q4_1_R16
 _MADE = ("Q4_1", "Q8_0", "int8")  # by `from_linear`; the others are read from files
 _OF_BITS: dict[int, QuantizedEncoding] = {4: "Q4_1", 8: "Q8_0"}
 _BITS = {"Q4_1": 4, "Q8_0": 8, "int8": 8}
@@ -32,7 +31,7 @@ class QuantizedLinear(eqx.Module):
     - `blocks`: the weights: in GGUF blocks, uint8 of shape `(out_features, bytes)`, see [`eqxcallback.ops.dequantize`][]; or, for
         `"int8"`, int8 of shape `(out_features, in_features)`.
     - `encoding`: `"Q4_1"` (5 bits a weight), `"Q8_0"` (8.5 bits), `"int8"` (8 bits), another encoding of GGUF files, see
-        [`eqxcallback.ops.dequantize`][], or `"Q4_1_R16"`, see `packed`.
+        [`eqxcallback.ops.dequantize`][], or `"Q4_1_R16"` or `"Q8_0_R16"`, see `packed`.
     - `scale`: for `"int8"`, of each output feature, in f32, of shape `(out_features,)`.
     - `bias`: of shape `(out_features,)`, or `None`.
     - `activations`: `"exact"`, or `"int8"`, which quantizes the input: see [`eqxcallback.ops.quantized_linear`][] and
@@ -60,11 +59,11 @@ class QuantizedLinear(eqx.Module):
         else:
             dtype, size = jnp.uint8, ops.ENCODINGS[self.encoding]
             shape = f"(out_features, bytes), bytes a multiple of {size}"
-        if self.encoding == "Q4_1_R16":
-            shape += f", out_features a multiple of {_GROUP}"
+        if self.encoding in ops.DEINTERLEAVED:
+            shape += f", out_features a multiple of {ops.INTERLEAVED_ROWS}"
         # Layers that are stacked have more axes before these.
         fits = self.blocks.dtype == dtype and self.blocks.ndim >= 2 and self.blocks.shape[-1] % size == 0
-        fits = fits and (self.encoding != "Q4_1_R16" or self.blocks.shape[-2] % _GROUP == 0)
+        fits = fits and (self.encoding not in ops.DEINTERLEAVED or self.blocks.shape[-2] % ops.INTERLEAVED_ROWS == 0)
         check(fits, who, f"{jnp.dtype(dtype)} blocks of shape {shape} ({self.encoding})", blocks=self.blocks)
         for name, x in per_row.items():
             expected = f"{name} of shape (out_features,), {self.blocks.shape[:-1]}"
@@ -121,21 +120,26 @@ class QuantizedLinear(eqx.Module):
         return cls(blocks, encoding, None, linear.bias, **options)
 
     def packed(self) -> "QuantizedLinear":
-        """This layer in the form that a CPU multiplies fastest: of `"Q4_1"`, with 16 rows of weights side by side, `"Q4_1_R16"`.
+        """This layer in the form that a CPU multiplies fastest: of `"Q4_1"` or `"Q8_0"`, with 16 rows of weights side by side,
+        `"Q4_1_R16"` or `"Q8_0_R16"`.
 
         The blocks are a copy of the same size, and results are the same within the rounding of sums in f32. On a GPU XLA puts the
         rows back in each call. A layer of another encoding, or whose `out_features` are not a multiple of 16, is returned as
         it is.
         """
-        if self.encoding != "Q4_1" or self.out_features % _GROUP:
+        encoding = self.encoding
+        if encoding not in ops.INTERLEAVED or self.out_features % ops.INTERLEAVED_ROWS:
             return self
-        return dataclasses.replace(self, blocks=ops.interleave_rows(self.blocks), encoding="Q4_1_R16")
+        blocks = ops.interleave_rows(self.blocks, encoding=encoding)
+        return dataclasses.replace(self, blocks=blocks, encoding=ops.INTERLEAVED[encoding])
 
     def unpacked(self) -> "QuantizedLinear":
         """This layer before `packed`, bit by bit: in an encoding of GGUF files. Others are returned as they are."""
-        if self.encoding != "Q4_1_R16":
+        encoding = self.encoding
+        if encoding not in ops.DEINTERLEAVED:
             return self
-        return dataclasses.replace(self, blocks=ops.deinterleave_rows(self.blocks), encoding="Q4_1")
+        blocks = ops.deinterleave_rows(self.blocks, encoding=encoding)
+        return dataclasses.replace(self, blocks=blocks, encoding=ops.DEINTERLEAVED[encoding])
 
     @property
     def in_features(self) -> int:
@@ -184,12 +188,12 @@ class QuantizedLinear(eqx.Module):
 
         - `index`: integers of any shape.
         """
-        if self.encoding == "Q4_1_R16":
-            index = jnp.asarray(index)
-            groups = self.blocks.reshape(self.out_features // _GROUP, _GROUP, self.blocks.shape[-1])
-            groups = ops.deinterleave_rows(jnp.take(groups, index // _GROUP, axis=0))
-            blocks = jnp.take_along_axis(groups, (index % _GROUP)[..., None, None], axis=-2)[..., 0, :]
-            return ops.dequantize(blocks, encoding="Q4_1")
+        if self.encoding in ops.DEINTERLEAVED:
+            index, count = jnp.asarray(index), ops.INTERLEAVED_ROWS
+            groups = self.blocks.reshape(self.out_features // count, count, self.blocks.shape[-1])
+            groups = ops.deinterleave_rows(jnp.take(groups, index // count, axis=0), encoding=self.encoding)
+            blocks = jnp.take_along_axis(groups, (index % count)[..., None, None], axis=-2)[..., 0, :]
+            return ops.dequantize(blocks, encoding=ops.DEINTERLEAVED[self.encoding])
         blocks = jnp.take(self.blocks, index, axis=0)
         if self.encoding != "int8":
             return ops.dequantize(blocks, encoding=self.encoding)

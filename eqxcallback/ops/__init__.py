@@ -10,7 +10,10 @@ from .attention import (
 from .cache import cache_append as cache_append
 from .glu import geglu as geglu, swiglu as swiglu
 from .linear import (
+    DEINTERLEAVED as DEINTERLEAVED,
     ENCODINGS as ENCODINGS,
+    INTERLEAVED as INTERLEAVED,
+    INTERLEAVED_ROWS as INTERLEAVED_ROWS,
     Activations as Activations,
     Encoding as Encoding,
     deinterleave_rows as deinterleave_rows,

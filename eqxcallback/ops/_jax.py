@@ -7,25 +7,26 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
 
-def product(subscripts: str, dtype: Any, a: Array, b: Array) -> Array:
+def product(subscripts: str, dtype: DTypeLike, a: Array, b: Array) -> Array:
     """`jnp.einsum` of two arrays, in f32. They are rounded to `dtype` before, as are cotangents in its derivatives. No subscript
     may be summed over that one array alone has. Products of f32 are as precise as `jax.default_matmul_precision` says.
     """
     return _product(subscripts, dtype, a, b)
 
 
-def _einsum(subscripts: str, dtype: Any, a: Array, b: Array) -> Array:
+def _einsum(subscripts: str, dtype: DTypeLike, a: Array, b: Array) -> Array:
     return jnp.einsum(subscripts, a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
 
 
-def _forward(subscripts: str, dtype: Any, a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:
+def _forward(subscripts: str, dtype: DTypeLike, a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:
     return product(subscripts, dtype, a, b), (a, b)
 
 
-def _backward(subscripts: str, dtype: Any, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+def _backward(subscripts: str, dtype: DTypeLike, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     a, b = saved
     inputs, out = subscripts.split("->")
     of_a, of_b = inputs.split(",")
@@ -41,7 +42,7 @@ _product.defvjp(_forward, _backward)
 _ROWS = 16
 
 
-def product_of_rows(dtype: Any, a: Array, b: Array) -> Array:
+def product_of_rows(dtype: DTypeLike, a: Array, b: Array) -> Array:
     """The sum over all rows of the products of their numbers, of shape `(a.shape[-1], b.shape[-1])`, in f32, of rows that are
     rounded to `dtype` before: the gradient of a weight.
 
@@ -60,10 +61,10 @@ def product_of_rows(dtype: Any, a: Array, b: Array) -> Array:
     return jax.lax.dot_general(grouped(a), grouped(b), axes, preferred_element_type=jnp.float32)
 
 
-def backward_of(function: Callable[..., Any]) -> Callable[..., Any]:
+def backward_of(function: Callable[..., object]) -> Callable[..., Any]:
     """The gradients of `function`, as the function of a `JaxKernel`."""
 
-    def backward(args: Any, out: Any, cotangents: Any, **options: Any) -> Any:
+    def backward(args: Any, out: object, cotangents: Any, **options: object) -> Any:
         floats, others = eqx.partition(args, eqx.is_inexact_array)
 
         def of_floats(floats: Any) -> Any:

@@ -21,7 +21,7 @@ def on_arrays(body: Callable[..., None]) -> Callable[..., None]:
     """
 
     @functools.wraps(body)
-    def kernel(ctx: Any, out: XpArray, *args: Any, **options: Any) -> None:
+    def kernel(ctx: Any, out: XpArray, *args: object, **options: object) -> None:
         on_cpu = ctx.platform == "cpu"
         xp = np if on_cpu else importlib.import_module("cupy")
 

@@ -1,12 +1,12 @@
 """The precision that references compute in."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
 
 
-def wide(dtype: Any) -> Any:
+def wide(dtype: DTypeLike) -> np.dtype:
     """f32, or `dtype` if it is wider. Also where the user's own promotions are errors."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(dtype, jnp.float32)

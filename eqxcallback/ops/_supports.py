@@ -1,7 +1,6 @@
 """The calls that the kernels of this package can take."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ KERNEL_DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.
 """The dtypes that kernels of this package take. Calls of others run the reference."""
 
 
-def floats(types: Types, **options: Any) -> bool | str:
+def floats(types: Types, **options: object) -> bool | str:
     """Supports calls whose first argument, or its first leaf, has one of `KERNEL_DTYPES`."""
     del options
     dtype = jax.tree.leaves(types[0])[0].dtype
@@ -26,7 +25,7 @@ def floats(types: Types, **options: Any) -> bool | str:
 def floats_alike(*names: str) -> Callable[..., bool | str]:
     """Supports what `floats` does if these arguments have the dtype of the first one."""
 
-    def supports(types: Types, **options: Any) -> bool | str:
+    def supports(types: Types, **options: object) -> bool | str:
         first = types[0].dtype
         for name in names:
             dtype = getattr(types, name).dtype

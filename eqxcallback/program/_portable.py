@@ -83,7 +83,7 @@ def _statics(x: PyTree, path: str, is_array: IsArray) -> Iterator[tuple[str, Any
                 yield from _statics(value, f"{here}.{field.name}", is_array)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """The same in each process."""
     if isinstance(value, _PLAIN):
         return repr(value)

@@ -59,7 +59,7 @@ def tune(fn: Callable[..., PyTree], *args: PyTree) -> list[Tuned]:
     An op may have several kernels for a platform: with other block sizes, in other languages, by other people. The first one
     that takes a call runs. `tune` runs `fn` with each of those that take it, on the default device, and from then on the
     fastest one is the first: for calls of the same types and options, on devices of the same kind, and in other processes too.
-    Nothing is ever measured but here.
+    Nothing but this function ever measures.
 
     !!! example
 

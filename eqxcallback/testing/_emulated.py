@@ -143,7 +143,7 @@ def _emulated_class(cls: Any) -> Any:
     )
 
 
-def _device_kernels(target: Any, kernels: Mapping[str, Any]) -> tuple[Any, ...]:
+def _device_kernels(target: Any, kernels: Mapping[str, object]) -> tuple[Any, ...]:
     """Return the kernels that may run on a GPU and are neither in Python nor of a library."""
     if _PLATFORM not in kernels or not isinstance(kernels[_PLATFORM], SourceKernel):
         return ()

@@ -33,7 +33,7 @@ class Operand:
     is_own: bool
 
     @classmethod
-    def of(cls, name: str, root: str, leaf: Any, is_own: bool) -> "Operand":
+    def of(cls, name: str, root: str, leaf: object, is_own: bool) -> "Operand":
         array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
         is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
         return cls(name, root, host(array), str(jax.random.key_impl(array)) if is_key else None, is_own)
@@ -48,8 +48,8 @@ class Operand:
         return self.key_impl is None and jnp.issubdtype(self.value.dtype, jnp.inexact) and self.value.itemsize > 1
 
     def array(self, value: np.ndarray | None = None) -> jax.Array:
-        """A new one, in memory of its own."""
-        array = jnp.array(self.value if value is None else value, copy=True)
+        """A new one, in memory of its own, for which JAX compiles no program."""
+        array = jax.device_put(np.array(self.value if value is None else value))
         return array if self.key_impl is None else jax.random.wrap_key_data(array, impl=self.key_impl)
 
     def stack(self, values: Sequence[np.ndarray], axis: int = 0) -> jax.Array:

@@ -176,7 +176,7 @@ def _each(
         findings.close([a], [b], f"{where}: the gradient of {subject.operands[index].name}", factor=factor)
 
 
-def _inner(a: Sequence[Any], b: Sequence[Any]) -> float:
+def _inner(a: Sequence[object], b: Sequence[object]) -> float:
     """Return the inner product, as JAX pairs cotangents and tangents."""
     return sum(
         float(np.real(np.sum(host(x).astype(complex) * host(y).astype(complex)))) for x, y in zip(a, b, strict=True)

@@ -183,7 +183,9 @@ def _in_donated_memory(subject: Subject, findings: Findings) -> None:
     findings.notes.append("compiled calls alone, into donated memory")
 
 
-def _into_donated(findings: Findings, where: str, function: Any, make: Callable[[], list[Any]]) -> bool:
+def _into_donated(
+    findings: Findings, where: str, function: Callable[..., object], make: Callable[[], list[Any]]
+) -> bool:
     """True if any result took the memory of a donated array."""
     types = jax.eval_shape(function, *make())
     if any(jax.dtypes.issubdtype(type.dtype, jax.dtypes.prng_key) for type in types):

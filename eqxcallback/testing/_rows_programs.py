@@ -32,7 +32,7 @@ def scan(subject: Subject, findings: Findings) -> None:
 
     def scanned(is_mapped: Sequence[bool]) -> Function:
         def function(*arrays: Value) -> Sequence[Value]:
-            def body(carry: None, mapped: Sequence[Any]) -> tuple[None, Any]:
+            def body(carry: None, mapped: Sequence[object]) -> tuple[None, Any]:
                 rest = iter(mapped)
                 given = [next(rest) if it else array for it, array in zip(is_mapped, arrays, strict=True)]
                 return carry, subject.call(*given)
@@ -99,7 +99,7 @@ def over_batch(
     function: Function,
     is_mapped: Sequence[bool],
     size: int,
-    place: Callable[[Sequence[Any], Sequence[bool]], Sequence[Any]] = lambda arrays, _: arrays,
+    place: Callable[[Sequence[object], Sequence[bool]], Sequence[object]] = lambda arrays, _: arrays,
 ) -> None:
     """A program that takes operands with a batch in front, or shared, and returns results with a batch: its values and its
     gradient, where shared operands have the sum. `place` puts arrays on devices.
@@ -147,7 +147,7 @@ def stacked(subject: Subject, is_mapped: Sequence[bool], examples: Sequence[Sequ
     ]
 
 
-def _stack(rows: Sequence[Sequence[Any]]) -> list[jax.Array]:
+def _stack(rows: Sequence[Sequence[object]]) -> list[jax.Array]:
     return [jnp.stack(column) for column in zip(*rows, strict=True)]
 
 

@@ -96,7 +96,7 @@ def expected(subject: Subject, reference: Any, examples: Sequence[Sequence[Any]]
     ]
 
 
-def pairs(subject: Subject, axes: Sequence[Any]) -> list[tuple[Any, Any]]:
+def pairs(subject: Subject, axes: Sequence[object]) -> list[tuple[Any, Any]]:
     return list(zip(subject.operands, axes, strict=True))
 
 

@@ -149,7 +149,7 @@ class Subject:
             raise NotApplicable("integers only")
 
 
-def quickly_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def quickly_compiled(function: Callable[..., object]) -> Callable[..., Any]:
     """Compile a reference quickly: it runs a few times, on small arrays. The subject itself is compiled as users do it."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
@@ -182,12 +182,12 @@ def of_some(function: Function, indices: Sequence[int], operands: Sequence[Value
     return inexact_results
 
 
-def flat(function: Callable[..., Any]) -> Function:
+def flat(function: Callable[..., object]) -> Function:
     return lambda *arrays: [leaf for leaf in tree_leaves(function(*arrays)) if is_array(leaf)]
 
 
 def subject(
-    target: Any, args: Sequence[Value], kwargs: Mapping[str, Any], reference: Callable[..., Any] | None, seed: int
+    target: Any, args: Sequence[Value], kwargs: Mapping[str, object], reference: Callable[..., object] | None, seed: int
 ) -> Subject:
     if not callable(target):
         raise TypeError(
@@ -291,7 +291,7 @@ def _aliases(target: Any, kernel: Any) -> bool:
     return bool(getattr(target, "input_output_aliases", None)) or bool(getattr(kernel, "aliases", None))
 
 
-def _functions(target: Any, kernels: Mapping[str, Any]) -> tuple[Any, ...]:
+def _functions(target: Any, kernels: Mapping[str, object]) -> tuple[Any, ...]:
     # What JAX code is, a saved program has.
     python = [kernel for kernel in kernels.values() if not is_native(kernel) and not isinstance(kernel, JaxKernel)]
     bodies = [getattr(kernel, "body", kernel) for kernel in python]

@@ -53,7 +53,7 @@ def bind_op(
     slots = Slots.of([*((path, leaf) for path, _, leaf in named_operands(op, args, with_absent=True)), *left_out])
     names = tuple(leaf.path for leaf in outputs)
 
-    def arguments(types: Sequence[ShapeAndDtype], _: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    def arguments(types: Sequence[ShapeAndDtype], _: Sequence[object]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         return tree_unflatten(in_tree, types), options.values
 
     def backward_body(needs_grad: tuple[int, ...], function: Callable[..., Any] = _nothing) -> Backward:
@@ -63,7 +63,7 @@ def bind_op(
         body = backward_body(needs_grad)
         return lambda types, results: (body.trees(results, types), options.values)
 
-    def static(kernel: Kernel, known: Mapping[str, Any]) -> Mapping[str, Any]:
+    def static(kernel: Kernel, known: Mapping[str, object]) -> Mapping[str, Any]:
         return _attributes(op, kernel, options, known) if isinstance(kernel, NativeKernel) else options.values
 
     binder = Binder(
@@ -96,10 +96,10 @@ def bind_op(
             body = jax_backward(call, needs_grad, _who(who, kernel))
         return binder.backward(kernel, position, needs_grad, body)
 
-    def results(function: Callable[..., Any], operands: Sequence[Value]) -> Any:
+    def results(function: Callable[..., object], operands: Sequence[Value]) -> Any:
         return function(*tree_unflatten(in_tree, operands), **options.values)
 
-    def gradients(function: Callable[..., Any], needs_grad: tuple[int, ...], operands: Sequence[Value]) -> Any:
+    def gradients(function: Callable[..., object], needs_grad: tuple[int, ...], operands: Sequence[Value]) -> Any:
         numbers, *trees = backward_body(needs_grad).trees(needs_grad, operands)
         return function(*trees, **options.values), numbers
 
@@ -139,7 +139,7 @@ def _who(who: str, kernel: JaxKernel) -> str:
     return f"{who}: {kernel.name}"
 
 
-def _attributes(op: Any, kernel: NativeKernel, options: Options, others: Mapping[str, Any]) -> Mapping[str, Any]:
+def _attributes(op: Any, kernel: NativeKernel, options: Options, others: Mapping[str, object]) -> Mapping[str, Any]:
     """The options that the kernel takes, and what it names of `others`."""
     if kernel.attributes is None:
         return options.values
@@ -193,7 +193,7 @@ def _nothing(*_: object) -> None:
 
 @contextlib.contextmanager
 def _calling(
-    function: Callable[..., Any], what: str, args: Sequence[Value], options: Options, who: str
+    function: Callable[..., object], what: str, args: Sequence[Value], options: Options, who: str
 ) -> Iterator[None]:
     """Blame `function`, which defines an op, for its errors, but the caller for arguments that it does not take."""
     try:
@@ -206,14 +206,14 @@ def _calling(
         raise TypeError(f"{who}: {problem}.") from error
 
 
-def _check_body(body: Callable[..., Any], args: Sequence[object], options: Options, who: str) -> None:
+def _check_body(body: Callable[..., object], args: Sequence[object], options: Options, who: str) -> None:
     """Now, for the kernel runs when it is too late for the caller."""
     problem = _problem(body, args, options)
     if problem is not None:
         raise TypeError(f"{who}: expected its kernel {callable_name(body)} to take what it is called with; {problem}.")
 
 
-def _problem(function: Callable[..., Any], args: Sequence[object], options: Options) -> str | None:
+def _problem(function: Callable[..., object], args: Sequence[object], options: Options) -> str | None:
     """Why `function` does not take these arguments, or `None`."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)  # not that of a function inside

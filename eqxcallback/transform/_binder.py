@@ -27,7 +27,7 @@ class Slots:
     indices: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, leaves: Sequence[tuple[str, Any]]) -> "Slots":
+    def of(cls, leaves: Sequence[tuple[str, object]]) -> "Slots":
         """Make slots from paths and leaves, absent ones included."""
         present = iter(range(len(leaves)))
         return cls(tuple(path for path, _ in leaves), tuple(None if x is None else next(present) for _, x in leaves))

@@ -44,7 +44,7 @@ class _Source:
             "tree_unflatten": tree_unflatten,
         }
 
-    def _name(self, value: Any) -> str:
+    def _name(self, value: object) -> str:
         name = f"v{len(self.names)}"
         self.names[name] = value
         return name

@@ -38,7 +38,7 @@ class Choice:
         return "; ".join(f"{name}: {reason}" for name, reason in self.reasons if name.startswith(implementation))
 
 
-def check_reason(answer: Any, what: str) -> str | None:
+def check_reason(answer: object, what: str) -> str | None:
     """The reason that `supports` gives, or `None` for `True`."""
     if answer is True:
         return None
@@ -48,7 +48,7 @@ def check_reason(answer: Any, what: str) -> str | None:
 
 
 def check_implementation(
-    implementation: str, who: str, kernels: Mapping[str, Iterable[Kernel]], reference: Any
+    implementation: str, who: str, kernels: Mapping[str, Iterable[Kernel]], reference: object
 ) -> None:
     """There is one of that name."""
     if implementation == "auto":

@@ -13,7 +13,7 @@ from ._structure import is_array
 Function = Callable[[Sequence[Value], Sequence[Aval]], Sequence[Value]]
 
 
-def jax_forward(call: Callable[[Sequence[Any]], Any], who: str) -> Function:
+def jax_forward(call: Callable[[Sequence[object]], Any], who: str) -> Function:
     """**Arguments:** `call` takes the operands, and returns the tree of the results."""
 
     def function(operands: Sequence[Value], result_avals: Sequence[Aval]) -> Sequence[Value]:
@@ -27,7 +27,7 @@ def jax_forward(call: Callable[[Sequence[Any]], Any], who: str) -> Function:
     return function
 
 
-def jax_backward(call: Callable[[Sequence[Any]], tuple[Any, Any]], needs_grad: Sequence[int], who: str) -> Function:
+def jax_backward(call: Callable[[Sequence[object]], tuple[Any, Any]], needs_grad: Sequence[int], who: str) -> Function:
     """**Arguments:** `call` takes the operands, and returns the tree of the gradients, and the same tree with the operands'
     numbers where a gradient is needed, and `None` elsewhere.
     """

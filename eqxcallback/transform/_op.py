@@ -46,8 +46,8 @@ class Op:
 
     - `name`: of the operation, for errors and programs.
     - `kernels`: `{platform: kernel}`, or several in order of preference, where a platform is `"cpu"`, `"cuda"` or `"rocm"`. The
-        first one that takes the call runs, else the reference. [`eqxcallback.inspect`][] shows which one it is, and why each one
-        before it is not. Two fields of each kernel say it:
+        first one that takes the call runs, else the reference. [`eqxcallback.inspect`][] shows which kernel runs, and why each
+        kernel before it does not. Two fields of each kernel decide:
 
         - `supports`: a function `(types, **options)` that returns `True`, or in words why the kernel does not take the call.
             `types` is a named tuple of the op's arguments, or of a layer and its arguments: `jax.ShapeDtypeStruct`s with the
@@ -233,7 +233,7 @@ class Op:
         return {parameter.name: parameter.default for parameter in parameters if parameter.kind in kinds}
 
 
-def _candidates(declared: Any, field: str, who: str) -> dict[str, tuple[Kernel, ...]]:
+def _candidates(declared: object, field: str, who: str) -> dict[str, tuple[Kernel, ...]]:
     """Return the kernels of each platform. The caller's own mapping may change."""
     if not isinstance(declared, Mapping):
         raise TypeError(f"{who}: expected {field} to be a mapping from platforms to kernels; got {declared!r}.")

@@ -8,7 +8,7 @@ class Options:
     """Keyword options, hashable. Values that are equal but not the same, `1` and `True`, or `0.0` and `-0.0`, are two. Mappings
     are copied."""
 
-    def __init__(self, values: Mapping[str, Any], who: str):
+    def __init__(self, values: Mapping[str, object], who: str):
         self.values: dict[str, Any] = {name: _frozen(value) for name, value in sorted(values.items())}
         self._key = tuple((name, _key(value)) for name, value in self.values.items())
         try:
@@ -33,17 +33,17 @@ class Options:
         return ", ".join(f"{name}={value!r}" for name, value in self.values.items())
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: object) -> Any:
     return {name: _frozen(item) for name, item in value.items()} if isinstance(value, Mapping) else value
 
 
-def _key(value: Any) -> Any:
+def _key(value: object) -> Any:
     if isinstance(value, dict):
         return dict, tuple((name, _key(item)) for name, item in sorted(value.items(), key=lambda item: str(item[0])))
     return type(value), repr(value), value
 
 
-def _unhashable(value: Any) -> bool:
+def _unhashable(value: object) -> bool:
     try:
         hash(_key(value))
     except TypeError:

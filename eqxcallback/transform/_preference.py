@@ -90,7 +90,7 @@ def winner(op: str, platform: str, bound: Sequence[backends.BoundKernel], call: 
     return chosen
 
 
-def store(contest: Contest, chosen: int, about: Mapping[str, Any]) -> None:
+def store(contest: Contest, chosen: int, about: Mapping[str, object]) -> None:
     """Keep the winner, for programs that are lowered from now on, in other processes too."""
     global _version
     backends.store(contest.file, {**about, "winner": chosen}, b"")

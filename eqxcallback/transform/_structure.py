@@ -127,7 +127,7 @@ def check_typed(named: Iterable[tuple[str, Any]], who: str) -> None:
 _STRICT = (bool, int, float, complex, np.generic, frozenset, set, Mapping)
 
 
-def strict(value: Any) -> Any:
+def strict(value: object) -> Any:
     """Return a key for a static value: equal keys mean the same value, and not only an equal one."""
     if isinstance(value, float | complex | np.generic):
         return type(value), value, repr(value)
@@ -168,7 +168,7 @@ def _collect(treedef: PyTreeDef, collected: list[Any]) -> None:
         _collect(child, collected)
 
 
-def _numbers(value: Any, collected: list[Any]) -> None:
+def _numbers(value: object, collected: list[Any]) -> None:
     if isinstance(value, tuple | list):
         for item in value:
             _numbers(item, collected)

@@ -64,7 +64,7 @@ class _Program:
 
     def model(self) -> llama.Llama:
         """Load the whole model."""
-        model = llama.load(self.file, packed=jax.default_backend() == "cpu", **self._loading())
+        model = llama.load(self.file, packed=True, **self._loading())
         return model if self.adapters is None else lora.attach(model, self.adapters)
 
     def placed_model(self) -> Model:

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import socket
 
-import jax
 import jax.numpy as jnp
 import uvicorn
 
@@ -42,8 +41,7 @@ class Server(uvicorn.Server):
         file, tokenizer = open_files(options.weights)
         embeddings = None if options.no_embeddings else _load_embeddings(options, dtype)
         shown = functools.partial(progress, desc="loading", unit="block")
-        packed = jax.default_backend() == "cpu"
-        model = llama.load(file, dtype=dtype, activations=options.activations, packed=packed, progress=shown)
+        model = llama.load(file, dtype=dtype, activations=options.activations, packed=True, progress=shown)
         batch = Batch(model, widths=_widths(options.rows), room=options.context, longest_chunk=_LONGEST_CHUNK)
         for compile_program in progress(batch.programs(), desc="compiling", unit="program"):
             compile_program()

@@ -140,5 +140,5 @@ def test_symbolic_sizes_of_an_exported_program():
 def test_an_address_is_no_name_for_other_processes():
     """A program that calls one is not found in the cache of another process."""
     one, other = (CKernel("saxpy", address=at, parameters=SAXPY, aliases={"y": 0}) for at in (4096, 8192))
-    texts = {lower(each).as_text() for each in (one, other)}
+    texts = {lower(op).as_text() for op in (one, other)}
     assert len(texts) == 2

@@ -102,10 +102,10 @@ def test_a_library_that_was_built_again(tmp_path):
 def blas():
     """The OpenBLAS that NumPy's wheel brings."""
     folder = pathlib.Path(np.__file__).parents[1] / "numpy.libs"
-    found = sorted(folder.glob("libscipy_openblas64_*.so"))
-    if not found:
+    libraries = sorted(folder.glob("libscipy_openblas64_*.so"))
+    if not libraries:
         pytest.skip("this NumPy has no OpenBLAS of its own")
-    return found[0]
+    return libraries[0]
 
 
 def test_saxpy_of_a_blas_that_is_installed():

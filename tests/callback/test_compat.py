@@ -32,8 +32,8 @@ def test_the_same_names_and_signature():
 
 def test_the_public_one_has_the_same_signature():
     parameters = inspect.signature(theirs.buffer_callback).parameters
-    own = inspect.signature(eqxc.buffer_callback).parameters
-    assert [(p.name, p.kind, p.default) for p in own.values()] == [
+    ours = inspect.signature(eqxc.buffer_callback).parameters
+    assert [(p.name, p.kind, p.default) for p in ours.values()] == [
         (p.name, p.kind, p.default) for p in parameters.values()
     ]
 

@@ -115,19 +115,19 @@ class StandIn:
 @pytest.fixture
 def events(monkeypatch):
     """The first one is what fails to be entered, or nothing."""
-    found = [""]
+    log = [""]
 
     def from_external(stream):
         version, address = stream.__cuda_stream__()
         assert version == 0
-        return StandIn(found, f"stream {address:#x}")
+        return StandIn(log, f"stream {address:#x}")
 
     cuda = types.SimpleNamespace(
-        Device=lambda ordinal: StandIn(found, f"device {ordinal}"),
+        Device=lambda ordinal: StandIn(log, f"device {ordinal}"),
         Stream=types.SimpleNamespace(from_external=from_external),
     )
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
-    return found
+    return log
 
 
 ENTER, LEAVE = ["enter device 3", "enter stream 0xabc0"], ["leave stream 0xabc0", "leave device 3"]

@@ -307,19 +307,20 @@ static void linear(cpu::Element element, int64_t rows, int64_t in, int64_t out) 
           kExecutor);
       show(product);
     }
-    const int64_t features = 2 * cpu::kGroupRows, group = cpu::kGroupRows * cpu::block_bytes(Encoding::kQ4_1_R16);
-    auto groups = bytes(features / cpu::kGroupRows * in / cpu::kBlockSize * group);
-    for (size_t i = 0; i < groups.size(); i += static_cast<size_t>(group)) {
-      cpu::F16 halves[2 * cpu::kGroupRows];
-      for (cpu::F16& half : halves) cpu::from_float(number(), half);
-      std::memcpy(&groups[i], halves, sizeof(halves));
+    for (const auto encoding : {Encoding::kQ4_1_R16, Encoding::kQ8_0_R16}) {
+      const int64_t features = 2 * cpu::kGroupRows, group = cpu::kGroupRows * cpu::block_bytes(encoding);
+      auto groups = bytes(features / cpu::kGroupRows * in / cpu::kBlockSize * group);
+      for (size_t i = 0; i < groups.size(); i += static_cast<size_t>(group)) {
+        cpu::F16 halves[2 * cpu::kGroupRows];
+        for (cpu::F16& half : halves) cpu::from_float(number(), half);
+        std::memcpy(&groups[i], halves, encoding == Encoding::kQ4_1_R16 ? sizeof(halves) : sizeof(halves) / 2);
+      }
+      std::vector<T> of_groups(static_cast<size_t>(rows * features));
+      kernels.quantized_linear(
+          element, {of_groups.data(), x.data(), groups.data(), rows, features, in, encoding, quantized_activations},
+          kExecutor);
+      show(of_groups);
     }
-    std::vector<T> of_groups(static_cast<size_t>(rows * features));
-    kernels.quantized_linear(
-        element,
-        {of_groups.data(), x.data(), groups.data(), rows, features, in, Encoding::kQ4_1_R16, quantized_activations},
-        kExecutor);
-    show(of_groups);
   }
 }
 

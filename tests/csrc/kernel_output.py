@@ -8,13 +8,13 @@ import numpy as np
 def kernel_output(*command, **options):
     """The results of each instruction set, by its name."""
     data = subprocess.run(command, capture_output=True, check=True, **options).stdout
-    found = {}
+    results = {}
     while data:
         line, data = data.split(b"\n", 1)
         name, count = line.split()
         size = 4 * int(count)
-        found[name.decode()], data = np.frombuffer(data[:size], np.float32), data[size:]
-    return found
+        results[name.decode()], data = np.frombuffer(data[:size], np.float32), data[size:]
+    return results
 
 
 def assert_same(got, expected):

@@ -61,10 +61,10 @@ def test_addresses_in_kernels(address_package, tmp_path):
     command += [str(ROOT / "tests/csrc/every_kernel.cc"), *objects, "-o", program]
     subprocess.run(command, check=True)
     options = {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1"}
-    found = kernel_output(program, env={**os.environ, **options})
-    assert list(found) == _ext.available_isas()
-    for results in found.values():
-        assert_same(results, found["portable"])
+    outputs = kernel_output(program, env={**os.environ, **options})
+    assert list(outputs) == _ext.available_isas()
+    for results in outputs.values():
+        assert_same(results, outputs["portable"])
 
 
 def test_addresses_in_launches(address_package):

@@ -111,19 +111,19 @@ def test_after_it_programs_run_again():
 
 
 def test_other_threads_are_not_inline():
-    f, found = eqxc.buffer_callback(broken, LIKE_X), []
+    f, kinds = eqxc.buffer_callback(broken, LIKE_X), []
 
     def work():
         try:
             f(X)
         except Exception as error:
-            found.append(type(error))
+            kinds.append(type(error))
 
     with eqxc.debug.inline():
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
-    assert found == [eqxc.KernelError]
+    assert kinds == [eqxc.KernelError]
 
 
 def test_trees_and_several_results():

@@ -19,8 +19,8 @@ X = struct(256, 512, dtype=BF16)
 def products(compiled):
     """The types of the operands of each."""
     types = dict(re.findall(r"%(\S+) = \(?(\w+)\[", compiled.hlo_text))
-    found = re.findall(r" (?:dot|custom-call)\(%([^,)]+), %([^,)]+)[^)]*\), .*contracting_dims", compiled.hlo_text)
-    return [tuple(types[name] for name in pair) for pair in found]
+    pairs = re.findall(r" (?:dot|custom-call)\(%([^,)]+), %([^,)]+)[^)]*\), .*contracting_dims", compiled.hlo_text)
+    return [tuple(types[name] for name in pair) for pair in pairs]
 
 
 def attention(**options):

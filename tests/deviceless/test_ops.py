@@ -50,10 +50,10 @@ def test_gradients_are_captured(program):
 @by_program
 def test_inspect_says_so(program):
     report = eqxc.inspect(eqxc.jit_captured(program.function), *program.args, platform="cuda")
-    (found,) = report.calls
-    assert found.lane == "native"
-    assert found.target == "eqxcallback_launch_captured"
-    assert found.captured is True
+    (call,) = report.calls
+    assert call.lane == "native"
+    assert call.target == "eqxcallback_launch_captured"
+    assert call.captured is True
 
 
 def test_gradients_of_a_cache_copy_nothing():

@@ -108,8 +108,8 @@ def test_one_op_with_several_types_and_axes(lane):
     }[lane]
     mesh = mesh_of(4)
     operands = []
-    for shape, own, _, axis in SHAPES:
-        weight = normal(*own)
+    for shape, weight_shape, _, axis in SHAPES:
+        weight = normal(*weight_shape)
         operands.append((put(normal(*shape), mesh, "a"), put(weight, mesh, "a") if axis == 0 else weight))
 
     def all_of(function):

@@ -75,8 +75,8 @@ NAMES = sorted(
 
 
 def instances(tree, cls):
-    found = jax.tree.leaves(tree, is_leaf=lambda node: type(node) is cls)
-    return [node for node in found if type(node) is cls]
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: type(node) is cls)
+    return [node for node in nodes if type(node) is cls]
 
 
 def test_every_layer_becomes_ours(model):

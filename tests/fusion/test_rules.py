@@ -252,5 +252,5 @@ def test_equimos_attention(masked):
     x, angles = jr.normal(KEY, (5, 8)), jr.normal(KEY, (3, 4))
     options = {"rope_sincos": (jnp.sin(angles), jnp.cos(angles)), "mask": jnp.tri(5) if masked else None}
     for inference in (True, False):
-        got, want = (each(x, KEY, inference, **options) for each in (fused, layer))
+        got, want = (module(x, KEY, inference, **options) for module in (fused, layer))
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

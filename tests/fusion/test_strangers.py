@@ -134,8 +134,8 @@ def compiled(function: Any, model: Any, *args: Any) -> Any:
 
 
 def instances(tree: Any, cls: Any) -> Any:
-    found = jax.tree.leaves(tree, is_leaf=lambda node: type(node) is cls)
-    return [node for node in found if type(node) is cls]
+    nodes = jax.tree.leaves(tree, is_leaf=lambda node: type(node) is cls)
+    return [node for node in nodes if type(node) is cls]
 
 
 def close(got: Any, want: Any, tolerance: float) -> None:
@@ -231,7 +231,7 @@ def test_files_of_one_are_read_by_the_other(stranger):
 def test_esm2_takes_text():
     model, _ = made("esm2quinox-esm2")
     fused, _ = eqxc.fuse(model)
-    got, want = (compiled(lambda model: model("SP#DERMAN"), each) for each in (fused, model))
+    got, want = (compiled(lambda model: model("SP#DERMAN"), variant) for variant in (fused, model))
     assert type(got) is type(want)
     close(got, want, 1e-5)
 
@@ -254,8 +254,8 @@ def test_vit_gives_features():
     model, batch = made("equimo.models.vit-vit")
     fused, _ = eqxc.fuse(model)
     got, want = (
-        compiled(lambda model, x: model.forward_features(x, key=KEY, inference=True), each, batch[0])
-        for each in (fused, model)
+        compiled(lambda model, x: model.forward_features(x, key=KEY, inference=True), variant, batch[0])
+        for variant in (fused, model)
     )
     assert got.keys() == want.keys()
     close(got, want, 1e-5)

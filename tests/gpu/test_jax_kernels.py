@@ -34,8 +34,8 @@ def check(function, args, terms):
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         want = jax.tree.map(np.asarray, with_gradients("reference")(*map(wide, args)))
     with jax.default_matmul_precision("highest"):  # else f32 is TF32, as in all of JAX
-        found = with_gradients("auto")(*args)
-    for got, exact in zip(found, want, strict=True):
+        results = with_gradients("auto")(*args)
+    for got, exact in zip(results, want, strict=True):
         tolerate_products(got, exact, terms)
 
 

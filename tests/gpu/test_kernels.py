@@ -45,8 +45,8 @@ def one(source, **changed):
 
 
 def test_what_can_run_here():
-    found = eqxc.available_backends()
-    assert (found["cuda"], found["triton"]) == (True, True)
+    backends = eqxc.available_backends()
+    assert (backends["cuda"], backends["triton"]) == (True, True)
 
 
 @pytest.mark.parametrize("jit", [True, False])
@@ -166,8 +166,8 @@ def images_of(function, *args):
         for block in function_of.regions[0]:
             for inner in block:
                 if inner.operation.name == "stablehlo.custom_call":
-                    found = {item.name: item.attr for item in inner.attributes["mhlo.backend_config"]}
-                    yield np.array(found["images"]).tobytes()
+                    attributes = {item.name: item.attr for item in inner.attributes["mhlo.backend_config"]}
+                    yield np.array(attributes["images"]).tobytes()
 
 
 def test_it_is_compiled_for_the_device_that_is_there(xy):

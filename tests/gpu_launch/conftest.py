@@ -65,19 +65,19 @@ def own_cache(request, monkeypatch, tmp_path):
 
 @pytest.fixture
 def compiler(monkeypatch, tmp_path):
-    found = NoCompiler()
-    monkeypatch.setattr(_nvrtc, "find", lambda: found)
+    stand_in = NoCompiler()
+    monkeypatch.setattr(_nvrtc, "find", lambda: stand_in)
     monkeypatch.setenv("EQXCALLBACK_CACHE_DIR", str(tmp_path))
     forget()
-    yield found
+    yield stand_in
     forget()
 
 
 @pytest.fixture
 def software_gpu(driver, monkeypatch, tmp_path):
     """A GPU in software: kernels in CUDA C++ run on the CPU, launched as on a GPU."""
-    found = SoftwareCompiler()
-    monkeypatch.setattr(_nvrtc, "find", lambda: found)
+    stand_in = SoftwareCompiler()
+    monkeypatch.setattr(_nvrtc, "find", lambda: stand_in)
     monkeypatch.setenv("EQXCALLBACK_CACHE_DIR", str(tmp_path))
     forget()
     yield driver

@@ -47,10 +47,10 @@ def lowered(kernel, *args, vmap=False, **options):
 def attributes(program):
     """Return the attributes of the program's one call."""
     (call,) = [op for op in _operations(program.compiler_ir()) if op.name == "stablehlo.custom_call"]
-    found = {item.name: item.attr for item in call.attributes["mhlo.backend_config"]}
+    values = {item.name: item.attr for item in call.attributes["mhlo.backend_config"]}
     names = ("geometry", "scalars", "images", "sizes", "attributes", "scratch", "starts", "maps")
-    arrays = {name: np.array(found[name]) for name in names if name in found}
-    return {**{name: found[name].value for name in ("who", "entries")}, **arrays}
+    arrays = {name: np.array(values[name]) for name in names if name in values}
+    return {**{name: values[name].value for name in ("who", "entries")}, **arrays}
 
 
 def _operations(module):

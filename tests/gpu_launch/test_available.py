@@ -18,18 +18,18 @@ def _finds_anew():
 
 
 def test_what_needs_no_gpu_is_there():
-    found = eqxc.available_backends()
+    backends = eqxc.available_backends()
     kinds = ["python", "jax", "native", "c", "numba", "tvm_ffi", "cuda", "image", "triton", "cupy", "emulation"]
-    assert list(found) == kinds
-    assert found["python"] is True
-    assert found["native"] is True
-    assert found["c"] is True
+    assert list(backends) == kinds
+    assert backends["python"] is True
+    assert backends["native"] is True
+    assert backends["c"] is True
 
 
 def test_without_a_driver(driver):
     driver.remove()
-    found = eqxc.available_backends()
-    assert "there is no CUDA driver: /nowhere.so" in str(found["cuda"])
+    backends = eqxc.available_backends()
+    assert "there is no CUDA driver: /nowhere.so" in str(backends["cuda"])
 
 
 def test_with_a_driver(driver, monkeypatch):
@@ -49,11 +49,11 @@ def test_what_is_missing_is_named(driver, monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", missing)
     monkeypatch.setattr(_nvrtc, "_open", lambda: (_ for _ in ()).throw(ImportError("no libnvrtc.so")))
-    found = eqxc.available_backends()
-    assert found["triton"] == "triton cannot be imported (No module named 'triton'). Install eqxcallback[triton]."
-    assert str(found["cupy"]).endswith("Install eqxcallback[cuda13].")
-    assert "there is no NVRTC" in str(found["cuda"])
-    assert "nvidia-cuda-nvrtc" in str(found["cuda"])
+    backends = eqxc.available_backends()
+    assert backends["triton"] == "triton cannot be imported (No module named 'triton'). Install eqxcallback[triton]."
+    assert str(backends["cupy"]).endswith("Install eqxcallback[cuda13].")
+    assert "there is no NVRTC" in str(backends["cuda"])
+    assert "nvidia-cuda-nvrtc" in str(backends["cuda"])
 
 
 def test_a_gpu_that_is_not_there(driver):

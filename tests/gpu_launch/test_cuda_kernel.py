@@ -22,18 +22,18 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 def test_lowered_for_cuda():
     program = lowered(saxpy(), F32, F32, a=2.0)
     assert "@eqxcallback_launch_captured(" in program.as_text()
-    found = attributes(program)
-    assert found["entries"] == "saxpy"
-    assert found["geometry"].tolist() == [4, 1, 1, 256, 1, 1, 0, 0]
-    assert found["scalars"].view("u4").tolist() == [1000, 0, np.float32(2).view("u4"), 0]
-    assert found["sizes"].tolist() == [found["images"].size]
+    launch = attributes(program)
+    assert launch["entries"] == "saxpy"
+    assert launch["geometry"].tolist() == [4, 1, 1, 256, 1, 1, 0, 0]
+    assert launch["scalars"].view("u4").tolist() == [1000, 0, np.float32(2).view("u4"), 0]
+    assert launch["sizes"].tolist() == [launch["images"].size]
 
 
 def test_geometry_under_vmap():
     batch = jax.ShapeDtypeStruct((3, 1000), jnp.float32)
-    found = attributes(lowered(saxpy(), batch, batch, a=2.0, vmap=True))
-    assert found["geometry"][0] == 12
-    assert found["scalars"][0] == 3000
+    launch = attributes(lowered(saxpy(), batch, batch, a=2.0, vmap=True))
+    assert launch["geometry"][0] == 12
+    assert launch["scalars"][0] == 3000
 
 
 def test_not_compatible_with_command_buffers():

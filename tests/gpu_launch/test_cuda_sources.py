@@ -134,8 +134,8 @@ def test_both_compilers_make_the_same(monkeypatch, tmp_path):
     pytest.importorskip("cupy", reason="CuPy is not installed")
     images = []
     for technology in (_nvrtc._CuPy, _nvrtc._Library):
-        found = technology()
-        monkeypatch.setattr(_nvrtc, "find", lambda found=found: found)
+        compiler = technology()
+        monkeypatch.setattr(_nvrtc, "find", lambda compiler=compiler: compiler)
         monkeypatch.setenv("EQXCALLBACK_CACHE_DIR", str(tmp_path / technology.__name__))
         images.append(image_of(lowered(saxpy(arch="sm_90"), F32, F32, a=2.0)))
         _cuda.compiled_source.cache_clear()

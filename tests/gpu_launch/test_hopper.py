@@ -99,13 +99,13 @@ def test_scratch_memory_of_a_compiler(driver, monkeypatch):
     monkeypatch.setattr(_triton, "compiled", lambda *_: Program((b"image 5 scratch",), tuple(steps), 2))
     of = eqxc.TritonKernel("nowhere:f", grid=2, scalars={"n": ("int32", lambda x: x.size)})
     out = call(of, X)
-    found = [list(map(int, words)) for words in parameters(driver)]
-    assert [words[:3] + words[4:] for words in found] == [
+    launched = [list(map(int, words)) for words in parameters(driver)]
+    assert [words[:3] + words[4:] for words in launched] == [
         [X.unsafe_buffer_pointer(), out.unsafe_buffer_pointer(), 32, 0]
     ] * 4
-    begin = found[0][3]
-    assert begin not in (0, *found[0][:2])
-    assert [words[3] - begin for words in found] == [0, 256, 256, 384]
+    begin = launched[0][3]
+    assert begin not in (0, *launched[0][:2])
+    assert [words[3] - begin for words in launched] == [0, 256, 256, 384]
 
 
 def test_scratch_memory_that_xla_does_not_have():

@@ -139,9 +139,9 @@ def test_a_kernel_that_takes_nothing(driver):
 
 def test_what_a_program_has(images):
     program = lowered(images["sm_90"])
-    found = attributes(program)
-    assert found["images"].tobytes() == images["sm_90"]
-    assert found["entries"] == "affine"
+    launch = attributes(program)
+    assert launch["images"].tobytes() == images["sm_90"]
+    assert launch["entries"] == "affine"
     assert "@eqxcallback_launch_captured(" in program.as_text()
     # Of x, bias, out and work, and then of what is not an array.
     assert "order = dense<[2, 4, 5, 0, 6, 7, 3, 1, 8, 9, 10]>" in program.as_text()

@@ -100,8 +100,8 @@ def test_gradients_are_those_of_the_kernel(name, launches):
     of_reference = jax.grad(lambda *args: (case.reference(*args) ** 2).sum(), numbers)
     want = jax.jit(of_reference)(*case.args)
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-5, atol=2e-5), got, want)
-    each = [jnp.stack([x, x]) for x in case.args]  # a gradient for each example; forward mode is the reference's
-    got, want = jax.jit(jax.vmap(gradients))(*each), jax.jit(jax.vmap(of_reference))(*each)
+    batched = [jnp.stack([x, x]) for x in case.args]  # a gradient for each example; forward mode is the reference's
+    got, want = jax.jit(jax.vmap(gradients))(*batched), jax.jit(jax.vmap(of_reference))(*batched)
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-5, atol=2e-5), got, want)
 
 
@@ -117,12 +117,12 @@ def test_shared_weights_and_those_of_each_example(launches):
 
     with jax.numpy_rank_promotion("allow"):
         one = jax.grad(lambda w: jax.vmap(loss, (0, None))(x, w).sum())
-        each = jax.vmap(jax.grad(loss, 1), (0, None))
+        per_example = jax.vmap(jax.grad(loss, 1), (0, None))
         np.testing.assert_allclose(
             jax.jit(one)(weight), jax.grad(lambda w: reference(x, w))(weight), rtol=1e-5, atol=1e-5
         )
         want = jax.vmap(jax.grad(reference, 1), (0, None))(x, weight)
-        np.testing.assert_allclose(jax.jit(each)(x, weight), want, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(jax.jit(per_example)(x, weight), want, rtol=1e-5, atol=1e-5)
     assert jax.jit(one).lower(weight).as_text().count("@eqxcallback_launch_captured") == 2
 
 

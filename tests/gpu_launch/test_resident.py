@@ -79,9 +79,9 @@ def asking(bounds, **changed):
 )
 def test_grid_scalars_and_workspaces_follow_what_was_compiled(bounds, arch, blocks):
     program = lowered(asking(bounds, arch=arch), F32)
-    found = attributes(program)
-    assert found["geometry"][0] == 10 * blocks
-    assert found["scalars"].view("i4")[0] == blocks
+    launch = attributes(program)
+    assert launch["geometry"][0] == 10 * blocks
+    assert launch["scalars"].view("i4")[0] == blocks
     assert f"tensor<{blocks}x3xf32>" in program.as_text()
 
 

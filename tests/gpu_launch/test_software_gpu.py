@@ -73,9 +73,9 @@ def test_geometry_is_tuned(xy, software_gpu):
         for blocks in (200, 3)
     )
     f = functools.partial(eqxc.Op("saxpy", {"cpu": [wasteful, right]}, lambda x, y, *, a: a * x + y), a=3.0)
-    (found,) = eqxc.tune(f, *xy)
-    assert found.winner == 1
-    assert "grid=3" in found.kernels[1]
+    (tuned,) = eqxc.tune(f, *xy)
+    assert tuned.winner == 1
+    assert "grid=3" in tuned.kernels[1]
     np.testing.assert_allclose(jax.jit(f)(*xy), 3 * xy[0] + xy[1])
     assert "grid=(3,1,1)" in software_gpu.launches[-1]
 

@@ -208,5 +208,5 @@ def test_a_decode_step(jit, state, reason):
     report = eqxc.inspect(jit(lambda cache, x: block.decode(x, cache)), eqxc.nn.KVCache(16, 2, 4), jnp.ones(8))
     assert [call.op for call in report.calls] == ["rms_norm", "cache_append", "cache_append", "decode_attention"]
     assert report.calls[0].path.endswith("/eqxcallback.nn.RMSNorm/rms_norm")
-    found = [(alias.state, alias.reason) for call in report.calls for alias in call.in_place]
-    assert found == [(state, reason)] * 2
+    states = [(alias.state, alias.reason) for call in report.calls for alias in call.in_place]
+    assert states == [(state, reason)] * 2

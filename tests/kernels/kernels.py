@@ -161,7 +161,7 @@ def gradients_of(operands: Any, needed: Any = ALL) -> list[Any]:
 
 
 def types_of(results: Any) -> tuple[Any, ...]:
-    return tuple(None if each is None else jax.ShapeDtypeStruct(*each) for each in results)
+    return tuple(None if result is None else jax.ShapeDtypeStruct(*result) for result in results)
 
 
 def with_one_block(call: Call) -> Call:
@@ -258,9 +258,9 @@ def rotary_backward(x: Any, cos: Any, sin: Any, out: Any, dout: Any, *, needed: 
 def rotary_append(qkv: Any, cos: Any, sin: Any, k_cache: Any, v_cache: Any, position: Any) -> Call:
     heads = qkv.shape[-2] - 2 * k_cache.shape[-2]
     operands = qkv, cos, sin, k_cache, v_cache, position
-    found = [((*qkv.shape[:-2], heads, qkv.shape[-1]), qkv.dtype), *((x.shape, x.dtype) for x in (k_cache, v_cache))]
+    results = [((*qkv.shape[:-2], heads, qkv.shape[-1]), qkv.dtype), *((x.shape, x.dtype) for x in (k_cache, v_cache))]
     args = qkv, (cos, sin), k_cache, v_cache, position
-    return of(rotary_cuda.ROTARY_APPEND, operands, found, args, aliases={1: 3, 2: 4})
+    return of(rotary_cuda.ROTARY_APPEND, operands, results, args, aliases={1: 3, 2: 4})
 
 
 def glu(gate: Any, up: Any = None, *, activation: str) -> Call:

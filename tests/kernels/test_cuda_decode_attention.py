@@ -154,10 +154,10 @@ def test_keys_before_a_window_are_not_read():
     check(got, want(definition, q, np.nan_to_num(k), np.nan_to_num(v), lengths), 150)
 
 
-@pytest.mark.parametrize("own", [(3,), (1, 3), (2, 1, 3), (2, 2, 3)], ids=str)
-def test_slopes_of_a_part_of_the_batch(own):
+@pytest.mark.parametrize("axes", [(3,), (1, 3), (2, 1, 3), (2, 2, 3)], ids=str)
+def test_slopes_of_a_part_of_the_batch(axes):
     args = decode_attention(F32, (2, 2), 20, 3, 1, 8, lengths=20).args
-    slopes: Any = np.abs(normal(7, own))
+    slopes: Any = np.abs(normal(7, axes))
     (got,) = results(kernels.decode_attention(*scaled(args), alibi_slopes=slopes))
     every: Any = np.broadcast_to(slopes, (2, 2, 3))
     definition = functools.partial(reference.decode_attention, alibi_slopes=every, scale=scaled(args)[-1])

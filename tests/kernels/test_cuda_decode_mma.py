@@ -112,10 +112,10 @@ def test_keys_before_a_window_are_not_read():
     check(got, args, window=20)
 
 
-@pytest.mark.parametrize("own", [(3,), (1, 3), (2, 1, 3), (2, 2, 3)], ids=str)
-def test_slopes_of_a_part_of_the_batch(own):
+@pytest.mark.parametrize("axes", [(3,), (1, 3), (2, 1, 3), (2, 2, 3)], ids=str)
+def test_slopes_of_a_part_of_the_batch(axes):
     q, k, v, lengths = case_of(BF16, (2, 2), 20, 3, 1, 16, lengths=20).args
-    slopes: Any = np.abs(normal(7, own))
+    slopes: Any = np.abs(normal(7, axes))
     (got,) = results(call(q, k, v, lengths, 0.25, alibi_slopes=slopes))
     every: Any = np.broadcast_to(slopes, (2, 2, 3))
     check(got, (q, k, v, lengths, 0.25), alibi_slopes=every)

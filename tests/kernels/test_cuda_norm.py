@@ -148,7 +148,7 @@ def test_rows_whose_squares_overflow(factor, which):
 @by_usual_norm
 def test_a_row_of_one_large_value(which):
     x = np.full((2, 70), 3e38, np.float32)
-    weight, bias = (None if each is None else each[:70] for each in which.example((2, 70), F32)[1:])
+    weight, bias = (None if parameter is None else parameter[:70] for parameter in which.example((2, 70), F32)[1:])
     y: Any = 0.0 if which.center else weight
     want = np.broadcast_to(y if bias is None else y + bias, x.shape)
     check(results(which.forward(x, weight, bias))[0], want, 70)

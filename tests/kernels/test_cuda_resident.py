@@ -47,11 +47,11 @@ def test_four_query_heads_have_four_blocks(arch):
     """One token over a cache. In f32 with slopes or a soft cap three, and of a cache in int8 two."""
     file = "attention/decode.cu"
     names = [f"eqxcallback::{name}" for name in kernels.entries(file) if ", 4, " in name]
-    found = {
+    residents = {
         name: (usage, _resident(arch, usage, 128, (256 + 2) * 16))
         for name, usage in compiled(kernels.FOLDER / file, names, arch).items()
     }
-    for name, (usage, blocks) in found.items():
+    for name, (usage, blocks) in residents.items():
         if ", 4, 8, " in name:
             assert usage.spilled_bytes == 0, name
             assert blocks >= (3 if name.endswith("<float, float, 4, 8, true, true>") else 4), name

@@ -26,7 +26,7 @@ def rotated(x, cos, sin):
 def flat(case):
     """Operands with one axis of rows, as the kernels have them."""
     x, *table = case.args
-    return rows_of(x, 2), *(rows_of(each, 1) for each in table)
+    return rows_of(x, 2), *(rows_of(angles, 1) for angles in table)
 
 
 def rows_of(x, rank):

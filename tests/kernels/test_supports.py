@@ -181,7 +181,7 @@ def test_dtypes(name):
 
 def _of_dtype(arguments: dict[str, Any], x: Any, dtype: Any) -> dict[str, Any]:
     """Every argument that is `x` has another dtype."""
-    return {name: array(*x.shape, dtype=dtype) if each is x else each for name, each in arguments.items()}
+    return {name: array(*x.shape, dtype=dtype) if value is x else value for name, value in arguments.items()}
 
 
 @pytest.mark.parametrize(("name", "arguments", "options", "reason"), LACKING, ids=str)

@@ -110,8 +110,8 @@ def test_scan():
     f = lambda layer, x: jax.lax.scan(lambda c, _: (layer(c), None), x, length=5)[0]
     assert_close(jax.jit(f)(layer, X), X * W**5)
     assert copies(f, layer, jnp.asarray(X), donate_argnums=1) == 0
-    each = jax.lax.scan(lambda c, _: (layer(c), c), jnp.asarray(X), length=3)
-    assert_close(each, (X * W**3, np.stack([X, X * W, X * W * W])))
+    scanned = jax.lax.scan(lambda c, _: (layer(c), c), jnp.asarray(X), length=3)
+    assert_close(scanned, (X * W**3, np.stack([X, X * W, X * W * W])))
 
 
 @pytest.mark.parametrize("method", ["fold", "sequential", "sequential_unrolled", "expand_dims", "broadcast_all"])
@@ -182,10 +182,10 @@ X3 = np.ones(3, np.float32)
 
 def pairs(layer, *args, **kwargs):
     text = lowered(lambda layer, args, kwargs: layer(*args, **kwargs), layer, args, kwargs)
-    found = re.findall(r"output_tuple_indices = \[(\d+)\], operand_index = (\d+)", text)
+    indices = re.findall(r"output_tuple_indices = \[(\d+)\], operand_index = (\d+)", text)
     names = re.findall(r"custom_call @\w+\(([^)]*)\)", text)[0].split(", ")
     # Operands in the order of the program's own arguments, without those that nobody uses: see `test_pairs`.
-    return sorted((names[int(i)], int(o)) for o, i in found)
+    return sorted((names[int(i)], int(o)) for o, i in indices)
 
 
 @pytest.mark.parametrize(
@@ -257,11 +257,11 @@ def test_an_own_array_is_not_overwritten_by_accident():
     class Own(SameName):
         input_output_aliases: ClassVar[Any] = {"self.x": 0}
 
-    x, own = jnp.asarray(X), jnp.full(3, 5.0)
-    np.testing.assert_array_equal(SameName(own)(x), X + 1)
-    np.testing.assert_array_equal(First(own)(x), X + 1)
-    np.testing.assert_array_equal(Own(own)(x), np.full(3, 6))
-    np.testing.assert_array_equal(own, np.full(3, 5))
+    x, value = jnp.asarray(X), jnp.full(3, 5.0)
+    np.testing.assert_array_equal(SameName(value)(x), X + 1)
+    np.testing.assert_array_equal(First(value)(x), X + 1)
+    np.testing.assert_array_equal(Own(value)(x), np.full(3, 6))
+    np.testing.assert_array_equal(value, np.full(3, 5))
 
 
 def test_static_leaves_do_not_count():

@@ -300,11 +300,11 @@ def test_ensembles(method):
     def results(make):
         stacked = eqx.filter_vmap(lambda w: make(w, 3))(values(4, 3))
         shared = eqx.filter_vmap(lambda layer, x: layer(x), in_axes=(eqx.if_array(0), None))
-        each = eqx.filter_vmap(lambda layer, x: layer(x))
+        ensemble = eqx.filter_vmap(lambda layer, x: layer(x))
         gradient = eqx.filter_grad(lambda layer: (shared(layer, X) ** 2).sum())(stacked)
         gradients = eqx.filter_vmap(eqx.filter_grad(lambda layer, x: (layer(x) ** 2).sum()))(stacked, values(4, 3))
         batches = eqx.filter_vmap(lambda layer, xs: jax.vmap(layer)(xs), in_axes=(eqx.if_array(0), None))
-        return shared(stacked, X), each(stacked, values(4, 3)), gradient, gradients, batches(stacked, values(5, 3))
+        return shared(stacked, X), ensemble(stacked, values(4, 3)), gradient, gradients, batches(stacked, values(5, 3))
 
     assert_close(results(make), results(PureWave))
 

@@ -55,8 +55,8 @@ class Dense(eqxc.Layer):
             np.asarray(grads[1])[...] = cotangent @ np.asarray(self.weight).T
         if grads[0].weight is not None:
             gradient = np.asarray(grads[0].weight)
-            each = np.swapaxes(x, -1, -2) @ cotangent
-            gradient[...] = each if gradient.ndim == each.ndim else each.sum(0)
+            per_example = np.swapaxes(x, -1, -2) @ cotangent
+            gradient[...] = per_example if gradient.ndim == per_example.ndim else per_example.sum(0)
 
 
 INPUTS = jnp.asarray(values(4, 3))

@@ -31,15 +31,15 @@ class Keys(eqxc.Layer):
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_typed_keys(impl):
-    own, key = jax.random.key(7, impl=impl), jax.random.key(1, impl=impl)
-    for f in (Keys(own), eqx.filter_jit(Keys(own))):
+    own_key, key = jax.random.key(7, impl=impl), jax.random.key(1, impl=impl)
+    for f in (Keys(own_key), eqx.filter_jit(Keys(own_key))):
         out = f(key, X)
-        assert out["own"] == own
+        assert out["own"] == own_key
         assert out["key"] == key
         assert out["key"].dtype == key.dtype
         np.testing.assert_array_equal(out["x"], 2 * X)
-    assert "custom_call @eqxcallback" not in lowered(Keys(own).__call__, key, X, platform="tpu")
-    gradient = jax.grad(lambda x: Keys(own)(key, x)["x"].sum())
+    assert "custom_call @eqxcallback" not in lowered(Keys(own_key).__call__, key, X, platform="tpu")
+    gradient = jax.grad(lambda x: Keys(own_key)(key, x)["x"].sum())
     np.testing.assert_array_equal(gradient(X), np.full(3, 2))
     np.testing.assert_array_equal(jax.vmap(gradient)(X[None]), np.full((1, 3), 2))
 
@@ -50,12 +50,12 @@ def test_typed_keys_under_vmap(method):
         vmap_method = method
 
     keys = jax.random.split(jax.random.key(0), 4).reshape(2, 2)
-    own = jax.random.key(7)
-    assert (jax.vmap(jax.vmap(Mapped(own), (0, None)), (0, None))(keys, X)["key"] == keys).all()
-    assert (jax.vmap(Mapped(own), (None, 0))(own, np.stack([X, W]))["key"] == own).all()
-    ensemble = eqx.filter_vmap(lambda layer: layer(own, X))(Mapped(keys[0]))
+    own_key = jax.random.key(7)
+    assert (jax.vmap(jax.vmap(Mapped(own_key), (0, None)), (0, None))(keys, X)["key"] == keys).all()
+    assert (jax.vmap(Mapped(own_key), (None, 0))(own_key, np.stack([X, W]))["key"] == own_key).all()
+    ensemble = eqx.filter_vmap(lambda layer: layer(own_key, X))(Mapped(keys[0]))
     assert (ensemble["own"] == keys[0]).all()
-    _, scanned = jax.lax.scan(lambda c, key: (c, Mapped(own)(key, X)["key"]), 0, keys[1])
+    _, scanned = jax.lax.scan(lambda c, key: (c, Mapped(own_key)(key, X)["key"]), 0, keys[1])
     assert (scanned == keys[1]).all()
 
 

@@ -56,6 +56,8 @@ def test_packed_weights_give_the_same_answers(file, tokenizer, model):
     packed = llama.load(file, packed=True)
     encodings = {getattr(layer, "encoding", None) for block in packed.blocks for layer in block.gate_up.layers}
     assert encodings == {"Q4_1_R16"}
+    assert packed.output is None  # it is the embedding's
+    assert getattr(packed.embedding.table, "encoding", None) == "Q8_0_R16"
     for text in ("What is the capital of France?", "Name three rivers of Asia.", TEXT):
         tokens = prompt(tokenizer, text)
         assert generated(packed, tokens, 24) == generated(model, tokens, 24)

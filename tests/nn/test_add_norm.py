@@ -51,7 +51,7 @@ def test_large_and_no_values():
         np.testing.assert_allclose(total, [2e18, -1e18, 0])
         np.testing.assert_allclose(norm, np.sqrt(3 / 5) * np.array([2, -1, 0]), rtol=1e-6)
         empty = jax.vmap(layer)(jnp.zeros((0, 3)), jnp.zeros((0, 3)))
-        assert [each.shape for each in empty] == [(0, 3), (0, 3)]
+        assert [array.shape for array in empty] == [(0, 3), (0, 3)]
 
 
 def test_gradients():

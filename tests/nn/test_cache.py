@@ -47,11 +47,11 @@ def test_token_by_token_is_causal_attention(dtype, form):
     if form == "scan":
         cache, got = jax.lax.scan(step, cache, (q, k, v))
     else:
-        each, f = [], jax.jit(step) if form == "jit" else step
+        outs, f = [], jax.jit(step) if form == "jit" else step
         for token in list(zip(q, k, v, strict=True))[: LENGTH if form == "jit" else 2]:
             cache, out = f(cache, token)
-            each.append(out)
-        got = np.stack(each)
+            outs.append(out)
+        got = np.stack(outs)
     assert got.dtype == of_queries
     count = len(got)
     close(got, naive.attention(q, k, v, causal=True)[:count], dtype)

@@ -86,11 +86,11 @@ def test_the_same_values(case, dtype):
     args = case.inputs(dtype, (2,))
     first = [jax.tree.map(lambda x: x[0], arg) for arg in args]
 
-    def each(layer):
+    def both(layer):
         return jax.vmap(layer)(*args), layer(*first, key=None)
 
-    want = quickly(lambda: each(theirs))
-    close(quickly(lambda: each(ours)), want, TOLERANCE[dtype])
+    want = quickly(lambda: both(theirs))
+    close(quickly(lambda: both(ours)), want, TOLERANCE[dtype])
     if case in ONE_OF_EACH and dtype == jnp.float32:
         close(ours(*first), want[1], TOLERANCE[dtype])
 
@@ -195,12 +195,12 @@ MIXED = {  # the parameters' dtype, and that of the input
 
 
 @every_layer
-@pytest.mark.parametrize(("own", "given"), MIXED.values(), ids=list(MIXED))
+@pytest.mark.parametrize(("dtype", "given"), MIXED.values(), ids=list(MIXED))
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("promotion", ["standard", "strict"])
-def test_mixed_dtypes(case, own, given, promotion):
+def test_mixed_dtypes(case, dtype, given, promotion):
     """The layer does what Equinox does with mixed dtypes, and raises an error if Equinox does."""
-    ours, theirs = (randomized(case.make(module, own)) for module in (nn, eqx.nn))
+    ours, theirs = (randomized(case.make(module, dtype)) for module in (nn, eqx.nn))
     args = case.inputs(given)
     with jax.numpy_dtype_promotion(promotion):
         try:
@@ -285,9 +285,9 @@ def test_an_ensemble(case):
     def stacked(module):
         layers = [randomized(case.make(module), seed) for seed in (1, 2)]
         arrays, static = zip(*(eqx.partition(layer, eqx.is_inexact_array) for layer in layers), strict=True)
-        return eqx.combine(jax.tree.map(lambda *each: jnp.stack(each), *arrays), static[0])
+        return eqx.combine(jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays), static[0])
 
     args = case.inputs(batch=(2,))
-    each = [eqx.filter_vmap(lambda layer, args: layer(*args))(stacked(module), args) for module in (nn, eqx.nn)]
-    got, want = each
+    results = [eqx.filter_vmap(lambda layer, args: layer(*args))(stacked(module), args) for module in (nn, eqx.nn)]
+    got, want = results
     close(got, want, 1e-5)

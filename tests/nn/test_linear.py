@@ -51,9 +51,9 @@ def test_gradients_are_products_of_the_own_dtype(dtype):
         lines = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
         # Of bf16 on a CPU the sums are f32, with which XLA multiplies bf16 there.
         types = 2 if dtype == jnp.bfloat16 else 3
-        own = [line for line in lines if line.count(f"x{name}>") == types]
+        of_dtype = [line for line in lines if line.count(f"x{name}>") == types]
         # The product itself may be left in the program before XLA sees that nobody needs its result.
-        assert len(own) >= products
+        assert len(of_dtype) >= products
         assert len(lines) <= products + 1
 
 
@@ -62,7 +62,7 @@ def test_sums_are_rounded_once(dtype):
     """Products and bias are summed in f64, to the nearest value of the dtype; each sum in that dtype would err by more."""
     layer = nn.Linear(300, 40, dtype=dtype, key=KEY)
     x = jnp.asarray(normal(300), dtype)
-    weight, bias, wide = (np.asarray(each, np.float64) for each in (layer.weight, layer.bias, x))
+    weight, bias, wide = (np.asarray(array, np.float64) for array in (layer.weight, layer.bias, x))
     want = (weight @ wide + bias).astype(dtype).astype(np.float64)
     got = np.asarray(layer(x), np.float64)
     assert np.mean(got == want) > 0.95

@@ -37,7 +37,7 @@ def test_losses_are_the_formula(dtype, implementation):
     )
     x = normal(1, 4, 5, dtype=dtype)
     assert fused.bias is not None
-    wide = [np.asarray(each, np.float32) for each in (x, fused.weight, fused.bias)]
+    wide = [np.asarray(array, np.float32) for array in (x, fused.weight, fused.bias)]
     z = 3 * jnp.tanh((wide[0] @ wide[1].T + wide[2][None]) / 3)
     got = jax.vmap(fused)(x, labels)
     assert got.dtype == jnp.float32

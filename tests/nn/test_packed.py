@@ -14,17 +14,21 @@ from eqxcallback import nn, ops
 KEY = jax.random.key(0)
 
 
-def made(out_features: int = 48, **options: Any) -> nn.QuantizedLinear:
+def made(encoding: Any = "Q4_1", out_features: int = 48, **options: Any) -> nn.QuantizedLinear:
     linear = eqx.nn.Linear(96, out_features, key=KEY)
-    return nn.QuantizedLinear.from_linear(linear, **{"bits": 4, **options})
+    return nn.QuantizedLinear.from_linear(linear, encoding=encoding, **options)
 
 
+by_encoding = pytest.mark.parametrize("encoding", list(ops.INTERLEAVED))
+
+
+@by_encoding
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("options", [{}, {"activations": "int8"}, {"implementation": "reference"}], ids=str)
-def test_it_computes_the_same(options, dtype):
-    layer = made(**options)
+def test_it_computes_the_same(options, dtype, encoding):
+    layer = made(encoding, **options)
     packed = layer.packed()
-    assert (packed.encoding, packed.in_features, packed.out_features) == ("Q4_1_R16", 96, 48)
+    assert (packed.encoding, packed.in_features, packed.out_features) == (f"{encoding}_R16", 96, 48)
     assert packed.blocks.shape == layer.blocks.shape
     assert not np.array_equal(packed.blocks, layer.blocks)
     assert (packed.activations, packed.implementation, packed.bias is layer.bias) == (
@@ -41,8 +45,9 @@ def test_it_computes_the_same(options, dtype):
     np.testing.assert_allclose(gradient(x, packed), gradient(x, layer), rtol=2.0**-7, atol=1e-5)
 
 
-def test_rows_are_those_of_the_layer():
-    layer = made()
+@by_encoding
+def test_rows_are_those_of_the_layer(encoding):
+    layer = made(encoding)
     packed, index = layer.packed(), np.array([[0, 47, 16], [-1, 5, 31]])
     np.testing.assert_array_equal(packed.rows(index), layer.rows(index))
     np.testing.assert_array_equal(packed.rows(np.array(17)), layer.rows(np.array(17)))
@@ -50,20 +55,19 @@ def test_rows_are_those_of_the_layer():
     np.testing.assert_array_equal(packed.rows(outside), layer.rows(outside))
 
 
-def test_it_can_be_undone():
-    layer = made()
+@by_encoding
+def test_it_can_be_undone(encoding):
+    layer = made(encoding)
     packed = layer.packed()
     assert packed.packed() is packed
     assert layer.unpacked() is layer
     again = packed.unpacked()
-    assert again.encoding == "Q4_1"
+    assert again.encoding == encoding
     np.testing.assert_array_equal(again.blocks, layer.blocks)
     assert jax.tree.structure(again) == jax.tree.structure(layer)
 
 
-@pytest.mark.parametrize(
-    "layer", [made(47), made(bits=8), made(bits=None, encoding="int8")], ids=["47 rows", "Q8_0", "int8"]
-)
+@pytest.mark.parametrize("layer", [made(out_features=47), made("Q8_0", 8), made("int8")], ids=["47 rows", "8", "int8"])
 def test_what_has_no_such_form_stays_as_it_is(layer):
     assert layer.packed() is layer
     assert layer.unpacked() is layer
@@ -89,9 +93,10 @@ def test_stacked_layers():
 
 
 def test_blocks_of_no_whole_groups_are_refused():
-    expected = r"QuantizedLinear: expected uint8 blocks of shape .*, out_features a multiple of 16 \(Q4_1_R16\); got"
+    expected = r"QuantizedLinear: expected uint8 blocks of shape .*, out_features a multiple of 16 \(Q8_0_R16\); got"
     with pytest.raises(ValueError, match=expected):
-        nn.QuantizedLinear(jnp.zeros((24, 20), jnp.uint8), "Q4_1_R16")
+        nn.QuantizedLinear(jnp.zeros((24, 34), jnp.uint8), "Q8_0_R16")
     with pytest.raises(ValueError, match=r"expected encoding to be one of Q4_1, Q8_0, int8; got 'Q4_1_R16'"):
-        made(bits=None, encoding="Q4_1_R16")
-    assert nn.QuantizedLinear(ops.interleave_rows(jnp.zeros((32, 20), jnp.uint8)), "Q4_1_R16").out_features == 32
+        made("Q4_1_R16")
+    blocks = ops.interleave_rows(jnp.zeros((32, 20), jnp.uint8), encoding="Q4_1")
+    assert nn.QuantizedLinear(blocks, "Q4_1_R16").out_features == 32

@@ -55,7 +55,7 @@ def drawn(rng: np.random.Generator, shape: Any, batch: int, dtype: Any) -> Any:
     if isinstance(shape, int):
         return jnp.asarray(rng.integers(0, shape, batch))
     if shape and isinstance(shape[0], tuple):
-        return tuple(drawn(rng, each, batch, dtype) for each in shape)
+        return tuple(drawn(rng, part, batch, dtype) for part in shape)
     return jnp.asarray(rng.standard_normal((batch, *shape)), dtype)
 
 
@@ -259,7 +259,7 @@ def test_rows_that_see_nothing(name, length, keys, density, dtype, implementatio
         out, pull = jax.vjp(lambda x, kv: call(x, kv, mask), x, kv)
         return out, *pull(jnp.ones_like(out))
 
-    out, dx, dkv = (np.asarray(each, np.float64) for each in value_and_gradients(x, kv, jnp.asarray(mask)))
+    out, dx, dkv = (np.asarray(array, np.float64) for array in value_and_gradients(x, kv, jnp.asarray(mask)))
     nothing = ~mask.any(axis=1)
     assert (out[nothing] == 0).all()
     assert (dx[nothing] == 0).all()

@@ -37,8 +37,8 @@ def test_a_sequence_and_its_gradient(name, use_bias):
     x, state = normal(9, 3), states(name)
 
     def loss(cell):
-        final, each = jax.lax.scan(step(cell), state, x)
-        return jnp.sum(jnp.sin(each)) + sum(map(jnp.sum, jax.tree.leaves(final)))
+        final, outputs = jax.lax.scan(step(cell), state, x)
+        return jnp.sum(jnp.sin(outputs)) + sum(map(jnp.sum, jax.tree.leaves(final)))
 
     cells = [getattr(module, name)(3, 5, use_bias, key=KEY) for module in (nn, eqx.nn)]
     ours, theirs = (jax.jit(jax.value_and_grad(loss), compiler_options=QUICK)(cell) for cell in cells)

@@ -32,10 +32,10 @@ def edges() -> dict[str, list[Row]]:
 
 def by_op(rows: list[Row]) -> dict[str, list[Row]]:
     """Group rows by the function that makes their cases, which has the op's name."""
-    found: dict[str, list[Row]] = {}
+    families: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(row.make.__name__, []).append(row)
-    return found
+        families.setdefault(row.make.__name__, []).append(row)
+    return families
 
 
 @functools.cache
@@ -63,13 +63,13 @@ def together(functions: tuple[Callable[..., Any], ...]) -> Callable[..., Any]:
 @functools.cache
 def every_case(op: str, dtype: Any) -> tuple[list[Case], Any]:
     """Return the cases of the edges of an op, and what is to come out."""
-    found = [row(dtype) for row in edges()[op]]
-    references = quickly_compiled(together(tuple(case.reference for case in found)))
-    return found, jax.device_get(references([case.wide() for case in found]))
+    cases = [row(dtype) for row in edges()[op]]
+    references = quickly_compiled(together(tuple(case.reference for case in cases)))
+    return cases, jax.device_get(references([case.wide() for case in cases]))
 
 
 @functools.cache
 def every_result(op: str, dtype: Any, isa: str) -> Any:
-    found, _ = every_case(op, dtype)
+    cases, _ = every_case(op, dtype)
     assert isa == _ext.isa()
-    return jax.jit(together(tuple(case.op for case in found)))([case.args for case in found])
+    return jax.jit(together(tuple(case.op for case in cases)))([case.args for case in cases])

@@ -31,8 +31,8 @@ def upstream_of(case):
     return upstream.astype(case.dtype or case.args[0].dtype).astype(np.float32)
 
 
-def check(case, found, want):
-    for got, exact in zip(found, want, strict=True):
+def check(case, results, want):
+    for got, exact in zip(results, want, strict=True):
         table.tolerate(got, exact, 4 * case.terms + case.args[0].size)
 
 

@@ -129,13 +129,13 @@ def kinds(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, str
     def loss(*args: Any) -> Any:
         return sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(function(*args)))
 
-    def found(program: Callable[..., Any]) -> list[tuple[bool, str]]:
+    def calls(program: Callable[..., Any]) -> list[tuple[bool, str]]:
         made = [site.params["call"] for site in xla.call_sites(jax.make_jaxpr(program)(*args), "cuda")]
         kernels = [(repr(call).endswith(".vjp"), call.choice("cuda").kernel) for call in made]
         return [(is_vjp, "reference" if bound is None else bound.kernel.backend) for is_vjp, bound in kernels]
 
-    forward = dict(found(function)).get(False, "reference")
-    return forward, dict(found(jax.grad(loss, numbers))).get(True, "reference")
+    forward = dict(calls(function)).get(False, "reference")
+    return forward, dict(calls(jax.grad(loss, numbers))).get(True, "reference")
 
 
 def table() -> str:
@@ -147,9 +147,9 @@ def table() -> str:
 
 
 def of_page(text: str) -> str:
-    found = re.search(r"\| op \| option .*?\n(?=\n)", text, re.DOTALL)
-    assert found is not None
-    return found[0].rstrip()
+    match = re.search(r"\| op \| option .*?\n(?=\n)", text, re.DOTALL)
+    assert match is not None
+    return match[0].rstrip()
 
 
 if __name__ == "__main__":

@@ -89,8 +89,8 @@ def row(make: Callable[..., Case], *arguments: Any, tags: Iterable[str], name: s
     """`name`: that of the op and the arguments, if it is not given."""
     tags = frozenset(tags)
     assert tags <= TAGS.keys(), tags
-    own = "-".join(str(part).replace(" ", "") for part in (make.__name__, *arguments))
-    return Row(make, arguments, tags, own if name is None else name)
+    default = "-".join(str(part).replace(" ", "") for part in (make.__name__, *arguments))
+    return Row(make, arguments, tags, default if name is None else name)
 
 
 def rows(make: Callable[..., Case], shapes: Iterable[tuple[Any, ...]], *tags: str) -> list[Row]:

@@ -20,27 +20,27 @@ ROWS, LARGE = tagged("gradient"), tagged("large gradient")
 
 @functools.cache
 def every_case(dtype):
-    found = [row(dtype) for row in ROWS]
-    upstreams = [upstream_of(case) for case in found]
+    cases = [row(dtype) for row in ROWS]
+    upstreams = [upstream_of(case) for case in cases]
     return (
-        found,
+        cases,
         upstreams,
-        every_gradient([case.reference for case in found], [case.wide() for case in found], upstreams),
+        every_gradient([case.reference for case in cases], [case.wide() for case in cases], upstreams),
     )
 
 
 @functools.cache
 def every_result(dtype, isa):
     assert isa == _ext.isa()
-    found, upstreams, _ = every_case(dtype)
-    return every_gradient([case.op for case in found], [case.args for case in found], upstreams)
+    cases, upstreams, _ = every_case(dtype)
+    return every_gradient([case.op for case in cases], [case.args for case in cases], upstreams)
 
 
 @pytest.mark.parametrize("number", range(len(ROWS)), ids=lambda number: str(ROWS[number]))
 def test_values(number, isa):
     for dtype in DTYPES:
-        found, _, wants = every_case(dtype)
-        check(found[number], every_result(dtype, isa)[number], wants[number])
+        cases, _, wants = every_case(dtype)
+        check(cases[number], every_result(dtype, isa)[number], wants[number])
 
 
 @pytest.mark.parametrize("row", LARGE, ids=str)

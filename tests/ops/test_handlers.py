@@ -36,8 +36,8 @@ def symbol_of(case):
 @pytest.mark.parametrize("case", GOOD)
 def test_accepted(case):
     op, (args, result, attributes) = symbol_of(case), GOOD[case]
-    found = call(op, args, result, attributes, aliases=IN_PLACE.get(op))
-    for out, want in zip(found, result if isinstance(result, list) else [result], strict=True):
+    outs = call(op, args, result, attributes, aliases=IN_PLACE.get(op))
+    for out, want in zip(outs, result if isinstance(result, list) else [result], strict=True):
         np.testing.assert_array_equal(out, want)
 
 

@@ -34,7 +34,7 @@ class CupyArray(np.ndarray):
                 raise TypeError(f"{ufunc.__name__} of an array of NumPy and one of CuPy")
             if getattr(x, "dtype", None) == BF16:
                 raise TypeError(f"{ufunc.__name__} has no loop for bfloat16 in CuPy")
-        inputs, out = ([np.asarray(x) if isinstance(x, np.ndarray) else x for x in each] for each in (inputs, out))
+        inputs, out = ([np.asarray(x) if isinstance(x, np.ndarray) else x for x in arrays] for arrays in (inputs, out))
         return _as_cupy(getattr(ufunc, method)(*inputs, **({"out": tuple(out)} if out else {}), **options))
 
     def __setitem__(self, index, value):

@@ -38,7 +38,10 @@ NAMES = {op.name for _, _, op in OPS}
 
 
 def tuples(kernels: Any) -> Any:
-    return {platform: each if isinstance(each, tuple) else (each,) for platform, each in (kernels or {}).items()}
+    return {
+        platform: declared if isinstance(declared, tuple) else (declared,)
+        for platform, declared in (kernels or {}).items()
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +49,8 @@ def only_jax(monkeypatch):
     """The ops have these kernels alone, on the CPU."""
     for module, name, op in OPS:
         kernels, backward = of_jax(op.kernels), of_jax(tuples(op.backward))
-        own = {"kernels": {"cpu": kernels}, "backward": {"cpu": backward} if backward else None}
-        monkeypatch.setattr(module, name, dataclasses.replace(op, **own))
+        fields = {"kernels": {"cpu": kernels}, "backward": {"cpu": backward} if backward else None}
+        monkeypatch.setattr(module, name, dataclasses.replace(op, **fields))
     with jax.default_matmul_precision("highest"):
         yield
 
@@ -84,7 +87,7 @@ def runs(function, args):
 @with_dtypes(rows_with("mapped", "python"))
 def test_results(row, dtype):
     case = row(dtype)
-    if all(np.size(each) for each in case.args):
+    if all(np.size(arg) for arg in case.args):
         runs(case.op, case.args)
     want = table.quickly_compiled(case.reference)(*case.wide())
     # Not `case.op` itself: JAX would run the program that another test has made of it, or it ours.

@@ -24,8 +24,8 @@ LARGE = tagged("large")
 @pytest.mark.parametrize(("op", "number"), [edge[:2] for edge in EDGES], ids=[str(row) for *_, row in EDGES])
 def test_values(op, number, isa):
     for dtype in DTYPES:
-        found, wants = every_case(op, dtype)
-        found[number].check(every_result(op, dtype, isa)[number], wants[number])
+        cases, wants = every_case(op, dtype)
+        cases[number].check(every_result(op, dtype, isa)[number], wants[number])
 
 
 @by_dtype

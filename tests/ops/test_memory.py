@@ -44,6 +44,6 @@ def test_every_element_is_written(row, dtype, isa):
     op = jax.jit(case.op).lower(*case.args).compile()
     args = [jnp.asarray(x) for x in case.args]
     with poisoned_memory():
-        found, got = np.array(untouched(args[0])), np.array(op(*args))
-    assert set(found.tobytes()) == {PATTERN}  # or this test could not fail
+        before, got = np.array(untouched(args[0])), np.array(op(*args))
+    assert set(before.tobytes()) == {PATTERN}  # or this test could not fail
     case.check(got, want)

@@ -61,16 +61,16 @@ X = jnp.arange(12.0).reshape(3, 4)
 def test_the_fastest_kernel_runs_from_then_on():
     op = op_of(slow, fast)
     assert runs(op, X) == ["slow"]
-    (found,) = eqxc.tune(op, X)
-    assert found.winner == 1
-    assert found.seconds[0] > 0.002 > found.seconds[1] > 0
+    (tuned,) = eqxc.tune(op, X)
+    assert tuned.winner == 1
+    assert tuned.seconds[0] > 0.002 > tuned.seconds[1] > 0
     assert runs(op, X) == ["fast"]
     (call,) = eqxc.inspect(lambda x: op(x), X).calls
     assert call.passed_over == (("python kernel slow", "was measured, and was slower"),)
     np.testing.assert_array_equal(op(X), 2 * X)
-    assert str(found).splitlines()[1:] == [
-        f"   python kernel slow: {found.seconds[0] * 1e6:.1f} us",
-        f" * {found.kernels[1]}: {found.seconds[1] * 1e6:.1f} us",
+    assert str(tuned).splitlines()[1:] == [
+        f"   python kernel slow: {tuned.seconds[0] * 1e6:.1f} us",
+        f" * {tuned.kernels[1]}: {tuned.seconds[1] * 1e6:.1f} us",
     ]
 
 
@@ -95,8 +95,8 @@ def test_another_process_knows_it(cache):
     eqxc.tune(op_of(slow, fast), X)
     code = "import tests.program.test_tune as t; print(t.runs(t.op_of(t.slow, t.fast), t.X))"
     root = pathlib.Path(__file__).parents[2]
-    found = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert found.stdout == "['fast']\n"
+    process = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert process.stdout == "['fast']\n"
 
 
 def test_a_gradient_is_a_call_of_its_own():
@@ -106,7 +106,7 @@ def test_a_gradient_is_a_call_of_its_own():
     def loss(x):
         return (op(x) ** 2).sum()
 
-    assert [found.winner for found in eqxc.tune(jax.grad(loss), X)] == [0, 1]
+    assert [tuned.winner for tuned in eqxc.tune(jax.grad(loss), X)] == [0, 1]
     assert runs(jax.grad(loss), X) == ["fast", "fast_gradient"]
     np.testing.assert_array_equal(jax.grad(loss)(X), 8 * X)
 
@@ -123,12 +123,12 @@ def test_modules_and_jax_kernels():
         def reference(self, x):
             return x * self.scale
 
-    (found,) = eqxc.tune(Double(jnp.float32(2.0)), X)
-    assert found.winner == 0
-    assert found.kernels[1].endswith("Double.slow")
+    (tuned,) = eqxc.tune(Double(jnp.float32(2.0)), X)
+    assert tuned.winner == 0
+    assert tuned.kernels[1].endswith("Double.slow")
     # The product is really computed each time: 4 million numbers take longer than a thousandth of the kernel that sleeps.
-    (found,) = eqxc.tune(Double(jnp.float32(2.0)), jnp.ones((2048, 2048)))
-    assert found.seconds[0] > 1e-4
+    (tuned,) = eqxc.tune(Double(jnp.float32(2.0)), jnp.ones((2048, 2048)))
+    assert tuned.seconds[0] > 1e-4
 
 
 def test_a_kernel_that_fails_is_passed_over():
@@ -137,10 +137,10 @@ def test_a_kernel_that_fails_is_passed_over():
 
     kernels = {"cpu": [eqxc.JaxKernel(broken), eqxc.PythonKernel(fast)]}
     op = eqxc.Op("double", kernels, double)
-    (found,) = eqxc.tune(op, X)
-    assert (found.winner, found.seconds[0]) == (1, float("inf"))
-    assert "this one is broken" in found.failed[0]
-    assert "this one is broken" in str(found)
+    (tuned,) = eqxc.tune(op, X)
+    assert (tuned.winner, tuned.seconds[0]) == (1, float("inf"))
+    assert "this one is broken" in tuned.failed[0]
+    assert "this one is broken" in str(tuned)
     assert runs(op, X) == ["fast"]
 
 
@@ -180,13 +180,13 @@ def test_a_file_that_is_not_whole_is_not_there(cache):
     file.write_bytes(file.read_bytes()[:40])
     fresh = "import tests.program.test_tune as t; print(t.runs(t.op_of(t.slow, t.fast), t.X))"
     root = pathlib.Path(__file__).parents[2]
-    found = subprocess.run([sys.executable, "-c", fresh], cwd=root, capture_output=True, text=True, check=True)
-    assert found.stdout == "['slow']\n"
+    process = subprocess.run([sys.executable, "-c", fresh], cwd=root, capture_output=True, text=True, check=True)
+    assert process.stdout == "['slow']\n"
 
 
 def test_a_kernel_that_was_chosen_by_kind_stays():
     kernels = [eqxc.PythonKernel(slow), eqxc.JaxKernel(double)]
     op = eqxc.Op("double", {"cpu": kernels}, double)
-    (found,) = eqxc.tune(op, X)
-    assert found.winner == 1
+    (tuned,) = eqxc.tune(op, X)
+    assert tuned.winner == 1
     assert runs(op.using("python"), X) == ["slow"]

@@ -169,11 +169,11 @@ def test_what_is_no_mapping_of_aliases(value):
 @quick
 @given(SOME)
 def test_options_of_native_kernels(value):
-    found, error = attempt(lambda: xla.attributes({"o": value}, "op"), TypeError, OverflowError)
-    if found is None:
+    attributes, error = attempt(lambda: xla.attributes({"o": value}, "op"), TypeError, OverflowError)
+    if attributes is None:
         assert str(error).startswith("op: the option o is ")
         return
-    attribute = found["o"]
+    attribute = attributes["o"]
     assert isinstance(attribute, str | np.generic | np.ndarray)
     if isinstance(attribute, np.generic):
         assert type(value) is type(attribute) or type(attribute) in (np.bool_, np.int64, np.float64)

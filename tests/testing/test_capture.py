@@ -25,12 +25,12 @@ from .tiny_gpu import LEGACY, OTHER, Copy, WithBackward, gpu
 def driver(monkeypatch):
     if _rows_capture.on_gpu():
         pytest.skip("programs have to run on a CPU, whose memory the fake driver can use: set JAX_PLATFORMS=cpu")
-    found = Driver()
-    monkeypatch.setattr(gpu, "library", found.library)
+    fake = Driver()
+    monkeypatch.setattr(gpu, "library", fake.library)
     monkeypatch.setattr(_rows_capture, "on_gpu", lambda: True)
-    yield found
-    assert found.num_graphs == 0
-    found.reset()
+    yield fake
+    assert fake.num_graphs == 0
+    fake.reset()
     xla.launch_with("")
 
 
@@ -49,8 +49,8 @@ X = normal(1, 3)
 
 @pytest.mark.parametrize(("layer", "count"), [(Copy(), 2), (WithBackward(), 6)], ids=["forward", "backward"])
 def test_a_kernel_that_can_be_recorded(driver, layer, count):
-    found = row(layer, X)
-    assert (found.result, found.detail, found.worst_error) == ("ok", f"recorded {count} copies", 0)
+    outcome = row(layer, X)
+    assert (outcome.result, outcome.detail, outcome.worst_error) == ("ok", f"recorded {count} copies", 0)
     assert sum("cuGraphLaunch 1 nodes" in line for line in driver.log) == count
 
 
@@ -258,21 +258,21 @@ def test_without_a_gpu():
     if xla.platform_in_use(()) != "cpu":
         pytest.skip("this machine has a GPU")
     report = check(Copy(), X, capture=True, only="types")
-    assert [(found.name, found.result) for found in report.rows] == [("types", "ok"), ("capture", "not applicable")]
+    assert [(entry.name, entry.result) for entry in report.rows] == [("types", "ok"), ("capture", "not applicable")]
     assert report["capture"].detail == "no GPU: nothing can be recorded"
 
 
 def test_it_runs_when_it_is_asked_for():
     report = check(Copy(), X, skip=[name for name in ROWS if name not in ("types", "capture")])
-    assert [found.name for found in report.rows] == ["types"]
+    assert [entry.name for entry in report.rows] == ["types"]
 
 
 def test_a_kernel_that_is_not_declared(driver):
     class Undeclared(Waits):
         command_buffer_compatible = False
 
-    found = row(Undeclared(), X)
-    assert (found.result, found.detail) == (
+    outcome = row(Undeclared(), X)
+    assert (outcome.result, outcome.detail) == (
         "not applicable",
         "no kernel in Python is declared command_buffer_compatible",
     )

@@ -60,8 +60,10 @@ def lanes(function, *args, **options):
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_check(function, vmap_method, backward):
-    own = {} if backward is None else {"backward": {"cpu": eqxc.JaxKernel(backward)}}
-    report = eqxc.testing.check(saxpy(function, vmap_method=vmap_method, **own), X, Y, a=2.0, skip=("dtypes", "export"))
+    fields = {} if backward is None else {"backward": {"cpu": eqxc.JaxKernel(backward)}}
+    report = eqxc.testing.check(
+        saxpy(function, vmap_method=vmap_method, **fields), X, Y, a=2.0, skip=("dtypes", "export")
+    )
     assert report.passed, report
 
 

@@ -213,15 +213,15 @@ def test_control_flow(jit):
         return saxpy(x, Y, a=1.0)
 
     def outer(x):
-        scanned, each = jax.lax.scan(lambda c, _: (f(c), c), x, length=3)
+        scanned, carries = jax.lax.scan(lambda c, _: (f(c), c), x, length=3)
         looped = jax.lax.while_loop(lambda x: f(x).sum() < 100, f, x)
         chosen = jax.lax.cond(x[0] > 0, f, lambda x: x, x)
         mapped = jax.lax.map(f, jnp.stack([x, x]), batch_size=2)
-        return scanned, each, looped, chosen, mapped
+        return scanned, carries, looped, chosen, mapped
 
-    scanned, each, looped, chosen, mapped = (jax.jit(outer) if jit else outer)(X)
+    scanned, carries, looped, chosen, mapped = (jax.jit(outer) if jit else outer)(X)
     np.testing.assert_array_equal(scanned, X + 3 * Y)
-    np.testing.assert_array_equal(each, [X + i * Y for i in range(3)])
+    np.testing.assert_array_equal(carries, [X + i * Y for i in range(3)])
     np.testing.assert_array_equal(looped, X + 5 * Y)
     np.testing.assert_array_equal(chosen, X + Y)
     np.testing.assert_array_equal(mapped, [X + Y, X + Y])

@@ -163,13 +163,13 @@ def test_gradients_are_those_of_sequential(in_axes):
     args = [jnp.asarray(rng.random((4, 5) if axis == 0 else (5,)), jnp.float32) for axis in in_axes]
     loss = lambda op: lambda x, w: (op(x, w, a=2.0) ** 2).sum()
     summed = lambda op: lambda *args: jax.vmap(loss(op), in_axes)(*args).sum()
-    found = []
+    results = []
     for method in ("threads", "sequential"):
         it = op("c", method, backward=BACKWARD)
         one = jax.jit(jax.vmap(jax.grad(loss(it), (0, 1)), in_axes))(*args)
-        found.append([*one, *jax.jit(jax.grad(summed(it), (0, 1)))(*args)])
+        results.append([*one, *jax.jit(jax.grad(summed(it), (0, 1)))(*args)])
     expected = jax.grad(summed(lambda x, w, *, a: reference(x, w, a=a)), (0, 1))(*args)
-    for got, want in zip(found[0], [*found[1][:2], *expected], strict=True):
+    for got, want in zip(results[0], [*results[1][:2], *expected], strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5)
     target = "".join(eqxc.inspect(jax.grad(summed(op(backward=BACKWARD)), (0, 1)), *args).calls[-1].target or "")
     assert "cumulate_backward" in target

@@ -137,21 +137,21 @@ def assembler_warnings(ptx: str) -> list[str]:
 
 def loops(made: Compiled) -> list[list[str]]:
     """The instructions of each loop that has products, the shortest loop first: that one asks no pair anything."""
-    found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", _cuobjdump("-sass", made.cubin))
-    places = {int(address, 16): i for i, (address, _) in enumerate(found)}
+    instructions = re.findall(r"/\*([0-9a-f]{4,})\*/\s+(.*?);", _cuobjdump("-sass", made.cubin))
+    places = {int(address, 16): i for i, (address, _) in enumerate(instructions)}
     bodies = []
-    for i, (address, text) in enumerate(found):
+    for i, (address, text) in enumerate(instructions):
         target = re.search(r"BRA.*?0x([0-9a-f]+)", text)
         if target and int(target[1], 16) <= int(address, 16):
-            body = [each for _, each in found[places[int(target[1], 16)] : i + 1]]
-            if any("MMA" in each for each in body):
+            body = [line for _, line in instructions[places[int(target[1], 16)] : i + 1]]
+            if any("MMA" in line for line in body):
                 bodies.append(body)
     return sorted(bodies, key=len)
 
 
 def spills_in_the_main_loop(made: Compiled) -> int:
     """Instructions that move registers to memory and back."""
-    return sum("LDL" in each or "STL" in each for each in loops(made)[0])
+    return sum("LDL" in line or "STL" in line for line in loops(made)[0])
 
 
 def _cuobjdump(option: str, cubin: bytes) -> str:

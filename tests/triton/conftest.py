@@ -54,8 +54,8 @@ def interpreted(on_triton, monkeypatch):
     choice = tiles._choice
 
     def small(tile, size, **more):
-        found = choice(tile, size, **more)
-        return dataclasses.replace(found, constants=found.constants | {"BLOCK_QUERIES": 16, "BLOCK_KEYS": 16})
+        chosen = choice(tile, size, **more)
+        return dataclasses.replace(chosen, constants=chosen.constants | {"BLOCK_QUERIES": 16, "BLOCK_KEYS": 16})
 
     monkeypatch.setattr(tiles, "_choice", small)
     table.quickly_compiled.cache_clear()

@@ -19,9 +19,9 @@ def image(monkeypatch, arch: str) -> bytes:
     monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", arch)
     op, x = sums_of(row_sums), jax.ShapeDtypeStruct((3, 10), jnp.float32)
     text = jax.jit(op).trace(x).lower(lowering_platforms=("cuda",)).as_text()
-    found = re.search(r'images = dense<"0x([0-9A-F]+)">', text)
-    assert found is not None
-    return bytes.fromhex(found[1])
+    match = re.search(r'images = dense<"0x([0-9A-F]+)">', text)
+    assert match is not None
+    return bytes.fromhex(match[1])
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121"])

@@ -154,17 +154,17 @@ def test_backward(step, arch, size, dtype):
 )
 def test_backward_in_any_order(arch, size, dtype, chosen):
     """The kernel of keys, which adds to the gradients of queries as well."""
-    has = sum(1 << OPTIONAL.index(each) for each in chosen.get("has", ()))
+    has = sum(1 << OPTIONAL.index(option) for option in chosen.get("has", ()))
     choice = tiles.choose_added(arch, size, dtype, has=has, soft_cap=chosen.get("soft_cap", 0.0))
     made = compiled(attention_backward.attention_backward_keys, arch, dtype, choice, added=True, **chosen)
     within_limits(made, arch)
     added = re.findall(r"(?:red|atom)\S*\.add\S*", made.ptx)
     assert added
-    assert not any("acq_rel" in each for each in added)
+    assert not any("acq_rel" in line for line in added)
     if arch == 90 and dtype != "float32":
         assert not assembler_warnings(made.ptx)
         # Four elements at a time; where the tile has no registers for its part of the gradient, some spill.
-        assert all(".v4" in each for each in added)
+        assert all(".v4" in line for line in added)
         print(spills_in_the_main_loop(made), "instructions of the main loop spill")
         assert spills_in_the_main_loop(made) <= (64 if size > 64 else 0)
 
@@ -193,7 +193,7 @@ def test_backward_without_gradients_that_are_not_needed(step, absent):
 )
 def test_options(name, arch, size, chosen):
     kernel, choose = KERNELS[name]
-    has = sum(1 << OPTIONAL.index(each) for each in chosen.get("has", ()))
+    has = sum(1 << OPTIONAL.index(option) for option in chosen.get("has", ()))
     choice = choose(arch, size, "bfloat16", queries=4096, has=has, soft_cap=chosen.get("soft_cap", 0.0))
     made = compiled(kernel, arch, "bfloat16", choice, **chosen)
     within_limits(made, arch)

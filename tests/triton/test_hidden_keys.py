@@ -53,8 +53,8 @@ def test_examples_share_keys_and_have_their_lengths(deterministic):
         return (f(q, lengths) * normal(5, q.shape)).sum()
 
     def one_by_one(q, k, v):
-        found = [ops.attention(x, k[:n], v[:n], soft_cap=2.0) for x, n in zip(q, lengths, strict=True)]
-        return (jnp.stack(found) * normal(5, q.shape)).sum()
+        parts = [ops.attention(x, k[:n], v[:n], soft_cap=2.0) for x, n in zip(q, lengths, strict=True)]
+        return (jnp.stack(parts) * normal(5, q.shape)).sum()
 
     got, want = (jax.grad(f, (0, 1, 2))(q, k, v) for f in (summed, one_by_one))
     check_each(got, want)

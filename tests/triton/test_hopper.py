@@ -24,28 +24,28 @@ def lowered(op, *args):
 
 def test_warps_that_the_compiler_adds_and_memory_that_it_wants():
     program = lowered(matmul_op(), A, B)
-    found = attributes(program)
-    x, y, z, *block, shared, _ = found["geometry"].tolist()
+    launch = attributes(program)
+    x, y, z, *block, shared, _ = launch["geometry"].tolist()
     assert (x, y, z) == (2, 3, 1)
     assert block == [384, 1, 1]  # num_warps=4, and two groups of as many for what it gives them to do
     assert shared > 100_000
-    assert found["scalars"].tolist() == [
+    assert launch["scalars"].tolist() == [
         256,
         384,
         192,
         0,
         0,
     ]  # then scratch memory of the compiler, and of its profiler
-    assert found["scratch"].tolist() == [3, 0]
+    assert launch["scratch"].tolist() == [3, 0]
     # 128 bytes for each of three descriptors, and for another one, of each of 6 programs.
     assert "-> (tensor<256x384xf16>, tensor<3072xui8>)" in program.as_text()
-    assert "attributes" not in found
+    assert "attributes" not in launch
 
 
 def test_clusters_and_programmatic_launches():
-    found = attributes(lowered(increment_op(num_ctas=2, launch_pdl=True), X))
-    assert found["geometry"].tolist()[:6] == [8, 1, 1, 128, 1, 1]  # Triton counts clusters
-    assert found["attributes"].tolist() == [2, 1, 1, 0, 1, 1]
+    launch = attributes(lowered(increment_op(num_ctas=2, launch_pdl=True), X))
+    assert launch["geometry"].tolist()[:6] == [8, 1, 1, 128, 1, 1]  # Triton counts clusters
+    assert launch["attributes"].tolist() == [2, 1, 1, 0, 1, 1]
     chosen = attributes(lowered(increment_op(choose=lambda arch, x: {"launch_cooperative_grid": True}), X))
     assert chosen["attributes"].tolist() == [1, 1, 1, 1, 0, 0]
     assert increment_op(num_ctas=2) != increment_op()
@@ -60,9 +60,9 @@ def test_clusters_on_an_old_device():
 
 @pytest.mark.parametrize("num_warps", [4, 8])
 def test_gluon(num_warps):
-    found = attributes(lowered(increment_op(increment_in_gluon, num_warps=num_warps), X))
-    assert found["geometry"].tolist()[:6] == [4, 1, 1, 32 * num_warps, 1, 1]
-    assert found["entries"] == "increment_in_gluon"
+    launch = attributes(lowered(increment_op(increment_in_gluon, num_warps=num_warps), X))
+    assert launch["geometry"].tolist()[:6] == [4, 1, 1, 32 * num_warps, 1, 1]
+    assert launch["entries"] == "increment_in_gluon"
 
 
 def test_gluon_is_not_emulated():

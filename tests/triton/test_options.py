@@ -135,7 +135,7 @@ def test_parts_of_keys(queries, heads, kv_heads, keys, multiprocessors, parts, m
 
 
 @pytest.mark.parametrize(
-    ("batch", "own", "found"),
+    ("batch", "shape", "expected"),
     [
         ((), (), (1, 1)),
         ((4,), (), (1, 1)),
@@ -149,9 +149,9 @@ def test_parts_of_keys(queries, heads, kv_heads, keys, multiprocessors, parts, m
         ((2, 1, 4), (2, 1, 4), (1, 8)),
     ],
 )
-def test_examples_that_an_operand_has(batch, own, found):
-    assert places(batch, own) == found
-    if found is not None:
-        every, count = found
-        index = np.broadcast_to(np.arange(np.prod(own, dtype=int)).reshape(own), batch).ravel()
+def test_examples_that_an_operand_has(batch, shape, expected):
+    assert places(batch, shape) == expected
+    if expected is not None:
+        every, count = expected
+        index = np.broadcast_to(np.arange(np.prod(shape, dtype=int)).reshape(shape), batch).ravel()
         assert [e // every % count for e in range(len(index))] == index.tolist()

@@ -47,8 +47,8 @@ def small_tiles(monkeypatch):
     choice = tiles._choice
 
     def small(tile, size, **more):
-        found = choice(tile, size, **more)
-        return dataclasses.replace(found, constants=found.constants | {"BLOCK_QUERIES": 32, "BLOCK_KEYS": 16})
+        chosen = choice(tile, size, **more)
+        return dataclasses.replace(chosen, constants=chosen.constants | {"BLOCK_QUERIES": 32, "BLOCK_KEYS": 16})
 
     monkeypatch.setattr(tiles, "_choice", small)
 
@@ -95,7 +95,7 @@ def test_gradients_are_those_of_the_definition():
     def loss(implementation):
         return lambda q: (ops.attention(q, k, v, implementation=implementation) ** 2).sum()
 
-    got, want = (jax.grad(loss(each))(q) for each in ("triton", "reference"))
+    got, want = (jax.grad(loss(kind))(q) for kind in ("triton", "reference"))
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
 
 
@@ -138,9 +138,9 @@ def attend():
 def test_scratch_memory(monkeypatch):
     monkeypatch.setattr(by_tma.MODULE, "_attention", by_tma.OP)
     program = attend().trace(*TYPES).lower(lowering_platforms=("cuda",))
-    found = attributes(program)
-    assert found["entries"] == "attention_forward_tma"
-    assert found["geometry"].tolist()[:6] == [16, 1, 1, 384, 1, 1]
+    launch = attributes(program)
+    assert launch["entries"] == "attention_forward_tma"
+    assert launch["geometry"].tolist()[:6] == [16, 1, 1, 384, 1, 1]
     assert f"tensor<{16 * 3 * 128}xui8>" in program.as_text()
 
 

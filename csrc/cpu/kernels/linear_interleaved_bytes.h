@@ -1,4 +1,4 @@
-// Rows of x as digits, see linear_byte_dots.h, times Q4_1 blocks of 16 rows side by side. Four neighbouring weights of
+// Rows of x as digits, see linear_byte_dots.h, times blocks of 16 rows side by side. Four neighbouring weights of
 // a row are a lane, which a dword of x meets: the products of bytes are all that is left to do. Many rows are
 // multiplied so as well, as f32 takes as many instructions; each gets what it gets alone.
 #pragma once
@@ -9,33 +9,51 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// So many bytes ahead are fetched: a group is one stream, which the processor follows no further than a page.
-inline constexpr int64_t kGroupAhead = 8192;
+// body(j, weights) for the fours 4 * j to 4 * j + 3 of a block's 32 weights.
+template <Encoding encoding, class Body>
+[[gnu::always_inline]] inline void for_fours(const GroupBlock<encoding>& block, const Body& body) {
+  if constexpr (encoding == Encoding::kQ4_1_R16) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const Ints both = block.fours(j);
+      constexpr int32_t kNibbles = 0x0f0f0f0f;
+      body(j, both & kNibbles);
+      body(4 + j, (both >> 4) & kNibbles);
+    }
+  } else {
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) body(j, Bytes::as_weights(block.fours(j)));
+  }
+}
 
 // kX rows of x, as digits, times the rows of one vector.
-template <int kDigits, int kX>
+template <Encoding encoding, int kDigits, int kX>
 [[gnu::always_inline]] inline void digit_sums(F (&total)[kX], const uint8_t* group, int vector, const ByteBlock* x,
                                               int64_t num_blocks) {
 #pragma GCC unroll 8
   for (int i = 0; i < kX; ++i) total[i] = Simd::zero();
   for (int64_t b = 0; b < num_blocks; ++b) {
-    const GroupBlock block{group + b * kGroupBytes, vector};
-    if constexpr (kX == 1) {
-      if (vector == 0) prefetch(block.block + kGroupAhead, kGroupBytes);
-    }
+    using Block = GroupBlock<encoding>;
+    const Block block{group + b * Block::kBytes, vector};
+    if (vector == 0) prefetch(block.block + kGroupAhead, Block::kBytes);
+    // 32 integers of 23 bits times 15 at most have room in 32 bits; times the bytes of Q8_0, the lowest digits are
+    // apart.
+    constexpr bool kHasUpper = kDigits == 3 && encoding == Encoding::kQ8_0_R16;
     Ints sums[kX][kDigits] = {};
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      const Ints both = block.fours(j);
-      constexpr int32_t kNibbles = 0x0f0f0f0f;
-      const Ints first = both & kNibbles, second = (both >> 4) & kNibbles;
+    if constexpr (encoding == Encoding::kQ8_0_R16) {
+#pragma GCC unroll 8
+      for (int i = 0; i < kX; ++i) {
+        const ByteBlock& of_x = x[i * num_blocks + b];
+        sums[i][0] += of_x.lower_total;
+        if constexpr (kHasUpper) sums[i][1] += of_x.upper_total;
+      }
+    }
+    for_fours(block, [&](int j, Ints weights) __attribute__((always_inline)) {
 #pragma GCC unroll 8
       for (int i = 0; i < kX; ++i) {
         const ByteBlock& of_x = x[i * num_blocks + b];
         const auto add = [&](Ints& sum, const int8_t* digits) __attribute__((always_inline)) {
-          const auto* fours = reinterpret_cast<const ByteFour*>(digits) + j;
-          sum = Simd::fma(factor_of(fours), first, sum);
-          sum = Simd::fma(factor_of(fours + 4), second, sum);
+          sum = Simd::fma(factor_of(reinterpret_cast<const ByteFour*>(digits) + j), weights, sum);
         };
         add(sums[i][0], of_x.low);
         if constexpr (kDigits == 3) {
@@ -43,38 +61,47 @@ template <int kDigits, int kX>
           add(sums[i][2], of_x.high);
         }
       }
-    }
-    const F scales = block.scales(), minimums = block.minimums();
+    });
+    const F scales = block.scales();
 #pragma GCC unroll 8
     for (int i = 0; i < kX; ++i) {
       const ByteBlock& of_x = x[i * num_blocks + b];
-      Ints sum = sums[i][0];
-      // 32 integers of 23 bits times 15 at most have room in 32 bits.
-      if constexpr (kDigits == 3) sum += 256 * (sums[i][1] + 256 * sums[i][2]);
-      const F dot = Simd::mul(__builtin_convertvector(sum, F), Simd::broadcast(of_x.lower_scale));
+      Ints lower = sums[i][0], upper{};
+      if constexpr (kDigits == 3) upper = sums[i][1] + 256 * sums[i][2];
+      if constexpr (kDigits == 3 && !kHasUpper) lower += 256 * upper;
+      F dot = Simd::mul(__builtin_convertvector(lower, F), Simd::broadcast(of_x.lower_scale));
+      if constexpr (kHasUpper) {
+        dot = Simd::fma(__builtin_convertvector(upper, F), Simd::broadcast(of_x.upper_scale), dot);
+      }
       total[i] = Simd::fma(dot, scales, total[i]);
-      total[i] = Simd::fma(minimums, Simd::broadcast(of_x.sums[1]), total[i]);
+      if constexpr (Block::kHasMinimums) {
+        total[i] = Simd::fma(block.minimums(), Simd::broadcast(of_x.sums[1]), total[i]);
+      }
     }
   }
 }
 
 // False if x has no form in bytes.
-template <int kDigits, class T>
+template <Encoding encoding, int kDigits, class T>
 bool multiply_group_digits(const QuantizedLinear& args, const float* x, const Executor& executor) {
-  constexpr int kRows = 6;  // more sums do not fit into registers
+  constexpr int kRows = kDigits == 1 ? 8 : 6;  // more sums do not fit into registers
   const int64_t num_blocks = args.in_features / kBlockSize;
   const int64_t row_bytes = num_blocks * static_cast<int64_t>(sizeof(ByteBlock));
   // So many rows of x at a time that they stay in the second cache.
   const int64_t step = smaller(args.rows, larger<int64_t>(kRows, (int64_t{1} << 19) / larger<int64_t>(1, row_bytes)));
   const int64_t floats = row_bytes / static_cast<int64_t>(sizeof(float));
+  // And so many rows of weights.
+  const int64_t bytes = larger<int64_t>(1, num_blocks) * GroupBlock<encoding>::kBytes;
+  const int64_t rows_of_part = larger<int64_t>(1, (int64_t{1} << 18) / bytes) * kGroupRows;
   Scratch scratch(step * (floats + 1));
   auto* blocks = reinterpret_cast<ByteBlock*>(scratch.data());
   float* has_form = scratch.data() + step * floats;
   for (int64_t first = 0; first < args.rows; first += step) {
     const int64_t num_rows = smaller(step, args.rows - first);
-    parallel_for(executor, num_rows, static_cast<double>(num_blocks) * 20, [&](int64_t begin, int64_t end) {
+    parallel_for(executor, num_rows, static_cast<double>(num_blocks) * 10, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        has_form[r] = to_bytes<kDigits>(blocks + r * num_blocks, x + (first + r) * args.in_features, num_blocks);
+        has_form[r] =
+            to_bytes<encoding, kDigits>(blocks + r * num_blocks, x + (first + r) * args.in_features, num_blocks);
       }
     });
     for (int64_t r = 0; r < num_rows; ++r) {
@@ -85,18 +112,20 @@ bool multiply_group_digits(const QuantizedLinear& args, const float* x, const Ex
     parallel_for(
         executor, args.out_features, static_cast<double>(num_blocks) * (0.6 + of_rows),
         [&](int64_t begin, int64_t end) {
-          for_few_rows<kRows>(num_rows, [&](auto count, int64_t r) {
-            constexpr int kX = decltype(count)::value;
-            for_groups(args, begin, end, [&](const uint8_t* group, int64_t o) {
-              for (int v = 0; v < kGroupVectors; ++v) {
-                F total[kX];
-                digit_sums<kDigits>(total, group, v, blocks + r * num_blocks, num_blocks);
-                T* out = static_cast<T*>(args.out) + (first + r) * args.out_features + o + v * kLanes;
+          for (int64_t part = begin; part < end; part += rows_of_part) {
+            for_few_rows<kRows>(num_rows, [&](auto count, int64_t r) {
+              constexpr int kX = decltype(count)::value;
+              for_groups<encoding>(args, part, smaller(part + rows_of_part, end), [&](const uint8_t* group, int64_t o) {
+                for (int v = 0; v < kGroupVectors; ++v) {
+                  F total[kX];
+                  digit_sums<encoding, kDigits>(total, group, v, blocks + r * num_blocks, num_blocks);
+                  T* out = static_cast<T*>(args.out) + (first + r) * args.out_features + o + v * kLanes;
 #pragma GCC unroll 8
-                for (int i = 0; i < kX; ++i) Simd::store(out + i * args.out_features, total[i]);
-              }
+                  for (int i = 0; i < kX; ++i) Simd::store(out + i * args.out_features, total[i]);
+                }
+              });
             });
-          });
+          }
         },
         kGroupRows);
   }

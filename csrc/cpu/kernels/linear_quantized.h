@@ -3,8 +3,7 @@
 // Few rows of x read each weight once and have to be fast at decoding: linear_float_dots.h, or linear_byte_dots.h if
 // the processor multiplies bytes, and linear_decoded_tiles.h. For many rows of x, a few rows of weights at a time
 // are decoded into cache and multiplied with all of x; or if x is quantised, linear_block_panels.h.
-// Rows of weights that are side by side have kernels of their own: linear_interleaved.h, and
-// linear_interleaved_bytes.h.
+// Rows of weights that are side by side have kernels of their own: linear_interleaved.h.
 #pragma once
 
 #include "cpu/kernels/linear_activations.h"
@@ -17,6 +16,7 @@
 #include "cpu/kernels/linear_interleaved_bytes.h"
 #else
 #include "cpu/kernels/linear_float_dots.h"
+#include "cpu/kernels/linear_interleaved_floats.h"
 #endif
 
 namespace eqxcallback::cpu {
@@ -34,7 +34,7 @@ inline constexpr bool kHasBytes = false;
 #endif
 inline constexpr int64_t kRowsOfTiles = kLanes == 16 ? 6 : 0;
 constexpr int64_t rows_as_alone(Encoding encoding, bool quantized_activations) {
-  if (encoding == Encoding::kQ4_1_R16 && kHasBytes) return INT64_MAX;
+  if (is_interleaved(encoding) && kHasBytes) return INT64_MAX;
   return quantized_activations ? kQuantizedRowsAsAlone : kRowsAsAlone;
 }
 
@@ -101,22 +101,22 @@ void multiply_decoded(T* out, const float* x, int64_t num_rows, int64_t out_feat
 // False if x has no form in which few rows are fast.
 template <Encoding encoding, class T>
 bool multiply_few(const QuantizedLinear& args, const float* x, const Executor& executor) {
-  if constexpr (encoding != Encoding::kQ4_1_R16) {
+  if constexpr (!is_interleaved(encoding)) {
     return multiply_vectors<encoding, T>(args, x, executor);
   } else {
 #ifdef EQXCALLBACK_BYTES
-    return args.quantized_activations ? multiply_group_digits<1, T>(args, x, executor)
-                                      : multiply_group_digits<3, T>(args, x, executor);
+    return args.quantized_activations ? multiply_group_digits<encoding, 1, T>(args, x, executor)
+                                      : multiply_group_digits<encoding, 3, T>(args, x, executor);
 #else
-    return multiply_group_floats<T>(args, x, executor);
+    return multiply_group_floats<encoding, T>(args, x, executor);
 #endif
   }
 }
 
 template <Encoding encoding, class T>
 void multiply_matrix(const QuantizedLinear& args, const float* x, const Executor& executor) {
-  if constexpr (encoding == Encoding::kQ4_1_R16) {
-    multiply_group_panels<T>(args, x, executor);
+  if constexpr (is_interleaved(encoding)) {
+    multiply_group_panels<encoding, T>(args, x, executor);
   } else {
     const int64_t num_blocks = args.in_features / kBlockSize;
     const int64_t stride = args.in_features / weights_of_block(encoding) * block_bytes(encoding);
@@ -144,7 +144,7 @@ void quantized_linear_as(const QuantizedLinear& args, const float* x, const Exec
   }
   if (args.quantized_activations) {
 #ifdef EQXCALLBACK_BYTES
-    if constexpr (!is_packed(encoding) && encoding != Encoding::kQ4_1_R16) {
+    if constexpr (!is_packed(encoding) && !is_interleaved(encoding)) {
       if (args.rows > 1 && multiply_block_panels<encoding, T>(args, x, executor)) return;
     }
 #endif
@@ -156,7 +156,7 @@ void quantized_linear_as(const QuantizedLinear& args, const float* x, const Exec
     call.quantized_activations = false;
     return quantized_linear_as<encoding, T>(call, quantized.data(), executor);
   }
-  if constexpr (kRowsOfTiles > 0 && encoding != Encoding::kQ4_1_R16) {
+  if constexpr (kRowsOfTiles > 0 && !is_interleaved(encoding)) {
     if (args.rows <= kRowsOfTiles) return multiply_tiles<encoding, T>(args, x, executor);
   }
   multiply_matrix<encoding, T>(args, x, executor);
@@ -185,6 +185,8 @@ void quantized_linear(Element element, const QuantizedLinear& args, const Execut
           return quantized_linear_as<Encoding::kQ6_K, T>(args, x, executor);
         case Encoding::kQ4_1_R16:
           return quantized_linear_as<Encoding::kQ4_1_R16, T>(args, x, executor);
+        case Encoding::kQ8_0_R16:
+          return quantized_linear_as<Encoding::kQ8_0_R16, T>(args, x, executor);
         default:
           return;  // no caller has other encodings
       }

@@ -121,6 +121,12 @@ struct Simd : Halves {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
   }
 
+  static F fours_of_halves(const uint8_t* p) {
+    int32_t bits;
+    std::memcpy(&bits, p, sizeof(bits));
+    const __m128i spread = _mm_setr_epi8(0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3);
+    return _mm256_cvtph_ps(_mm_shuffle_epi8(_mm_cvtsi32_si128(bits), spread));
+  }
   static F scale_and_minimum(const uint8_t* p, const float* factor, Minimums& minimums) {
     return _mm256_broadcastss_ps(add_minimum(p, factor, minimums));
   }

@@ -121,6 +121,7 @@ struct Simd {
     std::memcpy(&value, p, sizeof(value));
     return value;
   }
+  static F fours_of_halves(const uint8_t* p) { return broadcast(half(p)); }
   using Minimums = float32x2_t;
   static Minimums no_minimums() { return vdup_n_f32(0); }
   static F scale_and_minimum(const uint8_t* p, const float* factor, Minimums& minimums) {

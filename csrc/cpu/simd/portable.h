@@ -109,6 +109,8 @@ struct Simd {
     std::memcpy(&value, p, sizeof(value));
     return to_float(value);
   }
+  // kLanes / 4 halves, each in four lanes side by side.
+  static F fours_of_halves(const uint8_t* p) { return broadcast(half(p)); }
   // A scale and a minimum, in halves: the scale in all lanes; minimum * factor is added to `minimums`. `factor` is a
   // pair {0, factor}, so that wide registers need not move anything.
   using Minimums = float;

@@ -96,8 +96,8 @@ def attention(
 
     **Returns:** an array of the shape and dtype of `q`, but for its last axis, which is that of `v`.
 
-    What is a conjunction: a key is seen where `causal`, `window`, `mask`, `segment_ids` and `lengths` all let it be. Those
-    that are not seen have a weight of zero, which does not hide NaN or infinities of theirs; only `lengths` does.
+    A query sees a key only if `causal`, `window`, `mask`, `segment_ids` and `lengths` all allow it. A key that is not seen has
+    a weight of zero, which does not hide a NaN or an infinity in its value; only `lengths` does.
 
     Memory, beside operands and results, is proportional to `queries + keys`, in the value and in its first and second
     derivatives. One exception is dropout with a key that is not of Threefry, or

@@ -69,7 +69,7 @@ def _workspaces(q: ShapeAndDtype, *args: Any, **options: Any) -> list[jax.ShapeD
     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
 
 
-def _supports(types: Types, **options: Any) -> bool | str:
+def _supports(types: Types, **options: object) -> bool | str:
     size, group = types.q.shape[-1], types.q.shape[-2] // max(types.kv[0].shape[-2], 1)
     if types.k_scale is not None:
         return "it has no gradients of a cache in int8"

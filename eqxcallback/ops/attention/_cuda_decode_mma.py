@@ -57,7 +57,7 @@ def _shared_bytes_by_mma(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: obje
     return _warps_by_mma(q) * max(4 * tile, 16 * 4 * (size + 2)) + 16 * 2 * size
 
 
-def _supports_mma(types: Types, **options: Any) -> bool | str:
+def _supports_mma(types: Types, **options: object) -> bool | str:
     q, cache = types.q, types.kv[0]
     size, group = q.shape[-1], q.shape[-2] // cache.shape[-2]
     if q.dtype not in (jnp.bfloat16, jnp.float16):
@@ -99,7 +99,7 @@ DECODE_ATTENTION_MMA = dataclasses.replace(
 _LEAST_OVERLAPPED = 90
 
 
-def _supports_overlapped(types: Types, **options: Any) -> bool | str:
+def _supports_overlapped(types: Types, **options: object) -> bool | str:
     # Only machine code of such a device waits for the launch ahead: PTX for 8.0 has no instruction for it.
     arch = architecture(None)
     if not arch.startswith("sm_") or int(arch[3:].rstrip("af")) < _LEAST_OVERLAPPED:

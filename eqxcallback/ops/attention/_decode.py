@@ -1,5 +1,6 @@
 """The attention of one new token over a cache."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +16,13 @@ from ._operands import check_keys, slopes_of, window_of
 
 
 def _of_pair(
-    q: Any, kv: Any, length: Any, alibi_slopes: Any = None, k_scale: Any = None, v_scale: Any = None, **options: Any
+    q: Array,
+    kv: Sequence[Array],
+    length: Array,
+    alibi_slopes: Array | None = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    **options: Any,
 ) -> Array:
     """Calls the reference of the op, of which keys and values are one argument."""
     return _reference.decode_attention(q, kv[0], kv[1], length, alibi_slopes, k_scale, v_scale, **options)

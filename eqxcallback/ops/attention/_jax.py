@@ -4,9 +4,11 @@ logits fit into memory, by products of 16 bits.
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from ...kernel import JaxKernel
@@ -21,17 +23,17 @@ from ._operands import OPTIONAL, OWN_AXES
 _LOGITS = 2**28
 
 
-def _queries(q: Any, keys: int) -> int:
+def _queries(q: Array, keys: int) -> int:
     """Return how many queries of each head are worked on at a time."""
     of_each = math.prod(q.shape[:-3]) * q.shape[-2] * keys
     return max(_LOGITS // max(of_each, 1), _reference.ROWS)
 
 
-def _logits(dtype: Any, q: Array, k: Array, scale: float) -> Array:
+def _logits(dtype: DTypeLike, q: Array, k: Array, scale: float) -> Array:
     return scale * product("...skgd,...tkd->...kgst", dtype, q, k)
 
 
-def _values(dtype: Any, weights: Array, v: Array) -> Array:
+def _values(dtype: DTypeLike, weights: Array, v: Array) -> Array:
     return product("...kgst,...tkd->...skgd", dtype, weights, v)
 
 
@@ -40,7 +42,7 @@ def _for_gpus(q: Array, k: Array) -> dict[str, Any]:
     return {"products": products, "rows": _queries(q, k.shape[-3])}
 
 
-def _with_axes_of(q: Array, kv: Any) -> list[Array]:
+def _with_axes_of(q: Array, kv: Sequence[Array]) -> list[Array]:
     """Keys and values that `vmap` does not map lack its axes, which they get here."""
     return [jnp.broadcast_to(x, (*q.shape[: q.ndim - 3], *x.shape[-3:])) for x in kv]
 
@@ -49,7 +51,7 @@ def _ranked(x: Any, rank: int) -> Any:
     return None if x is None else jnp.expand_dims(x, range(rank - x.ndim))
 
 
-def attention(q: Array, kv: Any, *optional: Any, **options: Any) -> tuple[Array, Array]:
+def attention(q: Array, kv: Sequence[Array], *optional: Array | None, **options: object) -> tuple[Array, Array]:
     k, v = _with_axes_of(q, kv)
     ranked = (_ranked(x, q.ndim - 3 + OWN_AXES[name]) for x, name in zip(optional, OPTIONAL, strict=False))
     return of_pair(q, (k, v), *ranked, **options, **_for_gpus(q, k))
@@ -57,12 +59,12 @@ def attention(q: Array, kv: Any, *optional: Any, **options: Any) -> tuple[Array,
 
 def decode_attention(
     q: Array,
-    kv: Any,
+    kv: Sequence[Array],
     length: Array,
-    alibi_slopes: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    **options: Any,
+    alibi_slopes: Array | None = None,
+    k_scale: Array | None = None,
+    v_scale: Array | None = None,
+    **options: object,
 ) -> Array:
     one = q[..., None, :, :]
     k, v = _with_axes_of(one, kv)

@@ -87,7 +87,7 @@ def attend(
 
 
 @on_arrays
-def attention(xp: ModuleType, results: PyTree, *args: Any, **options: Any) -> None:
+def attention(xp: ModuleType, results: PyTree, *args: object, **options: object) -> None:
     out, lse = results
     attend(xp, out, *args, lse=lse, **options)
 

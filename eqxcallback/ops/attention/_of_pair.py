@@ -1,5 +1,6 @@
 """The reference as the ops have it: keys and values are one argument, which `vmap` maps as a whole."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Array
@@ -8,17 +9,17 @@ from . import _reference
 
 
 def of_pair(
-    q: Any,
-    kv: Any,
-    bias: Any = None,
-    mask: Any = None,
-    alibi_slopes: Any = None,
-    query_segments: Any = None,
+    q: Array,
+    kv: Sequence[Array],
+    bias: Array | None = None,
+    mask: Array | None = None,
+    alibi_slopes: Array | None = None,
+    query_segments: Array | None = None,
     key_segments: Any = None,
-    lengths: Any = None,
-    offset: Any = None,
-    dropout_keys: Any = None,
-    kept: Any = None,
+    lengths: Array | None = None,
+    offset: Array | None = None,
+    dropout_keys: Array | None = None,
+    kept: Array | None = None,
     **options: Any,
 ) -> tuple[Array, Array]:
     """Call the reference with `kv` as a pair. After `kv` come `OPTIONAL` of _operands.py, in its order."""

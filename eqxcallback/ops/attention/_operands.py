@@ -57,7 +57,7 @@ def operands(
     lengths: ArrayLike | None = None,
     offset: ArrayLike | None = None,
     dropout: AnyNumber = 0.0,
-    key: Any = None,
+    key: object = None,
 ) -> dict[str, Any]:
     """`OPTIONAL` by name, `None` where one is absent. All have the batch axes of `q`, perhaps of size 1."""
     batch, heads = q.shape[:-3], q.shape[-2]
@@ -156,7 +156,7 @@ def causal_window(name: str, window: Window, causal: bool, alibi: bool) -> tuple
     return True, 0 if left is None else min(left + right + 1, FAR), right
 
 
-def dropout_of(name: str, dropout: AnyNumber, key: Any) -> float:
+def dropout_of(name: str, dropout: AnyNumber, key: object) -> float:
     expected = "dropout to be a number from 0 up to, and without, 1"
     rate = number(name, expected, dropout, least=0, most=math.nextafter(1, 0))
     if rate and key is None:

@@ -133,7 +133,7 @@ def decode_attention(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
-    **more: Any,
+    **more: object,
 ) -> Array:
     """The query is at the position of the last entry. With scales, `k` and `v` are int8."""
     if k_scale is not None and v_scale is not None:

@@ -40,7 +40,7 @@ def _optional(args: PyTree, name: str) -> Any:
     return args[index] if index < len(args) else None
 
 
-def _given(*args: Any, **_: object) -> Any:
+def _given(*args: object, **_: object) -> Any:
     return args
 
 
@@ -67,7 +67,7 @@ def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:
         return "int32", place
 
     def heads_of(name: str) -> tuple[str, Any]:
-        def heads(*args: Any, **options: Any) -> int:
+        def heads(*args: object, **options: object) -> int:
             x = _optional(arguments(*args, **options), name)
             return 1 if x is None else x.shape[-3]
 
@@ -90,7 +90,7 @@ def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:
     return scalars
 
 
-def _supports(types: Types, **options: Any) -> bool | str:
+def _supports(types: Types, **options: object) -> bool | str:
     q = types[0]
     if q.shape[-1] > _MAX_SIZE:
         return f"heads have to be no longer than {_MAX_SIZE}; they are {q.shape[-1]}"
@@ -106,7 +106,7 @@ def _settings(
     arch: int,
     q: ShapeAndDtype,
     kv: Sequence[ShapeAndDtype],
-    *optional: Any,
+    *optional: object,
     causal: bool,
     scale: float,
     window: int,

@@ -24,7 +24,7 @@ _MAX_SIZE_OF_F32 = 96
 _SCALARS = ("queries", "keys", "heads", "kv_heads", "kv_batch", "scale")
 
 
-def _supports(types: Types, **options: Any) -> bool | str:
+def _supports(types: Types, **options: object) -> bool | str:
     q, kv, *optional = types
     arch = architecture(None)
     if arch.rstrip("af") not in ARCHITECTURES:

@@ -38,7 +38,7 @@ def _backward(grads: PyTree, args: PyTree, out: PyTree, cotangents: PyTree, **_:
     return _forward(*args)
 
 
-def _supports(types: Types, *, activation: str, **options: Any) -> bool | str:
+def _supports(types: Types, *, activation: str, **options: object) -> bool | str:
     if activation not in ACTIVATIONS:
         return f"it has no activation {activation!r}"
     return floats(types, **options)
@@ -47,7 +47,7 @@ def _supports(types: Types, *, activation: str, **options: Any) -> bool | str:
 def _kernel(what: str, arguments: Callable[..., tuple[Any, Any]]) -> CudaKernel:
     """`arguments`: gate and up of what the kernel's functions are called with."""
 
-    def entry(*args: Any, activation: str, **_: object) -> str:
+    def entry(*args: object, activation: str, **_: object) -> str:
         gate, up = arguments(*args)
         return name(what, gate, f"eqxcallback::{activation}", up is None)
 

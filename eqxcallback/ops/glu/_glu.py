@@ -1,7 +1,5 @@
 """The gated activations of feed-forward blocks."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -76,7 +74,9 @@ def geglu(
     return _gated(_geglu, gate, up, implementation, "gelu_tanh" if approximate else "gelu")
 
 
-def _gated(op: Op, gate: Any, up: Any | None, implementation: Implementation, activation: str) -> Float[Array, "..."]:
+def _gated(
+    op: Op, gate: AnyArray, up: AnyArray | None, implementation: Implementation, activation: str
+) -> Float[Array, "..."]:
     gate = jnp.asarray(gate)
     check(gate.ndim > 0, op.name, "gate with at least one axis", gate=gate)
     if up is None:

@@ -30,14 +30,14 @@ def _rows_of_block(x: ShapeAndDtype) -> int:
     return next((count for count in (1, 2, 4) if count >= _rows(x)), _FEW_ROWS)
 
 
-def _entry(x: ShapeAndDtype, blocks: Any, *, encoding: str, **_: object) -> str:
+def _entry(x: ShapeAndDtype, blocks: ShapeAndDtype, *, encoding: str, **_: object) -> str:
     code = f"eqxcallback::{encoding}"
     if _is_tiled(x):
         return name("quantized_linear_tiled", x, code)
     return name("quantized_linear", x, code, _rows_of_block(x))
 
 
-def _grid(x: ShapeAndDtype, blocks: Any, **_: object) -> tuple[int, int]:
+def _grid(x: ShapeAndDtype, blocks: ShapeAndDtype, **_: object) -> tuple[int, int]:
     if _is_tiled(x):
         return ceil(blocks.shape[0], 64), ceil(_rows(x), 64)
     return ceil(blocks.shape[0], 4), ceil(_rows(x), _rows_of_block(x))

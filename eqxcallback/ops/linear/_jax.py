@@ -44,7 +44,7 @@ def _int8_linear(x: Array, weight: Array, scale: Array, *, activations: str) -> 
     return (sums * jnp.broadcast_to(scale, sums.shape)).astype(x.dtype)
 
 
-def _int8_linear_backward(args: Any, out: Any, cotangent: Array, *, activations: str) -> Any:
+def _int8_linear_backward(args: Any, out: object, cotangent: Array, *, activations: str) -> Any:
     x, weight, scale = args
     wide = cotangent.astype(jnp.float32)
     d_scale = wide * _unscaled(x, weight, activations)
@@ -57,7 +57,7 @@ def _quantized_linear(x: Array, blocks: Array, *, encoding: str, activations: st
     return _rows_times(x, dequantize(blocks, encoding=encoding)).astype(x.dtype)
 
 
-def _quantized_linear_backward(args: Any, out: Any, cotangent: Array, *, encoding: str, activations: str) -> Any:
+def _quantized_linear_backward(args: Any, out: object, cotangent: Array, *, encoding: str, activations: str) -> Any:
     x, blocks = args
     return _back(cotangent, dequantize(blocks, encoding=encoding), x), None
 
@@ -72,7 +72,7 @@ def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
     return (y if bias is None else y + jnp.broadcast_to(bias, y.shape)).astype(x.dtype)
 
 
-def _linear_backward(args: Any, out: Any, cotangent: Array) -> Any:
+def _linear_backward(args: Any, out: object, cotangent: Array) -> Any:
     x, weight, bias = args
     d_weight = product_of_rows(x.dtype, cotangent, x).astype(weight.dtype)
     d_bias = None if bias is None else cotangent.astype(bias.dtype).sum(range(x.ndim - 1))

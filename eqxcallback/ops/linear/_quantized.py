@@ -13,13 +13,13 @@ from ...transform import Implementation, Op
 from .._supports import KERNEL_DTYPES, floats
 from . import _cuda, _jax, _numpy, _reference_quantized
 from ._int8 import Activations
-from ._interleaved import check_groups
+from ._interleaved import DEINTERLEAVED, check_groups
 from ._reference_encodings import LAYOUTS
 
 
-Encoding = Literal["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1_R16"]
+Encoding = Literal["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1_R16", "Q8_0_R16"]
 """The layout of quantised weights, as GGUF files name it: bits of a weight, with a scale (`_0`, `"Q6_K"`) or a scale and a
-minimum for each block. No file has `"Q4_1_R16"`: see [`eqxcallback.ops.interleave_rows`][]."""
+minimum for each block. No file has `"Q4_1_R16"` or `"Q8_0_R16"`: see [`eqxcallback.ops.interleave_rows`][]."""
 ENCODINGS = {name: layout.bytes for name, layout in LAYOUTS.items()}
 """Bytes of a block in each encoding: of 256 weights where the name ends with `_K`, and else of 32."""
 _MADE = ("Q4_1", "Q8_0")
@@ -97,7 +97,7 @@ def dequantize(blocks: UInt8[AnyArray, "*rows bytes"], *, encoding: Encoding) ->
     - `blocks`: uint8, whole blocks along the last axis. A `"Q4_1"` block has 20 bytes for 32 weights: a scale `d` and a minimum
         `m` in f16, and 16 bytes with weight `i`, `d * q + m`, in the low and weight `16 + i` in the high half of byte `i`. A
         `"Q8_0"` block has 34: a scale in f16 and 32 int8.
-        `"Q4_1_R16"` has those bytes of 16 rows side by side, see [`eqxcallback.ops.interleave_rows`][].
+        `"Q4_1_R16"` and `"Q8_0_R16"` have those bytes of 16 rows side by side, see [`eqxcallback.ops.interleave_rows`][].
     - `encoding`: as GGUF files name it; the values are those of the `gguf` package, bit by bit. `"Q4_0"` and `"Q5_0"` have a
         scale for each 32 weights, and `"Q5_1"` a minimum as well. Blocks whose names end with `_K` have 256 weights: `"Q4_K"` and
         `"Q5_K"` a scale and a minimum of 6 bits for each 32, and `"Q6_K"` a scale of 8 bits for each 16, times f16 of the block.
@@ -120,10 +120,10 @@ def quantize(weight: Float[AnyArray, "*rows features"], *, encoding: Encoding) -
     which nobody knows the values: there they are clipped to what scale and minimum can be.
     """
     weight = jnp.asarray(weight)
-    if encoding == "Q4_1_R16":
+    if encoding in DEINTERLEAVED:
         raise ValueError(
-            f"quantize: expected encoding to be one of {', '.join(_MADE)}; got {encoding!r}. Pass blocks of Q4_1 to "
-            "interleave_rows."
+            f"quantize: expected encoding to be one of {', '.join(_MADE)}; got {encoding!r}. Pass blocks of "
+            f"{DEINTERLEAVED[encoding]} to interleave_rows."
         )
     if encoding in ENCODINGS and encoding not in _MADE:
         raise ValueError(
@@ -154,5 +154,5 @@ def _check_blocks(name: str, blocks: Array, encoding: str) -> None:
     size = ENCODINGS[encoding]
     whole = blocks.dtype == jnp.uint8 and blocks.ndim > 0 and blocks.shape[-1] % size == 0
     check(whole, name, f"uint8 blocks with a multiple of {size} bytes in each row ({encoding})", blocks=blocks)
-    if encoding == "Q4_1_R16":
+    if encoding in DEINTERLEAVED:
         check_groups(name, blocks, encoding)

@@ -3,6 +3,7 @@
 All products are exact in f32, so that no compiler that joins them with sums changes anything.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, UInt8
 
-from ._reference_interleaved import deinterleave
+from ._reference_interleaved import BLOCKS, deinterleave
 
 
 class Layout(NamedTuple):
@@ -114,5 +115,6 @@ LAYOUTS: Mapping[str, Layout] = {
     "Q4_K": Layout(256, 144, _q4_k),
     "Q5_K": Layout(256, 176, _q5_k),
     "Q6_K": Layout(256, 210, _q6_k),
-    "Q4_1_R16": Layout(32, 20, _q4_1, deinterleave),
+    "Q4_1_R16": Layout(32, 20, _q4_1, functools.partial(deinterleave, block=BLOCKS["Q4_1"])),
+    "Q8_0_R16": Layout(32, 34, _q8_0, functools.partial(deinterleave, block=BLOCKS["Q8_0"])),
 }

@@ -1,37 +1,46 @@
-"""The places of bytes in Q4_1 blocks of 16 rows side by side."""
+"""The places of bytes in blocks of 16 rows side by side."""
 
+import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, UInt8
 
 
-GROUP = 16
+ROWS = 16
 """So many rows are side by side."""
-BLOCK = 20
-"""Bytes of a block of one row: a scale and a minimum, of two bytes each, and 16 bytes, of which four are together."""
-
-_HEAD, _HALF, _FOUR = 4, 2, 4
 
 
-@jax.jit
-def interleave(blocks: UInt8[Array, "*layers rows bytes"]) -> UInt8[Array, "*layers rows bytes"]:
+class Block(NamedTuple):
+    """The bytes of a block of one row. It begins with halves, a scale and perhaps a minimum; of the others four are together."""
+
+    size: int
+    head: int
+
+
+BLOCKS = {"Q4_1": Block(20, 4), "Q8_0": Block(34, 2)}
+_HALF, _FOUR = 2, 4
+
+
+@functools.partial(jax.jit, static_argnames="block")
+def interleave(blocks: UInt8[Array, "*layers rows bytes"], block: Block) -> UInt8[Array, "*layers rows bytes"]:
     """Compiled: as operations of their own, each would be a copy."""
     *layers, rows, size = blocks.shape
-    groups = blocks.reshape(*layers, rows // GROUP, GROUP, size // BLOCK, BLOCK)
-    parts = (groups[..., :_HEAD], _HALF), (groups[..., _HEAD:], _FOUR)
+    groups = blocks.reshape(*layers, rows // ROWS, ROWS, size // block.size, block.size)
+    parts = (groups[..., : block.head], _HALF), (groups[..., block.head :], _FOUR)
     by_row = [part.reshape(*part.shape[:-1], part.shape[-1] // unit, unit) for part, unit in parts]
     by_unit = [jnp.moveaxis(part, -4, -2) for part in by_row]  # [..., block, unit, row, byte]
     return jnp.concatenate([_flat(part, 3) for part in by_unit], axis=-1).reshape(blocks.shape)
 
 
-@jax.jit
-def deinterleave(blocks: UInt8[Array, "*layers rows bytes"]) -> UInt8[Array, "*layers rows bytes"]:
+@functools.partial(jax.jit, static_argnames="block")
+def deinterleave(blocks: UInt8[Array, "*layers rows bytes"], block: Block) -> UInt8[Array, "*layers rows bytes"]:
     *layers, rows, size = blocks.shape
-    groups = blocks.reshape(*layers, rows // GROUP, size // BLOCK, GROUP * BLOCK)
-    parts = (groups[..., : GROUP * _HEAD], _HALF), (groups[..., GROUP * _HEAD :], _FOUR)
-    by_unit = [part.reshape(*part.shape[:-1], part.shape[-1] // (GROUP * unit), GROUP, unit) for part, unit in parts]
+    groups = blocks.reshape(*layers, rows // ROWS, size // block.size, ROWS * block.size)
+    parts = (groups[..., : ROWS * block.head], _HALF), (groups[..., ROWS * block.head :], _FOUR)
+    by_unit = [part.reshape(*part.shape[:-1], part.shape[-1] // (ROWS * unit), ROWS, unit) for part, unit in parts]
     by_row = [jnp.moveaxis(part, -2, -4) for part in by_unit]  # [..., row, block, unit, byte]
     return jnp.concatenate([_flat(part, 2) for part in by_row], axis=-1).reshape(blocks.shape)
 

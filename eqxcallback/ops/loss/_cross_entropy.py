@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Float, Integer
 
 from ...core import AnyArray, AnyInt, AnyNumber, check, check_floats, check_loss_options, integers
@@ -90,7 +91,7 @@ def softmax_cross_entropy(
     return jnp.where(ignored, 0.0, loss)
 
 
-def weights_of(name: str, class_weights: ArrayLike, size: int, dtype: Any) -> Array:
+def weights_of(name: str, class_weights: ArrayLike, size: int, dtype: DTypeLike) -> Array:
     """Check class weights, and return them as the loss needs them."""
     weights = jnp.asarray(class_weights)
     fits = weights.shape == (size,) and jnp.issubdtype(weights.dtype, jnp.floating)

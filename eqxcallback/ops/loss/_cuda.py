@@ -66,7 +66,7 @@ def _kernel(entry: Any, of_logits: Any, options: dict[str, Any]) -> CudaKernel:
 
 
 def _of_labels(what: str, of_logits: Any) -> CudaKernel:
-    def entry(*args: Any, **options: Any) -> str:
+    def entry(*args: object, **options: object) -> str:
         return of_logits(lambda logits: name(f"cross_entropy{what}", logits, _has_options(**options)))(*args)
 
     options = {

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array
 
 from ...kernel import JaxKernel
@@ -32,9 +33,9 @@ class _Way(NamedTuple):
     - `sliced`: what a loop takes slices of, and makes of slices.
     """
 
-    dtype: Callable[[Array], Any]
+    dtype: Callable[[Array], DTypeLike]
     length: Callable[[Array, int], int]
-    of_rows: Callable[[Any, Array, Array], Array]
+    of_rows: Callable[[DTypeLike, Array, Array], Array]
     sliced: Callable[[Array], Array]
 
 
@@ -48,15 +49,15 @@ def _small(x: Array, size: int) -> int:
     return _reference.chunk_length(size)
 
 
-def _narrow(x: Array) -> Any:
+def _narrow(x: Array) -> DTypeLike:
     return x.dtype
 
 
-def _narrow_bf16(x: Array) -> Any:
+def _narrow_bf16(x: Array) -> DTypeLike:
     return x.dtype if x.dtype == jnp.bfloat16 else jnp.float32
 
 
-def _in_any_order(dtype: Any, a: Array, b: Array) -> Array:
+def _in_any_order(dtype: DTypeLike, a: Array, b: Array) -> Array:
     return product("...c,...i->ci", dtype, a, b)
 
 
@@ -67,7 +68,7 @@ def _bits(array: Array) -> Array:
     return jax.lax.bitcast_convert_type(array, jnp.uint16) if array.dtype.itemsize == 2 else array
 
 
-def _from_bits(array: Array, dtype: Any) -> Array:
+def _from_bits(array: Array, dtype: DTypeLike) -> Array:
     return jax.lax.bitcast_convert_type(array, dtype) if array.dtype != dtype else array
 
 
@@ -162,12 +163,12 @@ def backward(
     return d_x.astype(x.dtype), _from_bits(d_weight, weight.dtype), None, d_bias, d_class_weights
 
 
-def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
+def _exactly(function: Callable[..., object]) -> Callable[..., Any]:
     """Make a function for a CPU, which has instructions for products of bf16. Other products are in f32, as in the definition,
     whatever `jax.default_matmul_precision` says.
     """
 
-    def call(*args: Any, **options: Any) -> Any:
+    def call(*args: object, **options: object) -> Any:
         with jax.default_matmul_precision("highest"):
             return function(_CPU, *args, **options)
 

@@ -91,7 +91,7 @@ def _add_backward_entry(grads: PyTree, args: PyTree, *_: object, **__: object) -
 def _backward(entry: Any, of_sums: str, wanted_sums: Any, supports: Any) -> CudaKernel:
     """`of_sums`: the second launch, which adds up what the blocks have. `wanted_sums` says of `grads` which there are."""
 
-    def sum_entry(grads: PyTree, args: PyTree, *more: Any, **options: Any) -> str:
+    def sum_entry(grads: PyTree, args: PyTree, *more: object, **options: object) -> str:
         if any(wanted_sums(grads)):
             return name(of_sums, args[0])
         return entry(grads, args, *more, **options)  # it is not launched, and need not be compiled

@@ -77,7 +77,7 @@ def _workspaces(grads: PyTree, args: PyTree, *_: object, **__: object) -> list[j
     return [jax.ShapeDtypeStruct((wanted_sums(grads), math.prod(batch), channels), jnp.float32)]
 
 
-def _sum_entry(grads: PyTree, args: PyTree, *more: Any, **options: Any) -> str:
+def _sum_entry(grads: PyTree, args: PyTree, *more: object, **options: object) -> str:
     if wanted_sums(grads):
         return name("group_norm_backward_sum", args[0])
     return _backward_entry(grads, args, *more, **options)  # it is not launched, and need not be compiled

@@ -1,7 +1,5 @@
 """Normalisation."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -84,7 +82,14 @@ def layer_norm(
 
 
 def _normalize(
-    op: Op, x: Any, weight: Any, bias: Any, eps: AnyNumber, implementation: Implementation, *, center: bool
+    op: Op,
+    x: AnyArray,
+    weight: AnyArray | None,
+    bias: AnyArray | None,
+    eps: AnyNumber,
+    implementation: Implementation,
+    *,
+    center: bool,
 ) -> Float[Array, "*batch size"]:
     x = jnp.asarray(x)
     check_floats(op.name, x=x)

@@ -30,7 +30,7 @@ def _grid(state: ShapeAndDtype) -> tuple[int, int]:
 def _of_state(function: Callable[[Any], Any], index: int, *, backward: bool) -> Callable[..., Any]:
     """`function` of the state of the cell, which is the argument `index`, as a function of what a kernel's are called with."""
 
-    def forward_of(*args: Any, **_: object) -> Any:
+    def forward_of(*args: object, **_: object) -> Any:
         return function(args[index])
 
     def backward_of(grads: PyTree, args: PyTree, *_: object, **__: object) -> Any:

@@ -1,7 +1,7 @@
 """Rotary position embedding. See rotary.cu."""
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 from ...core import PyTree, ShapeAndDtype
 from ...kernel import CudaKernel, Launch
@@ -17,7 +17,7 @@ def _rows(x: ShapeAndDtype) -> int:
     return math.prod(x.shape[:-2])
 
 
-def _table_rows(table: Any) -> int:
+def _table_rows(table: Sequence[ShapeAndDtype]) -> int:
     return math.prod(table[0].shape[:-1])
 
 
@@ -27,7 +27,7 @@ def _columns(x: ShapeAndDtype) -> int:
     return half // pack(x) if half % pack(x) == 0 else half
 
 
-def _blocks(x: ShapeAndDtype, table: Any) -> int:
+def _blocks(x: ShapeAndDtype, table: Sequence[ShapeAndDtype]) -> int:
     return ceil(_rows(x) * ceil(x.shape[-2], _HEADS_OF_THREAD) * _columns(x), 256)
 
 

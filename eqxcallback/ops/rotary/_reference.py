@@ -1,7 +1,5 @@
 """Rotary position embedding."""
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -24,7 +22,7 @@ def _with_batch(x: Array, *tables: Array) -> list[Array]:
 
 
 def rotary_append(
-    qkv: Array, table: Any, k_cache: Array, v_cache: Array, position: Array
+    qkv: Array, table: tuple[Array, Array], k_cache: Array, v_cache: Array, position: Array
 ) -> tuple[Array, Array, Array]:
     """`qkv`: `(*batch, rows, heads + 2 * kv_heads, size)`; the caches: `(*batch, length, kv_heads, size)`."""
     kv_heads = k_cache.shape[-2]

@@ -70,7 +70,7 @@ def batch(
     return outs, [0] * len(outs)
 
 
-def _raising(loop: Callable[[], Sequence[Any]]) -> Sequence[Value]:
+def _raising(loop: Callable[[], Sequence[object]]) -> Sequence[Value]:
     """`loop()`. Outside of `jit` JAX makes it a program, which knows texts alone: this raises the exception of the kernel."""
     with Failures() as failures:
         try:
@@ -87,4 +87,5 @@ def _raising(loop: Callable[[], Sequence[Any]]) -> Sequence[Value]:
 def mapped_first(args: Sequence[Value], dims: Sequence[int | None]) -> Sequence[Value]:
     """The mapped axes in front. What is not mapped may be a number of Python's, and becomes an array."""
     args = [arg if hasattr(arg, "shape") else jnp.asarray(arg) for arg in args]
-    return [arg if dim is None else jnp.moveaxis(arg, dim, 0) for arg, dim in zip(args, dims, strict=True)]
+    # Outside of `jit`, JAX compiles a program also for an axis that stays where it is.
+    return [arg if dim in (None, 0) else jnp.moveaxis(arg, dim, 0) for arg, dim in zip(args, dims, strict=True)]

@@ -59,7 +59,7 @@ def run_inline(body: PythonBody, spec: CallSpec, args: Sequence[Value]) -> Seque
         ]
 
 
-def _is_key(value: Any) -> bool:
+def _is_key(value: object) -> bool:
     return jax.dtypes.issubdtype(getattr(value, "dtype", None), jax.dtypes.extended)
 
 

@@ -15,7 +15,7 @@ def stays_in_loops(primitive: Primitive, has_effect: Callable[[Any], bool]) -> N
     `scan`, what does not change in it, and also what has an effect.
     """
 
-    def rule(trace: Any, *tracers: Value, **params: Any) -> Any:
+    def rule(trace: Any, *tracers: Value, **params: object) -> Any:
         if has_effect(params) and _is_hoisting():
             tracers = tuple(map(trace.instantiate_const, tracers))
         return trace.default_process_primitive(primitive, tracers, params)

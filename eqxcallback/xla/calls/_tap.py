@@ -51,7 +51,7 @@ class Tap:
     transforms: tuple[tuple[Any, ...], ...] = ()
     backwards: bool = True
 
-    def then(self, transform: tuple[Any, ...], **changes: Any) -> "Tap":
+    def then(self, transform: tuple[object, ...], **changes: object) -> "Tap":
         return dataclasses.replace(self, transforms=(*self.transforms, transform), **changes)
 
     def of_some(self, operands: Sequence[int]) -> "Tap":
@@ -93,7 +93,7 @@ class _Callback(OwnCallable):
     def _identity(self) -> object:
         return _Callback, self.tap.receiver, self.tap.leaves, self.tap.transforms, self.ordinal
 
-    def __call__(self, ctx: _ext.ExecutionContext, out: Any, *buffers: _ext.Buffer) -> None:
+    def __call__(self, ctx: _ext.ExecutionContext, out: object, *buffers: _ext.Buffer) -> None:
         del out
         if self.ordinal is None or ctx.device_ordinal == self.ordinal:
             self.tap.receiver.receive(ctx, buffers, self.tap.leaves, self.tap.transforms)
@@ -168,7 +168,7 @@ def _batch(
     return tap_p.bind(*args, tap=tap.then(("batch", tuple(dims)))), dims
 
 
-def _partial_eval(saveable: Callable[..., Any], unknown: Sequence[bool], made: Sequence[bool], eqn: Any) -> Any:
+def _partial_eval(saveable: Callable[..., object], unknown: Sequence[bool], made: Sequence[bool], eqn: Any) -> Any:
     """Split a tap under `jax.checkpoint`: what is computed again is tapped again."""
     missing = [var for var, is_made in zip(eqn.invars, made, strict=True) if not is_made]
     if any(unknown):

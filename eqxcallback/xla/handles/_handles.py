@@ -14,8 +14,8 @@ from ... import _ext
 from ._body import CallSpec, FlatBody, PythonBody
 
 
-# MLIR's Python bindings make attributes of signed integers only.
-_NUM_KEYS = 2**63
+# From there on are the keys of exported programs.
+_NUM_KEYS = 2**62
 
 # By the hash of the body. Nothing global may hold a body: its callback may hold what holds the handle.
 _handles: dict[int, list[weakref.ref[_ext.Handle]]] = {}

@@ -15,7 +15,7 @@ from ...core import callable_name
 from ._body import PythonBody
 
 
-# Keys of exported programs, apart from those that this process gives away.
+# Keys of exported programs are hashes from here on.
 _FIRST_KEY = 2**62
 
 _imported: dict[int, _ext.Handle] = {}

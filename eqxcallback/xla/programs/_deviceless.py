@@ -170,7 +170,7 @@ def _lowered(fn: Any, args: tuple[PyTree, ...], donate_argnums: Any) -> Any:
     return fn.lower(lowering_platforms=("cuda",))
 
 
-def _with_plan(compile: Callable[[Mapping[str, Any]], str], device: str = "") -> Compiled:
+def _with_plan(compile: Callable[[Mapping[str, object]], str], device: str = "") -> Compiled:
     with tempfile.TemporaryDirectory() as name:
         text = compile({**_DUMP, "xla_dump_to": name})
         folder = pathlib.Path(name)

@@ -14,7 +14,7 @@ class _UnknownError(Exception):
     """Nobody knows how often a loop runs, or what an external call does."""
 
 
-def count_operations(function: Callable[..., Any], operands: Sequence[Value]) -> float | None:
+def count_operations(function: Callable[..., object], operands: Sequence[Value]) -> float | None:
     """Count the operations of one call, but for exponentials and the like, which XLA counts apart.
 
     **Arguments:**

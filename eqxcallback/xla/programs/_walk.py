@@ -145,7 +145,7 @@ def _chosen(platforms: Sequence[Sequence[str] | None], platform: str) -> int:
     return -1
 
 
-def _same_types(jaxpr: Jaxpr, operands: Sequence[Any]) -> list[bool]:
+def _same_types(jaxpr: Jaxpr, operands: Sequence[object]) -> list[bool]:
     """An operand that is sliced, by a scan say, is not the one outside."""
     return [atom is not None and _shape(atom) == _shape(var) for atom, var in zip(operands, jaxpr.invars, strict=True)]
 

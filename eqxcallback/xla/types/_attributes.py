@@ -11,13 +11,13 @@ _DTYPES = tuple(np.dtype(code) for code in ("?", "i1", "i2", "i4", "i8", "u1", "
 _SCALARS = {bool: np.bool_, int: np.int64, float: np.float64}
 
 
-def attributes(options: Mapping[str, Any], who: str) -> dict[str, Any]:
+def attributes(options: Mapping[str, object], who: str) -> dict[str, Any]:
     """`options` as typed attributes. JAX caches lowered calls by the values of their attributes, where `1`, `True` and
     `1.0` are one; with types they are three."""
     return {name: _attribute(value, f"{who}: the option {name}") for name, value in options.items()}
 
 
-def _attribute(value: Any, what: str) -> Any:
+def _attribute(value: object, what: str) -> Any:
     if isinstance(value, str) or (isinstance(value, np.generic) and value.dtype in _DTYPES and _fits(value)):
         return value
     if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):

@@ -87,16 +87,16 @@ def even(spec: Any, shape: Sequence[int], mesh: Any) -> PartitionSpec:
     )
 
 
-def spec_of(dims: Dims, splits: Mapping[str, Any]) -> PartitionSpec:
+def spec_of(dims: Dims, splits: Mapping[str, object]) -> PartitionSpec:
     return PartitionSpec(*(None if name is None else splits.get(name) for name in dims))
 
 
-def summed_axes(dims: Dims, splits: Mapping[str, Any]) -> tuple[str, ...]:
+def summed_axes(dims: Dims, splits: Mapping[str, object]) -> tuple[str, ...]:
     """The mesh axes of factors that an array lacks."""
     return tuple(axis for name, entry in splits.items() if name not in dims for axis in _axes(entry))
 
 
-def named(mesh: Mesh, dims: Dims, splits: Mapping[str, Any]) -> NamedSharding:
+def named(mesh: Mesh, dims: Dims, splits: Mapping[str, object]) -> NamedSharding:
     return NamedSharding(mesh, spec_of(dims, splits))
 
 

@@ -185,8 +185,8 @@ def decode_case(batch=(), keys=40, int8=False, **more: Any):
 
     def of(implementation):
         def f(q, k, v, length, slopes, *scales):
-            own = dict(zip(("k_scale", "v_scale"), scales, strict=False))
-            chosen = {"alibi_slopes": slopes, "implementation": implementation, **options, **own}
+            of_int8 = dict(zip(("k_scale", "v_scale"), scales, strict=False))
+            chosen = {"alibi_slopes": slopes, "implementation": implementation, **options, **of_int8}
             return ops.decode_attention(q, k, v, length, **chosen)
 
         return f

@@ -81,10 +81,10 @@ def test_gradients(name, isa):
     """The gradients of less than a block, and of several blocks; heads that share keys."""
     for shape in SHAPES[:2]:
         args, given, want = defined(shape, name)
-        for got, each in zip(gradients(args, given, "auto"), want, strict=True):
-            assert got.dtype == each.dtype
-            got, each = np.asarray(got, np.float32), np.asarray(each, np.float32)
-            np.testing.assert_allclose(got, each, rtol=1e-2 if "bf16" in name else 1e-4, atol=2e-5)
+        for got, wanted in zip(gradients(args, given, "auto"), want, strict=True):
+            assert got.dtype == wanted.dtype
+            got, wanted = np.asarray(got, np.float32), np.asarray(wanted, np.float32)
+            np.testing.assert_allclose(got, wanted, rtol=1e-2 if "bf16" in name else 1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["causal window", "all"])
@@ -92,9 +92,9 @@ def test_gradients_of_bf16(name, isa):
     shape = SHAPES[1]
     wide, given, want = defined(shape, name)
     got = gradients(tuple(x.astype(table.DTYPES[1]) for x in wide), given, "auto")
-    for one, each in zip(got[:3], want[:3], strict=True):
-        scale = np.abs(np.asarray(each)).max()
-        np.testing.assert_allclose(np.asarray(one, np.float32), each, rtol=0.1, atol=0.03 * scale)
+    for one, wanted in zip(got[:3], want[:3], strict=True):
+        scale = np.abs(np.asarray(wanted)).max()
+        np.testing.assert_allclose(np.asarray(one, np.float32), wanted, rtol=0.1, atol=0.03 * scale)
 
 
 def hiding(kind, queries, keys):
@@ -122,8 +122,8 @@ def test_masks_that_hide_blocks(kind, isa):
     got = table.quickly_compiled(lambda *args: ops.attention(*args, **given))(*args)
     np.testing.assert_allclose(got, exact(*args, **given), rtol=1e-5, atol=1e-5)
     wants = gradients(args, given, "reference")
-    for found, want in zip(gradients(args, given, "auto"), wants, strict=True):
-        np.testing.assert_allclose(found, want, rtol=1e-4, atol=2e-5)
+    for gradient, want in zip(gradients(args, given, "auto"), wants, strict=True):
+        np.testing.assert_allclose(gradient, want, rtol=1e-4, atol=2e-5)
 
 
 def test_keys_that_a_mask_hides_at_the_ends_are_not_read(isa):
@@ -136,10 +136,10 @@ def test_keys_that_a_mask_hides_at_the_ends_are_not_read(isa):
     )
     np.testing.assert_array_equal(got, want)
     args = (q, *poisoned)
-    for found, want in zip(
+    for gradient, want in zip(
         gradients(args, {"mask": mask}, "auto"), gradients((q, k, v), {"mask": mask}, "auto"), strict=True
     ):
-        np.testing.assert_array_equal(found, want)
+        np.testing.assert_array_equal(gradient, want)
 
 
 def test_gradients_against_finite_differences():
@@ -253,12 +253,12 @@ def test_a_query_that_sees_nothing_gives_zeros_and_has_no_gradients(implementati
         return jax.grad(lambda *args: sum(jnp.sin(x).sum() for x in gradient(*args)), (0, 1, 2, 3))(*args)
 
     args: Any = (q, k, v, np.zeros((2, 70, 9), np.float32))
-    value, *found = table.quickly_compiled(lambda *args: (f(*args), gradient(*args), second(*args)))(*args)
+    value, *derivatives = table.quickly_compiled(lambda *args: (f(*args), gradient(*args), second(*args)))(*args)
     assert (np.asarray(value)[3] == 0).all()
-    for each in found:
-        assert (np.asarray(each[0])[3] == 0).all()
-        assert (np.asarray(each[3])[:, 3] == 0).all()
-        assert all(np.isfinite(x).all() for x in each)
+    for leaves in derivatives:
+        assert (np.asarray(leaves[0])[3] == 0).all()
+        assert (np.asarray(leaves[3])[:, 3] == 0).all()
+        assert all(np.isfinite(x).all() for x in leaves)
 
 
 @by_implementation
@@ -291,9 +291,9 @@ def test_padding_may_be_anything(implementation):
         return out, *pull(jnp.cos(out))
 
     got, want = (table.quickly_compiled(lambda filling=filling: results(filling))() for filling in (np.nan, 0.0))
-    for each, other in zip(got, want, strict=True):
-        assert np.isfinite(each).all()
-        np.testing.assert_array_equal(each, other)
+    for value, other in zip(got, want, strict=True):
+        assert np.isfinite(value).all()
+        np.testing.assert_array_equal(value, other)
 
 
 @pytest.mark.parametrize("bias", [-1e9, np.finfo(np.float32).min, 1e9])

@@ -34,13 +34,13 @@ def test_values_may_have_another_size_than_keys(v_size, implementation):
 @by_implementation
 def test_slopes_of_each_example(implementation):
     batch = [inputs(5, 9, 4, 2, 6), tuple(2 * x for x in inputs(5, 9, 4, 2, 6))]
-    q, k, v = (jnp.stack(each) for each in zip(*batch, strict=True))
+    q, k, v = (jnp.stack(arrays) for arrays in zip(*batch, strict=True))
     slopes = np.abs(normal(2, (2, 4)))
 
     def attend(q, k, v, slopes, implementation=implementation):
         return ops.attention(q, k, v, alibi_slopes=slopes, implementation=implementation)
 
-    want = [exact(*args, alibi_slopes=own) for args, own in zip(batch, slopes, strict=True)]
+    want = [exact(*args, alibi_slopes=slope) for args, slope in zip(batch, slopes, strict=True)]
     np.testing.assert_allclose(attend(q, k, v, slopes), want, rtol=1e-5, atol=1e-5)
 
     def gradient(implementation):

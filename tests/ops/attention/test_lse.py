@@ -62,7 +62,7 @@ def losses(args, given, implementation):
 def test_gradients(name, isa):
     args, given = options.inputs(*SHAPE), {"plain": {}, **options.options(*SHAPE[:3])}[name]
     got, want = (
-        table.quickly_compiled(jax.grad(losses(args, given, each), (0, 1, 2)))(*args) for each in ("auto", "reference")
+        table.quickly_compiled(jax.grad(losses(args, given, kind), (0, 1, 2)))(*args) for kind in ("auto", "reference")
     )
     for g, w in zip(got, want, strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-4, atol=2e-5)
@@ -96,7 +96,7 @@ def in_parts(q, k, v, cuts, **given):
         ops.attention_with_lse(q, k[a:b], v[a:b], offset=k.shape[0] - q.shape[0] - a, **given)
         for a, b in zip(begins, ends, strict=True)
     ]
-    out, lse = (jnp.stack(each) for each in zip(*parts, strict=True))
+    out, lse = (jnp.stack(arrays) for arrays in zip(*parts, strict=True))
     return (jax.nn.softmax(lse, axis=0)[..., None] * out).sum(axis=0)
 
 

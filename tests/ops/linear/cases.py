@@ -13,6 +13,7 @@ from ..table import BATCHES, Case, Row, floats, normal, python, row, rows, with_
 
 # The encodings that kernels multiply as they are in memory; those of GPUs have no others.
 ENCODINGS: Any = {"Q4_1": 20, "Q8_0": 34}
+INTERLEAVED: Any = tuple(ops.DEINTERLEAVED)
 # The encodings that are unpacked first, with weights and bytes of a block, and where it has how many halves.
 UNPACKED: Any = {
     "Q4_0": (32, 18, 0, 1),
@@ -32,8 +33,10 @@ def quantized_linear(dtype: Any, encoding: Any, batch: Any, in_features: int, ou
 
 def blocks(seed: int, out_features: int, in_features: int, encoding: Any) -> Any:
     """Random weights of either sign, of a size that keeps sums of products near 1."""
-    if encoding == "Q4_1_R16":
-        return np.asarray(ops.interleave_rows(blocks(seed, out_features, in_features, "Q4_1")))
+    if encoding in ops.DEINTERLEAVED:
+        separate = ops.DEINTERLEAVED[encoding]
+        rows_apart = blocks(seed, out_features, in_features, separate)
+        return np.asarray(ops.interleave_rows(rows_apart, encoding=separate))
     rng = np.random.default_rng((seed, out_features, in_features))
     if encoding in UNPACKED:
         weights, size, at, halves = UNPACKED[encoding]
@@ -89,15 +92,23 @@ CASES = [
     *rows(
         quantized_linear,
         [
-            *[("Q4_1_R16", batch, 64, 48) for batch in BATCHES],
-            *[("Q4_1_R16", (rows,), 96, 32) for rows in (0, 1, 2, 4, 5, 6, 7, 9, 63)],
-            *[("Q4_1_R16", (), 1056, 16), ("Q4_1_R16", (3,), 0, 16), ("Q4_1_R16", (2,), 32, 0)],
+            (encoding, *shape)
+            for encoding in INTERLEAVED
+            for shape in (
+                *((batch, 64, 48) for batch in BATCHES),
+                *(((rows,), 96, 32) for rows in (0, 1, 2, 4, 5, 6, 7, 9, 63)),
+                *(((), 1056, 16), ((3,), 0, 16), ((2,), 32, 0)),
+            )
         ],
         "cpu edge",
     ),
-    *rows(quantized_linear, [("Q4_1_R16", (), 1024, 3008), ("Q4_1_R16", (330,), 512, 496)], "large"),
-    *rows(quantized_linear, [("Q4_1_R16", batch, 96, 528) for batch in ((), (3,))], "written"),
+    *rows(quantized_linear, [(encoding, (), 1024, 3008) for encoding in INTERLEAVED], "large"),
+    *rows(quantized_linear, [("Q4_1_R16", (330,), 512, 496), ("Q8_0_R16", (9,), 1056, 4096)], "large"),
+    *rows(
+        quantized_linear, [(encoding, batch, 96, 528) for encoding in INTERLEAVED for batch in ((), (3,))], "written"
+    ),
     row(quantized_linear, "Q4_1_R16", (), 32, 16, tags=("mapped", "derived"), name="quantized_linear Q4_1_R16"),
+    row(quantized_linear, "Q8_0_R16", (2,), 32, 16, tags=["mapped"], name="quantized_linear Q8_0_R16 of a batch"),
     row(quantized_linear, "Q4_K", (), 256, 3, tags=("mapped", "derived"), name="quantized_linear Q4_K"),
     row(quantized_linear, "Q6_K", (2,), 256, 3, tags=["mapped"], name="quantized_linear Q6_K of a batch"),
     *rows(quantized_linear, [(encoding, (), 1024, 3001) for encoding in (*ENCODINGS, "Q5_1", "Q6_K")], "large"),

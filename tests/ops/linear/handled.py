@@ -13,6 +13,7 @@ HANDLED = {
     "int8_linear": ([a(2, 5), i8(3, 5), a(3)], a(2, 3), EXACT),
     "int8_linear, int8": ([a(2, 5), i8(3, 5), a(3)], a(2, 3), {"activations": "int8"}),
     "quantized_linear": ([a(2, 32), u8(3, 34)], a(2, 3), Q8),
+    "quantized_linear, interleaved": ([a(2, 32), u8(16, 34)], a(2, 16), {**Q8, "encoding": "Q8_0_R16"}),
 }
 NOT_HANDLED = [
     ("linear", [a(2, 5)], a(2, 3), present(0), r"weight to be present; got the mask 1"),
@@ -31,14 +32,14 @@ NOT_HANDLED = [
         [a(32), u8(3, 34)],
         a(3),
         {**Q8, "encoding": "Q2_K"},
-        r"an encoding of GGUF's, or Q4_1_R16; got Q2_K",
+        r"an encoding of GGUF's, Q4_1_R16 or Q8_0_R16; got Q2_K",
     ),
     (
         "quantized_linear",
         [a(32), u8(3, 34)],
         a(3),
         {**Q8, "encoding": ""},
-        r"an encoding of GGUF's, or Q4_1_R16; got \.",
+        r"an encoding of GGUF's, Q4_1_R16 or Q8_0_R16; got \.",
     ),
     ("quantized_linear", [a(32), u8(3, 34)], a(3), {**Q8, "activations": ""}, r"the activations exact or int8; got \."),
     ("quantized_linear", [a(), u8(3, 34)], a(3), Q8, r"x with at least 1 axes"),
@@ -49,10 +50,10 @@ NOT_HANDLED = [
     ("quantized_linear", [a(128), u8(3, 144)], a(3), {**Q8, "encoding": "Q4_K"}, r"weights in blocks of 256\); got"),
     (
         "quantized_linear",
-        [a(32), u8(24, 20)],
+        [a(32), u8(24, 34)],
         a(24),
-        {**Q8, "encoding": "Q4_1_R16"},
-        r"a multiple of 16 rows of blocks",
+        {**Q8, "encoding": "Q8_0_R16"},
+        r"a multiple of 16 rows of blocks \(Q8_0_R16\); got \(24, 34\)",
     ),
     ("quantized_linear", [a(32), u8(102)], a(3), Q8, r"blocks of shape \(out_features"),
     ("quantized_linear", [a(32), u8(1, 3, 34)], a(3), Q8, r"blocks of shape \(out_features"),

@@ -45,7 +45,7 @@ REFUSED = [
     ),
     (
         lambda: ops.dequantize(u8(34), encoding="F16"),  # pyright: ignore[reportArgumentType]
-        r"dequantize: expected encoding to be one of Q4_0, .*, Q4_1_R16; got 'F16'",
+        r"dequantize: expected encoding to be one of Q4_0, .*, Q4_1_R16, Q8_0_R16; got 'F16'",
     ),
     (
         lambda: ops.quantize(f32(32) + np.float32(1e7), encoding="Q8_0"),

@@ -107,7 +107,7 @@ def test_derivatives_of_linear(rows, dtype):
 
     def derivatives(product):
         gradient = jax.grad(loss(product), (0, 1, 2))
-        tangents = tuple(jnp.ones_like(jnp.asarray(each)) for each in (x, weight, bias))
+        tangents = tuple(jnp.ones_like(jnp.asarray(array)) for array in (x, weight, bias))
         return gradient(x, weight, bias), jax.jvp(gradient, (x, weight, bias), tangents)[1]
 
     got, want = jax.jit(lambda: [derivatives(product) for product in (ops.linear, plain)])()
@@ -132,13 +132,13 @@ def test_gradients_of_bf16(batch, mapped):
         got = jax.jit(gradients)(x, weight, bias)
     else:
         weights = jnp.stack([jnp.asarray(weight), jnp.zeros_like(weight)])
-        got = (each[0] for each in jax.jit(jax.vmap(gradients, (None, 0, None)))(x, weights, bias))
+        got = (gradient[0] for gradient in jax.jit(jax.vmap(gradients, (None, 0, None)))(x, weights, bias))
     rows, matrix, vector = f64(x, weight, cotangent)
     flat = (rows.reshape(-1, 6), vector.reshape(-1, 5))
     wants = (vector @ matrix, flat[1].T @ flat[0], flat[1].sum(0))
-    for found, want, dtype in zip(got, wants, (jnp.bfloat16, jnp.bfloat16, jnp.float32), strict=True):
-        assert found.dtype == dtype
-        near(found, want, dtype)
+    for gradient, want, dtype in zip(got, wants, (jnp.bfloat16, jnp.bfloat16, jnp.float32), strict=True):
+        assert gradient.dtype == dtype
+        near(gradient, want, dtype)
 
 
 @pytest.mark.parametrize("index", [0, [[3, -1], [-4, 2]], [], [7, -9, 2**31 - 1]], ids=str)
@@ -192,8 +192,8 @@ def test_maps_of_weights(axes, x_shape, formula, dtype):
     """In any order, the innermost first, with derivatives."""
     x, weights = normal(1, x_shape, dtype), normal(2, (8, 6, 5), dtype)
     function = ops.linear
-    for each in axes:
-        function = jax.vmap(function, each)
+    for in_axes in axes:
+        function = jax.vmap(function, in_axes)
     out, pull = jax.vjp(function, x, weights)
     wide = f64(x, weights)
     near(out, np.einsum(formula, *wide), dtype)

@@ -120,7 +120,7 @@ def test_sixteen_bits(dtype):
         lambda x, w: (f(x, w), jax.grad(lambda *args: f(*args).sum(), (0, 1))(x, w))
     )(x, weight)
     assert (loss.dtype, *(g.dtype for g in gradients)) == (jnp.float32, dtype, dtype)
-    exact = [np.asarray(each, np.float32) for each in (x, weight)]
+    exact = [np.asarray(array, np.float32) for array in (x, weight)]
     want, wanted = jax.value_and_grad(lambda x, w: plain(x, w, labels, label_smoothing=0.1).sum(), (0, 1))(*exact)
     np.testing.assert_allclose(loss.sum(), want, rtol=1e-5)
     for got, expected in zip(gradients, wanted, strict=True):
@@ -181,8 +181,8 @@ def test_ignored_rows_have_no_gradient():
     _, weight, labels = examples()
     x = jnp.full((4, 5), jnp.nan)
     f = lambda x, w: ops.linear_cross_entropy(x, w, jnp.full_like(labels, -100), ignore_index=-100).sum()
-    for each in jax.tree.leaves((f(x, weight), jax.grad(f, (0, 1))(x, weight))):
-        assert (np.asarray(each) == 0).all()
+    for leaf in jax.tree.leaves((f(x, weight), jax.grad(f, (0, 1))(x, weight))):
+        assert (np.asarray(leaf) == 0).all()
 
 
 @pytest.mark.parametrize("rows", [(0,), (2, 0)])

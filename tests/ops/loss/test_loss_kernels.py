@@ -65,8 +65,8 @@ def test_what_is_ignored_or_out_of_range():
     logits = jnp.array([[1e4, -np.inf, -1e4], [np.inf, np.nan, 0], [0, 0, 0]])
     for label, ignore in (([1, 5, 3], 5), ([0, -7, -4], -7)):
         got, want = (
-            ops.softmax_cross_entropy(logits, np.array(label, np.int32), ignore_index=ignore, implementation=each)
-            for each in ("python", "reference")
+            ops.softmax_cross_entropy(logits, np.array(label, np.int32), ignore_index=ignore, implementation=kind)
+            for kind in ("python", "reference")
         )
         np.testing.assert_array_equal(got, want)
         assert (float(got[1]), bool(np.isnan(got[2]))) == (0, True)

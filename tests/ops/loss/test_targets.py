@@ -84,7 +84,7 @@ def test_class_weights_of_a_linear_layer(size, options, x64):
 def test_class_weights_in_python(options):
     x, weight, labels = examples(size=1030)
     f = functools.partial(ops.linear_cross_entropy, class_weights=np.abs(normal(3, (1030,))), **options)
-    got, want = (f(x, weight, labels, implementation=each) for each in ("python", "reference"))
+    got, want = (f(x, weight, labels, implementation=kind) for kind in ("python", "reference"))
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 

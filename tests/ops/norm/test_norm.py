@@ -85,8 +85,8 @@ def test_squares_that_overflow(make, size, isa):
     want, upstream = small.want(), normal(9, (5, 70))
     for function in (large.op, large.reference):
         np.testing.assert_allclose(table.quickly_compiled(function)(*large.args), want, rtol=2e-4, atol=2e-4)
-        found = gradients(function, large.args, upstream)
+        results = gradients(function, large.args, upstream)
         expected = gradients(small.reference, small.args, upstream)
-        np.testing.assert_allclose(found[0] * factors, expected[0], rtol=2e-4, atol=2e-4)
-        for got, exact in zip(found[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(results[0] * factors, expected[0], rtol=2e-4, atol=2e-4)
+        for got, exact in zip(results[1:], expected[1:], strict=True):
             np.testing.assert_allclose(got, exact, rtol=2e-4, atol=2e-4)
