@@ -31,9 +31,10 @@ struct Arrays {
   std::vector<float> lse;
 
   Arrays() : lse(kQueries) {
-    for (auto* each : {&a, &b, &c, &d, &e, &f, &g}) {
-      each->resize(kKeys * kSize);
-      for (size_t i = 0; i < each->size(); ++i) from_float(static_cast<float>(i * 37 % 101) / 101 - 0.5f, (*each)[i]);
+    for (auto* operand : {&a, &b, &c, &d, &e, &f, &g}) {
+      operand->resize(kKeys * kSize);
+      for (size_t i = 0; i < operand->size(); ++i)
+        from_float(static_cast<float>(i * 37 % 101) / 101 - 0.5f, (*operand)[i]);
     }
   }
 
@@ -102,14 +103,14 @@ std::string processor() {
   return sysctlbyname("machdep.cpu.brand_string", name, &size, nullptr, 0) == 0 ? name : "";
 #else
   std::ifstream file("/proc/cpuinfo");
-  std::string line, found;
+  std::string line, values;
   // Lines of the first processor: names on x86, numbers on ARM.
   while (std::getline(file, line) && !line.empty()) {
     for (const char* key : {"vendor_id", "cpu family", "model", "stepping", "CPU implementer", "CPU part"}) {
-      if (line.rfind(key, 0) == 0) found += line.substr(std::min(line.find(':'), line.size() - 1) + 1);
+      if (line.rfind(key, 0) == 0) values += line.substr(std::min(line.find(':'), line.size() - 1) + 1);
     }
   }
-  return found;
+  return values;
 #endif
 }
 
@@ -136,15 +137,15 @@ std::filesystem::path file_of(const Table& usual, const Table& other) {
 // Returns nothing unless the file has all families in order, each with one of these tables.
 std::optional<Families> remembered(const std::filesystem::path& path, const Table& usual, const Table& other) {
   std::ifstream file(path);
-  Families found;
+  Families families;
   for (std::string line; std::getline(file, line);) {
     std::string family, table;
     if (!(std::istringstream(line) >> family >> table)) return std::nullopt;
-    if (found.size() == std::size(kFamilies) || family != kFamilies[found.size()].name) return std::nullopt;
+    if (families.size() == std::size(kFamilies) || family != kFamilies[families.size()].name) return std::nullopt;
     if (table != usual.name && table != other.name) return std::nullopt;
-    found.emplace_back(family, table);
+    families.emplace_back(family, table);
   }
-  return found.size() == std::size(kFamilies) ? std::optional(found) : std::nullopt;
+  return families.size() == std::size(kFamilies) ? std::optional(families) : std::nullopt;
 }
 
 // Writes the file so that other processes see it whole or not at all.

@@ -21,8 +21,8 @@ inline std::vector<int64_t> places(const char* op, const char* name, const Shape
           std::string(name) + " with the batch axes of q, or 1; got " + text(query.dims) + " and " + text(shape.dims));
   int64_t size = 1;
   for (size_t i = 0; i < shape.core; ++i) size *= shape[i];
-  std::vector<int64_t> found;
-  found.reserve(static_cast<size_t>(query.batch()));
+  std::vector<int64_t> offsets;
+  offsets.reserve(static_cast<size_t>(query.batch()));
   for (int64_t b = 0; b < query.batch(); ++b) {
     int64_t index = 0, rest = b, step = 1;
     for (size_t i = rank; i-- > 0;) {
@@ -31,9 +31,9 @@ inline std::vector<int64_t> places(const char* op, const char* name, const Shape
       step *= shape.dims[i];
       rest /= whole;
     }
-    found.push_back(index * size);
+    offsets.push_back(index * size);
   }
-  return found;
+  return offsets;
 }
 
 // The operands of an op by their slots, which the bits of `present` and `needs_grad` count.

@@ -58,8 +58,8 @@ class LoadedCode {
     thread_local const void* function = nullptr;
     if (last != number || function == nullptr) {
       const std::shared_lock lock(mutex_);
-      const auto found = functions_.find(number);
-      function = found == functions_.end() ? nullptr : found->second;
+      const auto place = functions_.find(number);
+      function = place == functions_.end() ? nullptr : place->second;
       last = number;
     }
     return function;

@@ -193,7 +193,7 @@ XLA_FFI_Error* run(const std::function<std::string()>& who, XLA_FFI_Handler* han
     try {
       hook(symbol, run, call.lent().outputs(), call.lent().inputs());
     } catch (nb::python_error& error) {
-      if (XLA_FFI_Error* own = call.take_error()) return own;
+      if (XLA_FFI_Error* of_call = call.take_error()) return of_call;
       if (!call.is_asynchronous())
         return error_of(frame->api, report_failure(nb::str(symbol.c_str()), error, call.lent(), ""));
     }

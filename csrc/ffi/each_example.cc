@@ -186,9 +186,9 @@ struct Call {
 
   void one(int64_t example, std::shared_ptr<ExampleFrame>& frame) {
     if (frame == nullptr) frame = std::make_shared<ExampleFrame>(batch, api);
-    XLA_FFI_CallFrame* own = frame->of(example);
-    if (XLA_FFI_Error* failed = handler(own)) error.add(example, failed);
-    XLA_FFI_Future* future = own->future;
+    XLA_FFI_CallFrame* of_example = frame->of(example);
+    if (XLA_FFI_Error* failed = handler(of_example)) error.add(example, failed);
+    XLA_FFI_Future* future = of_example->future;
     if (future != nullptr)
       unfinished->add(future, std::exchange(frame, nullptr), unfinished);  // the handler may still read it
   }

@@ -53,13 +53,13 @@ Numbers numbers(const ffi::Dictionary& attrs, std::string_view name) {
 }
 
 std::vector<std::string> split(std::string_view lines) {
-  std::vector<std::string> found;
+  std::vector<std::string> parts;
   while (!lines.empty()) {
     const size_t end = std::min(lines.find('\n'), lines.size());
-    found.emplace_back(lines.substr(0, end));
+    parts.emplace_back(lines.substr(0, end));
     lines.remove_prefix(std::min(end + 1, lines.size()));
   }
-  return found;
+  return parts;
 }
 
 // The words of a step: grid, block, the bytes of shared memory, and the number of the image.

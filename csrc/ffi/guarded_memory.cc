@@ -51,23 +51,23 @@ GuardedMemory::GuardedMemory(size_t size, size_t number) : size_(size), number_(
 GuardedMemory::~GuardedMemory() { munmap(region_, region_size_); }
 
 Beside GuardedMemory::before() const {
-  Beside found;
+  Beside beside;
   for (const uint8_t* place = first_; place < data_; ++place) {
     if (*place == noise(place)) continue;
-    ++found.count;
-    found.nearest = distance(place, data_);
+    ++beside.count;
+    beside.nearest = distance(place, data_);
   }
-  return found;
+  return beside;
 }
 
 Beside GuardedMemory::after() const {
-  Beside found;
+  Beside beside;
   for (const uint8_t* place = last_; place-- > data_ + size_;) {
     if (*place == noise(place)) continue;
-    ++found.count;
-    found.nearest = distance(data_ + size_, place) + 1;
+    ++beside.count;
+    beside.nearest = distance(data_ + size_, place) + 1;
   }
-  return found;
+  return beside;
 }
 
 std::optional<size_t> GuardedMemory::before(const void* address) const {

@@ -230,10 +230,10 @@ uintptr_t address(XLA_FFI_Handler* handler) { return reinterpret_cast<uintptr_t>
 
 // Sets the addresses of functions of libtvm_ffi, which stays loaded.
 void set_runtime(uintptr_t move_raised, uintptr_t release, uintptr_t set_stream) {
-  static const tvm_ffi::Runtime found = {reinterpret_cast<decltype(tvm_ffi::Runtime::move_raised)>(move_raised),
-                                         reinterpret_cast<decltype(tvm_ffi::Runtime::release)>(release),
-                                         reinterpret_cast<decltype(tvm_ffi::Runtime::set_stream)>(set_stream)};
-  loaded_runtime.store(&found, std::memory_order_release);
+  static const tvm_ffi::Runtime runtime = {reinterpret_cast<decltype(tvm_ffi::Runtime::move_raised)>(move_raised),
+                                           reinterpret_cast<decltype(tvm_ffi::Runtime::release)>(release),
+                                           reinterpret_cast<decltype(tvm_ffi::Runtime::set_stream)>(set_stream)};
+  loaded_runtime.store(&runtime, std::memory_order_release);
 }
 
 }  // namespace

@@ -30,14 +30,14 @@ Image::~Image() {
 Function Image::function(const Driver& driver, Context context, const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
   const Relaxed relaxed(driver);
-  auto found = loaded_.find(context);
-  if (found == loaded_.end()) {
+  auto place = loaded_.find(context);
+  if (place == loaded_.end()) {
     Module module = nullptr;
     check(driver, driver.ModuleLoadData(&module, bytes_.c_str()), "cuModuleLoadData");
-    found = loaded_.emplace(context, Loaded{&driver, module}).first;
+    place = loaded_.emplace(context, Loaded{&driver, module}).first;
   }
   Function function = nullptr;
-  check(driver, driver.ModuleGetFunction(&function, found->second.module, name.c_str()),
+  check(driver, driver.ModuleGetFunction(&function, place->second.module, name.c_str()),
         [&] { return "cuModuleGetFunction(" + name + ")"; });
   return function;
 }

@@ -22,7 +22,7 @@ std::string text(const Step& step) {
 }  // namespace
 
 Launch::~Launch() {
-  for (const Loaded* each = first_.load(); each != nullptr;) delete std::exchange(each, each->next);
+  for (const Loaded* entry = first_.load(); entry != nullptr;) delete std::exchange(entry, entry->next);
 }
 
 void Launch::load(int device) { loaded(device); }
@@ -31,9 +31,9 @@ const Launch::Loaded& Launch::loaded(int device) {
   const Driver& driver = gpu::driver();
   const Context context = activate(driver, device);
   const auto find = [&]() -> const Loaded* {
-    const Loaded* each = first_.load(std::memory_order_acquire);
-    while (each != nullptr && (each->context != context || each->driver != &driver)) each = each->next;
-    return each;
+    const Loaded* entry = first_.load(std::memory_order_acquire);
+    while (entry != nullptr && (entry->context != context || entry->driver != &driver)) entry = entry->next;
+    return entry;
   };
   if (const Loaded* known = find()) return *known;
   std::lock_guard<std::mutex> lock(mutex_);

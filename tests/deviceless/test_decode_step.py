@@ -75,7 +75,7 @@ def test_an_exported_step_has_each_image_once(model, monkeypatch):
     args = (model, jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: model.init_cache(512)))
     exported = eqxc.export(step, platforms=["cuda"])(*args)
     text = exported.mlir_module()
-    images = [bytes.fromhex(found) for found in re.findall(r'images = dense<"0x([0-9A-F]*)"', text)]
+    images = [bytes.fromhex(digits) for digits in re.findall(r'images = dense<"0x([0-9A-F]*)"', text)]
     assert len(images) == BLOCKS * CALLS_OF_BLOCK + 2
     assert len(exported.serialize()) < sum(map(len, set(images))) + 300_000 < sum(map(len, images)) / 10
 

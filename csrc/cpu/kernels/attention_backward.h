@@ -59,8 +59,8 @@ void block_gradients(const BackwardPlan& plan, const QueryBlock& block, const Ti
   if (plan.sums != nullptr) {
     float* kept_sums = plan.sums + plan.row(block.b, block.h) * call.q_length + block.begin;
     const float* const known[] = {to.highest, to.inverse, to.delta};
-    for (const float* each : known) {
-      std::memcpy(kept_sums, each, static_cast<size_t>(block.queries) * sizeof(float));
+    for (const float* values : known) {
+      std::memcpy(kept_sums, values, static_cast<size_t>(block.queries) * sizeof(float));
       kept_sums += plan.num_queries();
     }
   }
@@ -151,9 +151,9 @@ void again(const BackwardPlan& plan, const QueryBlock& block, int64_t begin, int
       load_queries<T>(plan.args, block, to);
       const float* kept_sums = plan.sums + plan.row(block.b, block.h) * call.q_length + block.begin;
       float* const known[] = {to.highest, to.inverse, to.delta};
-      for (float* each : known) {
-        std::memset(each, 0, kQueryBlock * sizeof(float));
-        std::memcpy(each, kept_sums, static_cast<size_t>(block.queries) * sizeof(float));
+      for (float* values : known) {
+        std::memset(values, 0, kQueryBlock * sizeof(float));
+        std::memcpy(values, kept_sums, static_cast<size_t>(block.queries) * sizeof(float));
         kept_sums += plan.num_queries();
       }
       is_loaded = true;

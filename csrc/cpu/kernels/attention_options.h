@@ -152,9 +152,9 @@ void apply_options(const AttentionOptions& options, const QueryBlock& block, int
   }
   if (options.query_segments.data != nullptr) {
     int32_t of_queries[kQueryBlock] = {};
-    const int32_t *own = operand_of(options.query_segments, b) + block.begin,
+    const int32_t *segments = operand_of(options.query_segments, b) + block.begin,
                   *of_keys = operand_of(options.key_segments, b) + first;
-    for (int64_t i = 0; i < queries; ++i) of_queries[i] = own[i];
+    for (int64_t i = 0; i < queries; ++i) of_queries[i] = segments[i];
     for (int64_t j = 0; j < keys; ++j) {
       float* line = tile + j * kQueryBlock;
       for (int64_t i = 0; i < kQueryBlock; ++i) line[i] = of_queries[i] == of_keys[j] ? line[i] : kUnseen;

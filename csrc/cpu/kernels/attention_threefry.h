@@ -55,9 +55,9 @@ void threefry_factors(const uint32_t* key, uint64_t start, uint64_t columns, int
       Bits x, y;
       std::memcpy(&x, high + i, sizeof(x));
       std::memcpy(&y, low + i, sizeof(y));
-      const Bits own = y;
+      const Bits before = y;
       y += static_cast<uint32_t>(j);
-      x -= reinterpret_cast<Bits>(y < own);  // true is -1: the carry
+      x -= reinterpret_cast<Bits>(y < before);  // true is -1: the carry
       const auto is_kept = reinterpret_cast<Bits>((threefry(key, x, y) >> 9) < threshold);
       uint32_t bits;
       std::memcpy(&bits, &kept, sizeof(bits));

@@ -22,8 +22,8 @@ void arrange_weights(ByteFour* panel, const int8_t* weights, int64_t rows, int64
       F fours[kLanes];
 #pragma GCC unroll 16
       for (int r = 0; r < kLanes; ++r) {
-        const Bytes::Mask found = w + r < rows ? mask : 0;
-        fours[r] = reinterpret_cast<F>(Bytes::as_weights(Bytes::load(weights + (w + r) * size + i, found)));
+        const Bytes::Mask lanes = w + r < rows ? mask : 0;
+        fours[r] = reinterpret_cast<F>(Bytes::as_weights(Bytes::load(weights + (w + r) * size + i, lanes)));
       }
       Simd::transpose(fours);
       for (int64_t j = 0; j < (bytes + 3) / 4; ++j) store_fours(panel + (i / 4 + j) * kPanel + w, fours[j]);

@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(128, kHeads == 4 ? 2 : 3)
     upstream[h] = own_columns<T>(columns, dout + row, 1.0f);
   }
 
-  Sums found[kHeads];
+  Sums partials[kHeads];
   const long long row = kv_heads * size, b_kv = b - divide(b, kv_batch) * kv_batch;
   const long long start = (b_kv * keys * kv_heads + kv_head) * size;
   const long long at_a_time = 128 / lanes;
@@ -163,14 +163,14 @@ __global__ void __launch_bounds__(128, kHeads == 4 ? 2 : 3)
       for (int h = 0; h < kHeads; ++h) {
         const Score<kCapped> of(scores[s][h], soft_cap);
         const float score = seen[s] ? of.value : 2 * kLowest;  // -inf, whose weight is 0
-        if (score > found[h].highest) found[h].rescale(score);
-        const float weight = exp2f(score - found[h].highest), product = weight * products[s][h];
-        found[h].sum += weight;
-        found[h].product += product;
+        if (score > partials[h].highest) partials[h].rescale(score);
+        const float weight = exp2f(score - partials[h].highest), product = weight * products[s][h];
+        partials[h].sum += weight;
+        partials[h].product += product;
 #pragma unroll
         for (int c = 0; c < kOwn; ++c) {
-          found[h].of_products[c] += product * of.slope * k_row.at[c];
-          found[h].of_keys[c] += weight * of.slope * k_row.at[c];
+          partials[h].of_products[c] += product * of.slope * k_row.at[c];
+          partials[h].of_keys[c] += weight * of.slope * k_row.at[c];
         }
       }
     }
@@ -180,15 +180,15 @@ __global__ void __launch_bounds__(128, kHeads == 4 ? 2 : 3)
   const long long stride = 3 + 2 * size;
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
-    Sums& own = found[h];
+    Sums& of_head = partials[h];
     for (unsigned other = lanes; other < 32; other *= 2) {
-      own.rescale(fmaxf(own.highest, __shfl_xor_sync(kAllLanes, own.highest, other)));
-      own.sum += __shfl_xor_sync(kAllLanes, own.sum, other);
-      own.product += __shfl_xor_sync(kAllLanes, own.product, other);
+      of_head.rescale(fmaxf(of_head.highest, __shfl_xor_sync(kAllLanes, of_head.highest, other)));
+      of_head.sum += __shfl_xor_sync(kAllLanes, of_head.sum, other);
+      of_head.product += __shfl_xor_sync(kAllLanes, of_head.product, other);
 #pragma unroll
       for (int c = 0; c < kOwn; ++c) {
-        own.of_products[c] += __shfl_xor_sync(kAllLanes, own.of_products[c], other);
-        own.of_keys[c] += __shfl_xor_sync(kAllLanes, own.of_keys[c], other);
+        of_head.of_products[c] += __shfl_xor_sync(kAllLanes, of_head.of_products[c], other);
+        of_head.of_keys[c] += __shfl_xor_sync(kAllLanes, of_head.of_keys[c], other);
       }
     }
     float* const to = shared + warp * stride;
@@ -197,14 +197,14 @@ __global__ void __launch_bounds__(128, kHeads == 4 ? 2 : 3)
       for (int c = 0; c < kOwn; ++c) {
         const long long column = columns.column(c / kPack<T>) + c % kPack<T>;
         if (column >= size) continue;
-        to[3 + column] = own.of_products[c];
-        to[3 + size + column] = own.of_keys[c];
+        to[3 + column] = of_head.of_products[c];
+        to[3 + size + column] = of_head.of_keys[c];
       }
     }
     if (lane == 0) {
-      to[0] = own.highest;
-      to[1] = own.sum;
-      to[2] = own.product;
+      to[0] = of_head.highest;
+      to[1] = of_head.sum;
+      to[2] = of_head.product;
     }
     __syncthreads();
     if (h < num_heads) {
