@@ -49,6 +49,9 @@ if IS_OLDEST_JAX:
     _mlir_context = functools.cache(mlir.make_ir_context)
     mlir.make_ir_context = _mlir_context
 
+# Tracing makes many objects, few of them cycles: Python's collector, which goes through all of them, need not come so often.
+gc.set_threshold(20_000, 20, 50)
+
 _raises = pytest.raises
 
 
@@ -91,17 +94,6 @@ def pytest_addoption(parser):
 def _part(text):
     index, _, count = text.partition("/")
     return int(index), int(count)
-
-
-def pytest_collection_finish():
-    """Keep Python's collector away from what lives until the end, and let it come less often: tracing makes much garbage."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
-
-
-def pytest_unconfigure():
-    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(config, items):

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import gc
 import threading
+import time
 import weakref
 
 import equinox as eqx
@@ -30,7 +31,9 @@ class Callback:
 
 
 def is_freed(watch):
-    for _ in range(3):
+    """Whether it is gone, or goes soon: a thread of XLA lets go of a program when it comes to that."""
+    deadline = time.monotonic() + 20
+    while watch() is not None and time.monotonic() < deadline:
         gc.collect()
     return watch() is None
 
