@@ -31,7 +31,7 @@ class Callback:
 
 
 def is_freed(watch):
-    """Whether it is gone, or goes soon: a thread of XLA lets go of a program when it comes to that."""
+    """It is gone, or goes soon: a thread of XLA lets go of a program when it comes to that."""
     deadline = time.monotonic() + 20
     while watch() is not None and time.monotonic() < deadline:
         gc.collect()
