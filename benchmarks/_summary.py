@@ -13,7 +13,7 @@ from ._suite import TITLES
 
 
 PLOT = _report.ROOT / "docs" / "assets" / "kernels.svg"
-_PEERS = ("XLA", "jax.nn", "Equinox", "torch")
+_PEERS = ("XLA", "jax.nn", "Equinox", "torch", "onnxruntime")
 # Calls of ours, each beside the call that a program would make otherwise.
 _CALLS = {
     "eqxcallback, empty": "jax buffer_callback, empty",
