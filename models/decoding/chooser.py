@@ -117,9 +117,10 @@ class Chooser:
         """The token at this position of a text, which gets it."""
         self.prepare()
         if self._is_by_numpy:
-            return int(np.asarray(logits).argmax())
-        operands = operands_of([choice], self._unseen)
-        token = int(np.asarray(self._program(logits, np.asarray([position], np.int32), *operands))[0])
+            token = int(np.asarray(logits).argmax())
+        else:
+            operands = operands_of([choice], self._unseen)
+            token = int(np.asarray(self._program(logits, np.asarray([position], np.int32), *operands))[0])
         choice.add(token)
         return token
 
