@@ -114,6 +114,10 @@ void prefetch_stream(const T* p) {
   prefetch(reinterpret_cast<const char*>(p) + 4096, 1);
 }
 
+// The lanes of as many vectors as have room for n numbers.
+template <int n>
+inline constexpr int kWhole = (n + kLanes - 1) / kLanes * kLanes;
+
 // Like std::integral_constant, but with internal linkage: see types.h.
 template <int n>
 struct Int {

@@ -39,12 +39,18 @@ const Factor<W>* as_factors(const T* x, int64_t n, float* buffer) {
   }
 }
 
+// Where `dots` prefetches, in bytes after each of the rows: from `begin` on, `step` for each vector.
+struct Ahead {
+  int64_t begin, step;
+};
+
 // Computes sums[r * stride + w], whose lanes are still to be added, of row r of x, whose rows are `x_stride` apart, and
 // rows[w].
 //
 // Never inlined: among other loops, the compiler would keep the sums in memory.
-template <int kRows, int kWeights, class X, class T>
-[[gnu::noinline]] void dots(F* sums, int stride, const X* x, int64_t x_stride, const T* const* rows, int64_t size) {
+template <int kRows, int kWeights, bool kAhead = false, class X, class T>
+[[gnu::noinline]] void dots(F* sums, int stride, const X* x, int64_t x_stride, const T* const* rows, int64_t size,
+                            Ahead ahead = {}) {
   using Each = Terms<X, T>;
   F acc[kRows][kWeights];
 #pragma GCC unroll 8
@@ -60,9 +66,11 @@ template <int kRows, int kWeights, class X, class T>
     for (int w = 0; w < kWeights; ++w) {
       const auto v = Each::load(rows[w] + i, count);
       if constexpr (kRows == 1) prefetch_stream(rows[w] + i);
+      if constexpr (kRows > 1 && kAhead) prefetch(reinterpret_cast<const char*>(rows[w]) + ahead.begin, 1);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) acc[r][w] = Simd::fma(values[r], v, acc[r][w]);
     }
+    ahead.begin += ahead.step;
   });
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -71,45 +79,62 @@ template <int kRows, int kWeights, class X, class T>
   }
 }
 
-// Calls tile(rows, weights, r, o, part), whose first two arguments are `Int`s, for all of `num_rows` rows of x and for
-// the rows of weights from `begin` to `end`. A tile has the rows o, o + part, and so on; the next tile has the rows
-// after them. These are long streams, which the processor sees coming; neighbouring rows would be many short ones.
-template <int kRows, int kWeights, class Tile>
-void for_tiles(int64_t num_rows, int64_t begin, int64_t end, const Tile& tile) {
-  const auto columns = [&](auto rows, auto weights, int64_t first, int64_t part) {
-    constexpr int kAtOnce = decltype(rows)::value;
-    for (int64_t o = first; o < first + part; ++o) {
-      int64_t r = 0;
-      for (; r + kAtOnce <= num_rows; r += kAtOnce) tile(rows, weights, r, o, part);
-      for (; r < num_rows; ++r) tile(Int<1>{}, weights, r, o, part);
-    }
-  };
-  // A single row has too few sums that do not wait for each other.
-  const int64_t parts = num_rows == 1 ? 2 * kWeights : kWeights, part = (end - begin) / parts;
-  if (num_rows == 1) {
-    columns(Int<1>{}, Int<2 * kWeights>{}, begin, part);
-  } else {
-    columns(Int<kRows>{}, Int<kWeights>{}, begin, part);
+// Where a pass, which multiplies some rows of x with a tile of weights, prefetches. Only the first pass reads memory,
+// and the processor sees that coming, but not soon enough: it prefetches what it reads next. Memory is idle in the
+// other passes, so if rows are short, each pass has its share of the tile that comes next. Longer ones would displace
+// x.
+template <class X, class T>
+Ahead ahead_of(int64_t pass, int64_t passes, int64_t size) {
+  constexpr int64_t kAhead = 2048, kPage = 4096, kBytes = Terms<X, T>::kStep * int64_t{sizeof(T)};
+  const int64_t bytes = size * int64_t{sizeof(T)};
+  if (passes > 1 && bytes <= kPage) return {bytes + kAhead + pass * bytes / passes, (kBytes + passes - 1) / passes};
+  return pass == 0 ? Ahead{kAhead, kBytes} : Ahead{0, 0};
+}
+
+// Calls body(Int<n>{}), for n from 1 to kMost.
+template <int kMost, class Body>
+void with_count(int64_t n, const Body& body) {
+  if constexpr (kMost > 1) {
+    if (n < kMost) return with_count<kMost - 1>(n, body);
   }
-  columns(Int<kRows>{}, Int<1>{}, begin + parts * part, end - begin - parts * part);
+  body(Int<kMost>{});
 }
 
 // Calls put(r, o, sum) for the rows of x and of weights, which are `size` apart and read once.
 template <class X, class T, class Put>
 void few_rows(const X* x, int64_t num_rows, int64_t x_stride, const T* weights, int64_t begin, int64_t end,
               int64_t size, const Put& put) {
-  constexpr int kTileRows = kManyRegisters ? 4 : 2;
-  const auto tile = [&](auto num_x, auto num_w, int64_t r, int64_t o, int64_t part) {
-    constexpr int kRows = decltype(num_x)::value, kWeights = decltype(num_w)::value;
-    const T* rows[kWeights];
-    for (int w = 0; w < kWeights; ++w) rows[w] = weights + (o + w * part) * size;
-    F sums[kRows * kWeights];
-    dots<kRows, kWeights>(sums, kWeights, x + r * x_stride, x_stride, rows, size);
-    for (int i = 0; i < kRows; ++i) {
-      for (int w = 0; w < kWeights; ++w) put(r + i, o + w * part, Simd::sum(sums[i * kWeights + w]));
+  constexpr int kMost = kManyRegisters ? 6 : 2;
+  const int64_t passes = (num_rows + kMost - 1) / kMost;
+  const auto columns = [&](auto num_w, int64_t first, int64_t part) {
+    constexpr int kWeights = decltype(num_w)::value;
+    for (int64_t o = first; o < first + part; ++o) {
+      const T* rows[kWeights];
+      for (int w = 0; w < kWeights; ++w) rows[w] = weights + (o + w * part) * size;
+      int64_t r = 0;
+      for (int64_t pass = 0; pass < passes; ++pass) {
+        const int64_t n = (num_rows - r) / (passes - pass);  // the same for all, or one more
+        with_count<kMost>(n, [&](auto num_x) {
+          constexpr int kRows = decltype(num_x)::value, kSums = kRows * kWeights, kPadded = kWhole<kSums>;
+          F sums[kPadded];
+          dots<kRows, kWeights, true>(sums, kWeights, x + r * x_stride, x_stride, rows, size,
+                                      ahead_of<X, T>(pass, passes, size));
+          for (int i = kSums; i < kPadded; ++i) sums[i] = Simd::zero();
+          float totals[kPadded];
+          for (int i = 0; i < kPadded; i += kLanes) Simd::store(totals + i, Simd::sums(sums + i));
+          for (int i = 0; i < kRows; ++i) {
+            for (int w = 0; w < kWeights; ++w) put(r + i, o + w * part, totals[i * kWeights + w]);
+          }
+        });
+        r += n;
+      }
     }
   };
-  for_tiles<kTileRows, 4>(num_rows, begin, end, tile);
+  // A tile has the rows o, o + part, and so on; the next tile has the rows after them. These are long streams, which
+  // the processor sees coming; neighbouring rows would be many short ones.
+  const int64_t part = (end - begin) / 4;
+  columns(Int<4>{}, begin, part);
+  columns(Int<1>{}, begin + 4 * part, end - begin - 4 * part);
 }
 
 }  // namespace

@@ -52,10 +52,6 @@ class ByteRows {
   float* scales_;
 };
 
-// The floats of whole vectors of n rows.
-template <int n>
-inline constexpr int kWhole = (n + kLanes - 1) / kLanes * kLanes;
-
 // Computes out[r * kWeights + w], the sum of products of row `first` + r of x and rows[w]. Never inlined, like `dots`.
 template <int kRows, int kWeights>
 [[gnu::noinline]] void byte_sums(float* out, const ByteRows& x, int64_t first, const int8_t* const* rows,
@@ -97,6 +93,29 @@ template <int kRows, int kWeights>
   }
 #pragma GCC unroll 8
   for (int k = 0; k < kSums; k += kLanes) Simd::store(out + k, Simd::sums(sums + k));
+}
+
+// Calls tile(rows, weights, r, o, part), whose first two arguments are `Int`s, for all of `num_rows` rows of x and for
+// the rows of weights from `begin` to `end`. A tile has the rows o, o + part, and so on; the next tile has the rows
+// after them: long streams, see dots.h.
+template <int kRows, int kWeights, class Tile>
+void for_tiles(int64_t num_rows, int64_t begin, int64_t end, const Tile& tile) {
+  const auto columns = [&](auto rows, auto weights, int64_t first, int64_t part) {
+    constexpr int kAtOnce = decltype(rows)::value;
+    for (int64_t o = first; o < first + part; ++o) {
+      int64_t r = 0;
+      for (; r + kAtOnce <= num_rows; r += kAtOnce) tile(rows, weights, r, o, part);
+      for (; r < num_rows; ++r) tile(Int<1>{}, weights, r, o, part);
+    }
+  };
+  // A single row has too few sums that do not wait for each other.
+  const int64_t parts = num_rows == 1 ? 2 * kWeights : kWeights, part = (end - begin) / parts;
+  if (num_rows == 1) {
+    columns(Int<1>{}, Int<2 * kWeights>{}, begin, part);
+  } else {
+    columns(Int<kRows>{}, Int<kWeights>{}, begin, part);
+  }
+  columns(Int<kRows>{}, Int<1>{}, begin + parts * part, end - begin - parts * part);
 }
 
 // Calls put(r, o, sum) for all rows.

@@ -14,8 +14,10 @@ from .._supports import floats
 from . import _jax, _numpy, _reference
 
 
-# With more rows than these, weights that are in cache are worth more than memory that is read once.
+# With more rows than these, arranging the weights pays.
 _FEW_ROWS = 16
+# With more than half a megabyte of weights, which are seldom in cache, arranging them takes as long as so many rows.
+_ROWS_OF_LARGE, _LARGE = 32, 1 << 19
 # A product of fewer numbers takes XLA less time than a call.
 _SMALLEST = 1 << 14
 
@@ -23,10 +25,10 @@ _SMALLEST = 1 << 14
 def _supports(types: Types, **_: object) -> bool | str:
     """XLA arranges the weights anew for each product of a few rows, and reads 16 bits more slowly than 32 unless it multiplies
     matrices, for which it has instructions."""
-    dtype, rows = types.x.dtype, math.prod(types.x.shape[:-1])
-    if rows > _FEW_ROWS:
-        return f"x can have at most {_FEW_ROWS} rows, as XLA is faster at products of matrices; it has {rows}"
-    size = types.weight.size
+    dtype, rows, size = types.x.dtype, math.prod(types.x.shape[:-1]), types.weight.size
+    most = _ROWS_OF_LARGE if size * dtype.itemsize > _LARGE else _FEW_ROWS
+    if rows > most:
+        return f"x can have at most {most} rows, as XLA is faster at products of matrices; it has {rows}"
     if dtype == jnp.float32 and (rows < 2 or size < _SMALLEST):
         return (
             f"x of float32 needs two rows and weights of {_SMALLEST} numbers, else XLA is as fast; "
@@ -64,10 +66,10 @@ def linear(
 ) -> Float[Array, "*batch out_features"]:
     r"""$x W^T + b$ over the last axis, summed in f32 and rounded once.
 
-    By default this is a plain product in XLA, which knows them best and fuses what follows. On a CPU at most 16 rows are a
-    kernel, which reads the weights once, at the speed of memory; of f32 if they are two or more, with weights of 16,384 numbers
-    or more. More rows of bf16, and their gradients, are written in the way that XLA has the processor's instructions for bf16
-    multiply.
+    By default this is a plain product in XLA, which knows them best and fuses what follows. On a CPU at most 16 rows, or 32 if
+    the weights have more than half a megabyte, are a kernel, which reads the weights once, at the speed of memory; of f32 if
+    they are two or more, with weights of 16,384 numbers or more. More rows of bf16, and their gradients, are written in the way
+    that XLA has the processor's instructions for bf16 multiply.
 
     **Arguments:**
 

@@ -28,6 +28,15 @@ def test_linear(batch, in_features, out_features, isa):
         table.check_call(linear, linear_reference.linear, (x, weight, normal(3, (out_features,))), in_features)
 
 
+@pytest.mark.parametrize("rows", [*range(1, 15), 32])
+def test_each_number_of_rows(rows, isa):
+    """Tiles have 1 to 6 rows, and as many each as the others, or one more."""
+    linear = table.with_options(ops.linear, implementation="native")
+    for dtype in DTYPES:
+        args = (normal(1, (rows, 70), dtype), normal(2, (23, 70), dtype, 0.1))
+        table.check_call(linear, linear_reference.linear, args, 70)
+
+
 @pytest.mark.parametrize("batch", [(), (6,)])
 def test_linear_on_many_threads(batch, isa):
     linear = table.with_options(ops.linear, implementation="native")
@@ -42,6 +51,11 @@ def test_linear_on_many_threads(batch, isa):
         *[(1, DTYPES[1], 5, 1), (16, DTYPES[2], 5, 1), (17, DTYPES[1], 5, 0)],
         *[(1, DTYPES[0], 512, 0), (2, DTYPES[0], 512, 1), (16, DTYPES[0], 512, 1), (17, DTYPES[0], 512, 0)],
         (2, DTYPES[0], 5, 0),
+        *[
+            (rows, dtype, (1 << 19) // 33 // dtype.itemsize + more, calls)
+            for rows, more, calls in [(32, 1, 1), (32, 0, 0), (33, 1, 0)]
+            for dtype in DTYPES[:2]
+        ],
     ],
 )
 def test_few_rows_are_for_the_kernel(rows, dtype, out_features, calls):
