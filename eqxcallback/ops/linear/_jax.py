@@ -79,6 +79,39 @@ def _linear_backward(args: Any, out: object, cotangent: Array) -> Any:
     return _back(cotangent, weight, x), d_weight, d_bias
 
 
+def _narrow(types: Any, **_: object) -> bool | str:
+    dtype = types.weight.dtype
+    is_narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 2
+    return is_narrow or f"weight has to have 16 bits: the gradients of others are summed where they are; it is {dtype}"
+
+
+def _embedding(index: Array, weight: Array) -> Array:
+    return weight[index]
+
+
+def _embedding_backward(args: Any, out: object, cotangent: Array) -> Any:
+    """Gradients of the same row are summed in f32 beside each other, so that the whole table need not be in f32."""
+    index, weight = args
+    num_rows, size = weight.shape
+    index = index.ravel()
+    count = index.shape[0]
+    index = jnp.where(index < 0, index + num_rows, index)
+    # As in `jax.numpy`, an index that is out of range gives no gradient.
+    index = jnp.where((index >= 0) & (index < num_rows), index, num_rows)
+    order = jnp.argsort(index)
+    index = index[order]
+    place = jnp.cumsum(jnp.diff(index, prepend=-1) != 0) - 1
+    sums = jnp.zeros((count, size), jnp.float32)
+    sums = sums.at[place].add(cotangent.reshape(count, size)[order].astype(jnp.float32), indices_are_sorted=True)
+    rows = jnp.full(count, num_rows).at[place].set(index)
+    # As integers: before JAX 0.11 XLA converts a table of 16 bits to f32 and back for this.
+    bits = jax.lax.bitcast_convert_type(sums.astype(weight.dtype), jnp.uint16)
+    table = jnp.zeros(weight.shape, jnp.uint16).at[rows].set(bits, mode="drop", unique_indices=True)
+    return None, jax.lax.bitcast_convert_type(table, weight.dtype)
+
+
+EMBEDDING = JaxKernel(_embedding, supports=_narrow)
+EMBEDDING_BACKWARD = JaxKernel(_embedding_backward, supports=_narrow)
 LINEAR = JaxKernel(_linear, supports=_bf16)
 LINEAR_BACKWARD = JaxKernel(_linear_backward, supports=_bf16)
 INT8_LINEAR = JaxKernel(_int8_linear, supports=floats)

@@ -51,9 +51,11 @@ _linear = Op(
 )
 _embedding = Op(
     "embedding",
-    kernels={"cpu": _numpy.EMBEDDING, "cuda": _numpy.EMBEDDING},
+    kernels={"cpu": (_jax.EMBEDDING, _numpy.EMBEDDING), "cuda": _numpy.EMBEDDING},
     reference=_reference.embedding,
     vmap_method={"index": "broadcast_all"},
+    backward={"cpu": _jax.EMBEDDING_BACKWARD},
+    backward_reads_results=False,
 )
 
 

@@ -32,7 +32,10 @@ def linear(
 def embedding(index: Int[Array, "*batch"], weight: Shaped[Array, "rows size"]) -> Shaped[Array, "*batch size"]:
     floating = jnp.issubdtype(weight.dtype, jnp.floating)
     narrow = floating and wide(weight.dtype) != weight.dtype
-    return _narrow_rows(index, weight) if narrow else weight[index]
+    # One index alone would be a slice, whose gradient JAX gives to the last row if the index is out of range.
+    indices = index.reshape(-1)
+    rows = _narrow_rows(indices, weight) if narrow else weight[indices]
+    return rows.reshape(*index.shape, weight.shape[1])
 
 
 def _dot(x: _Operand, weight: _Operand, dtype: Any) -> Array:

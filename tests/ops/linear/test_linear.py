@@ -177,6 +177,31 @@ def test_derivatives_of_embedding(dtype):
     np.testing.assert_array_equal(gradient.astype(jnp.float32), np.array([0, 3, 0, 1])[:, None] * np.ones(3))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("maps", [0, 1, 2])
+def test_gradients_of_a_table(dtype, maps):
+    """Also of rows that are read often, as one index alone, and where an index is out of range."""
+    index = jnp.asarray(np.random.default_rng(0).integers(-60, 60, (3, 200)))
+    table, cotangents = normal(1, (50, 8), dtype), normal(2, (3, 200, 8), dtype)
+    read = ops.embedding
+    for _ in range(maps):
+        read = jax.vmap(read, (0, None))
+    gradient = jax.jit(jax.grad(lambda table: jnp.vdot(read(index, table), cotangents, precision="highest")))(table)
+    want = np.zeros((51, 8))
+    np.add.at(want, np.where((index >= -50) & (index < 50), index % 50, 50), f64(cotangents)[0])
+    assert gradient.dtype == dtype
+    near(gradient, want[:50], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_gradients_of_a_narrow_table_need_no_wide_one(dtype):
+    table, index = normal(1, (1000, 8), dtype), jnp.arange(7)
+    gradient = jax.grad(lambda table: ops.embedding(index, table).astype(jnp.float32).sum())
+    text = jax.jit(gradient).lower(table).compile().as_text() or ""
+    assert "[1000,8]" in text
+    assert "f32[1000,8]" not in text
+
+
 def test_an_ensemble_transposes_no_weights():
     """Mapped weights and one x: the product needs them as they are."""
     members = jax.vmap(ops.linear, (None, 0))
