@@ -49,8 +49,8 @@ def make_optimizer(*, rate: float, steps: int) -> optax.GradientTransformation:
 
 
 def _clip(gradients: Any, weights: Any = None) -> Any:
-    """Do as `optax.clip_by_global_norm` does, by one factor. XLA does not compute its quotients twice, where they are used, but keeps
-    them: all gradients would be in memory a second time.
+    """Do as `optax.clip_by_global_norm` does, by one factor. XLA does not compute its quotients where they are used, twice, but
+    keeps them: all gradients would be in memory a second time.
     """
     factor = _LARGEST_NORM / jnp.maximum(optax.tree.norm(gradients), _LARGEST_NORM)
     return jax.tree.map(lambda gradient: gradient * factor, gradients)
