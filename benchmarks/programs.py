@@ -58,6 +58,10 @@ def _quantized_linear(encoding: Any) -> Callable[..., jax.Array]:
     return lambda x, blocks: ops.quantized_linear(x, blocks, encoding=encoding)
 
 
+def _quantized_linear_swiglu(x: Any, blocks: Any) -> jax.Array:
+    return ops.quantized_linear_swiglu(x, blocks, encoding="Q4_1")
+
+
 # `eqxcallback.ops.decode_attention` is a function of its module, which has the op.
 _decode = importlib.import_module("eqxcallback.ops.attention._decode")
 _BY_TENSOR_CORES = dataclasses.replace(
@@ -119,6 +123,7 @@ PROGRAMS = {
     ),
     "quantized_linear Q4_1": Program(_quantized_linear("Q4_1"), (struct(1, 576), _Q4_1)),
     "quantized_linear Q8_0": Program(_quantized_linear("Q8_0"), (struct(8, 576), _Q8_0)),
+    "quantized_linear_swiglu Q4_1": Program(_quantized_linear_swiglu, (struct(1, 576), _Q4_1)),
 }
 
 # Of kernels that run where a variable of the environment asks for them.

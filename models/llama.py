@@ -72,6 +72,13 @@ class Projection(eqx.Module):
         out = out if self.adapter is None else out + self.adapter(x)
         return out if self.sum_over is None else jax.lax.psum(out, self.sum_over)
 
+    def then_swiglu(self, x: Float[Array, "S in_features"]) -> Float[Array, "S half_out_features"]:
+        """`ops.swiglu` of the projection, whose first half is the gate: a quantised layer computes it before it writes."""
+        layer, *others = self.layers
+        if others or self.adapter is not None or self.sum_over is not None or isinstance(layer, eqxc.nn.Linear):
+            return eqxc.ops.swiglu(self(x))
+        return jax.vmap(layer.then_swiglu)(x)
+
 
 class HeadNorm(eqx.Module):
     """RMS norms of queries and keys, as Qwen3 has them. One call of the kernel is for all of them: the weights of queries and of
@@ -142,7 +149,7 @@ class Block(eqx.Module):
                 attended, cache = cache.update(q, k, v, valid=valid)
         x = self.attention_out(attended.reshape(length, -1))
         x, residual = jax.vmap(self.feed_forward_norm)(x, residual)
-        return self.down(eqxc.ops.swiglu(self.gate_up(x))), residual, cache
+        return self.down(self.gate_up.then_swiglu(x)), residual, cache
 
 
 @jax.jit

@@ -37,6 +37,7 @@ _LARGE = {
     "decode_attention by tensor cores": (struct(8, 32, 128), _CACHE, _CACHE, struct(8, dtype=jnp.int32)),
     "quantized_linear Q4_1": (struct(1, 4096), struct(14_336, 2560, dtype=jnp.uint8)),
     "quantized_linear Q8_0": (struct(8, 4096), struct(14_336, 4352, dtype=jnp.uint8)),
+    "quantized_linear_swiglu Q4_1": (struct(1, 4096), struct(28_672, 2560, dtype=jnp.uint8)),
 }
 # Integers that are numbers of keys. The others are labels and positions.
 _LENGTHS = {"decode_attention": 4096, "decode_attention by tensor cores": 4096}

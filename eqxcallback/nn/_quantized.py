@@ -181,6 +181,21 @@ class QuantizedLinear(eqx.Module):
             )
         return out if self.bias is None else out + self.bias.astype(out.dtype)
 
+    @jax.named_scope("eqxcallback.nn.QuantizedLinear")
+    def then_swiglu(self, x: Float[AnyArray, " in_features"]) -> Float[Array, " half_out_features"]:
+        """[`eqxcallback.ops.swiglu`][] of this layer's output, whose first half is the gate: the beginning of a feed-forward
+        block. On a GPU few rows are one launch, without a bias; see [`eqxcallback.ops.quantized_linear_swiglu`][].
+
+        **Arguments:**
+
+        - `x`: f32, bf16 or f16, of shape `(in_features,)`.
+
+        **Returns:** an array of shape `(out_features / 2,)` and the dtype of `x`.
+        """
+        if self.encoding == "int8" or self.bias is not None or self.implementation != "auto":
+            return ops.swiglu(self(x))
+        return ops.quantized_linear_swiglu(x, self.blocks, encoding=self.encoding, activations=self.activations)
+
     def rows(self, index: AnyArray) -> Float[Array, "*index in_features"]:
         """The weights of some output features, in f32: the layer's use as an embedding.
 

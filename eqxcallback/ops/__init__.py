@@ -1,6 +1,7 @@
 """Arrays in, arrays out: one function for each op. A kernel where there is one for the platform, else the reference."""
 
 from ..transform import Implementation as Implementation
+from ._quantized_linear_swiglu import quantized_linear_swiglu as quantized_linear_swiglu
 from ._supports import KERNEL_DTYPES as KERNEL_DTYPES
 from .attention import (
     attention as attention,

@@ -47,6 +47,12 @@ __device__ inline float sigmoid(float x) {
   if constexpr (sizeof(T) == 4) return 1.0f / (1.0f + expf(-x));
   return __fdividef(1.0f, 1.0f + __expf(-x));
 }
+// x sigmoid(x), in one division: that of a large negative number is then not rounded twice.
+template <typename T>
+__device__ inline float swish(float x) {
+  if constexpr (sizeof(T) == 4) return x / (1.0f + expf(-x));
+  return __fdividef(x, 1.0f + __expf(-x));
+}
 
 // Of numbers >= 0: 64-bit divisions are slow, and sizes are rarely that large.
 __device__ inline long long divide(long long a, long long b) {

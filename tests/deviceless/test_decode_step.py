@@ -22,8 +22,8 @@ from .programs import thunks
 
 
 BLOCKS = 30
-# Two norms, four linear layers, the rotation with the cache, attention, the gate.
-CALLS_OF_BLOCK = 9
+# Two norms, four linear layers, one of them with the gate, the rotation with the cache, and attention.
+CALLS_OF_BLOCK = 8
 # Around them: tables of angles, the embedding, the length, the last norm and the logits.
 OTHERS = 12
 

@@ -77,6 +77,18 @@ def test_decode_by_tensor_cores(row, dtype):
     tolerate_products(on_device(decode_by_tensor_cores, *case.args), want, case.terms)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("row", of_cuda("model")["quantized_linear_swiglu"], ids=str)
+def test_a_product_with_a_gate_has_the_bits_of_two_launches(row, dtype):
+    case = row(dtype)
+
+    def of_two(x, weights):
+        return ops.swiglu(ops.quantized_linear(x, weights, encoding=row.arguments[0]))
+
+    assert (kernels_in(case.op, *case.args), kernels_in(of_two, *case.args)) == (1, 2)
+    assert on_device(case.op, *case.args).tobytes() == on_device(of_two, *case.args).tobytes()
+
+
 @pytest.mark.parametrize("made", BACKWARD, ids=identified)
 def test_gradients(made):
     """By the backward kernels, in the dtype of the operands, against f32."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import eqxcallback as eqxc
-from eqxcallback import CudaKernel, Op, ops
+from eqxcallback import CudaKernel, Op, nn, ops
 
 from ..ops import table, test_transformations as transformations
 from ..ops.families import by_op, ops_with_kernels, tagged
@@ -132,6 +132,19 @@ def test_a_norm_of_a_large_row(launches):
     gradient = jax.jit(jax.grad(lambda x, w: case.op(x, w).sum(), (0, 1)))(*case.args)
     want = jax.jit(jax.grad(lambda x, w: case.reference(x, w).sum(), (0, 1)))(*case.args)
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4), gradient, want)
+
+
+def test_a_product_with_a_gate_has_the_bits_of_two_launches(launches):
+    """With a bias between them there are two."""
+    x = normal(1, (3, 96), BF16)
+    for use_bias, count in ((False, 1), (True, 2)):
+        linear = nn.Linear(96, 26, use_bias=use_bias, key=jax.random.key(0))
+        layer = nn.QuantizedLinear.from_linear(linear, bits=4)
+        want = jax.jit(lambda x, layer=layer: ops.swiglu(jax.vmap(layer)(x)))(x)
+        launches.reset()
+        got = jax.jit(jax.vmap(layer.then_swiglu))(x)
+        assert (got.shape, np.asarray(got).tobytes()) == ((3, 13), np.asarray(want).tobytes())
+        assert len(launches.launches) == count
 
 
 def test_the_whole_of_check(launches):

@@ -117,7 +117,12 @@ _TEMPLATES = {
         ),
     ],
     "linear/quantized.cu": [
-        *(f"quantized_linear<{{T}}, eqxcallback::{e}, {rows}>" for e in ("Q4_1", "Q8_0") for rows in (1, 2, 4, 8)),
+        *(
+            f"quantized_linear<{{T}}, eqxcallback::{e}, {rows}{gated}>"
+            for e in ("Q4_1", "Q8_0")
+            for rows in (1, 2, 4, 8)
+            for gated in ("", ", true")
+        ),
         *(f"quantized_linear_tiled<{{T}}, eqxcallback::{e}>" for e in ("Q4_1", "Q8_0")),
     ],
     "linear/quantized_mma.cu": [
@@ -364,6 +369,11 @@ def quantized_linear(x: Any, blocks: Any, *, encoding: str, tiled: bool | None =
         result = ((len(x), len(blocks)), x.dtype)
         options = {"encoding": encoding, "activations": "exact"}
         return of(linear_cuda.QUANTIZED_LINEAR, [x, blocks], [result], (x, blocks), **options)
+
+
+def quantized_linear_swiglu(x: Any, blocks: Any, *, encoding: str) -> Call:
+    result = ((len(x), len(blocks) // 2), x.dtype)
+    return of(linear_cuda.QUANTIZED_LINEAR_SWIGLU, [x, blocks], [result], (x, blocks), encoding=encoding)
 
 
 def quantized_linear_mma(x: Any, blocks: Any, *, encoding: str) -> Call:

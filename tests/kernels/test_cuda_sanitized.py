@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ..ops.table import normal
-from . import kernels, test_cuda_decode_attention, test_cuda_quantized
+from . import kernels, test_cuda_decode_attention, test_cuda_quantized, test_cuda_quantized_swiglu
 from .kernels import BF16, F32
 
 
@@ -117,6 +117,9 @@ def _quantized_calls(dtype):
     for encoding in ("Q4_1", "Q8_0"):
         for shape in ((1, 96, 5), (3, 64, 7), (9, 32, 3), (65, 64, 70)):
             yield kernels.quantized_linear(*test_cuda_quantized.example(shape, encoding, dtype), encoding=encoding)
+        for shape in ((1, 96, 5), (3, 64, 7)):
+            x, weights = test_cuda_quantized_swiglu.example(shape, encoding, dtype)
+            yield kernels.quantized_linear_swiglu(x, weights, encoding=encoding)
 
 
 CALLS = {

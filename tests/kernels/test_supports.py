@@ -92,7 +92,7 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
         {},
     ),
     "linear": (
-        [linear_cuda.QUANTIZED_LINEAR],
+        [linear_cuda.QUANTIZED_LINEAR, linear_cuda.QUANTIZED_LINEAR_SWIGLU],
         {"x": array(3, 32), "blocks": array(4, 34, dtype=jnp.uint8)},
         {"encoding": "Q8_0", "activations": "exact"},
     ),
@@ -129,6 +129,13 @@ LACKING = [
     ("gru_gates", {"hidden": BF16}, {}, "hidden has to have the dtype of input_gates, float32; it is bfloat16"),
     ("glu", {}, {"activation": "relu"}, "it has no activation 'relu'"),
     ("linear", {}, {"activations": "int8"}, "it has no int8 activations"),
+    ("linear", {}, {"encoding": "Q4_K"}, "it has the encodings Q4_1 and Q8_0; this is Q4_K"),
+    (
+        "linear",
+        {"x": array(9, 32)},
+        {},
+        "x can have at most 8 rows, as XLA is faster at products of matrices; it has 9",
+    ),
     ("decode", {"q": array(2, 1025)}, {}, "heads have to be no longer than 1024; they are 1025"),
     (
         "decode",
@@ -189,6 +196,16 @@ def test_what_is_lacking(name, arguments, options, reason):
     kernels, supported, defaults = KERNELS[name]
     for kernel in kernels:
         assert said(kernel, {**supported, **arguments}, **{**defaults, **options}) == reason
+
+
+def test_a_kernel_that_was_asked_for_goes_before_the_gate(monkeypatch):
+    """Tensor cores multiply 256 features at a time: other calls run what they run without the switch."""
+    monkeypatch.setattr(linear_cuda, "ASKED_FOR", (linear_cuda.QUANTIZED_LINEAR_MMA,))
+    options = {"encoding": "Q8_0", "activations": "exact"}
+    for features, reason in ((256, "a kernel that has no gate was asked for"), (224, True)):
+        blocks = array(4, features // 32 * 34, dtype=jnp.uint8)
+        arguments = {"x": array(3, features, dtype=jnp.bfloat16), "blocks": blocks}
+        assert said(linear_cuda.QUANTIZED_LINEAR_SWIGLU, arguments, **options) == reason
 
 
 def test_elements_of_a_cache():

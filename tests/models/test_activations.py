@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -64,10 +65,15 @@ def inputs(model, tokenizer):
     recorded = {}
 
     def record(index, name, projection):
-        def call(x):
-            recorded[index, name] = x
-            return projection(x)
+        def recording(function):
+            def call(x):
+                recorded[index, name] = x
+                return function(x)
 
+            return call
+
+        call: Any = recording(projection)
+        call.then_swiglu = recording(projection.then_swiglu)
         return call
 
     tokens = jnp.asarray(tokenizer.encode(TEXT), jnp.int32)

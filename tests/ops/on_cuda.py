@@ -87,6 +87,10 @@ def _linear() -> Iterator[Any]:
     given = struct(8, 256), struct(512, 144, dtype=jnp.uint8)
     others = functools.partial(ops.quantized_linear, encoding="Q4_K")
     yield "quantized_linear", "encodings but Q4_1 and Q8_0", others, given
+    for rows, name in ((8, "up to 8 rows"), (9, "more rows, or other encodings")):
+        given = struct(rows, 256), struct(512, 160, dtype=jnp.uint8)
+        gated = functools.partial(ops.quantized_linear_swiglu, encoding="Q4_1")
+        yield "quantized_linear_swiglu", name, gated, given
     for activations in ("exact", "int8"):
         given = ROWS, struct(512, 256, dtype=jnp.int8), struct(512, dtype=jnp.float32)
         yield (
@@ -117,9 +121,17 @@ def _losses() -> Iterator[Any]:
     yield "linear_cross_entropy", "any option", ops.linear_cross_entropy, (ROWS, struct(512, 256), INDICES)
 
 
-WORDS = {"cuda": "CUDA C++", "triton": "Triton", "jax": "XLA's products", "reference": "definition"}
+WORDS = {
+    "cuda": "CUDA C++",
+    "triton": "Triton",
+    "jax": "XLA's products",
+    "several": "the two ops",
+    "reference": "definition",
+}
 # Where the definition is what XLA does best: plain products, and plain reads and writes of rows.
 BEST_BY_XLA = ("linear", "embedding", "cache_append", "rotary_append")
+# Where there is no kernel for both, they are called one after the other.
+OF_TWO_OPS = ("quantized_linear_swiglu",)
 
 
 def kinds(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, str]:
@@ -135,15 +147,24 @@ def kinds(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, str
         return [(is_vjp, "reference" if bound is None else bound.kernel.backend) for is_vjp, bound in kernels]
 
     forward = dict(calls(function)).get(False, "reference")
-    return forward, dict(calls(jax.grad(loss, numbers))).get(True, "reference")
+    gradients = {kind for is_vjp, kind in calls(jax.grad(loss, numbers)) if is_vjp}
+    if not gradients or "reference" in gradients:
+        return forward, "reference"
+    return forward, "several" if len(gradients) > 1 else gradients.pop()
 
 
 def table() -> str:
     lines = ["| op | option | forward | gradients |", "| --- | --- | --- | --- |"]
     for op, option, function, args in calls():
-        words = ["XLA" if op in BEST_BY_XLA and kind == "reference" else WORDS[kind] for kind in kinds(function, args)]
+        words = [_words(op, kind) for kind in kinds(function, args)]
         lines.append(f"| `{op}` | {option} | {' | '.join(words)} |")
     return "\n".join(lines)
+
+
+def _words(op: str, kind: str) -> str:
+    if kind == "jax" and op in OF_TWO_OPS:
+        return WORDS["several"]
+    return "XLA" if kind == "reference" and op in BEST_BY_XLA else WORDS[kind]
 
 
 def of_page(text: str) -> str:

@@ -16,11 +16,9 @@ struct Slope {
 };
 
 struct silu {
-  // In one division: that of a large negative number is then not rounded twice.
   template <typename T>
   __device__ static float value(float x) {
-    if constexpr (sizeof(T) == 4) return x / (1.0f + expf(-x));
-    return __fdividef(x, 1.0f + __expf(-x));
+    return swish<T>(x);
   }
   template <typename T>
   __device__ static Slope with_slope(float x) {

@@ -105,3 +105,22 @@ QUANTIZED_LINEAR_MMA = CudaKernel(
 
 # No GPU has run it yet: who wants to be the first says so. Another kernel makes another program, with another key in caches.
 ASKED_FOR = (QUANTIZED_LINEAR_MMA,) if os.environ.get("EQXCALLBACK_QUANTIZED_MMA", "") not in ("", "0") else ()
+
+
+def _supports_gated(types: Types, **options: Any) -> bool | str:
+    if any(kernel.supports(types, **options) is True for kernel in ASKED_FOR):
+        return "a kernel that has no gate was asked for"
+    return _supports(types, **options)
+
+
+QUANTIZED_LINEAR_SWIGLU = dataclasses.replace(
+    QUANTIZED_LINEAR,
+    entry=lambda x, blocks, *, encoding, **_: name(
+        "quantized_linear", x, f"eqxcallback::{encoding}", _rows_of_block(x), True
+    ),
+    launch=Launch(
+        grid=lambda x, blocks, **_: (ceil(blocks.shape[0] // 2, 2), ceil(_rows(x), _rows_of_block(x))), block=128
+    ),
+    scalars={**_SCALARS, "out_features": ("int64", lambda x, blocks, **_: blocks.shape[0] // 2)},
+    supports=_supports_gated,
+)

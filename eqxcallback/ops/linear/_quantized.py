@@ -71,7 +71,12 @@ def quantized_linear(
     The derivative with respect to `x` does expand the weights; integers have none, and quantizing has that of the identity. So do
     more than eight rows on a GPU, where XLA multiplies weights and `x` in the dtype of `x` with sums in f32.
     """
-    name = "quantized_linear"
+    x, blocks = checked_operands("quantized_linear", x, blocks, encoding, activations)
+    return _quantized_linear.using(implementation)(x, blocks, encoding=encoding, activations=activations)
+
+
+def checked_operands(name: str, x: AnyArray, blocks: AnyArray, encoding: str, activations: str) -> tuple[Array, Array]:
+    """Check the operands of a product, and its options."""
     x, blocks = jnp.asarray(x), jnp.asarray(blocks)
     _check_blocks(name, blocks, encoding)
     check_one_of(name, "activations", activations, get_args(Activations))
@@ -79,14 +84,9 @@ def quantized_linear(
     check(x.dtype in KERNEL_DTYPES, name, "x of float32, bfloat16 or float16", x=x)
     features = blocks.shape[-1] // ENCODINGS[encoding] * LAYOUTS[encoding].weights
     fits = x.ndim > 0 and x.shape[-1] == features and blocks.ndim == 2
-    check(
-        fits,
-        name,
-        f"blocks of shape (out_features, bytes) for the last axis of x, {features} features",
-        x=x,
-        blocks=blocks,
-    )
-    return _quantized_linear.using(implementation)(x, blocks, encoding=encoding, activations=activations)
+    expected = f"blocks of shape (out_features, bytes) for the last axis of x, {features} features"
+    check(fits, name, expected, x=x, blocks=blocks)
+    return x, blocks
 
 
 def dequantize(blocks: UInt8[AnyArray, "*rows bytes"], *, encoding: Encoding) -> Float[Array, "*rows features"]:

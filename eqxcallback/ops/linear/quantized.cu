@@ -95,15 +95,18 @@ __device__ inline void load_four(const T* from, float (&values)[8], int first) {
 // For kRows rows of x, 1, 2, 4 or 8: each weight is read once for all of them, and each x once for kOutputs rows of
 // weights.
 //
-// Block 128. Grid (ceil(out_features / 4), ceil(rows / kRows)). No shared bytes.
-template <typename T, Encoding encoding, int kRows>
+// kGated: blocks has 2 * out_features rows, those of the gate first, and out is silu(gate) * up. Both are rounded to T
+// before, as quantized_linear and glu.cu do one after the other.
+//
+// Block 128. Grid (ceil(out_features / 4), or ceil(out_features / 2) if gated, ceil(rows / kRows)). No shared bytes.
+template <typename T, Encoding encoding, int kRows, bool kGated = false>
 __global__ void __launch_bounds__(128, kRows > 4 ? 2 : 4)
     quantized_linear(const T* __restrict__ x, const unsigned char* __restrict__ blocks, T* __restrict__ out,
                      long long rows, long long in_features, long long out_features) {
   using C = Code<encoding>;
-  constexpr int kOutputs = 4, kWarps = 4;
+  constexpr int kOutputs = 4, kWarps = 4, kResults = kGated ? kOutputs / 2 : kOutputs;
   __shared__ float of_warps[kWarps][kRows * kOutputs];
-  const long long output = static_cast<long long>(blockIdx.x) * kOutputs;
+  const long long output = static_cast<long long>(blockIdx.x) * kResults;
   const long long row = static_cast<long long>(blockIdx.y) * kRows;
   const long long row_bytes = in_features / 32 * C::kBytes;
 
@@ -125,7 +128,9 @@ __global__ void __launch_bounds__(128, kRows > 4 ? 2 : 4)
     Quarter quarters[kOutputs];
 #pragma unroll
     for (int o = 0; o < kOutputs; ++o) {
-      quarters[o] = C::read(blocks + min(output + o, out_features - 1) * row_bytes + block * C::kBytes, quarter);
+      long long weights = min(output + o % kResults, out_features - 1);
+      if (o >= kResults) weights += out_features;  // those of up
+      quarters[o] = C::read(blocks + weights * row_bytes + block * C::kBytes, quarter);
     }
 #pragma unroll
     for (int o = 0; o < kOutputs; ++o) {
@@ -148,11 +153,19 @@ __global__ void __launch_bounds__(128, kRows > 4 ? 2 : 4)
     }
   }
   __syncthreads();
-  const long long r = row + threadIdx.x / kOutputs, o = output + threadIdx.x % kOutputs;
-  if (threadIdx.x >= kRows * kOutputs || r >= rows || o >= out_features) return;
-  float sum = 0.0f;
-  for (int w = 0; w < kWarps; ++w) sum += of_warps[w][threadIdx.x];
-  out[r * out_features + o] = from_float<T>(sum);
+  const long long r = row + threadIdx.x / kResults, o = output + threadIdx.x % kResults;
+  if (threadIdx.x >= kRows * kResults || r >= rows || o >= out_features) return;
+  const auto result = [&](unsigned i) {
+    float sum = 0.0f;
+    for (int w = 0; w < kWarps; ++w) sum += of_warps[w][i];
+    return from_float<T>(sum);
+  };
+  if constexpr (kGated) {
+    const unsigned i = threadIdx.x / kResults * kOutputs + threadIdx.x % kResults;
+    out[r * out_features + o] = from_float<T>(swish<T>(to_float(result(i))) * to_float(result(i + kResults)));
+  } else {
+    out[r * out_features + o] = result(threadIdx.x);
+  }
 }
 
 // For many rows: tiles of 64 rows and 64 outputs, one block of weights at a time.

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from jax import Array
 
 from eqxcallback import ops
+from eqxcallback.ops.glu import _reference as glu_reference
 from eqxcallback.ops.linear import _reference_quantized as reference
 
 from ..table import BATCHES, Case, Row, floats, normal, python, row, rows, with_options
@@ -29,6 +31,20 @@ def quantized_linear(dtype: Any, encoding: Any, batch: Any, in_features: int, ou
     args = (normal(1, (*batch, in_features), dtype), blocks(2, out_features, in_features, encoding))
     op, definition = (with_options(f, encoding=encoding) for f in (ops.quantized_linear, reference.quantized_linear))
     return Case(op, definition, args, in_features)
+
+
+def quantized_linear_swiglu(dtype: Any, encoding: Any, batch: Any, in_features: int, out_features: int) -> Case:
+    args = (normal(1, (*batch, in_features), dtype, 0.25), blocks(2, 2 * out_features, in_features, encoding))
+    op = with_options(ops.quantized_linear_swiglu, encoding=encoding)
+    # A gate halfway between two numbers of 16 bits may be rounded to either: as much as the sum of so many terms.
+    terms = in_features if dtype == np.float32 else 1 << 28
+    return Case(op, with_options(_two_references, encoding=encoding, dtype=dtype), args, terms)
+
+
+def _two_references(x: Array, blocks: Array, *, encoding: str, dtype: Any) -> Array:
+    """The values of an `x` of this dtype: gates and what they multiply are rounded to it."""
+    both = reference.quantized_linear(x, blocks, encoding=encoding).astype(dtype)
+    return glu_reference.swiglu(both.astype(x.dtype))
 
 
 def blocks(seed: int, out_features: int, in_features: int, encoding: Any) -> Any:
@@ -137,6 +153,28 @@ CASES = [
         ],
         "cuda",
     ),
+    *rows(
+        quantized_linear_swiglu,
+        [
+            *[(encoding, batch, 64, 17) for encoding in ENCODINGS for batch in BATCHES],
+            ("Q4_1", (0,), 32, 5),
+            ("Q8_0", (3,), 0, 5),
+            ("Q4_1", (3,), 64, 0),
+        ],
+        "edge",
+    ),
+    *rows(quantized_linear_swiglu, [("Q4_1_R16", (3,), 96, 24), ("Q6_K", (), 512, 9)], "cpu edge"),
+    *rows(quantized_linear_swiglu, [("Q4_1", (1,), 576, 1536), ("Q8_0", (8,), 2048, 5632)], "model"),
+    row(quantized_linear_swiglu, "Q4_1", (), 32, 3, tags=["mapped"], name="quantized_linear_swiglu Q4_1"),
+    *rows(
+        quantized_linear_swiglu,
+        [
+            (encoding, (rows,), in_features, features)
+            for encoding in ENCODINGS
+            for rows, in_features, features in ((1, 1056, 9), (2, 96, 1), (3, 32, 4), (8, 64, 17))
+        ],
+        "cuda",
+    ),
     python("linear", ops.linear, lambda d: floats(d, (2, 5), (3, 5), (3,)), "python mapped"),
     python("linear plain", ops.linear, lambda d: floats(d, (5,), (3, 5)), "python mapped"),
     python(
@@ -155,6 +193,12 @@ CASES = [
         "quantized_linear Q8_0",
         with_options(ops.quantized_linear, encoding="Q8_0"),
         lambda d: [*floats(d, (64,)), blocks(2, 17, 64, "Q8_0")],
+        "python mapped",
+    ),
+    python(
+        "quantized_linear_swiglu",
+        with_options(ops.quantized_linear_swiglu, encoding="Q4_1"),
+        lambda d: [*floats(d, (2, 64)), blocks(2, 34, 64, "Q4_1")],
         "python mapped",
     ),
     python(

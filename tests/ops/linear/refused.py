@@ -40,6 +40,14 @@ REFUSED = [
     ),
     (lambda: ops.quantized_linear(f32(), u8(3, 34), encoding="Q8_0"), r"blocks of shape \(out_features, bytes\)"),
     (
+        lambda: ops.quantized_linear_swiglu(f32(32), u8(3, 34), encoding="Q8_0"),
+        r"quantized_linear_swiglu: expected an even number of rows of blocks, half of them of the gate; got blocks: .*\[3,34\]",
+    ),
+    (
+        lambda: ops.quantized_linear_swiglu(f32(33), u8(4, 34), encoding="Q8_0"),
+        r"quantized_linear_swiglu: expected blocks of shape \(out_features, bytes\) for the last axis of x, 32 features",
+    ),
+    (
         lambda: ops.dequantize(u8(3, 33), encoding="Q8_0"),
         r"dequantize: expected uint8 blocks with a multiple of 34 bytes in each row \(Q8_0\); got blocks: uint8\[3,33\]",
     ),
