@@ -43,8 +43,8 @@ class _Way(NamedTuple):
 
 
 def _in_chunks(count: int, most: int) -> int:
-    """Return the length of a chunk of at most so many, all of them if they fit. Else it is a multiple of 8, without which XLA
-    copies operands of products into aligned rows, and chunks have one size, if there is such a size: a rest costs more copies.
+    """Return the length of a chunk: all if they are at most so many. Else it is a multiple of 8, without which XLA copies
+    operands of products into aligned rows, and chunks have one size, if there is such a size: a rest costs more copies.
     """
     fewest = -(-count // max(most, 1))
     if fewest <= 1:
