@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from eqxcallback import ops
+from eqxcallback.ops.loss import _jax as loss_kernels
 
 from ..ops.attention import options
 from ..ops.linear.cases import blocks
@@ -52,7 +53,11 @@ def test_attention(name, dtype):
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("chosen", [{}, {"label_smoothing": 0.1, "z_loss": 0.01, "soft_cap": 20.0}], ids=str)
-def test_linear_cross_entropy(chosen, dtype):
+@pytest.mark.parametrize("rows", [1024, 24], ids=["a chunk", "chunks"])
+def test_linear_cross_entropy(rows, chosen, dtype, monkeypatch):
+    if rows < 64:
+        monkeypatch.setattr(loss_kernels, "_ROWS", rows)
+        monkeypatch.setattr(loss_kernels, "_LOGITS", rows * 1000)
     labels = np.arange(64) % 50
     check(
         lambda implementation: (

@@ -213,6 +213,7 @@ def test_every_option_of_the_linear_loss(given, chosen, dtype, logits, monkeypat
     more = {"bias": normal(3, (300,)), "class_weights": np.abs(normal(4, (300,)))}
     more = {name: more[name] for name in given}
     monkeypatch.setattr(loss_kernels, "_LOGITS", logits)
+    monkeypatch.setattr(loss_kernels, "_ROWS", 8)  # then there are chunks of rows, and a rest
 
     def loss(implementation):
         def f(x, weight, more):
@@ -224,3 +225,47 @@ def test_every_option_of_the_linear_loss(given, chosen, dtype, logits, monkeypat
     runs(loss("jax"), (x, weight, more))
     got = table.quickly_compiled(loss("jax"))(x, weight, more)
     is_near(got, table.quickly_compiled(loss("reference"))(*wide), dtype)
+
+
+@pytest.mark.parametrize("logits", [2**28, 5 * 70])
+def test_special_logits_of_the_linear_loss(logits, monkeypatch):
+    """Hidden classes, a whole chunk among them; rows that are hidden, are NaN, or have one inf; labels that are hidden."""
+    monkeypatch.setattr(loss_kernels, "_LOGITS", logits)
+    monkeypatch.setattr(loss_kernels, "_ROWS", 5)
+    x, weight, bias = normal(1, (9, 3)), np.abs(normal(2, (300, 3))), normal(3, (300,))
+    labels = np.arange(9) * 30
+    bias[60:140] = -np.inf
+    weight[200, 0] = -1.0
+    x[5, 1], x[6], x[7, 0] = -np.inf, np.nan, -np.inf  # row 7 has inf at class 200 alone
+
+    def loss(implementation, rows=slice(None)):
+        def f(x, weight, bias):
+            return ops.linear_cross_entropy(x, weight, labels[rows], bias=bias, implementation=implementation)
+
+        return f
+
+    got, want = (table.quickly_compiled(loss(which))(x, weight, bias) for which in ("jax", "reference"))
+    assert np.isfinite(want).tolist() == [True] * 2 + [False] * 6 + [True]
+    assert np.isposinf(want[2:5]).all()  # their labels are hidden
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    # Classes that are hidden have no gradient.
+    args = x[:2], weight, bias
+    gradients = (jax.grad(loss_of(loss(which, slice(2))), (0, 1, 2)) for which in ("jax", "reference"))
+    got, want = (table.quickly_compiled(gradient)(*args) for gradient in gradients)
+    assert not np.any(want[1][60:140])
+    is_near(got, want, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "length"),
+    [
+        (128_256, 32_768, 32_064),  # four of one size
+        (151_936, 32_768, 18_992),  # a fifth is not a whole number, an eighth is
+        (50_257, 32_768, 25_128),  # there is always a rest
+        (50_257, 65_536, 50_257),
+        (300, 3, 8),
+        (0, 5, 1),
+    ],
+)
+def test_lengths_of_chunks(count, most, length):
+    assert loss_kernels._in_chunks(count, most) == length

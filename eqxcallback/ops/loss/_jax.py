@@ -1,5 +1,5 @@
 """The loss of a language model as large products, and its gradients, for which the logits are computed once more. What of them
-is in memory is a chunk of classes.
+is in memory is a chunk of classes, and of the loss on a GPU a chunk of rows.
 """
 
 import functools
@@ -21,6 +21,9 @@ from . import _reference
 # Logits that are in memory at the same time on a GPU: 1 GiB of them.
 _LOGITS = 2**28
 
+# Rows of a chunk where there are very many classes: a product of so many takes five times what it takes to read the weight.
+_ROWS = 1024
+
 
 class _Way(NamedTuple):
     """The way in which one platform computes the loss: what a CPU and a GPU do differently.
@@ -39,10 +42,19 @@ class _Way(NamedTuple):
     sliced: Callable[[Array], Array]
 
 
+def _in_chunks(count: int, most: int) -> int:
+    """Return the length of a chunk: all if they are at most so many. Else it is a multiple of 8, without which XLA copies
+    operands of products into aligned rows, and chunks have one size, if there is such a size: a rest costs more copies.
+    """
+    fewest = -(-count // max(most, 1))
+    if fewest <= 1:
+        return max(count, 1)
+    even = (count // chunks for chunks in range(fewest, 2 * fewest + 1) if count % (8 * chunks) == 0)
+    return next(even, min(max(count // fewest // 8 * 8, 8), count))
+
+
 def _large(x: Array, size: int) -> int:
-    """Return the length of a chunk: as many classes as fit, in chunks of one size."""
-    most = max(_LOGITS // max(math.prod(x.shape[:-1]), 1), 1)
-    return max(-(-size // max(-(-size // most), 1)), 1)
+    return _in_chunks(size, _LOGITS // max(math.prod(x.shape[:-1]), 1))
 
 
 def _small(x: Array, size: int) -> int:
@@ -58,7 +70,8 @@ def _narrow_bf16(x: Array) -> DTypeLike:
 
 
 def _in_any_order(dtype: DTypeLike, a: Array, b: Array) -> Array:
-    return product("...c,...i->ci", dtype, a, b)
+    # XLA on a GPU sums up in f32 and rounds once. Of a result in f32, it makes a product that cannot write where the gradient is.
+    return jnp.einsum("...c,...i->ci", a.astype(dtype), b.astype(dtype), preferred_element_type=dtype)
 
 
 def _bits(array: Array) -> Array:
@@ -80,15 +93,63 @@ _CPU = _Way(_narrow_bf16, _small, product_of_rows, _bits)
 _GPU = _Way(_narrow, _large, _in_any_order, _as_it_is)
 
 
-def forward(way: _Way, x: Array, weight: Array, *args: Any, **options: Any) -> tuple[Array, Array, Array]:
-    dtype, length = way.dtype(x), way.length(x, weight.shape[0])
+def forward_of_classes(x: Array, weight: Array, *args: Any, **options: Any) -> tuple[Array, Array, Array]:
+    """Compute the loss on a CPU, from chunks of classes that fit into its caches."""
+    dtype, length = _CPU.dtype(x), _CPU.length(x, weight.shape[0])
 
     def logits(x: Array, bits: Array) -> Array:
         return product("...i,ci->...c", dtype, x, _from_bits(bits, weight.dtype))
 
     return _reference.linear_cross_entropy_with_sums(
-        x, way.sliced(weight), *args, **options, product=logits, length=length
+        x, _CPU.sliced(weight), *args, **options, product=logits, length=length
     )
+
+
+def forward_of_rows(x: Array, weight: Array, labels: Array, *args: Any, **options: Any) -> tuple[Array, Array, Array]:
+    """Compute the loss on a GPU, from chunks of rows: XLA copies a chunk of classes out of the weight before it multiplies. Only
+    where there are so many classes that rows would be few, each chunk of rows is in chunks of classes.
+    """
+    rows, size = math.prod(labels.shape), weight.shape[0]
+    length = _in_chunks(rows, max(_LOGITS // max(size, 1), _ROWS))
+
+    def chunk(carry: None, part: tuple[Array, Array, Array]) -> tuple[None, tuple[Array, Array, Array]]:
+        _, x, labels = part
+        return carry, _reference.linear_cross_entropy_with_sums(
+            *(x, weight, labels, *args),
+            **options,
+            product=functools.partial(product, "...i,ci->...c", weight.dtype),
+            length=_large(x, size),
+            add_up=_in_one_pass,
+        )
+
+    _, results = _reference.each_chunk(chunk, None, length, x.reshape(rows, x.shape[-1]), labels.reshape(rows))
+    return jax.tree.map(lambda result: result.reshape(labels.shape), results)
+
+
+def _in_one_pass(
+    sums: Any, z: Array, first: Array, index: Array, weighted: Callable[[Array], Array] | None
+) -> tuple[Array, Array, Array, Array]:
+    """Add up as the definition does, by one reduction: XLA reads the logits for the highest one, and again for the sum."""
+    highest, total, chosen, every = sums
+    more = () if weighted is None else (weighted(z),)
+    zeros = (0.0,) * (1 + len(more))
+    of_chunk = jax.lax.reduce((z, jnp.ones_like(z), *more), (-jnp.inf, *zeros), _join, (z.ndim - 1,))
+    higher, total, *of_every = _join((highest, total, *((every,) if more else ())), of_chunk)
+    # Nothing counts where all are -inf, and inf is not below itself.
+    total = total * jnp.exp(higher - _reference.finite(higher))
+    place = jnp.clip(index - first, 0, z.shape[-1] - 1)
+    of_label = jnp.take_along_axis(z, place[..., None], -1, mode="promise_in_bounds")[..., 0]
+    return higher, total, chosen + jnp.where(first + place == index, of_label, 0.0), of_every[0] if more else every
+
+
+def _join(a: Any, b: Any) -> Any:
+    """Join the highest logits, the sums of the exponentials of what logits are below them, and other sums, of two sets."""
+    (highest_a, total_a, *more_a), (highest_b, total_b, *more_b) = a, b
+    highest = jnp.maximum(highest_a, highest_b)
+    # From a finite number: two of -inf have no difference.
+    ratio = jnp.exp(jnp.minimum(highest_a, highest_b) - jnp.maximum(highest, jnp.finfo(highest.dtype).min))
+    total = jnp.where(highest_a >= highest_b, total_a + total_b * ratio, total_a * ratio + total_b)
+    return highest, total, *(one + other for one, other in zip(more_a, more_b, strict=True))
 
 
 def backward(
@@ -170,16 +231,16 @@ def _exactly(function: Callable[..., object]) -> Callable[..., Any]:
 
     def call(*args: object, **options: object) -> Any:
         with jax.default_matmul_precision("highest"):
-            return function(_CPU, *args, **options)
+            return function(*args, **options)
 
     return call
 
 
 LINEAR_CROSS_ENTROPY = {
-    "cpu": JaxKernel(_exactly(forward), supports=floats),
-    "cuda": JaxKernel(functools.partial(forward, _GPU), supports=floats),
+    "cpu": JaxKernel(_exactly(forward_of_classes), supports=floats),
+    "cuda": JaxKernel(forward_of_rows, supports=floats),
 }
 LINEAR_CROSS_ENTROPY_BACKWARD = {
-    "cpu": JaxKernel(_exactly(backward), supports=floats),
+    "cpu": JaxKernel(_exactly(functools.partial(backward, _CPU)), supports=floats),
     "cuda": JaxKernel(functools.partial(backward, _GPU), supports=floats),
 }

@@ -35,9 +35,9 @@ def linear_cross_entropy(
     r"""[`eqxcallback.ops.softmax_cross_entropy`][] of the logits $x W^T + b$, which are never in memory all at once, computed in
     f32. Products of bf16 are summed in f32; for those of a gradient, the gradients of the logits are rounded to bf16.
 
-    A few hundred classes at a time are multiplied, and what the loss needs of them is added up. Each derivative, the second
-    one as well, does so again: a gradient costs four products in place of three, and its memory is that of the gradients
-    and a few hundred numbers for each row.
+    Some logits at a time are computed, and what the loss needs of them is added up: those of a few hundred classes on a CPU, and
+    up to 1 GiB on a GPU. Each derivative, the second one as well, does so again: a gradient costs four products in place of
+    three. Beside the gradients and these logits, memory has a few numbers for each row.
 
     **Arguments:**
 

@@ -46,6 +46,29 @@ def _wide_product(
     return jnp.einsum("...i,ci->...c", x, weight.astype(x.dtype), precision=jax.lax.Precision.HIGHEST)
 
 
+def _add_up(
+    sums: Any, z: Array, first: Array, index: Array, weighted: Callable[[Array], Array] | None
+) -> tuple[Array, Array, Array, Array]:
+    """Add the logits of a chunk of classes to the sums over others.
+
+    **Arguments:**
+
+    - `sums`: of each row the highest logit, the sum of the exponentials of what logits are below it, the label's logit, and the
+        sum of all logits, each times the weight of its class.
+    - `first`: the first of these classes.
+    - `index`: the label of each row.
+    - `weighted`: a function that multiplies logits by the weights of their classes, or `None` if nobody needs their sum.
+    """
+    highest, total, chosen, every = sums
+    # The result does not depend on what is subtracted: so it needs no derivative.
+    higher = jax.lax.stop_gradient(jnp.maximum(highest, jnp.max(z, axis=-1)))
+    shift = finite(higher)
+    total = total * jnp.exp(highest - shift) + jnp.sum(jnp.exp(z - shift[..., None]), axis=-1)
+    here = first + jax.lax.broadcasted_iota(jnp.int32, z.shape, z.ndim - 1) == index[..., None]
+    chosen = chosen + jnp.sum(jnp.where(here, z, 0.0), axis=-1)
+    return higher, total, chosen, every if weighted is None else every + jnp.sum(weighted(z), axis=-1)
+
+
 def linear_cross_entropy_with_sums(
     x: Float[Array, "*batch in_features"],
     weight: Float[Array, "size in_features"] | UInt16[Array, "size in_features"],
@@ -59,11 +82,12 @@ def linear_cross_entropy_with_sums(
     soft_cap: float | None = None,
     product: Callable[[Array, Array], Array] = _wide_product,
     length: int | None = None,
+    add_up: Callable[..., tuple[Array, Array, Array, Array]] = _add_up,
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"], Float[Array, "*batch"]]:
     """The loss, and what the softmax of the logits is made of: the highest one, or 0 for none, and the sum of the exponentials of
     what they are below it. In chunks of classes, and not of rows, `vmap` is one pass over the weight for
     all rows, the gradient of the weight is written a chunk at a time, and that of `x` is the only sum. `product`, which may
-    take numbers as their bits, and the `length` of a chunk are for others than the definition.
+    take numbers as their bits, the `length` of a chunk and `add_up` are for others than the definition.
     """
     dtype, size = wide(x.dtype), weight.shape[0]
     ignored = jnp.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
@@ -75,24 +99,17 @@ def linear_cross_entropy_with_sums(
     @jax.checkpoint  # a chunk's logits are computed again for each derivative,
     @jax.checkpoint  # and for those of the first derivative, which drops one of the two
     def add(sums: Any, chunk: Any) -> Any:
-        highest, total, chosen, every = sums
         first, weight, bias, class_weights = chunk
         z = product(x, weight)
         if bias is not None:
             z = z + jnp.broadcast_to(bias.astype(dtype), z.shape)
         if soft_cap is not None:
             z = soft_cap * jnp.tanh(z / soft_cap)
-        # The result does not depend on what is subtracted: so it needs no derivative.
-        higher = jax.lax.stop_gradient(jnp.maximum(highest, jnp.max(z, axis=-1)))
-        shift = finite(higher)
-        total = total * jnp.exp(highest - shift) + jnp.sum(jnp.exp(z - shift[..., None]), axis=-1)
-        here = first + jax.lax.broadcasted_iota(jnp.int32, z.shape, z.ndim - 1) == index[..., None]
-        chosen = chosen + jnp.sum(jnp.where(here, z, 0.0), axis=-1)
-        if label_smoothing:
-            every = every + jnp.sum(
-                z if class_weights is None else z * jnp.broadcast_to(class_weights, z.shape), axis=-1
-            )
-        return higher, total, chosen, every
+
+        def weighted(z: Array) -> Array:
+            return z if class_weights is None else z * jnp.broadcast_to(class_weights, z.shape)
+
+        return add_up(sums, z, first, index, weighted if label_smoothing else None)
 
     # What a scan carries has one type: in a `shard_map`, the first sums vary over the axes of all operands, as the next ones do.
     operands = (operand for operand in (x, weight, labels, bias, class_weights) if operand is not None)
