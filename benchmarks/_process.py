@@ -39,6 +39,11 @@ def last_line(said: str) -> str:
     return (said.strip().splitlines() or ["nothing was said"])[-1][:300]
 
 
+def compiling_quickly() -> dict[str, str]:
+    """The environment of tiny measurements, where compiling takes most of the time: beside the flags that are set."""
+    return {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"}
+
+
 def run_on(cores: set[int], command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     """Run a command on these cores alone: XLA has a thread for each core that it may use. What it says of errors is shown.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _report
-from ._process import run_on
+from ._process import compiling_quickly, run_on
 from ._rows import Row, Setting, one_line, tables
 from ._stored import kept
 
@@ -75,10 +75,8 @@ def in_own_process(suites: Sequence[str], cores: Sequence[int], mode: str, folde
     """Measure in a process of its own, on these cores alone."""
     command = [sys.executable, "-m", "benchmarks", *suites, "--measure", str(len(cores)), "--out", str(folder)]
     environment = {"JAX_PLATFORMS": "cpu"}
-    if (
-        mode == "tiny"
-    ):  # where compiling takes most of the time, and then waiting for threads on a machine that others use
-        environment |= {"XLA_FLAGS": "--xla_backend_optimization_level=0", "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0"}
+    if mode == "tiny":  # where much of the time is waiting for threads on a machine that others use
+        environment |= compiling_quickly() | {"JAX_CPU_ENABLE_ASYNC_DISPATCH": "0"}
     run_on(set(cores), [*command, *([] if mode == "full" else [f"--{mode}"])], environment)
 
 

@@ -17,7 +17,7 @@ import eqxcallback as eqxc
 from eqxcallback.inspection import Profile
 
 from . import _report, training
-from ._process import run_on
+from ._process import compiling_quickly, run_on
 from ._rows import OURS, Setting
 from ._timing import WaitingClock
 
@@ -77,9 +77,7 @@ def markdown(data: Mapping[str, Any]) -> str:
 
 def in_own_process(mode: str, results: pathlib.Path) -> None:
     command = [sys.executable, "-m", "benchmarks.training_parts", "--mode", mode, "--out", str(results)]
-    environment = {"JAX_PLATFORMS": "cpu"}
-    if mode == "tiny":  # where compiling takes most of the time
-        environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    environment = {"JAX_PLATFORMS": "cpu"} | (compiling_quickly() if mode == "tiny" else {})
     run_on({min(os.sched_getaffinity(0))}, command, environment)
 
 

@@ -48,8 +48,8 @@ class Operand:
         return self.key_impl is None and jnp.issubdtype(self.value.dtype, jnp.inexact) and self.value.itemsize > 1
 
     def array(self, value: np.ndarray | None = None) -> jax.Array:
-        """A new one, in memory of its own, for which JAX compiles no program."""
-        array = jax.device_put(np.array(self.value if value is None else value))
+        """A new one, in memory of its own."""
+        array = on_device(self.value if value is None else value)
         return array if self.key_impl is None else jax.random.wrap_key_data(array, impl=self.key_impl)
 
     def stack(self, values: Sequence[np.ndarray], axis: int = 0) -> jax.Array:
@@ -82,6 +82,11 @@ class Operand:
 
     def direction(self, rng: np.random.Generator) -> np.ndarray:
         return normal(rng, self.value.shape, self.value.dtype)
+
+
+def on_device(values: object) -> jax.Array:
+    """A new array, in memory of its own, for which JAX compiles no program, as `jnp.array` would."""
+    return jax.device_put(np.array(values))
 
 
 def normal(rng: np.random.Generator, shape: Sequence[int], dtype: DType) -> np.ndarray:

@@ -9,7 +9,7 @@ from jax.errors import JaxRuntimeError
 
 from ..core import Value, raising
 from ._findings import Findings, NotApplicable, error_text, host
-from ._operand import CASTS
+from ._operand import CASTS, on_device
 from ._rows_derivatives import GRADIENT_FACTOR
 from ._subject import Subject, is_x64
 
@@ -70,7 +70,10 @@ def _reference(subject: Subject, name: str) -> tuple[Any, Any]:
     wide = it.cast(np.float32)
     pairs = [(values, wide.jitted_reference(*wide.arrays()))]
     if gradients is not None:
-        cotangents = [ct.astype(other.dtype) for ct, other in zip(it.cotangents(), wide.cotangents(), strict=True)]
+        cotangents = [
+            on_device(host(ct).astype(other.dtype))
+            for ct, other in zip(it.cotangents(), wide.cotangents(), strict=True)
+        ]
         pairs.append((gradients, wide.reference_pullback(wide.arrays(), cotangents)))
     with_errors = [(narrow, _distance(narrow, exact)) for narrow, exact in pairs]
     return with_errors[0], with_errors[1] if len(with_errors) > 1 else None

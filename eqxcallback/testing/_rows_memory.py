@@ -13,6 +13,7 @@ from .. import debug
 from ..core import Value, raising
 from ..debug._compare import finding_late_reads
 from ._findings import Findings, NotApplicable, error_text, host, unwritten_aside
+from ._operand import on_device
 from ._subject import Subject, is_native
 
 
@@ -129,7 +130,7 @@ def programs(subject: Subject) -> Iterator[tuple[str, Any, Callable[[], list[Any
         yield (
             "vmap of the gradient",
             _of_flat(subject, subject.mapped_pullback),
-            lambda: [*mapped(), *(jnp.stack([ct] * _SIZE) for ct in subject.cotangents())],
+            lambda: [*mapped(), *(on_device([host(ct)] * _SIZE) for ct in subject.cotangents())],
         )
 
 

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..core import Value
 from ._findings import Findings, NotApplicable, host
+from ._operand import on_device
 from ._rows_derivatives import GRADIENT_FACTOR
 from ._rows_vmap import expected
 from ._subject import Function, Subject, is_inexact, pullback
@@ -83,7 +83,7 @@ def vmap_of_grad(subject: Subject, findings: Findings) -> None:
 def _is_sum(got: Any, rows: np.ndarray) -> bool:
     """True if some example has the sum of all gradients."""
     total = rows.sum(0)
-    return any(np.allclose(host(row), total, 1e-2, 1e-2) for row in got) and not np.allclose(rows, total, 1e-2, 1e-2)
+    return any(np.allclose(row, total, 1e-2, 1e-2) for row in host(got)) and not np.allclose(rows, total, 1e-2, 1e-2)
 
 
 def first_batched(subject: Subject) -> tuple[str, list[bool]]:
@@ -113,7 +113,7 @@ def over_batch(
         if not (subject.has_reverse and subject.differentiable and any(map(is_inexact, subject.result_types))):
             return
         cotangents = [subject.cotangents(number) for number in range(size)]
-        batch = _stack(cotangents) if size else [jnp.zeros((0, *ct.shape), ct.dtype) for ct in subject.cotangents()]
+        batch = _stack(cotangents) if size else subject.cotangents(lead=(0,))
         batch = place(batch, [True] * len(batch))
         gradients = jax.jit(lambda arrays, batch: pullback(function, subject.differentiable, arrays, batch))(
             arrays, batch
@@ -148,7 +148,7 @@ def stacked(subject: Subject, is_mapped: Sequence[bool], examples: Sequence[Sequ
 
 
 def _stack(rows: Sequence[Sequence[object]]) -> list[jax.Array]:
-    return [jnp.stack(column) for column in zip(*rows, strict=True)]
+    return [on_device([host(array) for array in column]) for column in zip(*rows, strict=True)]
 
 
 def _arrays(subject: Subject, examples: Sequence[Sequence[np.ndarray]]) -> list[list[jax.Array]]:

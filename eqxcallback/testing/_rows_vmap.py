@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..core import Value
@@ -125,7 +124,7 @@ def _nested(
     )
     function = jax.vmap(by_inner, in_axes=tuple(0 if it else None for it in outer), axis_size=sizes[0])
     # Not -1, which nothing tells if there are no elements.
-    got = [host(out.reshape(sizes[0] * sizes[1], *out.shape[2:])) for out in function(*arrays)]
+    got = [out.reshape(sizes[0] * sizes[1], *out.shape[2:]) for out in map(host, function(*arrays))]
     examples = [
         [value(k, i, j) for k in range(len(subject.operands))] for i in range(sizes[0]) for j in range(sizes[1])
     ]
@@ -134,7 +133,8 @@ def _nested(
 
 
 def _in_front(outs: Sequence[Value], axis: int) -> list[np.ndarray]:
-    return [host(jnp.moveaxis(out, axis, 0)) for out in outs]
+    # `axis` is one of `out`: on the host, a typed key has one more, the words.
+    return [np.moveaxis(host(out), axis % out.ndim, 0) for out in outs]
 
 
 def _array(operand: Any, value: np.ndarray) -> jax.Array:

@@ -17,7 +17,7 @@ from ..layer import Layer
 from ..layer._declarations import overrides_kernels
 from ..transform import Op, is_array
 from ._findings import NotApplicable
-from ._operand import Operand, normal
+from ._operand import Operand, normal, on_device
 
 
 Function = Callable[..., Sequence[Value]]
@@ -108,7 +108,7 @@ class Subject:
         """Random ones, for the results of floating type."""
         rng = np.random.default_rng((self.seed, number))
         return [
-            jnp.array(normal(rng, (*lead, *result.shape), result.dtype))
+            on_device(normal(rng, (*lead, *result.shape), result.dtype))
             for result in self.result_types
             if is_inexact(result)
         ]
@@ -132,7 +132,11 @@ class Subject:
         return cases
 
     def cast(self, dtype: DType) -> "Subject":
-        return dataclasses.replace(self, operands=tuple(operand.cast(dtype) for operand in self.operands))
+        """The same functions, of operands in another dtype: JAX compiles each once for a dtype, however often it is cast to."""
+        other = dataclasses.replace(self, operands=tuple(operand.cast(dtype) for operand in self.operands))
+        names = ("jitted", "pullback") + (() if self.reference is None else ("jitted_reference", "reference_pullback"))
+        vars(other).update({name: getattr(self, name) for name in names})
+        return other
 
     def need_reverse(self) -> None:
         self._need_floats()

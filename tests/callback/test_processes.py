@@ -1,7 +1,6 @@
 """Programs that outlive the process: the persistent compilation cache, and what cannot be exported."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ from jax.experimental import serialize_executable
 
 import eqxcallback as eqxc
 
+from .. import one_device
 from ..persistent_cache import COUNT_HITS
 from .kernels import add_one, callback_like
 
@@ -49,7 +49,7 @@ print(json.dumps({"results": [float(program(x)[0]) for program in programs], "hi
 
 
 def run(folder, *arguments):
-    environment = {**os.environ, "XLA_FLAGS": ""}
+    environment = one_device.environment()
     command = [sys.executable, "-c", PROGRAM, str(folder), *arguments]
     return json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 

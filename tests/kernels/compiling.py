@@ -36,8 +36,20 @@ def ptx(source: pathlib.Path, entry: str, arch: str = "compute_80") -> str:
     return image.decode()
 
 
+_usages: dict[tuple[object, ...], Usage] = {}
+
+
 def compiled(source: pathlib.Path, entries: Sequence[str], arch: str) -> dict[str, Usage]:
-    """Return what each of `entries` uses, compiled for `arch`, such as `"sm_90"`. Raises an error with the compiler's log."""
+    """Return what each of `entries` uses, compiled for `arch`, such as `"sm_90"`, once in a process. Raises an error with the
+    compiler's log."""
+    which = source, arch, _nvrtc.find().version
+    missing = [entry for entry in entries if (*which, entry) not in _usages]
+    for entry, usage in _compiled(source, missing, arch).items() if missing else ():
+        _usages[*which, entry] = usage
+    return {entry: _usages[*which, entry] for entry in entries}
+
+
+def _compiled(source: pathlib.Path, entries: Sequence[str], arch: str) -> dict[str, Usage]:
     nvrtc = _nvrtc.find()
     text, name = _source.read_source(source, "compiling")
     options = [

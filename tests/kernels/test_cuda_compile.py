@@ -1,11 +1,23 @@
-"""Every kernel compiled for real GPUs: it compiles, keeps its values in registers, and leaves room for other blocks."""
+"""Every kernel compiled for real GPUs: it compiles, keeps its values in registers, and leaves room for other blocks.
 
+How many blocks a multiprocessor runs at a time: while one waits, memory has to be busy with another.
+"""
+
+import re
+from typing import Any
+
+import jax
+import numpy as np
 import pytest
+
+from eqxcallback.backends._image import Compiled
+from eqxcallback.backends._resident import resident_blocks
 
 from .. import cuda12
 from . import kernels
-from .compiling import compiled, unavailable
-from .kernels import BF16, F32
+from .compiling import compiled, ptx, unavailable
+from .kernels import BF16, F32, decode_mma_cuda
+from .test_cuda_cross_entropy import example
 
 
 pytestmark = [
@@ -59,3 +71,70 @@ def test_compiled_by_cuda_12(file, monkeypatch):
     names = [f"eqxcallback::{name}" for name in kernels.entries(file)]
     for name, usage in compiled(kernels.FOLDER / file, names, "sm_90").items():
         assert usage.spilled_bytes <= 64, name
+
+
+def _resident(arch, usage, threads, shared_bytes=0):
+    of_image = Compiled((), usage.registers, 0, usage.shared_bytes)
+    return resident_blocks(int(arch.removeprefix("sm_")), of_image, threads, shared_bytes)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_rows_of_cross_entropy_overlap(arch):
+    (launch,) = kernels.cross_entropy(*example((3, 40_000), kernels.F32)).launches
+    threads, *rows = launch.block
+    assert 256 <= threads <= 512
+    assert rows == [1, 1]
+    names = [f"eqxcallback::{name}" for name in kernels.entries("loss/loss.cu")]
+    for name, usage in compiled(kernels.FOLDER / "loss/loss.cu", names, arch).items():
+        assert usage.registers <= 64, name
+        assert usage.spilled_bytes == 0, name
+        assert _resident(arch, usage, threads) >= 2, name
+
+
+@pytest.mark.parametrize("name", kernels.entries("loss/loss.cu"))
+def test_a_row_of_cross_entropy_meets_one_barrier(name):
+    text = ptx(kernels.FOLDER / "loss/loss.cu", f"eqxcallback::{name}")
+    assert len(re.findall(r"\bbar(?:rier)?\.(?:cta\.)?(?:sync|red)", text)) == 1
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_four_query_heads_have_four_blocks(arch):
+    """One token over a cache. In f32 with slopes or a soft cap three, and of a cache in int8 two."""
+    file = "attention/decode.cu"
+    names = [f"eqxcallback::{name}" for name in kernels.entries(file) if ", 4, " in name]
+    residents = {
+        name: (usage, _resident(arch, usage, 128, (256 + 2) * 16))
+        for name, usage in compiled(kernels.FOLDER / file, names, arch).items()
+    }
+    for name, (usage, blocks) in residents.items():
+        if ", 4, 8, " in name:
+            assert usage.spilled_bytes == 0, name
+            assert blocks >= (3 if name.endswith("<float, float, 4, 8, true, true>") else 4), name
+        else:
+            assert blocks == 2, name
+        assert "__nv_bfloat16, 4, 8" not in name or usage.registers <= 128, name
+
+
+@pytest.mark.parametrize(("arch", "least"), [("sm_80", 2), ("sm_90", 3), ("sm_86", 1)])
+def test_blocks_of_decode_by_tensor_cores(arch, least):
+    """Registers are enough for three, and so is shared memory on 9.0; that of 8.0 is for two, and that of 8.6 for one."""
+    file = "attention/decode_mma.cu"
+    names = [f"eqxcallback::{name}" for name in kernels.entries(file) if "mma<" in name]
+    launches: Any = decode_mma_cuda.DECODE_ATTENTION_MMA.launch
+    for name, usage in compiled(kernels.FOLDER / file, names, arch).items():
+        assert usage.spilled_bytes == 0, name
+        _, cache, size = name.partition("<")[2].split(", ")[:3]
+        q, kv = (jax.ShapeDtypeStruct((1, 4, int(size)), d) for d in (BF16, np.int8 if "char" in cache else BF16))
+        first = launches[0]
+        shared, threads = first.shared_bytes(q, (kv, kv)), first.block(q, (kv, kv))
+        assert shared <= 99 << 10, name
+        assert _resident(arch, usage, threads, shared) >= least, name
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_two_blocks_of_products_by_tensor_cores(arch):
+    file = "linear/quantized_mma.cu"
+    names = [f"eqxcallback::{name}" for name in kernels.entries(file)]
+    for name, usage in compiled(kernels.FOLDER / file, names, arch).items():
+        assert usage.spilled_bytes == 0, name
+        assert _resident(arch, usage, 128) >= 2, name

@@ -15,8 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqxcallback.backends._image import Compiled
-from eqxcallback.backends._resident import resident_blocks
 from eqxcallback.kernel import emulated
 from eqxcallback.ops.attention import _reference as reference
 
@@ -24,7 +22,7 @@ from ..ops.attention.cases import decode_attention as case_of
 from ..ops.table import normal
 from . import kernels
 from .checking import SEEDS, want
-from .compiling import compiled, ptx, unavailable
+from .compiling import ptx, unavailable
 from .kernels import BF16, F16, decode_mma_cuda, results
 from .test_cuda_decode_attention import OPTIONS, example, example_with
 
@@ -203,24 +201,6 @@ def test_under_vmap():
 
     got = jax.jit(jax.vmap(apply))(q, k, v, lengths)
     check(np.asarray(got), args)
-
-
-@pytest.mark.compilers
-@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
-@pytest.mark.parametrize(("arch", "least"), [("sm_80", 2), ("sm_90", 3), ("sm_86", 1)])
-def test_blocks_are_resident(arch, least):
-    """Registers are enough for three, and so is shared memory on 9.0; that of 8.0 is for two, and that of 8.6 for one."""
-    names = [f"eqxcallback::{name}" for name in kernels.entries(FILE) if "mma<" in name]
-    launches: Any = decode_mma_cuda.DECODE_ATTENTION_MMA.launch
-    for name, usage in compiled(kernels.FOLDER / FILE, names, arch).items():
-        assert usage.spilled_bytes == 0, name
-        _, cache, size = name.partition("<")[2].split(", ")[:3]
-        q, kv = (jax.ShapeDtypeStruct((1, 4, int(size)), d) for d in (BF16, np.int8 if "char" in cache else BF16))
-        first = launches[0]
-        shared, threads = first.shared_bytes(q, (kv, kv)), first.block(q, (kv, kv))
-        assert shared <= 99 << 10, name
-        of_image = Compiled((), usage.registers, 0, usage.shared_bytes)
-        assert resident_blocks(int(arch.removeprefix("sm_")), of_image, threads, shared) >= least, name
 
 
 Types = collections.namedtuple("Types", ["q", "kv", "length", "alibi_slopes", "k_scale", "v_scale"])

@@ -12,15 +12,12 @@ import numpy as np
 import pytest
 
 from eqxcallback import ops
-from eqxcallback.backends._image import Compiled
-from eqxcallback.backends._resident import resident_blocks
 from eqxcallback.kernel import emulated
 from eqxcallback.ops.linear import _cuda as linear_cuda, _quantized, _reference_quantized as reference
 
 from ..ops.table import with_options
 from . import kernels
 from .checking import SEEDS, check, want
-from .compiling import compiled, unavailable
 from .kernels import BF16, F16, results
 from .test_cuda_quantized import by_encoding, example
 
@@ -97,18 +94,6 @@ def test_not_finite(encoding):
         (got,) = results(kernels.quantized_linear_mma(x, blocks, encoding=encoding))
         wanted = want(with_options(reference.quantized_linear, encoding=encoding), x, blocks)
         np.testing.assert_array_equal(np.isfinite(got.astype(np.float32)), np.isfinite(wanted))
-
-
-@pytest.mark.compilers
-@pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-def test_two_blocks_are_resident(arch):
-    file = "linear/quantized_mma.cu"
-    names = [f"eqxcallback::{name}" for name in kernels.entries(file)]
-    for name, usage in compiled(kernels.FOLDER / file, names, arch).items():
-        assert usage.spilled_bytes == 0, name
-        of_image = Compiled((), usage.registers, 0, usage.shared_bytes)
-        assert resident_blocks(int(arch.removeprefix("sm_")), of_image, 128, 0) >= 2, name
 
 
 def test_what_it_does_not_take():

@@ -1,7 +1,6 @@
 """Programs that outlive the process: exported ones, those of the persistent cache, and ahead-of-time compilation."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 import eqxcallback as eqxc
 
+from .. import one_device
 from ..persistent_cache import COUNT_HITS
 from . import exported
 
@@ -49,7 +49,7 @@ print(json.dumps(found))
 
 def run(code, *arguments, folder=ROOT, **environment):
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    environment = {**os.environ, "XLA_FLAGS": "", **environment}
+    environment = {**one_device.environment(), **environment}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
 
 

@@ -18,10 +18,11 @@ from models.decoding.generator import Generator
 from models.generate.__main__ import main
 from models.generate.chat import Chat, ConversationFull
 
+from .. import one_device
+
 
 ROOT = pathlib.Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "models.generate", "--chat"]
-ENVIRONMENT = {**os.environ, "XLA_FLAGS": ""}
 SAID = ["What is the capital of France?", "And of Italy?", "Which of the two is older? Answer in a few words."]
 
 
@@ -115,7 +116,7 @@ def _interrupted(process):
 def test_interrupts_on_a_terminal():
     controller, terminal = pty.openpty()
     ends = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
-    with subprocess.Popen(COMMAND, cwd=ROOT, env={**ENVIRONMENT, "TERM": "dumb"}, **ends) as process:
+    with subprocess.Popen(COMMAND, cwd=ROOT, env={**one_device.environment(), "TERM": "dumb"}, **ends) as process:
         os.close(terminal)
 
         def until(pattern):

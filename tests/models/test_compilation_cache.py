@@ -1,7 +1,6 @@
 """The second start compiles nothing."""
 
 import json
-import os
 import pathlib
 import subprocess
 import sys
@@ -11,6 +10,8 @@ import jax
 import pytest
 
 from models.compilation_cache import keep_programs
+
+from .. import one_device
 
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -28,7 +29,7 @@ finally:
 
 
 def start(folder, **environment):
-    environment = {**os.environ, "XLA_FLAGS": "", "XDG_CACHE_HOME": str(folder), **environment}
+    environment = {**one_device.environment(), "XDG_CACHE_HOME": str(folder), **environment}
     result = subprocess.run(
         [sys.executable, "-c", COUNT], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )

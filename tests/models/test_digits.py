@@ -1,6 +1,5 @@
 """The training program in models/digits.py."""
 
-import os
 import pathlib
 import subprocess
 import sys
@@ -11,6 +10,8 @@ import numpy as np
 import pytest
 
 from models import digits
+
+from .. import one_device
 
 
 def test_swish_is_right():
@@ -35,7 +36,7 @@ def test_the_program():
     result = subprocess.run(
         [sys.executable, "-m", "models.digits", "--epochs", "3"],
         cwd=pathlib.Path(__file__).parents[2],
-        env={**os.environ, "XLA_FLAGS": ""},
+        env=one_device.environment(),
         capture_output=True,
         text=True,
         check=True,

@@ -15,6 +15,8 @@ import pytest
 from models.embed import main
 from models.embedder import Embedder, default_folder
 
+from .. import one_device
+
 
 ROOT = pathlib.Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "models.embed"]
@@ -185,7 +187,7 @@ def test_help(capsys):
 def test_as_a_process():
     """A full disk, bytes in an argument that are no UTF-8, and a reader that goes away."""
     run = lambda *arguments, **options: subprocess.run(
-        [*COMMAND, *arguments], cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""}, stderr=subprocess.PIPE, **options
+        [*COMMAND, *arguments], cwd=ROOT, env=one_device.environment(), stderr=subprocess.PIPE, **options
     )
     with open("/dev/full", "w") as full:
         result = run("caf\udce9", stdout=full)

@@ -2,7 +2,6 @@
 
 import collections
 import io
-import os
 import re
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from models.generate.__main__ import main
 from models.parallel import processes, tensor_parallel
 from models.parallel.data_parallel import replicate, split_rows
 
+from .. import one_device
 from . import families
 from .test_generate import ROOT, SPEED
 from .tiny import write_tiny
@@ -154,7 +154,7 @@ def test_more_devices_than_there_are():
 def test_the_program_and_a_conversation():
     messages = "What is the capital of France?\nAnd of Italy?\n"
     command = [sys.executable, "-m", "models.generate", "--chat", "--devices", "3"]
-    environment = {**os.environ, "XLA_FLAGS": ""}
+    environment = one_device.environment()
     result = subprocess.run(command, cwd=ROOT, env=environment, input=messages, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert result.stdout == "The capital of France is Paris.\nThe capital of Italy is Rome.\n"

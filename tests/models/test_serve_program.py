@@ -1,6 +1,5 @@
 """The program: `python -m models.serve`."""
 
-import os
 import pathlib
 import re
 import signal
@@ -12,6 +11,8 @@ import openai
 import pytest
 
 from models.serve.__main__ import main
+
+from .. import one_device
 
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -34,7 +35,7 @@ def test_a_signal_ends_it_and_its_streams(number, code):
         "512",
         "--no-embeddings",
     ]
-    environment = {**os.environ, "XLA_FLAGS": ""}
+    environment = one_device.environment()
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

@@ -35,7 +35,7 @@ class Case:
         arrays = [
             jnp.asarray(rng.integers(-2, 5, batch))
             if shape is None
-            else jnp.asarray(rng.standard_normal((*batch, *shape)), dtype)
+            else jnp.asarray(rng.standard_normal((*batch, *shape)).astype(dtype))
             for shape in self.shapes
         ]
         return (*arrays[:-2], tuple(arrays[-2:])) if self.pair else tuple(arrays)
@@ -103,6 +103,6 @@ def randomized(layer: Any, seed: int = 0) -> Any:
 
     def random(x: Any) -> Any:
         values = np.random.default_rng((seed, *x.shape)).standard_normal(x.shape)
-        return jnp.asarray(values, x.dtype)
+        return jnp.asarray(values.astype(x.dtype))
 
     return jax.tree.map(lambda x: random(x) if eqx.is_inexact_array(x) else x, layer)

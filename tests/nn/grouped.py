@@ -39,7 +39,7 @@ def make(**options: Any) -> Any:
 
 
 def inputs(*batch, seed=0, length=LENGTH, dtype=jnp.float32):
-    return 3 * jnp.asarray(normal(seed, *batch, length, SIZE, dtype=dtype))
+    return jnp.asarray((3 * normal(seed, *batch, length, SIZE)).astype(dtype))
 
 
 def naively(layer, x, kv=None, **options):

@@ -16,7 +16,7 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float
 
 
 def floats(dtype: Any, *shapes: tuple[int, ...]) -> tuple[Any, ...]:
-    return tuple(jnp.asarray(normal(i, *shape), dtype) for i, shape in enumerate(shapes))
+    return tuple(jnp.asarray(normal(i, *shape, dtype=dtype)) for i, shape in enumerate(shapes))
 
 
 def filled(make: Callable[[], Any], dtype: Any) -> Any:
@@ -26,7 +26,8 @@ def filled(make: Callable[[], Any], dtype: Any) -> Any:
     def random(x: Any) -> Any:
         if not isinstance(x, jax.ShapeDtypeStruct):
             return x
-        return jnp.asarray(rng.standard_normal(x.shape) / max(x.shape[-1:], default=1) ** 0.5, dtype)
+        values = rng.standard_normal(x.shape) / max(x.shape[-1:], default=1) ** 0.5
+        return jnp.asarray(values.astype(dtype))
 
     return jax.tree.map(random, eqx.filter_eval_shape(make))
 

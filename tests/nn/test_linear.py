@@ -61,7 +61,7 @@ def test_gradients_are_products_of_the_own_dtype(dtype):
 def test_sums_are_rounded_once(dtype):
     """Products and bias are summed in f64, to the nearest value of the dtype; each sum in that dtype would err by more."""
     layer = nn.Linear(300, 40, dtype=dtype, key=KEY)
-    x = jnp.asarray(normal(300), dtype)
+    x = jnp.asarray(normal(300, dtype=dtype))
     weight, bias, wide = (np.asarray(array, np.float64) for array in (layer.weight, layer.bias, x))
     want = (weight @ wide + bias).astype(dtype).astype(np.float64)
     got = np.asarray(layer(x), np.float64)

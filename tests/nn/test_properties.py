@@ -56,7 +56,7 @@ def drawn(rng: np.random.Generator, shape: Any, batch: int, dtype: Any) -> Any:
         return jnp.asarray(rng.integers(0, shape, batch))
     if shape and isinstance(shape[0], tuple):
         return tuple(drawn(rng, part, batch, dtype) for part in shape)
-    return jnp.asarray(rng.standard_normal((batch, *shape)), dtype)
+    return jnp.asarray(rng.standard_normal((batch, *shape)).astype(dtype))
 
 
 # Each example compiles a program: nothing looks for a smaller one that fails.

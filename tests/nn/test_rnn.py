@@ -15,7 +15,7 @@ KEY = jax.random.key(0)
 
 
 def normal(*shape, dtype: DTypeLike = np.float32):
-    return jnp.asarray(np.random.default_rng(shape).standard_normal(shape), dtype)
+    return jnp.asarray(np.random.default_rng(shape).standard_normal(shape).astype(dtype))
 
 
 def states(name, *batch, dtype=np.float32):

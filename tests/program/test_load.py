@@ -1,7 +1,6 @@
 """`load`: programs come back in another process, with what they need, or an error says what is missing."""
 
 import io
-import os
 import pathlib
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 import eqxcallback as eqxc
 
+from .. import one_device
 from ..layer import exported
 from ..transform.library import build
 
@@ -31,7 +31,7 @@ def run(code, *arguments, **environment):
     """In another process, which imports no op or layer of a user's by itself."""
     prelude = "import sys, jax, jax.numpy as jnp, numpy as np, eqxcallback as eqxc\n"
     command = [sys.executable, "-c", prelude + code, *map(str, arguments)]
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", **environment}
+    environment = {**one_device.environment(), "JAX_PLATFORMS": "cpu", **environment}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
 
 

@@ -1,7 +1,6 @@
 """Kernels in shared libraries of the user: what they get, what they give, and what is wrong with them."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import pytest
 
 import eqxcallback as eqxc
 
+from .. import one_device
 from ..persistent_cache import COUNT_HITS
 from .library import SAXPY, build
 
@@ -258,7 +258,7 @@ print(op("Saxpy")(x, x, a=2.0), jax.devices())
 
 def test_a_handler_that_is_refused_leaves_the_backend_alive():
     """In a process that had none. A registration that waits for the backend would keep it from starting at all."""
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    environment = {**one_device.environment(), "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", REFUSED_FIRST, str(SAXPY)]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.stdout == "[3. 3. 3.] [CpuDevice(id=0)]\n", result.stderr
@@ -338,7 +338,7 @@ print(json.dumps([float(np.asarray(program(x))[0]), found]))
 def test_the_persistent_cache(amounts, tmp_path):
     """A program of another process calls the library of this one; but not after it has changed."""
     path = tmp_path / "libamount.so"
-    environment = {**os.environ, "XLA_FLAGS": ""}
+    environment = one_device.environment()
 
     def run(source):
         install(source, path)

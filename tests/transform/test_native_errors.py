@@ -1,7 +1,6 @@
 """Errors of users' handlers as users see them, and XLA's complaints about how handlers are called."""
 
 import logging
-import os
 import pickle
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 import eqxcallback as eqxc
 
+from .. import one_device
 from ..debug.harmful import library, op
 
 
@@ -177,7 +177,7 @@ except jax.errors.JaxRuntimeError as error:
     print(error)
 """
     command = [sys.executable, "-c", code, str(library())]
-    environment = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    environment = {**one_device.environment(), "JAX_PLATFORMS": "cpu"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.stdout == "[2. 2. 2.]\nINVALID_ARGUMENT: x is odd\n", result.stderr
 

@@ -1,7 +1,9 @@
 """Kernels compiled ahead of time, for GPUs that are not there, and what their binaries need of one."""
 
+import contextlib
 import dataclasses
 import functools
+import io
 import pathlib
 import re
 import subprocess
@@ -9,6 +11,7 @@ import tempfile
 from typing import Any
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -55,6 +58,8 @@ class Compiled:
     shared: int
     # Columns of tensor memory, which GPUs since sm_100 have 512 of.
     tensor_memory: int
+    # What the assembler says of speed.
+    warnings: list[str]
 
 
 @functools.cache
@@ -71,16 +76,28 @@ def _compiled(
     signature = {name: _type(name, dtype, known) for name in kernel.arg_names}
     pointers = [index for index, kind in enumerate(signature.values()) if kind.startswith("*")]
     aligned: Any = {(index,): [["tt.divisibility", 16]] for index in pointers}
-    made: Any = triton.compile(
-        ASTSource(kernel, signature, known, aligned),
-        target=GPUTarget("cuda", arch, 32),
-        options={"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True},
-    )
+    said = io.StringIO()
+    nvidia, compilation = knobs.nvidia, knobs.compilation
+    with nvidia.scope(), compilation.scope(), contextlib.redirect_stdout(said):
+        nvidia.dump_ptxas_log = True
+        compilation.always_compile = True  # from its cache, Triton says nothing
+        made: Any = triton.compile(
+            ASTSource(kernel, signature, known, aligned),
+            target=GPUTarget("cuda", arch, 32),
+            options={"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True},
+        )
+    assert "registers" in said.getvalue()
     usage = _usage(made.asm["cubin"])
     spilled = usage["STACK"] + usage["LOCAL"]
     about = made.metadata
     return Compiled(
-        made.asm["ptx"], made.asm["cubin"], usage["REG"], spilled, about.shared, getattr(about, "tmem_size", None) or 0
+        ptx=made.asm["ptx"],
+        cubin=made.asm["cubin"],
+        registers=usage["REG"],
+        spilled=spilled,
+        shared=about.shared,
+        tensor_memory=getattr(about, "tmem_size", None) or 0,
+        warnings=[line for line in said.getvalue().splitlines() if "Performance Loss" in line],
     )
 
 
@@ -120,19 +137,6 @@ def _type(name: str, dtype: str, constants: dict[str, Any]) -> str:
     if name in ("q", "k", "v", "out", "dout", "dq", "dk", "dv"):
         return f"*{_TYPES[dtype]}"
     return "fp32" if name == "scale" else "i32"
-
-
-def assembler_warnings(ptx: str) -> list[str]:
-    """Return what the assembler says of speed, for code for sm_90."""
-    tools = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin"
-    # Triton 3.9 has two, and takes the newer for sm_90.
-    tool = next(path for path in (tools / "ptxas-blackwell", tools / "ptxas") if path.exists())
-    with tempfile.TemporaryDirectory() as folder:
-        source = pathlib.Path(folder, "kernel.ptx")
-        source.write_text(ptx)
-        command = [tool, "-v", "--gpu-name=sm_90a", source, "-o", pathlib.Path(folder, "kernel.cubin")]
-        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    return [line for line in said.splitlines() if "Performance Loss" in line]
 
 
 def loops(made: Compiled) -> list[list[str]]:
