@@ -110,6 +110,8 @@ class Embedder:
         loading = functools.partial(progress, desc="loading", unit="tensor")
         model = checkpoints.load(folder, like, bert.NAMES, unused=bert.UNUSED, progress=loading)
         self.model = bert.with_products_of(model, dtype)
+        # JAX takes the arguments of a call apart, and each of many arrays takes time, whether it is read or not.
+        self._without_blocks = eqx.tree_at(lambda model: model.blocks, self.model, [])
         self.size = config.embedding_size
         self.max_tokens = _max_tokens(folder / "sentence_bert_config.json", config.num_positions)
         self._tokenizer = _tokenizer(folder / "tokenizer.json", config.vocab_size, self.max_tokens)
@@ -148,7 +150,7 @@ class Embedder:
     def _vectors(self, batch: Batch) -> np.ndarray:
         """Block by block, so that one block is compiled and not all of them."""
         lengths = jnp.asarray(batch.lengths)
-        x = _embed(self.model, jnp.asarray(batch.tokens))
+        x = _embed(self._without_blocks, jnp.asarray(batch.tokens))
         for block in self.model.blocks:
             x = _apply(block, x, lengths)
         return np.asarray(_pool(x, lengths))
