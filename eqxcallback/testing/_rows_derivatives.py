@@ -46,7 +46,7 @@ def partial_grads(subject: Subject, findings: Findings) -> None:
     results = subject.cotangents()
     for i in range(len(results)) if len(results) > 1 else ():
         with findings.case(f"result {i}"):
-            alone = [ct if j == i else on_device(np.zeros_like(host(ct))) for j, ct in enumerate(results)]
+            alone = [ct if j == i else on_device(np.zeros(ct.shape, ct.dtype)) for j, ct in enumerate(results)]
             want = reference(subject.arrays(), alone)
             # As a function of that result alone, the others' cotangents are symbolic zeros.
             got = _pullback_of_one(subject, i, subject.arrays(), results[i])
@@ -84,7 +84,7 @@ def finite_differences(subject: Subject, findings: Findings) -> None:
 
             slopes = differences(along, subject.operands[index].value, directions[i])
             cotangents = [
-                on_device(np.where(slope.smooth, host(ct), np.zeros_like(host(ct))))
+                on_device(np.where(slope.smooth, host(ct), np.zeros((), ct.dtype)))
                 for slope, ct in zip(slopes, subject.cotangents(), strict=True)
             ]
             got = _inner([gradient(subject.arrays(), cotangents)[i]], [directions[i]])

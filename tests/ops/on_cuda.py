@@ -130,7 +130,7 @@ WORDS = {
 }
 # Where the definition is what XLA does best: plain products, and plain reads and writes of rows.
 BEST_BY_XLA = ("linear", "embedding", "cache_append", "rotary_append")
-# Where there is no kernel for both, they are called one after the other.
+# Each runs two ops, one after the other, if no kernel does both.
 OF_TWO_OPS = ("quantized_linear_swiglu",)
 
 

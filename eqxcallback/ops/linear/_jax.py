@@ -81,8 +81,13 @@ def _linear_backward(args: Any, out: object, cotangent: Array) -> Any:
 
 def _narrow(types: Any, **_: object) -> bool | str:
     dtype = types.weight.dtype
-    is_narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 2
-    return is_narrow or f"weight has to have 16 bits: the gradients of others are summed where they are; it is {dtype}"
+    if not (jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 2):
+        return f"weight has to have 16 bits: the gradients of others are summed where they are; it is {dtype}"
+    count, most = types.index.size, types.weight.shape[0] // 2
+    return (
+        count <= most
+        or f"a table in f32 is smaller than more than {most} gradients, sorted and summed; there are {count}"
+    )
 
 
 def _embedding(index: Array, weight: Array) -> Array:

@@ -1,4 +1,4 @@
-"""A product with weights in blocks that ends with the gate: the two ops, where there is no kernel for both."""
+"""`quantized_linear_swiglu` has the values of the two ops, and runs them if no kernel does both."""
 
 import functools
 from typing import Any
