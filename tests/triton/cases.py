@@ -99,7 +99,7 @@ class Case:
         arrays = [q, k, v, *ABSENT, *results, *grads, *ABSENT, *workspaces, *[np.zeros(1, np.float32)] * 2]
         rows, of_keys, of_queries = map(self._constants, (tiles.choose_rows, tiles.choose_keys, tiles.choose_queries))
         not_added = {"ADDED": False}
-        rows, of_keys = rows | not_added, of_keys | not_added
+        rows, of_keys = rows | not_added | {"ALIGNED": 1}, of_keys | not_added
         launches = [
             ("rows", rows, self._of_queries(rows)),
             ("keys", of_keys, -(-self.keys // of_keys["BLOCK_KEYS"]) * self.kv_heads * self.kv_batch),

@@ -126,6 +126,8 @@ def compiled(
     }
     if "ADDED" in kernel.arg_names:
         settings["ADDED"] = added
+    if "ALIGNED" in kernel.arg_names:
+        settings["ALIGNED"] = 1
     return _compiled(kernel, arch, dtype, tuple(settings.items()), absent, choice.num_warps, choice.num_stages)
 
 

@@ -15,7 +15,12 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from eqxcallback import ops, xla
-from eqxcallback.ops.attention import _triton_tiles as tiles, _triton_tma
+from eqxcallback.ops.attention import (
+    _triton,
+    _triton_backward_tma as attention_backward,
+    _triton_tiles as tiles,
+    _triton_tma,
+)
 from eqxcallback.ops.attention._operands import OPTIONAL
 from eqxcallback.ops.attention._triton_forward_tma import attention_forward_tma
 from eqxcallback.testing import emulated
@@ -23,6 +28,7 @@ from eqxcallback.testing import emulated
 from ..gpu_launch.cuda_programs import attributes
 from ..ops.attention import by_tma
 from ..ops.attention.options import exact_with_lse, inputs
+from ..ops.table import normal
 from ..software_gpu.driver import Driver
 from .compiled import SHARED_MEMORY, _compiled
 
@@ -86,6 +92,52 @@ def test_examples_that_share_keys():
     got = jax.vmap(attend)(qs)
     for example, q in enumerate(qs):
         check([x[example] for x in got], exact_with_lse(q, k, v, causal=True), jnp.float32)
+
+
+# The op with other gradients: their kernels have the same tiles here.
+PLAIN = dataclasses.replace(by_tma.OP, backward={"cuda": _triton.ATTENTION_BACKWARD})
+
+
+def gradients(op, operands, options, monkeypatch):
+    monkeypatch.setattr(by_tma.MODULE, "_attention", emulated(op))
+
+    def attend(*operands):
+        return ops.attention_with_lse(*operands, **options, implementation="triton")
+
+    (out, lse), pull_back = jax.vjp(attend, *operands)
+    return pull_back((normal(9, out.shape, out.dtype), normal(10, lse.shape)))
+
+
+def check_gradients(operands, options, monkeypatch):
+    """To the bit: where more is tested, the sums have the same order."""
+    got, want = (gradients(op, operands, options, monkeypatch) for op in (by_tma.OP, PLAIN))
+    for x, wanted in zip(got, want, strict=True):
+        assert np.isfinite(np.asarray(x, np.float32)).all()
+        assert np.asarray(x).tobytes() == np.asarray(wanted).tobytes()
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("name", by_tma.DIFFERENTIABLE)
+def test_gradients_are_those_of_the_plain_kernels(name, monkeypatch):
+    check_gradients(by_tma.operands(name), by_tma.chosen(name), monkeypatch)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_gradients_of_keys_that_examples_share(monkeypatch):
+    q, k, v = inputs(65, 37, 4, 2, 8, jnp.bfloat16)
+    qs = np.stack([q, -q, 2 * q])
+
+    def gradients_of(op):
+        monkeypatch.setattr(by_tma.MODULE, "_attention", emulated(op))
+
+        def loss(qs, k, v):
+            out = jax.vmap(lambda q: ops.attention(q, k, v, causal=True, implementation="triton"))(qs)
+            return (out.astype(jnp.float32) * normal(9, out.shape)).sum()
+
+        return jax.grad(loss, (0, 1, 2))(qs, k, v)
+
+    for x, wanted in zip(gradients_of(by_tma.OP), gradients_of(PLAIN), strict=True):
+        assert np.asarray(x).tobytes() == np.asarray(wanted).tobytes()
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -30,7 +30,10 @@ _attention = Op(
     },
     reference=of_pair,
     vmap_method=_METHODS,
-    backward={"cpu": _NATIVE_BACKWARD, "cuda": (_triton.ATTENTION_BACKWARD, _jax.ATTENTION_BACKWARD)},
+    backward={
+        "cpu": _NATIVE_BACKWARD,
+        "cuda": (*_triton_tma.BACKWARD_ASKED_FOR, _triton.ATTENTION_BACKWARD, _jax.ATTENTION_BACKWARD),
+    },
 )
 _BACKWARD_ADDED = {"cpu": _NATIVE_BACKWARD, "cuda": (_triton.ATTENTION_BACKWARD_ADDED, _jax.ATTENTION_BACKWARD)}
 _attention_added = dataclasses.replace(_attention, backward=_BACKWARD_ADDED)

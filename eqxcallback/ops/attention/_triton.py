@@ -216,12 +216,12 @@ def _of_queries(grads: PyTree) -> bool:
     return grads[0] is not None or _optional(grads, "alibi_slopes") is not None
 
 
-def _keys_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_KEYS: int, ADDED: bool, **__: object) -> int:  # noqa: N803
+def keys_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_KEYS: int, ADDED: bool = False, **__: object) -> int:  # noqa: N803
     is_needed = any(gradient is not None for gradient in grads[1] or ()) or (ADDED and _of_queries(grads))
     return _blocks(args[1][0], BLOCK_KEYS) if is_needed else 0
 
 
-def _queries_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_QUERIES: int, **__: object) -> int:  # noqa: N803
+def queries_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_QUERIES: int, **__: object) -> int:  # noqa: N803
     return _blocks(args[0], BLOCK_QUERIES) if _of_queries(grads) else 0
 
 
@@ -265,13 +265,13 @@ def _backward(*, added: bool) -> TritonKernel:
         return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (of_rows, of_rows, of_blocks, of_queries)]
 
     tile, constexprs = "added" if added else "keys", {"ADDED": added}
-    keys = _step("keys", _keys_grid, tile, constexprs=constexprs)
-    queries = _step("end", _end_grid, "rows") if added else _step("queries", _queries_grid)
+    keys = _step("keys", keys_grid, tile, constexprs=constexprs)
+    queries = _step("end", _end_grid, "rows") if added else _step("queries", queries_grid)
     slopes = _step("slopes", _slopes_grid, tile if added else "queries", constexprs=constexprs)
     return _step(
         "rows",
         _rows_grid,
-        constexprs=constexprs,
+        constexprs={**constexprs, "ALIGNED": 1},
         scalars=_scalars(_differentiated),
         workspaces=workspaces,
         then=[keys, queries, slopes, _step("bias", _bias_grid)],

@@ -60,9 +60,12 @@ def attention_backward_rows(
     dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
     SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ADDED: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ADDED: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """`sums`, `delta` and zeros, of one block of queries. Grid: `(cdiv(queries, BLOCK_QUERIES) * heads * batch,)`."""
+    """`sums`, `delta` and zeros, of one block of queries. Grid: `(cdiv(queries, BLOCK_QUERIES) * heads * batch,)`.
+
+    `ALIGNED`: a head of `sums` and of `delta` begins at a multiple of so many numbers.
+    """
     first, head, example = place(queries, heads, BLOCK_QUERIES, False)
     at = first_element(example, queries, first, heads, head, SIZE)
     stride, left = heads * SIZE, queries - first
@@ -75,7 +78,7 @@ def attention_backward_rows(
     here = first_element(example, queries, first, heads, head, 1) + rows * heads
     logarithms = tl.load(lse + here, mask=rows < left, other=0.0)
     products -= tl.load(dlse + here, mask=rows < left, other=0.0)
-    there = first_element(example, heads, head, queries, first, 1) + rows
+    there = first_element(example, heads, head, tl.cdiv(queries, ALIGNED) * ALIGNED, first, 1) + rows
     # No weight is left of exponents that are -inf, which minus -inf would be NaN.
     tl.store(sums + there, tl.where(logarithms == float("-inf"), float("inf"), logarithms), mask=rows < left)
     tl.store(delta + there, products, mask=rows < left)

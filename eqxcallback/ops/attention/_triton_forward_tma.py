@@ -27,7 +27,7 @@ from ._triton_pairs import LOG2_E, LOG_2
 
 @triton.jit
 @no_type_check
-def _descriptors(
+def descriptors(
     pointer, count, stride, ROWS: tl.constexpr, SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr
 ):
     """Make descriptors for the two tiles of `ROWS` rows of a head, which has `count` rows in all."""
@@ -38,7 +38,7 @@ def _descriptors(
 
 @triton.jit
 @no_type_check
-def _copy(main, tail, first, MAIN: tl.constexpr, TAIL: tl.constexpr):
+def copy(main, tail, first, MAIN: tl.constexpr, TAIL: tl.constexpr):
     """The two tiles from row `first` on."""
     block = main.load([first, 0])
     return block, tail.load([first, MAIN]) if TAIL else block
@@ -61,10 +61,10 @@ def attention_forward_tma(
     rows = tl.arange(0, BLOCK_QUERIES)
     at_head = first_element(example, queries, 0, heads, head, 1)
     at_kv = first_element(example % kv_batch, keys, 0, kv_heads, head // (heads // kv_heads), SIZE)
-    of_q, of_q_tail = _descriptors(q + at_head * SIZE, queries, heads * SIZE, BLOCK_QUERIES, SIZE, MAIN, TAIL)
-    of_k, of_k_tail = _descriptors(k + at_kv, keys, kv_heads * SIZE, BLOCK_KEYS, SIZE, MAIN, TAIL)
-    of_v, of_v_tail = _descriptors(v + at_kv, keys, kv_heads * SIZE, BLOCK_KEYS, SIZE, MAIN, TAIL)
-    q, q_tail = _copy(of_q, of_q_tail, first, MAIN, TAIL)
+    of_q, of_q_tail = descriptors(q + at_head * SIZE, queries, heads * SIZE, BLOCK_QUERIES, SIZE, MAIN, TAIL)
+    of_k, of_k_tail = descriptors(k + at_kv, keys, kv_heads * SIZE, BLOCK_KEYS, SIZE, MAIN, TAIL)
+    of_v, of_v_tail = descriptors(v + at_kv, keys, kv_heads * SIZE, BLOCK_KEYS, SIZE, MAIN, TAIL)
+    q, q_tail = copy(of_q, of_q_tail, first, MAIN, TAIL)
     scale *= LOG2_E
     sums, sums_tail = zeros(BLOCK_QUERIES, MAIN, TAIL)
     top = tl.full([BLOCK_QUERIES], float("-inf"), tl.float32)
@@ -75,7 +75,7 @@ def attention_forward_tma(
     # One loop for all blocks, so that under `CAUSAL` each pair is asked whether it is seen. With a second loop, for the last
     # blocks, Triton 3.9 ends in an error, and with a branch it gives all warps the same work.
     for at in tl.range(0, stop, BLOCK_KEYS, warp_specialize=SPECIALIZED):
-        block, block_tail = _copy(of_k, of_k_tail, at, MAIN, TAIL)
+        block, block_tail = copy(of_k, of_k_tail, at, MAIN, TAIL)
         products = inner(q, q_tail, block, block_tail, TAIL)
         if MASKED:
             # Not `at + column <= last`, which would need a sum for each column.
@@ -93,7 +93,7 @@ def attention_forward_tma(
         sums *= shrink[:, None]
         if TAIL:
             sums_tail *= shrink[:, None]
-        block, block_tail = _copy(of_v, of_v_tail, at, MAIN, TAIL)
+        block, block_tail = copy(of_v, of_v_tail, at, MAIN, TAIL)
         sums, sums_tail = outer(weights, block, block_tail, sums, sums_tail, TAIL)
     at_row = at_head + first * tl.cast(heads, tl.int64)
     left = queries - first

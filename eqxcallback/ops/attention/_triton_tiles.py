@@ -80,6 +80,20 @@ def choose_queries(arch: int, size: int, dtype: str, *, has: int = 0, soft_cap: 
     return _choice(_queries_tile(arch, _width(size), dtype, _of_pairs(has, soft_cap)), size)
 
 
+def choose_keys_tma(arch: int, size: int, dtype: str) -> Choice:
+    """Choose for `attention_backward_keys_tma`, which has heads of up to 128 in 16 bits."""
+    if arch >= 100:
+        # Tensor memory has no room for more, as in `choose_added`.
+        return _choice((64 if _width(size) <= 64 else 32, 128, 8, 4), size)
+    # As `_tma_tile`: two groups with 64 keys each.
+    return _choice((64, 128, 4, 4), size)
+
+
+def choose_queries_tma(arch: int, size: int, dtype: str) -> Choice:
+    """Choose for `attention_backward_queries_tma`, which has heads of up to 128 in 16 bits."""
+    return _choice((128, 64, 8 if arch >= 100 else 4, 4), size)
+
+
 def choose_bias(arch: int, size: int, dtype: str, **_: object) -> Choice:
     """Choose for `attention_backward_bias`."""
     width = _width(size)

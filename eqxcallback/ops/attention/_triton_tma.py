@@ -1,15 +1,24 @@
-"""Attention by the tensor memory accelerator of GPUs since Hopper, where somebody asks for it. See _triton_forward_tma.py."""
+"""Attention by the tensor memory accelerator of GPUs since Hopper, where somebody asks for it.
 
+See _triton_forward_tma.py and _triton_backward_tma.py.
+"""
+
+import dataclasses
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...core import ShapeAndDtype, Types
+import jax
+import jax.numpy as jnp
+
+from ...core import PyTree, ShapeAndDtype, Types
 from ...kernel import TritonKernel
 from ...transform import architecture
+from .._cuda import ceil
 from . import _triton_tiles as tiles
 from ._operands import OPTIONAL
-from ._triton import ATTENTION
+from ._triton import ATTENTION, ATTENTION_BACKWARD, keys_grid, queries_grid
 
 
 # For which Triton makes machine code with TMA.
@@ -20,6 +29,10 @@ _BYTES = 16
 _LEAST_QUERIES = 65
 # Products of f32 have their operands in registers, which do not suffice for more.
 _MAX_SIZE_OF_F32 = 96
+# Longer ones would have two sums of 64 keys in more registers than there are.
+_MAX_SIZE_OF_GRADIENTS = 128
+# Numbers in f32 that fill the bytes above.
+ALIGNED = _BYTES // 4
 
 _SCALARS = ("queries", "keys", "heads", "kv_heads", "kv_batch", "scale")
 
@@ -69,5 +82,50 @@ ATTENTION_TMA = TritonKernel(
     supports=_supports,
 )
 
-# No GPU has run it yet: who wants to be the first says so. Another kernel makes another program, with another key in caches.
-ASKED_FOR = (ATTENTION_TMA,) if os.environ.get("EQXCALLBACK_ATTENTION_TMA", "") not in ("", "0") else ()
+
+def _supports_gradients(types: Types, **options: object) -> bool | str:
+    q = types[0]
+    if q.dtype.itemsize != 2:
+        return f"q has to be bfloat16 or float16; it is {q.dtype}"
+    if q.shape[-1] > _MAX_SIZE_OF_GRADIENTS:
+        return f"heads have to be no longer than {_MAX_SIZE_OF_GRADIENTS}; they are {q.shape[-1]}"
+    return _supports(types, **options)
+
+
+def _statistics(grads: PyTree, args: PyTree, *_: object, **__: object) -> list[jax.ShapeDtypeStruct]:
+    """Those of `ATTENTION_BACKWARD`, where the first two have longer rows."""
+    *batch, queries, heads, _ = args[0].shape
+    of_rows = jax.ShapeDtypeStruct((math.prod(batch), heads, ceil(queries, ALIGNED) * ALIGNED), jnp.float32)
+    return [of_rows, of_rows, *[jax.ShapeDtypeStruct((1,), jnp.float32)] * 2]
+
+
+def _step(name: str, grid: Callable[..., int], choose_tile: Callable[..., tiles.Choice]) -> TritonKernel:
+    """One of the launches of the backward pass after that of rows."""
+
+    def settings(arch: int, grads: PyTree, args: PyTree, *_: object, causal: bool, **__: object) -> Mapping[str, Any]:
+        q, kv, *_ = args
+        choice = choose_tile(arch, q.shape[-1], q.dtype.name)
+        constants: dict[str, Any] = {**choice.constants, "CAUSAL": causal}
+        if name == "queries":
+            constants["MASKED"] = causal or kv[0].shape[-3] % choice.constants["BLOCK_KEYS"] != 0
+        return {**constants, "num_warps": choice.num_warps, "num_stages": choice.num_stages}
+
+    module = "eqxcallback.ops.attention._triton_backward_tma"
+    return TritonKernel(f"{module}:attention_backward_{name}_tma", grid, choose=settings)
+
+
+ATTENTION_BACKWARD_TMA = dataclasses.replace(
+    ATTENTION_BACKWARD,
+    constexprs={**ATTENTION_BACKWARD.constexprs, "ALIGNED": ALIGNED},
+    workspaces=_statistics,
+    then=[
+        _step("keys", keys_grid, tiles.choose_keys_tma),
+        _step("queries", queries_grid, tiles.choose_queries_tma),
+    ],
+    supports=_supports_gradients,
+)
+
+# No GPU has run them yet: who wants to be the first says so. Another kernel makes another program, with another key in caches.
+_IS_ASKED = os.environ.get("EQXCALLBACK_ATTENTION_TMA", "") not in ("", "0")
+ASKED_FOR = (ATTENTION_TMA,) if _IS_ASKED else ()
+BACKWARD_ASKED_FOR = (ATTENTION_BACKWARD_TMA,) if _IS_ASKED else ()
