@@ -97,14 +97,17 @@ def test_a_kernel_whose_warps_do_different_work():
 
 
 def test_attention_by_tma(monkeypatch):
-    """One captured call with the scratch memory of its descriptors."""
+    """Captured calls with the scratch memory of their descriptors, of the result and of gradients."""
     pytest.importorskip("triton", reason="Triton is not installed")
     monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", "sm_90")
     monkeypatch.setattr(by_tma.MODULE, "_attention", by_tma.OP)
 
-    def attend(q, k, v):
-        return ops.attention(q, k, v, causal=True, implementation="triton")
+    def gradients(q, k, v):
+        def loss(*args):
+            return ops.attention(*args, causal=True, implementation="triton").astype(jnp.float32).sum()
 
-    compiled = xla.compile_deviceless(attend, *PROGRAMS["attention"].args, compiler_options=ONE)
-    assert [thunk.buffer is not None for thunk in thunks(compiled) if thunk.kind == "kCustomCall"] == [True]
+        return jax.grad(loss, (0, 1, 2))(q, k, v)
+
+    compiled = xla.compile_deviceless(gradients, *PROGRAMS["attention"].args, compiler_options=ONE)
+    assert [thunk.buffer is not None for thunk in thunks(compiled) if thunk.kind == "kCustomCall"] == [True, True]
     assert not copies(compiled)

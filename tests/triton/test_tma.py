@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import pytest
 
 
 pytest.importorskip("triton", reason="Triton is not installed")
+
+import triton
 
 from eqxcallback import ops, xla
 from eqxcallback.ops.attention import (
@@ -30,7 +33,7 @@ from ..ops.attention import by_tma
 from ..ops.attention.options import exact_with_lse, inputs
 from ..ops.table import normal
 from ..software_gpu.driver import Driver
-from .compiled import SHARED_MEMORY, _compiled
+from .compiled import SHARED_MEMORY, _compiled, loops
 
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
@@ -124,8 +127,8 @@ def test_gradients_are_those_of_the_plain_kernels(name, monkeypatch):
 
 @pytest.mark.usefixtures("small_tiles")
 def test_gradients_of_keys_that_examples_share(monkeypatch):
-    q, k, v = inputs(65, 37, 4, 2, 8, jnp.bfloat16)
-    qs = np.stack([q, -q, 2 * q])
+    q, k, v = inputs(65, 37, 2, 1, 8, jnp.bfloat16)
+    qs = np.stack([q, -q])
 
     def gradients_of(op):
         monkeypatch.setattr(by_tma.MODULE, "_attention", emulated(op))
@@ -149,6 +152,15 @@ def test_gradients_are_those_of_the_definition():
 
     got, want = (jax.grad(loss(kind))(q) for kind in ("triton", "reference"))
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-5)
+
+
+def test_gradients_of_f32_are_those_of_the_plain_kernels(monkeypatch):
+    """They have no such kernel."""
+    operands = inputs(65, 20, 2, 1, 8)
+    both = {"cuda": (_triton_tma.ATTENTION_BACKWARD_TMA, _triton.ATTENTION_BACKWARD)}
+    got = gradients(dataclasses.replace(by_tma.OP, backward=both), operands, {}, monkeypatch)
+    for x, wanted in zip(got, gradients(PLAIN, operands, {}, monkeypatch), strict=True):
+        assert np.asarray(x).tobytes() == np.asarray(wanted).tobytes()
 
 
 def made_for(arch, size, dtype):
@@ -178,6 +190,61 @@ def test_compiled(arch, size, dtype):
         assert arch != 90 or not made.warnings
 
 
+KEYS, QUERIES = _triton_tma.ATTENTION_BACKWARD_TMA.then
+
+
+def made_for_gradients(step, arch, size, dtype, causal=True, absent=()):
+    """The same, of the gradients, of which some are `absent`."""
+    q = jax.ShapeDtypeStruct((4096, 4, size), dtype)
+    settings = dict(step.choose(arch, (q, (q, q)), (q, (q, q)), causal=causal))
+    warps, stages = settings.pop("num_warps"), settings.pop("num_stages")
+    absent = (*OPTIONAL, *(f"d{name}" for name in OPTIONAL), *absent)
+    kernel = getattr(attention_backward, step.name)
+    return _compiled(kernel, arch, np.dtype(dtype).name, tuple(settings.items()), absent, warps, stages)
+
+
+@pytest.mark.parametrize(
+    ("step", "arch", "size", "dtype"),
+    [
+        (KEYS, 90, 80, jnp.float16),
+        *[(step, arch, 128, jnp.bfloat16) for step in (KEYS, QUERIES) for arch in (90, 100)],
+    ],
+    ids=lambda x: x.name if x in (KEYS, QUERIES) else x if isinstance(x, int) else np.dtype(x).name,
+)
+def test_compiled_gradients(step, arch, size, dtype):
+    made = made_for_gradients(step, arch, size, dtype)
+    print(f"{made.registers} registers, {made.spilled} bytes spilled, {made.shared} bytes shared")  # shown by -rP
+    assert "cp.async.bulk.tensor" in made.ptx
+    assert "cp.async.c" not in made.ptx
+    assert "setmaxnreg" in made.ptx
+    assert made.spilled <= 16  # outside of the loop, with Triton 3.6
+    assert made.shared <= SHARED_MEMORY[arch]
+    assert made.tensor_memory <= 512
+    assert arch != 90 or not made.warnings
+
+
+# Instructions of the loop where no pair is asked, and where each is, by Triton. The plain kernels' are in test_compiled.py.
+INSTRUCTIONS = {
+    KEYS: {"3.6": (330, 426), "3.9": (352, 436)},
+    QUERIES: {"3.6": (246, 312), "3.9": (277, 344)},
+}
+
+
+@pytest.mark.parametrize("step", INSTRUCTIONS, ids=lambda step: step.name)
+def test_instructions_of_gradients(step):
+    version = ".".join(triton.__version__.split(".")[:2])
+    if version not in INSTRUCTIONS[step]:
+        pytest.skip(f"nobody has counted what Triton {version} makes of it")
+    bodies = [loops(made_for_gradients(step, 90, 128, jnp.bfloat16, causal))[0] for causal in (False, True)]
+    assert tuple(map(len, bodies)) == INSTRUCTIONS[step][version]
+    assert not any("LDL" in line or "STL" in line for body in bodies for line in body)
+
+
+def test_what_nobody_asks_for_is_not_computed():
+    some, both = (made_for_gradients(KEYS, 90, 128, jnp.bfloat16, absent=absent) for absent in (("dk",), ()))
+    assert some.ptx.count("wgmma.mma_async.sync") < both.ptx.count("wgmma.mma_async.sync")
+
+
 # For a test that reads the program and one that launches it: 2 blocks of each of 8 heads, which have three descriptors.
 TYPES = [jax.ShapeDtypeStruct((2, rows, heads, 64), jnp.bfloat16) for rows, heads in ((200, 4), (300, 2), (300, 2))]
 
@@ -204,7 +271,7 @@ def driver():
 
 def test_launch(driver, monkeypatch):
     """On a driver that runs nothing."""
-    on_cpu = dataclasses.replace(by_tma.OP, kernels={"cpu": _triton_tma.ATTENTION_TMA})
+    on_cpu = dataclasses.replace(by_tma.OP, kernels={"cpu": _triton_tma.ATTENTION_TMA}, backward=None)
     monkeypatch.setattr(by_tma.MODULE, "_attention", on_cpu)
     jax.block_until_ready(attend()(*(jnp.zeros(x.shape, x.dtype) for x in TYPES)))
     (launch,) = driver.launches
@@ -212,12 +279,12 @@ def test_launch(driver, monkeypatch):
 
 
 def test_what_it_does_not_take(monkeypatch):
-    def said(queries=100, keys=90, size=64, dtype=jnp.bfloat16, operand="", **more):
+    def said(queries=100, keys=90, size=64, dtype=jnp.bfloat16, operand="", kernel=_triton_tma.ATTENTION_TMA, **more):
         q, k = (jax.ShapeDtypeStruct((rows, 4, size), dtype) for rows in (queries, keys))
         optional = [jax.ShapeDtypeStruct((), jnp.int32) if name == operand else None for name in OPTIONAL]
         options = {"causal": True, "scale": 1.0, "window": 0, "soft_cap": 0.0, "dropout": 0.0} | more
         types = collections.namedtuple("Types", ["q", "kv", *OPTIONAL])(q, (k, k), *optional)
-        return _triton_tma.ATTENTION_TMA.supports(types, **options)
+        return kernel.supports(types, **options)
 
     assert said() is True
     assert said(causal=False, scale=-2.0) is True
@@ -235,6 +302,16 @@ def test_what_it_does_not_take(monkeypatch):
     assert said(queries=64) == "there have to be 65 queries or more; there are 64"
     assert said(keys=0) == "no array may be empty; q has the shape (100, 4, 64), and k (0, 4, 64)"
     assert said(dtype=jnp.float64) == "q has to be float32, bfloat16 or float16; it is float64"
+    gradients = functools.partial(said, kernel=_triton_tma.ATTENTION_BACKWARD_TMA)
+    assert gradients() is True
+    assert gradients(size=80, dtype=jnp.float16) is True
+    assert gradients(dtype=jnp.float32) == "q has to be bfloat16 or float16; it is float32"
+    assert gradients(size=136) == "heads have to be no longer than 128; they are 136"
+    assert gradients(window=3) == "it has no window"
+    assert gradients(queries=64) == "there have to be 65 queries or more; there are 64"
+    monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", "sm_103")
+    assert gradients(size=56) is True
+    assert gradients(size=80) == "on sm_103 heads have to be one tile; those of 80 are two"
     for arch, is_known in (
         ("sm_90a", True),
         ("sm_100", True),
@@ -257,21 +334,25 @@ def chosen(f):
     x = jax.ShapeDtypeStruct((100, 4, 64), jnp.bfloat16)
     for site in xla.call_sites(jax.make_jaxpr(f)(x), "cuda"):
         choice = site.params["call"].choice("cuda")
-        print(choice.kernel.name, *choice.reasons)
+        print(choice.kernel.name, *(step.name for step in choice.kernel.kernel.then), *choice.reasons)
 
 
 chosen(lambda x: ops.attention(x, x, x, window=3))
 chosen(jax.grad(lambda x: ops.attention(x, x, x, causal=True).astype(jnp.float32).sum()))
+chosen(jax.grad(lambda x: ops.attention(x, x, x, deterministic=False).astype(jnp.float32).sum()))
 """
 
 
 def test_it_runs_where_it_is_asked_for():
-    assert _triton_tma.ASKED_FOR == ()
+    assert _triton_tma.ASKED_FOR == _triton_tma.GRADIENTS_ASKED_FOR == ()
     environment = os.environ | {"EQXCALLBACK_ATTENTION_TMA": "1", "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-c", CHOSEN]
     made = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.splitlines()
     assert made == [
-        "attention_forward ('triton kernel attention_forward_tma', 'it has no window')",
+        "attention_forward attention_join ('triton kernel attention_forward_tma', 'it has no window')",
         "attention_forward_tma",
-        "attention_backward_rows",
+        "attention_backward_rows attention_backward_keys_tma attention_backward_queries_tma",
+        "attention_forward_tma",
+        "attention_backward_rows attention_backward_keys attention_backward_end attention_backward_slopes "
+        "attention_backward_bias",
     ]

@@ -32,7 +32,7 @@ _attention = Op(
     vmap_method=_METHODS,
     backward={
         "cpu": _NATIVE_BACKWARD,
-        "cuda": (*_triton_tma.BACKWARD_ASKED_FOR, _triton.ATTENTION_BACKWARD, _jax.ATTENTION_BACKWARD),
+        "cuda": (*_triton_tma.GRADIENTS_ASKED_FOR, _triton.ATTENTION_BACKWARD, _jax.ATTENTION_BACKWARD),
     },
 )
 _BACKWARD_ADDED = {"cpu": _NATIVE_BACKWARD, "cuda": (_triton.ATTENTION_BACKWARD_ADDED, _jax.ATTENTION_BACKWARD)}

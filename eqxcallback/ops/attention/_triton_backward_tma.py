@@ -20,10 +20,6 @@ from ._triton_forward_tma import copy, descriptors
 from ._triton_pairs import LOG2_E, key_range, query_range
 
 
-# As numbers in f32, the 16 bytes of which TMA wants a multiple where the `sums` and `delta` of a head begin.
-_ALIGNED = tl.constexpr(4)
-
-
 @triton.jit
 @no_type_check
 def _of_all_heads(pointer, batch, count, heads, ROWS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
@@ -56,7 +52,7 @@ def attention_backward_keys_tma(
     lengths_every, lengths_batch, offset_every, offset_batch,
     dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
     SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """`dk` and `dv` of one block of keys of one of *their* heads. Grid: `(cdiv(keys, BLOCK_KEYS) * kv_heads * kv_batch,)`."""
     first, kv_head, kv_example = place(keys, kv_heads, BLOCK_KEYS, False)
@@ -73,7 +69,7 @@ def attention_backward_keys_tma(
     of_q_tail = _of_all_heads(q, batch, queries, heads, BLOCK_QUERIES, SIZE, TAIL) if TAIL else of_q
     of_dout = _of_all_heads(dout, batch, queries, heads, BLOCK_QUERIES, SIZE, MAIN)
     of_dout_tail = _of_all_heads(dout, batch, queries, heads, BLOCK_QUERIES, SIZE, TAIL) if TAIL else of_dout
-    padded = tl.cdiv(queries, _ALIGNED) * _ALIGNED
+    padded = tl.cdiv(queries, ALIGNED) * ALIGNED
     of_sums = tl.make_tensor_descriptor(sums, [batch * heads, queries], [padded, 1], [1, BLOCK_QUERIES])
     of_delta = tl.make_tensor_descriptor(delta, [batch * heads, queries], [padded, 1], [1, BLOCK_QUERIES])
     # One loop over the heads that share the keys and over their queries: Triton gives warps different work in no inner loop.
@@ -118,7 +114,7 @@ def attention_backward_queries_tma(
     lengths_every, lengths_batch, offset_every, offset_batch,
     dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
     SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """`dq` of one block of queries of one head. Grid: `(cdiv(queries, BLOCK_QUERIES) * heads * batch,)`.
 
@@ -134,7 +130,7 @@ def attention_backward_queries_tma(
     q, q_tail = copy(of_q, of_q_tail, first, MAIN, TAIL)
     dout, dout_tail = copy(of_dout, of_dout_tail, first, MAIN, TAIL)
     rows, left = tl.arange(0, BLOCK_QUERIES), queries - first
-    padded = tl.cdiv(queries, _ALIGNED) * _ALIGNED
+    padded = tl.cdiv(queries, ALIGNED) * ALIGNED
     here = first_element(example, heads, head, padded, 0, 1)
     # Copied like tiles: Triton takes an ordinary load for one of those that some warps make for others, and ends in an error.
     of_rows = tl.make_tensor_descriptor(sums + here, [queries], [1], [BLOCK_QUERIES]).load([first]) * LOG2_E

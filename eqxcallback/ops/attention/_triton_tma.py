@@ -31,8 +31,8 @@ _LEAST_QUERIES = 65
 _MAX_SIZE_OF_F32 = 96
 # Longer ones would have two sums of 64 keys in more registers than there are.
 _MAX_SIZE_OF_GRADIENTS = 128
-# Numbers in f32 that fill the bytes above.
-ALIGNED = _BYTES // 4
+# At such a multiple of numbers in f32 the statistics of a head begin.
+_ALIGNED = _BYTES // 4
 
 _SCALARS = ("queries", "keys", "heads", "kv_heads", "kv_batch", "scale")
 
@@ -89,13 +89,17 @@ def _supports_gradients(types: Types, **options: object) -> bool | str:
         return f"q has to be bfloat16 or float16; it is {q.dtype}"
     if q.shape[-1] > _MAX_SIZE_OF_GRADIENTS:
         return f"heads have to be no longer than {_MAX_SIZE_OF_GRADIENTS}; they are {q.shape[-1]}"
+    arch = architecture(None)
+    if not arch.startswith("sm_90") and tiles.split(q.shape[-1])[1]:
+        # Triton 3.6 wants more tensor memory than there is, or ends in an error.
+        return f"on {arch} heads have to be one tile; those of {q.shape[-1]} are two"
     return _supports(types, **options)
 
 
 def _statistics(grads: PyTree, args: PyTree, *_: object, **__: object) -> list[jax.ShapeDtypeStruct]:
     """Those of `ATTENTION_BACKWARD`, where the first two have longer rows."""
     *batch, queries, heads, _ = args[0].shape
-    of_rows = jax.ShapeDtypeStruct((math.prod(batch), heads, ceil(queries, ALIGNED) * ALIGNED), jnp.float32)
+    of_rows = jax.ShapeDtypeStruct((math.prod(batch), heads, ceil(queries, _ALIGNED) * _ALIGNED), jnp.float32)
     return [of_rows, of_rows, *[jax.ShapeDtypeStruct((1,), jnp.float32)] * 2]
 
 
@@ -105,7 +109,7 @@ def _step(name: str, grid: Callable[..., int], choose_tile: Callable[..., tiles.
     def settings(arch: int, grads: PyTree, args: PyTree, *_: object, causal: bool, **__: object) -> Mapping[str, Any]:
         q, kv, *_ = args
         choice = choose_tile(arch, q.shape[-1], q.dtype.name)
-        constants: dict[str, Any] = {**choice.constants, "CAUSAL": causal}
+        constants: dict[str, Any] = {**choice.constants, "CAUSAL": causal, "ALIGNED": _ALIGNED}
         if name == "queries":
             constants["MASKED"] = causal or kv[0].shape[-3] % choice.constants["BLOCK_KEYS"] != 0
         return {**constants, "num_warps": choice.num_warps, "num_stages": choice.num_stages}
@@ -116,7 +120,7 @@ def _step(name: str, grid: Callable[..., int], choose_tile: Callable[..., tiles.
 
 ATTENTION_BACKWARD_TMA = dataclasses.replace(
     ATTENTION_BACKWARD,
-    constexprs={**ATTENTION_BACKWARD.constexprs, "ALIGNED": ALIGNED},
+    constexprs={**ATTENTION_BACKWARD.constexprs, "ALIGNED": _ALIGNED},
     workspaces=_statistics,
     then=[
         _step("keys", keys_grid, tiles.choose_keys_tma),
@@ -128,4 +132,4 @@ ATTENTION_BACKWARD_TMA = dataclasses.replace(
 # No GPU has run them yet: who wants to be the first says so. Another kernel makes another program, with another key in caches.
 _IS_ASKED = os.environ.get("EQXCALLBACK_ATTENTION_TMA", "") not in ("", "0")
 ASKED_FOR = (ATTENTION_TMA,) if _IS_ASKED else ()
-BACKWARD_ASKED_FOR = (ATTENTION_BACKWARD_TMA,) if _IS_ASKED else ()
+GRADIENTS_ASKED_FOR = (ATTENTION_BACKWARD_TMA,) if _IS_ASKED else ()
