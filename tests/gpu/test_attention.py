@@ -157,3 +157,20 @@ def test_many_tiles_by_tma(size, causal, request):
     request.getfixturevalue("copied_by_tma")
     for got, want in zip(jax.jit(lambda *args: attend(*args))(q, k, v), wanted, strict=True):
         close(got, np.asarray(want, np.float32), rtol=2**-7, atol=2**-8)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("size", [64, 128])
+def test_gradients_by_tma(size, causal, request):
+    dout, q, k, v = (normal(i, (2, 2000, heads, size), BF16) for i, heads in ((4, 4), (1, 4), (2, 2), (3, 2)))
+
+    def gradients(dout, *operands):
+        def attend(*operands):
+            return ops.attention(*operands, causal=causal, implementation="triton")
+
+        return jax.vjp(attend, *operands)[1](dout)
+
+    wanted = jax.jit(gradients)(dout, q, k, v)
+    request.getfixturevalue("copied_by_tma")
+    for got, want in zip(jax.jit(lambda *args: gradients(*args))(dout, q, k, v), wanted, strict=True):
+        close(got, np.asarray(want, np.float32), rtol=2**-7, atol=2**-8)

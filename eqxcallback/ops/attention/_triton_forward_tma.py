@@ -27,9 +27,7 @@ from ._triton_pairs import LOG2_E, LOG_2
 
 @triton.jit
 @no_type_check
-def descriptors(
-    pointer, count, stride, ROWS: tl.constexpr, SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr
-):
+def descriptors(pointer, count, stride, ROWS: tl.constexpr, SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr):
     """Make descriptors for the two tiles of `ROWS` rows of a head, which has `count` rows in all."""
     main = tl.make_tensor_descriptor(pointer, [count, SIZE], [stride, 1], [ROWS, MAIN])
     # Without a tail there is some descriptor in its place, which nobody reads.
