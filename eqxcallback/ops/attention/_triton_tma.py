@@ -97,7 +97,7 @@ def _supports_gradients(types: Types, **options: object) -> bool | str:
 
 
 def _statistics(grads: PyTree, args: PyTree, *_: object, **__: object) -> list[jax.ShapeDtypeStruct]:
-    """Those of `ATTENTION_BACKWARD`, where the first two have longer rows."""
+    """The workspaces of `ATTENTION_BACKWARD`, of which the first two have longer rows."""
     *batch, queries, heads, _ = args[0].shape
     of_rows = jax.ShapeDtypeStruct((math.prod(batch), heads, ceil(queries, _ALIGNED) * _ALIGNED), jnp.float32)
     return [of_rows, of_rows, *[jax.ShapeDtypeStruct((1,), jnp.float32)] * 2]
@@ -107,7 +107,7 @@ def _step(name: str, grid: Callable[..., int], choose_tile: Callable[..., tiles.
     """One of the launches of the backward pass after that of rows."""
 
     def settings(arch: int, grads: PyTree, args: PyTree, *_: object, causal: bool, **__: object) -> Mapping[str, Any]:
-        q, kv, *_ = args
+        q, kv = args[:2]
         choice = choose_tile(arch, q.shape[-1], q.dtype.name)
         constants: dict[str, Any] = {**choice.constants, "CAUSAL": causal, "ALIGNED": _ALIGNED}
         if name == "queries":
