@@ -84,16 +84,17 @@ ATTENTION_TMA = TritonKernel(
 
 
 def _supports_gradients(types: Types, **options: object) -> bool | str:
-    q = types[0]
+    if (reason := _supports(types, **options)) is not True:
+        return reason
+    q, arch = types[0], architecture(None)
     if q.dtype.itemsize != 2:
         return f"q has to be bfloat16 or float16; it is {q.dtype}"
     if q.shape[-1] > _MAX_SIZE_OF_GRADIENTS:
         return f"heads have to be no longer than {_MAX_SIZE_OF_GRADIENTS}; they are {q.shape[-1]}"
-    arch = architecture(None)
     if not arch.startswith("sm_90") and tiles.split(q.shape[-1])[1]:
         # Triton 3.6 wants more tensor memory than there is, or ends in an error.
         return f"on {arch} heads have to be one tile; those of {q.shape[-1]} are two"
-    return _supports(types, **options)
+    return True
 
 
 def _statistics(grads: PyTree, args: PyTree, *_: object, **__: object) -> list[jax.ShapeDtypeStruct]:
