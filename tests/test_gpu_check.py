@@ -168,7 +168,7 @@ MACHINE = {"platform": "gpu", "device": "NVIDIA H200", "driver": 13000, "version
     ("missing", "ok", "text"),
     [
         ({}, True, "missing: nothing"),
-        ({"numba": "numba cannot be imported", "tvm_ffi": "no tvm_ffi", "c": "no"}, True, "missing: numba, tvm_ffi, c"),
+        ({"numba": "numba cannot be imported", "tvm_ffi": "no tvm_ffi", "c": "no"}, True, "missing: c, numba, tvm_ffi"),
         ({"numba": "no", "cupy": "cupy cannot be imported"}, False, "needed: cupy (cupy cannot be imported)"),
         ({"cuda": "no NVRTC", "triton": "no Triton"}, False, "needed: cuda (no NVRTC), triton (no Triton)"),
     ],
