@@ -1,6 +1,7 @@
 """Programs of one op each, whose plans by XLA for a GPU benchmarks compare and tests read."""
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -86,12 +87,15 @@ def attention_by_tma(q: Any, k: Any, v: Any) -> jax.Array:
     return _BY_TMA(q, (k, v), **options)[0]
 
 
-def quantized_linear_by_tensor_cores(encoding: Any) -> Callable[..., jax.Array]:
-    """`ops.quantized_linear` with that kernel alone on a GPU, whatever the environment says."""
+def quantized_linear_by(kernel: Any, encoding: Any) -> Callable[..., jax.Array]:
+    """`ops.quantized_linear` with this kernel alone on a GPU, whatever the environment says."""
     op = quantized_ops._quantized_linear
-    kernels: Any = {**op.kernels, "cuda": linear_cuda.QUANTIZED_LINEAR_MMA}
+    kernels: Any = {**op.kernels, "cuda": dataclasses.replace(kernel, only_if_chosen=False)}
     alone = dataclasses.replace(op, kernels=kernels)
     return lambda x, blocks: alone(x, blocks, encoding=encoding, activations="exact")
+
+
+quantized_linear_by_tensor_cores = functools.partial(quantized_linear_by, linear_cuda.QUANTIZED_LINEAR_MMA)
 
 
 _WEIGHT, _TABLE = struct(576, dtype=jnp.float32), struct(5, 32, dtype=jnp.float32)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from eqxcallback import ops
+from eqxcallback.ops.linear._cuda import QUANTIZED_LINEAR_IF_CHOSEN
 
 from .._contestants import random_blocks
 from ..programs import (
@@ -19,6 +20,7 @@ from ..programs import (
     Program,
     attention_by_tma,
     decode_by_tensor_cores,
+    quantized_linear_by,
     quantized_linear_by_tensor_cores,
     struct,
 )
@@ -40,10 +42,6 @@ def _decode_int8(q: Any, k: Any, v: Any, length: Any, k_scale: Any, v_scale: Any
     return ops.decode_attention(q, k, v, length, k_scale=k_scale, v_scale=v_scale)
 
 
-def _many_rows(x: Any, blocks: Any) -> jax.Array:
-    return ops.quantized_linear(x, blocks, encoding="Q4_1", implementation="cuda")
-
-
 _QUERIES, *_KEYS = PROGRAMS["attention"].args
 _CACHES = struct(2, 6, 64), *2 * [struct(2, 256, 2, 64, dtype=jnp.int8)], PROGRAMS["decode_attention"].args[-1]
 _SCALES = 2 * [struct(2, 256, 2, dtype=jnp.float32)]
@@ -62,7 +60,8 @@ MORE = {
     "decode_attention of int8": Program(_decode_int8, (*_CACHES, *_SCALES)),
     "decode_attention of int8 by tensor cores": Program(decode_by_tensor_cores, (*_CACHES, *_SCALES)),
     "quantized_linear of many rows Q4_1": Program(
-        _many_rows, (struct(65, 576), PROGRAMS["quantized_linear Q4_1"].args[1])
+        quantized_linear_by(QUANTIZED_LINEAR_IF_CHOSEN, "Q4_1"),
+        (struct(65, 576), PROGRAMS["quantized_linear Q4_1"].args[1]),
     ),
     "quantized_linear by tensor cores Q8_0": Program(
         quantized_linear_by_tensor_cores("Q8_0"), (struct(33, 512), struct(576, 544, dtype=jnp.uint8))

@@ -30,7 +30,7 @@ def _kernels(seconds: float) -> tuple[str, ...]:
 
 
 def _count(said: str) -> str:
-    """How many of the programs ran."""
+    """Tell how many of the programs ran."""
     counts = re.findall(r"^(\d+ of \d+ programs) ran", said, re.MULTILINE)
     return f" of {counts[-1]}" if counts else ""
 

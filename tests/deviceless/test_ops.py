@@ -28,7 +28,7 @@ def test_those_with_backward_kernels_are_differentiated():
 
 @pytest.fixture(scope="module", params=cuda12.COMPILERS)
 def nvrtc(request):
-    """What compiles CUDA C++: in turn the environment's own, and where it is installed that of CUDA 12."""
+    """The compiler of CUDA C++: the environment's own, and then that of CUDA 12 where it is installed."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         cuda12.use(request.param, monkeypatch)
         _forget()
@@ -57,7 +57,7 @@ def test_captured_without_a_copy(program):
 
 
 def test_who_compiled(nvrtc):
-    """PTX, as a program for no GPU in particular has it, says so."""
+    """The release is in the PTX, which a program for no GPU in particular has."""
     program = PROGRAMS["rms_norm"]
     lowered = jax.jit(program.function).trace(*program.args).lower(lowering_platforms=("cuda",))
     images = re.findall(r'images = dense<"0x([0-9A-F]*)"', lowered.as_text())
