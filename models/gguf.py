@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+from gguf import GGUFValueType
 
 from ._errors import ModelFileError
 from .gguf_format import CORRUPT, Cursor, Tensor, field, map_file, naming, read_metadata, read_tensors
@@ -53,6 +54,8 @@ class ModelFile:
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, Any]
     """Python's own scalars and strings, lists of strings, and NumPy arrays of numbers."""
+    types: Mapping[str, GGUFValueType]
+    """The types that the file has them in."""
     mapped: mmap.mmap
     """The file's bytes."""
 
@@ -108,12 +111,12 @@ def open_model(path: str | os.PathLike[str]) -> ModelFile:
     with naming(path):
         mapped = map_file(path)
         cursor = Cursor(mapped)
-        num_tensors, metadata = read_metadata(cursor)
+        num_tensors, metadata, types = read_metadata(cursor)
         config = _read_config(metadata)
         tensors = read_tensors(cursor, num_tensors, metadata)
         _check_tensors(tensors, config)
         config = dataclasses.replace(config, rope_factors=_rope_factors(tensors))
-    return ModelFile(config, tensors, metadata, mapped)
+    return ModelFile(config, tensors, metadata, types, mapped)
 
 
 def _read_config(metadata: Mapping[str, Any]) -> Config:
