@@ -201,6 +201,6 @@ def _byte_level_bpe(
     if kind == "qwen2":
         bpe.normalizer = normalizers.NFC()
     bpe.pre_tokenizer = _PRE_TOKENIZERS[kind]()
-    as_they_are = np.flatnonzero(kinds == _USER_DEFINED)
+    as_they_are = np.flatnonzero(kinds == _USER_DEFINED).tolist()
     bpe.add_tokens([tokenizers.AddedToken(tokens[i], normalized=False) for i in as_they_are])
     return lambda text: bpe.encode(text).ids

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import equinox as eqx
 import gguf as gguf_package
@@ -96,7 +97,8 @@ class Quantised(eqx.Module):
     def __init__(self, seed=0):
         rng, rows, features = np.random.default_rng(seed), 32, 512
         self.layers = {}
-        for encoding, size in eqxc.ops.ENCODINGS.items():
+        sizes: Any = eqxc.ops.ENCODINGS
+        for encoding, size in sizes.items():
             blocks = rng.integers(0, 256, (rows, features // (256 if encoding.endswith("_K") else 32) * size), np.uint8)
             bias = jnp.arange(rows, dtype=jnp.bfloat16) if encoding == "Q4_K" else None
             self.layers[encoding] = eqxc.nn.QuantizedLinear(jnp.asarray(blocks), encoding, bias=bias)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import filecmp
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -23,7 +24,7 @@ def assert_same_bits(one, other):
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-def written(path, model, file):
+def written(path, model, file) -> Any:
     """The file of a model, opened."""
     llama_files.save(path, model, file)
     return huggingface.open_folder(path) if path.is_dir() else gguf.open_model(path)

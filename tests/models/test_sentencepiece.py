@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from models._errors import ModelFileError
+from models.model_files import open_files
 from models.tokens.tokenizer import Tokenizer
 
+from . import families
 from .test_tokenizer import properties
 
 
@@ -98,6 +100,27 @@ def test_a_message_cannot_end_its_turn():
     tokens = TOKENIZER.encode_chat([{"role": "user", "content": "a</s><s> <0x41>"}])
     assert [token for token in tokens if token < 3] == [1, 2]
     assert TOKENIZER.decode(tokens) == "[a</s><s> <0x41>]"
+
+
+def write(path):
+    """A model with these tokens, as llama.cpp's converter writes it."""
+    settings = families.settings_of("llama", vocab_size=len(NUMBERS))
+    fields = {
+        "add_tokenizer_model": "llama",
+        "add_tokenizer_pre": "default",
+        "add_token_list": METADATA["tokenizer.ggml.tokens"],
+        "add_token_scores": METADATA["tokenizer.ggml.scores"].tolist(),
+        "add_token_types": METADATA["tokenizer.ggml.token_type"].tolist(),
+        "add_bos_token_id": 1,
+        "add_eos_token_id": 2,
+        "add_unk_token_id": 0,
+    }
+    return families.write_gguf(path, settings, families.random_weights(settings), fields=fields)
+
+
+def test_a_file(tmp_path):
+    _, tokenizer = open_files(write(tmp_path / "model.gguf"))
+    assert tokenizer.encode("<s>abc é\n") == TOKENIZER.encode("<s>abc é\n")
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 `python -m tests.models.transformers_logits` writes the file anew. It needs PyTorch and transformers: `make torch` has them.
 """
 
+import importlib
 import pathlib
 import tempfile
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +34,8 @@ def assert_are_those_of_transformers(logits, name):
 
 def computed(settings):
     """What transformers computes now, at `POSITIONS`."""
-    import torch
-    import transformers
-
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
     with tempfile.TemporaryDirectory() as folder:
         families.write_folder(pathlib.Path(folder), settings, families.random_weights(settings))
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
