@@ -34,6 +34,8 @@ from .gguf_writer import ENCODING_OF_DTYPE, Encoded, Field, write_gguf
 
 _M = TypeVar("_M")
 
+_UNPACKED: dict[str, str] = {**eqxc.ops.DEINTERLEAVED}
+
 # So many names of each kind are in a message; the report has all.
 _SHOWN = 5
 
@@ -187,7 +189,7 @@ class _Leaf(NamedTuple):
         """The encoding or the dtype that it has in a file."""
         if self.encoding is None:
             return self.array.dtype.name
-        return eqxc.ops.DEINTERLEAVED.get(self.encoding, self.encoding)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return _UNPACKED.get(self.encoding, self.encoding)
 
 
 def _leaves(module: Any, table: Table) -> dict[str, _Leaf]:

@@ -67,7 +67,11 @@ def _merge(arguments: list[str] | None) -> None:
     shown = partial(_program.progress, desc="loading", unit="block")
     model = lora.attach(llama.load(file, dtype=jnp.dtype(dtype), progress=shown), adapters)
     try:
-        llama_files.save(output, lora.merge(model, encoding=encoding), file)
+        merged = lora.merge(model, encoding=encoding)
+    except ValueError as error:  # numbers that are too large for the encoding
+        raise UsageError(f"the adapter cannot be merged: {error}") from None
+    try:
+        llama_files.save(output, merged, file)
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error}") from None
     _program.write([f"{json.dumps({'model': str(output), 'encoding': options.encoding})}\n"])

@@ -37,19 +37,25 @@ def random_adapters(config, targets=lora.TARGETS):
     return tree.unflatten([jnp.asarray(rng.normal(scale=0.1, size=leaf.shape), jnp.float32) for leaf in leaves])
 
 
+FIELDS = {"add_custom_alignment": 64, "add_file_type": 0, "add_tags": ["small", "random"]}
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_there_and_back(family, dtype, tmp_path):
     settings = families.settings_of(family)
     weights = families.random_weights(settings)
     files = {
-        "model.gguf": gguf.open_model(families.write_gguf(tmp_path / "source.gguf", settings, weights)),
+        "model.gguf": gguf.open_model(families.write_gguf(tmp_path / "source.gguf", settings, weights, fields=FIELDS)),
         "folder": huggingface.open_folder(families.write_folder(tmp_path / "source", settings, weights)),
     }
     for name, file in files.items():
         model = llama.load(file, dtype=dtype)
         again = written(tmp_path / name, model, file)
         assert again.config == file.config
+        if isinstance(file, gguf.ModelFile):
+            assert again.metadata | {"general.file_type": 0} == file.metadata
+            assert ("general.file_type" in again.metadata) == (dtype == jnp.float32)  # which says that all are F32
         assert_same_bits(llama.load(again, dtype=dtype), model)
         assert_same_bits(llama.load(written(tmp_path / name, model, again), dtype=dtype), model)  # in place
         if dtype == jnp.float32:
@@ -57,6 +63,19 @@ def test_there_and_back(family, dtype, tmp_path):
             for tensor, theirs in ((again.tensors[name], file.tensors[name]) for name in file.tensors):
                 assert tensor.encoding == theirs.encoding == "F32"
                 np.testing.assert_array_equal(tensor.data, theirs.data)
+
+
+@pytest.mark.parametrize("encoding", ["BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
+def test_every_encoding(encoding, tmp_path):
+    write_tiny(tmp_path / "source.gguf", other=encoding, width=256)
+    file = gguf.open_model(tmp_path / "source.gguf")
+    for packed in (False, True):
+        model = llama.load(file, dtype=jnp.bfloat16, packed=packed)
+        again = written(tmp_path / "model.gguf", model, file)
+        for name, tensor in file.tensors.items():
+            assert tensor.encoding == again.tensors[name].encoding == ("F32" if "norm" in name else encoding)
+            np.testing.assert_array_equal(again.tensors[name].data, tensor.data)
+        assert_same_bits(llama.load(again, dtype=jnp.bfloat16, packed=packed), model)
 
 
 def test_the_real_model(file, model, tmp_path):

@@ -33,7 +33,7 @@ def assert_are_those_of_transformers(logits, name):
 
 
 def computed(settings):
-    """What transformers computes now, at `POSITIONS`."""
+    """Return what transformers computes now, at `POSITIONS`."""
     torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
     with tempfile.TemporaryDirectory() as folder:
