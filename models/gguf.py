@@ -19,8 +19,10 @@ from .gguf_format import CORRUPT, Cursor, Tensor, field, map_file, naming, read_
 
 _T = TypeVar("_T")
 
-# Architectures, and the linear layers of their blocks that have a bias.
-_BIASES = {"llama": (), "qwen2": ("attn_q", "attn_k", "attn_v"), "qwen3": ()}
+_QKV = ("attn_q", "attn_k", "attn_v")
+# Architectures, and the linear layers of their blocks that have a bias: in each group all of them, or none.
+_BIASES = {"llama": (), "qwen2": (_QKV,), "qwen3": ()}
+_OPTIONAL_BIASES = {"llama": (_QKV, ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",))}
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ def open_model(path: str | os.PathLike[str]) -> ModelFile:
         num_tensors, metadata, types = read_metadata(cursor)
         config = _read_config(metadata)
         tensors = read_tensors(cursor, num_tensors, metadata)
+        config = dataclasses.replace(config, biases=tuple(_biases(metadata["general.architecture"], tensors)))
         _check_tensors(tensors, config)
         config = dataclasses.replace(config, rope_factors=_rope_factors(tensors))
     return ModelFile(config, tensors, metadata, types, mapped)
@@ -149,7 +152,6 @@ def _read_config(metadata: Mapping[str, Any]) -> Config:
         rms_norm_eps=positive("attention.layer_norm_rms_epsilon", float),
         vocab_size=positive("vocab_size", int, num_tokens),
         head_norm=architecture == "qwen3",
-        biases=_BIASES[architecture],
     )
 
     def require(holds: bool, expected: str, got: object) -> None:
@@ -197,6 +199,12 @@ def shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
         for name in config.biases:
             yield f"blk.{layer}.{name}.bias", (sizes[name],)
     yield "output_norm.weight", (embedding,)
+
+
+def _biases(architecture: str, tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    optional = (group for group in _OPTIONAL_BIASES.get(architecture, ()) if f"blk.0.{group[0]}.bias" in tensors)
+    for group in (*_BIASES[architecture], *optional):
+        yield from group
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], config: Config) -> None:

@@ -99,7 +99,13 @@ def test_all_biases_that_a_config_may_ask_for(family, tmp_path):
     weights = families.random_weights(settings)
     assert len([name for name in weights if name.endswith(".bias")]) == 2 * (7 if family == "llama" else 4)
     folder = huggingface.open_folder(families.write_folder(tmp_path, settings, weights))
-    ours = assert_computes(llama.load(folder), settings, weights)
+    model = llama.load(folder)
+    if family == "llama":
+        file = gguf.open_model(families.write_gguf(tmp_path / "model.gguf", settings, weights))
+        assert file.config.biases == folder.config.biases
+        for a, b in zip(*map(jax.tree.leaves, (llama.load(file), model)), strict=True):
+            np.testing.assert_array_equal(a, b)
+    ours = assert_computes(model, settings, weights)
     assert_are_those_of_transformers(ours, f"{family} with biases")
 
 

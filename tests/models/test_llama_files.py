@@ -2,6 +2,7 @@
 
 import dataclasses
 import filecmp
+import json
 from typing import Any
 
 import equinox as eqx
@@ -10,11 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import gguf, huggingface, llama, llama_files, lora
+from models import adapter_files, gguf, huggingface, llama, llama_files, lora
+from models.finetune import merge
+from models.model_files import open_files
 
 from . import families
 from .test_families import TOKENS, logits
+from .test_huggingface import write as write_folder
 from .tiny import write_tiny
+from .transformers_logits import MODELS
 
 
 def assert_same_bits(one, other):
@@ -41,9 +46,9 @@ FIELDS = {"add_custom_alignment": 64, "add_file_type": 0, "add_tags": ["small", 
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("family", families.FAMILIES)
+@pytest.mark.parametrize("family", [*families.FAMILIES, "llama with biases"])
 def test_there_and_back(family, dtype, tmp_path):
-    settings = families.settings_of(family)
+    settings = MODELS[family]
     weights = families.random_weights(settings)
     files = {
         "model.gguf": gguf.open_model(families.write_gguf(tmp_path / "source.gguf", settings, weights, fields=FIELDS)),
@@ -158,3 +163,19 @@ def test_models_that_do_not_fit(file, model, tmp_path):
     wrong = eqx.tree_at(lambda model: model.blocks[1].head_norm.weight, qwen3, norm.weight.at[1, 0].add(1))
     with pytest.raises(ValueError, match="expected one norm for all heads of queries, and of keys; got several"):
         llama_files.save(tmp_path / "wrong", wrong, huggingface.open_folder(folder))
+
+
+def test_the_program_on_a_folder(tmp_path, capsys):
+    write_folder(tmp_path / "source")
+    file, _ = open_files(tmp_path / "source")
+    adapters = random_adapters(file.config)
+    adapter_files.save(tmp_path / "adapter", adapters, alpha=1.0)
+    options = ["--weights", str(tmp_path / "source"), "--output", str(tmp_path / "merged"), "--encoding", "BF16"]
+    assert merge.main([str(tmp_path / "adapter"), *options]) == 0
+    assert json.loads(capsys.readouterr().out) == {"model": str(tmp_path / "merged"), "encoding": "BF16"}
+    again, tokenizer = open_files(tmp_path / "merged")
+    merged = lora.merge(lora.attach(llama.load(file, dtype=jnp.bfloat16), adapters))
+    tokens = jnp.asarray(TOKENS, jnp.int32)
+    np.testing.assert_array_equal(logits(llama.load(again, dtype=jnp.bfloat16), tokens), logits(merged, tokens))
+    assert tokenizer.decode(tokenizer.encode("the other")) == "the other"
+    assert tokenizer.chat([{"role": "user", "content": "the"}]).startswith("<|im_start|>user")
