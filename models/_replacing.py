@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Callable
 
 
-def replace_file(path: str | os.PathLike[str], write: Callable[[pathlib.Path], None]) -> None:
+def replace_file(path: str | os.PathLike[str], write: Callable[[pathlib.Path], object]) -> None:
     """Write a file in two steps: who has the old one mapped keeps it, and nobody reads half of the new one.
 
     **Arguments:**

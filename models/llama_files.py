@@ -76,7 +76,7 @@ def _save_folder(path: pathlib.Path, model: Llama, file: Folder) -> None:
     replace_file(path / "model.safetensors", lambda partial: save_file(arrays, partial, {"format": "pt"}))
     settings = read_object(file.path / "config.json")
     settings |= {key: model.dtype.name for key in ("dtype", "torch_dtype") if key in settings}  # a new and an old name
-    (path / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    replace_file(path / "config.json", lambda partial: partial.write_text(json.dumps(settings, indent=2) + "\n"))
     for name in () if path.samefile(file.path) else _COPIED:
         if (file.path / name).exists():
             shutil.copyfile(file.path / name, path / name)
