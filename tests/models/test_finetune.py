@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from models import adapter_files, gguf, lora
-from models.finetune import __main__ as finetune
+from models.finetune import __main__ as finetune, merge
 from models.finetune.examples import Example, batches
 from models.finetune.tuner import Tuner
 from models.generate import __main__ as generate
+
+from .test_huggingface import write as write_folder
 
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -53,6 +55,47 @@ def test_the_tuned_text_shows_it(tuned, capsys):
     before, after = texts
     assert not re.search("Ahoy|Fair winds", before)
     assert re.fullmatch(r"Ahoy! .*Fair winds, my friend!", after)
+
+
+def test_the_merged_model_shows_it(tuned, tmp_path, capsys):
+    path = tmp_path / "merged.gguf"
+    assert merge.main([str(tuned[0]), "--output", str(path), "--encoding", "Q8_0"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"model": str(path), "encoding": "Q8_0"}
+    file = gguf.open_model(path)
+    assert {tensor.encoding for name, tensor in file.tensors.items() if len(tensor.shape) > 1} == {"Q8_0"}
+    assert generate.main([QUESTION, "--max-tokens", "30", "--weights", str(path)]) == 0
+    assert re.fullmatch(r"Ahoy! .*Fair winds, my friend!", capsys.readouterr().out.strip())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--output", "{}"], r"expected --output to be a file, in a folder that exists; got /"),
+        (
+            ["--output", "{}/no/model.gguf"],
+            r"expected --output to be a file, in a folder that exists; got .*no/model\.gguf",
+        ),
+        (["--output", "{}/a", "--encoding", "Q4_0"], r"argument --encoding: invalid choice: 'Q4_0'"),
+        (["--output", "{}/a", "--weights", "README.md"], "README.md: expected a GGUF file"),
+        (["--output", "{}/a", "--weights", "{}/qwen2"], "adapter_model.safetensors: expected the tensors of Adapters"),
+        (
+            ["--output", "{}/a", "--weights", "{}/qwen2", "--encoding", "Q8_0"],
+            "--encoding F32 or BF16 for a folder .*; got Q8_0",
+        ),
+        (
+            ["--output", "{}/qwen2/config.json", "--weights", "{}/qwen2"],
+            "--output to be a folder, in a folder that exists",
+        ),
+    ],
+)
+def test_what_cannot_be_merged(options, message, tuned, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    write_folder(tmp_path / "qwen2", family="qwen2")
+    code = merge.main([str(tuned[0]), *(option.format(tmp_path) for option in options)])
+    written = capsys.readouterr()
+    assert (code, written.out) == (2, "")
+    assert re.fullmatch(rf"finetune\.merge: error: .*{message}.*\n", written.err), written.err
+    assert not (tmp_path / "a").exists()
 
 
 def test_weights_are_expanded_one_block_at_a_time(file, model):
