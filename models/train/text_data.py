@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from .. import _text
 from .._errors import ModelFileError
 
 
@@ -30,7 +31,8 @@ def read_text(path: pathlib.Path | None) -> str:
 
     **Raises:**
 
-    - `ModelFileError` if the file cannot be read or is not UTF-8, or Python came without its reference.
+    - `UsageError` if the file cannot be read or is not UTF-8.
+    - `ModelFileError` if Python came without its reference.
     """
     if path is None:
         try:
@@ -38,13 +40,7 @@ def read_text(path: pathlib.Path | None) -> str:
         except ImportError:
             raise ModelFileError("expected pydoc_data in this Python, for its text; pass another with --text") from None
         return "\n\n".join(topics.values())
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise ModelFileError(f"expected {path} to be UTF-8; got byte {byte:#x} at {error.start}") from None
-    except (OSError, ValueError) as error:  # a ValueError: NUL in the path
-        raise ModelFileError(f"expected {path} to be a file that can be read; got {error}") from None
+    return _text.read_text(path)
 
 
 def prepare(
