@@ -33,7 +33,7 @@ def read_lines(path: pathlib.Path) -> Iterator[tuple[str, str]]:
 
 
 def parse_json(place: str, line: str) -> Any:
-    """What a line of `read_lines` says in JSON. Raises `UsageError`."""
+    """Parse a line of `read_lines` as JSON. Raises `UsageError`."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
