@@ -4,6 +4,7 @@ The first nine tenths of the text are trained on, and the rest is held out. Toke
 that a run that goes on needs the text no more.
 """
 
+import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterable
@@ -66,7 +67,10 @@ def prepare(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(progress(lines, desc="counting words", unit="line"), trainer)
+    # Of one item more than it counts: so the bar is there while what was counted is merged.
+    bar = iter(progress([*lines, ""], desc="training a tokenizer", unit="line"))
+    tokenizer.train_from_iterator(itertools.islice(bar, len(lines)), trainer)
+    del bar  # which ends it
     parts = []
     for first in progress(range(0, len(lines), _LINES), desc="encoding", unit="part"):
         for encoding in tokenizer.encode_batch_fast(lines[first : first + _LINES], add_special_tokens=False):
