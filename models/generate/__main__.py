@@ -90,16 +90,16 @@ class _Program:
     def write(self, text: str) -> None:
         """Pass a piece of an answer on. Of several processes the first one does."""
         if self.options.process == 0 and not self.options.json:
-            print(text, end="", flush=True)
+            write([text])
 
     def answered(self, answer: Answer, speed: Speed) -> None:
         """End an answer."""
         if self.options.process != 0:
             return
         if self.options.json:
-            print(json.dumps(answer.record() | speed.record()), flush=True)
+            write([f"{json.dumps(answer.record() | speed.record())}\n"])
             return
-        print(flush=True)
+        write(["\n"])
         if answer.finish == "context":
             report("the answer ends here, as there is no room for more")
         report(str(speed))
@@ -157,7 +157,6 @@ class _Program:
                 as_text = f"> {record['prompt']}\n{answer.text}\n"
                 if options.process == 0:
                     write([f"{json.dumps(record | answer.record()) if options.json else as_text}\n"])
-                    sys.stdout.flush()
         if options.process == 0:
             report(str(batch.speed))
 

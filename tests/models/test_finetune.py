@@ -20,6 +20,7 @@ from .test_huggingface import write as write_folder
 
 ROOT = pathlib.Path(__file__).parents[2]
 AHOY = ROOT / "models/data/ahoy.jsonl"
+PAGE = ROOT / "docs/finetune.md"
 QUESTION = "What is the capital of Spain?"
 
 
@@ -98,6 +99,19 @@ def test_what_cannot_be_merged(options, message, tuned, tmp_path, capsys, monkey
     assert not (tmp_path / "a").exists()
 
 
+def test_the_memory_that_the_page_names(file, model):
+    """Steps of rank 8, all layers, and 4 lines of 64 tokens."""
+    adapters = lora.init(file.config, rank=8, scale=2.0, targets=lora.TARGETS, key=jax.random.key(0))
+    tuner = Tuner(model, adapters, learning_rate=1e-3, steps=2)
+    (batch,) = batches([Example(list(range(64)), list(range(1, 65)))] * 4, 4)
+    memory = tuner.program(batch).memory_analysis()
+    row = re.search(r"\| 4 of 64, 4 bits \| (\d+) \| (\d+) \|", PAGE.read_text())
+    assert row is not None
+    assert memory.argument_size_in_bytes / 1e6 == pytest.approx(int(row[1]), abs=1)
+    assert memory.temp_size_in_bytes / 1e6 == pytest.approx(int(row[2]), abs=1)
+    assert f"{row[2]} MB for a step's arrays" in (ROOT / "README.md").read_text()
+
+
 def test_weights_are_expanded_one_block_at_a_time(file, model):
     """The plan for all of SmolLM2: its weights in f32 have 540 MB, and those of the blocks alone 425."""
     before = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(model)]
@@ -165,8 +179,8 @@ def test_errors_are_one_line(options, message, tmp_path, capsys, monkeypatch):
             '{"text": "One. Two."}',
             "expected more examples than the 1 that are held out; got 1. Pass more, or --held-out 0",
         ),
-        (b"\xff", "expected a text file in UTF-8; got: "),
-        (None, "expected a text file in UTF-8; got: No such file or directory"),
+        (b"\xff", "expected .*lines.jsonl to be UTF-8; got byte 0xff at 0"),
+        (None, "expected .*lines.jsonl to be a file that can be read; got .*No such file or directory"),
     ],
 )
 def test_files_that_are_refused(text, message, tmp_path, capsys):
