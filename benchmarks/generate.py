@@ -38,13 +38,13 @@ class Contestant(Protocol):
 
 
 class Ours(Contestant):
-    def __init__(self, dtype: str):
+    def __init__(self, dtype: str, cache_dtype: str | None = None):
         import jax
         import jax.numpy as jnp
 
         from models import gguf, llama
 
-        model = llama.load(gguf.open_model(gguf.default_path()), dtype=dtype, packed=True)
+        model = llama.load(gguf.open_model(gguf.default_path()), dtype=dtype, cache_dtype=cache_dtype, packed=True)
         self._weights, tree = jax.tree.flatten(model)
         self._new_cache: Callable[[], Any] = lambda: model.init_cache(_ROOM)
 
@@ -128,6 +128,7 @@ class LlamaCpp(Contestant):
 
 CONTESTANTS: dict[str, Callable[[int], Contestant]] = {
     "eqxcallback, f32": lambda threads: Ours("float32"),
+    "eqxcallback, f32, cache in f16": lambda threads: Ours("float32", "float16"),  # which is llama.cpp's default
     "eqxcallback, bf16": lambda threads: Ours("bfloat16"),
     "llama.cpp": LlamaCpp,
     "plain JAX, f32 weights": lambda threads: PlainJax(),
