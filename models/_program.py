@@ -16,8 +16,9 @@ from tqdm import tqdm
 from ._errors import ModelFileError
 
 
-# The choices of `--dtype`.
+# The choices of `--dtype`, and of `--cache`.
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+CACHE_DTYPES = {**DTYPES, "f16": "float16", "int8": "int8"}
 # What takes so many seconds has a bar, which is drawn as often.
 _DELAY = 1.0
 
@@ -45,14 +46,30 @@ def add_weights(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_activations(group: argparse._ArgumentGroup) -> None:
-    """Add the option of programs with a language model that `models.llama.load` takes."""
+def add_rounding(group: argparse._ArgumentGroup) -> None:
+    """Add the options of programs with a language model that say in how many bits it computes; see `rounding_of`."""
+    group.add_argument(
+        "--dtype",
+        choices=list(DTYPES),
+        default="f32",
+        help="of activations and of weights that are not quantised (default: %(default)s)",
+    )
+    group.add_argument("--cache", choices=list(CACHE_DTYPES), help="how keys and values are kept (default: as --dtype)")
     group.add_argument(
         "--activations",
         choices=["exact", "int8"],
         default="exact",
         help="int8 rounds what quantised layers of blocks multiply, which is faster (default: %(default)s)",
     )
+
+
+def rounding_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what `models.llama.load` takes of them."""
+    return {
+        "dtype": DTYPES[options.dtype],
+        "cache_dtype": None if options.cache is None else CACHE_DTYPES[options.cache],
+        "activations": options.activations,
+    }
 
 
 def run(name: str, program: Callable[[list[str] | None], None], arguments: list[str] | None) -> int:

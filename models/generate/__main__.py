@@ -13,10 +13,9 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .. import adapter_files, llama, lora
-from .._program import DTYPES, UsageError, progress, report, run, write
+from .._program import UsageError, progress, report, rounding_of, run, write
 from ..compilation_cache import keep_programs
 from ..decoding.answer import Answer
 from ..decoding.batch import Batch, Request
@@ -76,9 +75,7 @@ class _Program:
         return tensor_parallel.load(self.file, self.mesh, adapters=self.adapters, **self._loading())
 
     def _loading(self) -> dict[str, Any]:
-        dtype = jnp.dtype(DTYPES[self.options.dtype])
-        shown = partial(progress, desc="loading", unit="block")
-        return {"dtype": dtype, "activations": self.options.activations, "progress": shown}
+        return {**rounding_of(self.options), "progress": partial(progress, desc="loading", unit="block")}
 
     def generator(self, model: Model, room: int) -> Generator:
         options = self.options

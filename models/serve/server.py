@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import uvicorn
 
 from .. import llama
-from .._program import DTYPES, progress, report
+from .._program import progress, report, rounding_of
 from ..decoding.batch import Batch
 from ..embedder import Embedder, default_folder
 from ..model_files import open_files
@@ -38,11 +38,11 @@ class Server(uvicorn.Server):
 
     def __init__(self, options: argparse.Namespace):
         _give_memory_back()
-        dtype = jnp.dtype(DTYPES[options.dtype])
+        rounding = rounding_of(options)
         file, tokenizer = open_files(options.weights)
-        embeddings = None if options.no_embeddings else _load_embeddings(options, dtype)
+        embeddings = None if options.no_embeddings else _load_embeddings(options, jnp.dtype(rounding["dtype"]))
         shown = functools.partial(progress, desc="loading", unit="block")
-        model = llama.load(file, dtype=dtype, activations=options.activations, packed=True, progress=shown)
+        model = llama.load(file, **rounding, packed=True, progress=shown)
         batch = Batch(model, widths=_widths(options.rows), room=options.context, longest_chunk=_LONGEST_CHUNK)
         for compile_program in progress(batch.programs(), desc="compiling", unit="program"):
             compile_program()
