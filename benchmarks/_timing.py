@@ -193,8 +193,8 @@ def race(
 
 
 def _wait_until_idle() -> None:
-    """Wait until no thread of this process runs: those of onnxruntime poll for 40 ms after a call, those of PyTorch for 10, and would
-    take a core from whoever's turn is next."""
+    """Wait until no thread of this process runs: those of onnxruntime poll for 40 ms after a call, those of PyTorch for 10, and
+    would take a core from whoever's turn is next."""
     for _ in range(100):
         before = time.process_time()
         time.sleep(0.005)
