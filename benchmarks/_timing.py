@@ -179,6 +179,7 @@ def race(
         of_pass: dict[str, list[float]] = {name: [] for name in runners}
         for _ in range(rounds):
             for name in runners if not measured.passes else reversed(runners):
+                _wait_until_idle()
                 of_pass[name].append(runners[name].run(counts[name]) / counts[name])
         for name, values in of_pass.items():
             times[name] += values
@@ -189,6 +190,16 @@ def race(
         measured._next_pass = next_pass
         next_pass()
     return measured
+
+
+def _wait_until_idle() -> None:
+    """Wait until no thread of this process runs: those of onnxruntime poll for 40 ms after a call, those of PyTorch for 10, and
+    would take a core from whoever's turn is next."""
+    for _ in range(100):
+        before = time.process_time()
+        time.sleep(0.005)
+        if time.process_time() - before < 0.001:
+            return
 
 
 def family(name: str) -> str:

@@ -3,6 +3,9 @@
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
+#if defined(__linux__)
+#include <sched.h>
+#endif
 
 #include <cstddef>
 #include <cstring>
@@ -19,12 +22,35 @@ constexpr int kChains = 12;
 typedef float Vector __attribute__((vector_size(kBytes)));
 typedef unsigned long long Words __attribute__((vector_size(kBytes)));
 
+// Keeps this thread on the i-th of the cores that it may use: the system may start a new thread on the core of its
+// parent, and move it only when a probe is over.
+static void stay_on_core(int i) {
+#if defined(__linux__)
+  cpu_set_t allowed, one;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  i %= CPU_COUNT(&allowed);
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &allowed) || i-- > 0) continue;
+    CPU_ZERO(&one);
+    CPU_SET(core, &one);
+    sched_setaffinity(0, sizeof(one), &one);
+    return;
+  }
+#else
+  (void)i;
+#endif
+}
+
 template <typename F>
 static void on_threads(int threads, const F& work) {
-  std::vector<std::thread> others;
-  for (int i = 1; i < threads; ++i) others.emplace_back([&work, i] { work(i); });
-  work(0);
-  for (auto& other : others) other.join();
+  std::vector<std::thread> all;
+  for (int i = 0; i < threads; ++i) {
+    all.emplace_back([&work, i] {
+      stay_on_core(i);
+      work(i);
+    });
+  }
+  for (auto& thread : all) thread.join();
 }
 
 // Of f32, in vectors of which each multiply-add does so many operations.

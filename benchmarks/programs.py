@@ -1,6 +1,7 @@
 """Programs of one op each, whose plans by XLA for a GPU benchmarks compare and tests read."""
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from eqxcallback import ops
-from eqxcallback.ops.attention import _cuda_decode_mma as decode_mma_cuda
+from eqxcallback.ops.attention import _cuda_decode_mma as decode_mma_cuda, _triton_tma as attention_tma
+from eqxcallback.ops.linear import _cuda as linear_cuda, _quantized as quantized_ops
 
 
 class Program(NamedTuple):
@@ -62,17 +64,38 @@ def _quantized_linear_swiglu(x: Any, blocks: Any) -> jax.Array:
     return ops.quantized_linear_swiglu(x, blocks, encoding="Q4_1")
 
 
-# `eqxcallback.ops.decode_attention` is a function of its module, which has the op.
+# `eqxcallback.ops.attention` and `decode_attention` are functions of their modules, which have the ops.
+_attention_ops = importlib.import_module("eqxcallback.ops.attention._attention")
 _decode = importlib.import_module("eqxcallback.ops.attention._decode")
 _BY_TENSOR_CORES = dataclasses.replace(
     _decode._decode_attention, kernels={"cuda": decode_mma_cuda.DECODE_ATTENTION_MMA}, backward=None
 )
 
 
-def decode_by_tensor_cores(q: Any, k: Any, v: Any, length: Any) -> jax.Array:
-    """`ops.decode_attention` with that kernel alone, whatever the environment says."""
+def decode_by_tensor_cores(q: Any, k: Any, v: Any, length: Any, *scales: Any) -> jax.Array:
+    """`ops.decode_attention` with that kernel alone, whatever the environment says. `scales`: of a cache in int8."""
     options = {"scale": q.shape[-1] ** -0.5, "window": 0, "soft_cap": 0.0}
-    return _BY_TENSOR_CORES(q, (k, v), length, None, None, None, **options)
+    return _BY_TENSOR_CORES(q, (k, v), length, None, *(scales or (None, None)), **options)
+
+
+_BY_TMA = dataclasses.replace(_attention_ops._attention, kernels={"cuda": attention_tma.ATTENTION_TMA}, backward=None)
+
+
+def attention_by_tma(q: Any, k: Any, v: Any) -> jax.Array:
+    """Causal `ops.attention` with that kernel alone, whatever the environment says, on architectures that have it."""
+    options = {"causal": True, "scale": q.shape[-1] ** -0.5, "window": 0, "soft_cap": 0.0, "dropout": 0.0}
+    return _BY_TMA(q, (k, v), **options)[0]
+
+
+def quantized_linear_by(kernel: Any, encoding: Any) -> Callable[..., jax.Array]:
+    """`ops.quantized_linear` with this kernel alone on a GPU, whatever the environment says."""
+    op = quantized_ops._quantized_linear
+    kernels: Any = {**op.kernels, "cuda": dataclasses.replace(kernel, only_if_chosen=False)}
+    alone = dataclasses.replace(op, kernels=kernels)
+    return lambda x, blocks: alone(x, blocks, encoding=encoding, activations="exact")
+
+
+quantized_linear_by_tensor_cores = functools.partial(quantized_linear_by, linear_cuda.QUANTIZED_LINEAR_MMA)
 
 
 _WEIGHT, _TABLE = struct(576, dtype=jnp.float32), struct(5, 32, dtype=jnp.float32)
@@ -130,5 +153,8 @@ PROGRAMS = {
 ASKED_FOR = {
     "decode_attention by tensor cores": PROGRAMS["decode_attention"]._replace(
         function=decode_by_tensor_cores, differentiable=()
+    ),
+    "quantized_linear by tensor cores Q4_1": Program(
+        quantized_linear_by_tensor_cores("Q4_1"), (struct(8, 512), struct(576, 320, dtype=jnp.uint8))
     ),
 }

@@ -42,6 +42,7 @@ class Variant(NamedTuple):
     change: Callable[[nn.QuantizedLinear], nn.QuantizedLinear] = lambda layer: layer
     dtype: Any = jnp.float32
     only_blocks: bool = False
+    cache_dtype: Any = None
 
 
 def _rounding(layer: nn.QuantizedLinear) -> nn.QuantizedLinear:
@@ -63,6 +64,8 @@ VARIANTS = (
     Variant("Q4_1 and Q8_0, the file's", "int8 in products", _rounding),
     Variant("Q4_1 and Q8_0, the file's", "int8 in products of blocks", _rounding, only_blocks=True),
     Variant("Q4_1 and Q8_0, the file's", "bf16, cache too", dtype=jnp.bfloat16),
+    Variant("Q4_1 and Q8_0, the file's", "f32, cache in f16", cache_dtype=jnp.float16),
+    Variant("Q4_1 and Q8_0, the file's", "f32, cache in int8", cache_dtype=jnp.int8),
     Variant("int8 of the file's", "f32", _as_int8),
     Variant("int8 of the file's", "int8 in products", lambda layer: _rounding(_as_int8(layer))),
 )
@@ -72,7 +75,7 @@ def variant_of(model: llama.Llama, variant: Variant) -> llama.Llama:
     is_layer = lambda x: isinstance(x, nn.QuantizedLinear)
     changed = jax.tree.map(lambda x: variant.change(x) if is_layer(x) else x, model, is_leaf=is_layer)
     changed = dataclasses.replace(model, blocks=changed.blocks) if variant.only_blocks else changed
-    return dataclasses.replace(changed, dtype=jnp.dtype(variant.dtype))
+    return dataclasses.replace(changed, dtype=jnp.dtype(variant.dtype), cache_dtype=variant.cache_dtype)
 
 
 def texts(tokenizer: Tokenizer, length: int) -> list[np.ndarray]:

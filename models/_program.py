@@ -1,11 +1,14 @@
 """Manners of the programs: errors are one line and exit code 2, progress goes to stderr, results to stdout."""
 
 import argparse
+import contextlib
 import io
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterable
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from tqdm import tqdm
@@ -13,8 +16,11 @@ from tqdm import tqdm
 from ._errors import ModelFileError
 
 
-# The choices of `--dtype`.
+# The choices of `--dtype`, and of `--cache`.
 DTYPES = {"f32": "float32", "bf16": "bfloat16"}
+CACHE_DTYPES = {**DTYPES, "f16": "float16", "int8": "int8"}
+# What takes so many seconds has a bar, which is drawn as often.
+_DELAY = 1.0
 
 _T = TypeVar("_T")
 
@@ -40,14 +46,30 @@ def add_weights(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_activations(group: argparse._ArgumentGroup) -> None:
-    """Add the option of programs with a language model that `models.llama.load` takes."""
+def add_rounding(group: argparse._ArgumentGroup) -> None:
+    """Add the options of programs with a language model that say in how many bits it computes; see `rounding_of`."""
+    group.add_argument(
+        "--dtype",
+        choices=list(DTYPES),
+        default="f32",
+        help="of activations and of weights that are not quantised (default: %(default)s)",
+    )
+    group.add_argument("--cache", choices=list(CACHE_DTYPES), help="how keys and values are kept (default: as --dtype)")
     group.add_argument(
         "--activations",
         choices=["exact", "int8"],
         default="exact",
         help="int8 rounds what quantised layers of blocks multiply, which is faster (default: %(default)s)",
     )
+
+
+def rounding_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what `models.llama.load` takes of them."""
+    return {
+        "dtype": DTYPES[options.dtype],
+        "cache_dtype": None if options.cache is None else CACHE_DTYPES[options.cache],
+        "activations": options.activations,
+    }
 
 
 def run(name: str, program: Callable[[list[str] | None], None], arguments: list[str] | None) -> int:
@@ -65,47 +87,46 @@ def run(name: str, program: Callable[[list[str] | None], None], arguments: list[
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters
     try:
         program(arguments)
-        if sys.stdout is not None:
-            sys.stdout.flush()
     except (UsageError, ModelFileError) as error:
         return _fail(name, str(error))
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # nobody reads any more
+        return 0
     except OSError as error:
-        # Nobody reads any more, or there is no room for more. What Python still holds back would fail again at exit.
-        if sys.stdout is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0 if isinstance(error, BrokenPipeError) else _fail(name, f"the results cannot be written: {error}")
+        return _fail(name, f"a file cannot be read or written: {error}")
     return 0
 
 
 def write(lines: Iterable[str]) -> None:
-    """Write results to stdout, beside a progress bar."""
+    """Write results to stdout, at once, and beside a progress bar.
+
+    **Raises:** `UsageError` if that is not possible, or `BrokenPipeError` if nobody reads any more.
+    """
     if sys.stdout is None:
         raise UsageError("expected stdout, for the results; it is closed")
-    with tqdm.external_write_mode(file=sys.stdout):
-        sys.stdout.writelines(lines)
-
-
-def read_text(path: pathlib.Path) -> str:
-    """The text of a file in UTF-8. Raises `UsageError`."""
     try:
-        return path.read_text("utf-8")
-    except (OSError, ValueError) as error:  # a ValueError: not UTF-8, or NUL in the path
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{path}: expected a text file in UTF-8; got: {reason}") from None
+        with _Bar.external_write_mode(file=sys.stdout):
+            sys.stdout.writelines(lines)
+            sys.stdout.flush()
+    except OSError as error:
+        # What Python still holds back would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise UsageError(f"the results cannot be written: {error}") from None
 
 
 def report(text: str) -> None:
     """A line on stderr, beside a progress bar."""
     if sys.stderr is not None:  # else it is closed, and `print` would take stdout
-        with tqdm.external_write_mode(file=sys.stderr):
+        with _Bar.external_write_mode(file=sys.stderr):
             print(text, file=sys.stderr)
 
 
 def progress(items: Iterable[_T], *, desc: str, unit: str, total: int | None = None, initial: int = 0) -> Iterable[_T]:
-    """Show a bar on stderr, once the iteration has taken a second. `total` is its length, for items that have none, and `initial`
-    how much was done before."""
+    """Show a bar on stderr, once the iteration has taken a second, its first item included. `total` is its length, for items that
+    have none, and `initial` how much was done before."""
     if sys.stderr is None:
         return items
     options: dict[str, Any] = {
@@ -113,17 +134,51 @@ def progress(items: Iterable[_T], *, desc: str, unit: str, total: int | None = N
         "unit": unit,
         "total": total,
         "initial": initial,
-        "delay": 1.0,
+        "delay": _DELAY,
         "leave": False,
         "file": sys.stderr,
     }
-    return tqdm(items, **options)
+    return _Bar(items, **options)
 
 
 def annotate(bar: Iterable[Any], **figures: str) -> None:
     """Show figures beside a bar of `progress`, the next time that it moves."""
     if isinstance(bar, tqdm):
         bar.set_postfix(figures, refresh=False)
+
+
+class _Bar(tqdm):
+    """A bar that is drawn while an item lasts, too. tqdm alone draws it when an item has ended."""
+
+    monitor_interval = 0  # so tqdm starts no thread, which would not draw it either
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.disable:  # by TQDM_DISABLE
+            yield from self.iterable
+            return
+        ended = threading.Event()
+        timer = threading.Thread(target=self._draw_until, args=(ended,), daemon=True)
+        timer.start()
+        try:
+            for item in self.iterable:
+                yield item
+                self.update()
+        finally:
+            ended.set()
+            timer.join()
+            self.close()
+
+    def refresh(self, *_: Any, **__: Any) -> None:
+        """Draw the bar, unless it is too early. The lock is released if that fails, which tqdm does not see to."""
+        with self.get_lock():
+            if time.time() >= self.start_t + _DELAY:
+                self.delay = 0.0  # so `close` clears it
+                super().refresh(nolock=True)
+
+    def _draw_until(self, ended: threading.Event) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+            while not ended.wait(_DELAY):
+                self.refresh()
 
 
 def _fail(name: str, message: str) -> int:

@@ -33,6 +33,8 @@ class Stored:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     read: Callable[[], np.ndarray]
+    encoding: str | None = None
+    """As GGUF files name it; safetensors files have dtypes alone."""
 
 
 def open_tensors(path: str | os.PathLike[str]) -> dict[str, Stored]:

@@ -5,29 +5,36 @@ other side:
 
     {"encoder.layer.*.attention.self.query.*": "blocks.*.query.*"}
 
-It is strict: each array of the Module has a tensor of its shape and dtype, and each tensor of the file an array.
+It is strict: each array of the Module has a tensor of its shape and dtype, and each tensor of the file an array. The blocks of
+a `QuantizedLinear` are quantised tensors of its encoding; if they are packed, files have them unpacked.
 """
 
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gguf import GGUFValueType, GGUFWriter
+from gguf import GGUFValueType
 from safetensors.numpy import save_file
+
+import eqxcallback as eqxc
 
 from . import gguf_format
 from ._errors import ModelFileError
 from ._names import Table
+from ._replacing import replace_file
 from ._safetensors import Stored, open_tensors
+from .gguf_writer import ENCODING_OF_DTYPE, Encoded, Field, write_gguf
 
 
 _M = TypeVar("_M")
+
+_UNPACKED: dict[str, str] = {**eqxc.ops.DEINTERLEAVED}
 
 # So many names of each kind are in a message; the report has all.
 _SHOWN = 5
@@ -94,10 +101,10 @@ def load(
     """
     stored = _open(path)
     leaves, tree = jax.tree.flatten(like)
-    wanted = _positions(like, Table(names))
+    wanted = _leaves(like, Table(names))
     leave_out = Table({pattern: pattern for pattern in unused})
     extra = (name for name in stored if name not in wanted and leave_out.path(name) is None)
-    report = _compare(stored, {name: leaves[position] for name, position in wanted.items()}, extra)
+    report = _compare(stored, wanted, extra)
     if report:
         raise CheckpointError(
             f"{os.fspath(path)}: expected the tensors of {type(like).__name__}; got {report}. "
@@ -105,8 +112,12 @@ def load(
             report,
         )
     for name in progress(wanted):
+        position, like_leaf, encoding = wanted[name]
         array = stored[name].read()
-        leaves[wanted[name]] = array if isinstance(leaves[wanted[name]], np.ndarray) else jnp.asarray(array)
+        if encoding in eqxc.ops.DEINTERLEAVED:
+            leaves[position] = eqxc.ops.interleave_rows(array, encoding=eqxc.ops.DEINTERLEAVED[encoding])
+        else:
+            leaves[position] = array if isinstance(like_leaf, np.ndarray) else jnp.asarray(array)
     return jax.tree.unflatten(tree, leaves)
 
 
@@ -122,41 +133,31 @@ def save_safetensors(
     - `names`: as for `load`.
     - `metadata`: texts in the file's header; by default that its tensors are laid out as PyTorch's, which some readers ask for.
     """
-    arrays = _arrays(module, names)
+    arrays = {name: tensor.data for name, tensor in _tensors(module, names).items()}
     header = {"format": "pt"} if metadata is None else dict(metadata)
-    _replace(path, lambda partial: save_file(arrays, partial, header))
+    replace_file(path, lambda partial: save_file(arrays, partial, header))
 
 
 def save_gguf(
     path: str | os.PathLike[str], module: Any, names: Mapping[str, str], *, architecture: str, **metadata: Any
 ) -> None:
-    """Write the arrays of a Module, of f32 or f16, to a GGUF file, which `load` reads with the same table.
+    """Write the arrays of a Module to a GGUF file, which `load` reads with the same table.
 
     **Arguments:**
 
-    - `path`, `module`, `names`: as for `save_safetensors`.
+    - `path`, `module`, `names`: as for `save_safetensors`. Arrays are of f32, f16 or bf16, or the blocks of a
+        `QuantizedLinear` in an encoding that GGUF files have.
     - `architecture`: the file's `general.architecture`, before whose name and a dot `metadata` goes.
     """
-    arrays = _arrays(module, names)
-    for name, array in arrays.items():
-        if array.dtype not in (np.float32, np.float16) or not 1 <= array.ndim <= 4:
+    tensors = _tensors(module, names)
+    for name, (encoding, array) in tensors.items():
+        if encoding not in gguf_format.ENCODINGS or not 1 <= array.ndim <= 4:
             raise ValueError(
-                f"save_gguf: expected arrays of float32 or float16, with 1 to 4 axes; got {name} of {array.dtype} and shape "
-                f"{array.shape}. Use save_safetensors."
+                f"save_gguf: expected arrays of one of {', '.join(gguf_format.ENCODINGS)}, with 1 to 4 axes; got {name} of "
+                f"{encoding} and shape {array.shape}. Use save_safetensors."
             )
-
-    def write(partial: pathlib.Path) -> None:
-        writer = GGUFWriter(partial, architecture)
-        for key, value in metadata.items():
-            writer.add_key_value(f"{architecture}.{key}", value, GGUFValueType.get_type(value))
-        for name, array in arrays.items():
-            writer.add_tensor(name, array)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-
-    _replace(path, write)
+    fields = {f"{architecture}.{key}": Field(value, GGUFValueType.get_type(value)) for key, value in metadata.items()}
+    write_gguf(path, architecture, fields, tensors)
 
 
 def _open(path: str | os.PathLike[str]) -> dict[str, Stored]:
@@ -167,63 +168,93 @@ def _open(path: str | os.PathLike[str]) -> dict[str, Stored]:
         if is_gguf:
             # Copied: the file may change, an array of JAX may not.
             return {
-                name: Stored(tensor.data.shape, tensor.data.dtype, tensor.data.copy)
+                name: Stored(tensor.data.shape, tensor.data.dtype, tensor.data.copy, tensor.encoding)
                 for name, tensor in gguf_format.open_tensors(path).items()
             }
     return open_tensors(path)
 
 
-def _positions(module: Any, table: Table) -> dict[str, int]:
-    """The position among the leaves of each array, by the name of its tensor."""
-    positions: dict[str, int] = {}
+class _Leaf(NamedTuple):
+    """An array of a Module."""
+
+    position: int
+    """Its index among the leaves."""
+    array: Any
+    """The array, or its shape and dtype."""
+    encoding: str | None
+    """Its encoding, if it is the blocks of a `QuantizedLinear`."""
+
+    @property
+    def stored_encoding(self) -> str:
+        """The encoding or the dtype that it has in a file."""
+        if self.encoding is None:
+            return self.array.dtype.name
+        return _UNPACKED.get(self.encoding, self.encoding)
+
+
+def _leaves(module: Any, table: Table) -> dict[str, _Leaf]:
+    """The arrays of a Module, by the names of their tensors."""
+    leaves: dict[str, _Leaf] = {}
+    encodings = _encodings(module)
     for position, (keys, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(module)):
         if eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct | np.ndarray):
             path = jax.tree_util.keystr(keys, simple=True, separator=".")
             name = table.name(path)
-            if name is None or table.path(name) != path or name in positions:
+            if name is None or table.path(name) != path or name in leaves:
                 raise ValueError(
                     f"names: expected one tensor's name for each array of {type(module).__name__}, and the other way round; "
                     f"got {name!r} for {path!r}, and {name and table.path(name)!r} for that name. Extend the table."
                 )
-            positions[name] = position
-    return positions
+            leaves[name] = _Leaf(position, leaf, encodings.get(position))
+    return leaves
 
 
-def _compare(stored: Mapping[str, Stored], wanted: Mapping[str, Any], extra: Iterable[str]) -> Report:
+def _encodings(module: Any) -> dict[int, str]:
+    """The encodings of all blocks of quantised layers, by their positions among the leaves."""
+    encodings: dict[int, str] = {}
+    position = 0
+    for node in jax.tree.leaves(module, is_leaf=lambda node: isinstance(node, eqxc.nn.QuantizedLinear)):
+        if isinstance(node, eqxc.nn.QuantizedLinear):
+            encodings[position] = node.encoding  # of `blocks`, the first of its leaves
+        position += len(jax.tree.leaves(node))
+    return encodings
+
+
+def _compare(stored: Mapping[str, Stored], wanted: Mapping[str, _Leaf], extra: Iterable[str]) -> Report:
     pairs = [(name, leaf, stored[name]) for name, leaf in wanted.items() if name in stored]
     return Report(
         missing=tuple(name for name in wanted if name not in stored),
         unexpected=tuple(extra),
         shapes=tuple(
-            f"{name} (expected {leaf.shape}, got {tensor.shape})"
+            f"{name} (expected {leaf.array.shape}, got {tensor.shape})"
             for name, leaf, tensor in pairs
-            if leaf.shape != tensor.shape
+            if leaf.array.shape != tensor.shape
         ),
         dtypes=tuple(
-            f"{name} (expected {leaf.dtype}, got {tensor.dtype})"
+            f"{name} (expected {leaf.stored_encoding}, got {tensor.encoding or tensor.dtype})"
             for name, leaf, tensor in pairs
-            if leaf.dtype != tensor.dtype
+            if not _fits(leaf, tensor)
         ),
     )
 
 
-def _arrays(module: Any, names: Mapping[str, str]) -> dict[str, np.ndarray]:
-    leaves = jax.tree.leaves(module)
+def _fits(leaf: _Leaf, tensor: Stored) -> bool:
+    """True if dtypes are the same, and encodings where both sides have one: safetensors files do not say theirs."""
+    same_encoding = None in (leaf.encoding, tensor.encoding) or leaf.stored_encoding == tensor.encoding
+    return leaf.array.dtype == tensor.dtype and same_encoding
+
+
+def _tensors(module: Any, names: Mapping[str, str]) -> dict[str, Encoded]:
+    return {name: _tensor(leaf) for name, leaf in _leaves(module, Table(names)).items()}
+
+
+def _tensor(leaf: _Leaf) -> Encoded:
+    array = leaf.array
+    if leaf.encoding in eqxc.ops.DEINTERLEAVED:
+        array = eqxc.ops.deinterleave_rows(array, encoding=leaf.encoding)
+    encoding = leaf.stored_encoding
     # In rows: safetensors writes the memory as it lies.
-    return {
-        name: np.asarray(leaves[position], order="C") for name, position in _positions(module, Table(names)).items()
-    }
-
-
-def _replace(path: str | os.PathLike[str], write: Callable[[pathlib.Path], None]) -> None:
-    """Write in two steps: who has the old file mapped keeps it, and nobody reads half of the new one."""
-    path = pathlib.Path(path)
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        write(partial)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    return Encoded(ENCODING_OF_DTYPE.get(encoding, encoding), np.asarray(array, order="C"))
 
 
 def _some(lines: Sequence[str]) -> str:

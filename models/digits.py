@@ -6,6 +6,8 @@ The kernel and its derivative work in place on XLA's own buffers; everything els
 import argparse
 import sys
 import time
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -15,9 +17,10 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from tqdm import tqdm
 
 import eqxcallback as eqxc
+
+from . import _program
 
 
 def swish_kernel(ctx, out, x):
@@ -92,9 +95,17 @@ def train(
     width: int = 64,
     learning_rate: float = 3e-3,
     seed: int = 0,
-    progress=True,
+    progress: Callable[..., Iterable[Any]] = lambda items, **_: items,
 ) -> tuple[float, float]:
-    """Returns the accuracy on images that were not trained on (360 of 1,797), and the seconds that training took."""
+    """Train a `Classifier` with Adam.
+
+    **Arguments:**
+
+    - `seed`: of the weights and of the order of the images.
+    - `progress`: as `_program.progress`.
+
+    **Returns:** the accuracy on images that were not trained on (360 of 1,797), and the seconds that training took.
+    """
     digits = load_digits()
     images = np.asarray(digits.data, np.float32) / 16  # pyright: ignore[reportAttributeAccessIssue]
     labels = np.asarray(digits.target, np.int32)  # pyright: ignore[reportAttributeAccessIssue]
@@ -115,27 +126,43 @@ def train(
 
     order = np.random.default_rng(seed)
     start = time.perf_counter()
-    with tqdm(range(epochs), desc="training", unit="epoch", disable=not progress, file=sys.stderr) as bar:
-        for _ in bar:
-            shuffled = order.permutation(len(x_train))
-            value = jnp.nan
-            for first in range(0, len(shuffled) - batch_size + 1, batch_size):
-                batch = shuffled[first : first + batch_size]
-                model, state, value = step(model, state, jnp.asarray(x_train[batch]), jnp.asarray(y_train[batch]))
-            bar.set_postfix(loss=f"{float(value):.4f}")
+    bar = progress(range(epochs), desc="training", unit="epoch")
+    for _ in bar:
+        shuffled = order.permutation(len(x_train))
+        value = jnp.nan
+        for first in range(0, len(shuffled) - batch_size + 1, batch_size):
+            batch = shuffled[first : first + batch_size]
+            model, state, value = step(model, state, jnp.asarray(x_train[batch]), jnp.asarray(y_train[batch]))
+        _program.annotate(bar, loss=f"{float(value):.4f}")
     seconds = time.perf_counter() - start
     predicted = jax.vmap(model)(jnp.asarray(x_test)).argmax(axis=1)
     return float(np.mean(np.asarray(predicted) == y_test)), seconds
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m models.digits", description=__doc__)
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(argv)
-    accuracy, seconds = train(epochs=options.epochs, seed=options.seed)
-    print(f"accuracy on 360 images that were not trained on: {accuracy:.1%} ({options.epochs} epochs, {seconds:.1f} s)")
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = _program.Parser(
+        prog="python -m models.digits", description="Train an MLP with a NumPy kernel on scikit-learn's digits."
+    )
+    parser.add_argument("--epochs", type=int, default=30, help="how often each image is seen (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and order (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    if options.epochs < 1:
+        parser.error(f"expected --epochs of 1 or more; got {options.epochs}")
+    if not 0 <= options.seed < 2**32:
+        parser.error(f"expected --seed from 0 to 2**32 - 1; got {options.seed}")
+    return options
+
+
+def _digits(arguments: list[str] | None) -> None:
+    options = _parse(arguments)
+    accuracy, seconds = train(epochs=options.epochs, seed=options.seed, progress=_program.progress)
+    result = f"accuracy on 360 images that were not trained on: {accuracy:.1%}"
+    _program.write([f"{result} ({options.epochs} epochs, {seconds:.1f} s)\n"])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    return _program.run("digits", _digits, arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -15,6 +15,8 @@ import numpy as np
 
 from . import _program
 from ._program import DTYPES, UsageError
+from ._text import read_stdin, read_text
+from .compilation_cache import keep_programs
 from .embedder import Embedder, default_folder
 
 
@@ -53,26 +55,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def _read(options: argparse.Namespace) -> list[str]:
     if options.sentences:
         return options.sentences
-    name = "stdin" if options.file is None else str(options.file)
-    try:
-        if options.file is not None:
-            data = options.file.read_bytes()
-        elif sys.stdin is not None:
-            data = sys.stdin.buffer.read()
-        else:
-            raise UsageError("expected sentences, --file or stdin; got none")
-    except (OSError, ValueError) as error:  # a ValueError: NUL in the path
-        raise UsageError(f"expected {name} to be a file that can be read; got {error}") from None
-    return _lines(name, data)
-
-
-def _lines(name: str, data: bytes) -> list[str]:
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"expected {name} to be UTF-8; got byte {data[error.start]:#x} at {error.start}") from None
-    # `splitlines` would end lines where editors do not, as at a form feed.
-    lines = text.replace("\r\n", "\n").split("\n")
+    if options.file is not None:
+        text = read_text(options.file)
+    elif sys.stdin is not None:
+        text = read_stdin()
+    else:
+        raise UsageError("expected sentences, --file or stdin; got none")
+    lines = text.split("\n")  # `splitlines` would end lines where editors do not, as at a form feed
     return lines[:-1] if lines[-1] == "" else lines
 
 
@@ -109,7 +98,9 @@ def _embed(arguments: list[str] | None) -> None:
     if not sentences:
         raise UsageError("expected at least one sentence; got none")
     embedder = Embedder(
-        default_folder() if options.weights is None else options.weights, dtype=jnp.dtype(DTYPES[options.dtype])
+        default_folder() if options.weights is None else options.weights,
+        dtype=jnp.dtype(DTYPES[options.dtype]),
+        progress=_program.progress,
     )
     tokens = embedder.tokenize(sentences, _program.progress)
     if tokens.cut:
@@ -120,7 +111,7 @@ def _embed(arguments: list[str] | None) -> None:
     if options.output is not None:
         _write(options.output, sentences, vectors)
     if options.search is not None:
-        (query,) = embedder.encode([options.search])
+        (query,) = embedder.encode([options.search], _program.progress)
         _program.write(_search(query, sentences, vectors, options.top or 5))
     elif options.output is None:
         _program.write(_json_lines(sentences, vectors))
@@ -131,4 +122,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    keep_programs()
     sys.exit(main())

@@ -16,6 +16,7 @@ import tokenizers
 from . import bert, checkpoints
 from ._errors import ModelFileError
 from ._json import read_object
+from ._text import without_surrogates
 from .captured import jit_captured
 
 
@@ -132,9 +133,8 @@ class Embedder:
         tokens: list[np.ndarray] = []
         cut = 0
         for start in progress(range(0, len(sentences), _CHUNK), desc="tokenizing", unit="chunk"):
-            # Python has halves of characters, in arguments of a program, say; UTF-8 has not.
-            texts = [text.encode("utf-8", "replace").decode() for text in sentences[start : start + _CHUNK]]
-            for encoding in self._tokenizer.encode_batch_fast(texts):
+            texts = map(without_surrogates, sentences[start : start + _CHUNK])
+            for encoding in self._tokenizer.encode_batch_fast(list(texts)):
                 tokens.append(np.asarray(encoding.ids, np.int32))
                 cut += bool(encoding.overflowing)
         return Tokens(tokens, cut)

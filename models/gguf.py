@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
+from gguf import GGUFValueType
 
 from ._errors import ModelFileError
 from .gguf_format import CORRUPT, Cursor, Tensor, field, map_file, naming, read_metadata, read_tensors
@@ -18,8 +19,10 @@ from .gguf_format import CORRUPT, Cursor, Tensor, field, map_file, naming, read_
 
 _T = TypeVar("_T")
 
-# Architectures, and the linear layers of their blocks that have a bias.
-_BIASES = {"llama": (), "qwen2": ("attn_q", "attn_k", "attn_v"), "qwen3": ()}
+_QKV = ("attn_q", "attn_k", "attn_v")
+# Architectures, and the linear layers of their blocks that have a bias: in each group all of them, or none.
+_BIASES = {"llama": (), "qwen2": (_QKV,), "qwen3": ()}
+_OPTIONAL_BIASES = {"llama": (_QKV, ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",))}
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class ModelFile:
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, Any]
     """Python's own scalars and strings, lists of strings, and NumPy arrays of numbers."""
+    types: Mapping[str, GGUFValueType]
+    """The types that the file has them in."""
     mapped: mmap.mmap
     """The file's bytes."""
 
@@ -108,12 +113,13 @@ def open_model(path: str | os.PathLike[str]) -> ModelFile:
     with naming(path):
         mapped = map_file(path)
         cursor = Cursor(mapped)
-        num_tensors, metadata = read_metadata(cursor)
+        num_tensors, metadata, types = read_metadata(cursor)
         config = _read_config(metadata)
         tensors = read_tensors(cursor, num_tensors, metadata)
+        config = dataclasses.replace(config, biases=tuple(_biases(metadata["general.architecture"], tensors)))
         _check_tensors(tensors, config)
         config = dataclasses.replace(config, rope_factors=_rope_factors(tensors))
-    return ModelFile(config, tensors, metadata, mapped)
+    return ModelFile(config, tensors, metadata, types, mapped)
 
 
 def _read_config(metadata: Mapping[str, Any]) -> Config:
@@ -146,7 +152,6 @@ def _read_config(metadata: Mapping[str, Any]) -> Config:
         rms_norm_eps=positive("attention.layer_norm_rms_epsilon", float),
         vocab_size=positive("vocab_size", int, num_tokens),
         head_norm=architecture == "qwen3",
-        biases=_BIASES[architecture],
     )
 
     def require(holds: bool, expected: str, got: object) -> None:
@@ -194,6 +199,12 @@ def shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
         for name in config.biases:
             yield f"blk.{layer}.{name}.bias", (sizes[name],)
     yield "output_norm.weight", (embedding,)
+
+
+def _biases(architecture: str, tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    optional = (group for group in _OPTIONAL_BIASES.get(architecture, ()) if f"blk.0.{group[0]}.bias" in tensors)
+    for group in (*_BIASES[architecture], *optional):
+        yield from group
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], config: Config) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
+import ml_dtypes
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
@@ -19,12 +20,12 @@ from ._errors import ModelFileError
 from ._rounding import round_up
 
 
-Encoding = Literal["F32", "F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+Encoding = Literal["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 
 _T = TypeVar("_T")
 
 CORRUPT = "The file is truncated or corrupt: get it again."
-_NUMBERS = {
+NUMBERS = {
     GGUFValueType.UINT8: np.dtype("<u1"),
     GGUFValueType.INT8: np.dtype("<i1"),
     GGUFValueType.UINT16: np.dtype("<u2"),
@@ -37,8 +38,9 @@ _NUMBERS = {
     GGUFValueType.INT64: np.dtype("<i8"),
     GGUFValueType.FLOAT64: np.dtype("<f8"),
 }
-_FLOATS = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2")}
-_ENCODINGS: Mapping[int, Encoding] = {GGMLQuantizationType[name].value: name for name in get_args(Encoding)}
+_FLOATS = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype(ml_dtypes.bfloat16)}
+ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
+_ENCODING_OF: Mapping[int, Encoding] = {GGMLQuantizationType[name].value: name for name in ENCODINGS}
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def open_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """
     with naming(path):
         cursor = Cursor(map_file(path))
-        num_tensors, metadata = read_metadata(cursor)
+        num_tensors, metadata, _ = read_metadata(cursor)
         return read_tensors(cursor, num_tensors, metadata)
 
 
@@ -157,16 +159,15 @@ class Cursor:
         start = self.skip(dtype.itemsize * count)
         return np.frombuffer(self.data, dtype, count, start) if count else np.empty(0, dtype)
 
-    def value(self) -> Any:
-        kind = self.number(4)
+    def value(self, kind: int) -> Any:
         if kind == GGUFValueType.STRING:
             return self.string()
-        if kind in _NUMBERS:
-            return self.array(_NUMBERS[GGUFValueType(kind)], 1).item()
+        if kind in NUMBERS:
+            return self.array(NUMBERS[GGUFValueType(kind)], 1).item()
         if kind == GGUFValueType.ARRAY:
             kind, count = self.number(4), self.number(8)
-            if kind in _NUMBERS:
-                return self.array(_NUMBERS[GGUFValueType(kind)], count)
+            if kind in NUMBERS:
+                return self.array(NUMBERS[GGUFValueType(kind)], count)
             if kind == GGUFValueType.STRING:
                 return self.strings(count)
         raise ModelFileError(
@@ -194,8 +195,8 @@ def map_file(path: str | os.PathLike[str]) -> mmap.mmap:
         raise ModelFileError(f"expected a file that can be read; got {error}. {remedy}") from None
 
 
-def read_metadata(cursor: Cursor) -> tuple[int, dict[str, Any]]:
-    """Return the number of tensors, and the metadata."""
+def read_metadata(cursor: Cursor) -> tuple[int, dict[str, Any], dict[str, GGUFValueType]]:
+    """Return the number of tensors, the metadata, and the types that the file has them in."""
     cursor.skip(4)  # the magic
     version = cursor.number(4)
     if version not in (2, 3):
@@ -204,12 +205,15 @@ def read_metadata(cursor: Cursor) -> tuple[int, dict[str, Any]]:
         )
     num_tensors, num_fields = cursor.number(8), cursor.number(8)
     metadata: dict[str, Any] = {}
+    types: dict[str, GGUFValueType] = {}
     for _ in range(num_fields):
         key = cursor.string()
         if key in metadata:
             raise ModelFileError(f"expected {key!r} once in the metadata; got it again. {CORRUPT}")
-        metadata[key] = cursor.value()
-    return num_tensors, metadata
+        kind = cursor.number(4)
+        metadata[key] = cursor.value(kind)
+        types[key] = GGUFValueType(kind)
+    return num_tensors, metadata, types
 
 
 def read_tensors(cursor: Cursor, num_tensors: int, metadata: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -241,13 +245,13 @@ def read_tensors(cursor: Cursor, num_tensors: int, metadata: Mapping[str, Any]) 
 
 
 def _read_tensor(cursor: Cursor, name: str, shape: tuple[int, ...], kind: int) -> Tensor:
-    if kind not in _ENCODINGS:
+    if kind not in _ENCODING_OF:
         known = {member.value: member.name for member in GGMLQuantizationType}
         raise ModelFileError(
-            f"expected tensor {name!r} to be encoded as one of {', '.join(get_args(Encoding))}; got {known.get(kind, kind)}, "
+            f"expected tensor {name!r} to be encoded as one of {', '.join(ENCODINGS)}; got {known.get(kind, kind)}, "
             "which is not supported. Use a file of another quantisation."
         )
-    encoding = _ENCODINGS[kind]
+    encoding = _ENCODING_OF[kind]
     block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
     if shape[-1] % block or 0 in shape:
         raise ModelFileError(

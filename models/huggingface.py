@@ -68,6 +68,7 @@ class Folder:
     config: Config
     tensors: Mapping[str, StoredWeight]
     """By their names in GGUF files."""
+    path: pathlib.Path
     rotates_neighbours: bool = False
 
     def forget_pages(self) -> None:
@@ -103,7 +104,14 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         config = replace(config, rope_factors=_rope_factors(settings, config))
     except ModelFileError as error:
         raise ModelFileError(f"{path}: {error}") from None
-    return Folder(config, {name: StoredWeight(tensor) for name, tensor in stored.items()})
+    return Folder(config, {name: StoredWeight(tensor) for name, tensor in stored.items()}, path)
+
+
+def published_name(name: str) -> str:
+    """The name in safetensors files of a tensor that is called `name` in GGUF files."""
+    published = _NAMES.name(name)
+    assert published is not None, name
+    return published
 
 
 def _config_of(settings: Mapping[str, Any]) -> Config:

@@ -99,7 +99,8 @@ class Cache(eqx.Module):
     length: Int[Array, ""]
 
 
-def _with_length(cache: eqxc.nn.KVCache, length: Int[Array, ""] | None) -> eqxc.nn.KVCache:
+def with_length(cache: eqxc.nn.KVCache, length: Int[Array, ""] | None) -> eqxc.nn.KVCache:
+    """The cache of a block, with or without the length that those of all blocks have."""
     return eqx.tree_at(lambda cache: cache.length, cache, length, is_leaf=lambda leaf: leaf is None)
 
 
@@ -138,7 +139,7 @@ class Block(eqx.Module):
         elif isinstance(cache, eqxc.nn.KVCache) and length <= FEW_TOKENS and cache.window is None:
             lengths = cache.length + jnp.arange(1, length + 1, dtype=jnp.int32)
             q, appended = cache.append_rotary(qkv, *table, valid=valid)
-            attended = jax.vmap(lambda q, length: _with_length(appended, length).attend(q))(q, lengths)
+            attended = jax.vmap(lambda q, length: with_length(appended, length).attend(q))(q, lengths)
             cache = appended
         else:
             qk, v = jnp.split(qkv, [self.num_heads + self.num_kv_heads], axis=1)
@@ -159,7 +160,7 @@ def _run_block(block: Block, *arguments: Any) -> Any:
 
 
 class Llama(eqx.Module):
-    """The model. Activations and the cache have one dtype; weights keep the file's encoding."""
+    """The model. Activations have one dtype, the cache may have another one, and weights keep the file's encoding."""
 
     embedding: Embedding
     blocks: list[Block]
@@ -167,6 +168,7 @@ class Llama(eqx.Module):
     output: Projection | None  # None: the embedding's
     config: Config = eqx.field(static=True)
     dtype: Any = eqx.field(static=True)
+    cache_dtype: Any = eqx.field(static=True, default=None)  # None: that of the activations
 
     @property
     def logits_sharding(self) -> None:
@@ -175,9 +177,9 @@ class Llama(eqx.Module):
 
     def init_cache(self, max_length: int) -> Cache:
         """An empty one for `max_length` tokens."""
-        config = self.config
-        cache = eqx.filter_eval_shape(eqxc.nn.KVCache, max_length, config.num_kv_heads, config.head_size, self.dtype)
-        empty = _with_length(cache, None)
+        config, dtype = self.config, self.dtype if self.cache_dtype is None else self.cache_dtype
+        cache = eqx.filter_eval_shape(eqxc.nn.KVCache, max_length, config.num_kv_heads, config.head_size, dtype)
+        empty = with_length(cache, None)
         blocks = [jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), empty) for _ in range(config.num_layers)]
         return Cache(blocks, jnp.zeros((), jnp.int32))
 
@@ -204,8 +206,8 @@ class Llama(eqx.Module):
         x = self.embedding(tokens).astype(self.dtype)
         residual, new_caches = jnp.zeros_like(x), []
         for block, old in zip(self.blocks, cache.blocks, strict=True):
-            x, residual, new = _run_block(block, x, residual, table, _with_length(old, cache.length), count)
-            new_caches.append(_with_length(new, None))
+            x, residual, new = _run_block(block, x, residual, table, with_length(old, cache.length), count)
+            new_caches.append(with_length(new, None))
         return x + residual, Cache(new_caches, cache.length + count)
 
     def rotary_table(self, positions: Int[Array, " S"]) -> tuple[Float[Array, "S half"], Float[Array, "S half"]]:
@@ -224,6 +226,7 @@ def load(
     file: Files,
     *,
     dtype: Any = jnp.float32,
+    cache_dtype: Any = None,
     activations: eqxc.ops.Activations = "exact",
     packed: bool = False,
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
@@ -234,7 +237,8 @@ def load(
     **Arguments:**
 
     - `file`: of `models.gguf.open_model` or `models.huggingface.open_folder`.
-    - `dtype`: of the activations, the cache, and weights that are not quantised: f32 or bf16.
+    - `dtype`: of the activations, and of weights that are not quantised: f32 or bf16.
+    - `cache_dtype`: of the cache, by default that of the activations; see [`eqxcallback.nn.KVCache`][].
     - `activations`: `"int8"` rounds the inputs of the blocks' quantised layers to 255 levels in each 32; see
         [`eqxcallback.ops.quantized_linear`][]. The output stays exact: for one token reading it takes as long as its products do,
         and rounding it as well would change the most likely token half as often again.
@@ -299,6 +303,7 @@ def load(
         output=place(projection("output", activations="exact")) if "output.weight" in tensors else None,
         config=config,
         dtype=dtype,
+        cache_dtype=None if cache_dtype is None else jnp.dtype(cache_dtype),
     )
 
 

@@ -5,12 +5,11 @@ import pathlib
 
 from . import gguf, huggingface
 from ._errors import ModelFileError
-from ._files import Files
 from .tokens.huggingface_tokenizer import read_vocabulary
 from .tokens.tokenizer import Tokenizer
 
 
-def open_files(path: str | os.PathLike[str] | None) -> tuple[Files, Tokenizer]:
+def open_files(path: str | os.PathLike[str] | None) -> tuple[gguf.ModelFile | huggingface.Folder, Tokenizer]:
     """Open a model, and check that its files are whole.
 
     **Arguments:**
@@ -18,7 +17,7 @@ def open_files(path: str | os.PathLike[str] | None) -> tuple[Files, Tokenizer]:
     - `path`: a GGUF file, or a folder with `config.json`, safetensors files and `tokenizer.json`.
         `None` is SmolLM2-135M-Instruct.
 
-    **Returns:** what `models.llama.load` takes, and the tokenizer.
+    **Returns:** what `models.llama.load` and `models.llama_files.save` take, and the tokenizer.
 
     **Raises:**
 

@@ -1,5 +1,6 @@
 """Strict promotion everywhere: a kernel gets the dtypes and ranks that it was given, or an error."""
 
+import atexit
 import collections
 import contextlib
 import ctypes
@@ -10,7 +11,9 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import sys
+import tempfile
 from typing import Any
 
 
@@ -48,6 +51,16 @@ if IS_OLDEST_JAX:
 
     _mlir_context = functools.cache(mlir.make_ir_context)
     mlir.make_ir_context = _mlir_context
+
+# A program in five is compiled again by another file of tests, or by the other process: they keep those that take longer than to
+# load them.
+if IS_OLDEST_JAX and jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
+    if "EQXCALLBACK_TESTS_PROGRAMS" not in os.environ:  # which workers of pytest inherit
+        os.environ["EQXCALLBACK_TESTS_PROGRAMS"] = tempfile.mkdtemp(prefix="eqxcallback-programs-")
+        atexit.register(shutil.rmtree, os.environ["EQXCALLBACK_TESTS_PROGRAMS"], ignore_errors=True)
+    jax.config.update("jax_compilation_cache_dir", os.environ["EQXCALLBACK_TESTS_PROGRAMS"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 # Tracing makes many objects, few of them cycles: Python's collector, which goes through all of them, need not come so often.
 gc.set_threshold(20_000, 20, 50)

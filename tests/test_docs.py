@@ -1,7 +1,9 @@
 """Every Python example in the README and in docs/ runs, in order, one namespace for each page."""
 
+import itertools
 import pathlib
 import re
+import shlex
 import shutil
 import warnings
 
@@ -39,6 +41,45 @@ def test_links_lead_somewhere():
     for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
             assert target.startswith("https://") or (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+# Options of programs that take a file, which a reader has to have.
+TAKES_A_FILE = {"--file", "--prompts", "--prompt-file", "--text", "--adapter"}
+
+
+def commands(page):
+    """Yield `(module, words, line)` for each command of `models/` on a page."""
+    text = page.read_text().replace("\\\n", " ")
+    for match in re.finditer(r"^[$>] +python -m models\.(\w+)(.*)$", text, re.MULTILINE):
+        line = re.sub(r" (&|> \S+|#.*)$", "", match[2].rstrip())
+        yield match[1], shlex.split(line), match[0]
+
+
+PAGES_OF_PROGRAMS = [page for page in PAGES if any(commands(page))]
+
+
+def test_commands_of_programs_can_be_followed():
+    """From a clean clone, one page after the other: a page says how to install, and no command lacks a file or finds one in the
+    place of its own."""
+    assert len(PAGES_OF_PROGRAMS) >= 6
+    runs = {}
+    for page in PAGES_OF_PROGRAMS:
+        text = page.read_text()
+        assert "`make demo`" in text, page.name
+        assert ". .venv/bin/activate" in text, page.name
+        for module, words, line in commands(page):
+            where = f"{page.name}: {line}"
+            pairs = dict(itertools.pairwise(words))
+            for option in TAKES_A_FILE & pairs.keys():
+                path = pairs[option]
+                is_made = re.search(rf"(> |--output ){re.escape(path)}\s", text[: text.index(line)])
+                assert (ROOT / path).exists() or is_made, where
+            if module == "train" and words[0] in ("gpt", "vit"):
+                run, name = (page, pairs.get("--coordinator")), pairs["--out"]
+                assert name not in runs or (runs[name] == run and run[1] is not None), where  # processes of one run
+                runs[name] = run
+            if module == "train" and words[0] in ("resume", "sample"):
+                assert words[1] in runs, where
 
 
 def test_the_readme_is_short_and_has_both_commands():

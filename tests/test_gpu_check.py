@@ -20,7 +20,7 @@ from benchmarks._rows import Goal, Row
 from benchmarks._timing import Race, Runner, Timing, race
 from benchmarks.gpu import __main__ as gpu, tools
 from benchmarks.gpu.compare import compare
-from eqxcallback import testing
+from eqxcallback import available_backends, testing
 
 from . import cuda12, one_device
 from .gpu.checked import CALLS
@@ -161,6 +161,40 @@ def test_a_step_that_fails_is_written_down(gpu_check):
     assert "broken: FAILED" in (check.out / "gpu_check.log").read_text()
 
 
+MACHINE = {"platform": "gpu", "device": "NVIDIA H200", "driver": 13000, "versions": {"jax": "0.11.2"}}
+
+
+@pytest.mark.parametrize(
+    ("missing", "ok", "text"),
+    [
+        ({}, True, "missing: nothing"),
+        ({"numba": "numba cannot be imported", "tvm_ffi": "no tvm_ffi", "c": "no"}, True, "missing: c, numba, tvm_ffi"),
+        ({"numba": "no", "cupy": "cupy cannot be imported"}, False, "needed: cupy (cupy cannot be imported)"),
+        ({"cuda": "no NVRTC", "triton": "no Triton"}, False, "needed: cuda (no NVRTC), triton (no Triton)"),
+    ],
+)
+def test_what_a_machine_needs(gpu_check, monkeypatch, missing, ok, text):
+    """A machine that lacks what no step launches is good enough."""
+    module, check = gpu_check
+    machine = {**MACHINE, "backends": {**dict.fromkeys(available_backends(), True), **missing}}
+    monkeypatch.setattr(check, "_install", dict)
+    monkeypatch.setattr(module, "run_for", lambda *_: (0, ""))
+    monkeypatch.setattr(check, "python", lambda *_, **__: (0, json.dumps(machine)))
+    result = check.environment()
+    assert result["ok"] is ok
+    assert result["says"].endswith(text)
+    assert set(module.NEEDED) <= set(available_backends())
+
+
+def test_a_cpu_is_not_the_machine(gpu_check, monkeypatch):
+    module, check = gpu_check
+    machine = {**MACHINE, "platform": "cpu", "backends": {}}
+    monkeypatch.setattr(check, "_install", dict)
+    monkeypatch.setattr(module, "run_for", lambda *_: (0, ""))
+    monkeypatch.setattr(check, "python", lambda *_, **__: (0, json.dumps(machine)))
+    assert check.environment()["ok"] is False
+
+
 def test_where_a_launch_fails_nothing_else_is_tried(tmp_path, monkeypatch, gpu_check, capsys):
     module, _ = gpu_check
     monkeypatch.setattr(module.Check, "environment", lambda self: {"ok": True, "says": ""})
@@ -174,7 +208,7 @@ def test_where_a_launch_fails_nothing_else_is_tried(tmp_path, monkeypatch, gpu_c
 @pytest.mark.parametrize(
     ("code", "said", "ok"),
     [
-        (0, "cache_append\n========= ERROR SUMMARY: 0 errors\n", True),
+        (0, "cache_append\n9 of 12 programs ran on a GPU\n========= ERROR SUMMARY: 0 errors\n", True),
         (0, "========= ERROR SUMMARY: 3 errors\n", False),
         (1, "Traceback\n========= ERROR SUMMARY: 0 errors\n", False),
         (1, "========= Error: Device not supported\n========= ERROR SUMMARY: 0 errors\n", None),
@@ -192,9 +226,12 @@ def test_what_a_sanitizer_says(monkeypatch, code, said, ok):
             "errors", "hazards displayed"
         ) if "race" in name else said
 
-    assert tools.sanitize(python, 5.0)["ok"] is ok
+    result = tools.sanitize(python, 65.0)
+    assert result["ok"] is ok
+    assert ("0 errors of 9 of 12 programs" in result["says"]) == ("12" in said)
     assert [name for name, _ in asked] == ["sanitizer-memcheck", "sanitizer-racecheck"]
-    assert asked[0][1][-2:] == ("-m", "benchmarks.gpu.kernels")
+    # It ends by itself, so that the tool can say what it has seen.
+    assert asked[0][1][-4:] == ("-m", "benchmarks.gpu.kernels", "--seconds", "40.0")
 
 
 def test_the_profiler_leaves_a_table(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Layers over quantised weights, of one row to many; a gated pair of layers; and the loss of a large vocabulary, with the layer
 before it."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from eqxcallback import ops
-from eqxcallback.ops.linear import _cuda as linear_cuda, _quantized as quantized_ops
 
 from .._contestants import Pass, normal, of_pass, operands, torch, torch_call
 from .._rows import OURS, Goal, Row, Setting
 from .._timing import Runner
 from ..linear import Apply, expanded, f32, ours, quantized, weights
+from ..programs import quantized_linear_by_tensor_cores
 from . import of_tokamax
 from .probe import COPY, copy_runner
 from .timing import torch_runner
@@ -66,21 +65,13 @@ def _quantized(setting: Setting, encoding: str, rows: int) -> Row:
         "XLA: bf16 weights": functools.partial(runner, f32, wide),
     }
     if encoding != "int8" and rows <= _ROWS_BY_MMA:
-        made["tensor cores"] = functools.partial(runner, _by_tensor_cores(encoding), small)
+        made["tensor cores"] = functools.partial(runner, quantized_linear_by_tensor_cores(encoding), small)
     case = f"{rows} rows, {encoding}, {size[1]} to {size[0]}"
     if rows > _FEW_ROWS:
         return Row(case, "TFLOP/s", 2.0 * rows * wide.size, setting.race(made), (Goal("XLA", 1.0),))
     made[COPY], copied = copy_runner(setting)
     read = float(sum(leaf.nbytes for leaf in jax.tree.leaves(small)))
     return Row(case, "GB/s", read, setting.race(made), (Goal(COPY, 0.75),), more_work={COPY: copied})
-
-
-def _by_tensor_cores(encoding: Any) -> Apply:
-    op = quantized_ops._quantized_linear
-    given: Any = op.kernels
-    kernels = {**given, "cuda": (linear_cuda.QUANTIZED_LINEAR_MMA, *given["cuda"])}
-    first = dataclasses.replace(op, kernels=kernels)
-    return lambda x, blocks: first(x, blocks, encoding=encoding, activations="exact")
 
 
 def _gated(setting: Setting, sizes: tuple[int, int, int], which: Pass) -> Row:

@@ -51,6 +51,10 @@ std::string describe(const Driver& driver, int code, const std::string& call) {
       return message + ". The compiler is newer than the driver: update the driver, or install an older compiler.";
     case 209:  // CUDA_ERROR_NO_BINARY_FOR_GPU
       return message + ". The kernel was compiled for another architecture: pass the device's as `arch`.";
+    case 720:  // CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+      return message +
+             ". All blocks of a cooperative launch run at once: make the grid smaller, or let more blocks fit on a "
+             "multiprocessor.";
     case 900:  // CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
     case 901:  // CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
       return message + ". This is not allowed while XLA records a command buffer.";

@@ -27,7 +27,7 @@ Image::~Image() {
   }
 }
 
-Function Image::function(const Driver& driver, Context context, const std::string& name) {
+Function Image::function(const Driver& driver, Context context, const std::string& name, unsigned shared_bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   const Relaxed relaxed(driver);
   auto place = loaded_.find(context);
@@ -39,6 +39,16 @@ Function Image::function(const Driver& driver, Context context, const std::strin
   Function function = nullptr;
   check(driver, driver.ModuleGetFunction(&function, place->second.module, name.c_str()),
         [&] { return "cuModuleGetFunction(" + name + ")"; });
+  // Above 48 KiB, of which what the kernel itself declares is a part, it must be asked for. How much that is we do not
+  // know, so all is asked for; but never less than another call has.
+  unsigned& most = place->second.shared_bytes[name];
+  if (shared_bytes > most) {
+    check(driver, driver.FuncSetAttribute(function, Driver::kMaxDynamicSharedBytes, static_cast<int>(shared_bytes)),
+          [&] {
+            return "cuFuncSetAttribute(" + name + ", " + std::to_string(shared_bytes) + " bytes of shared memory)";
+          });
+    most = shared_bytes;
+  }
   return function;
 }
 

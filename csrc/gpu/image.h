@@ -22,13 +22,16 @@ class Image {
   Image(const Image&) = delete;
   Image& operator=(const Image&) = delete;
 
-  // Returns a kernel of the image in the current context, in which the image is loaded first if it is not yet.
-  Function function(const Driver& driver, Context context, const std::string& name);
+  // Returns a kernel of the image in the current context, in which the image is loaded first if it is not yet. From now
+  // on a launch of it may have that much dynamic shared memory.
+  Function function(const Driver& driver, Context context, const std::string& name, unsigned shared_bytes);
 
  private:
   struct Loaded {
     const Driver* driver;
     Module module;
+    // The most that each kernel may have. The driver keeps one number for all calls of a kernel, the one set last.
+    std::map<std::string, unsigned> shared_bytes = {};
   };
   const std::string bytes_;
   std::mutex mutex_;

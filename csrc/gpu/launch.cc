@@ -41,15 +41,7 @@ const Launch::Loaded& Launch::loaded(int device) {
   auto added = std::make_unique<Loaded>(Loaded{&driver, context, {}, first_.load()});
   if (!values_.maps.empty()) gpu::find(driver, "cuTensorMapEncodeTiled", added->encode_tiled);
   for (const Step& step : steps_) {
-    const Function function = step.image->function(driver, context, step.entry);
-    if (step.shared_bytes > 0) {  // above 48 KiB, including what the kernel itself declares, it must be asked for
-      check(driver,
-            driver.FuncSetAttribute(function, Driver::kMaxDynamicSharedBytes, static_cast<int>(step.shared_bytes)),
-            [&] {
-              return "cuFuncSetAttribute(" + step.entry + ", " + std::to_string(step.shared_bytes) +
-                     " bytes of shared memory)";
-            });
-    }
+    const Function function = step.image->function(driver, context, step.entry, step.shared_bytes);
     if (step.attributes.any()) gpu::find(driver, "cuLaunchKernelEx", added->launch_with_attributes);
     if (step.attributes.cluster_size() > Attributes::kPortableCluster) {
       check(driver, driver.FuncSetAttribute(function, Driver::kNonPortableClusterSize, 1), [&] {

@@ -1,9 +1,12 @@
 """Compiled images on disk, by their content: of whatever is named by the same key, there is one."""
 
+import atexit
+import functools
 import hashlib
 import json
 import os
 import pathlib
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,11 +18,22 @@ def key_of(parts: Sequence[object]) -> str:
 
 
 def cache_folder() -> pathlib.Path:
-    """`EQXCALLBACK_CACHE_DIR`, or `eqxcallback` where the user's caches are."""
+    """`EQXCALLBACK_CACHE_DIR`, or `eqxcallback` where the user's caches are. Without a home it is a folder of this process."""
     chosen = os.environ.get("EQXCALLBACK_CACHE_DIR")
     if chosen:
         return pathlib.Path(chosen)
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "eqxcallback"
+    try:
+        return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "eqxcallback"
+    except RuntimeError:  # HOME is not set, and the system does not know the user
+        return _temporary_folder()
+
+
+@functools.cache
+def _temporary_folder() -> pathlib.Path:
+    """A folder that nobody else may write, as libraries are loaded from it, and that ends with the process."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="eqxcallback-cache-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def load(key: str) -> tuple[Mapping[str, Any], bytes] | None:

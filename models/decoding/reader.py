@@ -91,9 +91,9 @@ class Reader:
 
     def programs(self) -> list[Callable[[], Any]]:
         """All that `prepare` compiles for chunks of any length, as functions that compile it."""
-        sizes = [1]
-        while sizes[-1] < self._longest_chunk:
-            sizes.append(max(_SHORTEST_CHUNK, 2 * sizes[-1]))
+        sizes, most = [1], min(self._longest_chunk, self._entries)
+        while (size := max(_SHORTEST_CHUNK, 2 * sizes[-1])) <= most:
+            sizes.append(size)
         return [functools.partial(self._program, size) for size in sizes]
 
     def read(self, chunk: Sequence[int]) -> jax.Array:

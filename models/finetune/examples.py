@@ -1,13 +1,13 @@
 """Examples to fine-tune a language model on: conversations in a file as tokens, and batches of them."""
 
-import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._program import UsageError, read_text
+from .._program import UsageError
+from .._text import parse_json, read_lines
 from ..tokens.tokenizer import Tokenizer
 
 
@@ -47,10 +47,7 @@ def read_examples(path: pathlib.Path, tokenizer: Tokenizer, *, max_tokens: int) 
     **Raises:** `UsageError`, which says what was expected, and in which line.
     """
     examples, cut = [], 0
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        place = f"{path}:{number}"
+    for place, line in read_lines(path):
         tokens, counts = _tokens(place, _parsed(place, line), tokenizer)
         cut += len(tokens) > max_tokens
         targets = [token if counts else -1 for token, counts in zip(tokens, counts, strict=True)][1:max_tokens]
@@ -100,10 +97,7 @@ def _padded(length: int) -> int:
 
 
 def _parsed(place: str, line: str) -> Mapping[str, Any]:
-    try:
-        record: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{place}: expected a JSON object; got {error}") from None
+    record = parse_json(place, line)
     if not isinstance(record, dict) or not _fits(record):
         raise UsageError(f"{place}: expected {_SHAPE}; got {line.strip():.80}")
     return record

@@ -13,10 +13,9 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .. import adapter_files, llama, lora
-from .._program import DTYPES, UsageError, progress, report, run, write
+from .._program import UsageError, progress, report, rounding_of, run, write
 from ..compilation_cache import keep_programs
 from ..decoding.answer import Answer
 from ..decoding.batch import Batch, Request
@@ -76,9 +75,7 @@ class _Program:
         return tensor_parallel.load(self.file, self.mesh, adapters=self.adapters, **self._loading())
 
     def _loading(self) -> dict[str, Any]:
-        dtype = jnp.dtype(DTYPES[self.options.dtype])
-        shown = partial(progress, desc="loading", unit="block")
-        return {"dtype": dtype, "activations": self.options.activations, "progress": shown}
+        return {**rounding_of(self.options), "progress": partial(progress, desc="loading", unit="block")}
 
     def generator(self, model: Model, room: int) -> Generator:
         options = self.options
@@ -90,16 +87,16 @@ class _Program:
     def write(self, text: str) -> None:
         """Pass a piece of an answer on. Of several processes the first one does."""
         if self.options.process == 0 and not self.options.json:
-            print(text, end="", flush=True)
+            write([text])
 
     def answered(self, answer: Answer, speed: Speed) -> None:
         """End an answer."""
         if self.options.process != 0:
             return
         if self.options.json:
-            print(json.dumps(answer.record() | speed.record()), flush=True)
+            write([f"{json.dumps(answer.record() | speed.record())}\n"])
             return
-        print(flush=True)
+        write(["\n"])
         if answer.finish == "context":
             report("the answer ends here, as there is no room for more")
         report(str(speed))
@@ -157,7 +154,6 @@ class _Program:
                 as_text = f"> {record['prompt']}\n{answer.text}\n"
                 if options.process == 0:
                     write([f"{json.dumps(record | answer.record()) if options.json else as_text}\n"])
-                    sys.stdout.flush()
         if options.process == 0:
             report(str(batch.speed))
 

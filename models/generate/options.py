@@ -4,7 +4,7 @@ import argparse
 import math
 import pathlib
 
-from .._program import DTYPES, Parser, add_activations, add_weights
+from .._program import Parser, add_rounding, add_weights
 from ..decoding.sampling import Sampling
 from ..parallel.options import add_devices, check_devices
 
@@ -41,13 +41,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     model.add_argument(
         "--adapter", type=pathlib.Path, metavar="FOLDER", help="what models.finetune or PEFT has trained for it (LoRA)"
     )
-    model.add_argument(
-        "--dtype",
-        choices=list(DTYPES),
-        default="f32",
-        help="of activations, cache and weights that are not quantised (default: f32)",
-    )
-    add_activations(model)
+    add_rounding(model)
     devices = parser.add_argument_group("several devices")
     add_devices(devices, "the model")
     devices.add_argument(
@@ -136,6 +130,7 @@ def _check_one_device(parser: Parser, options: argparse.Namespace) -> None:
         (not (is_split and options.profile), "one device for --profile", "several"),
         (not (several and options.lookup), "one process for --lookup", options.processes),
         (not (options.split == "sequence" and options.lookup), "--lookup with --split model", "sequence"),
+        (not (options.split == "sequence" and options.cache), "--cache with --split model", "sequence"),
         (not (several and options.chat), "one process for --chat", options.processes),
     ]
     for holds, expected, got in rules:

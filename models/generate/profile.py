@@ -13,7 +13,7 @@ import numpy as np
 
 import eqxcallback as eqxc
 
-from ..llama import Cache, Llama
+from ..llama import Cache, Llama, with_length
 
 
 _ROUNDS = 10
@@ -88,8 +88,7 @@ def _kinds(model: Llama, length: int) -> Iterator[Kind]:
         return eqxc.ops.swiglu(x)
 
     def attention(cache: Any, x: jax.Array) -> jax.Array:
-        filled = jnp.asarray(length, jnp.int32)
-        return eqxc.ops.decode_attention(x.reshape(heads, size), cache.k, cache.v, filled).reshape(-1)
+        return with_length(cache, jnp.asarray(length, jnp.int32)).attend(x.reshape(heads, size)).reshape(-1)
 
     def projection(layer: Any, x: jax.Array) -> jax.Array:
         return layer(x[None])[0]

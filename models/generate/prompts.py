@@ -1,11 +1,10 @@
 """Files of prompts."""
 
-import json
 import pathlib
 import sys
-from typing import Any
 
-from .._program import UsageError, read_text
+from .._program import UsageError
+from .._text import parse_json, read_lines, read_stdin, read_text
 
 
 def read_prompts(path: pathlib.Path) -> list[tuple[str, dict[str, str]]]:
@@ -16,11 +15,10 @@ def read_prompts(path: pathlib.Path) -> list[tuple[str, dict[str, str]]]:
 
     **Raises:** `UsageError`, which says what was expected, and in which line.
     """
-    prompts = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if line.strip():
-            place = f"{path}:{number}"
-            prompts.append((place, _parsed(place, line) if path.suffix == ".jsonl" else {"prompt": line.strip()}))
+    is_json = path.suffix == ".jsonl"
+    prompts = [
+        (place, _parsed(place, line) if is_json else {"prompt": line.strip()}) for place, line in read_lines(path)
+    ]
     if not prompts:
         raise UsageError(f"{path}: expected at least one prompt; got empty lines alone")
     return prompts
@@ -31,7 +29,7 @@ def read_prompt(path: pathlib.Path) -> str:
     if str(path) != "-":
         text = read_text(path)
     elif sys.stdin is not None:
-        text = sys.stdin.read()
+        text = read_stdin()
     else:
         raise UsageError("expected stdin, for --prompt-file -; it is closed")
     if not text.strip():
@@ -40,10 +38,7 @@ def read_prompt(path: pathlib.Path) -> str:
 
 
 def _parsed(place: str, line: str) -> dict[str, str]:
-    try:
-        record: Any = json.loads(line)
-    except ValueError as error:
-        raise UsageError(f"{place}: expected a JSON object; got {error}") from None
+    record = parse_json(place, line)
     fits = isinstance(record, dict) and "prompt" in record and record.keys() <= {"prompt", "system"}
     if not fits or not all(isinstance(value, str) for value in record.values()):
         raise UsageError(

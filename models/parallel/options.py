@@ -1,6 +1,7 @@
 """The options of programs that run on several devices, of one process or of several."""
 
 import argparse
+import re
 
 from .._program import Parser
 
@@ -23,7 +24,8 @@ def add_processes(group: argparse._ArgumentGroup) -> None:
 def check_devices(parser: Parser, options: argparse.Namespace) -> None:
     """Raise `UsageError` if they do not fit each other."""
     several = options.processes > 1
-    has_port = options.coordinator is not None and options.coordinator.rpartition(":")[2].isdecimal()
+    address = re.fullmatch("[!-~]+:([0-9]{1,5})", options.coordinator or "")
+    has_port = address is not None and int(address[1]) < 2**16
     rules = [
         (options.devices >= 1, "--devices of 1 or more", options.devices),
         (options.processes >= 1, "--processes of 1 or more", options.processes),

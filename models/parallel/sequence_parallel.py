@@ -5,6 +5,7 @@ attention](https://arxiv.org/abs/2311.09431). Several tokens are read side by si
 passes through all devices, which join what they attend to.
 """
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -23,7 +24,8 @@ from .tensor_parallel import AXIS
 
 
 class SequenceLlama(eqx.Module):
-    """A `Llama` over the devices of a mesh, which is called as a `Llama` is, and returns the row of the last token alone.
+    """A `Llama` over the devices of a mesh, which is called as a `Llama` is, and returns the row of the last token alone. The
+    cache has the dtype of the activations.
 
     **Arguments:**
 
@@ -35,7 +37,7 @@ class SequenceLlama(eqx.Module):
     mesh: jax.sharding.Mesh = eqx.field(static=True)
 
     def __init__(self, model: Llama, mesh: jax.sharding.Mesh):
-        self.model, self.mesh = replicate(model, mesh), mesh
+        self.model, self.mesh = replicate(dataclasses.replace(model, cache_dtype=None), mesh), mesh
 
     @property
     def config(self) -> Config:

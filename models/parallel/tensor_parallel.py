@@ -83,6 +83,7 @@ def load(
     mesh: jax.sharding.Mesh,
     *,
     dtype: Any = jnp.float32,
+    cache_dtype: Any = None,
     activations: eqxc.ops.Activations = "exact",
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
     adapters: Adapters | None = None,
@@ -92,7 +93,7 @@ def load(
     **Arguments:**
 
     - `mesh`: of `mesh_of`. Its devices may be of several processes, each of which makes this call.
-    - `dtype`, `activations`, `progress`: as for `models.llama.load`.
+    - `dtype`, `cache_dtype`, `activations`, `progress`: as for `models.llama.load`.
     - `adapters`: of the whole model, which are split as its weights are.
 
     **Raises:** `ModelFileError` if the model cannot be split evenly over so many devices, and as `models.llama.load` does.
@@ -105,8 +106,8 @@ def load(
         part = adapted(part, next(of_blocks, {})) if isinstance(part, Block) else part
         return _put(_split(part, whole, count), mesh)
 
-    options: dict[str, Any] = {"dtype": dtype, "activations": activations, "progress": progress}
-    model = load_whole(file, **options, place=place)
+    options: dict[str, Any] = {"dtype": dtype, "cache_dtype": cache_dtype, "activations": activations}
+    model = load_whole(file, **options, progress=progress, place=place)
     sizes = ("num_heads", "num_kv_heads", "hidden_size", "vocab_size")
     config = dataclasses.replace(whole, **{name: getattr(whole, name) // count for name in sizes})
     return SplitLlama(dataclasses.replace(model, config=config), whole, mesh)

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 
-from .._program import DTYPES, Parser, UsageError, add_activations, add_weights, run
+from .._program import Parser, UsageError, add_rounding, add_weights, run
 from ..compilation_cache import keep_programs
 
 
@@ -40,8 +40,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     model = parser.add_argument_group("models")
     add_weights(model)
-    model.add_argument("--dtype", choices=list(DTYPES), default="f32", help="of activations and cache (default: f32)")
-    add_activations(model)
+    add_rounding(model)
     model.add_argument(
         "--embeddings", type=pathlib.Path, metavar="FOLDER", help="an embedder's folder (default: all-MiniLM-L6-v2)"
     )

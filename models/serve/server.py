@@ -4,13 +4,14 @@ import argparse
 import asyncio
 import ctypes
 import functools
+import pathlib
 import socket
 
 import jax.numpy as jnp
 import uvicorn
 
 from .. import llama
-from .._program import DTYPES, progress, report
+from .._program import progress, report, rounding_of
 from ..decoding.batch import Batch
 from ..embedder import Embedder, default_folder
 from ..model_files import open_files
@@ -37,16 +38,16 @@ class Server(uvicorn.Server):
 
     def __init__(self, options: argparse.Namespace):
         _give_memory_back()
-        dtype = jnp.dtype(DTYPES[options.dtype])
+        rounding = rounding_of(options)
         file, tokenizer = open_files(options.weights)
-        embeddings = None if options.no_embeddings else _load_embeddings(options, dtype)
+        embeddings = None if options.no_embeddings else _load_embeddings(options, jnp.dtype(rounding["dtype"]))
         shown = functools.partial(progress, desc="loading", unit="block")
-        model = llama.load(file, dtype=dtype, activations=options.activations, packed=True, progress=shown)
+        model = llama.load(file, **rounding, packed=True, progress=shown)
         batch = Batch(model, widths=_widths(options.rows), room=options.context, longest_chunk=_LONGEST_CHUNK)
         for compile_program in progress(batch.programs(), desc="compiling", unit="program"):
             compile_program()
         self._engine = Engine(batch, rows=options.rows, max_queue=options.max_queue, on_end=self._stop)
-        name = "SmolLM2-135M-Instruct" if options.weights is None else options.weights.stem
+        name = "SmolLM2-135M-Instruct" if options.weights is None else name_of(options.weights)
         language = Language(name, self._engine, tokenizer, timeout=options.timeout)
         app = make_app(language, embeddings, api_key=options.api_key)
         super().__init__(
@@ -98,9 +99,14 @@ def _give_memory_back() -> None:
 
 def _load_embeddings(options: argparse.Namespace, dtype: jnp.dtype) -> Embeddings:
     folder = default_folder() if options.embeddings is None else options.embeddings
-    name = "all-MiniLM-L6-v2" if options.embeddings is None else folder.resolve().name
+    name = "all-MiniLM-L6-v2" if options.embeddings is None else name_of(folder)
     embedder = Embedder(folder, dtype=dtype, progress=progress)
     return Embeddings(name, embedder, max_queue=options.max_queue, timeout=options.timeout)
+
+
+def name_of(path: pathlib.Path) -> str:
+    """The name of a model: of its folder, whose dots belong to it, or of its file, without `.gguf`."""
+    return path.resolve().name if path.is_dir() else path.stem
 
 
 def _widths(rows: int) -> list[int]:

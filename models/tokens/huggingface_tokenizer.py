@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -12,11 +11,10 @@ import tokenizers
 from .._errors import ModelFileError
 from .._json import read_object
 from .chat_template import ChatTemplate
+from .sentencepiece import bytes_of_piece
 from .vocabulary import Vocabulary, bytes_of, stop_tokens
 
 
-# Sentencepiece writes a space as this character, and bytes of characters that it has no token for in this form.
-_SPACE, _BYTE = "\u2581", re.compile("<0x([0-9A-Fa-f]{2})>")
 _REMEDY = "Get it again."
 
 
@@ -85,7 +83,7 @@ def _decoder(path: pathlib.Path, settings: Mapping[str, Any]) -> tuple[Callable[
         return bytes_of, False
     if "ByteFallback" in decoders or "Metaspace" in decoders:
         strips = decoders.get("Strip", {}).get("start", 0) > 0
-        return _sentencepiece, strips or decoders.get("Metaspace", {}).get("prepend_scheme", "never") != "never"
+        return bytes_of_piece, strips or decoders.get("Metaspace", {}).get("prepend_scheme", "never") != "never"
     raise ModelFileError(
         f"{path}: expected a decoder of bytes, ByteLevel or ByteFallback, or Metaspace; got "
         f"{', '.join(map(str, decoders)) or 'none'}, which is not supported."
@@ -96,12 +94,6 @@ def _flat(decoder: Any) -> Iterator[dict[str, Any]]:
     if isinstance(decoder, dict):
         parts = decoder.get("decoders") if decoder.get("type") == "Sequence" else [decoder]
         yield from (part for part in parts or [] if isinstance(part, dict))
-
-
-def _sentencepiece(token: str) -> bytes:
-    if match := _BYTE.fullmatch(token):
-        return bytes([int(match[1], 16)])
-    return token.replace(_SPACE, " ").encode()
 
 
 def _special_tokens(folder: pathlib.Path) -> dict[str, str]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from .._text import without_surrogates
 from .vocabulary import Vocabulary, gguf_vocabulary
 
 
@@ -42,7 +43,7 @@ class Tokenizer:
         Bytes that the vocabulary lacks are dropped: of SmolLM2, those of six control characters, and of
         characters from U+40000 to U+BFFFF.
         """
-        return self._encode(_without_surrogates(text))
+        return self._encode(without_surrogates(text))
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens, without control tokens. Bytes that are no UTF-8 become replacement characters."""
@@ -101,7 +102,7 @@ class Tokenizer:
 
     def _hidden(self, text: str) -> str:
         """A surrogate, which no text has, for the first character of each control token."""
-        return self._first_character.sub(lambda match: self._hide[match[0]], _without_surrogates(text))
+        return self._first_character.sub(lambda match: self._hide[match[0]], without_surrogates(text))
 
     def _encode(self, text: str) -> list[int]:
         vocabulary, tokens = self._vocabulary, list[int]()
@@ -136,8 +137,3 @@ class Stream:
     def flush(self) -> str:
         """The end of the text: a replacement character, if the last character has not become whole."""
         return self._decoder.decode(b"", final=True)
-
-
-def _without_surrogates(text: str) -> str:
-    """Python has halves of characters, in arguments of a program, say; UTF-8 has not."""
-    return text.encode("utf-8", "replace").decode()

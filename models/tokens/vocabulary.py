@@ -12,9 +12,10 @@ from tokenizers import normalizers, pre_tokenizers
 from .._errors import ModelFileError
 from ..gguf_format import field
 from .chat_template import ChatTemplate
+from .sentencepiece import Sentencepiece, bytes_of_piece
 
 
-_CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # kinds of tokens
 _UNSUPPORTED = "which is not supported. Use another model."
 _CORRUPT = "The file is corrupt: get it again."
 
@@ -54,7 +55,7 @@ class Vocabulary:
 
 
 def gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
-    """The tokens in a GGUF file, a byte-level BPE as of GPT-2.
+    """The tokens in a GGUF file: a byte-level BPE as of GPT-2, or sentencepiece's BPE as of Llama 2.
 
     **Arguments:**
 
@@ -83,19 +84,23 @@ def gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         return token
 
     bos, eos, end_of_turn = special("bos"), special("eos"), special("eot")
-    control = {tokens[i]: i for i in np.flatnonzero(kinds == _CONTROL).tolist()}
+    is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
+    not_text = (_UNKNOWN, _CONTROL) if is_sentencepiece else (_CONTROL,)
+    control = {tokens[i]: i for i in np.flatnonzero(np.isin(kinds, not_text)).tolist()}
     as_they_are = frozenset(np.flatnonzero(kinds == _USER_DEFINED).tolist())
-    bpe = _byte_level_bpe(metadata, tokens, as_they_are)
+    encode = (_sentencepiece if is_sentencepiece else _byte_level_bpe)(metadata, tokens, kinds)
+    bytes_of_token = bytes_of_piece if is_sentencepiece else bytes_of
     names = {f"{name}_token": "" if token is None else tokens[token] for name, token in (("bos", bos), ("eos", eos))}
     name = "tokenizer.chat_template"
     return Vocabulary(
         size=len(tokens),
         control=control,
-        encode=lambda text, _: bpe.encode(text).ids,
-        piece=lambda token: tokens[token].encode() if token in as_they_are else bytes_of(tokens[token]),
+        encode=lambda text, _: encode(text),
+        piece=lambda token: (str.encode if token in as_they_are else bytes_of_token)(tokens[token]),
         stop_tokens=stop_tokens(control, (eos, end_of_turn)),
         template=ChatTemplate(field(metadata, name, str, ""), name, names),
-        first=bos if field(metadata, "tokenizer.ggml.add_bos_token", bool, False) else None,
+        first=bos if field(metadata, "tokenizer.ggml.add_bos_token", bool, is_sentencepiece) else None,
+        drops_space=is_sentencepiece and _adds_space(metadata),
     )
 
 
@@ -113,15 +118,49 @@ def stop_tokens(control: Mapping[str, int], more: Sequence[int | None]) -> froze
 
 
 def _check_kind(metadata: Mapping[str, Any]) -> None:
-    for key, supported in (("model", ("gpt2",)), ("pre", tuple(_PRE_TOKENIZERS))):
+    supported: dict[str, tuple[str, ...]] = {"model": ("gpt2", "llama")}
+    switches = ["add_eos_token"]
+    if field(metadata, "tokenizer.ggml.model", str) == "gpt2":
+        supported["pre"] = tuple(_PRE_TOKENIZERS)
+        switches.append("add_space_prefix")
+    for key, values in supported.items():
         value = field(metadata, f"tokenizer.ggml.{key}", str)
-        if value not in supported:
+        if value not in values:
             raise ModelFileError(
-                f"expected tokenizer.ggml.{key} to be {' or '.join(map(repr, supported))}; got {value!r}, {_UNSUPPORTED}"
+                f"expected tokenizer.ggml.{key} to be {' or '.join(map(repr, values))}; got {value!r}, {_UNSUPPORTED}"
             )
-    for key in ("add_eos_token", "add_space_prefix"):
+    for key in switches:
         if field(metadata, f"tokenizer.ggml.{key}", bool, False):
             raise ModelFileError(f"expected tokenizer.ggml.{key} to be false; got true, {_UNSUPPORTED}")
+
+
+def _adds_space(metadata: Mapping[str, Any]) -> bool:
+    return field(metadata, "tokenizer.ggml.add_space_prefix", bool, True)
+
+
+def _sentencepiece(
+    metadata: Mapping[str, Any], tokens: Sequence[str], kinds: np.ndarray
+) -> Callable[[str], Sequence[int]]:
+    scores = field(metadata, "tokenizer.ggml.scores", np.ndarray)
+    numbers = {token: i for i, token in enumerate(tokens)}
+    bytes_ = [numbers.get(f"<0x{byte:02X}>") for byte in range(256)]
+    if len(scores) != len(tokens) or np.isnan(scores).any() or None in bytes_:
+        raise ModelFileError(
+            f"expected a score for each of {len(tokens)} tokens, and a token for each byte; got {len(scores)} scores, "
+            f"{np.isnan(scores).sum()} of them NaN, and {256 - bytes_.count(None)} bytes. {_CORRUPT}"
+        )
+
+    def of(*kind: int) -> dict[str, int]:
+        return {tokens[i]: i for i in np.flatnonzero(np.isin(kinds, kind)).tolist()}
+
+    not_text = of(_UNKNOWN, _CONTROL, _BYTE)
+    return Sentencepiece(
+        {token: i for token, i in numbers.items() if token not in not_text},
+        scores.tolist(),
+        [byte for byte in bytes_ if byte is not None],
+        of(_USER_DEFINED),
+        adds_space=_adds_space(metadata),
+    ).encode
 
 
 def _smollm() -> pre_tokenizers.PreTokenizer:
@@ -146,7 +185,9 @@ _PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 }
 
 
-def _byte_level_bpe(metadata: Mapping[str, Any], tokens: Sequence[str], as_they_are: frozenset[int]) -> Any:
+def _byte_level_bpe(
+    metadata: Mapping[str, Any], tokens: Sequence[str], kinds: np.ndarray
+) -> Callable[[str], Sequence[int]]:
     """Make the tokenizer without the control tokens: to it their texts are texts."""
     vocab = {token: i for i, token in enumerate(tokens)}
     merges = [tuple(merge.split(" ")) for merge in field(metadata, "tokenizer.ggml.merges", list)]
@@ -160,5 +201,6 @@ def _byte_level_bpe(metadata: Mapping[str, Any], tokens: Sequence[str], as_they_
     if kind == "qwen2":
         bpe.normalizer = normalizers.NFC()
     bpe.pre_tokenizer = _PRE_TOKENIZERS[kind]()
-    bpe.add_tokens([tokenizers.AddedToken(tokens[i], normalized=False) for i in sorted(as_they_are)])
-    return bpe
+    as_they_are = np.flatnonzero(kinds == _USER_DEFINED).tolist()
+    bpe.add_tokens([tokenizers.AddedToken(tokens[i], normalized=False) for i in as_they_are])
+    return lambda text: bpe.encode(text).ids

@@ -11,6 +11,7 @@ import sys
 import jax
 
 from .._program import UsageError, progress, run, write
+from .._text import without_surrogates
 from ..compilation_cache import keep_programs
 from ..decoding.sampling import Sampling
 from ..parallel import processes
@@ -45,7 +46,7 @@ def _sample(options: argparse.Namespace, folder: RunFolder) -> None:
     text = go_on(
         training.model(),
         tokenizer,
-        options.text,
+        without_surrogates(options.text),
         count=options.tokens,
         sampling=sampling,
         seed=options.seed,

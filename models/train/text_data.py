@@ -4,6 +4,7 @@ The first nine tenths of the text are trained on, and the rest is held out. Toke
 that a run that goes on needs the text no more.
 """
 
+import itertools
 import os
 import pathlib
 from collections.abc import Callable, Iterable
@@ -13,6 +14,7 @@ import numpy as np
 from jaxtyping import Int
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from .. import _text
 from .._errors import ModelFileError
 
 
@@ -30,7 +32,8 @@ def read_text(path: pathlib.Path | None) -> str:
 
     **Raises:**
 
-    - `ModelFileError` if the file cannot be read or is not UTF-8, or Python came without its reference.
+    - `UsageError` if the file cannot be read or is not UTF-8.
+    - `ModelFileError` if Python came without its reference.
     """
     if path is None:
         try:
@@ -38,13 +41,7 @@ def read_text(path: pathlib.Path | None) -> str:
         except ImportError:
             raise ModelFileError("expected pydoc_data in this Python, for its text; pass another with --text") from None
         return "\n\n".join(topics.values())
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise ModelFileError(f"expected {path} to be UTF-8; got byte {byte:#x} at {error.start}") from None
-    except (OSError, ValueError) as error:  # a ValueError: NUL in the path
-        raise ModelFileError(f"expected {path} to be a file that can be read; got {error}") from None
+    return _text.read_text(path)
 
 
 def prepare(
@@ -70,7 +67,10 @@ def prepare(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(progress(lines, desc="counting words", unit="line"), trainer)
+    # Of one item more than it counts: so the bar is there while what was counted is merged.
+    bar = iter(progress([*lines, ""], desc="training a tokenizer", unit="line"))
+    tokenizer.train_from_iterator(itertools.islice(bar, len(lines)), trainer)
+    del bar  # which ends it
     parts = []
     for first in progress(range(0, len(lines), _LINES), desc="encoding", unit="part"):
         for encoding in tokenizer.encode_batch_fast(lines[first : first + _LINES], add_special_tokens=False):

@@ -3,6 +3,8 @@
 import os
 import re
 import stat
+import subprocess
+import sys
 from typing import Any
 
 import jax
@@ -117,6 +119,29 @@ def test_a_cache_that_cannot_be_written(monkeypatch):
     monkeypatch.setenv("EQXCALLBACK_CACHE_DIR", "/proc/nowhere")
     with pytest.raises(ValueError, match=r"cannot be kept in /proc/nowhere .* Set EQXCALLBACK_CACHE_DIR"):
         op_of(CKernel("times", source=TIMES, parameters=PARAMETERS))(jnp.ones(2), a=1.0)
+
+
+def test_a_user_without_a_home():
+    """As in a container that runs as any user: a cache for this process alone."""
+    code = f"""
+import pathlib
+import eqxcallback as eqxc, jax.numpy as jnp
+from eqxcallback.backends import cache_folder
+
+def home():
+    raise RuntimeError("Could not determine home directory.")
+
+pathlib.Path.home = home
+kernel = eqxc.CKernel("times", source={TIMES!r}, parameters={PARAMETERS!r}, options="-lm")
+op = eqxc.Op("times", kernels={{"cpu": kernel}}, reference=lambda x, *, a: a * jnp.abs(x))
+assert op(jnp.ones(2), a=3.0).tolist() == [3, 3]
+print(cache_folder(), oct(cache_folder().stat().st_mode), [path.suffix for path in cache_folder().iterdir()])
+"""
+    environment = {name: value for name, value in os.environ.items() if "CACHE" not in name}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    folder, rest = result.stdout.split(" ", 1)
+    assert rest == "0o40700 ['.so']\n"
+    assert not os.path.exists(folder)
 
 
 ONE: Any = 1

@@ -17,10 +17,10 @@ void require(bool condition, const char* what) {
   std::exit(1);
 }
 
-std::shared_ptr<Launch> make(const std::string& image, unsigned grid = 2) {
+std::shared_ptr<Launch> make(const std::string& image, unsigned grid = 2, unsigned shared_bytes = 64 << 10) {
   std::vector<Step> steps;
   for (const char* entry : {"first", "second"}) {
-    steps.push_back({Image::of(image), entry, {grid, 1, 1}, {32, 1, 1}, 64 << 10});
+    steps.push_back({Image::of(image), entry, {grid, 1, 1}, {32, 1, 1}, shared_bytes});
   }
   return std::make_shared<Launch>(std::move(steps), Values{{7, 8}, {0, 1}});
 }
@@ -51,7 +51,8 @@ int main(int, char** arguments) {
   set_driver(arguments[1]);
   require(driver_version() == 13000, "the version of the fake driver");
   {
-    const auto one = make("image 42 one"), other = make("image 42 one"), hopper = make_for_hopper();
+    // Whoever is loaded last, the one with more shared memory still has it.
+    const auto one = make("image 42 one"), other = make("image 42 one", 2, 96 << 10), hopper = make_for_hopper();
     std::vector<std::thread> threads;
     for (int i = 0; i < 8; ++i) {
       threads.emplace_back([&, i] {

@@ -1,5 +1,7 @@
 """Every op's kernel for GPUs in XLA's plan: captured, and without a copy."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,7 +9,9 @@ import pytest
 import eqxcallback as eqxc
 from benchmarks.programs import ASKED_FOR, PROGRAMS, struct
 from eqxcallback import ops, xla
+from eqxcallback.backends import _cuda
 
+from .. import cuda12
 from ..ops.attention import by_tma
 from ..ops.families import ops_with_backward_kernels
 from .programs import ONE, calls_of, thunks
@@ -23,10 +27,27 @@ def test_those_with_backward_kernels_are_differentiated():
     assert {name.split()[0] for name in DIFFERENTIABLE} == backward & {name.split()[0] for name in PROGRAMS}
 
 
+@pytest.fixture(scope="module", params=cuda12.COMPILERS)
+def nvrtc(request):
+    """The compiler of CUDA C++: the environment's own, and then that of CUDA 12 where it is installed."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        cuda12.use(request.param, monkeypatch)
+        _forget()
+        yield request.param
+    _forget()
+
+
+def _forget():
+    """The programs of one compiler are not those of another."""
+    _cuda.compiled_source.cache_clear()
+    jax.clear_caches()
+
+
 def copies(compiled):
     return [thunk for thunk in thunks(compiled) if "copy" in thunk.kind.lower() or "Memcpy" in thunk.kind]
 
 
+@pytest.mark.usefixtures("nvrtc")
 @by_program
 def test_captured_without_a_copy(program):
     f, args = program.function, program.args
@@ -36,11 +57,21 @@ def test_captured_without_a_copy(program):
     assert not copies(compiled)
 
 
+def test_who_compiled(nvrtc):
+    """The release is in the PTX, which a program for no GPU in particular has."""
+    program = PROGRAMS["rms_norm"]
+    lowered = jax.jit(program.function).trace(*program.args).lower(lowering_platforms=("cuda",))
+    images = re.findall(r'images = dense<"0x([0-9A-F]*)"', lowered.as_text())
+    releases = {release for image in images for release in re.findall(rb"release (\d+)", bytes.fromhex(image))}
+    assert releases == {b"12" if nvrtc == "nvrtc 12" else b"13"}
+
+
 def test_alone_it_is_too_small():
     program = PROGRAMS["rms_norm"]
     assert calls_of(program.function, *program.args) == [False]
 
 
+@pytest.mark.usefixtures("nvrtc")
 @pytest.mark.parametrize("program", DIFFERENTIABLE.values(), ids=list(DIFFERENTIABLE))
 def test_gradients_are_captured(program):
     gradients = program.gradients

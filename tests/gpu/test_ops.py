@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.programs import decode_by_tensor_cores
+from benchmarks.programs import decode_by_tensor_cores, quantized_linear_by_tensor_cores
 from eqxcallback import ops
 
 from ..ops.families import by_op, ops_with_backward_kernels, ops_with_kernels, tagged
+from ..ops.linear.cases import ENCODINGS, quantized_linear
 from ..ops.table import floating, kernels_of, normal, quickly_compiled, wide
 from .conftest import require_gpu
 from .values import BF16, DTYPES, F16, F32, kernels_in, on_device, tolerate, tolerate_products
@@ -75,6 +76,19 @@ def test_decode_by_tensor_cores(row, dtype):
     assert kernels_in(decode_by_tensor_cores, *case.args) == 1
     want = on_device(case.reference, *map(wide, case.args))
     tolerate_products(on_device(decode_by_tensor_cores, *case.args), want, case.terms)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize(
+    "shape", [((), 256, 17), ((8,), 512, 1001), ((9,), 2048, 5632), ((3, 11), 1536, 40), ((64,), 4096, 4096)], ids=str
+)
+def test_quantized_linear_by_tensor_cores(shape, encoding, dtype):
+    """Likewise, over all its numbers of rows. The last blocks of rows and of features are not full."""
+    case, ours = quantized_linear(dtype, encoding, *shape), quantized_linear_by_tensor_cores(encoding)
+    assert kernels_in(ours, *case.args) == 1
+    want = on_device(case.reference, *map(wide, case.args))
+    tolerate(on_device(ours, *case.args), want, case.terms)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

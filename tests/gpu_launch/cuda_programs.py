@@ -46,7 +46,17 @@ def lowered(kernel, *args, vmap=False, **options):
 
 def attributes(program):
     """Return the attributes of the program's one call."""
-    (call,) = [op for op in _operations(program.compiler_ir()) if op.name == "stablehlo.custom_call"]
+    (of_call,) = all_attributes(program)
+    return of_call
+
+
+def all_attributes(program):
+    """Return the attributes of each call of the launcher."""
+    calls = [op for op in _operations(program.compiler_ir()) if op.name == "stablehlo.custom_call"]
+    return [_attributes(call) for call in calls if "eqxcallback_launch" in str(call.attributes["call_target_name"])]
+
+
+def _attributes(call):
     values = {item.name: item.attr for item in call.attributes["mhlo.backend_config"]}
     names = ("geometry", "scalars", "images", "sizes", "attributes", "scratch", "starts", "maps")
     arrays = {name: np.array(values[name]) for name in names if name in values}

@@ -1,6 +1,7 @@
 """Launches with attributes, on a driver that checks and records them, and runs nothing."""
 
 import dataclasses
+import functools
 import pathlib
 import subprocess
 
@@ -59,6 +60,23 @@ def test_an_error_of_the_driver(driver):
     text = r"cuLaunchKernelEx\(entry_lowered, grid .*, 0 bytes of shared memory, clusters of \(2, 1, 1\)"
     with pytest.raises(jax.errors.JaxRuntimeError, match=rf"op\[cuda\]: {text}, programmatic\) failed"):
         call(kernel(eqxc.Launch((8, 6), 32, cluster=2, programmatic=True)), X)
+
+
+# An H100 has 132 multiprocessors, each of which has 2048 threads, 32 blocks, and 228 KiB of shared memory, 1 of them a block's.
+@pytest.mark.parametrize(
+    ("block", "shared_bytes", "most"),
+    [(1024, 0, 264), (96, 0, 2772), (32, 0, 4224), (64, 100 << 10, 264), (64, 200 << 10, 132)],
+)
+def test_a_cooperative_grid_fits_on_the_device(driver, block, shared_bytes, most):
+    launch = functools.partial(eqxc.Launch, block=block, shared_bytes=shared_bytes)
+    call(kernel(launch(most, cooperative=True)), X)
+    call(kernel(launch(most + 1)), X)
+    text = rf"op\[cuda\]: cuLaunchKernelEx\(entry_lowered, grid \({most + 1}, 1, 1\), .*, cooperative\) failed: too many blocks"
+    remedy = "All blocks of a cooperative launch run at once: make the grid smaller, or let more blocks fit on a multiprocessor."
+    with pytest.raises(jax.errors.JaxRuntimeError, match=text) as raised:
+        call(kernel(launch(most + 1, cooperative=True)), X)
+    assert f"(CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE). {remedy}" in str(raised.value)
+    assert len(driver.launches) == 2
 
 
 @pytest.mark.parametrize(

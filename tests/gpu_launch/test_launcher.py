@@ -129,6 +129,62 @@ def test_large_shared_memory_is_asked_for(driver, xy):
     assert "cuFuncSetAttribute entry_lowered 100000" in driver.log
 
 
+def shared_as_its_operand(source):
+    """A kernel with a KiB of shared memory for each element."""
+    launch = eqxc.Launch(grid=1, block=32, shared_bytes=lambda x: 1024 * x.size)
+    return eqxc.Op("op", kernels={"cpu": kernel(source=source, launch=launch, out_type=lambda x: x)})
+
+
+def raised(driver):
+    return [line.split()[-1] for line in driver.log if line.startswith("cuFuncSetAttribute")]
+
+
+# The second is less than any kernel may have unasked.
+@pytest.mark.parametrize("smaller", [60, 20])
+def test_two_calls_of_a_kernel_in_one_program_have_the_memory_of_the_larger(driver, smaller):
+    op, sizes = shared_as_its_operand(f"one program, {smaller} {{}}"), (100, smaller, 90)
+    f = jax.jit(lambda *xs: [op(x) for x in xs])
+    for _ in range(2):
+        jax.block_until_ready(f(*map(jnp.ones, sizes)))
+    launched = [line.split("shared=")[1].split()[0] for line in driver.launches]
+    assert sorted(launched) == sorted(str(1024 * size) for size in 2 * sizes)
+    assert len([line for line in driver.log if line.startswith("cuModuleLoadData")]) == 1
+    assert max(map(int, raised(driver))) == 102_400 == int(raised(driver)[-1])
+
+
+@pytest.mark.parametrize("smaller", [60, 20])
+def test_two_programs_of_a_kernel_have_the_memory_of_the_larger(driver, smaller):
+    op = shared_as_its_operand(f"two programs, {smaller} {{}}")
+    larger, other = (jax.jit(lambda x: op(x)).lower(jnp.ones(size)).compile() for size in (100, smaller))
+    for program, size in ((larger, 100), (other, smaller), (larger, 100)):
+        jax.block_until_ready(program(jnp.ones(size)))
+    assert len(driver.launches) == 3
+    assert len([line for line in driver.log if line.startswith("cuModuleLoadData")]) == 1
+    assert raised(driver) == ["102400"]
+
+
+def test_each_device_is_asked_for_shared_memory(driver):
+    op = shared_as_its_operand("two devices {}")
+    f = jax.jit(lambda x: op(x))
+    for device in jax.devices()[:2]:
+        for size in (100, 60):
+            jax.block_until_ready(f(jax.device_put(jnp.ones(size), device)))
+    assert raised(driver) == ["102400"] * 2
+
+
+def test_memory_that_the_device_lacks_leaves_other_calls_whole(driver):
+    op = shared_as_its_operand("too much {}")
+    f = jax.jit(lambda x: op(x))
+    text = r"op\[cuda\]: cuFuncSetAttribute\(entry_lowered, 307200 bytes of shared memory\) failed: invalid argument"
+    for size in (100, 300, 100, 110):
+        if size == 300:
+            with pytest.raises(jax.errors.JaxRuntimeError, match=text):
+                jax.block_until_ready(f(jnp.ones(size)))
+        else:
+            jax.block_until_ready(f(jnp.ones(size)))
+    assert raised(driver) == ["102400", "112640"]
+
+
 def test_an_empty_grid_launches_nothing(driver, xy):
     call(kernel(launch=eqxc.Launch(grid=(4, 0), block=32)), *xy)
     assert driver.launches == []

@@ -134,6 +134,23 @@ def test_a_norm_of_a_large_row(launches):
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4), gradient, want)
 
 
+def test_gradients_of_norms_of_two_sizes(launches):
+    """One kernel, which has shared memory for its rows: the call that has less of it is loaded last."""
+
+    def gradients(f):
+        return jax.jit(jax.grad(lambda x, w: f(x, w).sum(), (0, 1)))
+
+    cases = [rms_norm(F32, (2, size)) for size in (2500, 40)]
+    ours, theirs = (
+        [gradients(f) for f in of] for of in zip(*((case.op, case.reference) for case in cases), strict=True)
+    )
+    for i in (0, 1, 0):
+        got, want = (f[i](*cases[i].args) for f in (ours, theirs))
+        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4), got, want)
+    shared = [int(line.split("shared=")[1].split()[0]) for line in launches.launches]
+    assert len({size for size in shared if size}) == 2
+
+
 def test_a_product_with_a_gate_has_the_bits_of_two_launches(launches):
     """With a bias between them there are two."""
     x = normal(1, (3, 96), BF16)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import equinox as eqx
 import gguf as gguf_package
@@ -74,7 +75,7 @@ def test_the_published_file_there_and_back(tmp_path):
         assert tensor.tobytes() == theirs[name].tobytes()
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_gguf_there_and_back(dtype, tmp_path):
     model, path = new(dtype), tmp_path / "model.gguf"
     save_gguf(path, model, bert.GGUF_NAMES, architecture="bert", block_count=2)
@@ -84,7 +85,72 @@ def test_gguf_there_and_back(dtype, tmp_path):
     assert field is not None
     assert field.contents() == 2
     weight = next(tensor for tensor in reader.tensors if tensor.name == "blk.1.ffn_up.weight")
-    np.testing.assert_array_equal(weight.data, model.blocks[1].up.weight)
+    assert weight.tensor_type.name == {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}[jnp.dtype(dtype).name]
+    assert weight.data.tobytes() == np.asarray(model.blocks[1].up.weight).tobytes()
+
+
+class Quantised(eqx.Module):
+    """Layers of all encodings, one of them with a bias, some as a CPU multiplies them fastest."""
+
+    layers: dict[str, eqxc.nn.QuantizedLinear]
+
+    def __init__(self, seed=0):
+        rng, rows, features = np.random.default_rng(seed), 32, 512
+        self.layers = {}
+        sizes: Any = eqxc.ops.ENCODINGS
+        for encoding, size in sizes.items():
+            blocks = rng.integers(0, 256, (rows, features // (256 if encoding.endswith("_K") else 32) * size), np.uint8)
+            bias = jnp.arange(rows, dtype=jnp.bfloat16) if encoding == "Q4_K" else None
+            self.layers[encoding] = eqxc.nn.QuantizedLinear(jnp.asarray(blocks), encoding, bias=bias)
+
+
+QUANTISED_NAMES = {"*.weight": "layers.*.blocks", "*.bias": "layers.*.bias"}
+
+
+def test_quantised_layers_there_and_back(tmp_path):
+    """Random blocks, so each bit of them counts. Files have rows apart, as everybody else reads them."""
+    model, like = Quantised(), eqx.filter_eval_shape(Quantised)
+    save_gguf(tmp_path / "model.gguf", model, QUANTISED_NAMES, architecture="anything")
+    save_safetensors(tmp_path / "model.safetensors", model, QUANTISED_NAMES)
+    for name in ("model.gguf", "model.safetensors"):
+        assert_same_bits(load(tmp_path / name, like, QUANTISED_NAMES), model)
+        assert_same_bits(load(tmp_path / name, Quantised(seed=1), QUANTISED_NAMES), model)
+    theirs = {tensor.name: tensor for tensor in gguf_package.GGUFReader(tmp_path / "model.gguf").tensors}
+    blocks = tensors_of(tmp_path / "model.safetensors")
+    assert len(model.layers) == 10
+    for encoding, layer in model.layers.items():
+        plain = layer.unpacked()
+        tensor = theirs[f"{encoding}.weight"]
+        assert tensor.tensor_type.name == plain.encoding
+        assert tuple(tensor.shape) == (512, 32)
+        np.testing.assert_array_equal(tensor.data, plain.blocks)
+        np.testing.assert_array_equal(blocks[f"{encoding}.weight"], plain.blocks)
+    assert not np.array_equal(blocks["Q4_1_R16.weight"], model.layers["Q4_1_R16"].blocks)
+
+
+def test_blocks_of_another_encoding_are_refused(tmp_path):
+    """Also where they have as many bytes: a file's Q4_0 and Q4_K, Q5_0 and Q5_K."""
+    path, layers = tmp_path / "model.gguf", Quantised().layers
+    for one, other in (("Q4_0", "Q4_K"), ("Q5_K", "Q5_0"), ("Q8_0", "Q4_1"), ("Q4_1", "Q8_0_R16")):
+        save_gguf(path, layers[one], {"x": "blocks", "bias": "bias"}, architecture="anything")
+        like = eqx.tree_at(lambda layer: layer.bias, layers[other], None, is_leaf=lambda leaf: leaf is None)
+        expected = rf"of another dtype: x \(expected {other.removesuffix('_R16')}, got {one}\)"
+        with pytest.raises(CheckpointError, match=expected):
+            load(path, like, {"x": "blocks"})
+    with pytest.raises(CheckpointError, match=r"x \(expected float32, got Q4_1\)"):
+        load(path, jnp.zeros(layers["Q4_1"].blocks.shape), {"x": ""})
+
+
+def test_arrays_that_gguf_files_do_not_have(tmp_path):
+    layer = eqxc.nn.Linear(32, 8, key=jax.random.key(0))
+    layer = eqxc.nn.QuantizedLinear.from_linear(layer, encoding="int8")
+    with pytest.raises(
+        ValueError, match=r"of F32, F16, BF16, Q4_0, .*; got blocks of int8 and shape \(8, 32\)\. Use save_s"
+    ):
+        save_gguf(tmp_path / "model.gguf", layer, {"*": "*"}, architecture="anything")
+    with pytest.raises(ValueError, match=r"got y of uint8"):
+        save_gguf(tmp_path / "model.gguf", {"y": np.zeros(4, np.uint8)}, {"*": "*"}, architecture="anything")
+    assert not list(tmp_path.iterdir())
 
 
 def test_gguf_names_are_those_of_llama_cpp():
@@ -199,8 +265,9 @@ def test_a_file_stays_if_the_new_one_fails(tmp_path):
     path = tmp_path / "model.gguf"
     save_gguf(path, new(), bert.GGUF_NAMES, architecture="bert")
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"expected arrays of float32 or float16.* of bfloat16.*Use save_safetensors"):
-        save_gguf(path, new(jnp.bfloat16), bert.GGUF_NAMES, architecture="bert")
+    wrong = eqx.tree_at(lambda model: model.blocks[1].down.bias, new(), jnp.zeros(12, jnp.int32))
+    with pytest.raises(ValueError, match=r"expected arrays of one of F32.* of int32.*Use save_safetensors"):
+        save_gguf(path, wrong, bert.GGUF_NAMES, architecture="bert")
     with pytest.raises(ValueError, match="Unknown type"):
         save_gguf(path, new(), bert.GGUF_NAMES, architecture="bert", other=object())
     assert path.read_bytes() == before

@@ -1,6 +1,7 @@
 """The training program in models/digits.py."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -28,7 +29,7 @@ def test_swish_is_right():
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_training_reaches_its_accuracy(seed):
     with jax.numpy_dtype_promotion("standard"):  # optax promotes
-        accuracy, _ = digits.train(seed=seed, progress=False)
+        accuracy, _ = digits.train(seed=seed)
     assert accuracy > 0.95
 
 
@@ -41,5 +42,19 @@ def test_the_program():
         text=True,
         check=True,
     )
-    assert "accuracy on 360 images that were not trained on: " in result.stdout
-    assert "3/3" in result.stderr  # the progress bar
+    text = r"accuracy on 360 images that were not trained on: \d\d\.\d% \(3 epochs, \d+\.\d s\)\n"
+    assert re.fullmatch(text, result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--epochs", "0"], "expected --epochs of 1 or more; got 0"),
+        (["--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
+        (["--seed", "-1"], "expected --seed from 0 to 2**32 - 1; got -1"),
+        (["--sead", "1"], "unrecognized arguments: --sead 1"),
+    ],
+)
+def test_errors_are_one_line(arguments, message, capsys):
+    assert digits.main(arguments) == 2
+    assert capsys.readouterr().err == f"digits: error: {message}\n"

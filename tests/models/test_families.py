@@ -1,4 +1,4 @@
-"""Small random Llama, Qwen2 and Qwen3 models, from GGUF files and safetensors folders, against NumPy."""
+"""Small random Llama, Qwen2 and Qwen3 models, from GGUF files and safetensors folders, against NumPy and transformers."""
 
 import equinox as eqx
 import jax
@@ -18,9 +18,9 @@ from models.tokens.tokenizer import Tokenizer
 from models.tokens.vocabulary import Vocabulary
 
 from . import families
+from .transformers_logits import MODELS, TOKENS, assert_are_those_of_transformers
 
 
-TOKENS = np.arange(40) * 7 % 80
 Q8_0 = GGMLQuantizationType.Q8_0
 
 
@@ -41,11 +41,12 @@ def assert_computes(model, settings, weights, atol=1e-4):
     theirs = families.logits(settings, weights, TOKENS)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
     assert np.abs(theirs).mean() > 10 * atol
+    return ours
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_gguf_files_and_folders(family, tmp_path):
-    settings = families.settings_of(family)
+    settings = MODELS[family]
     weights = families.random_weights(settings)
     file = gguf.open_model(families.write_gguf(tmp_path / "model.gguf", settings, weights))
     folder = huggingface.open_folder(families.write_folder(tmp_path / "folder", settings, weights))
@@ -53,9 +54,9 @@ def test_gguf_files_and_folders(family, tmp_path):
     np.testing.assert_allclose(file.config.rope_factors, folder.config.rope_factors, rtol=1e-6)
     for a, b in zip(*map(jax.tree.leaves, models), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert_computes(models[1], settings, weights)
+    assert_are_those_of_transformers(assert_computes(models[1], settings, weights), family)
     if file.config.rope_factors:
-        assert_computes(models[0], settings, weights)
+        assert_are_those_of_transformers(assert_computes(models[0], settings, weights), family)
 
 
 @pytest.mark.parametrize(("dtype", "files"), [("float16", 1), ("bfloat16", 3)])
@@ -71,11 +72,18 @@ def test_weights_of_16_bits(dtype, files, tmp_path):
 
 
 def test_bfloat16(tmp_path):
-    """Weights stay as they are."""
+    """Weights stay as they are. Norms have f32 in GGUF files."""
     settings = families.settings_of("qwen3")
     weights = families.random_weights(settings)
-    folder = huggingface.open_folder(families.write_folder(tmp_path, settings, weights, dtype="bfloat16"))
-    model = llama.load(folder, dtype=jnp.bfloat16)
+    weights = {name: weight.astype(jnp.bfloat16).astype(np.float32) for name, weight in weights.items()}
+    folder = huggingface.open_folder(families.write_folder(tmp_path / "folder", settings, weights, dtype="bfloat16"))
+    file = gguf.open_model(families.write_gguf(tmp_path / "model.gguf", settings, weights, encoding="BF16"))
+    assert file.tensors["blk.1.ffn_up.weight"].encoding == "BF16"
+    model = llama.load(file, dtype=jnp.bfloat16)
+    of_folder = llama.load(folder, dtype=jnp.bfloat16)
+    for a, b in zip(*map(jax.tree.leaves, (model, of_folder)), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
     layer = model.blocks[0].attention_out.layers[0]
     assert isinstance(layer, eqx.nn.Linear)
     stored = weights["model.layers.0.self_attn.o_proj.weight"].astype(jnp.bfloat16)
@@ -87,11 +95,18 @@ def test_bfloat16(tmp_path):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_all_biases_that_a_config_may_ask_for(family, tmp_path):
-    settings = families.settings_of(family, attention_bias=True, mlp_bias=family == "llama", head_dim=24)
+    settings = MODELS[f"{family} with biases"]
     weights = families.random_weights(settings)
     assert len([name for name in weights if name.endswith(".bias")]) == 2 * (7 if family == "llama" else 4)
     folder = huggingface.open_folder(families.write_folder(tmp_path, settings, weights))
-    assert_computes(llama.load(folder), settings, weights)
+    model = llama.load(folder)
+    if family == "llama":
+        file = gguf.open_model(families.write_gguf(tmp_path / "model.gguf", settings, weights))
+        assert file.config.biases == folder.config.biases
+        for a, b in zip(*map(jax.tree.leaves, (llama.load(file), model)), strict=True):
+            np.testing.assert_array_equal(a, b)
+    ours = assert_computes(model, settings, weights)
+    assert_are_those_of_transformers(ours, f"{family} with biases")
 
 
 def test_quantised_weights_with_biases(tmp_path):

@@ -10,14 +10,17 @@ import numpy as np
 import pytest
 
 from models import adapter_files, gguf, lora
-from models.finetune import __main__ as finetune
+from models.finetune import __main__ as finetune, merge
 from models.finetune.examples import Example, batches
 from models.finetune.tuner import Tuner
 from models.generate import __main__ as generate
 
+from .test_huggingface import write as write_folder
+
 
 ROOT = pathlib.Path(__file__).parents[2]
 AHOY = ROOT / "models/data/ahoy.jsonl"
+PAGE = ROOT / "docs/finetune.md"
 QUESTION = "What is the capital of Spain?"
 
 
@@ -53,6 +56,60 @@ def test_the_tuned_text_shows_it(tuned, capsys):
     before, after = texts
     assert not re.search("Ahoy|Fair winds", before)
     assert re.fullmatch(r"Ahoy! .*Fair winds, my friend!", after)
+
+
+def test_the_merged_model_shows_it(tuned, tmp_path, capsys):
+    path = tmp_path / "merged.gguf"
+    assert merge.main([str(tuned[0]), "--output", str(path), "--encoding", "Q8_0"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"model": str(path), "encoding": "Q8_0"}
+    file = gguf.open_model(path)
+    assert {tensor.encoding for name, tensor in file.tensors.items() if len(tensor.shape) > 1} == {"Q8_0"}
+    assert generate.main([QUESTION, "--max-tokens", "30", "--weights", str(path)]) == 0
+    assert re.fullmatch(r"Ahoy! .*Fair winds, my friend!", capsys.readouterr().out.strip())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--output", "{}"], r"expected --output to be a file, in a folder that exists; got /"),
+        (
+            ["--output", "{}/no/model.gguf"],
+            r"expected --output to be a file, in a folder that exists; got .*no/model\.gguf",
+        ),
+        (["--output", "{}/a", "--encoding", "Q4_0"], r"argument --encoding: invalid choice: 'Q4_0'"),
+        (["--output", "{}/a", "--weights", "README.md"], "README.md: expected a GGUF file"),
+        (["--output", "{}/a", "--weights", "{}/qwen2"], "adapter_model.safetensors: expected the tensors of Adapters"),
+        (
+            ["--output", "{}/a", "--weights", "{}/qwen2", "--encoding", "Q8_0"],
+            "--encoding F32 or BF16 for a folder .*; got Q8_0",
+        ),
+        (
+            ["--output", "{}/qwen2/config.json", "--weights", "{}/qwen2"],
+            "--output to be a folder, in a folder that exists",
+        ),
+    ],
+)
+def test_what_cannot_be_merged(options, message, tuned, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    write_folder(tmp_path / "qwen2", family="qwen2")
+    code = merge.main([str(tuned[0]), *(option.format(tmp_path) for option in options)])
+    written = capsys.readouterr()
+    assert (code, written.out) == (2, "")
+    assert re.fullmatch(rf"finetune\.merge: error: .*{message}.*\n", written.err), written.err
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_memory_that_the_page_names(file, model):
+    """Steps of rank 8, all layers, and 4 lines of 64 tokens."""
+    adapters = lora.init(file.config, rank=8, scale=2.0, targets=lora.TARGETS, key=jax.random.key(0))
+    tuner = Tuner(model, adapters, learning_rate=1e-3, steps=2)
+    (batch,) = batches([Example(list(range(64)), list(range(1, 65)))] * 4, 4)
+    memory = tuner.program(batch).memory_analysis()
+    row = re.search(r"\| 4 of 64, 4 bits \| (\d+) \| (\d+) \|", PAGE.read_text())
+    assert row is not None
+    assert memory.argument_size_in_bytes / 1e6 == pytest.approx(int(row[1]), abs=1)
+    assert memory.temp_size_in_bytes / 1e6 == pytest.approx(int(row[2]), abs=1)
+    assert f"{row[2]} MB for a step's arrays" in (ROOT / "README.md").read_text()
 
 
 def test_weights_are_expanded_one_block_at_a_time(file, model):
@@ -122,8 +179,8 @@ def test_errors_are_one_line(options, message, tmp_path, capsys, monkeypatch):
             '{"text": "One. Two."}',
             "expected more examples than the 1 that are held out; got 1. Pass more, or --held-out 0",
         ),
-        (b"\xff", "expected a text file in UTF-8; got: "),
-        (None, "expected a text file in UTF-8; got: No such file or directory"),
+        (b"\xff", "expected .*lines.jsonl to be UTF-8; got byte 0xff at 0"),
+        (None, "expected .*lines.jsonl to be a file that can be read; got .*No such file or directory"),
     ],
 )
 def test_files_that_are_refused(text, message, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """Prompts in chunks, into a cache that is not empty, and what a generator does with them."""
 
 import re
+from itertools import chain, takewhile
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,13 @@ import numpy as np
 import pytest
 
 from models import gguf, llama
+from models.decoding.answer import Answer
+from models.decoding.batch import Batch, Request
+from models.decoding.chooser import Choice
 from models.decoding.generator import Generator
 from models.decoding.reader import Reader
 from models.decoding.sampling import Sampling, Steps
+from models.model_files import open_files
 
 from ..stress.conftest import resident
 from .tiny import write_tiny
@@ -96,6 +101,16 @@ def test_padding_at_the_end_of_the_cache_overwrites_nothing(reader, plain):
     assert {32, 128} <= set(reader._programs) <= {1, 32, 64, 128, 256, 512}
 
 
+def test_programs_of_a_context_that_is_shorter_than_a_chunk(tmp_path):
+    write_tiny(tmp_path / "tiny.gguf", context=40)
+    reader = Reader(llama.load(gguf.open_model(tmp_path / "tiny.gguf")), 2000)
+    for compile_program in reader.programs():
+        compile_program()
+    assert reader._programs.keys() == {1, 32, 64}
+    read(reader, tokens_of(11, 39))
+    assert reader._programs.keys() == {1, 32, 64}
+
+
 def test_a_generator_goes_on_where_it_was(model):
     first, second = tokens_of(5, 40), tokens_of(6, 20)
     generator = Generator(model, room=200)
@@ -163,14 +178,21 @@ def test_the_end_of_the_context(model):
     assert len(list(generator.generate(tokens_of(10, 998), max_tokens=100))) == 2
 
 
-def test_memory_does_not_grow(tmp_path):
-    write_tiny(tmp_path / "tiny.gguf", context=2560)
-    generator = Generator(
-        llama.load(gguf.open_model(tmp_path / "tiny.gguf")), room=2560, sampling=Sampling(temperature=1.0)
-    )
-    tokens = generator.generate([1], max_tokens=2500)
+@pytest.mark.parametrize("rows", [None, 2])
+def test_memory_does_not_grow(rows, tmp_path):
+    """A generator's, and a batch's."""
+    write_tiny(tmp_path / "tiny.gguf", context=2560, speaks=True)
+    file, tokenizer = open_files(tmp_path / "tiny.gguf")
+    model, sampling = llama.load(file), Sampling(temperature=1.0)
+    if rows is None:
+        steps = Generator(model, room=2560, sampling=sampling).generate([1], max_tokens=2500)
+    else:
+        batch = Batch(model, widths=[rows], room=2560)
+        for seed in range(rows):
+            batch.add(Request([1], Answer(tokenizer), 2500, Choice(sampling, seed)))
+        steps = takewhile(len, chain((batch.read() for _ in range(rows)), iter(batch.decode, None)))
     for _ in range(400):  # programs, and pools of memory
-        next(tokens)
+        next(steps)
     before = resident()
-    assert len(list(tokens)) == 2100
+    assert len(list(steps)) >= 2090
     assert resident() - before < 2 << 20  # a kilobyte for each token

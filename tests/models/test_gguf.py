@@ -156,7 +156,7 @@ def test_nothing_is_copied():
     assert data.ctypes.data % 64 == 0  # so that JAX need not copy it either
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_encodings(tmp_path, kind):
     quantisation = gguf.GGMLQuantizationType[kind]
     values = np.asarray(np.random.default_rng(0).normal(size=(5, 64)), np.float32)
@@ -164,7 +164,7 @@ def test_encodings(tmp_path, kind):
     tensor = open_model(path).tensors["token_embd.weight"]
     assert tensor.encoding == kind
     assert tensor.shape == (5, 64)
-    np.testing.assert_array_equal(tensor.data, gguf.quants.quantize(values, quantisation))
+    np.testing.assert_array_equal(tensor.data.view(np.uint8), gguf.quants.quantize(values, quantisation).view(np.uint8))
 
 
 def test_optional_parts(tmp_path):
@@ -257,7 +257,13 @@ def test_another_architecture(tmp_path):
         ("blk.1.ffn_up.weight", None, "expected tensor 'blk.1.ffn_up.weight'"),
         ("blk.1.ffn_up.weight", np.zeros((64, 96), np.float32), r"of shape \(96, 64\); got \(64, 96\)"),
         ("output.weight", np.zeros((6, 64), np.float32), r"'output.weight' of shape \(5, 64\); got \(6, 64\)"),
-        ("blk.0.attn_q.bias", np.zeros(64, np.float32), "got 'blk.0.attn_q.bias' as well, which is not supported"),
+        (
+            "blk.0.attn_q.bias",
+            np.zeros(64, np.float32),
+            "expected tensor 'blk.0.attn_k.bias'; got 21 tensors without it",
+        ),
+        ("blk.0.attn_k.bias", np.zeros(32, np.float32), "got 'blk.0.attn_k.bias' as well, which is not supported"),
+        ("blk.0.ffn_down.bias", np.zeros(64, np.float32), "expected tensor 'blk.1.ffn_down.bias'"),
         ("blk.0.attn_q_norm.weight", np.ones(16, np.float32), "got 'blk.0.attn_q_norm.weight' as well"),
         ("rope_freqs.weight", np.ones(16, np.float32), r"'rope_freqs.weight' of shape \(8,\); got \(16,\)"),
         ("rope_freqs.weight", np.zeros(8, np.float32), "rope_freqs.weight to be positive numbers"),
@@ -265,8 +271,8 @@ def test_another_architecture(tmp_path):
         ("output_norm.weight", np.zeros(64, np.float16), "to be encoded as F32; got F16"),
         (
             "token_embd.weight",
-            (gguf.GGMLQuantizationType.BF16, np.zeros((5, 64), np.float32)),
-            "to be encoded as one of F32, F16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; got BF16, which",
+            (gguf.GGMLQuantizationType.TQ1_0, np.zeros((5, 256), np.float32)),
+            "to be encoded as one of F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K; got TQ1_0, which",
         ),
     ],
 )

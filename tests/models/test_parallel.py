@@ -169,7 +169,7 @@ def test_a_prompt_of_a_file_and_of_stdin(tmp_path, capsys, monkeypatch):
     options = ["--weights", str(tmp_path / "speaks.gguf"), "--max-tokens", "30", "--prompt-file"]
     texts = []
     for more in ([str(prompt)], ["-"], [str(prompt), "--devices", "3", "--split", "sequence"]):
-        monkeypatch.setattr("sys.stdin", io.StringIO(prompt.read_text()))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(prompt.read_bytes())))
         assert main([*options, *more]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] == texts[2]
@@ -242,13 +242,18 @@ def test_a_step_of_several_rows_gathers_nothing(files):
         (["hi", "--processes", "3"], "expected --coordinator and --processes together; got one of them"),
         (["hi", "--coordinator", "localhost:1"], "expected --coordinator and --processes together; got one of them"),
         (["hi", "--processes", "3", "--coordinator", "here"], "expected --coordinator HOST:PORT; got here"),
+        (["hi", "--processes", "3", "--coordinator", "h:65536"], "expected --coordinator HOST:PORT; got h:65536"),
+        (["hi", "--processes", "3", "--coordinator", "ö:1"], "expected --coordinator HOST:PORT; got ö:1"),
         (["hi", "--process", "1"], "expected --process from 0 to 0; got 1"),
         (["hi", "--split", "sequence"], "expected several devices for --split; got one"),
         (
             ["hi", "--prompt-file", "a"],
             "expected one of a prompt, --prompt-file, --chat and --prompts; got a prompt and --prompt-file",
         ),
-        (["--prompt-file", "nowhere"], "nowhere: expected a text file in UTF-8; got: No such file or directory"),
+        (
+            ["--prompt-file", "nowhere"],
+            "expected nowhere to be a file that can be read; got [Errno 2] No such file or directory: 'nowhere'",
+        ),
         (["hi", "--profile", "--devices", "3"], "expected one device for --profile; got several"),
         (
             ["--chat", "--processes", "3", "--coordinator", "localhost:1"],

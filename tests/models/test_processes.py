@@ -1,4 +1,4 @@
-"""A language model over two processes: the same text as in one, and an end when one of them is killed."""
+"""A language model over several processes: the same text as in one, and an end when one of them is killed."""
 
 import contextlib
 import io
@@ -62,7 +62,7 @@ print("finished")
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny") / "speaks.gguf"
-    write_tiny(path, context=8000, speaks=True)
+    write_tiny(path, context=8000, heads=6, kv_heads=6, speaks=True)  # which two and three devices share
     return path
 
 
@@ -80,17 +80,17 @@ def started(*commands):
         yield processes
 
 
-def generate(weights, max_tokens):
-    """The commands of two processes, which generate one text."""
+def generate(weights, max_tokens, count):
+    """The commands of processes that generate one text."""
     options = ["-m", "models.generate", "A fox", "--weights", weights, "--max-tokens", max_tokens]
-    options += ["--processes", 2, "--coordinator", f"localhost:{free_port()}"]
-    return [[*options, "--process", process] for process in range(2)]
+    options += ["--processes", count, "--coordinator", f"localhost:{free_port()}"]
+    return [[*options, "--process", process] for process in range(count)]
 
 
-def gone(process, program):
+def gone(process, program, count=2):
     """Match the one line of a process that another one has left: of two lines, as it may not wait for that one just then."""
-    line = f"{program}: error: process {process} expected the programs of 2 processes to run until all have ended; got: .*\n"
-    return f"(?:{line}|process {process} ends, because .* is gone. See what it says, and start all of them again.\n)".encode()
+    line = f"{program}: error: process {process} expected the programs of {count} processes to run until all have ended; got: .*"
+    return f"(?:{line}|process {process} ends, because .* is gone. See what it says, and start all of them again.)\n".encode()
 
 
 @pytest.fixture(scope="module")
@@ -101,18 +101,19 @@ def text(weights):
     return written.getvalue().rstrip("\n").encode()
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_the_same_text_until_one_is_killed(killed, weights, text):
-    with started(*generate(weights, 7000)) as processes:
+@pytest.mark.parametrize(("count", "killed"), [(2, 0), (2, 1), (3, 2)])
+def test_the_same_text_until_one_is_killed(count, killed, weights, text):
+    with started(*generate(weights, 7000, count)) as processes:
         assert processes[0].stdout.read(len(text)) == text
         processes[killed].kill()  # in the middle
         start = time.monotonic()
-        left = processes[1 - killed]
-        output, errors = left.communicate(timeout=60)
+        left = {i: process.communicate(timeout=60) for i, process in enumerate(processes) if i != killed}
     assert time.monotonic() - start < 60
-    assert killed == 1 or output == b""  # process 0 alone prints
-    assert left.returncode == 2, errors
-    assert re.fullmatch(rb"process . of 2 waits for the others at .*\n" + gone(1 - killed, "generate"), errors), errors
+    for i, (output, errors) in left.items():
+        assert i == 0 or output == b""  # process 0 alone prints
+        assert processes[i].returncode == 2, errors
+        waits = rf"process {i} of {count} waits for the others at .*\n".encode()
+        assert re.fullmatch(waits + gone(i, "generate", count), errors), errors
 
 
 def test_long_prompts_and_training(weights):

@@ -1,8 +1,11 @@
 """Manners that all programs of `models/` share."""
 
+import contextlib
+import threading
 import time
 
 import pytest
+from tqdm import tqdm
 
 from models import _program
 
@@ -17,6 +20,62 @@ def test_a_bar_for_what_takes_more_than_a_second(capsys):
         captured = capsys.readouterr()
         assert ("sleeping" in captured.err) == (seconds > 0)
         assert captured.out == ""
+
+
+def test_a_bar_in_the_midst_of_an_item(capsys):
+    """An item that takes more than a second does not wait for its end, which clears the bar."""
+    for _ in _program.progress(range(2), desc="sleeping", unit="nap"):
+        time.sleep(1.2)
+        assert "sleeping:   0%" in capsys.readouterr().err
+        break
+    assert capsys.readouterr().err.endswith("\r")
+    assert not timers()
+    with contextlib.suppress(ZeroDivisionError):
+        for _ in _program.progress(range(2), desc="dividing", unit="quotient"):
+            assert timers()
+            raise ZeroDivisionError
+    assert not timers()
+    assert list(_program.progress(iter("abc"), desc="counting", unit="letter", initial=4)) == ["a", "b", "c"]
+    assert not timers()
+    assert "dividing" not in capsys.readouterr().err
+
+
+def timers():
+    return [thread for thread in threading.enumerate() if "_draw_until" in thread.name]
+
+
+def test_results_bring_no_bar_before_its_time(capsys):
+    for _ in _program.progress(range(2), desc="writing", unit="line"):
+        _program.write(["a result\n"])
+    written = capsys.readouterr()
+    assert written.out == "a result\n" * 2
+    assert "writing" not in written.err
+
+
+def test_a_bar_that_nobody_reads(monkeypatch):
+    """The thread that draws it ends, and says nothing."""
+
+    def broken(text):
+        raise BrokenPipeError
+
+    bar = _program.progress(range(1), desc="sleeping", unit="nap")
+    assert isinstance(bar, tqdm)
+    items = iter(bar)
+    next(items)
+    monkeypatch.setattr(bar, "sp", broken)
+    time.sleep(1.2)
+    assert not timers()
+    with pytest.raises(BrokenPipeError):
+        next(items)  # the program's own thread draws it
+
+
+def test_errors_of_files_are_no_errors_of_results(capsys):
+    def program(arguments):
+        raise PermissionError(13, "Permission denied", "/a/file")
+
+    assert _program.run("demo", program, []) == 2
+    message = "demo: error: a file cannot be read or written: [Errno 13] Permission denied: '/a/file'\n"
+    assert capsys.readouterr().err == message
 
 
 def test_without_stderr(monkeypatch):

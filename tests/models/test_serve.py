@@ -112,22 +112,38 @@ def ask(client, text, **options):
 
 
 @pytest.mark.usefixtures("idle")
-def test_eight_at_once_say_what_each_says_alone(openai_client, model, tokenizer):
+def test_eight_at_once_say_what_each_says_alone(openai_client, model, tokenizer, batch, engine, monkeypatch):
     def say(about, temperature, seed):
-        response = ask(openai_client, f"Write a poem about {about}.", temperature=temperature, seed=seed, top_p=0.9)
+        options = {"temperature": temperature, "seed": seed, "top_p": 0.9, "max_tokens": 32}
+        response = ask(openai_client, f"Write a poem about {about}.", **options)
         return response.choices[0].message.content
 
     subjects = ["the sea", "a cat", "rain", "Rome", "tea", "bread", "a hat", "me"]
     asked = subjects, [0, 0.9, 0, 1.2, 0.7, 0, 2, 0], range(-3, 5)
     alone = list(map(say, *asked))
+    read, decode, together = batch.read, batch.decode, []
+
+    def read_when_all_are_there():
+        if not together:
+            until(lambda: engine.num_requests == 8)
+        return read()
+
+    def counted():
+        pieces = decode()
+        together.append(len(pieces))
+        return pieces
+
+    monkeypatch.setattr(batch, "read", read_when_all_are_there)
+    monkeypatch.setattr(batch, "decode", counted)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert list(pool.map(say, *asked)) == alone
+    assert together.count(8) > 10  # tokens that all eight have by one program
     for about, temperature, seed, said in zip(*asked, alone, strict=True):
         if seed == 0:
             answer, sampling = Answer(tokenizer), Sampling(temperature=temperature, top_p=0.9)
             prompt = tokenizer.encode_chat([{"role": "user", "content": f"Write a poem about {about}."}])
-            generated = Generator(model, room=256, sampling=sampling, seed=seed).generate(prompt, max_tokens=12)
-            answer.take(generated, str, max_tokens=12)
+            generated = Generator(model, room=256, sampling=sampling, seed=seed).generate(prompt, max_tokens=32)
+            answer.take(generated, str, max_tokens=32)
             assert answer.text == said
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import os
 import random
 import re
 import socket
@@ -16,6 +17,7 @@ from models.serve.embeddings import Embeddings
 from models.serve.engine import Engine
 from models.serve.language import Language
 
+from ..stress.conftest import resident
 from .test_serve import NAME, send, serving
 
 
@@ -183,6 +185,26 @@ def answer(body):
     """Return the parts of an answer that are not of the moment."""
     content = json.loads(body)
     return content.get("choices"), content.get("data"), content["usage"]
+
+
+def test_bad_requests_over_http_leave_nothing_open(app):
+    """Each with a connection of its own."""
+
+    def refused(address, count):
+        for _ in range(count):
+            method, path, body = bad_request(chance)
+            status, _, content = send(address, method, path, body)
+            assert status in (400, 404, 405)
+            assert content["error"]["type"] == "invalid_request_error"
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), resident()
+
+    chance = random.Random(2)
+    with serving(app) as address:
+        files, before = refused(address, 200)
+        open_files, after = refused(address, 400)
+    assert open_files <= files + 2  # of connections that are just being closed
+    assert after - before < 4 << 20
 
 
 def test_what_is_not_even_http(app):

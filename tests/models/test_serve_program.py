@@ -10,9 +10,12 @@ import sys
 import openai
 import pytest
 
-from models.serve.__main__ import main
+from models.serve.__main__ import _parse, main
+from models.serve.server import Server, name_of
 
 from .. import one_device
+from .test_huggingface import write
+from .test_serve import send, serving
 
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -55,6 +58,21 @@ def test_a_signal_ends_it_and_its_streams(number, code):
             assert process.stderr.read() == ""
         finally:
             process.kill()
+
+
+def test_the_name_of_a_model(tmp_path, monkeypatch):
+    """A folder's dots belong to its name."""
+    folder, file = tmp_path / "Qwen3-0.6B", tmp_path / "Qwen3-0.6B.Q4_K_M.gguf"
+    write(folder)
+    file.touch()
+    monkeypatch.chdir(folder)
+    server = Server(_parse(["--weights", ".", "--no-embeddings", "--rows", "1", "--context", "64"]))
+    try:
+        with serving(server.config.app) as address:
+            assert [model["id"] for model in send(address, "GET", "/v1/models")[2]["data"]] == ["Qwen3-0.6B"]
+    finally:
+        server._engine.close()
+    assert [name_of(path) for path in (folder, file)] == ["Qwen3-0.6B", "Qwen3-0.6B.Q4_K_M"]
 
 
 def test_help(capsys):

@@ -265,7 +265,7 @@ def test_without_a_template():
 def test_metadata_that_is_refused():
     tokens, kinds = SMALL_METADATA["tokenizer.ggml.tokens"], SMALL_METADATA["tokenizer.ggml.token_type"]
     refused("to have tokenizer.ggml.model; got none", ggml__model=None)
-    refused("tokenizer.ggml.model to be 'gpt2'; got 'llama', which is not supported", ggml__model="llama")
+    refused("tokenizer.ggml.model to be 'gpt2' or 'llama'; got 'bert', which is not supported", ggml__model="bert")
     refused("tokenizer.ggml.pre to be 'smollm' or .*; got 'tekken', which is not", ggml__pre="tekken")
     refused("tokenizer.ggml.add_eos_token to be false; got true", ggml__add_eos_token=True)
     refused("tokenizer.ggml.tokens to be of type list; got ndarray", ggml__tokens=kinds)

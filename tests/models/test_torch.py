@@ -10,8 +10,10 @@ from models import llama
 from models.decoding.generator import Generator
 from models.model_files import open_files
 
+from . import transformers_logits
 from .families import LLAMA3, SETTINGS
-from .test_families import TOKENS, logits
+from .test_families import logits
+from .transformers_logits import TOKENS
 
 
 REASON = "PyTorch and transformers are not installed: they are not dependencies of ours"
@@ -55,6 +57,15 @@ def write_tokenizer(folder):
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     return tokenizer
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", transformers_logits.MODELS)
+def test_the_logits_of_the_file(name):
+    """Tests without PyTorch compare ours with them."""
+    computed = transformers_logits.computed(transformers_logits.MODELS[name])
+    with np.load(transformers_logits.PATH) as file:
+        np.testing.assert_allclose(computed, file[name], rtol=0, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("default")

@@ -75,6 +75,8 @@ def test_a_gpt_learns_a_text_by_heart(compared, capsys):
     assert snapshot_steps(folder) == [120, 150]
     assert main(["sample", str(folder), "The cat number 3", "--tokens", "60", "--temperature", "0"]) == 0
     assert " sat on the mat, and the dog on the log.\n" in capsys.readouterr().out
+    assert main(["sample", str(folder), "The caf\udce9", "--tokens", "1"]) == 0  # an argument that is not UTF-8
+    assert capsys.readouterr().out.startswith("The caf?")
 
 
 def test_the_plain_model_has_the_same_curve(compared):

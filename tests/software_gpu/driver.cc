@@ -22,8 +22,11 @@
 namespace {
 
 constexpr int kInvalidValue = 1, kInvalidContext = 201, kInvalidClusterSize = 912, kNotFound = 500, kLaunchFailed = 719,
-              kCaptureUnsupported = 900;
+              kCooperativeTooLarge = 720, kCaptureUnsupported = 900;
 constexpr int kDevices = 8;
+// Of each device, what an H100 has. The system takes 1 KiB of shared memory for each block.
+constexpr unsigned kMultiprocessors = 132, kResidentThreads = 2048, kResidentBlocks = 32, kSharedBytes = 228 << 10,
+                   kSystemSharedBytes = 1 << 10;
 
 // A library for this processor in the place of an image that only a GPU runs, and what it calls the kernels of that.
 struct StandIn {
@@ -33,12 +36,14 @@ struct StandIn {
 struct Context {
   int device;
 };
+struct Function;
 struct Module {
   Context* context;
   std::string magic;
   void* library = nullptr;
   const StandIn* stand_in = nullptr;
-  std::vector<size_t> parameters = {};  // of a kernel, each one's bytes, as an image without code says it
+  std::vector<size_t> parameters = {};              // of a kernel, each one's bytes, as an image without code says it
+  std::map<std::string, Function*> functions = {};  // one of each name, which all calls share
 };
 using Run = int (*)(void**, const unsigned*, const unsigned*, unsigned, unsigned, char*, size_t);
 struct Function {
@@ -116,6 +121,7 @@ API int cuGetErrorName(int code, const char** name) {
                                                    {222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION"},
                                                    {kNotFound, "CUDA_ERROR_NOT_FOUND"},
                                                    {kLaunchFailed, "CUDA_ERROR_LAUNCH_FAILED"},
+                                                   {kCooperativeTooLarge, "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE"},
                                                    {kCaptureUnsupported, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
                                                    {kCaptureInvalidated, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
                                                    {kCaptureImplicit, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"}};
@@ -131,6 +137,8 @@ API int cuGetErrorString(int code, const char** text) {
     *text = "invalid argument";
   else if (code == 2)
     *text = "out of memory";
+  else if (code == kCooperativeTooLarge)
+    *text = "too many blocks in cooperative launch";
   else
     *text = nullptr;
   return 0;
@@ -211,6 +219,10 @@ API int cuModuleUnload(Module* module) {
 API int cuModuleGetFunction(Function** function, Module* module, const char* name) {
   CALLED("cuModuleGetFunction");
   if (modules.count(module) == 0) return kInvalidValue;
+  if (module->functions.count(name) != 0) {
+    *function = module->functions.at(name);
+    return 0;
+  }
   auto* found = new Function{module, name};
   if (module->library != nullptr) {
     const bool is_renamed = module->stand_in != nullptr && module->stand_in->symbols.count(name) != 0;
@@ -218,7 +230,7 @@ API int cuModuleGetFunction(Function** function, Module* module, const char* nam
     found->run = reinterpret_cast<Run>(dlsym(module->library, symbol));
     if (found->run == nullptr) return kNotFound;
   }
-  *function = found;
+  *function = module->functions[name] = found;
   return 0;
 }
 
@@ -230,7 +242,7 @@ API int cuFuncSetAttribute(Function* function, int attribute, int value) {
   }
   if (attribute != 8 || value > 232448) return kInvalidValue;
   record("cuFuncSetAttribute %s %d", function->name.c_str(), value);
-  if (value > function->max_shared_bytes) function->max_shared_bytes = value;
+  function->max_shared_bytes = value;  // also where it was more
   return 0;
 }
 
@@ -251,15 +263,24 @@ std::string text_of(const void* parameter, size_t size) {
   return text;
 }
 
+// How many blocks run at once. Of registers nothing is known: kernels here have none.
+uint64_t resident_blocks(unsigned threads, unsigned shared_bytes) {
+  const unsigned of_warps = kResidentThreads / ((threads + 31) / 32 * 32);
+  const unsigned of_shared = kSharedBytes / (shared_bytes + kSystemSharedBytes);
+  return uint64_t{kMultiprocessors} * std::min({kResidentBlocks, of_warps, of_shared});
+}
+
 // `name` and `attributes` are those of the call, for the log.
 int launch(const char* name, Function* function, const unsigned (&grid)[3], const unsigned (&block)[3],
-           unsigned shared_bytes, void* stream, void** parameters, const std::string& attributes) {
+           unsigned shared_bytes, void* stream, void** parameters, const std::string& attributes = "",
+           bool cooperative = false) {
   if (modules.count(function->module) == 0 || function->module->context != current) return kInvalidContext;
   const auto [gx, gy, gz] = grid;
   const auto [bx, by, bz] = block;
   if (gx == 0 || gy == 0 || gz == 0 || gy > 65535 || gz > 65535) return kInvalidValue;
   if (bx == 0 || by == 0 || bz == 0 || bx * by * bz > 1024 || bz > 64) return kInvalidValue;
   if (shared_bytes > static_cast<unsigned>(function->max_shared_bytes)) return kInvalidValue;
+  if (cooperative && uint64_t{gx} * gy * gz > resident_blocks(bx * by * bz, shared_bytes)) return kCooperativeTooLarge;
   record("%s %s grid=(%u,%u,%u) block=(%u,%u,%u) shared=%u device=%d stream=%p%s", name, function->name.c_str(), gx, gy,
          gz, bx, by, bz, shared_bytes, current->device, stream, attributes.c_str());
   if (const int code = implicit(stream); code != 0) return code;
@@ -290,7 +311,7 @@ int launch(const char* name, Function* function, const unsigned (&grid)[3], cons
 API int cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                        unsigned shared_bytes, void* stream, void** parameters, void**) {
   CALLED("cuLaunchKernel");
-  return launch("cuLaunchKernel", function, {gx, gy, gz}, {bx, by, bz}, shared_bytes, stream, parameters, "");
+  return launch("cuLaunchKernel", function, {gx, gy, gz}, {bx, by, bz}, shared_bytes, stream, parameters);
 }
 
 #include "driver_hopper.h"

@@ -42,11 +42,13 @@ int refused(const Function& function, const unsigned (&grid)[3], const unsigned 
 API int cuLaunchKernelEx(const Config* config, Function* function, void** parameters, void**) {
   CALLED("cuLaunchKernelEx");
   std::map<int, std::string> found;
+  bool cooperative = false;
   for (unsigned i = 0; i < config->count; ++i) {
     const Attribute& attribute = config->attributes[i];
     char text[64];
     switch (attribute.id) {
       case 2:
+        cooperative = attribute.number != 0;
         std::snprintf(text, sizeof(text), " cooperative=%d", attribute.number);
         break;
       case 4:
@@ -68,7 +70,7 @@ API int cuLaunchKernelEx(const Config* config, Function* function, void** parame
   std::string attributes;
   for (const auto& [id, text] : found) attributes += text;
   return launch("cuLaunchKernelEx", function, config->grid, config->block, config->shared_bytes, config->stream,
-                parameters, attributes);
+                parameters, attributes, cooperative);
 }
 
 API int cuTensorMapEncodeTiled(uint64_t* map, int type, unsigned rank, void* address, const uint64_t* dims,

@@ -22,9 +22,12 @@ from eqxcallback.ops.attention import (
 from eqxcallback.ops.attention._operands import OPTIONAL
 
 from .compiled import SHARED_MEMORY, compiled, loops, spills_in_the_main_loop
+from .spilled import SPILLED
 
 
 pytestmark = pytest.mark.usefixtures("triton_cache")
+
+VERSION = ".".join(triton.__version__.split(".")[:2])
 
 SIZES = [64, 80, 96, 128, 256]
 # The bytes that kernels of forward may keep there, although registers are left: in f32 two numbers, with Triton 3.6.
@@ -60,6 +63,20 @@ KERNELS = {
 }
 
 
+@pytest.fixture
+def check_spilled(request):
+    """A function that compares a kernel's bytes on the stack with those that are known, or with `most`."""
+
+    def check(made, most):
+        known = SPILLED.get(VERSION)
+        if known is None:  # nobody has counted what this Triton makes of it
+            assert made.spilled <= most
+        else:
+            assert made.spilled == known.get(request.node.name, 0), "if it has to be: tests/triton/spilled.py"
+
+    return check
+
+
 def within_limits(made, arch):
     print(f"{made.registers} registers, {made.spilled} bytes spilled, {made.shared} bytes shared")  # shown by -rP
     assert made.registers <= 255
@@ -77,13 +94,12 @@ def within_limits(made, arch):
         (120, 128, "bfloat16"),
     ],
 )
-def test_forward(arch, size, dtype):
+def test_forward(arch, size, dtype, check_spilled):
     made = forward(arch, size, dtype)
     within_limits(made, arch)
     if arch == 90:
         assert not made.warnings
-    if size <= 128:
-        assert made.spilled <= ON_THE_STACK.get(dtype, 0)
+    check_spilled(made, ON_THE_STACK.get(dtype, 0) if size <= 128 else 512)
 
 
 @pytest.mark.parametrize(("causal", "queries"), [(False, 4096), (True, 64), (True, 1)])
@@ -104,12 +120,12 @@ def test_forward_of_other_options(causal, queries):
         (86, 128, "bfloat16", 64),
     ],
 )
-def test_few_queries(arch, size, dtype, rows):
+def test_few_queries(arch, size, dtype, rows, check_spilled):
     """Two programs fit on a multiprocessor: the number of parts is such."""
     choice = tiles.choose_packed(arch, size, dtype, rows=rows)
     made = compiled(attention.attention_forward, arch, dtype, choice)
     within_limits(made, arch)
-    assert made.spilled <= ON_THE_STACK.get(dtype, 0)
+    check_spilled(made, ON_THE_STACK.get(dtype, 0))
     assert 2 * made.registers * 32 * choice.num_warps <= 65536
     assert 2 * (made.shared + 1024) <= SHARED_MEMORY[arch]
 
@@ -125,14 +141,14 @@ def test_few_queries(arch, size, dtype, rows):
     ],
 )
 @pytest.mark.parametrize("step", list(BACKWARD))
-def test_backward(step, arch, size, dtype):
+def test_backward(step, arch, size, dtype, check_spilled):
     made = backward(step, arch, size, dtype)
     within_limits(made, arch)
     if arch == 90:
         assert not made.warnings
     # The masked loop of keys spills, more with Triton 3.6 than with 3.9; the main loop spills less than one accumulator, which is
     # 64 registers, each written and read.
-    assert made.spilled <= (1024 if step == "keys" else 64)
+    check_spilled(made, 1024 if step == "keys" else 64)
     if made.spilled > 64:
         spills = spills_in_the_main_loop(made)
         print(spills, "instructions of the main loop spill")
@@ -152,12 +168,13 @@ def test_backward(step, arch, size, dtype):
     ],
     ids=lambda x: ("options" if x else "plain") if isinstance(x, dict) else str(x),
 )
-def test_backward_in_any_order(arch, size, dtype, chosen):
+def test_backward_in_any_order(arch, size, dtype, chosen, check_spilled):
     """The kernel of keys, which adds to the gradients of queries as well."""
     has = sum(1 << OPTIONAL.index(option) for option in chosen.get("has", ()))
     choice = tiles.choose_added(arch, size, dtype, has=has, soft_cap=chosen.get("soft_cap", 0.0))
     made = compiled(attention_backward.attention_backward_keys, arch, dtype, choice, added=True, **chosen)
     within_limits(made, arch)
+    check_spilled(made, 1024)
     added = re.findall(r"(?:red|atom)\S*\.add\S*", made.ptx)
     assert added
     assert not any("acq_rel" in line for line in added)
@@ -191,13 +208,13 @@ def test_backward_without_gradients_that_are_not_needed(step, absent):
     ],
     ids=lambda x: "-".join(map(str, x)) if isinstance(x, dict) else str(x),
 )
-def test_options(name, arch, size, chosen):
+def test_options(name, arch, size, chosen, check_spilled):
     kernel, choose = KERNELS[name]
     has = sum(1 << OPTIONAL.index(option) for option in chosen.get("has", ()))
     choice = choose(arch, size, "bfloat16", queries=4096, has=has, soft_cap=chosen.get("soft_cap", 0.0))
     made = compiled(kernel, arch, "bfloat16", choice, **chosen)
     within_limits(made, arch)
-    assert made.spilled <= 512
+    check_spilled(made, 512)
 
 
 # Instructions of the loop that asks no pair anything, and of the one that asks each pair whether the key is seen. By Triton.
@@ -221,11 +238,10 @@ def instructions(name, size, **chosen):
 @pytest.mark.parametrize(("name", "size"), list(INSTRUCTIONS))
 def test_options_leave_nothing_in_the_main_loop(name, size):
     """An option's code is compiled where the option is, and nowhere else: each loop is as long as without options."""
-    version = ".".join(triton.__version__.split(".")[:2])
-    if version not in INSTRUCTIONS[name, size]:
-        pytest.skip(f"nobody has counted what Triton {version} makes of it")
+    if VERSION not in INSTRUCTIONS[name, size]:
+        pytest.skip(f"nobody has counted what Triton {VERSION} makes of it")
     plain = instructions(name, size)
-    assert plain == INSTRUCTIONS[name, size][version]
+    assert plain == INSTRUCTIONS[name, size][VERSION]
     assert sum(instructions(name, size, has=("mask",))) != sum(plain)
 
 

@@ -178,7 +178,7 @@ void decode_attention_as(const DecodeAttention& args, const Executor& executor) 
   const auto partial = [&](int64_t index) { return Partial{scratch.data() + index * state_size}; };
   // Few keys of many heads at a time: memory likes to be read in its order.
   const int64_t fitting = kStepBytes / larger<int64_t>(1, stride * static_cast<int64_t>(sizeof(K)));
-  const int64_t step = smaller<int64_t>(kStep, larger<int64_t>(kLanes, fitting / kLanes * kLanes));
+  const int64_t step = smaller<int64_t>(kStep, larger<int64_t>(2 * kLanes, fitting / kLanes * kLanes));
   const double keys = static_cast<double>(smaller(longest, kPartKeys));
   const double nanoseconds = keys * static_cast<double>(args.heads * D) * 1.6 / kLanes + 100;
   parallel_for(executor, args.batch * parts, nanoseconds, [&](int64_t begin, int64_t end) {

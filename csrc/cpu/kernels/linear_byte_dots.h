@@ -1,18 +1,9 @@
-// Few rows of x times quantised weights, by the products of bytes of the processor.
-//
-// Each block of x becomes integers of 23 bits and a power of two, x = 2^e n, and n three signed digits,
-// n = 2^16 a + 2^8 b + c. The products of the digits with the weights' integers are exact, and cost less than decoding
-// weights to f32. Only x is rounded, by at most 2^-22 of the highest value in its block of 32. The sum of the
-// magnitudes bounds the error, as it does for sums in f32; but if the highest value meets a weight of zero, f32 would
-// be nearer.
-//
-// Or x is quantised to one digit, as the caller has asked: x = s n, where s is a 127th of the highest value.
+// Few rows of x, as digits, times quantised weights, by the products of bytes of the processor.
 #pragma once
 
 #include <cstddef>
 
-#include "cpu/kernels/linear_byte_rows.h"
-#include "cpu/kernels/linear_unpack.h"
+#include "cpu/kernels/linear_digits.h"
 
 namespace eqxcallback::cpu {
 namespace {
@@ -21,12 +12,11 @@ inline constexpr int kRowsAtOnce = 8;
 inline constexpr int kByteGroups = kRowsAtOnce / Bytes::kRows;  // vectors with 16 bytes of each row
 
 struct alignas(64) ByteBlock {
-  int8_t high[kBlockSize], middle[kBlockSize], low[kBlockSize];
+  int8_t digits[3][kBlockSize];  // from the lowest on
   // Offsets of the digits, see ByteRows::offset: for Q8_0; for each half, if weights are kTooHighPlain too high.
   int32_t upper_offset[4], lower_offset[4], plain_offset[2][4];
-  float sums[4];                     // 0, sum of x, 0, 0
-  float lower_scale, upper_scale;    // 2^e, 2^(e + 8); or s, 0
-  int32_t upper_total, lower_total;  // offsets of whole rows, for Q8_0 side by side
+  float sums[4];                   // 0, sum of x, 0, 0
+  float lower_scale, upper_scale;  // 2^e, 2^(e + 8); or s, 0
 };
 
 // Sums of products with n, of the rows in two vectors, which have the halves of a block: 4 sums for each row. A sum is
@@ -43,35 +33,15 @@ struct ByteDots {
       return Simd::fma(Bytes::for_all_rows(digits + 16), second, sum);
     };
     Ints digits{};
-    if constexpr (kDigits == 3) digits = add(256 * add(Ints{}, x.high), x.middle);
+    if constexpr (kDigits == 3) digits = add(256 * add(Ints{}, x.digits[2]), x.digits[1]);
     if constexpr (kHasUpper) {
       upper = digits;
-      lower = add(Ints{}, x.low);
+      lower = add(Ints{}, x.digits[0]);
     } else {
-      lower = add(256 * digits, x.low);
+      lower = add(256 * digits, x.digits[0]);
     }
   }
 };
-
-// Computes the power of two of integers of 23 bits. Returns false if x has no such form: if it is not finite, or so
-// high that sums of it are not.
-bool exact_steps(Steps& steps, const float* x) {
-  const float highest = magnitude_of(x, kBlockSize);
-  if (highest > kSummable) return false;
-  // By bits: calls of the library took a quarter of the time of a block.
-  const auto power_of_two = [](int exponent) {
-    const int bits = (exponent + 127) << 23;
-    float power;
-    std::memcpy(&power, &bits, sizeof(power));
-    return power;
-  };
-  int bits;
-  std::memcpy(&bits, &highest, sizeof(bits));
-  int exponent = (bits >> 23) - 126;       // highest < 2^exponent
-  exponent = larger(exponent, -103) - 22;  // 2^exponent and its inverse are normal numbers; below that, digits are lost
-  steps = {power_of_two(exponent), power_of_two(-exponent)};
-  return true;
-}
 
 // Computes what weights of an encoding meet. Returns false if x has no form in bytes.
 template <Encoding encoding, int kDigits>
@@ -79,34 +49,14 @@ bool to_bytes(ByteBlock* blocks, const float* x, int64_t num_blocks) {
   for (int64_t b = 0; b < num_blocks; ++b, x += kBlockSize) {
     ByteBlock& block = blocks[b];
     Steps steps;
-    if (!(kDigits == 3 ? exact_steps(steps, x) : steps_of(steps, x, kBlockSize, kSummable))) return false;
+    if (!digit_steps<kDigits>(steps, x)) return false;
     block.lower_scale = steps.scale;
     block.upper_scale = kDigits == 3 ? 256 * steps.scale : 0;
     F sum = Simd::zero();
-    Ints whole{}, upper{};
-    for (int64_t i = 0; i < kBlockSize; i += kLanes) {
-      const F values = Simd::load(x + i);
-      Ints n = Bytes::nearest(Simd::mul(values, Simd::broadcast(steps.inverse)));
-      const F seen = kDigits == 3 ? values : Simd::mul(__builtin_convertvector(n, F), Simd::broadcast(steps.scale));
-      sum = Simd::add(sum, seen);
-      // Splits off the lowest byte as a signed digit.
-      const auto put = [&](int8_t* p) {
-        Bytes::store_lowest(p + i, n);
-        n = (n + 128) >> 8;
-      };
-      whole += n;
-      put(block.low);
-      upper += n;
-      put(block.middle);
-      put(block.high);
-    }
+    for (int half = 0; half < 2; ++half) split_half<kDigits>(block.digits, x, half, steps, sum);
     const float total = Simd::sum(sum);
     for (int lane = 0; lane < 4; ++lane) block.sums[lane] = lane == 1 ? total : 0;
-    if constexpr (encoding == Encoding::kQ8_0_R16) {
-      const int32_t of_upper = Bytes::sum(upper);
-      block.upper_total = -Bytes::kTooHigh * of_upper;
-      block.lower_total = -Bytes::kTooHigh * (Bytes::sum(whole) - 256 * of_upper);
-    } else if constexpr (encoding == Encoding::kQ8_0) {
+    if constexpr (encoding == Encoding::kQ8_0) {
       const Ints nothing = Bytes::as_weights(Ints{});
       const ByteDots<Encoding::kQ8_0, 3> sums(nothing, nothing, block);
       for (int lane = 0; lane < 4; ++lane) {

@@ -3,12 +3,11 @@
 #pragma once
 
 #include "cpu/kernels/dots.h"
-#include "cpu/kernels/linear_activations.h"
+#include "cpu/kernels/linear_digits.h"
 
 namespace eqxcallback::cpu {
 namespace {
 
-using Ints = Bytes::Ints;
 inline constexpr int64_t kBytes = 4 * kLanes;  // in a vector
 
 // Rows as integers, with zeros up to a whole number of vectors.

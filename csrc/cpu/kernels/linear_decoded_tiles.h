@@ -1,6 +1,5 @@
 // Several rows of x times quantised weights in f32: each block is decoded into registers, scaled, and multiplied with
-// all rows of a tile. The sums are those of `multiply_matrix`, in its order: a row of x gets the same result bit by
-// bit.
+// all rows of a tile. So few rows do not pay for putting weights side by side, see linear_digit_panels.h.
 #pragma once
 
 #include "cpu/kernels/linear_activations.h"

@@ -1,5 +1,5 @@
-// Linear layers over int8 weights with a scale for each output, which multiplies their sums in f32. Few rows of x read
-// each weight once; for more rows of x, a few rows of weights at a time are widened into cache.
+// Linear layers over int8 weights with a scale for each output. Few rows of x read each weight once; for more rows of
+// x, a few rows of weights at a time are put into cache: as bytes, linear_digit_panels.h, or widened to f32.
 #pragma once
 
 #include "cpu/kernels/dots.h"
@@ -7,6 +7,7 @@
 #include "cpu/kernels/linear_quantized.h"
 #ifdef EQXCALLBACK_BYTES
 #include "cpu/kernels/linear_byte_panels.h"
+#include "cpu/kernels/linear_digit_panels.h"
 #endif
 
 namespace eqxcallback::cpu {
@@ -32,19 +33,55 @@ bool multiply_quantized(T* out, const float* x, int64_t x_stride, const Int8Line
   }
   return true;
 }
+
+// Does the same with rows that are not quantised, and have zeros up to a whole number of blocks.
+template <class T>
+bool multiply_panels_of_rows(T* out, const float* x, const Int8Linear& args, const Executor& executor) {
+  using Panel = DigitPanel<Encoding::kQ8_0>;
+  const int64_t size = args.in_features, num_blocks = (size + kBlockSize - 1) / kBlockSize;
+  const auto set = [&](Panel panel, int64_t first, int64_t rows) {
+    for (int64_t w = 0; w < Panel::kRows; w += kLanes) {
+      for (int64_t i = 0; i < size; i += kBytes) {
+        const Bytes::Mask mask = Bytes::first(smaller(kBytes, size - i));
+        F parts[kLanes];
+        for (int r = 0; r < kLanes; ++r) {
+          const int8_t* row = args.weight + (first + smaller(w + r, rows - 1)) * size;
+          parts[r] = reinterpret_cast<F>(Bytes::as_weights(Bytes::load(row + i, mask)));
+        }
+        panel.put(parts, i / kBlockSize, static_cast<int>(i % kBlockSize / kBytes), w);
+      }
+      for (int64_t r = w; r < w + kLanes; ++r) {
+        for (int64_t b = 0; b < num_blocks; ++b) panel.scales(b, 0)[r] = args.scale[first + smaller(r, rows - 1)];
+      }
+    }
+  };
+  const auto for_panels = [&](Panel panel, int64_t begin, int64_t end, const auto& multiply) {
+    for (int64_t o = begin; o < end; o += Panel::kRows) {
+      const int64_t rows = smaller(Panel::kRows, end - o);
+      set(panel, o, rows);
+      multiply(o, rows);
+    }
+  };
+  return multiply_digit_panels<Encoding::kQ8_0, 3>(out, x, args.rows, args.out_features, num_blocks, executor,
+                                                   for_panels);
+}
 #endif
 
 template <class T>
 void int8_linear_as(const Int8Linear& args, const Executor& executor) {
-  const int64_t rows = args.rows, size = args.in_features, padded = (size + kLanes - 1) / kLanes * kLanes;
+  const int64_t rows = args.rows, size = args.in_features, padded = (size + kBlockSize - 1) / kBlockSize * kBlockSize;
   const bool as_it_is = std::is_same_v<T, float> && size == padded && !args.quantized_activations;
   Scratch scratch(as_it_is ? 1 : larger<int64_t>(1, rows * padded));
   const float* x = scratch.data();  // rows are `padded` apart, with zeros at the end
+  const auto clear_end = [&](float* row) {
+    if (padded > 0) std::memset(row + padded - kBlockSize, 0, kBlockSize * sizeof(float));
+  };
   if (as_it_is) {
     x = static_cast<const float*>(args.x);
   } else {
     for (int64_t r = 0; r < rows; ++r) {
       float* row = scratch.data() + r * padded;
+      clear_end(row);
       for_vectors(size, [&](int64_t i, auto count) {
         Simd::store(row + i, load(static_cast<const T*>(args.x) + r * size + i, count));
       });
@@ -66,9 +103,13 @@ void int8_linear_as(const Int8Linear& args, const Executor& executor) {
         executor, args.out_features, nanoseconds,
         [&](int64_t begin, int64_t end) { few_rows(x, rows, padded, args.weight, begin, end, size, put); }, 8);
   }
+#ifdef EQXCALLBACK_BYTES
+  if (multiply_panels_of_rows(out, x, args, executor)) return;
+#endif
   multiply_decoded(
       out, x, rows, args.out_features, padded, static_cast<double>(size) * 0.1, executor,
       [&](float* row, int64_t o) {
+        clear_end(row);
         for_vectors(size,
                     [&](int64_t i, auto count) { Simd::store(row + i, load(args.weight + o * size + i, count)); });
       },

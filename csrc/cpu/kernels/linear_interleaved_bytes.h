@@ -1,9 +1,9 @@
-// Rows of x as digits, see linear_byte_dots.h, times blocks of 16 rows side by side. Four neighbouring weights of
+// Rows of x as digits, see linear_digits.h, times blocks of 16 rows side by side. Four neighbouring weights of
 // a row are a lane, which a dword of x meets: the products of bytes are all that is left to do. Many rows are
 // multiplied so as well, as f32 takes as many instructions; each gets what it gets alone.
 #pragma once
 
-#include "cpu/kernels/linear_byte_dots.h"
+#include "cpu/kernels/linear_digits.h"
 #include "cpu/kernels/linear_interleaved.h"
 
 namespace eqxcallback::cpu {
@@ -28,8 +28,8 @@ template <Encoding encoding, class Body>
 
 // kX rows of x, as digits, times the rows of one vector.
 template <Encoding encoding, int kDigits, int kX>
-[[gnu::always_inline]] inline void digit_sums(F (&total)[kX], const uint8_t* group, int vector, const ByteBlock* x,
-                                              int64_t num_blocks) {
+[[gnu::always_inline]] inline void digit_sums(F (&total)[kX], const uint8_t* group, int vector,
+                                              const LaneBlock<kDigits>* x, int64_t num_blocks) {
 #pragma GCC unroll 8
   for (int i = 0; i < kX; ++i) total[i] = Simd::zero();
   for (int64_t b = 0; b < num_blocks; ++b) {
@@ -43,29 +43,26 @@ template <Encoding encoding, int kDigits, int kX>
     if constexpr (encoding == Encoding::kQ8_0_R16) {
 #pragma GCC unroll 8
       for (int i = 0; i < kX; ++i) {
-        const ByteBlock& of_x = x[i * num_blocks + b];
-        sums[i][0] += of_x.lower_total;
-        if constexpr (kHasUpper) sums[i][1] += of_x.upper_total;
+        const LaneBlock<kDigits>& of_x = x[i * num_blocks + b];
+        sums[i][0] += of_x.lower[0];
+        if constexpr (kHasUpper) sums[i][1] += of_x.upper[0];
       }
     }
     for_fours(block, [&](int j, Ints weights) __attribute__((always_inline)) {
 #pragma GCC unroll 8
       for (int i = 0; i < kX; ++i) {
-        const ByteBlock& of_x = x[i * num_blocks + b];
-        const auto add = [&](Ints& sum, const int8_t* digits) __attribute__((always_inline)) {
-          sum = Simd::fma(factor_of(reinterpret_cast<const ByteFour*>(digits) + j), weights, sum);
-        };
-        add(sums[i][0], of_x.low);
-        if constexpr (kDigits == 3) {
-          add(sums[i][1], of_x.middle);
-          add(sums[i][2], of_x.high);
+        const LaneBlock<kDigits>& of_x = x[i * num_blocks + b];
+#pragma GCC unroll 3
+        for (int d = 0; d < kDigits; ++d) {
+          const auto* fours = reinterpret_cast<const ByteFour*>(of_x.digits[d]);
+          sums[i][d] = Simd::fma(factor_of(fours + j), weights, sums[i][d]);
         }
       }
     });
     const F scales = block.scales();
 #pragma GCC unroll 8
     for (int i = 0; i < kX; ++i) {
-      const ByteBlock& of_x = x[i * num_blocks + b];
+      const LaneBlock<kDigits>& of_x = x[i * num_blocks + b];
       Ints lower = sums[i][0], upper{};
       if constexpr (kDigits == 3) upper = sums[i][1] + 256 * sums[i][2];
       if constexpr (kDigits == 3 && !kHasUpper) lower += 256 * upper;
@@ -75,7 +72,7 @@ template <Encoding encoding, int kDigits, int kX>
       }
       total[i] = Simd::fma(dot, scales, total[i]);
       if constexpr (Block::kHasMinimums) {
-        total[i] = Simd::fma(block.minimums(), Simd::broadcast(of_x.sums[1]), total[i]);
+        total[i] = Simd::fma(block.minimums(), Simd::broadcast(of_x.sum), total[i]);
       }
     }
   }
@@ -86,27 +83,13 @@ template <Encoding encoding, int kDigits, class T>
 bool multiply_group_digits(const QuantizedLinear& args, const float* x, const Executor& executor) {
   constexpr int kRows = kDigits == 1 ? 8 : 6;  // more sums do not fit into registers
   const int64_t num_blocks = args.in_features / kBlockSize;
-  const int64_t row_bytes = num_blocks * static_cast<int64_t>(sizeof(ByteBlock));
-  // So many rows of x at a time that they stay in the second cache.
-  const int64_t step = smaller(args.rows, larger<int64_t>(kRows, (int64_t{1} << 19) / larger<int64_t>(1, row_bytes)));
-  const int64_t floats = row_bytes / static_cast<int64_t>(sizeof(float));
-  // And so many rows of weights.
+  // So many rows of weights at a time that they stay in the second cache.
   const int64_t bytes = larger<int64_t>(1, num_blocks) * GroupBlock<encoding>::kBytes;
   const int64_t rows_of_part = larger<int64_t>(1, (int64_t{1} << 18) / bytes) * kGroupRows;
-  Scratch scratch(step * (floats + 1));
-  auto* blocks = reinterpret_cast<ByteBlock*>(scratch.data());
-  float* has_form = scratch.data() + step * floats;
-  for (int64_t first = 0; first < args.rows; first += step) {
-    const int64_t num_rows = smaller(step, args.rows - first);
-    parallel_for(executor, num_rows, static_cast<double>(num_blocks) * 10, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) {
-        has_form[r] =
-            to_bytes<encoding, kDigits>(blocks + r * num_blocks, x + (first + r) * args.in_features, num_blocks);
-      }
-    });
-    for (int64_t r = 0; r < num_rows; ++r) {
-      if (has_form[r] == 0) return false;
-    }
+  LaneRows<encoding, kDigits> lanes(args.rows, num_blocks, kRows);
+  for (int64_t first = 0; first < args.rows; first += lanes.step()) {
+    const int64_t num_rows = smaller(lanes.step(), args.rows - first);
+    if (!lanes.set(x + first * args.in_features, num_rows, executor)) return false;
     // A row alone is about as fast as its weights come from memory.
     const double of_rows = (kDigits == 3 ? 0.22 : 0.1) * static_cast<double>(num_rows);
     parallel_for(
@@ -118,7 +101,7 @@ bool multiply_group_digits(const QuantizedLinear& args, const float* x, const Ex
               for_groups<encoding>(args, part, smaller(part + rows_of_part, end), [&](const uint8_t* group, int64_t o) {
                 for (int v = 0; v < kGroupVectors; ++v) {
                   F total[kX];
-                  digit_sums<encoding, kDigits>(total, group, v, blocks + r * num_blocks, num_blocks);
+                  digit_sums<encoding, kDigits>(total, group, v, lanes.row(r), num_blocks);
                   T* out = static_cast<T*>(args.out) + (first + r) * args.out_features + o + v * kLanes;
 #pragma GCC unroll 8
                   for (int i = 0; i < kX; ++i) Simd::store(out + i * args.out_features, total[i]);

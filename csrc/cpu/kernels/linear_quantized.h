@@ -2,7 +2,7 @@
 //
 // Few rows of x read each weight once and have to be fast at decoding: linear_float_dots.h, or linear_byte_dots.h if
 // the processor multiplies bytes, and linear_decoded_tiles.h. For many rows of x, a few rows of weights at a time
-// are decoded into cache and multiplied with all of x; or if x is quantised, linear_block_panels.h.
+// are put into cache and multiplied with all of x: as bytes, linear_digit_panels.h, or decoded to f32.
 // Rows of weights that are side by side have kernels of their own: linear_interleaved.h.
 #pragma once
 
@@ -11,8 +11,8 @@
 #include "cpu/kernels/linear_decoded_tiles.h"
 #include "cpu/kernels/linear_interleaved.h"
 #ifdef EQXCALLBACK_BYTES
-#include "cpu/kernels/linear_block_panels.h"
 #include "cpu/kernels/linear_byte_dots.h"
+#include "cpu/kernels/linear_digit_panels.h"
 #include "cpu/kernels/linear_interleaved_bytes.h"
 #else
 #include "cpu/kernels/linear_float_dots.h"
@@ -22,9 +22,8 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// Up to kRowsAsAlone rows are each multiplied as a row alone is, with the same result bit by bit. Up to kRowsOfTiles
-// rows are multiplied by tiles, which give a row the result that it has among more rows. Measured: see
-// docs/design/kernels.md.
+// Up to kRowsAsAlone rows are each multiplied as a row alone is, with the same result bit by bit, and up to
+// kRowsOfTiles rows by tiles. Measured: see docs/design/native.md.
 #ifdef EQXCALLBACK_BYTES
 inline constexpr int64_t kRowsAsAlone = Bytes::kRows == 1 ? 8 : 3, kQuantizedRowsAsAlone = 4;
 inline constexpr bool kHasBytes = true;
@@ -144,8 +143,8 @@ void quantized_linear_as(const QuantizedLinear& args, const float* x, const Exec
   }
   if (args.quantized_activations) {
 #ifdef EQXCALLBACK_BYTES
-    if constexpr (!is_packed(encoding) && !is_interleaved(encoding)) {
-      if (args.rows > 1 && multiply_block_panels<encoding, T>(args, x, executor)) return;
+    if constexpr (!is_interleaved(encoding)) {
+      if (args.rows > 1 && multiply_panels_of_blocks<encoding, 1, T>(args, x, executor)) return;
     }
 #endif
     const int64_t size = args.rows * args.in_features;
@@ -159,6 +158,11 @@ void quantized_linear_as(const QuantizedLinear& args, const float* x, const Exec
   if constexpr (kRowsOfTiles > 0 && !is_interleaved(encoding)) {
     if (args.rows <= kRowsOfTiles) return multiply_tiles<encoding, T>(args, x, executor);
   }
+#ifdef EQXCALLBACK_BYTES
+  if constexpr (!is_interleaved(encoding)) {
+    if (args.rows > 1 && multiply_panels_of_blocks<encoding, 3, T>(args, x, executor)) return;
+  }
+#endif
   multiply_matrix<encoding, T>(args, x, executor);
 }
 

@@ -97,13 +97,13 @@ void unpack(PlainBlock* __restrict out, const uint8_t* __restrict block) {
   }
 }
 
-// Calls body(rows, first, last) for the rows of weights from `begin` to `end`. Row `first` is at `rows`, unpacked.
-template <Encoding encoding, class Body>
+// Calls body(rows, first, last) for the rows of weights from `begin` to `end`. Row `first` is at `rows`, unpacked: at
+// most kRows of them, which stay in the cache.
+template <Encoding encoding, int64_t kRows = 8, class Body>
 void for_unpacked_rows(const uint8_t* blocks, int64_t in_features, int64_t begin, int64_t end, const Body& body) {
   constexpr int64_t kWeights = weights_of_block(encoding), kBytes = block_bytes(encoding);
   const int64_t num_blocks = in_features / kWeights;
   if constexpr (is_packed(encoding)) {
-    constexpr int64_t kRows = 8;  // rows that stay in the first cache
     constexpr int64_t kPlainBlocks = kWeights / kBlockSize, kFloats = sizeof(PlainBlock) / sizeof(float);
     Scratch scratch(kRows * num_blocks * kPlainBlocks * kFloats);
     for (int64_t first = begin; first < end; first += kRows) {

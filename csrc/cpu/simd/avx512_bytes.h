@@ -92,6 +92,8 @@ struct Bytes {
       const __m128i both = _mm_loadu_si128(reinterpret_cast<const __m128i*>(block + 4));
       const __m256i halves = _mm256_inserti128_si256(_mm256_castsi128_si256(both), _mm_srli_epi16(both, 4), 1);
       return _mm256_and_si256(halves, _mm256_set1_epi8(15));
+    } else if constexpr (encoding >= Encoding::kPlain) {
+      return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block));
     } else {
       const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block + 2));
       return _mm256_xor_si256(bytes, _mm256_set1_epi8(static_cast<char>(0x80)));

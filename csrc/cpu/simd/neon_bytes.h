@@ -53,7 +53,7 @@ struct Bytes {
       const uint8x16_t both = vld1q_u8(blocks[0] + 4);
       return as_ints(part == 0 ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4));
     } else {
-      return load(blocks[0] + 2 + 16 * part);
+      return load(blocks[0] + (encoding >= Encoding::kPlain ? 0 : 2) + 16 * part);
     }
   }
 
