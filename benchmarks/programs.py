@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from eqxcallback import ops
 from eqxcallback.ops.attention import _cuda_decode_mma as decode_mma_cuda
+from eqxcallback.ops.linear import _cuda as linear_cuda
 
 
 class Program(NamedTuple):
@@ -40,6 +41,18 @@ def struct(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
 
 def _attention(q: Any, k: Any, v: Any) -> jax.Array:
     return ops.attention(q, k, v, causal=True)
+
+
+def _attention_in_any_order(q: Any, k: Any, v: Any) -> jax.Array:
+    return ops.attention(q, k, v, causal=True, deterministic=False)
+
+
+def _attention_with_bias(q: Any, k: Any, v: Any, bias: Any) -> jax.Array:
+    return ops.attention(q, k, v, bias=bias)
+
+
+def _attention_with_slopes(q: Any, k: Any, v: Any, slopes: Any) -> jax.Array:
+    return ops.attention(q, k, v, causal=True, alibi_slopes=slopes)
 
 
 def _add_rms_norm(x: Any, residual: Any, weight: Any) -> jax.Array:
@@ -75,6 +88,16 @@ def decode_by_tensor_cores(q: Any, k: Any, v: Any, length: Any) -> jax.Array:
     return _BY_TENSOR_CORES(q, (k, v), length, None, None, None, **options)
 
 
+_quantized = importlib.import_module("eqxcallback.ops.linear._quantized")
+_QUANTIZED_BY_TENSOR_CORES = dataclasses.replace(
+    _quantized._quantized_linear, kernels={"cuda": linear_cuda.QUANTIZED_LINEAR_MMA}, backward=None
+)
+
+
+def _quantized_by_tensor_cores(x: Any, blocks: Any) -> jax.Array:
+    return _QUANTIZED_BY_TENSOR_CORES(x, blocks, encoding="Q4_1", activations="exact")
+
+
 _WEIGHT, _TABLE = struct(576, dtype=jnp.float32), struct(5, 32, dtype=jnp.float32)
 _CACHE, _INDEX, _LABELS = struct(2, 256, 2, 64), struct(2, dtype=jnp.int32), struct(8, dtype=jnp.int32)
 _Q4_1, _Q8_0 = struct(576, 360, dtype=jnp.uint8), struct(576, 612, dtype=jnp.uint8)
@@ -98,6 +121,19 @@ PROGRAMS = {
     ),
     "softmax": Program(ops.softmax, (struct(8, 1000), struct(1000, dtype=jnp.bool_)), differentiable=(0,)),
     "attention": Program(_attention, (struct(2, 256, 6, 64), _CACHE, _CACHE), differentiable=(0, 1, 2)),
+    "attention in any order": Program(
+        _attention_in_any_order, (struct(2, 256, 6, 64), _CACHE, _CACHE), differentiable=(0, 1, 2)
+    ),
+    "attention with bias": Program(
+        _attention_with_bias,
+        (struct(2, 256, 6, 64), _CACHE, _CACHE, struct(6, 256, 256)),
+        differentiable=(0, 1, 2, 3),
+    ),
+    "attention with slopes": Program(
+        _attention_with_slopes,
+        (struct(2, 256, 6, 64), _CACHE, _CACHE, struct(6, dtype=jnp.float32)),
+        differentiable=(0, 1, 2, 3),
+    ),
     "attention of few queries": Program(_attention, (struct(2, 8, 6, 64), *2 * [struct(2, 1024, 2, 64)])),
     "lstm_gates": Program(_lstm_gates, (struct(8, 1024), struct(8, 256)), differentiable=(0, 1)),
     "gru_gates": Program(
@@ -123,6 +159,8 @@ PROGRAMS = {
     ),
     "quantized_linear Q4_1": Program(_quantized_linear("Q4_1"), (struct(1, 576), _Q4_1)),
     "quantized_linear Q8_0": Program(_quantized_linear("Q8_0"), (struct(8, 576), _Q8_0)),
+    "quantized_linear Q4_K": Program(_quantized_linear("Q4_K"), (struct(1, 512), struct(576, 288, dtype=jnp.uint8))),
+    "quantized_linear Q6_K": Program(_quantized_linear("Q6_K"), (struct(1, 512), struct(576, 420, dtype=jnp.uint8))),
     "quantized_linear_swiglu Q4_1": Program(_quantized_linear_swiglu, (struct(1, 576), _Q4_1)),
 }
 
@@ -130,5 +168,8 @@ PROGRAMS = {
 ASKED_FOR = {
     "decode_attention by tensor cores": PROGRAMS["decode_attention"]._replace(
         function=decode_by_tensor_cores, differentiable=()
+    ),
+    "quantized_linear by tensor cores Q4_1": Program(
+        _quantized_by_tensor_cores, (struct(8, 512), struct(576, 320, dtype=jnp.uint8))
     ),
 }

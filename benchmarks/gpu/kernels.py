@@ -38,6 +38,14 @@ _LARGE = {
     "quantized_linear Q4_1": (struct(1, 4096), struct(14_336, 2560, dtype=jnp.uint8)),
     "quantized_linear Q8_0": (struct(8, 4096), struct(14_336, 4352, dtype=jnp.uint8)),
     "quantized_linear_swiglu Q4_1": (struct(1, 4096), struct(28_672, 2560, dtype=jnp.uint8)),
+    "quantized_linear Q4_K": (struct(1, 4096), struct(14_336, 2304, dtype=jnp.uint8)),
+    "quantized_linear Q6_K": (struct(1, 4096), struct(14_336, 3360, dtype=jnp.uint8)),
+    "quantized_linear by tensor cores Q4_1": (struct(8, 4096), struct(14_336, 2560, dtype=jnp.uint8)),
+    "attention in any order": (_HEADS, _HEADS, _HEADS),
+    "attention with bias": (_HEADS, _HEADS, _HEADS, struct(16, 4096, 4096)),
+    "attention with slopes": (_HEADS, _HEADS, _HEADS, struct(16, dtype=jnp.float32)),
+    "cache_append": (struct(32_768, 8, 128), struct(4096, 8, 128), struct(dtype=jnp.int32)),
+    "rotary_append": (struct(4096, 48, 128), _TABLE, _TABLE, *2 * [struct(32_768, 8, 128)], struct(dtype=jnp.int32)),
 }
 # Integers that are numbers of keys. The others are labels and positions.
 _LENGTHS = {"decode_attention": 4096, "decode_attention by tensor cores": 4096}
