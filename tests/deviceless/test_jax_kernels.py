@@ -58,7 +58,7 @@ OF_EACH_DTYPE = [
 
 @pytest.mark.parametrize(("name", "dtype"), OF_EACH_DTYPE, ids=str)
 def test_products_of_the_dtype(name, dtype):
-    """Of the results and of the gradients: in 16 bits, and in f32 as precisely as the program around them."""
+    """Results and gradients multiply what has 16 bits as it is, and f32 as precisely as the program around them."""
     function, args = CASES[name]
     args = [struct(*arg.shape, dtype=dtype) if arg.dtype == BF16 else arg for arg in args]
     numbers = tuple(i for i, arg in enumerate(args) if jnp.issubdtype(arg.dtype, jnp.floating))
