@@ -2,6 +2,7 @@
 
 import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ def losses(x, weight, labels):
     return ops.linear_cross_entropy(x, weight, labels)
 
 
+ENCODINGS: Any = {"Q4_1": 320, "Q8_0": 544, "Q4_K": 288}
 LONGER, LONG, LONG_KV = struct(2, 1024, 2, 1280), struct(2, 1024, 8, 320), struct(2, 1024, 2, 320)
 CASES = {
     "attention, window": (attention(causal=True, window=256), (LONG, LONG_KV, LONG_KV)),
@@ -47,7 +49,7 @@ CASES = {
             functools.partial(ops.quantized_linear, encoding=encoding),
             (X, struct(1024, bytes_of_row, dtype=jnp.uint8)),
         )
-        for encoding, bytes_of_row in (("Q4_1", 320), ("Q8_0", 544), ("Q4_K", 288))
+        for encoding, bytes_of_row in ENCODINGS.items()
     },
 }
 OF_EACH_DTYPE = [

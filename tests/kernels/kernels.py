@@ -129,7 +129,7 @@ _TEMPLATES = {
             for e in linear_cuda.ENCODINGS
             if e not in ("Q4_1", "Q8_0")
             for of in (
-                *(f"<{{T}}, eqxcallback::{e}, {rows}>" for rows in (1, 2, 4, 8)),
+                *(f"<{{T}}, eqxcallback::{e}, {rows}>" for rows in (1, 4, 8)),
                 f"<{{T}}, eqxcallback::{e}, 1, true>",
                 f"_tiled<{{T}}, eqxcallback::{e}>",
             )

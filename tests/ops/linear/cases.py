@@ -164,7 +164,7 @@ CASES = [
         ],
         "cuda",
     ),
-    *rows(quantized_linear, [("Q4_0", (1,), 32, 5), ("Q5_0", (2,), 96, 3), ("Q6_K", (12,), 256, 66)], "cuda"),
+    *rows(quantized_linear, [("Q4_0", (1,), 32, 5), ("Q5_0", (4,), 96, 3), ("Q6_K", (12,), 256, 66)], "cuda"),
     *rows(
         quantized_linear_swiglu,
         [
