@@ -22,10 +22,12 @@ def normal(seed: int, *shape: int, dtype: Any = jnp.float32) -> jax.Array:
 
 def random_blocks(rng: np.random.Generator, encoding: ops.Encoding, out_features: int, blocks: int) -> np.ndarray:
     """Quantised weights, with `blocks` blocks in each row: all digits are random, and scales are small."""
-    halves = 2 if encoding == "Q4_1" else 1  # the numbers of 16 bits before the digits
+    # The numbers of 16 bits, before the digits or after them.
+    halves = 2 if encoding in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else 1
+    first = 208 if encoding == "Q6_K" else 0
     data = rng.integers(0, 256, (out_features, blocks, ops.ENCODINGS[encoding]), np.uint8)
     scales = rng.uniform(-0.01, 0.01, (out_features, blocks, halves)).astype(np.float16)
-    data[..., : 2 * halves] = scales.view(np.uint8)
+    data[..., first : first + 2 * halves] = scales.view(np.uint8)
     return data.reshape(out_features, -1)
 
 

@@ -44,6 +44,18 @@ def _attention(q: Any, k: Any, v: Any) -> jax.Array:
     return ops.attention(q, k, v, causal=True)
 
 
+def _attention_in_any_order(q: Any, k: Any, v: Any) -> jax.Array:
+    return ops.attention(q, k, v, causal=True, deterministic=False)
+
+
+def _attention_with_bias(q: Any, k: Any, v: Any, bias: Any) -> jax.Array:
+    return ops.attention(q, k, v, bias=bias)
+
+
+def _attention_with_slopes(q: Any, k: Any, v: Any, slopes: Any) -> jax.Array:
+    return ops.attention(q, k, v, causal=True, alibi_slopes=slopes)
+
+
 def _add_rms_norm(x: Any, residual: Any, weight: Any) -> jax.Array:
     return jnp.stack(ops.add_rms_norm(x, residual, weight))
 
@@ -121,6 +133,19 @@ PROGRAMS = {
     ),
     "softmax": Program(ops.softmax, (struct(8, 1000), struct(1000, dtype=jnp.bool_)), differentiable=(0,)),
     "attention": Program(_attention, (struct(2, 256, 6, 64), _CACHE, _CACHE), differentiable=(0, 1, 2)),
+    "attention in any order": Program(
+        _attention_in_any_order, (struct(2, 256, 6, 64), _CACHE, _CACHE), differentiable=(0, 1, 2)
+    ),
+    "attention with bias": Program(
+        _attention_with_bias,
+        (struct(2, 256, 6, 64), _CACHE, _CACHE, struct(6, 256, 256)),
+        differentiable=(0, 1, 2, 3),
+    ),
+    "attention with slopes": Program(
+        _attention_with_slopes,
+        (struct(2, 256, 6, 64), _CACHE, _CACHE, struct(6, dtype=jnp.float32)),
+        differentiable=(0, 1, 2, 3),
+    ),
     "attention of few queries": Program(_attention, (struct(2, 8, 6, 64), *2 * [struct(2, 1024, 2, 64)])),
     "lstm_gates": Program(_lstm_gates, (struct(8, 1024), struct(8, 256)), differentiable=(0, 1)),
     "gru_gates": Program(
@@ -146,6 +171,8 @@ PROGRAMS = {
     ),
     "quantized_linear Q4_1": Program(_quantized_linear("Q4_1"), (struct(1, 576), _Q4_1)),
     "quantized_linear Q8_0": Program(_quantized_linear("Q8_0"), (struct(8, 576), _Q8_0)),
+    "quantized_linear Q4_K": Program(_quantized_linear("Q4_K"), (struct(1, 512), struct(576, 288, dtype=jnp.uint8))),
+    "quantized_linear Q6_K": Program(_quantized_linear("Q6_K"), (struct(1, 512), struct(576, 420, dtype=jnp.uint8))),
     "quantized_linear_swiglu Q4_1": Program(_quantized_linear_swiglu, (struct(1, 576), _Q4_1)),
 }
 

@@ -109,13 +109,13 @@ _LARGE = {
     "quantized_linear of many rows Q4_1": (struct(2048, 4096), struct(14_336, 2560, dtype=jnp.uint8)),
     "swiglu packed": (struct(16_384, 8192),),
     "softmax_cross_entropy targets": (struct(2048, 32_000), struct(2048, 32_000)),
-    "cache_append": (struct(4096, 8, 128), struct(1, 8, 128), struct(dtype=jnp.int32)),
-    "rotary_append": (
-        struct(1, 48, 128),
-        *2 * [struct(1, 64, dtype=jnp.float32)],
-        *2 * [struct(4096, 8, 128)],
-        struct(dtype=jnp.int32),
-    ),
+    "quantized_linear Q4_K": (struct(1, 4096), struct(14_336, 2304, dtype=jnp.uint8)),
+    "quantized_linear Q6_K": (struct(1, 4096), struct(14_336, 3360, dtype=jnp.uint8)),
+    "attention in any order": (_HEADS, _HEADS, _HEADS),
+    "attention with bias": (_HEADS, _HEADS, _HEADS, struct(16, 4096, 4096)),
+    "attention with slopes": (_HEADS, _HEADS, _HEADS, struct(16, dtype=jnp.float32)),
+    "cache_append": (struct(32_768, 8, 128), struct(4096, 8, 128), struct(dtype=jnp.int32)),
+    "rotary_append": (struct(4096, 48, 128), _TABLE, _TABLE, *2 * [struct(32_768, 8, 128)], struct(dtype=jnp.int32)),
 }
 
 

@@ -39,7 +39,7 @@ IN_FLIGHT = COPY * 700e-9 / MULTIPROCESSORS
 # Products of 16-bit numbers that a multiprocessor adds up in one cycle.
 PRODUCTS = 2048
 # What multiplies matrices, but so little that reading is what takes time.
-_READING = ("decode_attention by tensor cores",)
+_READING = ("decode_attention by tensor cores", "quantized_linear by tensor cores Q4_1")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,7 +41,7 @@ def quantized_linear_swiglu(
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch out_features"]:
     """[`eqxcallback.ops.swiglu`][] of [`eqxcallback.ops.quantized_linear`][], with the values of the two calls. On a GPU up to
-    eight rows times `"Q4_1"` or `"Q8_0"` are one launch.
+    eight rows are one launch, in the encodings of files.
 
     **Arguments:**
 

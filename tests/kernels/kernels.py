@@ -124,6 +124,16 @@ _TEMPLATES = {
             for gated in ("", ", true")
         ),
         *(f"quantized_linear_tiled<{{T}}, eqxcallback::{e}>" for e in ("Q4_1", "Q8_0")),
+        *(
+            f"quantized_linear{of}"
+            for e in linear_cuda.ENCODINGS
+            if e not in ("Q4_1", "Q8_0")
+            for of in (
+                *(f"<{{T}}, eqxcallback::{e}, {rows}>" for rows in (1, 4, 8)),
+                f"<{{T}}, eqxcallback::{e}, 1, true>",
+                f"_tiled<{{T}}, eqxcallback::{e}>",
+            )
+        ),
     ],
     "linear/quantized_mma.cu": [
         f"quantized_linear_mma<{{T}}, eqxcallback::{e}, {tiles}>" for e in ("Q4_1", "Q8_0") for tiles in (1, 2, 4)

@@ -19,7 +19,10 @@ from ..ops.table import with_options
 from . import kernels
 from .checking import SEEDS, check, want
 from .kernels import BF16, F16, results
-from .test_cuda_quantized import by_encoding, example
+from .test_cuda_quantized import example
+
+
+by_encoding = pytest.mark.parametrize("encoding", ["Q4_1", "Q8_0"])
 
 
 def calls(dtype):

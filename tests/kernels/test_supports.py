@@ -129,7 +129,12 @@ LACKING = [
     ("gru_gates", {"hidden": BF16}, {}, "hidden has to have the dtype of input_gates, float32; it is bfloat16"),
     ("glu", {}, {"activation": "relu"}, "it has no activation 'relu'"),
     ("linear", {}, {"activations": "int8"}, "it has no int8 activations"),
-    ("linear", {}, {"encoding": "Q4_K"}, "it has the encodings Q4_1 and Q8_0; this is Q4_K"),
+    (
+        "linear",
+        {},
+        {"encoding": "Q4_1_R16"},
+        "it has the encodings Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K; this is Q4_1_R16",
+    ),
     (
         "linear",
         {"x": array(9, 32)},

@@ -1,124 +1,164 @@
 """The kernels on a GPU for every op and option, as docs/gpus.md has them: `python -m tests.ops.on_cuda` prints the table anew."""
 
-import functools
+import inspect
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from eqxcallback import ops, xla
 
 from .attention import options
 
 
-BF16 = jnp.bfloat16
+DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
+PLAIN = "-"
+_INTERLEAVED = tuple(ops.DEINTERLEAVED)
 
 
-def struct(*shape: int, dtype: Any = BF16) -> Any:
+class Call(NamedTuple):
+    """`op(*args, **options)`, where types stand for operands. Calls of the same op with the same words are one row."""
+
+    op: Callable[..., Any]
+    words: str
+    args: tuple[Any, ...]
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+    @property
+    def keywords(self) -> set[str]:
+        """The parameters of the op that the call gives."""
+        return {*inspect.signature(self.op).bind_partial(*self.args).arguments, *self.options}
+
+
+def struct(*shape: int, dtype: Any) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-ROWS, WEIGHT = struct(64, 256), struct(256)
-QUERIES, KEYS = struct(150, 4, 64), struct(70, 2, 64)
-INDICES = struct(64, dtype=jnp.int32)
-PLAIN = "-"
+def integers(*shape: int, dtype: Any = jnp.int32) -> Any:
+    return struct(*shape, dtype=dtype)
 
 
-def calls() -> Iterator[tuple[str, str, Callable[..., Any], tuple[Any, ...]]]:
-    """The op, the options in words, a function, and its arguments."""
+def calls(dtype: Any) -> Iterator[Call]:
+    """A call of each op with each option, whose numbers are of this dtype."""
+
+    def array(*shape: int) -> Any:
+        return struct(*shape, dtype=dtype)
+
+    rows, weight, wide = array(64, 256), array(256), struct(64, 32, dtype=jnp.float32)
     for op in (ops.rms_norm, ops.layer_norm):
-        yield op.__name__, "also with weight and bias", op, (ROWS, WEIGHT, WEIGHT)
-    yield "add_rms_norm", PLAIN, ops.add_rms_norm, (ROWS, ROWS, WEIGHT)
-    for size, name in ((16, "also with silu"), (16_384, "groups that blocks share")):
-        yield "group_norm", name, functools.partial(ops.group_norm, groups=4), (struct(8, 16, size), *2 * [struct(16)])
+        for args in ((rows,), (rows, weight), (rows, weight, weight)):
+            yield Call(op, "also with weight and bias", args, {"eps": 1e-6})
+    yield Call(ops.add_rms_norm, PLAIN, (rows, rows, weight), {"eps": 1e-6})
+    yield Call(
+        ops.group_norm,
+        PLAIN,
+        (array(8, 16, 16), weight_of(16, dtype), weight_of(16, dtype)),
+        {"groups": 4, "eps": 1e-6},
+    )
+    yield Call(ops.group_norm, "groups that blocks share", (array(8, 16, 16_384),), {"groups": 4})
     for op in (ops.swiglu, ops.geglu):
-        yield op.__name__, PLAIN, op, (ROWS, ROWS)
-    yield "softmax", "also with a mask", ops.softmax, (ROWS,)
-    table = struct(64, 32, dtype=jnp.float32)
-    yield "rotary_embedding", PLAIN, ops.rotary_embedding, (struct(64, 4, 64), table, table)
-    qkv, cache, start = struct(1, 8, 64), struct(256, 2, 64), struct(dtype=jnp.int32)
-    table = struct(1, 32, dtype=jnp.float32)
-    yield "rotary_append", PLAIN, ops.rotary_append, (qkv, table, table, cache, cache, start)
-    yield from _attention()
-    yield "cache_append", PLAIN, ops.cache_append, (struct(256, 2, 64), struct(1, 2, 64), struct(dtype=jnp.int32))
-    yield from _linear()
-    yield from _losses()
-    yield "lstm_gates", PLAIN, ops.lstm_gates, (struct(64, 1024), ROWS)
-    yield "gru_gates", PLAIN, ops.gru_gates, (struct(64, 768), struct(64, 768), ROWS, WEIGHT)
+        yield Call(op, "one array or two", (rows, rows))
+        yield Call(op, "one array or two", (rows,))
+    yield Call(ops.geglu, "approximate=False", (rows, rows), {"approximate": False})
+    for chosen in ({"scale": 0.1}, {"mask": integers(256, dtype=jnp.bool_)}):
+        yield Call(ops.softmax, "also with a mask", (rows,), chosen)
+    yield Call(ops.rotary_embedding, PLAIN, (array(64, 4, 64), wide, wide))
+    cache, start, table = array(256, 2, 64), integers(), struct(1, 32, dtype=jnp.float32)
+    yield Call(ops.rotary_append, PLAIN, (array(1, 8, 64), table, table, cache, cache, start))
+    yield from _attention(array)
+    yield Call(ops.cache_append, "also of a batch", (cache, array(1, 2, 64), start))
+    of_batch = array(3, 256, 2, 64), array(3, 1, 2, 64), integers(3)
+    yield Call(ops.cache_append, "also of a batch", of_batch, {"batch_dims": 1})
+    yield from _linear(array)
+    yield from _losses(array)
+    yield Call(ops.lstm_gates, PLAIN, (array(64, 1024), rows))
+    yield Call(ops.gru_gates, "also with bias", (array(64, 768), array(64, 768), rows))
+    yield Call(ops.gru_gates, "also with bias", (array(64, 768), array(64, 768), rows, weight))
 
 
-def _attention() -> Iterator[Any]:
-    arguments = QUERIES, KEYS, KEYS
-    yield "attention", "causal, scale, grouped heads", functools.partial(ops.attention, causal=True), arguments
-    few = struct(8, *QUERIES.shape[1:]), *2 * [struct(1024, *KEYS.shape[1:])]
-    yield "attention", "few queries of many keys", ops.attention, few
-    long = tuple(struct(*x.shape[:-1], 320) for x in arguments)
-    yield "attention", "heads longer than 256", ops.attention, long
-    for name in ("window", "soft cap", "bias", "mask", "alibi", "segments", "length", "offset", "dropout"):
-        chosen = options.options(150, 70, 4)[name]
-        yield "attention", name, functools.partial(ops.attention, **chosen), arguments
-    yield "attention", "deterministic=False", functools.partial(ops.attention, deterministic=False), arguments
-    yield "attention_with_lse", "any option", ops.attention_with_lse, arguments
-    q, cache, length = struct(4, 64), struct(70, 2, 64), struct(dtype=jnp.int32)
-    yield "decode_attention", PLAIN, ops.decode_attention, (q, cache, cache, length)
-    for name, chosen in (
-        ("window", {"window": 9}),
-        ("soft cap", {"soft_cap": 2.0}),
-        ("alibi", {"alibi_slopes": np.ones(4)}),
-    ):
-        yield "decode_attention", name, functools.partial(ops.decode_attention, **chosen), (q, cache, cache, length)
-
-    def of_int8(q: Any, k: Any, v: Any, length: Any, k_scale: Any, v_scale: Any) -> Any:
-        return ops.decode_attention(q, k, v, length, k_scale=k_scale, v_scale=v_scale)
-
-    integers, scales = struct(70, 2, 64, dtype=jnp.int8), struct(70, 2, dtype=jnp.float32)
-    yield "decode_attention", "a cache in int8", of_int8, (q, integers, integers, length, scales, scales)
+def weight_of(size: int, dtype: Any) -> Any:
+    return struct(size, dtype=dtype)
 
 
-def _linear() -> Iterator[Any]:
-    yield "linear", PLAIN, ops.linear, (ROWS, struct(512, 256))
-    yield "embedding", PLAIN, ops.embedding, (INDICES, struct(512, 256))
-    for rows, name in ((8, "up to 8 rows"), (9, "more rows")):
-        given = struct(rows, 256), struct(512, 160, dtype=jnp.uint8)
-        yield "quantized_linear", name, functools.partial(ops.quantized_linear, encoding="Q4_1"), given
-    given = struct(8, 256), struct(512, 144, dtype=jnp.uint8)
-    others = functools.partial(ops.quantized_linear, encoding="Q4_K")
-    yield "quantized_linear", "encodings but Q4_1 and Q8_0", others, given
-    for rows, name in ((8, "up to 8 rows"), (9, "more rows, or other encodings")):
-        given = struct(rows, 256), struct(512, 160, dtype=jnp.uint8)
-        gated = functools.partial(ops.quantized_linear_swiglu, encoding="Q4_1")
-        yield "quantized_linear_swiglu", name, gated, given
+def _attention(array: Callable[..., Any]) -> Iterator[Call]:
+    queries, keys = array(150, 4, 64), array(70, 2, 64)
+    few = array(8, 4, 64), *2 * [array(1024, 2, 64)]
+    long = array(150, 4, 320), *2 * [array(70, 2, 320)]
+    alone = {
+        "causal, scale, grouped heads": {"causal": True, "scale": 0.1},
+        **{name: options.options(150, 70, 4)[name] for name in _OPTIONS},
+        "deterministic=False": {"deterministic": False},
+    }
+    for op in (ops.attention, ops.attention_with_lse):
+        is_plain = op is ops.attention
+        for name, chosen in alone.items():
+            yield Call(op, name if is_plain else "any option", (queries, keys, keys), chosen)
+        yield Call(op, "few queries of many keys", few)
+        for chosen in alone.values():
+            yield Call(op, "heads longer than 256", long, chosen)
+    args = array(4, 64), array(70, 2, 64), array(70, 2, 64), integers()
+    yield Call(ops.decode_attention, "scale, grouped heads", args, {"scale": 0.1})
+    yield Call(ops.decode_attention, "window", args, {"window": 9})
+    yield Call(ops.decode_attention, "soft cap", args, {"soft_cap": 2.0})
+    yield Call(ops.decode_attention, "alibi", args, {"alibi_slopes": struct(4, dtype=jnp.float32)})
+    small, scales = integers(70, 2, 64, dtype=jnp.int8), struct(70, 2, dtype=jnp.float32)
+    of_int8 = array(4, 64), small, small, integers()
+    yield Call(ops.decode_attention, "a cache in int8", of_int8, {"k_scale": scales, "v_scale": scales})
+    shared = array(18, 64), array(70, 2, 64), array(70, 2, 64), integers()
+    yield Call(ops.decode_attention, "nine heads share keys", shared)
+    longer = array(4, 320), array(70, 2, 320), array(70, 2, 320), integers()
+    yield Call(ops.decode_attention, "heads of 257 to 1024", longer)
+    longest = array(4, 1040), array(70, 2, 1040), array(70, 2, 1040), integers()
+    yield Call(ops.decode_attention, "heads longer than 1024", longest)
+
+
+_OPTIONS = ("window", "soft cap", "bias", "mask", "alibi", "segments", "length", "offset", "dropout")
+
+
+def _blocks(rows: int, features: int, encoding: Any) -> Any:
+    weights = 256 if encoding.endswith("_K") else 32
+    return integers(rows, features // weights * ops.ENCODINGS[encoding], dtype=jnp.uint8)
+
+
+def _linear(array: Callable[..., Any]) -> Iterator[Call]:
+    for bias in ((), (array(512),)):
+        yield Call(ops.linear, "also with bias", (array(64, 256), array(512, 256), *bias))
+    yield Call(ops.embedding, PLAIN, (integers(64), array(512, 256)))
+    for op in (ops.quantized_linear, ops.quantized_linear_swiglu):
+        for encoding in ops.ENCODINGS:
+            blocks, chosen = _blocks(512, 256, encoding), {"encoding": encoding}
+            of_cpu = encoding in _INTERLEAVED
+            yield Call(op, "rows side by side" if of_cpu else "up to 8 rows", (array(8, 256), blocks), chosen)
+            yield Call(op, "rows side by side" if of_cpu else "more rows", (array(9, 256), blocks), chosen)
+            for rows in (1, 9):
+                yield Call(op, "activations int8", (array(rows, 256), blocks), {**chosen, "activations": "int8"})
+    of_int8 = integers(512, 256, dtype=jnp.int8), struct(512, dtype=jnp.float32)
     for activations in ("exact", "int8"):
-        given = ROWS, struct(512, 256, dtype=jnp.int8), struct(512, dtype=jnp.float32)
-        yield (
-            "int8_linear",
-            f"activations {activations}",
-            functools.partial(ops.int8_linear, activations=activations),
-            given,
-        )
+        for rows in (1, 9):
+            args = array(rows, 256), *of_int8
+            yield Call(ops.int8_linear, f"activations {activations}", args, {"activations": activations})
 
 
-def _losses() -> Iterator[Any]:
-    yield "softmax_cross_entropy", PLAIN, ops.softmax_cross_entropy, (ROWS, INDICES)
-    for name, chosen in (
-        ("label_smoothing", 0.1),
-        ("z_loss", 0.1),
-        ("ignore_index", 0),
-        ("class_weights", np.ones(256)),
-    ):
-        yield (
-            "softmax_cross_entropy",
-            name,
-            functools.partial(ops.softmax_cross_entropy, **{name: chosen}),
-            (ROWS, INDICES),
-        )
-    weighted = functools.partial(ops.softmax_cross_entropy, class_weights=np.ones(256), label_smoothing=0.1)
-    yield "softmax_cross_entropy", "class_weights and another option", weighted, (ROWS, INDICES)
-    yield "softmax_cross_entropy", "a target for each class", ops.softmax_cross_entropy, (ROWS, ROWS)
-    yield "linear_cross_entropy", "any option", ops.linear_cross_entropy, (ROWS, struct(512, 256), INDICES)
+def _losses(array: Callable[..., Any]) -> Iterator[Call]:
+    logits, labels, weights = array(64, 256), integers(64), struct(256, dtype=jnp.float32)
+    of_both: dict[str, dict[str, Any]] = {
+        PLAIN: {},
+        "label_smoothing": {"label_smoothing": 0.1},
+        "z_loss": {"z_loss": 0.1},
+        "ignore_index": {"ignore_index": 0},
+        "class_weights": {"class_weights": weights},
+        "class_weights and another option": {"class_weights": weights, "label_smoothing": 0.1},
+    }
+    for name, chosen in of_both.items():
+        yield Call(ops.softmax_cross_entropy, name, (logits, labels), chosen)
+        if "ignore_index" not in chosen:  # which those have not
+            yield Call(ops.softmax_cross_entropy, "a target for each class", (logits, logits), chosen)
+    of_last = {**of_both, "bias": {"bias": array(256)}, "soft cap": {"soft_cap": 30.0}}
+    for chosen in of_last.values():
+        yield Call(ops.linear_cross_entropy, "any option", (logits, array(256, 256), labels), chosen)
 
 
 WORDS = {
@@ -134,31 +174,61 @@ BEST_BY_XLA = ("linear", "embedding", "cache_append", "rotary_append")
 OF_TWO_OPS = ("quantized_linear_swiglu",)
 
 
-def kinds(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[str, str]:
-    """The kernel that runs forward, and the one that has the gradients of all floating arguments."""
-    numbers = tuple(i for i, arg in enumerate(args) if jnp.issubdtype(arg.dtype, jnp.floating))
+def _is_operand(x: object) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
 
-    def loss(*args: Any) -> Any:
-        return sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(function(*args)))
 
-    def calls(program: Callable[..., Any]) -> list[tuple[bool, str]]:
-        made = [site.params["call"] for site in xla.call_sites(jax.make_jaxpr(program)(*args), "cuda")]
+def _is_number(x: Any) -> bool:
+    return _is_operand(x) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def kinds(call: Call) -> tuple[str, str]:
+    """The kernel that runs forward, and the one that has the gradients of all floating operands."""
+    operands, static = eqx.partition((call.args, call.options), _is_operand)
+    numbers, others = eqx.partition(operands, _is_number)
+
+    def function(numbers: Any, others: Any) -> Any:
+        args, chosen = eqx.combine(numbers, others, static)
+        return call.op(*args, **chosen)
+
+    def loss(numbers: Any, others: Any) -> Any:
+        return sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(function(numbers, others)))
+
+    def chosen(program: Callable[..., Any]) -> list[tuple[bool, str]]:
+        made = [site.params["call"] for site in xla.call_sites(jax.make_jaxpr(program)(numbers, others), "cuda")]
         kernels = [(repr(call).endswith(".vjp"), call.choice("cuda").kernel) for call in made]
         return [(is_vjp, "reference" if bound is None else bound.kernel.backend) for is_vjp, bound in kernels]
 
-    forward = dict(calls(function)).get(False, "reference")
-    gradients = {kind for is_vjp, kind in calls(jax.grad(loss, numbers)) if is_vjp}
+    forward = dict(chosen(function)).get(False, "reference")
+    gradients = {kind for is_vjp, kind in chosen(jax.grad(loss)) if is_vjp}
     if not gradients or "reference" in gradients:
         return forward, "reference"
     return forward, "several" if len(gradients) > 1 else gradients.pop()
 
 
-def table() -> str:
-    lines = ["| op | option | forward | gradients |", "| --- | --- | --- | --- |"]
-    for op, option, function, args in calls():
-        words = [_words(op, kind) for kind in kinds(function, args)]
-        lines.append(f"| `{op}` | {option} | {' | '.join(words)} |")
-    return "\n".join(lines)
+Row = tuple[str, str]
+
+
+def rows() -> dict[Row, tuple[str, str]]:
+    """The words of each op and option, of the forward pass and of gradients."""
+    made: dict[Row, dict[str, set[tuple[str, str]]]] = {}
+    for name, dtype in DTYPES.items():
+        for call in calls(dtype):
+            op = call.op.__name__
+            words = tuple(_words(op, kind) for kind in kinds(call))
+            made.setdefault((op, call.words), {}).setdefault(name, set()).add((words[0], words[1]))
+    return {row: (_joined(of, 0), _joined(of, 1)) for row, of in made.items()}
+
+
+def _joined(of_dtypes: dict[str, set[tuple[str, str]]], column: int) -> str:
+    """One text if all dtypes have the same, else one for each."""
+    texts = {dtype: " or ".join(sorted({words[column] for words in every})) for dtype, every in of_dtypes.items()}
+    by_text: dict[str, list[str]] = {}
+    for dtype, text in texts.items():
+        by_text.setdefault(text, []).append(dtype)
+    if len(by_text) == 1:
+        return next(iter(by_text))
+    return "; ".join(f"{', '.join(dtypes)}: {text}" for text, dtypes in by_text.items())
 
 
 def _words(op: str, kind: str) -> str:
@@ -167,11 +237,23 @@ def _words(op: str, kind: str) -> str:
     return "XLA" if kind == "reference" and op in BEST_BY_XLA else WORDS[kind]
 
 
+def table(made: dict[Row, tuple[str, str]]) -> str:
+    lines = ["| op | option | forward | gradients |", "| --- | --- | --- | --- |"]
+    lines += [f"| `{op}` | {option} | {' | '.join(words)} |" for (op, option), words in made.items()]
+    return "\n".join(lines)
+
+
 def of_page(text: str) -> str:
     match = re.search(r"\| op \| option .*?\n(?=\n)", text, re.DOTALL)
     assert match is not None
     return match[0].rstrip()
 
 
+def parameters(op: Callable[..., Any]) -> Iterable[str]:
+    """The names of what an op takes, but for `implementation`, which says in place of the table which kernel runs."""
+    names = inspect.signature(ops.attention if op is ops.attention_with_lse else op).parameters
+    return [name for name in names if name != "implementation"]
+
+
 if __name__ == "__main__":
-    print(table())
+    print(table(rows()))

@@ -24,7 +24,7 @@ STREAMED = [(4100, 1056), (4100, 1058)]
 # What takes a row.
 TAGS = {
     "edge": "every kernel, and every dtype, on every instruction set and GPU: sizes at the edges",
-    "cpu edge": "every kernel of a CPU, as above: calls that have no kernel on a GPU",
+    "cpu edge": "every kernel of a CPU, as above: encodings that it unpacks, or that are for it alone",
     "large": "the same with work for many threads: more than kSerialNanoseconds of csrc/cpu/executor.h",
     "written": "what is written, and what is not: odd sizes, and more bytes of results than a C library keeps at hand",
     "streamed": "ops of rows that know nothing of each other: all of `STREAMED` at once, and in parts",

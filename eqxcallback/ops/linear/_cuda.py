@@ -11,9 +11,11 @@ from ...core import ShapeAndDtype, Types
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, ceil, name
 from .._supports import floats
-from ._supports import has_kernels
+from ._supports import has_encoding
 
 
+# Those of files; a file has no rows side by side.
+ENCODINGS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 # With more rows, a tile of weights is decoded once for all of them.
 _FEW_ROWS = 8
 
@@ -46,7 +48,7 @@ def _grid(x: ShapeAndDtype, blocks: ShapeAndDtype, **_: object) -> tuple[int, in
 def _supports_any_rows(types: Types, *, encoding: str, activations: str = "exact") -> bool | str:
     if activations != "exact":
         return f"it has no {activations} activations"
-    supported = has_kernels(encoding)
+    supported = has_encoding(encoding, ENCODINGS)
     return floats(types) if supported is True else supported
 
 
@@ -92,7 +94,7 @@ def _supports_mma(types: Types, *, encoding: str, activations: str = "exact") ->
         return f"in_features have to be a multiple of {_FEATURES_BY_MMA}; they are {x.shape[-1]}"
     if _rows(x) > _MOST_ROWS_BY_MMA:
         return f"x can have at most {_MOST_ROWS_BY_MMA} rows; it has {_rows(x)}"
-    return has_kernels(encoding)
+    return has_encoding(encoding)
 
 
 QUANTIZED_LINEAR_MMA = CudaKernel(

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...kernel import PythonKernel
 from .._numpy import XpArray, on_arrays, store, wide
-from ._supports import has_kernels
+from ._supports import has_encoding
 
 
 _CHUNK = 1024  # output features whose weights are expanded at a time
@@ -75,5 +75,5 @@ EMBEDDING = PythonKernel(embedding, only_if_chosen=True)
 INT8_LINEAR = PythonKernel(int8_linear, only_if_chosen=True)
 LINEAR = PythonKernel(linear, only_if_chosen=True)
 QUANTIZED_LINEAR = PythonKernel(
-    quantized_linear, only_if_chosen=True, supports=lambda types, *, encoding, **_: has_kernels(encoding)
+    quantized_linear, only_if_chosen=True, supports=lambda types, *, encoding, **_: has_encoding(encoding)
 )

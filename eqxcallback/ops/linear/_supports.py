@@ -1,7 +1,13 @@
 """The encodings that kernels other than those of CPUs have."""
 
-_ENCODINGS = ("Q4_1", "Q8_0")
+from collections.abc import Sequence
 
 
-def has_kernels(encoding: str) -> bool | str:
-    return True if encoding in _ENCODINGS else f"it has the encodings {' and '.join(_ENCODINGS)}; this is {encoding}"
+# Of kernels in Python, and by tensor cores.
+TWO_ENCODINGS = ("Q4_1", "Q8_0")
+
+
+def has_encoding(encoding: str, encodings: Sequence[str] = TWO_ENCODINGS) -> bool | str:
+    """True if `encoding` is one of those that a kernel has."""
+    *most, last = encodings
+    return True if encoding in encodings else f"it has the encodings {', '.join(most)} and {last}; this is {encoding}"

@@ -6,7 +6,7 @@
 
 namespace eqxcallback {
 
-enum Encoding { Q4_1, Q8_0 };
+enum Encoding { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K };
 
 __device__ inline float half_of(unsigned short bits) {
   __half_raw raw;

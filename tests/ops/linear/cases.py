@@ -13,10 +13,10 @@ from eqxcallback.ops.linear import _reference_quantized as reference
 from ..table import BATCHES, Case, Row, floats, normal, python, row, rows, with_options
 
 
-# The encodings that kernels multiply as they are in memory; those of GPUs have no others.
+# The encodings that kernels of CPUs multiply as they are in memory, and that those in Python and by tensor cores have.
 ENCODINGS: Any = {"Q4_1": 20, "Q8_0": 34}
 INTERLEAVED: Any = tuple(ops.DEINTERLEAVED)
-# The encodings that are unpacked first, with weights and bytes of a block, and where it has how many halves.
+# The encodings that a CPU unpacks first, with weights and bytes of a block, and where it has how many halves.
 UNPACKED: Any = {
     "Q4_0": (32, 18, 0, 1),
     "Q5_0": (32, 22, 0, 1),
@@ -137,6 +137,7 @@ CASES = [
         [
             *[(encoding, (rows,), 2048, 5632) for encoding in ENCODINGS for rows in (1, 8, 9, 200)],
             *[(encoding, (1,), 576, 49_152) for encoding in ENCODINGS],
+            *[(encoding, (rows,), 2048, 5632) for encoding in UNPACKED for rows in (1, 8)],
         ],
         "model",
     ),
@@ -153,6 +154,17 @@ CASES = [
         ],
         "cuda",
     ),
+    # In both halves of a block of 256, and more than 128 threads take at a time.
+    *rows(
+        quantized_linear,
+        [
+            (encoding, (rows,), in_features, features)
+            for encoding in UNPACKED
+            for rows, in_features, features in ((1, 256, 9), (3, 1280, 5), (8, 256, 4))
+        ],
+        "cuda",
+    ),
+    *rows(quantized_linear, [("Q4_0", (1,), 32, 5), ("Q5_0", (4,), 96, 3), ("Q6_K", (12,), 256, 66)], "cuda"),
     *rows(
         quantized_linear_swiglu,
         [
@@ -175,6 +187,7 @@ CASES = [
         ],
         "cuda",
     ),
+    *rows(quantized_linear_swiglu, [(encoding, (1,), 512, 5) for encoding in UNPACKED], "cuda"),
     python("linear", ops.linear, lambda d: floats(d, (2, 5), (3, 5), (3,)), "python mapped"),
     python("linear plain", ops.linear, lambda d: floats(d, (5,), (3, 5)), "python mapped"),
     python(
