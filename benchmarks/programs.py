@@ -90,11 +90,15 @@ def decode_by_tensor_cores(q: Any, k: Any, v: Any, length: Any, *scales: Any) ->
     return _BY_TENSOR_CORES(q, (k, v), length, None, *(scales or (None, None)), **options)
 
 
-_BY_TMA = dataclasses.replace(_attention_ops._attention, kernels={"cuda": attention_tma.ATTENTION_TMA}, backward=None)
+_BY_TMA = dataclasses.replace(
+    _attention_ops._attention,
+    kernels={"cuda": attention_tma.ATTENTION_TMA},
+    backward={"cuda": attention_tma.ATTENTION_BACKWARD_TMA},
+)
 
 
 def attention_by_tma(q: Any, k: Any, v: Any) -> jax.Array:
-    """Causal `ops.attention` with that kernel alone, whatever the environment says, on architectures that have it."""
+    """Causal `ops.attention` with these kernels alone, whatever the environment says, on architectures that have them."""
     options = {"causal": True, "scale": q.shape[-1] ** -0.5, "window": 0, "soft_cap": 0.0, "dropout": 0.0}
     return _BY_TMA(q, (k, v), **options)[0]
 

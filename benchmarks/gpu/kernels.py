@@ -47,7 +47,7 @@ _CACHES = struct(2, 6, 64), *2 * [struct(2, 256, 2, 64, dtype=jnp.int8)], PROGRA
 _SCALES = 2 * [struct(2, 256, 2, dtype=jnp.float32)]
 # The kernels that the programs of single ops leave out: those of options, and those that do not run by themselves.
 MORE = {
-    "attention by TMA": Program(attention_by_tma, (_QUERIES, *_KEYS)),
+    "attention by TMA": Program(attention_by_tma, (_QUERIES, *_KEYS), differentiable=(0, 1, 2)),
     "attention with a mask and dropout": Program(
         _masked, (_QUERIES, *_KEYS, struct(2, 1, 256, 256, dtype=jnp.bool_)), differentiable=(0, 1, 2)
     ),
