@@ -7,6 +7,7 @@ server, `python -m benchmarks.serve`.
 
 import argparse
 import importlib
+import json
 import os
 import pathlib
 import shutil
@@ -104,7 +105,10 @@ def _put(suites: Sequence[str], results: pathlib.Path) -> None:
     for suite in suites:
         text = (results / f"{suite}.md").read_text().strip()
         _report.put(_report.PAGE, suite, text)
-    _summary.publish(results)
+    for path in _report.RESULTS.glob("*/*.json"):
+        data = json.loads(path.read_text())
+        _report.put(_report.page_of(path.parent), path.stem, _suite.markdown(data))
+    _summary.publish(_report.RESULTS)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,12 @@ from ._json import dumps
 ROOT = pathlib.Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "performance.md"
-RESULTS = ROOT / "benchmarks" / "results"
+RESULTS = ROOT / "benchmarks" / "results"  # a folder in it has those of another processor
 
 
 def machine() -> dict[str, str]:
-    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     facts = {
-        "cpu": f"{model}, {os.cpu_count()} cores",
+        "cpu": f"{_processor()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "jax": jax.__version__,
         "numpy": np.__version__,
@@ -35,6 +33,15 @@ def machine() -> dict[str, str]:
         if importlib.util.find_spec(package) is not None:
             facts[package] = importlib.metadata.version(package)
     return facts
+
+
+def _processor() -> str:
+    """Name the kind of processor: clouds hide its model behind a name that several share."""
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    facts = dict(reversed([tuple(map(str.strip, line.split(":", 1))) for line in lines if ":" in line]))
+    if not {"model name", "cpu family", "model"} <= facts.keys():
+        return platform.processor()
+    return f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']})"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -56,6 +63,11 @@ def put(page: pathlib.Path, name: str, markdown: str) -> None:
         raise ValueError(f"{page.name}: expected one {begin} and one {end} around what a benchmark writes.")
     before, rest = text.split(begin)
     page.write_text(before + begin + "\n" + markdown + "\n" + end + rest.split(end)[1])
+
+
+def page_of(folder: pathlib.Path) -> pathlib.Path:
+    """Return the page of the results of another processor."""
+    return PAGE.with_name(f"{PAGE.stem}_{folder.name}.md")
 
 
 def measured_on(*machines: Mapping[str, str]) -> str:

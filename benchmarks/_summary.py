@@ -53,9 +53,32 @@ def table(folder: pathlib.Path) -> str:
 
 
 def publish(folder: pathlib.Path) -> None:
-    """Put the table and the plot into the README."""
+    """Put the table and the plot into the README, and the table of processors onto its page."""
     _report.put(_report.README, "kernels", table(folder))
+    _report.put(_report.PAGE, "processors", of_processors(folder))
     plot(folder, PLOT)
+
+
+def of_processors(folder: pathlib.Path) -> str:
+    """A table of each suite on each processor: how many times as fast as the best peer ours is. A processor but the one that
+    `folder` is of has a folder in it."""
+    measured = [summaries(part) for part in (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))]
+    rows: dict[str, list[str]] = {summary.title: [] for of_one in measured for summary in of_one}
+    for of_one in measured:
+        by_title = {summary.title: summary for summary in of_one}
+        for title, row in rows.items():
+            row.append(_range(by_title[title].ratios) if title in by_title else "not measured")
+    header = ["worst, median and best", *(_processor(of_one[0].machine) for of_one in measured)]
+    return _report.table(header, [[title, *row] for title, row in rows.items()])
+
+
+def _range(ratios: Mapping[str, float]) -> str:
+    values = ratios.values()
+    return f"{min(values):.2f}, {statistics.median(values):.2f}, {max(values):.2f} ({len(values)} cases)"
+
+
+def _processor(machine: Mapping[str, str]) -> str:
+    return f"{machine['cpu']}, {machine['date']}"
 
 
 def plot(folder: pathlib.Path, path: pathlib.Path) -> None:

@@ -189,6 +189,13 @@ def test_the_pages_show_the_results_that_are_kept():
     for suite in _suite.TITLES:
         data = json.loads((_report.RESULTS / f"{suite}.json").read_text())
         assert f"<!-- {suite} -->\n{_suite.markdown(data)}\n<!-- /{suite} -->" in _report.PAGE.read_text(), suite
+    others = list(_report.RESULTS.glob("*/*.json"))
+    for path in others:
+        text = _suite.markdown(json.loads(path.read_text()))
+        assert f"<!-- {path.stem} -->\n{text}\n<!-- /{path.stem} -->" in _report.page_of(path.parent).read_text(), path
+    processors = _summary.of_processors(_report.RESULTS)
+    assert f"<!-- processors -->\n{processors}\n<!-- /processors -->" in page
+    assert processors.splitlines()[0].count(" (family ") == 1 + len({path.parent for path in others})
     table = _summary.table(_report.RESULTS)
     assert f"<!-- kernels -->\n{table}\n<!-- /kernels -->" in _report.README.read_text()
     assert 3 < len(table.splitlines()) - 4 <= 10
