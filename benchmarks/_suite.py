@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _report
+from ._json import dumps
 from ._process import compiling_quickly, run_on
 from ._rows import Row, Setting, one_line, tables
 from ._stored import kept
@@ -100,6 +101,6 @@ def write(data: Mapping[str, Any], folder: pathlib.Path) -> None:
     from ._plot import plot
 
     threads = {count: {**part, "rows": list(map(kept, part["rows"]))} for count, part in data["threads"].items()}
-    stored = {**data, "threads": threads}
+    stored = json.loads(dumps({**data, "threads": threads}))  # as it is kept, so that both say the same
     _report.write(data["suite"], markdown(stored), stored, folder=folder)
     plot(stored, folder / f"{data['suite']}.svg")
