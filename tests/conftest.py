@@ -61,6 +61,8 @@ if IS_OLDEST_JAX and jax.config.jax_compilation_cache_dir is None:  # pyright: i
     jax.config.update("jax_compilation_cache_dir", os.environ["EQXCALLBACK_TESTS_PROGRAMS"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.02)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+# JAX writes such a file in place. Who reads half of it is told so, and compiles.
+_HALF_WRITTEN = "ignore:Error reading persistent compilation cache entry"
 
 # Tracing makes many objects, few of them cycles: Python's collector, which goes through all of them, need not come so often.
 gc.set_threshold(20_000, 20, 50)
@@ -128,6 +130,8 @@ def _left_out(rows, index, count):
 
 
 def pytest_configure(config):
+    if IS_OLDEST_JAX:
+        config.addinivalue_line("filterwarnings", _HALF_WRITTEN)
     # Wrong calls must get our errors, which users see, and under the hook they would get the type checker's.
     if config.getoption("--jaxtyping-packages", None):
         pytest.raises = _RaisesUnchecked
