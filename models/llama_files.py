@@ -34,7 +34,7 @@ def save(path: str | os.PathLike[str], model: Llama, file: ModelFile | Folder) -
 
     **Arguments:**
 
-    - `path`: a GGUF file, or a folder, which is made if there is none; of the kind that `file` is. A file that exists is replaced
+    - `path`: of a GGUF file if `file` is one, else of a folder, which is made if there is none. An existing file is replaced
         once the new one is whole.
     - `model`: without adapters, or with merged ones.
     - `file`: from which the model was loaded. Its config, tokenizer and chat template are copied.

@@ -47,6 +47,17 @@ def weights_of(layer):
     return np.asarray(layer.rows(jnp.arange(layer.out_features)), np.float64)
 
 
+@eqx.filter_jit
+def logits_of(model, tokens):
+    """Compute them for a prompt, of which all but four tokens are read at once."""
+    x, cache = model(tokens[:-4], model.init_cache(len(tokens)))
+    parts = [x]
+    for token in tokens[-4:]:
+        x, cache = model(token[None], cache)
+        parts.append(x)
+    return model.logits(jnp.concatenate(parts))
+
+
 def bound(x, weights):
     """Half a step, a 127th of the highest magnitude of a block of 32, times the weights that it meets."""
     steps = np.abs(x).reshape(len(x), -1, 32).max(-1) / 127
@@ -132,17 +143,7 @@ def test_only_layers_of_blocks_round(model, rounding, tiny):
 def test_logits(tokenizer, model, rounding):
     """Read a prompt, and then one token after the other."""
     tokens = jnp.asarray(tokenizer.encode(TEXT), jnp.int32)
-
-    @eqx.filter_jit
-    def logits(model):
-        x, cache = model(tokens[:-4], model.init_cache(len(tokens)))
-        parts = [x]
-        for token in tokens[-4:]:
-            x, cache = model(token[None], cache)
-            parts.append(x)
-        return model.logits(jnp.concatenate(parts))
-
-    want, got = (np.asarray(logits(model)) for model in (model, rounding))
+    want, got = (np.asarray(logits_of(which, tokens)) for which in (model, rounding))
     error = np.sqrt(np.mean((got - want) ** 2)) / want.std()
     assert 0.01 < error < 0.1
     assert np.mean(got.argmax(-1) == want.argmax(-1)) > 0.9

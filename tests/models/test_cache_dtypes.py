@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +19,7 @@ from models.parallel.sequence_parallel import SequenceLlama
 from models.serve.__main__ import main as serve
 from models.tokens.tokenizer import Tokenizer
 
+from .test_activations import logits_of
 from .test_generator import tokens_of
 from .tiny import write_tiny
 
@@ -34,17 +34,6 @@ def tiny(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tokenizer_of_bytes(tiny):
     return Tokenizer(tiny.metadata)
-
-
-@eqx.filter_jit
-def logits_of(model, tokens):
-    """Compute them for a prompt, of which all but four tokens are read at once."""
-    x, cache = model(tokens[:-4], model.init_cache(len(tokens)))
-    parts = [x]
-    for token in tokens[-4:]:
-        x, cache = model(token[None], cache)
-        parts.append(x)
-    return model.logits(jnp.concatenate(parts))
 
 
 # Of what a value is rounded to: half of the last bit of f16 and bf16, and of a 127th of the largest one of a row.

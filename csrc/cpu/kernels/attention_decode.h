@@ -176,7 +176,8 @@ void decode_attention_as(const DecodeAttention& args, const Executor& executor) 
   const int64_t state_size = Partial::size(D);
   Scratch scratch(args.batch * parts * args.heads * state_size);
   const auto partial = [&](int64_t index) { return Partial{scratch.data() + index * state_size}; };
-  // Few keys of many heads at a time: memory likes to be read in its order.
+  // Few keys of many heads at a time: memory likes to be read in its order. But two vectors of scores at least: a
+  // softmax of one takes as long.
   const int64_t fitting = kStepBytes / larger<int64_t>(1, stride * static_cast<int64_t>(sizeof(K)));
   const int64_t step = smaller<int64_t>(kStep, larger<int64_t>(2 * kLanes, fitting / kLanes * kLanes));
   const double keys = static_cast<double>(smaller(longest, kPartKeys));
