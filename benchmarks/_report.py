@@ -38,7 +38,10 @@ def machine() -> dict[str, str]:
 def _processor() -> str:
     """Name the kind of processor: clouds hide its model behind a name that several share."""
     lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-    facts = dict(reversed([tuple(map(str.strip, line.split(":", 1))) for line in lines if ":" in line]))
+    facts: dict[str, str] = {}
+    for line in lines:
+        name, _, value = line.partition(":")
+        facts.setdefault(name.strip(), value.strip())
     if not {"model name", "cpu family", "model"} <= facts.keys():
         return platform.processor()
     return f"{facts['model name']} (family {facts['cpu family']}, model {facts['model']})"
