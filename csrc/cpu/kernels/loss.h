@@ -7,34 +7,63 @@
 namespace eqxcallback::cpu {
 namespace {
 
+// Up to here a product of a logit and log2(e) has an error below 1/8.
+constexpr float kFar = 1 << 20;
+
 // log(sum(exp(logits))) is highest + log_sum.
 struct LogSum {
   float highest, log_sum;
 
   float total() const { return highest + log_sum; }
+  bool is_near() const { return Simd::kFmaRoundsOnce && highest > -kFar && highest < kFar; }
+};
+
+// exp(z - base). Near zero, the difference and its factor log2(e) are one instruction, whose error is that of the
+// base's product: a factor that all powers share.
+template <bool kNear>
+struct Powers {
+  F base, shift;
+
+  explicit Powers(F at) : base(at), shift(Simd::mul(at, Simd::broadcast(-kLog2E))) {}
+
+  F operator()(F z) const {
+    return kNear ? Simd::exp2(Simd::fma(z, Simd::broadcast(kLog2E), shift)) : exp(Simd::sub(z, base));
+  }
+  // What a sum of these powers is multiplied by for powers of `next`.
+  F relative_to(const Powers& next) const {
+    return kNear ? Simd::exp2(Simd::sub(next.shift, shift)) : exp(Simd::sub(base, next.base));
+  }
+  // exp(base - at), without the error of the base.
+  F relative_to(float at) const {
+    if (!kNear) return exp(Simd::sub(base, Simd::broadcast(at)));
+    return Simd::exp2(Simd::sub(Simd::zero(), Simd::fma(Simd::broadcast(at), Simd::broadcast(kLog2E), shift)));
+  }
 };
 
 // Each lane has a maximum of its own.
-template <class T>
-LogSum log_sum_of(const T* logits, int64_t size) {
-  constexpr int kVectors = 4;
-  F highest = Simd::broadcast(kLowest), sum[kVectors] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
+template <bool kNear, class T>
+LogSum log_sum_with(const T* logits, int64_t size) {
+  constexpr int kVectors = kLanes == 16 ? 8 : 4;  // AVX-512 has twice the registers
+  Powers<kNear> powers(Simd::broadcast(kNear ? -kFar : kLowest));
+  F sum[kVectors];
+  for (F& x : sum) x = Simd::zero();
   const auto add = [&](int n, const F* z, auto count) __attribute__((always_inline)) {
     F top = z[0];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 1; v < n; ++v) top = Simd::max(top, z[v]);
-    if (Simd::any_less(highest, top)) {
-      const F next = Simd::max(highest, top), shrink = exp(Simd::sub(highest, next));
+    if (Simd::any_less(powers.base, top)) {
+      const Powers<kNear> next(Simd::max(powers.base, top));
+      const F shrink = powers.relative_to(next);
       for (F& x : sum) x = Simd::mul(x, shrink);
-      highest = next;
+      powers = next;
     }
-#pragma GCC unroll 4
-    for (int v = 0; v < n; ++v) sum[v] = Simd::add(sum[v], first_or(exp(Simd::sub(z[v], highest)), count, 0));
+#pragma GCC unroll 8
+    for (int v = 0; v < n; ++v) sum[v] = Simd::add(sum[v], first_or(powers(z[v]), count, 0));
   };
   int64_t i = 0;
   for (; i + kVectors * kLanes <= size; i += kVectors * kLanes) {
     F z[kVectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) z[v] = load(logits + i + v * kLanes, Full{});
     add(kVectors, z, Full{});
   }
@@ -42,10 +71,19 @@ LogSum log_sum_of(const T* logits, int64_t size) {
     const F z = first_or(load(logits + i + j, count), count, kLowest);
     add(1, &z, count);
   });
-  const float most = Simd::maximum(highest);
-  const F all = Simd::add(Simd::add(sum[0], sum[1]), Simd::add(sum[2], sum[3]));
-  const float total = Simd::sum(Simd::mul(all, exp(Simd::sub(highest, Simd::broadcast(most)))));
-  return {most, __builtin_logf(total)};
+  const float most = Simd::maximum(powers.base);
+  F all = sum[0];
+  for (int v = 1; v < kVectors; ++v) all = Simd::add(all, sum[v]);
+  return {most, __builtin_logf(Simd::sum(Simd::mul(all, powers.relative_to(most))))};
+}
+
+template <class T>
+LogSum log_sum_of(const T* logits, int64_t size) {
+  if (Simd::kFmaRoundsOnce) {
+    const LogSum near = log_sum_with<true>(logits, size);
+    if (near.is_near()) return near;
+  }
+  return log_sum_with<false>(logits, size);
 }
 
 // Returns the label of a row, or -1 if it is out of range.
@@ -89,6 +127,29 @@ void cross_entropy(Element element, const CrossEntropy& args, const Executor& ex
 
 // d loss / d z_i = (a + s + 2 c l) p_i - s / n, and at the label another - a, where l is the logarithm of the sum, s
 // the smoothing, c the factor z_loss, and a the weight of the label: 1 - s, or 0 without a label.
+template <bool kNear, class T>
+void cross_entropy_gradients(const CrossEntropyBackward& args, int64_t r, int64_t label, const LogSum& softmax) {
+  const CrossEntropy& forward = args.forward;
+  const int64_t size = forward.size;
+  const T* logits = static_cast<const T*>(forward.logits) + r * size;
+  T* dlogits = static_cast<T*>(args.dlogits) + r * size;
+  const float smoothing = forward.label_smoothing, weight = label < 0 ? 0.0f : 1 - smoothing;
+  const float upstream = args.dloss[r];
+  const Powers<kNear> powers(Simd::broadcast(softmax.highest));
+  const F sum = exp(Simd::broadcast(-softmax.log_sum)), exact = powers.relative_to(softmax.highest);
+  const F factor = Simd::mul(Simd::broadcast(upstream * (weight + smoothing + 2 * forward.z_loss * softmax.total())),
+                             Simd::mul(sum, exact));
+  const F uniform = Simd::broadcast(-upstream * smoothing / static_cast<float>(size));
+  const auto gradient = [&](F z) { return Simd::fma(powers(z), factor, uniform); };
+  for_vectors(size, [&](int64_t i, auto count) { store(dlogits + i, gradient(load(logits + i, count)), count); });
+  if (label >= 0) {
+    // In f32, before the rounding.
+    float all[kLanes];
+    Simd::store(all, gradient(Simd::broadcast(to_float(logits[label]))));
+    from_float(all[0] - upstream * weight, dlogits[label]);
+  }
+}
+
 template <class T>
 void cross_entropy_backward_row(const CrossEntropyBackward& args, int64_t r) {
   constexpr float kExact = 16.0f;  // a sum with it has an error of 1e-6
@@ -96,8 +157,7 @@ void cross_entropy_backward_row(const CrossEntropyBackward& args, int64_t r) {
   const int64_t size = forward.size, label = label_of(forward, r);
   const T* logits = static_cast<const T*>(forward.logits) + r * size;
   T* dlogits = static_cast<T*>(args.dlogits) + r * size;
-  const float smoothing = forward.label_smoothing, weight = label < 0 ? 0.0f : 1 - smoothing;
-  const bool plain = smoothing == 0 && forward.z_loss == 0;
+  const bool plain = forward.label_smoothing == 0 && forward.z_loss == 0;
   if (is_ignored(forward, r) || (plain && label < 0)) {
     for_vectors(size, [&](int64_t i, auto count) { store(dlogits + i, Simd::zero(), count); });
     return;
@@ -108,19 +168,10 @@ void cross_entropy_backward_row(const CrossEntropyBackward& args, int64_t r) {
   } else {
     softmax = log_sum_of(logits, size);
   }
-  const float upstream = args.dloss[r];
-  const F factor = Simd::broadcast(upstream * (weight + smoothing + 2 * forward.z_loss * softmax.total()));
-  const F uniform = Simd::broadcast(-upstream * smoothing / static_cast<float>(size));
-  const F highest = Simd::broadcast(softmax.highest), log_sum = Simd::broadcast(softmax.log_sum);
-  const auto probability = [&](F z) { return exp(Simd::sub(Simd::sub(z, highest), log_sum)); };
-  for_vectors(size, [&](int64_t i, auto count) {
-    store(dlogits + i, Simd::fma(probability(load(logits + i, count)), factor, uniform), count);
-  });
-  if (label >= 0) {
-    // In f32, before the rounding.
-    float all[kLanes];
-    Simd::store(all, Simd::fma(probability(Simd::broadcast(to_float(logits[label]))), factor, uniform));
-    from_float(all[0] - upstream * weight, dlogits[label]);
+  if (softmax.is_near()) {
+    cross_entropy_gradients<true, T>(args, r, label, softmax);
+  } else {
+    cross_entropy_gradients<false, T>(args, r, label, softmax);
   }
 }
 

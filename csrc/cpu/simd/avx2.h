@@ -10,6 +10,7 @@ namespace {
 
 struct Simd : Halves {
   static constexpr int kLanes = 8;
+  static constexpr bool kFmaRoundsOnce = true;
   static constexpr int kDotRows = 4, kDotColumns = 2;
   static constexpr int kOuterRows = 6, kOuterVectors = 2;
 

@@ -10,6 +10,7 @@ namespace {
 
 struct Simd : Halves {
   static constexpr int kLanes = 16;
+  static constexpr bool kFmaRoundsOnce = true;
   static constexpr int kDotRows = 4, kDotColumns = 4;
   static constexpr int kOuterRows = 6, kOuterVectors = 4;
 
@@ -93,8 +94,8 @@ struct Simd : Halves {
 
   static F nearest(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   static F exp2(F x) {
-    const F r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);  // zero of an infinity
-    return _mm512_scalef_ps(exp2_of_fraction<Simd>(r), sub(x, r));
+    const F n = nearest(x);  // of an infinity: then the fraction is NaN, which scales to 0 or an infinity
+    return _mm512_scalef_ps(exp2_of_fraction<Simd>(sub(x, n)), n);
   }
   static F mask_first(F x, int64_t n) {
     if (n <= 0) return x;

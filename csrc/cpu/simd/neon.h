@@ -11,6 +11,7 @@ namespace {
 
 struct Simd {
   static constexpr int kLanes = 4;
+  static constexpr bool kFmaRoundsOnce = true;
   // Wide cores begin four multiplications in each cycle, which take four cycles: 16 sums do not wait for each other.
   // With more sums and what is loaded at a time, 32 registers are too few: g++ kept two sums of 6 x 4 in memory.
   static constexpr int kDotRows = 4, kDotColumns = 4;

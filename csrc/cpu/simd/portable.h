@@ -9,6 +9,8 @@ namespace {
 
 struct Simd {
   static constexpr int kLanes = 4;
+  // Whether `fma` rounds once, for certain.
+  static constexpr bool kFmaRoundsOnce = false;
   // Tiles that fill the registers. Dot products: kDotRows * kDotColumns sums, a multiple of kLanes. Outer products:
   // rows x vectors.
   static constexpr int kDotRows = 2, kDotColumns = 2;

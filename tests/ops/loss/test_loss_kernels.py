@@ -61,6 +61,19 @@ def test_logits_of_any_size(value, isa):
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("base", [300.0, 2.0**20 - 2, 2 - 2.0**20, 2.0**22, -(2.0**22)])
+def test_logits_far_from_zero(base, isa):
+    """Nothing is rounded when the base is added, so that nothing changes but the base itself."""
+    logits = np.random.default_rng(5).integers(-8, 9, (4, 1000)).astype(np.float32) / 2
+    labels = np.array([0, 1, 999, -1], np.int32)
+    case = cases.softmax_cross_entropy(DTYPES[0], logits.shape)
+    far = logits + np.float32(base)
+    assert np.array_equal(far - np.float32(base), logits)
+    np.testing.assert_allclose(case.op(far, labels), case.reference(logits, labels), rtol=1e-6)
+    got, want = (gradients(f, (x, labels), np.ones(4, np.float32))[0] for f, x in ((case.op, far), (case.reference, logits)))
+    np.testing.assert_allclose(got, want, rtol=3e-6)
+
+
 def test_what_is_ignored_or_out_of_range():
     logits = jnp.array([[1e4, -np.inf, -1e4], [np.inf, np.nan, 0], [0, 0, 0]])
     for label, ignore in (([1, 5, 3], 5), ([0, -7, -4], -7)):
