@@ -61,6 +61,27 @@ class ForwardCall(FlatCall):
         residuals = bound.result_avals[bound.num_results :]
         return [*bound.reference(*args), *(jnp.zeros(aval.shape, aval.dtype) for aval in residuals)]
 
+    def derivatives(
+        self, make: Callable[[Callable[..., Sequence[Value]]], Callable[..., Sequence[Value]]], *args: Value, results: Sequence[int]
+    ) -> Sequence[Value]:
+        """Call what `make` makes of `results` as a function in pure JAX that has the right derivatives. It is another function
+        where a platform has a better one than the reference.
+        """
+        functions = {
+            platform: function
+            for platform in self.bound.differentiable
+            if (function := self.bound.differentiable_on(platform, self.kernel_shapes)) is not None
+        }
+        default = make(self._differentiable(results))
+        if not functions:
+            return default(*args)
+
+        def mapped(function: Callable[..., Sequence[Value]]) -> Callable[..., Sequence[Value]]:
+            return make(self.axes.mapped(lambda *args: [function(*args)[i] for i in results]))
+
+        by_platform = {platform: mapped(function) for platform, function in functions.items()}
+        return jax.lax.platform_dependent(*args, default=default, **by_platform)
+
     def _choice(self, platform: str, *, anywhere: bool) -> Choice:
         bound, axes = self.bound, self.axes
         for name, has in zip(self.names, axes.operands, strict=True):
@@ -132,7 +153,7 @@ class ForwardCall(FlatCall):
         computed = iter(bind(*operands))
         return [next(computed) if i in tangent.results else None for i in range(len(outs))]
 
-    def differentiable(self, results: Sequence[int]) -> Callable[..., Sequence[Value]]:
+    def _differentiable(self, results: Sequence[int]) -> Callable[..., Sequence[Value]]:
         """`results` as a function in pure JAX that has the right derivatives, and, with a rule of its own, those alone."""
         own_rule = self.bound.jvp
         if own_rule is None:
