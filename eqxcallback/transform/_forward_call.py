@@ -1,7 +1,7 @@
 """One call of an op in a program."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -61,18 +61,21 @@ class ForwardCall(FlatCall):
         residuals = bound.result_avals[bound.num_results :]
         return [*bound.reference(*args), *(jnp.zeros(aval.shape, aval.dtype) for aval in residuals)]
 
+    @property
+    def differentiated_on(self) -> Mapping[str, Callable[..., Sequence[Value]]]:
+        """What is differentiated in place of the reference, of one example, for each platform that has something better."""
+        functions = {
+            platform: self.bound.differentiable_on(platform, self.kernel_shapes) for platform in self.bound.differentiable
+        }
+        return {platform: function for platform, function in functions.items() if function is not None}
+
     def derivatives(
         self, make: Callable[[Callable[..., Sequence[Value]]], Callable[..., Sequence[Value]]], *args: Value, results: Sequence[int]
     ) -> Sequence[Value]:
         """Call what `make` makes of `results` as a function in pure JAX that has the right derivatives. It is another function
         where a platform has a better one than the reference.
         """
-        functions = {
-            platform: function
-            for platform in self.bound.differentiable
-            if (function := self.bound.differentiable_on(platform, self.kernel_shapes)) is not None
-        }
-        default = make(self._differentiable(results))
+        functions, default = self.differentiated_on, make(self._differentiable(results))
         if not functions:
             return default(*args)
 
