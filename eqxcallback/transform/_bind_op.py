@@ -110,7 +110,8 @@ def bind_op(
         return named_types(op._parameters, tree_unflatten(in_tree, structs)), options.values
 
     kernels = {
-        platform: tuple(map(forward, of_platform, range(len(of_platform)))) for platform, of_platform in op.kernels.items()
+        platform: tuple(map(forward, of_platform, range(len(of_platform))))
+        for platform, of_platform in op.kernels.items()
     }
     bound = BoundOp(
         key=(op, in_tree, avals, options, x64),

@@ -74,7 +74,9 @@ class BoundOp:
     types: Callable[[Sequence[Any]], tuple[Any, Mapping[str, Any]]]
     reference: Reference | None
     batching: Batching
-    differentiable: Mapping[str, Sequence[tuple[backends.BoundKernel, Reference]]] = dataclasses.field(default_factory=dict)
+    differentiable: Mapping[str, Sequence[tuple[backends.BoundKernel, Reference]]] = dataclasses.field(
+        default_factory=dict
+    )
     implementation: Implementation = "auto"
     num_residuals: int = 0
     jvp: Callable[..., Sequence[Value]] | None = None
@@ -167,7 +169,9 @@ class BoundOp:
             return Choice(able[winner], (*reasons, *slower))
         return Choice(able[0] if able else None, tuple(reasons))
 
-    def differentiable_on(self, platform: str, shapes: Callable[[frozenset[int]], Sequence[Sequence[Size]]]) -> Reference | None:
+    def differentiable_on(
+        self, platform: str, shapes: Callable[[frozenset[int]], Sequence[Sequence[Size]]]
+    ) -> Reference | None:
         """What is differentiated on `platform` in place of the reference, if anything is."""
         if self.implementation == "reference":
             return None

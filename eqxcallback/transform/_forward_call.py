@@ -65,12 +65,16 @@ class ForwardCall(FlatCall):
     def differentiated_on(self) -> Mapping[str, Callable[..., Sequence[Value]]]:
         """What is differentiated in place of the reference, of one example, for each platform that has something better."""
         functions = {
-            platform: self.bound.differentiable_on(platform, self.kernel_shapes) for platform in self.bound.differentiable
+            platform: self.bound.differentiable_on(platform, self.kernel_shapes)
+            for platform in self.bound.differentiable
         }
         return {platform: function for platform, function in functions.items() if function is not None}
 
     def derivatives(
-        self, make: Callable[[Callable[..., Sequence[Value]]], Callable[..., Sequence[Value]]], *args: Value, results: Sequence[int]
+        self,
+        make: Callable[[Callable[..., Sequence[Value]]], Callable[..., Sequence[Value]]],
+        *args: Value,
+        results: Sequence[int],
     ) -> Sequence[Value]:
         """Call what `make` makes of `results` as a function in pure JAX that has the right derivatives. It is another function
         where a platform has a better one than the reference.
