@@ -56,8 +56,8 @@ product_p = Primitive("product")
 
 def product(subscripts: str, dtype: DTypeLike, a: Value, b: Value) -> Any:
     """`jnp.einsum` of two arrays, in f32. They are rounded to `dtype` before, as are their tangents and cotangents, in
-    derivatives of any order and in both modes. No subscript may be summed over that one array alone has. Products of f32 are as precise as
-    `jax.default_matmul_precision` says.
+    derivatives of any order and in both modes. No subscript may be summed over that one array alone has. Products of f32 are as
+    precise as `jax.default_matmul_precision` says.
     """
     inputs, of_result = subscripts.split("->")
     of_a, of_b = inputs.split(",")
