@@ -7,6 +7,7 @@ from .. import xla
 
 # PTX for the oldest GPUs that JAX supports: the driver makes of it what the device is.
 _WITHOUT_DEVICE = "compute_80"
+OLDEST_OF_TRITON = 80
 
 
 def architecture(asked: str | None) -> str:

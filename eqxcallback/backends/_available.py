@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .. import _ext, emulation, xla
-from ..kernel import Emulated, Kernel
+from ..kernel import Emulated, Kernel, TritonKernel
 from . import _numba, _nvrtc, _tvm_ffi
+from ._architecture import OLDEST_OF_TRITON, architecture, version_of
 
 
 def available_backends() -> Mapping[str, bool | str]:
@@ -56,7 +57,11 @@ def missing(backend: str) -> str | None:
 
 def why_not_here(kernel: Kernel) -> str | None:
     """Why this kernel cannot be compiled here, or `None`."""
-    return None if isinstance(kernel, Emulated) else missing(kernel.backend)  # an emulated one is for another compiler
+    if isinstance(kernel, Emulated):  # for another compiler
+        return None
+    if isinstance(kernel, TritonKernel) and version_of(arch := architecture(kernel.arch)) < OLDEST_OF_TRITON:
+        return f"Triton compiles for sm_{OLDEST_OF_TRITON} and newer, and not for {arch}."
+    return missing(kernel.backend)
 
 
 def _triton() -> None:

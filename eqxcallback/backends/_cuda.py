@@ -83,8 +83,12 @@ def _makes_cubin(flags: Sequence[str]) -> bool:
 
 
 def _supported(arch: str, known: Sequence[int]) -> str:
-    """`arch`, or PTX for the newest one that the compiler knows, if the device is newer."""
-    return arch if version_of(arch) <= max(known) else f"compute_{max(known)}"
+    """`arch`, or if the compiler does not know it, PTX for the newest older one, of which the driver makes what the device runs.
+    A compiler may know newer devices and not this one: NVRTC 12.8 knows `sm_120`, but not `sm_103`.
+    """
+    version = version_of(arch)
+    older = [other for other in known if other <= version]
+    return arch if version in known or not older else f"compute_{max(older)}"
 
 
 def _explained(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core import DType
 from ..kernel import TritonKernel, check_readable, dims
-from ._architecture import architecture, version_of
+from ._architecture import OLDEST_OF_TRITON, architecture, version_of
 from ._device_call import DeviceCall
 from ._image import kernels_of
 from ._step import Program, Step, check_scratch
@@ -81,8 +81,8 @@ class _Compiled:
 def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
     arch = architecture(kernel.arch)
     version = version_of(arch)
-    if version < _VERSIONS[0]:
-        raise ValueError(f"{call.who}: expected arch to be sm_{_VERSIONS[0]} or newer; got {arch}.")
+    if version < OLDEST_OF_TRITON:
+        raise ValueError(f"{call.who}: expected arch to be sm_{OLDEST_OF_TRITON} or newer; got {arch}.")
     is_cubin = arch.startswith("sm_") and version in _VERSIONS
     # Several devices, and those that are newer than Triton, get PTX.
     portable = min(version, _NEWEST_PORTABLE)

@@ -17,9 +17,9 @@ class JaxKernel(KernelContract):
     """A function in JAX, `function(*args, **options)`, that computes the results of an op where a kernel would: what other
     libraries make of a kernel, such as `pallas_call`, `jax.ffi.ffi_call` or `jax_triton.triton_call`, or what XLA does best.
 
-    JAX never differentiates or batches it, so it needs no rules of its own: derivatives are those of the op's `backward` or
-    `reference`, and under `vmap` it is called as the op's `vmap_method` says. On several devices it is traced for the part of
-    each.
+    JAX never differentiates or batches `function`, so it needs no rules of its own: derivatives are those of the op's
+    `backward` or `reference`, and under `vmap` it is called as the op's `vmap_method` says. On several devices it is traced for
+    the part of each.
 
     !!! example
 
@@ -41,6 +41,9 @@ class JaxKernel(KernelContract):
         `vmap`, an operand that is not mapped may lack the axis. XLA removes gradients that nobody needs.
     - `out_type`: a function of the op's arguments and options that returns a PyTree of `jax.ShapeDtypeStruct`s. By
         default, what the op's `reference` returns.
+    - `differentiable`: for an op, a function of the same arguments and results in plain JAX. On this platform, JAX
+        differentiates it in place of the `reference`: in forward mode, for higher derivatives, and wherever no backward kernel
+        runs.
     - `supports`, `only_if_chosen`: see [`eqxcallback.Op`][].
     """
 
@@ -49,6 +52,7 @@ class JaxKernel(KernelContract):
 
     function: Callable[..., PyTree]
     out_type: Callable[..., PyTree[jax.ShapeDtypeStruct]] | None = None
+    differentiable: Callable[..., PyTree] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -57,6 +61,7 @@ class JaxKernel(KernelContract):
             )
         check_function(self.supports, "supports", f"JaxKernel({self.name})")
         check_function(self.out_type, "out_type", f"JaxKernel({self.name})")
+        check_function(self.differentiable, "differentiable", f"JaxKernel({self.name})")
 
     @property
     def name(self) -> str:

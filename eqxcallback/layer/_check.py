@@ -126,6 +126,11 @@ def _faults_of_mapping(cls: LayerClass, declared: Mapping[Any, Any]) -> Iterator
         elif platform not in xla.PYTHON_PLATFORMS:
             yield ValueError, f"{entry} is a Python kernel; expected it for one of {xla.PYTHON_PLATFORMS}."
         if isinstance(kernel, JaxKernel):
+            if kernel.differentiable is not None:
+                yield (
+                    TypeError,
+                    f"{entry} has a `differentiable` function, which is for an Op. Define `jvp` or `reference`.",
+                )
             yield from _takes(kernel.function, ("self",), f"the function of {entry}")
         if isinstance(kernel, PythonKernel):
             yield from _takes(kernel.body, ("ctx", "out", "self"), f"the body of {entry}")

@@ -10,33 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-
-def product(subscripts: str, dtype: DTypeLike, a: Array, b: Array) -> Array:
-    """`jnp.einsum` of two arrays, in f32. They are rounded to `dtype` before, as are cotangents in its derivatives. No subscript
-    may be summed over that one array alone has. Products of f32 are as precise as `jax.default_matmul_precision` says.
-    """
-    return _product(subscripts, dtype, a, b)
-
-
-def _einsum(subscripts: str, dtype: DTypeLike, a: Array, b: Array) -> Array:
-    return jnp.einsum(subscripts, a.astype(dtype), b.astype(dtype), preferred_element_type=jnp.float32)
-
-
-def _forward(subscripts: str, dtype: DTypeLike, a: Array, b: Array) -> tuple[Array, tuple[Array, Array]]:
-    return product(subscripts, dtype, a, b), (a, b)
-
-
-def _backward(subscripts: str, dtype: DTypeLike, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
-    a, b = saved
-    inputs, out = subscripts.split("->")
-    of_a, of_b = inputs.split(",")
-    d_a = product(f"{out},{of_b}->{of_a}", dtype, cotangent, b)
-    d_b = product(f"{out},{of_a}->{of_b}", dtype, cotangent, a)
-    return d_a.astype(a.dtype), d_b.astype(b.dtype)
-
-
-_product: Any = jax.custom_vjp(_einsum, nondiff_argnums=(0, 1))
-_product.defvjp(_forward, _backward)
+from ..transform import product as product
 
 
 _ROWS = 16

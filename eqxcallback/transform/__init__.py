@@ -1,6 +1,7 @@
 """The rules of an op under JAX's transformations. Knows no platform."""
 
 from ..backends import architecture as architecture
+from ..xla import product as product
 from ._axes import Axes as Axes
 from ._batching import DEFAULT_METHOD as DEFAULT_METHOD, METHODS as METHODS, why_no_threads as why_no_threads
 from ._bodies import Backward as Backward, Body as Body, as_gradients as as_gradients

@@ -103,13 +103,16 @@ def bind_op(
         numbers, *trees = backward_body(needs_grad).trees(needs_grad, operands)
         return function(*trees, **options.values), numbers
 
-    def reference(*args: Value) -> Sequence[Value]:
-        assert op.reference is not None
-        return tree_leaves(results(op.reference, args))
+    def flat(function: Callable[..., object]) -> Callable[..., Sequence[Value]]:
+        return lambda *args: tree_leaves(results(function, args))
 
     def types(structs: Sequence[ShapeAndDtype]) -> tuple[Any, Mapping[str, Any]]:
         return named_types(op._parameters, tree_unflatten(in_tree, structs)), options.values
 
+    kernels = {
+        platform: tuple(map(forward, of_platform, range(len(of_platform))))
+        for platform, of_platform in op.kernels.items()
+    }
     bound = BoundOp(
         key=(op, in_tree, avals, options, x64),
         name=op.name,
@@ -119,13 +122,19 @@ def bind_op(
         names=tuple(str(leaf.root) for leaf in inputs),
         input_avals=tuple(xla.result_aval(aval.shape, aval.dtype) for aval in avals),
         result_avals=tuple(xla.result_aval(leaf.shape, leaf.dtype) for leaf in outputs),
-        forward={
-            platform: tuple(map(forward, kernels, range(len(kernels)))) for platform, kernels in op.kernels.items()
-        },
+        forward=kernels,
         backward=functools.cache(backward) if op.backward else None,
         types=types,
         sharding=None if op.sharding is None else parse_sharding(op.sharding, slots.indices, avals, outputs, who),
-        reference=None if op.reference is None else reference,
+        reference=None if op.reference is None else flat(op.reference),
+        differentiable={
+            platform: [
+                (bound, flat(bound.kernel.differentiable))
+                for bound in of_platform
+                if isinstance(bound.kernel, JaxKernel) and bound.kernel.differentiable is not None
+            ]
+            for platform, of_platform in kernels.items()
+        },
         reads_results=op.backward_reads_results,
         batching=op.vmap_method,
         implementation=op.implementation,

@@ -16,6 +16,7 @@ from ._choice import Choice, Implementation, check_reason
 
 
 Candidates = Mapping[str, tuple[backends.BoundKernel, ...]]
+Reference = Callable[..., Sequence[Value]]
 
 
 def differentiable(avals: Sequence[Aval]) -> tuple[int, ...]:
@@ -53,6 +54,8 @@ class BoundOp:
     - `implementation`: the kind of kernels that may run.
     - `reads_results`: whether `backward` reads the results of the call. If not, it is given the cotangents in their place.
     - `reference`: the results in pure JAX, without residuals.
+    - `differentiable`: for each platform, what is differentiated there in place of `reference`, with the kernels that it goes
+        with, the first choice first.
     - `jvp`: the tangents of the results from the operands and their tangents, `None` where there is none.
     - `batch`: a batching rule of its own: `(axis_size, args, is_mapped) -> (results, is_mapped)`, axes in front. It returns
         `None` where it does not apply.
@@ -69,8 +72,11 @@ class BoundOp:
     forward: Candidates
     backward: Callable[[tuple[int, ...]], Candidates] | None
     types: Callable[[Sequence[Any]], tuple[Any, Mapping[str, Any]]]
-    reference: Callable[..., Sequence[Value]] | None
+    reference: Reference | None
     batching: Batching
+    differentiable: Mapping[str, Sequence[tuple[backends.BoundKernel, Reference]]] = dataclasses.field(
+        default_factory=dict
+    )
     implementation: Implementation = "auto"
     num_residuals: int = 0
     jvp: Callable[..., Sequence[Value]] | None = None
@@ -162,6 +168,17 @@ class BoundOp:
             slower = [(_text(bound), "was measured, and was slower") for bound in able[:winner]]
             return Choice(able[winner], (*reasons, *slower))
         return Choice(able[0] if able else None, tuple(reasons))
+
+    def differentiable_on(
+        self, platform: str, shapes: Callable[[frozenset[int]], Sequence[Sequence[Size]]]
+    ) -> Reference | None:
+        """What is differentiated on `platform` in place of the reference, if anything is."""
+        if self.implementation == "reference":
+            return None
+        for bound, function in self.differentiable.get(platform, ()):
+            if self._why_not(bound, shapes, "auto") is None:
+                return function
+        return None
 
     def _seen(
         self,

@@ -1,7 +1,7 @@
 """One call of an op in a program."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,34 @@ class ForwardCall(FlatCall):
         # Residuals are for a kernel that will not run here either.
         residuals = bound.result_avals[bound.num_results :]
         return [*bound.reference(*args), *(jnp.zeros(aval.shape, aval.dtype) for aval in residuals)]
+
+    @property
+    def differentiated_on(self) -> Mapping[str, Callable[..., Sequence[Value]]]:
+        """What is differentiated in place of the reference, of one example, for each platform that has something better."""
+        functions = {
+            platform: self.bound.differentiable_on(platform, self.kernel_shapes)
+            for platform in self.bound.differentiable
+        }
+        return {platform: function for platform, function in functions.items() if function is not None}
+
+    def derivatives(
+        self,
+        make: Callable[[Callable[..., Sequence[Value]]], Callable[..., Sequence[Value]]],
+        *args: Value,
+        results: Sequence[int],
+    ) -> Sequence[Value]:
+        """Call what `make` makes of `results` as a function in pure JAX that has the right derivatives. It is another function
+        where a platform has a better one than the reference.
+        """
+        functions, default = self.differentiated_on, make(self._differentiable(results))
+        if not functions:
+            return default(*args)
+
+        def mapped(function: Callable[..., Sequence[Value]]) -> Callable[..., Sequence[Value]]:
+            return make(self.axes.mapped(lambda *args: [function(*args)[i] for i in results]))
+
+        by_platform = {platform: mapped(function) for platform, function in functions.items()}
+        return jax.lax.platform_dependent(*args, default=default, **by_platform)
 
     def _choice(self, platform: str, *, anywhere: bool) -> Choice:
         bound, axes = self.bound, self.axes
@@ -132,7 +160,7 @@ class ForwardCall(FlatCall):
         computed = iter(bind(*operands))
         return [next(computed) if i in tangent.results else None for i in range(len(outs))]
 
-    def differentiable(self, results: Sequence[int]) -> Callable[..., Sequence[Value]]:
+    def _differentiable(self, results: Sequence[int]) -> Callable[..., Sequence[Value]]:
         """`results` as a function in pure JAX that has the right derivatives, and, with a rule of its own, those alone."""
         own_rule = self.bound.jvp
         if own_rule is None:

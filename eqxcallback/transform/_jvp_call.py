@@ -1,7 +1,7 @@
 """The derivative of an op in a direction, which is linear in the direction: transposed, it is the backward kernel."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -59,9 +59,15 @@ class JvpCall(LinearCall):
         return around(self.axes, operands, [inner.results[i] for i in self.results])
 
     def example(self, *args: Value) -> Sequence[Value]:
-        primals, _, tangents = self.split(args)
-        function = of_some(self.call.differentiable(self.results), primals, self.active)
-        return jax.jvp(function, [primals[i] for i in self.active], list(tangents))[1]
+        def of(function: Callable[..., Sequence[Value]]) -> Callable[..., Sequence[Value]]:
+            def pushed(*args: Value) -> Sequence[Value]:
+                primals, _, tangents = self.split(args)
+                function_of_some = of_some(function, primals, self.active)
+                return jax.jvp(function_of_some, [primals[i] for i in self.active], list(tangents))[1]
+
+            return pushed
+
+        return self.call.derivatives(of, *args, results=self.results)
 
     def transpose(self, cotangents: Sequence[Value], args: Sequence[Value], linear: Sequence[int]) -> Sequence[Value]:
         inputs, results, _ = self.split(args)

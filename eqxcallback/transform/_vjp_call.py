@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -80,10 +80,16 @@ class VjpCall(LinearCall):
         return dataclasses.replace(self, bound=bound, axes=axes, call=call)
 
     def example(self, *args: Value) -> Sequence[Value]:
-        primals, _, cotangents = self.split(args)
-        function = of_some(self.call.differentiable(self.results), primals, self.needs_grad)
-        _, pullback = jax.vjp(function, *(primals[i] for i in self.needs_grad))
-        return pullback([cotangents[i] for i in self.results])
+        def of(function: Callable[..., Sequence[Value]]) -> Callable[..., Sequence[Value]]:
+            def pulled(*args: Value) -> Sequence[Value]:
+                primals, _, cotangents = self.split(args)
+                function_of_some = of_some(function, primals, self.needs_grad)
+                _, pullback = jax.vjp(function_of_some, *(primals[i] for i in self.needs_grad))
+                return list(pullback([cotangents[i] for i in self.results]))
+
+            return pulled
+
+        return self.call.derivatives(of, *args, results=self.results)
 
     def _choice(self, platform: str, *, anywhere: bool) -> Choice:
         """A kernel runs only where one did forward, whose operands it supports as well."""

@@ -9,6 +9,7 @@ from .calls import (
     mapped_first as mapped_first,
     of_one as of_one,
     op_call as op_call,
+    product as product,
     python_call as python_call,
     tap as tap,
     transpose as transpose,

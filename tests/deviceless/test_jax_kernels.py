@@ -72,6 +72,39 @@ def test_products_of_the_dtype(name, dtype):
     assert " while(" not in compiled.hlo_text
 
 
+SHORT, SHORT_KV = struct(2, 1024, 8, 64), struct(2, 1024, 2, 64)
+DERIVED = {
+    "attention": (attention(causal=True), (SHORT, SHORT_KV, SHORT_KV)),  # Triton computes the value
+    **{name: case for name, case in CASES.items() if name[-4:] not in ("Q8_0", "Q4_K", " cap")},
+}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_other_derivatives(name):
+    """Forward mode and forward over reverse multiply 16 bits as well, all queries at once."""
+    function, args = DERIVED[name]
+    numbers = [i for i, arg in enumerate(args) if jnp.issubdtype(arg.dtype, jnp.floating)]
+
+    def program(floats, tangents, args):
+        def value(*floats):
+            merged = list(args)
+            for i, x in zip(numbers, floats, strict=True):
+                merged[i] = x
+            return function(*merged)
+
+        def gradients(*floats):
+            return jax.grad(lambda *floats: value(*floats).astype(F32).sum(), tuple(range(len(floats))))(*floats)
+
+        return [jax.jvp(f, floats, tangents)[1] for f in (value, gradients)]
+
+    floats = tuple(args[i] for i in numbers)
+    compiled = xla.compile_deviceless(program, floats, floats, args)
+    assert set(products(compiled)) == {("bf16", "bf16")}
+    assert "operand_precision={highest" not in compiled.hlo_text
+    assert " while(" not in compiled.hlo_text
+    assert " conditional(" not in compiled.hlo_text
+
+
 def test_integers():
     """Both are int8: so is the product."""
     args = X, struct(1024, 512, dtype=INT8), struct(1024)

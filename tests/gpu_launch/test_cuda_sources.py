@@ -39,6 +39,12 @@ def test_a_device_newer_than_the_compiler_gets_ptx():
     assert f".target sm_{max(_nvrtc.find().archs)}".encode() in image
 
 
+def test_a_device_between_two_that_the_compiler_knows_gets_ptx_of_the_older(monkeypatch):
+    """NVRTC 12.8 knows `sm_120`, and refuses `sm_103`."""
+    monkeypatch.setattr(_nvrtc.find(), "archs", (80, 90, 100, 120))
+    assert b".target sm_100" in image_of(lowered(saxpy(arch="sm_103"), F32, F32, a=2.0))
+
+
 def test_a_generic_lambda_needs_no_annotation():
     """Compilers before 13.2 took it for a function of the host."""
     body = "auto twice = [=](auto i) { return 2 * x[i]; }; out[threadIdx.x] = twice(threadIdx.x);"

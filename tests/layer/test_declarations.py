@@ -141,6 +141,11 @@ DECLARATIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
         r"kernels\['cpu'\] has an out_type; expected it to be defined by the layer",
     ),
     (
+        {"kernel": ..., "kernels": {"cpu": eqxc.JaxKernel(takes, differentiable=takes)}},
+        TypeError,
+        r"kernels\['cpu'\] has a `differentiable` function, which is for an Op. Define `jvp` or `reference`",
+    ),
+    (
         {"kernel": ..., "kernels": {"cpu": eqxc.NativeKernel("f")}, "on_error": "poison"},
         ValueError,
         r"on_error='poison' is for Python kernels; kernels\['cpu'\] is f, which is none",

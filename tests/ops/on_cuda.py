@@ -182,8 +182,10 @@ def _is_number(x: Any) -> bool:
     return _is_operand(x) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def kinds(call: Call) -> tuple[str, str]:
-    """The kernel that runs forward, and the one that has the gradients of all floating operands."""
+def kinds(call: Call) -> tuple[str, str, str]:
+    """The kernel that runs forward, the one that has the gradients of all floating operands, and what is differentiated for other
+    derivatives.
+    """
     operands, static = eqx.partition((call.args, call.options), _is_operand)
     numbers, others = eqx.partition(operands, _is_number)
 
@@ -194,33 +196,58 @@ def kinds(call: Call) -> tuple[str, str]:
     def loss(numbers: Any, others: Any) -> Any:
         return sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(function(numbers, others)))
 
+    def made(program: Callable[..., Any]) -> list[Any]:
+        return [site.params["call"] for site in xla.call_sites(jax.make_jaxpr(program)(numbers, others), "cuda")]
+
     def chosen(program: Callable[..., Any]) -> list[tuple[bool, str]]:
-        made = [site.params["call"] for site in xla.call_sites(jax.make_jaxpr(program)(numbers, others), "cuda")]
-        kernels = [(repr(call).endswith(".vjp"), call.choice("cuda").kernel) for call in made]
+        kernels = [(repr(call).endswith(".vjp"), call.choice("cuda").kernel) for call in made(program)]
         return [(is_vjp, "reference" if bound is None else bound.kernel.backend) for is_vjp, bound in kernels]
 
+    def pushed(numbers: Any, others: Any) -> Any:
+        return jax.jvp(lambda numbers: function(numbers, others), (numbers,), (numbers,))
+
+    tangents = [call for call in made(pushed) if repr(call).endswith(".jvp")]
+    others_of = {"jax" if "cuda" in call.call.differentiated_on else "reference" for call in tangents}
     forward = dict(chosen(function)).get(False, "reference")
     gradients = {kind for is_vjp, kind in chosen(jax.grad(loss)) if is_vjp}
-    if not gradients or "reference" in gradients:
-        return forward, "reference"
-    return forward, "several" if len(gradients) > 1 else gradients.pop()
+    return forward, "reference" if "reference" in gradients else _one_of(gradients), _one_of(others_of)
+
+
+def products_of_the_definition(call: Call) -> list[tuple[str, ...]]:
+    """The types that the definition multiplies."""
+    operands, static = eqx.partition((call.args, call.options), _is_operand)
+
+    def definition(operands: Any) -> Any:
+        args, chosen = eqx.combine(operands, static)
+        return call.op(*args, **chosen, implementation="reference")
+
+    text = jax.jit(definition).lower(operands).as_text()
+    types = re.findall(r"stablehlo.dot_general.*: \(tensor<(\S+)>, tensor<(\S+)>\)", text)
+    return [tuple(kind.split("x")[-1] for kind in pair) for pair in types]
+
+
+def _one_of(kinds: set[str]) -> str:
+    if not kinds:
+        return "reference"
+    return "several" if len(kinds) > 1 else next(iter(kinds))
 
 
 Row = tuple[str, str]
 
 
-def rows() -> dict[Row, tuple[str, str]]:
-    """The words of each op and option, of the forward pass and of gradients."""
-    made: dict[Row, dict[str, set[tuple[str, str]]]] = {}
+def rows() -> dict[Row, tuple[str, str, str]]:
+    """The words of each op and option, of the forward pass, of gradients, and of other derivatives."""
+    made: dict[Row, dict[str, set[tuple[str, str, str]]]] = {}
     for name, dtype in DTYPES.items():
         for call in calls(dtype):
             op = call.op.__name__
-            words = tuple(_words(op, kind) for kind in kinds(call))
-            made.setdefault((op, call.words), {}).setdefault(name, set()).add((words[0], words[1]))
-    return {row: (_joined(of, 0), _joined(of, 1)) for row, of in made.items()}
+            forward, gradients, others = kinds(call)
+            words = _words(op, forward), _words(op, gradients), _words_of_others(others)
+            made.setdefault((op, call.words), {}).setdefault(name, set()).add(words)
+    return {row: (_joined(of, 0), _joined(of, 1), _joined(of, 2)) for row, of in made.items()}
 
 
-def _joined(of_dtypes: dict[str, set[tuple[str, str]]], column: int) -> str:
+def _joined(of_dtypes: dict[str, set[tuple[str, str, str]]], column: int) -> str:
     """One text if all dtypes have the same, else one for each."""
     texts = {dtype: " or ".join(sorted({words[column] for words in every})) for dtype, every in of_dtypes.items()}
     by_text: dict[str, list[str]] = {}
@@ -237,8 +264,13 @@ def _words(op: str, kind: str) -> str:
     return "XLA" if kind == "reference" and op in BEST_BY_XLA else WORDS[kind]
 
 
-def table(made: dict[Row, tuple[str, str]]) -> str:
-    lines = ["| op | option | forward | gradients |", "| --- | --- | --- | --- |"]
+def _words_of_others(kind: str) -> str:
+    """The definition is what XLA does best for what is not a product: `test_definitions_that_are_differentiated`."""
+    return "XLA" if kind == "reference" else WORDS[kind]
+
+
+def table(made: dict[Row, tuple[str, str, str]]) -> str:
+    lines = ["| op | option | forward | gradients | other derivatives |", "| --- | --- | --- | --- | --- |"]
     lines += [f"| `{op}` | {option} | {' | '.join(words)} |" for (op, option), words in made.items()]
     return "\n".join(lines)
 

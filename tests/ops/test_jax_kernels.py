@@ -116,6 +116,30 @@ def test_gradients(row, dtype):
     is_near(table.quickly_compiled(gradients)(*case.args), want, dtype)
 
 
+@with_dtypes(rows_with("derived"))
+def test_other_derivatives(row, dtype):
+    """Forward mode, and forward over reverse, alone and mapped. In 16 bits, a tangent is rounded as cotangents are."""
+    case = row(dtype)
+    numbers = floating(case.args)
+    upstream = normal(9, case.want().shape)
+
+    def of(function):
+        def loss(*args):
+            return jnp.sum(upstream * jnp.sin(function(*args).astype(jnp.float32)))
+
+        def both(*args):
+            tangents = tuple(
+                normal(i, x.shape, x.dtype) if i in numbers else np.zeros(x.shape, jax.dtypes.float0)
+                for i, x in enumerate(args)
+            )
+            return jax.jvp(function, args, tangents)[1], jax.jvp(jax.grad(loss, numbers), args, tangents)[1]
+
+        return lambda *args: (both(*args), jax.vmap(both)(*(jnp.stack([x, x]) for x in args)))
+
+    got, want = (table.quickly_compiled(of(function))(*case.args) for function in (case.op, case.reference))
+    is_near(got, want, dtype)
+
+
 @pytest.mark.parametrize("row", rows_with("mapped"), ids=str)
 def test_maps(row):
     """Maps of each operand, of all, and one in the other."""

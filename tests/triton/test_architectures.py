@@ -9,6 +9,9 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+import eqxcallback as eqxc
+from eqxcallback import ops
+
 from ..testing.triton_kernels import row_sums, sums_of
 
 
@@ -39,5 +42,13 @@ def test_portable_code(arch, target, monkeypatch):
 
 
 def test_an_old_one(monkeypatch):
+    """JAX runs on it, and Triton does not: another kernel runs, unless Triton's was chosen."""
+    monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", "sm_75")
+    x = jax.ShapeDtypeStruct((7, 2, 16), jnp.float32)
+    calls = eqxc.inspect(jax.grad(lambda x: ops.attention(x, x, x).sum()), x, platform="cuda").calls
+    assert [call.lane for call in calls] == ["jax", "jax"]
+    reasons = {reason for call in calls for _, reason in call.passed_over}
+    assert "Triton compiles for sm_80 and newer, and not for sm_75." in reasons
+    chosen = jax.jit(sums_of(row_sums).using("triton"))
     with pytest.raises(ValueError, match=r"expected arch to be sm_80 or newer; got sm_75\."):
-        image(monkeypatch, "sm_75")
+        chosen.trace(jax.ShapeDtypeStruct((3, 7), jnp.float32)).lower(lowering_platforms=("cuda",))

@@ -74,7 +74,7 @@ def decode_attention(
     return _reference.decode_attention(q, k, v, length, alibi_slopes, k_scale, v_scale, **options, **_for_gpus(one, k))
 
 
-ATTENTION = JaxKernel(attention, supports=floats)
+ATTENTION = JaxKernel(attention, supports=floats, differentiable=attention)
 ATTENTION_BACKWARD = JaxKernel(backward_of(attention), supports=floats)
-DECODE_ATTENTION = JaxKernel(decode_attention, supports=floats)
+DECODE_ATTENTION = JaxKernel(decode_attention, supports=floats, differentiable=decode_attention)
 DECODE_ATTENTION_BACKWARD = JaxKernel(backward_of(decode_attention), supports=floats)

@@ -44,6 +44,14 @@ def _int8_linear(x: Array, weight: Array, scale: Array, *, activations: str) -> 
     return (sums * jnp.broadcast_to(scale, sums.shape)).astype(x.dtype)
 
 
+def _rounded_int8_linear(x: Array, weight: Array, scale: Array, *, activations: str) -> Array:
+    """The same with activations that are rounded and not integers, and that so have derivatives."""
+    if activations == "int8":
+        x = quantize_activations(x.astype(jnp.float32), x.shape[-1]).astype(x.dtype)
+    sums = _rows_times(x, weight)
+    return (sums * jnp.broadcast_to(scale, sums.shape)).astype(x.dtype)
+
+
 def _int8_linear_backward(args: Any, out: object, cotangent: Array, *, activations: str) -> Any:
     x, weight, scale = args
     wide = cotangent.astype(jnp.float32)
@@ -119,7 +127,7 @@ EMBEDDING = JaxKernel(_embedding, supports=_narrow)
 EMBEDDING_BACKWARD = JaxKernel(_embedding_backward, supports=_narrow)
 LINEAR = JaxKernel(_linear, supports=_bf16)
 LINEAR_BACKWARD = JaxKernel(_linear_backward, supports=_bf16)
-INT8_LINEAR = JaxKernel(_int8_linear, supports=floats)
+INT8_LINEAR = JaxKernel(_int8_linear, supports=floats, differentiable=_rounded_int8_linear)
 INT8_LINEAR_BACKWARD = JaxKernel(_int8_linear_backward, supports=floats)
-QUANTIZED_LINEAR = JaxKernel(_quantized_linear, supports=floats)
+QUANTIZED_LINEAR = JaxKernel(_quantized_linear, supports=floats, differentiable=_quantized_linear)
 QUANTIZED_LINEAR_BACKWARD = JaxKernel(_quantized_linear_backward, supports=floats)

@@ -105,7 +105,14 @@ def forward_of_classes(x: Array, weight: Array, *args: Any, **options: Any) -> t
     )
 
 
-def forward_of_rows(x: Array, weight: Array, labels: Array, *args: Any, **options: Any) -> tuple[Array, Array, Array]:
+def forward_of_rows(
+    x: Array,
+    weight: Array,
+    labels: Array,
+    *args: Any,
+    add_up: Callable[..., Any] = _reference.add_up,
+    **options: Any,
+) -> tuple[Array, Array, Array]:
     """Compute the loss on a GPU, from chunks of rows: XLA copies a chunk of classes out of the weight before it multiplies. Only
     where there are so many classes that rows would be few, each chunk of rows is in chunks of classes.
     """
@@ -119,7 +126,7 @@ def forward_of_rows(x: Array, weight: Array, labels: Array, *args: Any, **option
             **options,
             product=functools.partial(product, "...i,ci->...c", weight.dtype),
             length=_large(x, size),
-            add_up=_in_one_pass,
+            add_up=add_up,
         )
 
     _, results = _reference.each_chunk(chunk, None, length, x.reshape(rows, x.shape[-1]), labels.reshape(rows))
@@ -238,7 +245,9 @@ def _exactly(function: Callable[..., object]) -> Callable[..., Any]:
 
 LINEAR_CROSS_ENTROPY = {
     "cpu": JaxKernel(_exactly(forward_of_classes), supports=floats),
-    "cuda": JaxKernel(forward_of_rows, supports=floats),
+    "cuda": JaxKernel(
+        functools.partial(forward_of_rows, add_up=_in_one_pass), supports=floats, differentiable=forward_of_rows
+    ),
 }
 LINEAR_CROSS_ENTROPY_BACKWARD = {
     "cpu": JaxKernel(_exactly(functools.partial(backward, _CPU)), supports=floats),

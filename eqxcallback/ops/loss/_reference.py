@@ -46,7 +46,7 @@ def _wide_product(
     return jnp.einsum("...i,ci->...c", x, weight.astype(x.dtype), precision=jax.lax.Precision.HIGHEST)
 
 
-def _add_up(
+def add_up(
     sums: Any, z: Array, first: Array, index: Array, weighted: Callable[[Array], Array] | None
 ) -> tuple[Array, Array, Array, Array]:
     """Add the logits of a chunk of classes to the sums over others.
@@ -82,7 +82,7 @@ def linear_cross_entropy_with_sums(
     soft_cap: float | None = None,
     product: Callable[[Array, Array], Array] = _wide_product,
     length: int | None = None,
-    add_up: Callable[..., tuple[Array, Array, Array, Array]] = _add_up,
+    add_up: Callable[..., tuple[Array, Array, Array, Array]] = add_up,
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"], Float[Array, "*batch"]]:
     """The loss, and what the softmax of the logits is made of: the highest one, or 0 for none, and the sum of the exponentials of
     what they are below it. In chunks of classes, and not of rows, `vmap` is one pass over the weight for

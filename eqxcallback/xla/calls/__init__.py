@@ -1,6 +1,6 @@
 """The primitives and their rules: of ops, of callbacks, of taps."""
 
-from . import _conditions, _jax_code, _op_call, _python_call, _tap
+from . import _conditions, _jax_code, _op_call, _product, _python_call, _tap
 from ._batching import VMAP_METHODS as VMAP_METHODS, batch as batch, mapped_first as mapped_first
 from ._eager import platform_of as platform_of
 from ._inline import inline as inline
@@ -11,6 +11,7 @@ from ._op_call import (
     op_call_p as op_call_p,
     transpose as transpose,
 )
+from ._product import product as product
 from ._python_call import (
     effectful_call_p as effectful_call_p,
     python_call as python_call,
@@ -23,4 +24,5 @@ _conditions.register()
 _python_call.register()
 _op_call.register()
 _jax_code.register()
+_product.register()
 _tap.register()

@@ -1,0 +1,114 @@
+"""The primitive of a product of two arrays that are rounded before it, as are tangents and cotangents: JAX's derivatives of a
+product round neither, and so they multiply numbers of 32 bits by numbers of 16, without tensor cores.
+"""
+
+import dataclasses
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.typing import DTypeLike
+
+from ...core import Aval, DType, Value
+from ..types import Factors, on_current_mesh, result_aval, split_alike, vary_alike
+
+
+@dataclasses.dataclass(frozen=True)
+class _Product:
+    """**Attributes:**
+
+    - `of_a`, `of_b`, `of_result`: the axes, a letter each.
+    - `dtype`: what the operands are rounded to.
+    - `precision`: that of `jax.default_matmul_precision` where the product was written.
+    """
+
+    of_a: str
+    of_b: str
+    of_result: str
+    dtype: DType
+    precision: str | None
+
+    @property
+    def factors(self) -> Factors:
+        return Factors((tuple(self.of_a), tuple(self.of_b)), (tuple(self.of_result),))
+
+    def __call__(self, a: Value, b: Value) -> Any:
+        a, b = split_alike(vary_alike((a, b)), self.factors)
+        return product_p.bind(a, b, product=self)
+
+    def compute(self, a: Value, b: Value) -> Value:
+        subscripts = f"{self.of_a},{self.of_b}->{self.of_result}"
+        a, b = a.astype(self.dtype), b.astype(self.dtype)
+        return jnp.einsum(subscripts, a, b, precision=self.precision, preferred_element_type=jnp.float32)
+
+    def of_cotangent(self, of_operand: str, of_other: str) -> "_Product":
+        """The product of the cotangent and the other operand that is the cotangent of an operand."""
+        return dataclasses.replace(self, of_a=self.of_result, of_b=of_other, of_result=of_operand)
+
+
+product_p = Primitive("product")
+
+
+def product(subscripts: str, dtype: DTypeLike, a: Value, b: Value) -> Any:
+    """`jnp.einsum` of two arrays, in f32. They are rounded to `dtype` before, as are their tangents and cotangents, in
+    derivatives of any order and in both modes. No subscript may be summed over that one array alone has. Products of f32 are as
+    precise as `jax.default_matmul_precision` says.
+    """
+    inputs, of_result = subscripts.split("->")
+    of_a, of_b = inputs.split(",")
+    num_more = max((x.ndim - len(of) + 3 for of, x in ((of_a, a), (of_b, b)) if "..." in of), default=0)
+    more = string.ascii_uppercase[:num_more]
+    of_a, of_b, of_result = (of.replace("...", more) for of in (of_a, of_b, of_result))
+    return _Product(of_a, of_b, of_result, np.dtype(dtype), jax.config.jax_default_matmul_precision)(a, b)
+
+
+@product_p.def_impl
+def _impl(a: Value, b: Value, *, product: _Product) -> Value:
+    return jax.jit(product.compute)(a, b)
+
+
+@product_p.def_abstract_eval
+def _abstract_eval(a: Aval, b: Aval, *, product: _Product) -> Aval:
+    sizes = product.factors.sizes([a.shape, b.shape])
+    aval = result_aval([sizes[axis] for axis in product.of_result], jnp.float32)
+    return on_current_mesh([aval], [a, b], product)[0]
+
+
+def _of_a(cotangent: Value, a: Any, b: Value, *, product: _Product) -> Value:
+    return product.of_cotangent(product.of_a, product.of_b)(cotangent, b).astype(a.aval.dtype)
+
+
+def _of_b(cotangent: Value, a: Value, b: Any, *, product: _Product) -> Value:
+    return product.of_cotangent(product.of_b, product.of_a)(cotangent, a).astype(b.aval.dtype)
+
+
+ad.defbilinear(product_p, _of_a, _of_b)
+
+
+def _batch(args: Sequence[Value], dims: Sequence[int | None], *, product: _Product) -> tuple[Value, int]:
+    used = product.of_a + product.of_b + product.of_result
+    axis = next(letter for letter in string.ascii_uppercase if letter not in used)
+    (a, of_a), (b, of_b) = (
+        (x, of) if dim is None else (jnp.moveaxis(x, dim, 0), axis + of)
+        for x, dim, of in zip(args, dims, (product.of_a, product.of_b), strict=True)
+    )
+    return dataclasses.replace(product, of_a=of_a, of_b=of_b, of_result=axis + product.of_result)(a, b), 0
+
+
+batching.primitive_batchers[product_p] = _batch
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *operands: Value, product: _Product) -> Sequence[Value]:
+    avals: list[Any] = list(ctx.avals_in)
+    plain = ctx.replace(avals_in=[result_aval(aval.shape, aval.dtype) for aval in avals])
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return mlir.lower_fun(product.compute, multiple_results=False)(plain, *operands)
+
+
+def register() -> None:
+    mlir.register_lowering(product_p, _lower)
