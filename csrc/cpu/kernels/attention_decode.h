@@ -92,7 +92,7 @@ void scores_of(float* scores, const Factor<T>* q, const Lines<T>& k, int64_t hea
     const T* next = k.at(j + ahead);
     for_queries(heads, group, [&](auto queries, int64_t h, int64_t kv_head) __attribute__((always_inline)) {
       constexpr int kQueries = decltype(queries)::value, kTile = kQueries > 2 && !kManyRegisters ? 2 : kTileKeys;
-      if (h % group == 0) prefetch_near(next + kv_head * kTileKeys * head_size, kTileKeys * head_size);
+      if (h % group == 0) prefetch<3>(next + kv_head * kTileKeys * head_size, kTileKeys * head_size);
       const T* rows[kTileKeys];
       for (int t = 0; t < kTileKeys; ++t) rows[t] = lines[t] + kv_head * head_size;
       for (int t = 0; t < kTileKeys; t += kTile) {
@@ -161,7 +161,7 @@ void add_values(Partial partials, const float* weights, const Lines<T>& v, int64
     const int count = smaller(tile, v.count - j);
     for_queries(heads, group, [&](auto queries, int64_t h, int64_t kv_head) {
       constexpr int kQueries = decltype(queries)::value, kVectors = Simd::kOuterVectors;
-      if (h % group == 0) prefetch_near(next + kv_head * tile * head_size, tile * head_size);
+      if (h % group == 0) prefetch<3>(next + kv_head * tile * head_size, tile * head_size);
       float* outs[kQueries];
       for (int g = 0; g < kQueries; ++g) outs[g] = partials.after(h + g, head_size).out();
       const float* of_head = weights + h * kPartKeys + j;
