@@ -251,22 +251,34 @@ static void attention(cpu::Element element, int64_t tokens, int64_t heads, int64
     some_are_null(backward, Gradient<T>{dq, {}}, Gradient<T>{dk, {}}, Gradient<T>{dv, {}}, Gradient<float>{dbias, {}},
                   Gradient<float>{dslopes, {}});
   }
+}
+
+// One query over keys, with all options, and over keys in int8.
+template <class T>
+static void decode_attention(cpu::Element element, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t size) {
+  const cpu::Kernels& kernels = cpu::kernels();
+  const int64_t keys = tokens * kv_heads * size, begin = 0;
+  const auto q = numbers<T>(heads * size), k = numbers<T>(keys), v = numbers<T>(keys);
+  const auto slopes = numbers<float>(heads);
   const int32_t length = static_cast<int32_t>(tokens);
-  std::vector<T> one(static_cast<size_t>(heads * size));
-  const std::vector<T> query(q.begin(), q.begin() + heads * size);
-  cpu::DecodeAttention decode{};
-  decode.out = one.data(), decode.q = query.data(), decode.k = k.data(), decode.v = v.data(), decode.length = &length;
-  decode.batch = decode.kv_batch = decode.length_batch = 1;
-  decode.kv_length = tokens, decode.heads = heads, decode.kv_heads = kv_heads;
-  decode.head_size = size, decode.scale = 0.4f;
-  kernels.decode_attention(element, decode, kExecutor);
-  show(one);
+  std::vector<T> out(q.size());
+  cpu::DecodeAttention call{};
+  call.out = out.data(), call.q = q.data(), call.k = k.data(), call.v = v.data(), call.length = &length;
+  call.batch = call.kv_batch = call.length_batch = 1;
+  call.kv_length = tokens, call.heads = heads, call.kv_heads = kv_heads;
+  call.head_size = size, call.scale = 0.4f;
+  kernels.decode_attention(element, call, kExecutor);
+  show(out);
   const auto small_k = bytes(keys), small_v = bytes(keys);
   const std::vector<float> scales(static_cast<size_t>(tokens * kv_heads), 0.01f);
-  decode.k = small_k.data(), decode.v = small_v.data();
-  decode.k_scale = decode.v_scale = {scales.data(), &begin, 1};
-  kernels.decode_attention(element, decode, kExecutor);
-  show(one);
+  cpu::DecodeAttention small = call;
+  small.k = small_k.data(), small.v = small_v.data();
+  small.k_scale = small.v_scale = {scales.data(), &begin, 1};
+  kernels.decode_attention(element, small, kExecutor);
+  show(out);
+  call.window = tokens - 1, call.soft_cap = 2.0f, call.slopes = {slopes.data(), &begin, 1};
+  kernels.decode_attention(element, call, kExecutor);
+  show(out);
 }
 
 template <class T>
@@ -330,6 +342,9 @@ static void of_type(cpu::Element element) {
   for (const int64_t size : {1, 6, 33, 64}) attention<T>(element, 5, 2, 2, size);
   attention<T>(element, 70, 3, 1, 16);
   attention<T>(element, 19, 4, 2, 40);
+  for (const int64_t size : {1, 6, 33, 64}) decode_attention<T>(element, 5, 2, 2, size);
+  decode_attention<T>(element, 70, 12, 12, 64);
+  decode_attention<T>(element, 150, 5, 1, 24);  // several parts, and more queries of a head than are taken together
   for (const int64_t rows : {1, 3, 5, 18}) {
     for (const int64_t in : {7, 64, 160, 512}) linear<T>(element, rows, in, in == 64 ? 9 : 20);
   }

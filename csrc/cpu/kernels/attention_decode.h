@@ -8,9 +8,9 @@
 namespace eqxcallback::cpu {
 namespace {
 
-inline constexpr int64_t kPartKeys = 128;
+inline constexpr int kPartKeys = 128;
 
-// The state of one query's online softmax over some of the keys: the highest score, the sum, and the output, which is
+// The state of one query's softmax over the keys of a part: the highest score, the sum, and the output, which is
 // not yet divided by the sum.
 struct Partial {
   float* state;
@@ -19,6 +19,13 @@ struct Partial {
   float& highest() const { return state[0]; }
   float& sum() const { return state[1]; }
   float* out() const { return state + 2; }
+  // The n-th state after this one, in the same memory.
+  Partial after(int64_t n, int64_t head_size) const { return {state + n * size(head_size)}; }
+  // Sets the state to that of no keys.
+  void clear(int64_t head_size) const {
+    std::memset(state, 0, static_cast<size_t>(size(head_size)) * sizeof(float));
+    highest() = kLowest;
+  }
 };
 
 // Adds the keys of b to a.
@@ -33,128 +40,142 @@ void join(Partial a, Partial b, int64_t head_size) {
   a.highest() = highest;
 }
 
-// The options of one head for its logits: a cap, and a slope along the distance of the first key and of the others.
+// How one query's scores are changed: a cap, and a slope along the distance of the first key and of the others.
 struct HeadOptions {
   float soft_cap, slope, away;
 };
 
-inline constexpr int kStep = 64;
-inline constexpr int64_t kStepBytes = 48 * 1024;  // the bytes of the keys of all heads in a step
+inline constexpr int kTileKeys = 4;         // keys that are multiplied together: a single sum waits for itself
+inline constexpr int64_t kMostQueries = 4;  // the most queries that read a key together
+static_assert(kLanes % kTileKeys == 0);
 
-// Keys and values of one head: at most kStep of each, `stride` apart, and where the next ones begin.
+// The keys or values of a part, of all heads, and what is read after them.
 template <class T>
-struct Keys {
-  const T *k, *v;
+struct Lines {
+  const T* data;
   int64_t stride;
   int count;
-  const T *next_k, *next_v;  // null if they are in cache
-  // The scales of the first key in int8, and the distance between the scales of keys.
-  const float *k_scale, *v_scale;
-  int64_t scale_stride;
-};
-void scale_by(float* x, const float* scales, int64_t stride, int n) {
-  for (int j = 0; j < n; ++j) x[j] *= scales[j * stride];
-}
+  const T* after;
 
-// Computes the scores of queries, which follow each other, times `scale`. Prefetches the next keys on the way: the
-// processor does not see them coming by itself, and has only few requests at a time.
-template <int kQueries, class T>
-void scores_of(float (*scores)[kStep], const Factor<T>* q, const Keys<T>& keys, int64_t head_size, float scale) {
-  constexpr int kTile = kQueries > 2 && !kManyRegisters ? 2 : 4;  // keys at a time: a single sum waits for itself
-  for (int first = 0; first < keys.count; first += kLanes) {
-    F products[kQueries][kLanes];
-    for (int j = 0; j < kLanes; j += kTile) {
-      const T* rows[kTile];
-      for (int t = 0; t < kTile; ++t) {
-        const int64_t row = smaller(first + j + t, keys.count - 1) * keys.stride;
-        rows[t] = keys.k + row;
-        if (keys.next_k != nullptr) {
-          prefetch(keys.next_k + row, head_size);
-          prefetch(keys.next_v + row, head_size);
-        }
-      }
-      dots<kQueries, kTile>(products[0] + j, kLanes, q, head_size, rows, head_size);
-    }
-    for (int g = 0; g < kQueries; ++g) {
-      Simd::store(scores[g] + first, Simd::mul(Simd::sums(products[g]), Simd::broadcast(scale)));
+  // So much at a time that memory is read nearly in its order, and that the first cache has room for what comes next.
+  static constexpr int64_t kTileBytes = 12 * 1024;
+  int fitting() const {
+    return static_cast<int>(smaller<int64_t>(kPartKeys, kTileBytes / larger<int64_t>(1, stride * int64_t{sizeof(T)})));
+  }
+  const T* at(int64_t j) const { return j < count ? data + j * stride : after + (j - count) * stride; }
+};
+
+// Calls body(queries, h, kv_head) for queries that share a head of keys: their number, and the first of them.
+template <class Body>
+[[gnu::always_inline]] inline void for_queries(int64_t heads, int64_t group, const Body& body) {
+  for (int64_t kv_head = 0, h = 0; h < heads; ++kv_head) {
+    for (const int64_t end = h + group; h < end;) {
+      const int64_t n = smaller(kMostQueries, end - h);
+      with_count<kMostQueries>(n, [&](auto queries) __attribute__((always_inline)) { body(queries, h, kv_head); });
+      h += n;
     }
   }
 }
 
-// Takes scores into the softmax of one query, and puts the weights of its keys in their place. Returns the factor of
-// what was in the softmax before.
+// The products of all heads with a tile of keys, as vectors whose lanes are to be added, kLanes vectors at a time.
+int64_t num_products(int64_t heads) { return (heads * kTileKeys + kLanes - 1) / kLanes * kLanes; }
+
+// scores[h, j] = scale q[h] k[j]. The lines that come next are prefetched in the order of memory: the processor does
+// not see them coming by itself.
 template <class T>
-float weigh(Partial partial, const Keys<T>& keys, const HeadOptions& options, float* scores) {
-  constexpr bool kInt8 = std::is_same_v<T, int8_t>;
-  const int end = (keys.count + kLanes - 1) / kLanes * kLanes;
-  if constexpr (kInt8) scale_by(scores, keys.k_scale, keys.scale_stride, keys.count);
+void scores_of(float* scores, const Factor<T>* q, const Lines<T>& k, int64_t heads, int64_t group, int64_t head_size,
+               float scale, F* products) {
+  const int ahead = larger(kTileKeys, k.fitting());
+  for (int j = 0; j < k.count; j += kTileKeys) {
+    const T* lines[kTileKeys];
+    for (int t = 0; t < kTileKeys; ++t) lines[t] = k.data + smaller(j + t, k.count - 1) * k.stride;
+    const T* next = k.at(j + ahead);
+    for_queries(heads, group, [&](auto queries, int64_t h, int64_t kv_head) __attribute__((always_inline)) {
+      constexpr int kQueries = decltype(queries)::value, kTile = kQueries > 2 && !kManyRegisters ? 2 : kTileKeys;
+      if (h % group == 0) prefetch<3>(next + kv_head * kTileKeys * head_size, kTileKeys * head_size);
+      const T* rows[kTileKeys];
+      for (int t = 0; t < kTileKeys; ++t) rows[t] = lines[t] + kv_head * head_size;
+      for (int t = 0; t < kTileKeys; t += kTile) {
+        dots<kQueries, kTile>(products + h * kTileKeys + t, kTileKeys, q + h * head_size, head_size, rows + t,
+                              head_size);
+      }
+    });
+    for (int64_t i = 0; i < num_products(heads); i += kLanes) {
+      float totals[kLanes];
+      Simd::store(totals, Simd::mul(Simd::sums(products + i), Simd::broadcast(scale)));
+      const int64_t first = i / kTileKeys, last = smaller(heads, first + kLanes / kTileKeys);
+      for (int64_t h = first; h < last; ++h) {
+        std::memcpy(scores + h * kPartKeys + j, totals + (h - first) * kTileKeys, kTileKeys * sizeof(float));
+      }
+    }
+  }
+}
+
+// Turns the scores of one query into the weights of its softmax.
+void weigh(Partial partial, float* scores, int count, const HeadOptions& options) {
+  const int end = (count + kLanes - 1) / kLanes * kLanes;
   if (options.soft_cap > 0) cap_logits(scores, nullptr, end, options.soft_cap);
   if (options.slope != 0) {
-    for (int j = 0; j < keys.count; ++j) scores[j] -= options.slope * (options.away - static_cast<float>(j));
+    for (int j = 0; j < count; ++j) scores[j] -= options.slope * (options.away - static_cast<float>(j));
   }
-  for (int j = keys.count; j < end; ++j) scores[j] = -__builtin_inff();
+  for (int j = count; j < end; ++j) scores[j] = -__builtin_inff();
   // A NaN among the scores gets into the sum, if not into the highest.
-  F largest = Simd::broadcast(partial.highest());
+  F largest = Simd::broadcast(kLowest);
   for (int j = 0; j < end; j += kLanes) largest = Simd::max(Simd::load(scores + j), largest);
-  const float highest = Simd::maximum(largest);
-  const float shrink = highest == partial.highest() ? 1.0f : __builtin_exp2f(partial.highest() - highest);
+  const F highest = Simd::broadcast(Simd::maximum(largest));
   F sum = Simd::zero();
   for (int j = 0; j < end; j += kLanes) {
-    const F weight = Simd::exp2(Simd::sub(Simd::load(scores + j), Simd::broadcast(highest)));
+    const F weight = Simd::exp2(Simd::sub(Simd::load(scores + j), highest));
     sum = Simd::add(sum, weight);
     Simd::store(scores + j, weight);
   }
-  partial.highest() = highest;
-  partial.sum() = partial.sum() * shrink + Simd::sum(sum);
-  if constexpr (kInt8) scale_by(scores, keys.v_scale, keys.scale_stride, keys.count);
-  return shrink;
+  partial.highest() = Simd::maximum(largest);
+  partial.sum() = Simd::sum(sum);
 }
 
-// Adds the weighted values: kVectors vectors of them, from the i-th element on.
+// Adds some weighted values: kVectors vectors of them, from the i-th element on.
 template <int kQueries, int kVectors, class T, class Count>
-void add_values(const Partial* partials, const float (*weights)[kStep], const Keys<T>& keys, int64_t i, Count count) {
+void add_vectors(float* const* outs, const float* weights, const T* v, int64_t stride, int count, int64_t i,
+                 Count lanes) {
   F acc[kQueries][kVectors];
 #pragma GCC unroll 4
   for (int g = 0; g < kQueries; ++g) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) acc[g][v] = load(partials[g].out() + i + v * kLanes, count);
+    for (int n = 0; n < kVectors; ++n) acc[g][n] = load(outs[g] + i + n * kLanes, lanes);
   }
-  add_outer(acc, weights[0], kStep, 1, keys.v + i, keys.count, keys.stride, count);
+  add_outer(acc, weights, kPartKeys, 1, v + i, count, stride, lanes);
 #pragma GCC unroll 4
   for (int g = 0; g < kQueries; ++g) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) store(partials[g].out() + i + v * kLanes, acc[g][v], count);
+    for (int n = 0; n < kVectors; ++n) store(outs[g] + i + n * kLanes, acc[g][n], lanes);
   }
 }
 
-// Takes the keys into the softmaxes of queries of one head of keys, which read them once.
-template <int kQueries, class T>
-void take_keys(const Partial* partials, const Factor<T>* q, const Keys<T>& keys, int64_t head_size, float scale,
-               const HeadOptions* options) {
-  float weights[kQueries][kStep];
-  scores_of<kQueries, T>(weights, q, keys, head_size, scale);
-  for (int g = 0; g < kQueries; ++g) {
-    const float shrink = weigh(partials[g], keys, options[g], weights[g]);
-    if (shrink == 1) continue;
-    for_vectors(head_size, [&](int64_t i, auto count) {
-      store(partials[g].out() + i, Simd::mul(load(partials[g].out() + i, count), Simd::broadcast(shrink)), count);
+// Adds the values, times their weights, to the outputs of the queries.
+template <class T>
+void add_values(Partial partials, const float* weights, const Lines<T>& v, int64_t heads, int64_t group,
+                int64_t head_size) {
+  const int tile = larger(kTileKeys, smaller(v.fitting(), 32));
+  for (int j = 0; j < v.count; j += tile) {
+    const T* next = v.at(j + larger(tile, v.fitting()));
+    const int count = smaller(tile, v.count - j);
+    for_queries(heads, group, [&](auto queries, int64_t h, int64_t kv_head) {
+      constexpr int kQueries = decltype(queries)::value, kVectors = Simd::kOuterVectors;
+      if (h % group == 0) prefetch<3>(next + kv_head * tile * head_size, tile * head_size);
+      float* outs[kQueries];
+      for (int g = 0; g < kQueries; ++g) outs[g] = partials.after(h + g, head_size).out();
+      const float* of_head = weights + h * kPartKeys + j;
+      const T* values = v.data + j * v.stride + kv_head * head_size;
+      int64_t i = 0;
+      for (; i + kVectors * kLanes <= head_size; i += kVectors * kLanes) {
+        add_vectors<kQueries, kVectors>(outs, of_head, values, v.stride, count, i, Full{});
+      }
+      for_vectors(head_size - i, [&](int64_t rest, auto lanes) {
+        add_vectors<kQueries, 1>(outs, of_head, values, v.stride, count, i + rest, lanes);
+      });
     });
   }
-  constexpr int kVectors = Simd::kOuterVectors;
-  int64_t i = 0;
-  for (; i + kVectors * kLanes <= head_size; i += kVectors * kLanes) {
-    add_values<kQueries, kVectors>(partials, weights, keys, i, Full{});
-  }
-  for (; i + kLanes <= head_size; i += kLanes) add_values<kQueries, 1>(partials, weights, keys, i, Full{});
-  if (i < head_size) add_values<kQueries, 1>(partials, weights, keys, i, static_cast<int>(head_size - i));
 }
-
-inline constexpr int kMostQueries = 4;  // the most queries of one call of take_keys
-template <class T>
-using TakeKeys = void (*)(const Partial*, const Factor<T>*, const Keys<T>&, int64_t, float, const HeadOptions*);
-template <class T>
-inline constexpr TakeKeys<T> kTakeKeys[kMostQueries] = {take_keys<1, T>, take_keys<2, T>, take_keys<3, T>,
-                                                        take_keys<4, T>};
 
 // T: the type of q and the result. K: the type of keys and values.
 template <class T, class K>
@@ -173,64 +194,43 @@ void decode_attention_as(const DecodeAttention& args, const Executor& executor) 
   const int64_t parts = larger<int64_t>(1, (longest + kPartKeys - 1) / kPartKeys);
 
   // One state for each example, part and query head.
-  const int64_t state_size = Partial::size(D);
-  Scratch scratch(args.batch * parts * args.heads * state_size);
-  const auto partial = [&](int64_t index) { return Partial{scratch.data() + index * state_size}; };
-  // Few keys of many heads at a time: memory likes to be read in its order. But two vectors of scores at least: a
-  // softmax of one takes as long.
-  const int64_t fitting = kStepBytes / larger<int64_t>(1, stride * static_cast<int64_t>(sizeof(K)));
-  const int64_t step = smaller<int64_t>(kStep, larger<int64_t>(2 * kLanes, fitting / kLanes * kLanes));
-  const double keys = static_cast<double>(smaller(longest, kPartKeys));
+  Scratch scratch(args.batch * parts * args.heads * Partial::size(D));
+  const Partial states{scratch.data()};
+  const double keys = static_cast<double>(smaller<int64_t>(longest, kPartKeys));
   const double nanoseconds = keys * static_cast<double>(args.heads * D) * 1.6 / kLanes + 100;
   parallel_for(executor, args.batch * parts, nanoseconds, [&](int64_t begin, int64_t end) {
-    Scratch widened(args.heads * D);
+    const Scratch widened(args.heads * D), weights(args.heads * kPartKeys), products(num_products(args.heads) * kLanes);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t part = task % parts, b = task / parts;
-      const auto* q = as_factors<K>(static_cast<const T*>(args.q) + b * args.heads * D, args.heads * D, widened.data());
-      for (int64_t h = 0; h < args.heads; ++h) {
-        std::memset(partial(task * args.heads + h).state, 0, static_cast<size_t>(state_size) * sizeof(float));
-        partial(task * args.heads + h).highest() = kLowest;
-      }
-      const int64_t offset = b % args.kv_batch * args.kv_length * stride;
+      const Partial partials = states.after(task * args.heads, D);
+      for (int64_t h = 0; h < args.heads; ++h) partials.after(h, D).clear(D);
       const int64_t length = length_of(b), first = first_of(b) + part * kPartKeys;
-      const int64_t last = smaller(length, first + kPartKeys);
-      const auto place = [&](const void* x, int64_t j, int64_t kv_head) {
-        return static_cast<const K*>(x) + offset + j * stride + kv_head * D;
-      };
-      for (int64_t j = first; j < last; j += step) {
-        const int count = static_cast<int>(smaller(step, last - j));
-        for (int64_t h = 0; h < args.heads;) {
-          const int64_t kv_head = h / group;
-          const int queries = static_cast<int>(smaller<int64_t>(kMostQueries, (kv_head + 1) * group - h));
-          Keys<K> keys{};
-          keys.k = place(args.k, j, kv_head), keys.v = place(args.v, j, kv_head);
-          keys.stride = stride, keys.count = count;
-          if (h % group == 0) {
-            keys.next_k = place(args.k, j + step, kv_head), keys.next_v = place(args.v, j + step, kv_head);
-          }
-          if constexpr (std::is_same_v<K, int8_t>) {
-            const int64_t row = j * args.kv_heads;
-            keys.k_scale = operand_of(args.k_scale, b, kv_head) + row;
-            keys.v_scale = operand_of(args.v_scale, b, kv_head) + row;
-            keys.scale_stride = args.kv_heads;
-          }
-          Partial states[kMostQueries];
-          HeadOptions options[kMostQueries];
-          for (int g = 0; g < queries; ++g) {
-            states[g] = partial(task * args.heads + h + g);
-            const float slope = args.slopes.data == nullptr ? 0.0f : *operand_of(args.slopes, b, h + g) * kLog2E;
-            options[g] = {args.soft_cap, slope, static_cast<float>(length - 1 - j)};
-          }
-          kTakeKeys<K>[queries - 1](states, q + h* D, keys, D, args.scale* kLog2E, options);
-          h += queries;
-        }
+      if (first >= length) continue;
+      const int count = static_cast<int>(smaller<int64_t>(kPartKeys, length - first));
+      const auto* q = as_factors<K>(static_cast<const T*>(args.q) + b * args.heads * D, args.heads * D, widened.data());
+      const int64_t offset = (b % args.kv_batch * args.kv_length + first) * stride;
+      const K *k = static_cast<const K*>(args.k) + offset, *v = static_cast<const K*>(args.v) + offset;
+      scores_of<K>(weights.data(), q, {k, stride, count, v}, args.heads, group, D, args.scale * kLog2E,
+                   reinterpret_cast<F*>(products.data()));
+      for (int64_t h = 0; h < args.heads; ++h) {
+        float* of_head = weights.data() + h * kPartKeys;
+        const auto scale_by = [&](const Operand<float>& scales) {
+          const float* of_keys = operand_of(scales, b, h / group) + first * args.kv_heads;
+          for (int j = 0; j < count; ++j) of_head[j] *= of_keys[j * args.kv_heads];
+        };
+        constexpr bool kInt8 = std::is_same_v<K, int8_t>;
+        const float slope = args.slopes.data == nullptr ? 0.0f : *operand_of(args.slopes, b, h) * kLog2E;
+        if constexpr (kInt8) scale_by(args.k_scale);
+        weigh(partials.after(h, D), of_head, count, {args.soft_cap, slope, static_cast<float>(length - 1 - first)});
+        if constexpr (kInt8) scale_by(args.v_scale);
       }
+      add_values<K>(partials, weights.data(), {v, stride, count, k + count * stride}, args.heads, group, D);
     }
   });
   for (int64_t row = 0; row < args.batch * args.heads; ++row) {
     const int64_t first = row / args.heads * parts * args.heads + row % args.heads;
-    const Partial all = partial(first);
-    for (int64_t part = 1; part < parts; ++part) join(all, partial(first + part * args.heads), D);
+    const Partial all = states.after(first, D);
+    for (int64_t part = 1; part < parts; ++part) join(all, states.after(first + part * args.heads, D), D);
     const F inverse = Simd::broadcast(all.sum() == 0.0f ? 0.0f : 1.0f / all.sum());
     T* out = static_cast<T*>(args.out) + row * D;
     for_vectors(D,

@@ -100,11 +100,12 @@ void with_type(Element element, const Fn& fn) {
 template <class P>
 using Pointee = std::remove_pointer_t<P>;
 
-// Prefetches memory, which may lie past the end of its array: a prefetch is a hint, and touches nothing.
-template <class T>
+// Prefetches memory into a cache: 3 is the first one, 2 the second. It may lie past the end of its array: a prefetch is
+// a hint, and touches nothing.
+template <int kLocality = 2, class T>
 void prefetch(const T* p, int64_t n) {
   const auto* bytes = reinterpret_cast<const char*>(p);
-  for (int64_t i = 0; i < n * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(bytes + i, 0, 2);
+  for (int64_t i = 0; i < n * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(bytes + i, 0, kLocality);
 }
 
 // Prefetches weights that are read once, in several streams: the processor by itself sees too little of what is coming.

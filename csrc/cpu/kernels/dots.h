@@ -65,7 +65,7 @@ template <int kRows, int kWeights, bool kAhead = false, class X, class T>
 #pragma GCC unroll 8
     for (int w = 0; w < kWeights; ++w) {
       const auto v = Each::load(rows[w] + i, count);
-      if constexpr (kRows == 1) prefetch_stream(rows[w] + i);
+      if constexpr (kRows == 1 && kAhead) prefetch_stream(rows[w] + i);
       if constexpr (kRows > 1 && kAhead) prefetch(reinterpret_cast<const char*>(rows[w]) + ahead.begin, 1);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) acc[r][w] = Simd::fma(values[r], v, acc[r][w]);

@@ -11,8 +11,6 @@ namespace {
 inline constexpr int64_t kPanelSize = int64_t{1} << 16;  // an integer has room for the sum of so many products
 inline constexpr int64_t kPanel = Simd::kOuterVectors * kLanes;
 
-void store_fours(ByteFour* p, F x) { Bytes::store(reinterpret_cast<int32_t*>(p), reinterpret_cast<Ints>(x)); }
-
 // Fills panel[i, w] with four neighbours of row w, as weights. Weights past the row's end meet zeros in x.
 void arrange_weights(ByteFour* panel, const int8_t* weights, int64_t rows, int64_t size) {
   for (int64_t w = 0; w < kPanel; w += kLanes) {

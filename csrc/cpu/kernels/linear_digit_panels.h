@@ -3,7 +3,7 @@
 // is left to do. A row of x gets the same result among any number of rows.
 #pragma once
 
-#include "cpu/kernels/linear_digits.h"
+#include "cpu/kernels/linear_digit_sums.h"
 #include "cpu/kernels/outer.h"
 
 namespace eqxcallback::cpu {
@@ -32,8 +32,7 @@ struct DigitPanel {
     Simd::transpose(rows);
     for (int j = 0; j < kLanes; ++j) {
       const int i = part * kLanes + j;
-      Bytes::store(reinterpret_cast<int32_t*>(fours(b + i / kFours, i % kFours) + row),
-                   reinterpret_cast<Ints>(rows[j]));
+      store_fours(fours(b + i / kFours, i % kFours) + row, rows[j]);
     }
   }
 
@@ -81,8 +80,6 @@ template <Encoding encoding, int kDigits, int kX, int kVectors>
 [[gnu::always_inline]] inline void panel_sums(F (&total)[kX][kVectors], DigitPanel<encoding> panel,
                                               const LaneBlock<kDigits>* x, int64_t num_blocks) {
   using Panel = DigitPanel<encoding>;
-  // 32 integers of 23 bits times 15 at most have room in 32 bits; of larger weights, the lowest digits are apart.
-  constexpr bool kHasUpper = kDigits == 3 && encoding != Encoding::kQ4_1;
   constexpr int kFours = Panel::kFours / Panel::kHalves;
 #pragma GCC unroll 8
   for (int i = 0; i < kX; ++i) {
@@ -100,7 +97,7 @@ template <Encoding encoding, int kDigits, int kX, int kVectors>
 #pragma GCC unroll 8
           for (int v = 0; v < kVectors; ++v) {
             sums[0][i][v] += of_x.lower[half];
-            if constexpr (kHasUpper) sums[1][i][v] += of_x.upper[half];
+            if constexpr (kHasUpper<encoding, kDigits>) sums[1][i][v] += of_x.upper[half];
           }
         }
       }
@@ -125,14 +122,10 @@ template <Encoding encoding, int kDigits, int kX, int kVectors>
 #pragma GCC unroll 8
         for (int i = 0; i < kX; ++i) {
           const LaneBlock<kDigits>& of_x = x[i * num_blocks + b];
-          Ints lower = sums[0][i][v], upper{};
-          if constexpr (kDigits == 3) upper = sums[1][i][v] + 256 * sums[2][i][v];
-          if constexpr (kDigits == 3 && !kHasUpper) lower += 256 * upper;
-          F dot = Simd::mul(__builtin_convertvector(lower, F), Simd::broadcast(of_x.lower_scale));
-          if constexpr (kHasUpper) {
-            dot = Simd::fma(__builtin_convertvector(upper, F), Simd::broadcast(of_x.upper_scale), dot);
-          }
-          total[i][v] = Simd::fma(dot, scales, total[i][v]);
+          Ints of_digits[kDigits];
+#pragma GCC unroll 3
+          for (int d = 0; d < kDigits; ++d) of_digits[d] = sums[d][i][v];
+          total[i][v] = Simd::fma(dot_of_digits<encoding>(of_digits, of_x), scales, total[i][v]);
           if constexpr (Panel::kHasMinimums) {
             const F minimums = Simd::load(panel.minimums(b) + v * kLanes);
             total[i][v] = Simd::fma(minimums, Simd::broadcast(of_x.sum), total[i][v]);

@@ -3,7 +3,7 @@
 // multiplied so as well, as f32 takes as many instructions; each gets what it gets alone.
 #pragma once
 
-#include "cpu/kernels/linear_digits.h"
+#include "cpu/kernels/linear_digit_sums.h"
 #include "cpu/kernels/linear_interleaved.h"
 
 namespace eqxcallback::cpu {
@@ -36,16 +36,13 @@ template <Encoding encoding, int kDigits, int kX>
     using Block = GroupBlock<encoding>;
     const Block block{group + b * Block::kBytes, vector};
     if (vector == 0) prefetch(block.block + kGroupAhead, Block::kBytes);
-    // 32 integers of 23 bits times 15 at most have room in 32 bits; times the bytes of Q8_0, the lowest digits are
-    // apart.
-    constexpr bool kHasUpper = kDigits == 3 && encoding == Encoding::kQ8_0_R16;
     Ints sums[kX][kDigits] = {};
     if constexpr (encoding == Encoding::kQ8_0_R16) {
 #pragma GCC unroll 8
       for (int i = 0; i < kX; ++i) {
         const LaneBlock<kDigits>& of_x = x[i * num_blocks + b];
         sums[i][0] += of_x.lower[0];
-        if constexpr (kHasUpper) sums[i][1] += of_x.upper[0];
+        if constexpr (kHasUpper<encoding, kDigits>) sums[i][1] += of_x.upper[0];
       }
     }
     for_fours(block, [&](int j, Ints weights) __attribute__((always_inline)) {
@@ -63,14 +60,7 @@ template <Encoding encoding, int kDigits, int kX>
 #pragma GCC unroll 8
     for (int i = 0; i < kX; ++i) {
       const LaneBlock<kDigits>& of_x = x[i * num_blocks + b];
-      Ints lower = sums[i][0], upper{};
-      if constexpr (kDigits == 3) upper = sums[i][1] + 256 * sums[i][2];
-      if constexpr (kDigits == 3 && !kHasUpper) lower += 256 * upper;
-      F dot = Simd::mul(__builtin_convertvector(lower, F), Simd::broadcast(of_x.lower_scale));
-      if constexpr (kHasUpper) {
-        dot = Simd::fma(__builtin_convertvector(upper, F), Simd::broadcast(of_x.upper_scale), dot);
-      }
-      total[i] = Simd::fma(dot, scales, total[i]);
+      total[i] = Simd::fma(dot_of_digits<encoding>(sums[i], of_x), scales, total[i]);
       if constexpr (Block::kHasMinimums) {
         total[i] = Simd::fma(block.minimums(), Simd::broadcast(of_x.sum), total[i]);
       }

@@ -30,6 +30,7 @@ Bytes::Ints factor_of(const ByteFour* p) {
   std::memcpy(&bits, p, sizeof(bits));
   return Bytes::Ints{} + bits;
 }
+void store_fours(ByteFour* p, F x) { Bytes::store(reinterpret_cast<int32_t*>(p), reinterpret_cast<Bytes::Ints>(x)); }
 #endif
 
 // acc[m, :] += sum_j a(m, j) b[j, :] with a(m, j) = a[m * row + j * column]: kVectors vectors of rows of b that are

@@ -54,13 +54,20 @@ void fill_row(Put put, T* out, const int8_t* mask, int64_t size, float value) {
               [&](int64_t i, auto count) { put(out + i, taking(Simd::broadcast(value), mask, i, count, 0), count); });
 }
 
+// Prefetches a vector of the next row, whose maximum takes a pass that does little else. The processor sees it coming
+// by itself if rows are short.
+template <class T>
+void prefetch_next_row(const T* x, int64_t size, int64_t i) {
+  if (size * int64_t{sizeof(T)} > 8192) prefetch(x + size + i, kLanes);
+}
+
 template <bool kMask, class T, class Put>
 void softmax_row(Put put, T* out, const T* x, const int8_t* mask, float* powers, int64_t size, float scale) {
   const float sum = softmax_powers<kMask>(x, mask, powers, size, scale, [](int64_t, F, auto) {});
   if (kMask && !(sum > 0)) return fill_row(put, out, mask, size, sum);
   const F inverse = Simd::broadcast(1.0f / sum);
   for_vectors(size, [&](int64_t i, auto count) {
-    prefetch(x + size + i, kLanes);  // the next row
+    prefetch_next_row(x, size, i);
     put(out + i, Simd::mul(load(powers + i, count), inverse), count);
   });
 }
@@ -103,8 +110,8 @@ void softmax_backward_row(Put put, T* dx, const T* x, const T* dout, const int8_
   const float inverse = 1.0f / sum;
   const F dot = Simd::broadcast(Simd::sum(products) * inverse), factor = Simd::broadcast(scale * inverse);
   for_vectors(size, [&](int64_t i, auto count) {
-    prefetch(x + size + i, kLanes);  // the next row
-    prefetch(dout + size + i, kLanes);
+    prefetch_next_row(x, size, i);
+    prefetch_next_row(dout, size, i);
     F gradient = Simd::mul(Simd::mul(load(powers + i, count), factor), Simd::sub(load(dout + i, count), dot));
     if constexpr (kMask) gradient = taking(gradient, mask, i, count, 0);
     put(dx + i, gradient, count);
