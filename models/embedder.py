@@ -156,7 +156,7 @@ class Embedder:
 
 
 @jit_captured
-def _embed(model: bert.Bert, tokens: jax.Array | np.ndarray) -> jax.Array:
+def _embed(model: bert.Bert, tokens: jax.Array) -> jax.Array:
     return jax.vmap(model.embed)(tokens)
 
 
