@@ -23,8 +23,7 @@ from .captured import jit_captured
 # Lengths that sentences are padded to: each is compiled once, and is at most half above the one before. The longest one is the
 # model's own.
 _LENGTHS = (
-    8,
-    12,
+    *range(8, 16, 2),
     *range(16, 32, 4),
     *range(32, 64, 8),
     *range(64, 128, 16),
@@ -150,7 +149,7 @@ class Embedder:
     def _vectors(self, batch: Batch) -> np.ndarray:
         """Block by block, so that one block is compiled and not all of them."""
         lengths = jnp.asarray(batch.lengths)
-        x = _embed(self._without_blocks, jnp.asarray(batch.tokens))
+        x = _embed(self._without_blocks, batch.tokens)
         for block in self.model.blocks:
             x = _apply(block, x, lengths)
         return np.asarray(_pool(x, lengths))

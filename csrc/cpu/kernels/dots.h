@@ -79,16 +79,29 @@ template <int kRows, int kWeights, bool kAhead = false, class X, class T>
   }
 }
 
-// Where a pass, which multiplies some rows of x with a tile of weights, prefetches. Only the first pass reads memory,
-// and the processor sees that coming, but not soon enough: it prefetches what it reads next. Memory is idle in the
-// other passes, so if rows are short, each pass has its share of the tile that comes next. Longer ones would displace
-// x.
+// A tile multiplies so many rows of weights.
+inline constexpr int kTileWeights = 4;
+
+// True if memory would be idle in all passes but the first, which multiply some rows of x with a tile of weights, and
+// the tile that comes next leaves room for x in the caches. Then each pass prefetches a share of it.
+template <class T>
+bool all_prefetch(int64_t passes, int64_t size) {
+  return passes > 1 && size > 0 && size * int64_t{sizeof(T)} <= 4096;
+}
+
+// True if tiles follow each other in memory where all passes prefetch, 8 KiB ahead or more. With few registers, passes
+// are so many that a shorter way is enough.
+inline constexpr bool kPrefetchesFar = kManyRegisters;
+
+// Where a pass prefetches. If only the first one does, it reads memory, and the processor sees that coming, but not
+// soon enough.
 template <class X, class T>
 Ahead ahead_of(int64_t pass, int64_t passes, int64_t size) {
-  constexpr int64_t kAhead = 2048, kPage = 4096, kBytes = Terms<X, T>::kStep * int64_t{sizeof(T)};
-  const int64_t bytes = size * int64_t{sizeof(T)};
-  if (passes > 1 && bytes <= kPage) return {bytes + kAhead + pass * bytes / passes, (kBytes + passes - 1) / passes};
-  return pass == 0 ? Ahead{kAhead, kBytes} : Ahead{0, 0};
+  constexpr int64_t kAhead = 2048, kFar = 8192, kBytes = Terms<X, T>::kStep * int64_t{sizeof(T)};
+  if (!all_prefetch<T>(passes, size)) return pass == 0 ? Ahead{kAhead, kBytes} : Ahead{0, 0};
+  const int64_t bytes = size * int64_t{sizeof(T)}, tile = kTileWeights * bytes;
+  const int64_t distance = kPrefetchesFar ? (kFar + tile - 1) / tile * tile : bytes + kAhead;
+  return {distance + pass * bytes / passes, (kBytes + passes - 1) / passes};
 }
 
 // Calls body(Int<n>{}), for n from 1 to kMost.
@@ -106,9 +119,10 @@ void few_rows(const X* x, int64_t num_rows, int64_t x_stride, const T* weights, 
               int64_t size, const Put& put) {
   constexpr int kMost = kManyRegisters ? 6 : 2;
   const int64_t passes = (num_rows + kMost - 1) / kMost;
-  const auto columns = [&](auto num_w, int64_t first, int64_t part) {
+  // Multiplies so many tiles, whose first rows are `step` apart, each of rows that are `part` apart.
+  const auto columns = [&](auto num_w, int64_t first, int64_t tiles, int64_t step, int64_t part) {
     constexpr int kWeights = decltype(num_w)::value;
-    for (int64_t o = first; o < first + part; ++o) {
+    for (int64_t o = first; o < first + tiles * step; o += step) {
       const T* rows[kWeights];
       for (int w = 0; w < kWeights; ++w) rows[w] = weights + (o + w * part) * size;
       int64_t r = 0;
@@ -130,11 +144,15 @@ void few_rows(const X* x, int64_t num_rows, int64_t x_stride, const T* weights, 
       }
     }
   };
-  // A tile has the rows o, o + part, and so on; the next tile has the rows after them. These are long streams, which
-  // the processor sees coming; neighbouring rows would be many short ones.
-  const int64_t part = (end - begin) / 4;
-  columns(Int<4>{}, begin, part);
-  columns(Int<1>{}, begin + 4 * part, end - begin - 4 * part);
+  const int64_t tiles = (end - begin) / kTileWeights, rest = begin + tiles * kTileWeights;
+  if (kPrefetchesFar && all_prefetch<T>(passes, size)) {
+    columns(Int<kTileWeights>{}, begin, tiles, kTileWeights, 1);
+  } else {
+    // A tile has the rows o, o + tiles, and so on; the next tile has the rows after them. These are long streams, which
+    // the processor sees coming; neighbouring rows would be many short ones.
+    columns(Int<kTileWeights>{}, begin, tiles, 1, tiles);
+  }
+  columns(Int<1>{}, rest, end - rest, 1, 1);
 }
 
 }  // namespace
