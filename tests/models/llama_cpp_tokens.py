@@ -1,6 +1,7 @@
 """Tokens that llama.cpp makes of hard texts, by each way to cut texts into words, in a file that tests without it read.
 
-`python -m tests.models.llama_cpp_tokens` writes the file anew. It needs llama-cpp-python. The vocabulary is the first part of SmolLM2's.
+`python -m tests.models.llama_cpp_tokens` writes the file anew. It needs llama-cpp-python. The vocabulary is the first part of
+SmolLM2's, with numbers, and a word that no merges make.
 """
 
 import importlib
@@ -10,6 +11,7 @@ import tempfile
 import unicodedata
 from typing import Any
 
+import numpy as np
 from gguf import GGUFWriter
 
 from models.gguf import default_path, open_model
@@ -18,6 +20,17 @@ from models.tokens import words
 
 PATH = pathlib.Path(__file__).with_suffix(".json")
 SIZE = 4000
+NUMBERS = {
+    "1 2": "12",
+    "12 3": "123",
+    "123 4": "1234",
+    "5 6": "56",
+    "7 8": "78",
+    "56 78": "5678",
+    "0 0": "00",
+    "00 0": "000",
+}
+UNMERGED = "ĠSCREAMING"
 TEXTS = [
     "Hello, world!  How're YOU'LL they'd I'M it's 'twas 'S\n\n\n  indented\t\ttabs \r\n end  ",
     "1 12 123 1234 12345678 3.14159 1,000,000 $99.95 50% 7th x86_64 v1.2.3 0xFF ½ ٣٤٥ Ⅷ 一二三4五",
@@ -37,9 +50,10 @@ def metadata_of(name):
     known = set(tokens)
     return metadata | {
         "tokenizer.ggml.pre": name,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": metadata["tokenizer.ggml.token_type"][:SIZE],
-        "tokenizer.ggml.merges": [x for x in metadata["tokenizer.ggml.merges"] if x.replace(" ", "") in known],
+        "tokenizer.ggml.tokens": [*tokens, *NUMBERS.values(), UNMERGED],
+        "tokenizer.ggml.token_type": np.append(metadata["tokenizer.ggml.token_type"][:SIZE], [1] * (len(NUMBERS) + 1)),
+        "tokenizer.ggml.merges": [x for x in metadata["tokenizer.ggml.merges"] if x.replace(" ", "") in known]
+        + [*NUMBERS],
     }
 
 
