@@ -41,7 +41,8 @@ class Config:
     rms_norm_eps: float
     vocab_size: int
     rope_factors: tuple[float, ...] = ()
-    """The numbers that divide the frequencies of the rotary embedding, if any, as Llama 3.1 has them."""
+    """The numbers that divide the frequencies of the rotary embedding, if any: all the same for a linear scaling, or as Llama
+    3.1 has them."""
     head_norm: bool = False
     """True if the queries and keys of each head have a norm, as in Qwen3."""
     biases: tuple[str, ...] = ()
@@ -118,7 +119,7 @@ def open_model(path: str | os.PathLike[str]) -> ModelFile:
         tensors = read_tensors(cursor, num_tensors, metadata)
         config = dataclasses.replace(config, biases=tuple(_biases(metadata["general.architecture"], tensors)))
         _check_tensors(tensors, config)
-        config = dataclasses.replace(config, rope_factors=_rope_factors(tensors))
+        config = dataclasses.replace(config, rope_factors=_rope_factors(tensors, config.rope_factors))
     return ModelFile(config, tensors, metadata, types, mapped)
 
 
@@ -164,16 +165,19 @@ def _read_config(metadata: Mapping[str, Any]) -> Config:
     for key in ("attention.value_length", "rope.dimension_count"):
         size = positive(key, int, head_size)
         require(size == head_size, f"{architecture}.{key} to be the head size, {head_size}", size)
-    scaling = field(metadata, f"{architecture}.rope.scaling.type", str, "none")
-    require(scaling == "none", "no scaling of the rotary embedding", f"{scaling!r}")
-    for key in ("rope.scaling.factor", "rope.scale_linear"):
-        factor = positive(key, float, 1.0)
-        require(factor == 1, "no scaling of the rotary embedding", f"{architecture}.{key} = {factor}")
+    factors = {positive(key, float, 1.0) for key in ("rope.scaling.factor", "rope.scale_linear")} - {1.0}
+    scaling = field(
+        metadata, f"{architecture}.rope.scaling.type", str, "linear"
+    )  # as llama.cpp takes a factor without a type
+    require(scaling in ("none", "linear"), "no scaling of the rotary embedding, or a linear one", f"{scaling!r}")
+    require(
+        len(factors) <= (scaling == "linear"), "one factor for a linear scaling", f"{scaling!r} with {sorted(factors)}"
+    )
     window = field(metadata, f"{architecture}.attention.sliding_window", int, 0)
     require(not 0 < window < config.context_length, "attention to all tokens", f"a sliding window of {window}")
     experts = field(metadata, f"{architecture}.expert_count", int, 0)
     require(experts == 0, "one feed-forward layer in a block", f"{experts} experts")
-    return config
+    return dataclasses.replace(config, rope_factors=tuple(factors) * (head_size // 2))
 
 
 def shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -230,13 +234,14 @@ def _check_tensors(tensors: Mapping[str, Tensor], config: Config) -> None:
         )
 
 
-def _rope_factors(tensors: Mapping[str, Tensor]) -> tuple[float, ...]:
+def _rope_factors(tensors: Mapping[str, Tensor], linear: tuple[float, ...]) -> tuple[float, ...]:
+    """The factors of a file, which may have a linear scaling, and others besides."""
     if "rope_freqs.weight" not in tensors:
-        return ()
+        return linear
     factors = tensors["rope_freqs.weight"].data
     if not np.all((factors > 0) & (factors < np.inf)):
         raise ModelFileError(f"expected rope_freqs.weight to be positive numbers; got others among them. {CORRUPT}")
-    return tuple(factors.tolist())
+    return tuple((factors * np.asarray(linear or 1.0)).tolist())
 
 
 def _check_tensor(tensor: Tensor, shape: tuple[int, ...]) -> None:

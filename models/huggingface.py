@@ -150,7 +150,11 @@ def _config_of(settings: Mapping[str, Any]) -> Config:
         (config.head_size % 2 == 0, "an even head size, for the rotary embedding", config.head_size),
         (num_heads % config.num_kv_heads == 0, f"kv heads that divide {num_heads} heads", config.num_kv_heads),
         (settings.get("hidden_act", "silu") == "silu", "hidden_act of 'silu'", settings.get("hidden_act")),
-        (rope["rope_type"] in ("default", "llama3"), "rope_type 'default' or 'llama3'", repr(rope["rope_type"])),
+        (
+            rope["rope_type"] in ("default", "linear", "llama3"),
+            "rope_type 'default', 'linear' or 'llama3'",
+            repr(rope["rope_type"]),
+        ),
         (part in (None, 1), "a rotary embedding of whole heads", f"partial_rotary_factor {part}"),
         (not settings.get("use_sliding_window"), "attention to all tokens", "a sliding window"),
         (layers == ["full_attention"] * len(layers), "attention to all tokens", f"layer_types {layers}"),
@@ -181,17 +185,23 @@ def _rope(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope_factors(settings: Mapping[str, Any], config: Config) -> tuple[float, ...]:
-    """The numbers that divide the frequencies, by the rule of Llama 3.1: long waves become `factor` times as long, short ones
-    stay, and between them it is a mixture of both."""
+    """The numbers that divide the frequencies. A linear scaling makes all waves `factor` times as long. By the rule of Llama 3.1
+    long waves become so, short ones stay, and between them it is a mixture of both."""
     rope = _rope(settings)
-    if rope["rope_type"] == "default":
+    kind = rope["rope_type"]
+    if kind == "default":
         return ()
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    names = ["factor"]
+    if kind == "llama3":
+        names += ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
     values: Any = [rope.get(name) for name in names]
-    if not all(type(value) in (int, float) and 0 < value < _LIMIT for value in values) or values[1] >= values[2]:
+    are_numbers = all(type(value) in (int, float) and 0 < value < _LIMIT for value in values)
+    if not are_numbers or (kind == "llama3" and values[1] >= values[2]):
         raise ModelFileError(
-            f"expected {', '.join(names)} of llama3's rotary embedding, positive; got {rope}. {_REMEDY}"
+            f"expected {', '.join(names)} of a {kind} rotary embedding, positive; got {rope}. {_REMEDY}"
         )
+    if kind == "linear":
+        return (float(values[0]),) * (config.head_size // 2)
     factor, low, high, length = map(float, values)
     waves = 2 * math.pi * config.rope_theta ** (np.arange(0, config.head_size, 2) / config.head_size)
     share = np.clip((length / waves - low) / (high - low), 0, 1)  # of what stays

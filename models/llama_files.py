@@ -49,8 +49,8 @@ def save(path: str | os.PathLike[str], model: Llama, file: ModelFile | Folder) -
 
 def _save_gguf(path: str | os.PathLike[str], model: Llama, file: ModelFile) -> None:
     named = tensors(model, rotates_neighbours=file.rotates_neighbours)
-    if model.config.rope_factors:
-        named["rope_freqs.weight"] = Encoded("F32", np.asarray(model.config.rope_factors, np.float32))
+    if "rope_freqs.weight" in file.tensors:  # a linear scaling is in the metadata
+        named["rope_freqs.weight"] = Encoded("F32", file.tensors["rope_freqs.weight"].data)
     fields = {key: Field(value, file.types[key]) for key, value in file.metadata.items()}
     architecture = fields.pop("general.architecture").value
     if any(

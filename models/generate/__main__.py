@@ -126,7 +126,7 @@ class _Program:
         )
         answer.take(generated, self.write, max_tokens=options.max_tokens)
         self.answered(answer, generator.speed)
-        if options.profile and isinstance(model, llama.Llama):
+        if options.profile:
             parts = profile(model, len(generator.reader.tokens), partial(progress, desc="profiling", unit="kind"))
             report(table(parts, read_speed()))
 

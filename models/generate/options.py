@@ -127,7 +127,7 @@ def _check_one_device(parser: Parser, options: argparse.Namespace) -> None:
     is_split = several or options.devices > 1
     rules = [
         (is_split or options.split is None, "several devices for --split", "one"),
-        (not (is_split and options.profile), "one device for --profile", "several"),
+        (not (several and options.profile), "one process for --profile", options.processes),
         (not (several and options.lookup), "one process for --lookup", options.processes),
         (not (options.split == "sequence" and options.lookup), "--lookup with --split model", "sequence"),
         (not (options.split == "sequence" and options.cache), "--cache with --split model", "sequence"),

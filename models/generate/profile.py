@@ -13,7 +13,10 @@ import numpy as np
 
 import eqxcallback as eqxc
 
-from ..llama import Cache, Llama, with_length
+from ..decoding.reader import Model
+from ..llama import Cache, Llama, Projection, with_length
+from ..parallel.sequence_parallel import SequenceLlama, Stripe
+from ..parallel.tensor_parallel import AXIS, SplitLlama
 
 
 _ROUNDS = 10
@@ -32,7 +35,7 @@ class Part:
 
     - `calls`: how many there are.
     - `seconds`: of all of them, for one token.
-    - `bytes`: of weights, or of keys and values, that they read.
+    - `bytes`: of weights, or of keys and values, that all devices together read.
     """
 
     name: str
@@ -41,15 +44,16 @@ class Part:
     bytes: int
 
 
-def profile(model: Llama, length: int, progress: Callable[[list[Any]], Iterable[Any]] = iter) -> list[Part]:
+def profile(model: Model, length: int, progress: Callable[[list[Any]], Iterable[Any]] = iter) -> list[Part]:
     """The parts of a step that makes the next token after `length` others. `progress` wraps the iteration over them.
 
     The layers of a kind run one after the other, and nothing between them. Before that other memory is read, so that their
     weights come from memory, as in a step, and not from the processor's caches. Times are the best of several. The last two
-    parts are what a whole step takes beyond the others, and that step.
+    parts are what a whole step takes beyond the others, and that step. Several devices, which are of one process, run the
+    layers of a kind side by side.
     """
     kinds = list(_kinds(model, length))
-    parts = [_timed(kind, model.dtype) for kind in progress(kinds)]
+    parts = [_timed(model, kind) for kind in progress(kinds)]
     whole = _whole_step(model, length)
     rest = max(0.0, whole - sum(part.seconds for part in parts))
     size = sum(part.bytes for part in parts)
@@ -77,8 +81,16 @@ def table(parts: list[Part], speed: float) -> str:
     return "\n".join([*lines, f"{'reading memory':22} {'':5} {'':7} {'':7} {speed / 1e9:6.1f}"])
 
 
-def _kinds(model: Llama, length: int) -> Iterator[Kind]:
-    config, blocks = model.config, model.blocks
+def _of_device(model: Model) -> Llama:
+    """The model that each device runs."""
+    if isinstance(model, SplitLlama):
+        return model.part
+    return model.model if isinstance(model, SequenceLlama) else model
+
+
+def _kinds(model: Model, length: int) -> Iterator[Kind]:
+    part, caches = _of_device(model), model.init_cache(length).blocks
+    config, blocks = part.config, part.blocks
     heads, size = config.num_heads, config.head_size
 
     def norm(layer: Any, x: jax.Array) -> jax.Array:
@@ -88,10 +100,16 @@ def _kinds(model: Llama, length: int) -> Iterator[Kind]:
         return eqxc.ops.swiglu(x)
 
     def attention(cache: Any, x: jax.Array) -> jax.Array:
+        if isinstance(model, SequenceLlama):  # the first device has as many tokens
+            filled = Stripe(cache.k, cache.v, jnp.asarray(-(-length // model.mesh.size), jnp.int32))
+            return filled.attend(x.reshape(1, heads, size)).reshape(-1)
         return with_length(cache, jnp.asarray(length, jnp.int32)).attend(x.reshape(heads, size)).reshape(-1)
 
-    def projection(layer: Any, x: jax.Array) -> jax.Array:
-        return layer(x[None])[0]
+    def projection(layer: Projection, x: jax.Array) -> jax.Array:
+        return dataclasses.replace(layer, sum_over=None)(x[None])[0]  # sums are a kind of their own
+
+    def add(_: Any, x: jax.Array) -> jax.Array:
+        return jax.lax.psum(x, AXIS)
 
     def logits(model: Llama, x: jax.Array) -> jax.Array:
         return model.logits(x[None])[0]
@@ -99,32 +117,41 @@ def _kinds(model: Llama, length: int) -> Iterator[Kind]:
     norms = [norm for block in blocks for norm in (block.attention_norm, block.feed_forward_norm)]
     yield "norms", norms, norm, config.embedding_size
     yield "queries, keys, values", [block.qkv for block in blocks], projection, config.embedding_size
-    yield "attention", model.init_cache(length).blocks, attention, heads * size
+    yield "attention", caches, attention, heads * size
     yield "output of attention", [block.attention_out for block in blocks], projection, heads * size
     yield "gate and up", [block.gate_up for block in blocks], projection, config.embedding_size
     yield "gate times up", [()] * len(blocks), gate, 2 * config.hidden_size
     yield "down", [block.down for block in blocks], projection, config.hidden_size
-    yield "logits", [dataclasses.replace(model, blocks=[])], logits, config.embedding_size
+    if isinstance(model, SplitLlama):
+        yield "sums over devices", [()] * (2 * len(blocks)), add, config.embedding_size
+    yield "logits", [dataclasses.replace(part, blocks=[])], logits, config.embedding_size
 
 
-def _timed(kind: Kind, dtype: Any) -> Part:
+def _timed(model: Model, kind: Kind) -> Part:
     name, layers, call, channels = kind
     arrays, tree = jax.tree.flatten(layers)  # flat, and so faster to pass
 
-    def run(arrays: list[jax.Array], x: jax.Array) -> jax.Array:
-        for layer in jax.tree.unflatten(tree, arrays):
+    def one_after_the_other(layers: list[Any], x: jax.Array) -> jax.Array:
+        for layer in layers:
             x = x + call(layer, x)[0] * 0  # which depends on the layer before: they do not run side by side
         return x
 
-    program, x = jax.jit(run), jnp.ones(channels, dtype)
+    def run(arrays: list[jax.Array], x: jax.Array) -> jax.Array:
+        layers = jax.tree.unflatten(tree, arrays)
+        if isinstance(model, Llama):
+            return one_after_the_other(layers, x)
+        return model.on_devices(one_after_the_other, layers, x)
+
+    program, x = jax.jit(run), jnp.ones(channels, _of_device(model).dtype)
     elsewhere, times = np.ones(_PROBE_BYTES // 8, np.uint64), []
     for _ in range(1 + _ROUNDS):
         np.bitwise_or.reduce(elsewhere)
         times.append(_elapsed(lambda: jax.block_until_ready(program(arrays, x))))
-    return Part(name, len(layers), min(times[1:]), sum(array.nbytes for array in arrays))
+    size = sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards)
+    return Part(name, len(layers), min(times[1:]), size)
 
 
-def _whole_step(model: Llama, length: int) -> float:
+def _whole_step(model: Model, length: int) -> float:
     weights, tree = jax.tree.flatten(model)
 
     def step(weights: Any, blocks: Any) -> Any:

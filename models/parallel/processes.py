@@ -16,8 +16,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from .._program import UsageError, report
 from . import tensor_parallel
+from .meeting import listen, meet_others, meet_process_0
 from .relay import Relay, host_and_port, wait_for
-from .watch import Watch, show_presence
+from .watch import Watch
 
 
 # In seconds. The first is for processes that are silent: of one that is killed the connections close at once. The last is how
@@ -39,8 +40,8 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
 
     **Returns:** a mesh of the devices.
 
-    **Raises:** `UsageError` if there are fewer devices, if another process is gone, or if process 0 does not come. A process that
-    does not notice that another one is gone is ended. If another one does not come, or is silent, JAX aborts this one.
+    **Raises:** `UsageError` if there are fewer devices, or if another process does not come or is gone. A process that does not
+    notice that another one is gone is ended. If another one is silent, JAX aborts this one.
     """
     with contextlib.suppress(RuntimeError):  # JAX has started, with the devices that it has
         _config.update("jax_num_cpu_devices", devices)
@@ -50,15 +51,14 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
     try:
         report(f"process {process} of {processes} waits for the others at {coordinator}, for {_START} seconds at most")
         with _no_stdout():
-            watch = _join(coordinator, processes, process)
+            watch, connection = _join(coordinator, processes, process)
             mesh = _mesh(devices)
-            port = total(mesh, watch.port if isinstance(watch, Watch) else 0)  # a first program, which connects them
-            presence = None if process == 0 else show_presence(host_and_port(coordinator)[0], port)
+            total(mesh, 0)  # a first program, which connects them
         yield mesh
         watch.end_watch()
         jax.distributed.shutdown()
-        if presence is not None:
-            presence.close()
+        if connection is not None:
+            connection.close()
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         if isinstance(error, ValueError) and re.match("[A-Z_]+: ", str(error)) is None:
             raise  # it is not a failed program's, which becomes one where NumPy takes the result
@@ -104,12 +104,13 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _join(coordinator: str, processes: int, process: int) -> Relay | Watch:
-    """Join the other processes, and return what watches them."""
+def _join(coordinator: str, processes: int, process: int) -> tuple[Relay | Watch, socket.socket | None]:
+    """Join the other processes, and return what watches them, and the connection by which process 0 watches this one."""
     if process == 0:
-        _check_port(coordinator)
-        watch = Watch(lambda: _end(process, "another process"))
+        connection = None
+        watch = Watch(meet_others(_listen(coordinator), processes, _START), lambda: _end(process, "another process"))
     else:
+        connection = meet_process_0(coordinator, process, processes, _START)
         watch = _reach(coordinator, process)
     _config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
@@ -120,17 +121,17 @@ def _join(coordinator: str, processes: int, process: int) -> Relay | Watch:
         heartbeat_timeout_seconds=_HEARTBEAT,
         shutdown_timeout_seconds=_END,
     )
-    return watch
+    return watch, connection
 
 
 def _reach(coordinator: str, process: int) -> Relay:
-    """Wait for process 0, and return the way to it."""
+    """Wait for JAX's service in process 0, and return the way to it."""
     try:
-        wait_for(coordinator, _START)
+        wait_for(coordinator, _START).close()
     except OSError as error:
         raise UsageError(
-            f"process {process} expected process 0 to listen at {coordinator} after {_START} seconds at most; got: {error}. "
-            "Start all of them again."
+            f"process {process} expected the service of process 0 at {coordinator} after {_START} seconds at most; got: {error}. "
+            "See what process 0 says, and start all of them again."
         ) from None
     return Relay(coordinator, lambda: _end(process, "process 0"))
 
@@ -143,12 +144,10 @@ def _end(process: int, lost: str) -> None:
     _exit(2)
 
 
-def _check_port(coordinator: str) -> None:
+def _listen(coordinator: str) -> socket.socket:
     port = host_and_port(coordinator)[1]
     try:
-        with socket.socket() as free:
-            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            free.bind(("", port))  # and nobody listens, so that the others go on waiting
+        return listen(port)
     except (OSError, OverflowError) as error:
         raise UsageError(
             f"expected --coordinator with a port that process 0 can listen at; got {port}: {error}"

@@ -90,13 +90,12 @@ def _close(*ends: socket.socket) -> None:
         end.close()
 
 
-def wait_for(target: str, seconds: float) -> None:
-    """Return when somebody listens at `HOST:PORT`. Raises `OSError` after so many seconds."""
+def wait_for(target: str, seconds: float) -> socket.socket:
+    """Return a connection once somebody listens at `HOST:PORT`. Raises `OSError` after so many seconds."""
     end = time.monotonic() + seconds
     while True:
         try:
-            socket.create_connection(host_and_port(target), timeout=max(1.0, seconds)).close()
-            return
+            return socket.create_connection(host_and_port(target), timeout=max(1.0, seconds))
         except OSError:
             if time.monotonic() > end:
                 raise

@@ -6,6 +6,7 @@ passes through all devices, which join what they attend to.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -72,15 +73,28 @@ class SequenceLlama(eqx.Module):
         whole = PartitionSpec()
         return jax.shard_map(Llama.logits, mesh=self.mesh, in_specs=whole, out_specs=whole)(self.model, x)
 
+    def on_devices(self, function: Callable[..., Array], *arguments: Any) -> Array:
+        """Call a function on each device with all of the arguments, but with the device's part of each `KVCache`.
 
-class _Stripe(eqx.Module):
+        **Returns:** the results of the devices, one after the other along the first axis.
+        """
+        whole, split = PartitionSpec(), PartitionSpec(AXIS)
+
+        def spec(node: Any) -> PartitionSpec:
+            return split if isinstance(node, eqxc.nn.KVCache) else whole
+
+        specs = jax.tree.map(spec, arguments, is_leaf=lambda node: isinstance(node, eqxc.nn.KVCache))
+        return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=split)(*arguments)
+
+
+class Stripe(eqx.Module):
     """Stands in the place of a `KVCache` in a block: the entries of this device, and how many of them there were."""
 
     k: Array
     v: Array
     length: Int[Array, ""] | None
 
-    def update(self, q: Array, k: Array, v: Array, *, valid: Array) -> tuple[Array, "_Stripe"]:
+    def update(self, q: Array, k: Array, v: Array, *, valid: Array) -> tuple[Array, "Stripe"]:
         """Attend from the new tokens of this device to all tokens before them, which the devices have."""
         assert self.length is not None
         k, v = (eqxc.ops.cache_append(*pair, self.length) for pair in ((self.k, k), (self.v, v)))
@@ -90,13 +104,13 @@ class _Stripe(eqx.Module):
             is_after = index < step  # the tokens of the other device are each after the one here with the same number
             return _attend(q, k, v, start - is_after.astype(jnp.int32))
 
-        return go_round(attend, k, v, AXIS)[0].astype(q.dtype), _Stripe(k, v, start + valid)
+        return go_round(attend, k, v, AXIS)[0].astype(q.dtype), Stripe(k, v, start + valid)
 
-    def append_rotary(self, qkv: Array, cos: Array, sin: Array, *, valid: Array) -> tuple[Array, "_Stripe"]:
+    def append_rotary(self, qkv: Array, cos: Array, sin: Array, *, valid: Array) -> tuple[Array, "Stripe"]:
         """Let one device keep the one token, whose `valid` is 1. What the others write, they write over."""
         assert self.length is not None
         q, k, v = eqxc.ops.rotary_append(qkv, cos, sin, self.k, self.v, self.length)
-        return q, _Stripe(k, v, self.length + valid)
+        return q, Stripe(k, v, self.length + valid)
 
     def attend(self, q: Array) -> Array:
         assert self.length is not None
@@ -117,7 +131,7 @@ def _read(model: Llama, tokens: Array, blocks: Any, start: Array, count: Array) 
     first = (index - start) % devices  # the first of `tokens` that is this device's
     entry = (start + first) // devices
     mine = jnp.maximum(count - first + devices - 1, 0) // devices
-    stripes: Any = [_Stripe(block.k, block.v, None) for block in blocks]
+    stripes: Any = [Stripe(block.k, block.v, None) for block in blocks]
     if len(tokens) == 1:
         x, cache = model(tokens, Cache(stripes, entry), mine, start[None])
     else:

@@ -62,6 +62,13 @@ class SplitLlama(eqx.Module):
     def logits(self, x: Float[Array, "S E"]) -> Float[Array, "S V"]:
         return self._map(lambda part, x: part.logits(x), (self.part, x), PartitionSpec(None, AXIS))
 
+    def on_devices(self, function: Callable[..., Array], *arguments: Any) -> Array:
+        """Call a function on each device with its part of the arguments, as layers and their inputs are split.
+
+        **Returns:** the results of the devices, one after the other along the first axis.
+        """
+        return self._map(function, arguments, PartitionSpec(AXIS))
+
     def _map(self, function: Callable[..., Any], arguments: tuple[Any, ...], out_specs: Any) -> Any:
         specs = tuple(_specs(argument) for argument in arguments)
         return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out_specs)(*arguments)

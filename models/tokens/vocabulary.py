@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import tokenizers
 import tokenizers.models
-from tokenizers import normalizers, pre_tokenizers
+from tokenizers import normalizers
 
 from .._errors import ModelFileError
 from ..gguf_format import field
+from . import words
 from .chat_template import ChatTemplate
 from .sentencepiece import Sentencepiece, bytes_of_piece
 
@@ -26,12 +27,6 @@ _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for 
 
 # Control tokens that end an answer, whatever else a model's files say.
 _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
-
-# The words of Llama 3 and of Qwen2, between which nothing is merged. They differ in how many digits are one.
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 @dataclass(frozen=True)
@@ -121,7 +116,7 @@ def _check_kind(metadata: Mapping[str, Any]) -> None:
     supported: dict[str, tuple[str, ...]] = {"model": ("gpt2", "llama")}
     switches = ["add_eos_token"]
     if field(metadata, "tokenizer.ggml.model", str) == "gpt2":
-        supported["pre"] = tuple(_PRE_TOKENIZERS)
+        supported["pre"] = words.NAMES
         switches.append("add_space_prefix")
     for key, values in supported.items():
         value = field(metadata, f"tokenizer.ggml.{key}", str)
@@ -163,28 +158,6 @@ def _sentencepiece(
     ).encode
 
 
-def _smollm() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _words(digits: str) -> pre_tokenizers.PreTokenizer:
-    words = pre_tokenizers.Split(tokenizers.Regex(_WORDS.format(digits=digits)), behavior="isolated")
-    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-# By the names that llama.cpp gave them.
-_PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "smollm": _smollm,
-    "gpt-2": _gpt2,
-    "llama-bpe": lambda: _words("{1,3}"),
-    "qwen2": lambda: _words(""),
-}
-
-
 def _byte_level_bpe(
     metadata: Mapping[str, Any], tokens: Sequence[str], kinds: np.ndarray
 ) -> Callable[[str], Sequence[int]]:
@@ -193,14 +166,14 @@ def _byte_level_bpe(
     merges = [tuple(merge.split(" ")) for merge in field(metadata, "tokenizer.ggml.merges", list)]
     kind = metadata["tokenizer.ggml.pre"]
     try:
-        # Merges of another length than two are refused when they are taken. Llama 3 takes a whole word that is a token first.
-        model = tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=kind == "llama-bpe")  # pyright: ignore[reportArgumentType]
+        # Merges of another length than two are refused when they are taken.
+        model = tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=kind in words.TAKES_WHOLE_WORDS)  # pyright: ignore[reportArgumentType]
     except Exception as error:  # of no class of its own
         raise ModelFileError(f"expected pairs of tokens in tokenizer.ggml.merges; got {error}. {_CORRUPT}") from None
     bpe = tokenizers.Tokenizer(model)
     if kind == "qwen2":
         bpe.normalizer = normalizers.NFC()
-    bpe.pre_tokenizer = _PRE_TOKENIZERS[kind]()
+    bpe.pre_tokenizer = words.pre_tokenizer(kind)
     as_they_are = np.flatnonzero(kinds == _USER_DEFINED).tolist()
     bpe.add_tokens([tokenizers.AddedToken(tokens[i], normalized=False) for i in as_they_are])
     return lambda text: bpe.encode(text).ids

@@ -7,7 +7,7 @@ import json
 
 import ml_dtypes
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from gguf.quants import quantize
 from safetensors.numpy import save_file
 
@@ -32,11 +32,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LINEAR = {"type": "linear", "factor": 4.0}  # as older files have it
 # Heads of 24: 4 of them are more than the embedding.
 QWEN3 = {"model_type": "qwen3", "head_dim": 24}
 FAMILIES = {
     "llama": {"model_type": "llama"},
     "llama3": {"model_type": "llama", "rope_scaling": LLAMA3, "tie_word_embeddings": True},
+    "linear": {"model_type": "llama", "rope_scaling": LINEAR},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen3": QWEN3,
 }
@@ -102,11 +104,13 @@ def random_weights(settings, seed=0):
 
 
 def frequencies(settings, head):
-    """The rotary embedding's, by the rule of Llama 3.1 as its authors published it, if the settings ask for it."""
+    """The rotary embedding's, scaled if the settings ask for it: for Llama 3.1 by the rule that its authors published."""
     plain = settings["rope_theta"] ** (-np.arange(0, head, 2) / head)
     scaling = settings.get("rope_scaling")
     if scaling is None:
         return plain
+    if scaling.get("type") == "linear":
+        return plain / scaling["factor"]
     scaled = []
     for frequency in plain:
         length = 2 * np.pi / frequency
@@ -202,7 +206,10 @@ def write_gguf(path, settings, weights, *, encoding="F32", fields=None):
         writer.add_value_length(head)
     for add, value in (fields or {}).items():
         getattr(writer, add)(value)
-    if "rope_scaling" in settings:
+    if settings.get("rope_scaling") == LINEAR:
+        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(LINEAR["factor"])
+    elif "rope_scaling" in settings:
         plain = settings["rope_theta"] ** (-np.arange(0, head, 2) / head)
         writer.add_tensor("rope_freqs.weight", (plain / frequencies(settings, head)).astype(np.float32))
     for name, weight in weights.items():

@@ -254,7 +254,6 @@ def test_a_step_of_several_rows_gathers_nothing(files):
             ["--prompt-file", "nowhere"],
             "expected nowhere to be a file that can be read; got [Errno 2] No such file or directory: 'nowhere'",
         ),
-        (["hi", "--profile", "--devices", "3"], "expected one device for --profile; got several"),
         (
             ["--chat", "--processes", "3", "--coordinator", "localhost:1"],
             "expected one process for --chat; got 3",

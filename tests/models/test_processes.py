@@ -59,6 +59,22 @@ print("finished")
 """
 
 
+# The program, which waits so many seconds for the others. With 0 it waits for 60, and is killed while JAX connects it.
+IMPATIENT = """
+import os, signal, sys
+import jax
+from models.generate.__main__ import main
+from models.parallel import processes
+
+processes._START, processes._LAST_WORDS = int(sys.argv[1]) or 60, 0
+if sys.argv[1] == "0":
+    jax.distributed.initialize = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+code = main(sys.argv[2:])
+processes.leave(code)
+sys.exit(code)
+"""
+
+
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny") / "speaks.gguf"
@@ -114,6 +130,39 @@ def test_the_same_text_until_one_is_killed(count, killed, weights, text):
         assert processes[i].returncode == 2, errors
         waits = rf"process {i} of {count} waits for the others at .*\n".encode()
         assert re.fullmatch(waits + gone(i, "generate", count), errors), errors
+
+
+def test_one_that_never_comes(weights):
+    """JAX would abort the others, with a trace."""
+    first, second = (
+        [IMPATIENT, seconds, *command[2:]]
+        for seconds, command in zip(("2", "60"), generate(weights, 10, 3)[:2], strict=True)
+    )
+    with started(["-c", *second]) as [late]:
+        waits = late.stderr.readline()  # it is there before process 0 counts
+        with started(["-c", *first]) as [early]:
+            results = [early.communicate(timeout=120), late.communicate(timeout=120)]
+    results[1] = results[1][0], waits + results[1][1]
+    processes = early, late
+    assert [process.returncode for process in processes] == [2, 2], results
+    reason = "expected 3 processes after 2 seconds at most; got: process 2 did not come. Start all of them again.\n"
+    for i, line in enumerate((reason, f"expected process 0 to say that all have come; got: {reason}")):
+        assert results[i][0] == b""
+        waits, error = results[i][1].decode().split("\n", 1)
+        assert waits.startswith(f"process {i} of 3 waits for the others at localhost:")
+        assert error == f"generate: error: process {i} {line}"
+
+
+def test_one_that_is_killed_while_jax_connects_it(weights):
+    commands = generate(weights, 10, 2)
+    with started(
+        *[["-c", IMPATIENT, which, *command[2:]] for which, command in zip(("60", "0"), commands, strict=True)]
+    ) as processes:
+        _, errors = processes[0].communicate(timeout=120)
+        assert processes[0].returncode == 2, errors
+    assert errors.decode().split("\n", 1)[1] == (
+        "process 0 ends, because another process is gone. See what it says, and start all of them again.\n"
+    )
 
 
 def test_long_prompts_and_training(weights):

@@ -4,10 +4,20 @@ import jax
 import pytest
 
 from models import gguf, llama
+from models.generate import profile as profiles
 from models.generate.__main__ import main
 from models.generate.profile import Part, profile, read_speed, table
+from models.parallel import tensor_parallel
+from models.parallel.sequence_parallel import SequenceLlama
 
 from .tiny import write_tiny
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """Memory is read for a moment only: no test asks how fast that was."""
+    monkeypatch.setattr(profiles, "_PROBE_BYTES", 1 << 16)
+    monkeypatch.setattr(profiles, "_ROUNDS", 2)
 
 
 def test_each_weight_is_counted_once(tmp_path):
@@ -25,6 +35,34 @@ def test_each_weight_is_counted_once(tmp_path):
     assert rest.seconds == pytest.approx(max(0, whole.seconds - sum(part.seconds for part in parts.values())))
 
 
+@pytest.mark.parametrize("split", ["model", "sequence"])
+def test_several_devices_read_their_parts(split, tmp_path):
+    write_tiny(tmp_path / "tiny.gguf", {"output": None})
+    file, mesh = gguf.open_model(tmp_path / "tiny.gguf"), tensor_parallel.mesh_of(jax.devices()[:2])
+    whole = llama.load(file)
+    model = tensor_parallel.load(file, mesh) if split == "model" else SequenceLlama(whole, mesh)
+    parts = {part.name: part for part in profile(model, 20)}
+    cache = tensor_parallel.bytes_per_device(model.init_cache(20).blocks)
+    assert parts["attention"].bytes == 2 * cache  # of each device
+    assert parts["a whole step"].bytes == 2 * (tensor_parallel.bytes_per_device(model) + cache)
+    assert min(part.seconds for name, part in parts.items() if name != "all else") > 0
+    if split == "model":
+        assert (parts["sums over devices"].calls, parts["sums over devices"].bytes) == (4, 0)
+        assert parts["down"].bytes == sum(x.nbytes for block in whole.blocks for x in jax.tree.leaves(block.down))
+    else:
+        assert "sums over devices" not in parts  # but in attention
+        assert parts["down"].bytes == 2 * sum(x.nbytes for b in whole.blocks for x in jax.tree.leaves(b.down))
+
+
+def test_the_option_on_several_devices(tmp_path, capsys):
+    write_tiny(tmp_path / "speaks.gguf", context=256, speaks=True)
+    options = ["A fox", "--weights", str(tmp_path / "speaks.gguf"), "--max-tokens", "4", "--devices", "2", "--profile"]
+    assert main(options) == 0
+    lines = capsys.readouterr().err.split("\n")
+    assert [line.rsplit(maxsplit=5)[:2] for line in lines if line.startswith("sums")] == [["sums over devices", "4"]]
+    assert lines[-2].startswith("reading memory")
+
+
 def test_the_table():
     lines = table([Part("down", 30, 0.002, 40_000_000), Part("all else", 1, 0.0, 0)], 25e9).split("\n")
     assert [line.split() for line in lines] == [
@@ -39,6 +77,16 @@ def test_memory_is_read_at_some_speed():
     assert 1e8 < read_speed() < 1e13
 
 
-def test_the_option_needs_a_prompt(capsys):
-    assert main(["--chat", "--profile"]) == 2
-    assert capsys.readouterr().err == "generate: error: expected --profile with a prompt; got it without\n"
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--chat"], "expected --profile with a prompt; got it without"),
+        (
+            ["hi", "--processes", "3", "--coordinator", "localhost:1"],
+            "expected one process for --profile; got 3",
+        ),
+    ],
+)
+def test_what_the_option_needs(options, message, capsys):
+    assert main([*options, "--profile"]) == 2
+    assert capsys.readouterr().err == f"generate: error: {message}\n"

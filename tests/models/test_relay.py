@@ -1,4 +1,4 @@
-"""Processes that are gone: a connection to process 0 that stays open on this side, and those that show presence to process 0."""
+"""A connection to process 0 that stays open on this side when process 0 is gone."""
 
 import contextlib
 import queue
@@ -10,7 +10,6 @@ import pytest
 from models._program import UsageError
 from models.parallel import processes
 from models.parallel.relay import Relay, wait_for
-from models.parallel.watch import Watch, show_presence
 
 from ..devices.test_processes import free_port
 
@@ -98,25 +97,6 @@ def test_process_0_does_not_come(monkeypatch):
     )
     with pytest.raises(UsageError, match=message), processes.joined(1, f"localhost:{port}", 2, 1):
         pass
-
-
-def test_process_0_sees_who_is_gone():
-    lost = queue.Queue()
-    watch = Watch(lambda: lost.put(True))
-    ends = [show_presence("localhost", watch.port) for _ in range(3)]
-    with socket.create_connection(("localhost", watch.port)) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    with pytest.raises(queue.Empty):
-        lost.get(timeout=0.2)
-    for end in ends:
-        assert end is not None
-        end.close()
-        if end is ends[0]:
-            assert lost.get(timeout=10)
-            watch.end_watch()
-    with pytest.raises(queue.Empty):
-        lost.get(timeout=0.2)
-    assert show_presence("localhost", free_port()) is None
 
 
 def test_a_process_that_has_lost_process_0_ends(target, monkeypatch, capsys):

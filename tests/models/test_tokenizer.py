@@ -1,5 +1,7 @@
 """Text to tokens and back: known tokens, round trips, tokens that come one by one, and messages that want to be more."""
 
+import json
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
@@ -8,7 +10,10 @@ from tokenizers import pre_tokenizers
 
 from models._errors import ModelFileError
 from models.gguf import default_path, open_model
+from models.tokens import words
 from models.tokens.tokenizer import Tokenizer
+
+from . import llama_cpp_tokens
 
 
 METADATA = open_model(default_path()).metadata
@@ -117,6 +122,13 @@ def test_half_characters_do_not_fail():
 def test_words_between_which_nothing_is_merged(kind, text, parts):
     tokenizer = Tokenizer(SMALL_METADATA | {"tokenizer.ggml.pre": kind})
     assert tokenizer.encode(text) == [*map(SMALL_METADATA["tokenizer.ggml.tokens"].index, parts)]
+
+
+@pytest.mark.parametrize("name", words.NAMES)
+def test_words_are_those_of_llama_cpp(name):
+    tokenizer = Tokenizer(llama_cpp_tokens.metadata_of(name))
+    theirs = json.loads(llama_cpp_tokens.PATH.read_text())[name]
+    assert [tokenizer.encode(text) for text in llama_cpp_tokens.TEXTS] == theirs
 
 
 def test_the_token_that_texts_begin_with():
@@ -266,7 +278,7 @@ def test_metadata_that_is_refused():
     tokens, kinds = SMALL_METADATA["tokenizer.ggml.tokens"], SMALL_METADATA["tokenizer.ggml.token_type"]
     refused("to have tokenizer.ggml.model; got none", ggml__model=None)
     refused("tokenizer.ggml.model to be 'gpt2' or 'llama'; got 'bert', which is not supported", ggml__model="bert")
-    refused("tokenizer.ggml.pre to be 'smollm' or .*; got 'tekken', which is not", ggml__pre="tekken")
+    refused("tokenizer.ggml.pre to be 'default' or .*'smollm' or .*; got 'tekken', which is not", ggml__pre="tekken")
     refused("tokenizer.ggml.add_eos_token to be false; got true", ggml__add_eos_token=True)
     refused("tokenizer.ggml.tokens to be of type list; got ndarray", ggml__tokens=kinds)
     refused("262 tokens, .*; got 261 different texts and 262 types", ggml__tokens=[*tokens[:-1], "12"])
