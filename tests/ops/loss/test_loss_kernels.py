@@ -70,7 +70,9 @@ def test_logits_far_from_zero(base, isa):
     far = logits + np.float32(base)
     assert np.array_equal(far - np.float32(base), logits)
     np.testing.assert_allclose(case.op(far, labels), case.reference(logits, labels), rtol=1e-6)
-    got, want = (gradients(f, (x, labels), np.ones(4, np.float32))[0] for f, x in ((case.op, far), (case.reference, logits)))
+    got, want = (
+        gradients(f, (x, labels), np.ones(4, np.float32))[0] for f, x in ((case.op, far), (case.reference, logits))
+    )
     np.testing.assert_allclose(got, want, rtol=3e-6)
 
 
