@@ -44,7 +44,7 @@ def test_values_of_the_definition(shape, name):
 @functools.cache
 def called(shape, name, dtype=table.DTYPES[0]):
     """Operands, one program for all instruction sets, and what it has to return."""
-    args, given = options.inputs(*shape, dtype), options.options(*shape[:3])[name]
+    args, given = options.inputs(*shape, dtype=dtype), options.options(*shape[:3])[name]
     return args, table.quickly_compiled(lambda *args: ops.attention(*args, **given)), exact(*args, **given)
 
 
@@ -288,7 +288,7 @@ def test_padding_may_be_anything(implementation):
         out, pull = jax.vjp(lambda q, k, v: jax.vmap(attend)(q, k, v, lengths), q, keys, values)
         return out, *pull(jnp.cos(out))
 
-    got, want = map(table.quickly_compiled(results), np.float32([np.nan, 0.0]))
+    got, want = map(table.quickly_compiled(results), np.array([np.nan, 0.0], np.float32))
     for value, other in zip(got, want, strict=True):
         assert np.isfinite(value).all()
         np.testing.assert_array_equal(value, other)
