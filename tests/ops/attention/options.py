@@ -138,6 +138,22 @@ def options(queries, keys, heads) -> dict[str, dict[str, Any]]:
     }
 
 
+def hiding(kind, queries, keys):
+    """A mask that hides blocks of keys from blocks of queries."""
+    row, column = np.ogrid[:queries, :keys]
+    masks: dict[str, Any] = {
+        "causal": column <= row + keys - queries,
+        "reversed": column >= row,
+        "band": np.abs(row - column) < 9,
+        "ends": (column >= 131) & (column < 300),
+        "holes": (column < 3) | (column > keys - 2),
+        "some queries": (row < 64) & (column < 200) | (row > 140) & (column > 250),
+        "nothing": False,
+        "everything": True,
+    }
+    return np.broadcast_to(masks[kind], (queries, keys))
+
+
 def case(batch=()):
     """All operands at once, as arguments."""
     queries, keys, heads, kv_heads, size = 5, 7, 4, 2, 3

@@ -41,47 +41,55 @@ def test_values_of_the_definition(shape, name):
     np.testing.assert_allclose(f(*args), exact(*args, **given), rtol=2e-5, atol=1e-5)
 
 
+@functools.cache
+def called(shape, name, dtype=table.DTYPES[0]):
+    """Operands, one program for all instruction sets, and what it has to return."""
+    args, given = options.inputs(*shape, dtype=dtype), options.options(*shape[:3])[name]
+    return args, table.quickly_compiled(lambda *args: ops.attention(*args, **given)), exact(*args, **given)
+
+
 @by_option
 def test_values(name, isa):
     for shape in SHAPES:
-        args, given = options.inputs(*shape), options.options(*shape[:3])[name]
-        f = table.quickly_compiled(lambda *args, given=given: ops.attention(*args, **given))
-        np.testing.assert_allclose(f(*args), exact(*args, **given), rtol=1e-5, atol=1e-5)
+        args, f, want = called(shape, name)
+        np.testing.assert_allclose(f(*args), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["window", "all"])
 def test_values_of_bf16(name, isa):
-    shape = SHAPES[1]
-    args, given = options.inputs(*shape, table.DTYPES[1]), options.options(*shape[:3])[name]
-    got = table.quickly_compiled(lambda *args: ops.attention(*args, **given))(*args)
-    np.testing.assert_allclose(np.asarray(got, np.float32), exact(*args, **given), rtol=2**-8, atol=1e-4)
+    args, f, want = called(SHAPES[1], name, table.DTYPES[1])
+    np.testing.assert_allclose(np.asarray(f(*args), np.float32), want, rtol=2**-8, atol=1e-4)
 
 
-def gradients(args, given, implementation):
-    """Return the gradients of q, k, v, and of the bias and the slopes if there are any."""
+def gradients_with(given, implementation):
+    """Return what computes the gradients of q, k, v, and of the bias and the slopes if there are any."""
     more = [name for name in ("bias", "alibi_slopes") if name in given]
-    weights = normal(9, args[0].shape)
 
     def loss(q, k, v, *rest):
         options = {**given, **dict(zip(more, rest, strict=True)), "implementation": implementation}
-        return (jnp.asarray(weights) * ops.attention(q, k, v, **options).astype(jnp.float32)).sum()
+        return (jnp.asarray(normal(9, q.shape)) * ops.attention(q, k, v, **options).astype(jnp.float32)).sum()
 
-    f = jax.grad(loss, tuple(range(3 + len(more))))
-    return table.quickly_compiled(f)(*args, *(jnp.asarray(given[name]) for name in more))
+    f = table.quickly_compiled(jax.grad(loss, tuple(range(3 + len(more)))))
+    return lambda *args: f(*args, *(jnp.asarray(given[name]) for name in more))
+
+
+def gradients(args, given, implementation):
+    return gradients_with(given, implementation)(*args)
 
 
 @functools.cache
 def defined(shape, name):
+    """Operands, options, one program of gradients for all instruction sets, and those of the reference."""
     args, given = options.inputs(*shape), options.options(*shape[:3])[name]
-    return args, given, gradients(args, given, "reference")
+    return args, given, gradients_with(given, "auto"), gradients(args, given, "reference")
 
 
 @by_option
 def test_gradients(name, isa):
     """The gradients of less than a block, and of several blocks; heads that share keys."""
     for shape in SHAPES[:2]:
-        args, given, want = defined(shape, name)
-        for got, wanted in zip(gradients(args, given, "auto"), want, strict=True):
+        args, _, f, want = defined(shape, name)
+        for got, wanted in zip(f(*args), want, strict=True):
             assert got.dtype == wanted.dtype
             got, wanted = np.asarray(got, np.float32), np.asarray(wanted, np.float32)
             np.testing.assert_allclose(got, wanted, rtol=1e-2 if "bf16" in name else 1e-4, atol=2e-5)
@@ -89,63 +97,47 @@ def test_gradients(name, isa):
 
 @pytest.mark.parametrize("name", ["causal window", "all"])
 def test_gradients_of_bf16(name, isa):
-    shape = SHAPES[1]
-    wide, given, want = defined(shape, name)
-    got = gradients(tuple(x.astype(table.DTYPES[1]) for x in wide), given, "auto")
+    wide, _, f, want = defined(SHAPES[1], name)
+    got = f(*(x.astype(table.DTYPES[1]) for x in wide))
     for one, wanted in zip(got[:3], want[:3], strict=True):
         scale = np.abs(np.asarray(wanted)).max()
         np.testing.assert_allclose(np.asarray(one, np.float32), wanted, rtol=0.1, atol=0.03 * scale)
-
-
-def hiding(kind, queries, keys):
-    """A mask that hides blocks of keys from blocks of queries."""
-    row, column = np.ogrid[:queries, :keys]
-    masks: dict[str, Any] = {
-        "causal": column <= row + keys - queries,
-        "reversed": column >= row,
-        "band": np.abs(row - column) < 9,
-        "ends": (column >= 131) & (column < 300),
-        "holes": (column < 3) | (column > keys - 2),
-        "some queries": (row < 64) & (column < 200) | (row > 140) & (column > 250),
-        "nothing": False,
-        "everything": True,
-    }
-    return np.broadcast_to(masks[kind], (queries, keys))
 
 
 @pytest.mark.parametrize(
     "kind", ["causal", "reversed", "band", "ends", "holes", "some queries", "nothing", "everything"]
 )
 def test_masks_that_hide_blocks(kind, isa):
-    args = options.inputs(150, 400, 2, 1, 17)
-    given = {"mask": hiding(kind, 150, 400)[None]}
-    got = table.quickly_compiled(lambda *args: ops.attention(*args, **given))(*args)
-    np.testing.assert_allclose(got, exact(*args, **given), rtol=1e-5, atol=1e-5)
-    wants = gradients(args, given, "reference")
-    for gradient, want in zip(gradients(args, given, "auto"), wants, strict=True):
+    args, f, of_f, value, wants = masked(kind)
+    np.testing.assert_allclose(f(*args), value, rtol=1e-5, atol=1e-5)
+    for gradient, want in zip(of_f(*args), wants, strict=True):
         np.testing.assert_allclose(gradient, want, rtol=1e-4, atol=2e-5)
+
+
+@functools.cache
+def masked(kind):
+    """Operands, two programs for all instruction sets, of values and gradients, and what they have to return."""
+    args, given = options.inputs(150, 400, 2, 1, 17), {"mask": options.hiding(kind, 150, 400)[None]}
+    f = table.quickly_compiled(lambda *args: ops.attention(*args, **given))
+    return args, f, gradients_with(given, "auto"), exact(*args, **given), gradients(args, given, "reference")
 
 
 def test_keys_that_a_mask_hides_at_the_ends_are_not_read(isa):
     """Numbers that would be seen even where a weight of zero multiplies them."""
     q, k, v = options.inputs(70, 300, 2, 1, 17)
-    mask = (hiding("ends", 70, 300) & (np.arange(300) < 290))[None]
+    mask = (options.hiding("ends", 70, 300) & (np.arange(300) < 290))[None]
     poisoned = tuple(np.where(mask[0, 0, :, None, None], x, np.nan) for x in (k, v))
-    got, want = (
-        table.quickly_compiled(lambda *args: ops.attention(*args, mask=mask))(q, *x) for x in (poisoned, (k, v))
-    )
-    np.testing.assert_array_equal(got, want)
-    args = (q, *poisoned)
-    for gradient, want in zip(
-        gradients(args, {"mask": mask}, "auto"), gradients((q, k, v), {"mask": mask}, "auto"), strict=True
-    ):
+    f = table.quickly_compiled(lambda *args: ops.attention(*args, mask=mask))
+    np.testing.assert_array_equal(f(q, *poisoned), f(q, k, v))
+    of_f = gradients_with({"mask": mask}, "auto")
+    for gradient, want in zip(of_f(q, *poisoned), of_f(q, k, v), strict=True):
         np.testing.assert_array_equal(gradient, want)
 
 
 def test_gradients_against_finite_differences():
     """The gradients of the loop over heads, in f64, along a direction of all operands."""
     shape = SHAPES[0]
-    args, given, _ = defined(shape, "all")
+    args, given, *_ = defined(shape, "all")
     finite = {**given, "bias": np.where(np.isinf(given["bias"]), -3.0, given["bias"])}
     got = gradients(args, finite, "auto")
     weights = normal(9, args[0].shape).astype(np.float64)
@@ -174,8 +166,14 @@ def test_gradients_of_a_bias_that_examples_share(bias, isa):
 def test_one_token(more, int8, isa):
     """One token with caches of one part and of several, of which the window ends where parts do not."""
     for keys in (9, 700):
-        case = options.decode_case((3,), keys, int8, **more)
-        table.tolerate(table.quickly_compiled(case.op)(*case.args), case.want(), 9 * case.terms)
+        case, want = one_token(keys, int8, tuple(more.items()))
+        table.tolerate(table.quickly_compiled(case.op)(*case.args), want, 9 * case.terms)
+
+
+@functools.cache
+def one_token(keys, int8, more):
+    case = options.decode_case((3,), keys, int8, **dict(more))
+    return case, case.want()
 
 
 def test_one_token_is_the_last_query():
@@ -286,11 +284,11 @@ def test_padding_may_be_anything(implementation):
             one = ops.decode_attention(q[0], k, v, length, implementation=implementation)
             return ops.attention(q, k, v, lengths=length, implementation=implementation).at[0].add(one)
 
-        keys, values = (np.where(padding, np.float32(filling), x) for x in (k, v))
+        keys, values = (jnp.where(padding, filling, x) for x in (k, v))
         out, pull = jax.vjp(lambda q, k, v: jax.vmap(attend)(q, k, v, lengths), q, keys, values)
         return out, *pull(jnp.cos(out))
 
-    got, want = (table.quickly_compiled(lambda filling=filling: results(filling))() for filling in (np.nan, 0.0))
+    got, want = map(table.quickly_compiled(results), np.array([np.nan, 0.0], np.float32))
     for value, other in zip(got, want, strict=True):
         assert np.isfinite(value).all()
         np.testing.assert_array_equal(value, other)
@@ -302,15 +300,15 @@ def test_gradients_of_queries_whose_logits_are_all_alike_far_away(bias, isa):
     q, k, v = options.inputs(70, 40, 2, 1, 4)
     given: Any = np.zeros((1, 70, 40), np.float32)
     given[:, 3] = bias
+    got, want = (gradients_with_bias(implementation, q, k, v, given) for implementation in ("native", "reference"))
+    for gradient, wanted in zip(got, want, strict=True):
+        np.testing.assert_allclose(gradient, wanted, rtol=1e-4, atol=1e-5)
 
-    def gradients(implementation):
-        def loss(q, k, v, bias):
-            return jnp.sin(ops.attention(q, k, v, bias=bias, implementation=implementation)).sum()
 
-        return jax.jit(jax.grad(loss, (0, 1, 2, 3)))(q, k, v, given)
-
-    for got, want in zip(gradients("native"), gradients("reference"), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.grad, argnums=(1, 2, 3, 4))
+def gradients_with_bias(implementation, q, k, v, bias):
+    return jnp.sin(ops.attention(q, k, v, bias=bias, implementation=implementation)).sum()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -318,20 +316,19 @@ def test_gradients_beside_a_key_that_is_not_finite(value, isa):
     """With few queries, the rows of a block beyond them add nothing."""
     given: dict[str, Any] = dict(zip("qkv", options.inputs(5, 9, 2, 2, 8), strict=True))
     given["k"][3] = value
-    segments = np.zeros(5, np.int32), np.zeros(9, np.int32)
-    segments[1][3] = 1
-
-    def gradients(implementation):
-        def loss(args):
-            out = ops.attention(**args, segment_ids=segments, implementation=implementation)
-            return jnp.where(jnp.isfinite(out), jnp.sin(out), 0).sum()
-
-        return jax.jit(jax.grad(loss))(given)
-
-    got, want = gradients("native"), gradients("reference")
+    got, want = (gradients_beside_key_3(implementation, given) for implementation in ("native", "reference"))
     for name in "qkv":
         finite = np.isfinite(want[name])
         np.testing.assert_allclose(np.asarray(got[name])[finite], np.asarray(want[name])[finite], rtol=1e-4, atol=1e-5)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.grad, argnums=1)
+def gradients_beside_key_3(implementation, args):
+    segments = np.zeros(5, np.int32), np.zeros(9, np.int32)
+    segments[1][3] = 1
+    out = ops.attention(**args, segment_ids=segments, implementation=implementation)
+    return jnp.where(jnp.isfinite(out), jnp.sin(out), 0).sum()
 
 
 # Dropout.

@@ -58,13 +58,20 @@ def losses(args, given, implementation):
     return loss
 
 
+@functools.cache
+def defined(name):
+    """Operands, one program of gradients for all instruction sets, and those of the reference."""
+    args, given = options.inputs(*SHAPE), {"plain": {}, **options.options(*SHAPE[:3])}[name]
+    f, reference = (
+        table.quickly_compiled(jax.grad(losses(args, given, kind), (0, 1, 2))) for kind in ("auto", "reference")
+    )
+    return args, f, reference(*args)
+
+
 @pytest.mark.parametrize("name", ["plain", *NAMES])
 def test_gradients(name, isa):
-    args, given = options.inputs(*SHAPE), {"plain": {}, **options.options(*SHAPE[:3])}[name]
-    got, want = (
-        table.quickly_compiled(jax.grad(losses(args, given, kind), (0, 1, 2)))(*args) for kind in ("auto", "reference")
-    )
-    for g, w in zip(got, want, strict=True):
+    args, f, want = defined(name)
+    for g, w in zip(f(*args), want, strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-4, atol=2e-5)
 
 

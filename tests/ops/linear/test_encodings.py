@@ -54,7 +54,7 @@ def test_each_of_few_rows_gets_what_it_gets_alone(value, encoding, isa):
     blocks, x = cases.blocks(1, 19, 512, encoding), np.array(table.normal(2, (3, 512)))
     if value is not None:
         x[1, 300] = value
-    product = table.quickly_compiled(functools.partial(ops.quantized_linear, encoding=encoding))
+    product = table.quickly_compiled(table.with_options(ops.quantized_linear, encoding=encoding))
     got = np.asarray(product(x, blocks))
     np.testing.assert_array_equal(got, [product(row, blocks) for row in x])
     assert np.isfinite(got[[0, 2]]).all()

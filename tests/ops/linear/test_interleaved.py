@@ -1,6 +1,5 @@
 """Rows side by side: the same weights, multiplied along the lanes."""
 
-import functools
 import re
 from typing import Any
 
@@ -21,7 +20,7 @@ by_encoding = pytest.mark.parametrize("encoding", cases.INTERLEAVED)
 
 
 def product(encoding: Any, **options: Any) -> Any:
-    return table.quickly_compiled(functools.partial(ops.quantized_linear, encoding=encoding, **options))
+    return table.quickly_compiled(table.with_options(ops.quantized_linear, encoding=encoding, **options))
 
 
 def multiplies_bytes(isa):

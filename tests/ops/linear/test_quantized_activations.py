@@ -28,7 +28,7 @@ BLOCKS_REFERENCE = functools.partial(linear_reference_quantized.quantized_linear
 
 
 def quantized_linear(encoding):
-    return functools.partial(ops.quantized_linear, encoding=encoding, activations="int8")
+    return table.with_options(ops.quantized_linear, encoding=encoding, activations="int8")
 
 
 def weights_of(out_features, in_features) -> Any:
@@ -86,7 +86,7 @@ def test_on_many_threads(rows, isa):
     args = (normal(3, (rows, 1000)), *weights_of(3001, 1000))
     check(int8_linear, INT8_REFERENCE, args, 1000)
     for encoding in cases.ENCODINGS:
-        reference = functools.partial(BLOCKS_REFERENCE, encoding=encoding)
+        reference = table.with_options(BLOCKS_REFERENCE, encoding=encoding)
         blocks = cases.blocks(2, 3001, 992, encoding)
         check(quantized_linear(encoding), reference, (normal(3, (rows, 992)), blocks), 992)
 
@@ -95,7 +95,7 @@ def test_on_many_threads(rows, isa):
 @pytest.mark.parametrize("rows", [0, 1, 3, 17])
 @pytest.mark.parametrize(("in_blocks", "out_features"), [(0, 3), (1, 1), (3, 0), (5, 21)])
 def test_quantized_linear(in_blocks, out_features, rows, encoding, isa):
-    reference = functools.partial(BLOCKS_REFERENCE, encoding=encoding)
+    reference = table.with_options(BLOCKS_REFERENCE, encoding=encoding)
     for dtype in DTYPES:
         args = (normal(3, (rows, 32 * in_blocks), dtype), cases.blocks(2, out_features, 32 * in_blocks, encoding))
         check(quantized_linear(encoding), reference, args, 32 * in_blocks)
@@ -171,15 +171,14 @@ def test_the_derivative_is_that_of_the_exact_product():
         return jnp.sum(jnp.tanh(ops.int8_linear(x, weight, scale, **options)))
 
     for transform in (jax.grad, lambda f, argnums: jax.jacfwd(f, argnums)):
-        got = transform(functools.partial(loss, activations="int8"), (0, 1))(x, scale)
-        want = transform(
-            lambda x, scale: loss(linear_reference_activations.quantize_activations(x, 64), scale), (0, 1)
-        )(x, scale)
+        got = jax.jit(transform(functools.partial(loss, activations="int8"), (0, 1)))(x, scale)
+        plain = lambda x, scale: loss(linear_reference_activations.quantize_activations(x, 64), scale)
+        want = jax.jit(transform(plain, (0, 1)))(x, scale)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, want)
     linear = jax.vjp(lambda x: int8_linear(x, weight, scale), x)[1]
     exact = jax.vjp(lambda x: ops.int8_linear(x, weight, scale), x)[1]
     np.testing.assert_allclose(linear(jnp.ones((5, 3)))[0], exact(jnp.ones((5, 3)))[0], rtol=1e-5)
-    hessian = jax.hessian(lambda x: jnp.sum(int8_linear(x, weight, scale) ** 2))(x[0])
+    hessian = jax.jit(jax.hessian(lambda x: jnp.sum(int8_linear(x, weight, scale) ** 2)))(x[0])
     np.testing.assert_allclose(hessian, 2 * (weight.T * scale**2) @ weight.astype(np.float32), rtol=1e-4, atol=1e-3)
 
 
