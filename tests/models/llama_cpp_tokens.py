@@ -48,7 +48,8 @@ def metadata_of(name):
     metadata = open_model(default_path()).metadata
     tokens = metadata["tokenizer.ggml.tokens"][:SIZE]
     known = set(tokens)
-    return metadata | {
+    return {
+        **metadata,
         "tokenizer.ggml.pre": name,
         "tokenizer.ggml.tokens": [*tokens, *NUMBERS.values(), UNMERGED],
         "tokenizer.ggml.token_type": np.append(metadata["tokenizer.ggml.token_type"][:SIZE], [1] * (len(NUMBERS) + 1)),

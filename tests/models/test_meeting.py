@@ -20,7 +20,9 @@ def meeting(processes, *others, seconds=10.0):
     listener = listen(0)
     port = listener.getsockname()[1]
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        of_others = [pool.submit(meet_process_0, f"localhost:{port}", *other, seconds) for other in others]
+        of_others = [
+            pool.submit(meet_process_0, f"localhost:{port}", process, told, seconds) for process, told in others
+        ]
         yield port, pool.submit(meet_others, listener, processes, seconds), of_others
 
 

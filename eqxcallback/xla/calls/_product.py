@@ -18,6 +18,9 @@ from ...core import Aval, DType, Value
 from ..types import Factors, on_current_mesh, result_aval, split_alike, vary_alike
 
 
+_config: Any = jax.config  # its options are made at run time: no type checker knows them
+
+
 @dataclasses.dataclass(frozen=True)
 class _Product:
     """**Attributes:**
@@ -64,7 +67,7 @@ def product(subscripts: str, dtype: DTypeLike, a: Value, b: Value) -> Any:
     num_more = max((x.ndim - len(of) + 3 for of, x in ((of_a, a), (of_b, b)) if "..." in of), default=0)
     more = string.ascii_uppercase[:num_more]
     of_a, of_b, of_result = (of.replace("...", more) for of in (of_a, of_b, of_result))
-    return _Product(of_a, of_b, of_result, np.dtype(dtype), jax.config.jax_default_matmul_precision)(a, b)
+    return _Product(of_a, of_b, of_result, np.dtype(dtype), _config.jax_default_matmul_precision)(a, b)
 
 
 @product_p.def_impl
