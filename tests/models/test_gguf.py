@@ -233,14 +233,8 @@ def test_default_path_without_the_package(monkeypatch):
         ({"llama.attention.value_length": 8}, "value_length to be the head size, 16; got 8"),
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count to be the head size, 16; got 8"),
         ({"llama.rope.scaling.type": "yarn"}, "no scaling of the rotary embedding, or a linear one; got 'yarn'"),
-        (
-            {"llama.rope.scaling.factor": 2.0, "llama.rope.scaling.type": "none"},
-            r"one factor for a linear scaling; got 'none' with \[2.0\], which is not supported",
-        ),
-        (
-            {"llama.rope.scaling.factor": 2.0, "llama.rope.scale_linear": 4.0},
-            r"one factor for a linear scaling; got 'linear' with \[2.0, 4.0\], which is not supported",
-        ),
+        ({"llama.rope.scaling.factor": 2.0, "llama.rope.scaling.type": "none"}, r"factor .*; got 'none' with \[2.0\]"),
+        ({"llama.rope.scaling.factor": 2.0, "llama.rope.scale_linear": 4.0}, r"one factor .* with \[2.0, 4.0"),
         ({"llama.attention.sliding_window": 64}, "attention to all tokens; got a sliding window of 64, which is not"),
         ({"llama.expert_count": 8}, "one feed-forward layer in a block; got 8 experts, which is not supported"),
         ({"llama.vocab_size": 6}, "6 tokens, the size of the vocabulary; got 5"),
