@@ -70,6 +70,13 @@ def kinds_outside(every):
     return [thunk.kind for thunk in every if thunk.buffer is None and thunk.kind != "kCommandBuffer"]
 
 
+def test_blocks_share_their_images(model):
+    cache = jax.eval_shape(lambda: model.init_cache(512))
+    traced = jax.jit(step).trace(model, jax.ShapeDtypeStruct((), jnp.int32), cache)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("images = dense<") == CALLS_OF_BLOCK + 2
+
+
 def test_an_exported_step_has_each_image_once(model, monkeypatch):
     monkeypatch.setattr(llama, "_run_block", lambda block, *arguments: block(*arguments))  # each block is written out
     args = (model, jax.ShapeDtypeStruct((), jnp.int32), jax.eval_shape(lambda: model.init_cache(512)))
