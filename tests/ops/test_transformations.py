@@ -1,5 +1,6 @@
 """Every op under `vmap` of each operand, and every derivative, against the reference."""
 
+import functools
 import itertools
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 from eqxcallback import ops
 
 from . import table
-from .families import tagged
+from .families import tagged, together
 from .linear.cases import blocks
 from .table import DTYPES, floating, normal
 
@@ -46,29 +47,45 @@ def some(items, count):
     return [items[i] for i in np.random.default_rng(0).permutation(len(items))[:count]]
 
 
+def check_together(case, calls):
+    """Compare the op and its reference in several calls, each of which is how functions are mapped, and operands."""
+    maps, args = zip(*calls, strict=True)
+    got, want = (
+        table.quickly_compiled(together(tuple(mapped(f) for mapped in maps)))(args) for f in (case.op, case.reference)
+    )
+    for one, exact in zip(got, want, strict=True):
+        table.tolerate(one, np.asarray(exact), case.terms)
+
+
+def batches(args, mapped):
+    """Two examples of each operand that is mapped."""
+    return [x if axis is None else stacked(x, 2, 0) for x, axis in zip(args, mapped, strict=True)]
+
+
 @by_case
 def test_vmap_of_each_operand(case):
     """Two examples, like the user's own batches: an axis that is taken for another one would fit."""
-    for mapped in some(choices(len(case.args), 0, None), 7):
-        args = [x if axis is None else stacked(x, 2, 0) for x, axis in zip(case.args, mapped, strict=True)]
-        got = table.quickly_compiled(jax.vmap(case.op, mapped))(*args)
-        want = table.quickly_compiled(jax.vmap(case.reference, mapped))(*args)
-        table.tolerate(got, np.asarray(want), case.terms)
+    every = some(choices(len(case.args), 0, None), 7)
+    check_together(
+        case, [(functools.partial(jax.vmap, in_axes=mapped), batches(case.args, mapped)) for mapped in every]
+    )
 
 
 @by_case
 def test_nested_vmap(case):
     """The outer and the inner `vmap` map different operands, along other axes."""
-    count = len(case.args)
-    every = list(itertools.product(choices(count, 0, None), repeat=2))
-    for outer, inner in some(every, 4):
-        args = []
-        for x, o, i in zip(case.args, outer, inner, strict=True):
-            x = x if i is None else stacked(x, 2, 0)
-            args.append(x if o is None else stacked(x, 2, 0))
-        got = table.quickly_compiled(jax.vmap(jax.vmap(case.op, inner), outer))(*args)
-        want = table.quickly_compiled(jax.vmap(jax.vmap(case.reference, inner), outer))(*args)
-        table.tolerate(got, np.asarray(want), case.terms)
+    every = list(itertools.product(choices(len(case.args), 0, None), repeat=2))
+
+    def nested(f, outer, inner):
+        return jax.vmap(jax.vmap(f, inner), outer)
+
+    check_together(
+        case,
+        [
+            (functools.partial(nested, outer=outer, inner=inner), batches(batches(case.args, inner), outer))
+            for outer, inner in some(every, 4)
+        ],
+    )
 
 
 @by_op
