@@ -172,7 +172,7 @@ class BoundOp:
     def differentiable_on(
         self, platform: str, shapes: Callable[[frozenset[int]], Sequence[Sequence[Size]]]
     ) -> Reference | None:
-        """What is differentiated on `platform` in place of the reference, if anything is."""
+        """Return what is differentiated on `platform` in place of the reference, if anything is."""
         if self.implementation == "reference":
             return None
         for bound, function in self.differentiable.get(platform, ()):

@@ -63,7 +63,7 @@ class ForwardCall(FlatCall):
 
     @property
     def differentiated_on(self) -> Mapping[str, Callable[..., Sequence[Value]]]:
-        """What is differentiated in place of the reference, of one example, for each platform that has something better."""
+        """The functions of one example that are differentiated in place of the reference, by the platforms that have such."""
         functions = {
             platform: self.bound.differentiable_on(platform, self.kernel_shapes)
             for platform in self.bound.differentiable

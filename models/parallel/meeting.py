@@ -52,12 +52,13 @@ def meet_others(listener: socket.socket, processes: int, seconds: float) -> list
                     ends, f"expected {processes} processes after {seconds} seconds at most", missing, "did not come"
                 )
             gone = [str(process) for process, end in ends.items() if end in ready]
+            if listener in ready:
+                end, _ = listener.accept()
+                process = _greet(end, processes, ends)
+                if process is not None:
+                    ends[process] = end
             if gone:  # it has nothing to say until all have come
                 _refuse(ends, f"expected {processes} processes that run until all have come", gone, "ended")
-            end, _ = listener.accept()
-            process = _greet(end, processes, ends)
-            if process is not None:
-                ends[process] = end
     for end in ends.values():
         with contextlib.suppress(OSError):  # it is gone, which `models.parallel.watch` sees
             end.sendall(_ALL_HAVE_COME)

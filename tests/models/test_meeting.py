@@ -53,8 +53,8 @@ def assert_refused(first, others, reason):
 
 
 def test_one_does_not_come():
-    with meeting(3, (1, 3), seconds=0.5) as (_, first, others):
-        assert_refused(first, others, "expected 3 processes after 0.5 seconds at most; got: process 2 did not come")
+    with meeting(3, (1, 3), seconds=2.0) as (_, first, others):
+        assert_refused(first, others, "expected 3 processes after 2.0 seconds at most; got: process 2 did not come")
     with meeting(4, seconds=0.1) as (_, first, others):
         assert_refused(first, others, ".*; got: process 1 and 2 and 3 did not come")
 
@@ -66,10 +66,14 @@ def test_processes_that_are_not_of_the_program(others, got):
 
 
 def test_one_ends_before_all_have_come():
-    with meeting(4, (2, 4)) as (port, first, others):
+    reason = "expected 4 processes that run until all have come; got: process 1 ended"
+    with meeting(4) as (port, first, _), socket.create_connection(("localhost", port)) as other:
+        other.sendall(b"process 2 of 4 processes of models.parallel".ljust(64))  # which comes first
         with socket.create_connection(("localhost", port)) as end:
             end.sendall(b"process 1 of 4 processes of models.parallel".ljust(64))
-        assert_refused(first, others, "expected 4 processes that run until all have come; got: process 1 ended")
+        assert_refused(first, [], reason)
+        with other.makefile() as lines:
+            assert lines.readline() == f"{reason}\n"
 
 
 def test_a_stranger_changes_nothing():
