@@ -34,8 +34,8 @@ def save(path: str | os.PathLike[str], model: Llama, file: ModelFile | Folder) -
 
     **Arguments:**
 
-    - `path`: of a GGUF file if `file` is one, else of a folder, which is made if there is none. An existing file is replaced
-        once the new one is whole.
+    - `path`: where to write: a GGUF file if `file` is one, else a folder, which is made if there is none. An existing file is
+        replaced once the new one is whole.
     - `model`: without adapters, or with merged ones.
     - `file`: from which the model was loaded. Its config, tokenizer and chat template are copied.
     """

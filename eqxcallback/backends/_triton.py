@@ -18,7 +18,7 @@ from ._step import Program, Step, check_scratch
 
 
 # Architectures that all supported versions of Triton know: LLVM ends the process for others.
-_VERSIONS = (80, 86, 87, 89, 90, 100, 103, 120, 121)
+_VERSIONS = (OLDEST_OF_TRITON, 86, 87, 89, 90, 100, 103, 120, 121)
 # From 90 on, Triton writes PTX that runs on one architecture alone.
 _NEWEST_PORTABLE = 89
 

@@ -48,8 +48,7 @@ def _rounded_int8_linear(x: Array, weight: Array, scale: Array, *, activations: 
     """The same with activations that are rounded and not integers, and that so have derivatives."""
     if activations == "int8":
         x = quantize_activations(x.astype(jnp.float32), x.shape[-1]).astype(x.dtype)
-    sums = _rows_times(x, weight)
-    return (sums * jnp.broadcast_to(scale, sums.shape)).astype(x.dtype)
+    return _int8_linear(x, weight, scale, activations="exact")
 
 
 def _int8_linear_backward(args: Any, out: object, cotangent: Array, *, activations: str) -> Any:
