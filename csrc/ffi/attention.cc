@@ -1,4 +1,5 @@
 // The handlers of attention.
+#include "cpu/processor.h"
 #include "ffi/attention_operands.h"
 
 namespace eqxcallback {
@@ -158,6 +159,7 @@ ffi::Error decode_attention(ffi::ThreadPool pool, ffi::RemainingArgs args, Out o
     }
     take(call.k_scale, "k_scale", k_scale, k_scale_at, 2);
     take(call.v_scale, "v_scale", v_scale, v_scale_at, 2);
+    call.into_first_cache = cpu::prefetches_into_first_cache();
     cpu::kernels().decode_attention(element_of(op, q), call, executor_on(pool));
   });
 }

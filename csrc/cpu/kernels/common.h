@@ -101,9 +101,10 @@ template <class P>
 using Pointee = std::remove_pointer_t<P>;
 
 // Prefetches memory into a cache: 3 is the first one, 2 the second. It may lie past the end of its array: a prefetch is
-// a hint, and touches nothing.
+// a hint, and touches nothing. Always inlined, as whatever else calls it: to GCC a function that only prefetches has no
+// effect, and a call of it is dropped.
 template <int kLocality = 2, class T>
-void prefetch(const T* p, int64_t n) {
+[[gnu::always_inline]] inline void prefetch(const T* p, int64_t n) {
   const auto* bytes = reinterpret_cast<const char*>(p);
   for (int64_t i = 0; i < n * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(bytes + i, 0, kLocality);
 }
@@ -111,7 +112,7 @@ void prefetch(const T* p, int64_t n) {
 // Prefetches weights that are read once, in several streams: the processor by itself sees too little of what is coming.
 // Into the second cache, as in the first one they would displace what they are multiplied with.
 template <class T>
-void prefetch_stream(const T* p) {
+[[gnu::always_inline]] inline void prefetch_stream(const T* p) {
   prefetch(reinterpret_cast<const char*>(p) + 4096, 1);
 }
 
