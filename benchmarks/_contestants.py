@@ -56,6 +56,23 @@ def operands(f: Callable[..., Any], which: Pass, args: Sequence[Any]) -> tuple[A
     return normal(9, *like.shape, dtype=like.dtype), *args
 
 
+def after_forward(
+    f: Callable[..., Any], differentiable: Sequence[int], given: Sequence[Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """`of_pass(f, "backward", ...)` and its operands, with what a forward pass has kept in the place of those in `given`."""
+    cotangent, *args = given
+
+    @jax.jit
+    def forward(*args: Any) -> tuple[Any, Callable[..., Any]]:
+        def of_floats(*floats: Any) -> Any:
+            return f(*(floats[differentiable.index(i)] if i in differentiable else x for i, x in enumerate(args)))
+
+        return jax.vjp(of_floats, *(args[i] for i in differentiable))
+
+    out, pullback = forward(*args)
+    return lambda cotangent, pullback: pullback(cotangent), (cotangent.astype(out.dtype), pullback)
+
+
 @functools.cache
 def torch() -> Any:
     """Raises where it is not installed."""

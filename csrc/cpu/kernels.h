@@ -134,7 +134,7 @@ struct Softmax {
 };
 struct SoftmaxBackward {
   void* dx;
-  Softmax forward;  // its result is not read
+  Softmax forward;  // of f32 its result is read and x is not, otherwise the other way around
   const void* dout;
 };
 
@@ -229,6 +229,7 @@ struct DecodeAttention {
   float soft_cap;
   Operand<float> slopes;
   Operand<float> k_scale, v_scale;  // [T, K], for k and v in int8. Null: k and v have the type of q
+  bool into_first_cache;            // keys and values are prefetched into the first cache, not the second
 };
 
 // out[r, o] = sum_i x[r, i] W[o, i], W in blocks that are decoded in registers, or a few rows at a time in cache.

@@ -37,13 +37,13 @@ ffi::Error softmax_backward(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::
     constexpr const char* op = "softmax_backward";
     const Operands operands(op, args, present, {"x", "mask"}, 1, 2);
     const Gradients gradients(op, rets, needs_grad, 2, 2);
-    const ffi::AnyBuffer x = operands[0], dout = operands.other(1);
+    const ffi::AnyBuffer x = operands[0], y = operands.other(0), dout = operands.other(1);
     const Shape shape(op, "x", x, 1);
-    REQUIRE(same_type(x, dout), op, "a cotangent of the type of x");
-    const cpu::SoftmaxBackward call{
-        data_of(gradients(0, x)),
-        {nullptr, x.untyped_data(), mask_of(op, operands(1), x), shape.batch(), shape[0], static_cast<float>(scale)},
-        dout.untyped_data()};
+    REQUIRE(same_type(x, y) && same_type(x, dout), op, "a result and a cotangent of the type of x");
+    const cpu::SoftmaxBackward call{data_of(gradients(0, x)),
+                                    {y.untyped_data(), x.untyped_data(), mask_of(op, operands(1), x), shape.batch(),
+                                     shape[0], static_cast<float>(scale)},
+                                    dout.untyped_data()};
     cpu::kernels().softmax_backward(element_of(op, x), call, executor_on(pool));
   });
 }

@@ -135,7 +135,7 @@ def bind_op(
             ]
             for platform, of_platform in kernels.items()
         },
-        reads_results=op.backward_reads_results,
+        reads_results=_reads_results(op.backward_reads_results, args, options, who),
         batching=op.vmap_method,
         implementation=op.implementation,
     )
@@ -157,6 +157,13 @@ def _attributes(op: Any, kernel: NativeKernel, options: Options, others: Mapping
     if missing:
         raise TypeError(f"Op({op.name}): the kernel {kernel.symbol} takes the option {missing[0]}; none was given.")
     return {name: known[name] for name in kernel.attributes}
+
+
+def _reads_results(declared: bool | Callable[..., bool], args: Sequence[Value], options: Options, who: str) -> bool:
+    if isinstance(declared, bool):
+        return declared
+    with _calling(declared, "backward_reads_results", args, options, who):
+        return bool(declared(*args, **options.values))
 
 
 def _result_types(op: Any, args: Any, options: Options, who: str) -> tuple[Any, list[Leaf]]:

@@ -82,8 +82,9 @@ class Op:
     - `sharding`: what may be split between devices under plain `jit`, a name for each dimension of each flat operand and
         result: `"... d, d -> ... d"`. A name that all results have may be split, so that each device calls the kernel on its
         own part; `_` is whole. An absent operand may have a term. Axes of `vmap` may always be split. By default nothing else is.
-    - `backward_reads_results`: whether `backward` reads the results of the op. If not, it gets the cotangents in their place, and
-        the results are neither kept for it nor computed for its sake.
+    - `backward_reads_results`: whether `backward` reads the results of the op, or a function of the arguments' types and the
+        options that says so. If not, it gets the cotangents in their place, and the results are neither kept for it nor computed
+        for its sake.
     - `implementation`: which kind of kernels runs, see [`eqxcallback.Op.using`][].
 
     **Raises:** `TypeError` or `ValueError` for a wrong declaration, and when arguments do not fit it.
@@ -95,7 +96,7 @@ class Op:
     vmap_method: str | Mapping[str, str] = DEFAULT_METHOD
     backward: Kernel | Mapping[str, Kernel | Sequence[Kernel]] | None = None
     sharding: str | None = None
-    backward_reads_results: bool = True
+    backward_reads_results: bool | Callable[..., bool] = True
     implementation: Implementation = "auto"
     # Two ops that differ in this alone are not one: what is known of a bound op is said of the other.
     _states_method: bool = dataclasses.field(init=False, repr=False, default=False)

@@ -165,6 +165,17 @@ def test_what_the_gradient_alone_runs(lane):
     assert len(jax.tree.leaves(pullback)) == (2 if "alone" in lane else 3)
 
 
+def test_a_function_says_whether_results_are_read():
+    op = make("python", backward_reads_results=lambda w, x, *, power: power == 3 and x.shape == (3,))
+    for power, kept in ((3, 3), (2, 2)):
+        _, pullback = jax.vjp(of(op, power), jnp.asarray(W), jnp.asarray(X))
+        assert len(jax.tree.leaves(pullback)) == kept
+        assert_close(pullback(jnp.asarray(X)), jax.vjp(of(reference, power), W, X)[1](X), 1e-4)
+    wrong = make("python", backward_reads_results=lambda w, x: True)
+    with pytest.raises(TypeError, match=r"Op\(wave\): .*'power'"):
+        of(wrong)(W, X)
+
+
 def test_what_is_asked_for():
     """A Python kernel is asked for the gradients that are wanted. A native one, with all results in its signature, gives all."""
     op = make("python")

@@ -57,7 +57,7 @@ void fill_row(Put put, T* out, const int8_t* mask, int64_t size, float value) {
 // Prefetches a vector of the next row, whose maximum takes a pass that does little else. The processor sees it coming
 // by itself if rows are short.
 template <class T>
-void prefetch_next_row(const T* x, int64_t size, int64_t i) {
+[[gnu::always_inline]] inline void prefetch_next_row(const T* x, int64_t size, int64_t i) {
   if (size * int64_t{sizeof(T)} > 8192) prefetch(x + size + i, kLanes);
 }
 
@@ -95,8 +95,26 @@ void softmax(Element element, const Softmax& args, const Executor& executor) {
   });
 }
 
-// dx = scale * y * (dout - sum(dout * y)), with results y that are computed anew: rounded to 16 bits, they would be too
-// coarse for the difference.
+// dx = scale * y * (dout - sum(dout * y)), of a row of results y.
+template <bool kMask, class Put>
+void softmax_backward_row(Put put, float* dx, const float* y, const float* dout, const int8_t* mask, float* /*powers*/,
+                          int64_t size, float scale) {
+  const F dot = Simd::broadcast(sum_of(size, [&](F acc, int64_t i, auto count) {
+    F upstream = load(dout + i, count);
+    if constexpr (kMask) upstream = taking(upstream, mask, i, count, 0);
+    return Simd::fma(upstream, load(y + i, count), acc);
+  }));
+  const F factor = Simd::broadcast(scale);
+  for_vectors(size, [&](int64_t i, auto count) {
+    prefetch_next_row(y, size, i);
+    prefetch_next_row(dout, size, i);
+    F gradient = Simd::mul(Simd::mul(load(y + i, count), factor), Simd::sub(load(dout + i, count), dot));
+    if constexpr (kMask) gradient = taking(gradient, mask, i, count, 0);
+    put(dx + i, gradient, count);
+  });
+}
+
+// The same of a row of x: results rounded to 16 bits would be too coarse for the difference, and are computed anew.
 template <bool kMask, class T, class Put>
 void softmax_backward_row(Put put, T* dx, const T* x, const T* dout, const int8_t* mask, float* powers, int64_t size,
                           float scale) {
@@ -122,13 +140,14 @@ template <bool kMask, class T>
 void softmax_backward_as(const SoftmaxBackward& args, const Executor& executor) {
   const Softmax& of = args.forward;
   const int64_t size = of.size;
+  const T* const read = static_cast<const T*>(std::is_same_v<T, float> ? of.out : of.x);
   const double nanoseconds = static_cast<double>(size) * 0.4 + 20;
   const bool streams = exceeds_caches<T>(3 * of.rows * size, size, args.dx);
   parallel_for(executor, args.dx == nullptr ? 0 : of.rows, nanoseconds, [&](int64_t begin, int64_t end) {
     const Scratch scratch(size);
     with_stores<T>(streams, [&](auto put) {
       for (int64_t r = begin; r < end; ++r) {
-        softmax_backward_row<kMask>(put, static_cast<T*>(args.dx) + r * size, static_cast<const T*>(of.x) + r * size,
+        softmax_backward_row<kMask>(put, static_cast<T*>(args.dx) + r * size, read + r * size,
                                     static_cast<const T*>(args.dout) + r * size, mask_row<kMask>(of.mask, r, size),
                                     scratch.data(), size, of.scale);
       }

@@ -6,8 +6,8 @@
 // NaN; a row of which nothing takes part is 0.
 //
 // Forward reads a row twice, the second time from cache: once for the largest element and the sum that is relative to
-// it, and once for the quotients. Backward reads x and dout twice in the same way, and not the result: rounded to 16
-// bits, it would be too coarse for dout - sum(dout * out).
+// it, and once for the quotients. Backward reads the result and dout twice in the same way. Rounded to 16 bits, a
+// result would be too coarse for dout - sum(dout * out): then backward reads x in its place.
 //
 // The geometry of both kernels, where packs = ceil(size * sizeof(T) / 16): threads = clamp(32 * ceil(packs / 128), 32,
 // 1024), block (threads, max(1, 128 / threads)), grid ceil(rows / block.y), no shared bytes.
@@ -74,25 +74,51 @@ __global__ void __launch_bounds__(1024, 1) softmax(const T* x, const unsigned ch
   });
 }
 
-// dx = scale * out * (dout - sum(dout * out)). dmask is null: bools have no gradient. out is not read.
+// dx = scale * out * (dout - sum(dout * out)). dmask is null: bools have no gradient. Of f32 x is not read, otherwise
+// out.
 template <typename T, bool kMask>
 __global__ void __launch_bounds__(1024, 1)
     softmax_backward(const T* x, const unsigned char* mask, const T* out, const T* dout, T* dx, unsigned char* dmask,
                      long long rows, long long mask_rows, long long size, float scale) {
+  constexpr bool kOfResult = sizeof(T) == sizeof(float);
   const Row row(rows);
-  x += row.index * size;
+  const T* const read = (kOfResult ? out : x) + row.index * size;
   dout += row.index * size;
   dx += row.index * size;
   if constexpr (kMask) mask = mask_row(mask, row, mask_rows, size);
   const auto takes_part = [&](long long i) { return !kMask || mask[i] != 0; };
-  Span<T> span(row.exists ? size : 0, x, dout);
-  const Span<T> both(row.exists ? size : 0, x, dx);
+  Span<T> span(row.exists ? size : 0, read, dout);
+  const Span<T> both(row.exists ? size : 0, read, dx);
   if (both.packs < span.packs) span = both;
+
+  if constexpr (kOfResult) {
+    float dot[1] = {0.0f};
+    for_each(span, read, [&](long long first, auto values, auto count) {
+      constexpr int n = decltype(count)::value;
+      const Floats<n> upstream = load<n>(dout + first);
+#pragma unroll
+      for (int e = 0; e < n; ++e) {
+        if (takes_part(first + e)) dot[0] += values.at[e] * upstream.at[e];
+      }
+    });
+    reduce_row<Add>(dot);
+    for_each(span, read, [&](long long first, auto values, auto count) {
+      constexpr int n = decltype(count)::value;
+      const Floats<n> upstream = load<n>(dout + first);
+#pragma unroll
+      for (int e = 0; e < n; ++e) {
+        values.at[e] = takes_part(first + e) ? scale * values.at[e] * (upstream.at[e] - dot[0]) : 0.0f;
+      }
+      store(dx + first, values);
+    });
+    return;
+  }
+
   const float sign = scale < 0.0f ? -1.0f : 1.0f, factor = scale * sign;
 
   // As in forward; sums[1] is that of dout times the powers.
   float highest[1] = {kLowest}, sums[2] = {0.0f, 0.0f};
-  for_each(span, x, [&](long long first, auto values, auto count) {
+  for_each(span, read, [&](long long first, auto values, auto count) {
     constexpr int n = decltype(count)::value;
     const Floats<n> upstream = load<n>(dout + first);
     float next = highest[0], part = 0.0f, products = 0.0f;
@@ -120,7 +146,7 @@ __global__ void __launch_bounds__(1024, 1)
   sums[1] *= shrink;
   reduce_row<Add>(sums);
   const float inverse = 1.0f / sums[0], dot = sums[1] * inverse;
-  for_each(span, x, [&](long long first, auto values, auto count) {
+  for_each(span, read, [&](long long first, auto values, auto count) {
     constexpr int n = decltype(count)::value;
     const Floats<n> upstream = load<n>(dout + first);
 #pragma unroll
