@@ -12,6 +12,12 @@
 
 namespace eqxcallback::cpu {
 
+// What of prefetches depends on the processor: see processor.h.
+struct Prefetching {
+  bool into_first_cache = false;  // those of keys and values: else into the second one
+  int64_t longest_row = 16384;    // bytes of a row of weights, up to which all passes over a tile share its prefetches
+};
+
 // out[r, i] = (x[r, i] - mean) / sqrt(variance + eps) * weight[i] + bias[i] over the elements of row r. Not centred,
 // the mean is 0 and the variance that of the squares.
 struct Norm {
@@ -229,7 +235,7 @@ struct DecodeAttention {
   float soft_cap;
   Operand<float> slopes;
   Operand<float> k_scale, v_scale;  // [T, K], for k and v in int8. Null: k and v have the type of q
-  bool into_first_cache;            // keys and values are prefetched into the first cache, not the second
+  Prefetching prefetching = {};
 };
 
 // out[r, o] = sum_i x[r, i] W[o, i], W in blocks that are decoded in registers, or a few rows at a time in cache.
@@ -249,6 +255,7 @@ struct Linear {
   const void* weight;  // [out_features, in_features], of the type of x
   const float* bias;   // [out_features]; null: 0
   int64_t rows, out_features, in_features;
+  Prefetching prefetching = {};
 };
 
 // out[r, o] = scale[o] sum_i x[r, i] W[o, i]
@@ -259,6 +266,7 @@ struct Int8Linear {
   const float* scale;    // [out_features]
   int64_t rows, out_features, in_features;
   bool quantized_activations;  // x is quantised to int8, each row as one block
+  Prefetching prefetching = {};
 };
 
 // The same kernels, compiled for one instruction set.

@@ -22,8 +22,8 @@ unsigned family_of_amd() { return 0; }
 
 }  // namespace
 
-bool prefetches_into_first_cache() {
-  static const bool result = family_of_amd() >= 26;
+const Prefetching& prefetching() {
+  static const Prefetching result = family_of_amd() >= 26 ? Prefetching{true, 4096} : Prefetching{};
   return result;
 }
 

@@ -159,7 +159,7 @@ ffi::Error decode_attention(ffi::ThreadPool pool, ffi::RemainingArgs args, Out o
     }
     take(call.k_scale, "k_scale", k_scale, k_scale_at, 2);
     take(call.v_scale, "v_scale", v_scale, v_scale_at, 2);
-    call.into_first_cache = cpu::prefetches_into_first_cache();
+    call.prefetching = cpu::prefetching();
     cpu::kernels().decode_attention(element_of(op, q), call, executor_on(pool));
   });
 }

@@ -1,4 +1,5 @@
 // The handler of linear layers.
+#include "cpu/processor.h"
 #include "ffi/cpu_call.h"
 
 namespace eqxcallback {
@@ -19,7 +20,8 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::RemainingArgs args, Out out, int64_
             "a result of shape (*batch, out_features); got " + text(out->dimensions()));
     const float* bias = vector_of(op, "bias", operands(2), weights[0]);
     const cpu::Linear call{
-        out->untyped_data(), x.untyped_data(), weight.untyped_data(), bias, in.batch(), weights[0], in[0]};
+        out->untyped_data(), x.untyped_data(), weight.untyped_data(), bias, in.batch(), weights[0], in[0],
+        cpu::prefetching()};
     cpu::kernels().linear(element_of(op, x), call, executor_on(pool));
   });
 }

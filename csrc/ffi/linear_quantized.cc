@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "cpu/processor.h"
 #include "ffi/cpu_call.h"
 
 namespace eqxcallback {
@@ -79,7 +80,8 @@ ffi::Error int8_linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer we
                                in.batch(),
                                weights[0],
                                in[0],
-                               quantizes(op, activations)};
+                               quantizes(op, activations),
+                               cpu::prefetching()};
     cpu::kernels().int8_linear(element_of(op, x), call, executor_on(pool));
   });
 }

@@ -277,7 +277,7 @@ static void decode_attention(cpu::Element element, int64_t tokens, int64_t heads
   kernels.decode_attention(element, small, kExecutor);
   show(out);
   call.window = tokens - 1, call.soft_cap = 2.0f, call.slopes = {slopes.data(), &begin, 1};
-  call.into_first_cache = true;
+  call.prefetching.into_first_cache = true;
   kernels.decode_attention(element, call, kExecutor);
   show(out);
 }

@@ -185,6 +185,7 @@ void add_values(Partial partials, const float* weights, const Lines<T>& v, int64
 template <class T, class K>
 void decode_attention_as(const DecodeAttention& args, const Executor& executor) {
   const int64_t D = args.head_size, group = args.heads / args.kv_heads, stride = args.kv_heads * D;
+  const bool into_first_cache = args.prefetching.into_first_cache;
   const auto length_of = [&](int64_t b) {
     return smaller(args.kv_length, larger<int64_t>(0, args.length[b % args.length_batch]));
   };
@@ -214,7 +215,7 @@ void decode_attention_as(const DecodeAttention& args, const Executor& executor) 
       const auto* q = as_factors<K>(static_cast<const T*>(args.q) + b * args.heads * D, args.heads * D, widened.data());
       const int64_t offset = (b % args.kv_batch * args.kv_length + first) * stride;
       const K *k = static_cast<const K*>(args.k) + offset, *v = static_cast<const K*>(args.v) + offset;
-      scores_of<K>(weights.data(), q, {k, stride, count, v, args.into_first_cache}, args.heads, group, D,
+      scores_of<K>(weights.data(), q, {k, stride, count, v, into_first_cache}, args.heads, group, D,
                    args.scale * kLog2E, reinterpret_cast<F*>(products.data()));
       for (int64_t h = 0; h < args.heads; ++h) {
         float* of_head = weights.data() + h * kPartKeys;
@@ -228,7 +229,7 @@ void decode_attention_as(const DecodeAttention& args, const Executor& executor) 
         weigh(partials.after(h, D), of_head, count, {args.soft_cap, slope, static_cast<float>(length - 1 - first)});
         if constexpr (kInt8) scale_by(args.v_scale);
       }
-      add_values<K>(partials, weights.data(), {v, stride, count, k + count * stride, args.into_first_cache}, args.heads,
+      add_values<K>(partials, weights.data(), {v, stride, count, k + count * stride, into_first_cache}, args.heads,
                     group, D);
     }
   });

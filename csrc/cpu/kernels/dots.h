@@ -85,8 +85,8 @@ inline constexpr int kTileWeights = 4;
 // True if memory would be idle in all passes but the first, which multiply some rows of x with a tile of weights, and
 // the tile that comes next leaves room for x in the caches. Then each pass prefetches a share of it.
 template <class T>
-bool all_prefetch(int64_t passes, int64_t size) {
-  return passes > 1 && size > 0 && size * int64_t{sizeof(T)} <= 4096;
+bool all_prefetch(int64_t passes, int64_t size, const Prefetching& prefetching) {
+  return passes > 1 && size > 0 && size * int64_t{sizeof(T)} <= prefetching.longest_row;
 }
 
 // True if tiles follow each other in memory where all passes prefetch, 8 KiB ahead or more. With few registers, passes
@@ -96,9 +96,9 @@ inline constexpr bool kPrefetchesFar = kManyRegisters;
 // Where a pass prefetches. If only the first one does, it reads memory, and the processor sees that coming, but not
 // soon enough.
 template <class X, class T>
-Ahead ahead_of(int64_t pass, int64_t passes, int64_t size) {
+Ahead ahead_of(int64_t pass, int64_t passes, int64_t size, const Prefetching& prefetching) {
   constexpr int64_t kAhead = 2048, kFar = 8192, kBytes = Terms<X, T>::kStep * int64_t{sizeof(T)};
-  if (!all_prefetch<T>(passes, size)) return pass == 0 ? Ahead{kAhead, kBytes} : Ahead{0, 0};
+  if (!all_prefetch<T>(passes, size, prefetching)) return pass == 0 ? Ahead{kAhead, kBytes} : Ahead{0, 0};
   const int64_t bytes = size * int64_t{sizeof(T)}, tile = kTileWeights * bytes;
   const int64_t distance = kPrefetchesFar ? (kFar + tile - 1) / tile * tile : bytes + kAhead;
   return {distance + pass * bytes / passes, (kBytes + passes - 1) / passes};
@@ -116,7 +116,7 @@ void with_count(int64_t n, const Body& body) {
 // Calls put(r, o, sum) for the rows of x and of weights, which are `size` apart and read once.
 template <class X, class T, class Put>
 void few_rows(const X* x, int64_t num_rows, int64_t x_stride, const T* weights, int64_t begin, int64_t end,
-              int64_t size, const Put& put) {
+              int64_t size, const Prefetching& prefetching, const Put& put) {
   constexpr int kMost = kManyRegisters ? 6 : 2;
   const int64_t passes = (num_rows + kMost - 1) / kMost;
   // Multiplies so many tiles, whose first rows are `step` apart, each of rows that are `part` apart.
@@ -132,7 +132,7 @@ void few_rows(const X* x, int64_t num_rows, int64_t x_stride, const T* weights, 
           constexpr int kRows = decltype(num_x)::value, kSums = kRows * kWeights, kPadded = kWhole<kSums>;
           F sums[kPadded];
           dots<kRows, kWeights, true>(sums, kWeights, x + r * x_stride, x_stride, rows, size,
-                                      ahead_of<X, T>(pass, passes, size));
+                                      ahead_of<X, T>(pass, passes, size, prefetching));
           for (int i = kSums; i < kPadded; ++i) sums[i] = Simd::zero();
           float totals[kPadded];
           for (int i = 0; i < kPadded; i += kLanes) Simd::store(totals + i, Simd::sums(sums + i));
@@ -145,7 +145,7 @@ void few_rows(const X* x, int64_t num_rows, int64_t x_stride, const T* weights, 
     }
   };
   const int64_t tiles = (end - begin) / kTileWeights, rest = begin + tiles * kTileWeights;
-  if (kPrefetchesFar && all_prefetch<T>(passes, size)) {
+  if (kPrefetchesFar && all_prefetch<T>(passes, size, prefetching)) {
     columns(Int<kTileWeights>{}, begin, tiles, kTileWeights, 1);
   } else {
     // A tile has the rows o, o + tiles, and so on; the next tile has the rows after them. These are long streams, which

@@ -15,7 +15,7 @@ void linear_as(const Linear& args, const Executor& executor) {
   parallel_for(
       executor, args.out_features, nanoseconds,
       [&](int64_t begin, int64_t end) {
-        few_rows(x, args.rows, size, static_cast<const T*>(args.weight), begin, end, size,
+        few_rows(x, args.rows, size, static_cast<const T*>(args.weight), begin, end, size, args.prefetching,
                  [&](int64_t r, int64_t o, float sum) {
                    const float bias = args.bias == nullptr ? 0.0f : args.bias[o];
                    from_float(sum + bias, static_cast<T*>(args.out)[r * args.out_features + o]);

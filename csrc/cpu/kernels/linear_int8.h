@@ -101,7 +101,10 @@ void int8_linear_as(const Int8Linear& args, const Executor& executor) {
     const double nanoseconds = static_cast<double>(size) * (0.05 + 0.02 * static_cast<double>(rows)) + 5;
     return parallel_for(
         executor, args.out_features, nanoseconds,
-        [&](int64_t begin, int64_t end) { few_rows(x, rows, padded, args.weight, begin, end, size, put); }, 8);
+        [&](int64_t begin, int64_t end) {
+          few_rows(x, rows, padded, args.weight, begin, end, size, args.prefetching, put);
+        },
+        8);
   }
 #ifdef EQXCALLBACK_BYTES
   if (multiply_panels_of_rows(out, x, args, executor)) return;
