@@ -55,9 +55,8 @@ def _graph(model: bert.Bert) -> bytes:
     x = node("EmbedLayerNormalization", ["tokens", "kinds", *tables, *norm, "mask"], 2, epsilon=model.norm.eps)
     lengths = nodes[-1].output[1]
     for block in model.blocks:
-        parts = (block.query, block.key, block.value)
-        weight = constant(np.concatenate([np.asarray(part.weight).T for part in parts], axis=1))
-        bias = constant(np.concatenate([np.asarray(part.bias) for part in parts]))
+        (projection,) = block.projections
+        weight, bias = constant(np.asarray(projection.weight).T), constant(projection.bias)
         attended = node("Attention", [x, weight, bias, lengths], num_heads=block.num_heads)
         x = add_norm(block.attention_norm, product(attended, block.attention_out), x, block.attention_out.bias)
         hidden = node("BiasGelu", [product(x, block.up), constant(block.up.bias)])

@@ -116,10 +116,8 @@ def _plain(model: bert.Bert) -> Callable[[Batch], np.ndarray]:
 
     @eqx.filter_jit
     def apply(block: bert.Block, x: jax.Array, lengths: jax.Array) -> jax.Array:
-        q, k, v = (
-            linear(layer, x).reshape(*x.shape[:2], block.num_heads, -1)
-            for layer in (block.query, block.key, block.value)
-        )
+        parts = jnp.split(linear(block.projections[0], x), 3, axis=-1)
+        q, k, v = (part.reshape(*x.shape[:2], block.num_heads, -1) for part in parts)
         is_real = jnp.arange(x.shape[1]) < lengths[:, None]
         attended = jax.nn.dot_product_attention(q, k, v, mask=is_real[:, None, None]).reshape(x.shape)
         x = norm(block.attention_norm, x + linear(block.attention_out, attended))
@@ -150,10 +148,8 @@ def _torch(model: bert.Bert, dtype: Any) -> Callable[[Batch], np.ndarray]:
         return functional.linear(x, layer.weight, layer.bias)
 
     def apply(block: Any, x: Any, mask: Any) -> Any:
-        heads = (
-            linear(layer, x).unflatten(-1, (block.num_heads, -1)).transpose(1, 2)
-            for layer in (block.query, block.key, block.value)
-        )
+        parts = linear(block.projections[0], x).chunk(3, -1)
+        heads = (part.unflatten(-1, (block.num_heads, -1)).transpose(1, 2) for part in parts)
         attended = functional.scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2).flatten(2)
         x = norm(block.attention_norm, x + linear(block.attention_out, attended))
         return norm(block.feed_forward_norm, x + linear(block.down, functional.gelu(linear(block.up, x))))

@@ -11,6 +11,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 import eqxcallback as eqxc
@@ -24,9 +25,9 @@ NAMES = {
     "embeddings.position_embeddings.weight": "positions.weight",
     "embeddings.token_type_embeddings.weight": "kinds.weight",
     "embeddings.LayerNorm.*": "norm.*",
-    "encoder.layer.*.attention.self.query.*": "blocks.*.query.*",
-    "encoder.layer.*.attention.self.key.*": "blocks.*.key.*",
-    "encoder.layer.*.attention.self.value.*": "blocks.*.value.*",
+    "encoder.layer.*.attention.self.query.*": "blocks.*.projections.0.*",
+    "encoder.layer.*.attention.self.key.*": "blocks.*.projections.1.*",
+    "encoder.layer.*.attention.self.value.*": "blocks.*.projections.2.*",
     "encoder.layer.*.attention.output.dense.*": "blocks.*.attention_out.*",
     "encoder.layer.*.attention.output.LayerNorm.*": "blocks.*.attention_norm.*",
     "encoder.layer.*.intermediate.dense.*": "blocks.*.up.*",
@@ -41,9 +42,9 @@ GGUF_NAMES = {
     "position_embd.weight": "positions.weight",
     "token_types.weight": "kinds.weight",
     "token_embd_norm.*": "norm.*",
-    "blk.*.attn_q.*": "blocks.*.query.*",
-    "blk.*.attn_k.*": "blocks.*.key.*",
-    "blk.*.attn_v.*": "blocks.*.value.*",
+    "blk.*.attn_q.*": "blocks.*.projections.0.*",
+    "blk.*.attn_k.*": "blocks.*.projections.1.*",
+    "blk.*.attn_v.*": "blocks.*.projections.2.*",
     "blk.*.attn_output.*": "blocks.*.attention_out.*",
     "blk.*.attn_output_norm.*": "blocks.*.attention_norm.*",
     "blk.*.ffn_up.*": "blocks.*.up.*",
@@ -110,9 +111,8 @@ def config_of(settings: Mapping[str, Any]) -> Config:
 class Block(eqx.Module):
     """Attention and feed-forward, each with a norm behind it, of the sum with its input."""
 
-    query: eqxc.nn.Linear
-    key: eqxc.nn.Linear
-    value: eqxc.nn.Linear
+    projections: tuple[eqxc.nn.Linear, ...]
+    """To queries, keys and values: three layers, or one with the features of all."""
     attention_out: eqxc.nn.Linear
     attention_norm: eqxc.nn.LayerNorm
     up: eqxc.nn.Linear
@@ -123,9 +123,8 @@ class Block(eqx.Module):
     def __init__(self, config: Config, dtype: Any = None, *, key: PRNGKeyArray):
         size, hidden = config.embedding_size, config.hidden_size
         keys = iter(jax.random.split(key, 6))
-        self.query, self.key, self.value, self.attention_out = (
-            eqxc.nn.Linear(size, size, dtype=dtype, key=next(keys)) for _ in range(4)
-        )
+        *projections, self.attention_out = (eqxc.nn.Linear(size, size, dtype=dtype, key=next(keys)) for _ in range(4))
+        self.projections = tuple(projections)
         self.attention_norm, self.feed_forward_norm = (
             eqxc.nn.LayerNorm(size, config.layer_norm_eps, dtype=dtype) for _ in range(2)
         )
@@ -134,10 +133,10 @@ class Block(eqx.Module):
         self.num_heads = config.num_heads
 
     def __call__(self, x: Float[Array, "S E"], length: Int[Array, ""]) -> Float[Array, "S E"]:
-        narrow = x.astype(self.query.weight.dtype)
-        q, k, v = (
-            jax.vmap(layer)(narrow).reshape(len(x), self.num_heads, -1) for layer in (self.query, self.key, self.value)
-        )
+        narrow = x.astype(self.up.weight.dtype)
+        parts = [jax.vmap(layer)(narrow) for layer in self.projections]
+        parts = jnp.split(parts[0], 3, axis=1) if len(parts) == 1 else parts
+        q, k, v = (part.reshape(len(x), self.num_heads, -1) for part in parts)
         attended = eqxc.ops.attention(q, k, v, lengths=length).reshape(x.shape)
         x = jax.vmap(self.attention_norm)(x + jax.vmap(self.attention_out)(attended).astype(x.dtype))
         hidden = _gelu(jax.vmap(self.up)(x.astype(narrow.dtype)))
@@ -195,6 +194,19 @@ def with_products_of(model: Bert, dtype: Any) -> Bert:
         model,
         is_leaf=is_linear,
     )
+
+
+def with_one_projection(model: Bert) -> Bert:
+    """The model with one product for queries, keys and values, which reads its operand once. It cannot be saved under `NAMES`."""
+
+    def joined(block: Block) -> Block:
+        parts = [[np.asarray(layer.weight), np.asarray(layer.bias)] for layer in block.projections]
+        weight, bias = (jax.device_put(np.concatenate(of_all)) for of_all in zip(*parts, strict=True))
+        new = eqx.filter_eval_shape(eqxc.nn.Linear, weight.shape[1], weight.shape[0], key=jax.random.key(0))
+        layer = eqx.tree_at(lambda layer: (layer.weight, layer.bias), new, (weight, bias))
+        return eqx.tree_at(lambda block: block.projections, block, (layer,))
+
+    return eqx.tree_at(lambda model: model.blocks, model, [joined(block) for block in model.blocks])
 
 
 def pool(x: Float[Array, "S E"], length: Int[Array, ""]) -> Float[Array, " E"]:

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
+import eqxcallback as eqxc
+
 from . import bert, checkpoints
 from ._errors import ModelFileError
 from ._json import read_object
@@ -109,9 +111,12 @@ class Embedder:
         like = eqx.filter_eval_shape(bert.Bert, config, jnp.float32, key=jax.random.key(0))
         loading = functools.partial(progress, desc="loading", unit="tensor")
         model = checkpoints.load(folder, like, bert.NAMES, unused=bert.UNUSED, progress=loading)
-        self.model = bert.with_products_of(model, dtype)
-        # JAX takes the arguments of a call apart, and each of many arrays takes time, whether it is read or not.
-        self._without_blocks = eqx.tree_at(lambda model: model.blocks, self.model, [])
+        self.model = bert.with_one_projection(bert.with_products_of(model, dtype))
+        eqxc.use_huge_pages(self.model)
+        # Flat, and so faster to pass than Modules; and only what is read, as JAX looks at each array.
+        first = eqx.tree_at(lambda model: model.blocks, self.model, [])
+        self._first, self._blocks = jax.tree.leaves(first), [jax.tree.leaves(block) for block in self.model.blocks]
+        self._programs = _programs(jax.tree.structure(first), jax.tree.structure(self.model.blocks[0]))
         self.size = config.embedding_size
         self.max_tokens = _max_tokens(folder / "sentence_bert_config.json", config.num_positions)
         self._tokenizer = _tokenizer(folder / "tokenizer.json", config.vocab_size, self.max_tokens)
@@ -148,26 +153,27 @@ class Embedder:
 
     def _vectors(self, batch: Batch) -> np.ndarray:
         """Block by block, so that one block is compiled and not all of them."""
-        lengths = jnp.asarray(batch.lengths)
-        x = _embed(self._without_blocks, batch.tokens)
-        for block in self.model.blocks:
-            x = _apply(block, x, lengths)
-        return np.asarray(_pool(x, lengths))
+        programs, lengths = self._programs, jax.device_put(batch.lengths)
+        x = programs.embed(self._first, batch.tokens)
+        for block in self._blocks:
+            x = programs.apply(block, x, lengths)
+        return np.asarray(programs.pool(x, lengths))
 
 
-@jit_captured
-def _embed(model: bert.Bert, tokens: jax.Array) -> jax.Array:
-    return jax.vmap(model.embed)(tokens)
+class _Programs(NamedTuple):
+    embed: Callable[..., jax.Array]
+    apply: Callable[..., jax.Array]
+    pool: Callable[..., jax.Array]
 
 
-@jit_captured
-def _apply(block: bert.Block, x: jax.Array, lengths: jax.Array) -> jax.Array:
-    return jax.vmap(block)(x, lengths)
-
-
-@jit_captured
-def _pool(x: jax.Array, lengths: jax.Array) -> jax.Array:
-    return jax.vmap(bert.pool)(x, lengths)
+@functools.cache
+def _programs(first: Any, block: Any) -> _Programs:
+    """The programs of models of one structure, which take their leaves."""
+    return _Programs(
+        embed=jit_captured(lambda leaves, tokens: jax.vmap(jax.tree.unflatten(first, leaves).embed)(tokens)),
+        apply=jit_captured(lambda leaves, x, lengths: jax.vmap(jax.tree.unflatten(block, leaves))(x, lengths)),
+        pool=jit_captured(jax.vmap(bert.pool)),
+    )
 
 
 def make_batches(sentences: Sequence[np.ndarray], max_tokens: int) -> Iterator[Batch]:
