@@ -10,6 +10,7 @@
 #include "ffi/front.h"
 #include "ffi/gpu_launch.h"
 #include "ffi/host_callback_scope.h"
+#include "ffi/huge_pages.h"
 #include "ffi/python_call.h"
 #include "ffi/tvm_ffi_call.h"
 #include "gpu/driver.h"
@@ -51,6 +52,12 @@ NB_MODULE(_ext, m) {
   m.def(
       "multiply_adds", [](int64_t steps) { return eqxcallback::cpu::kernels().multiply_adds(steps); }, nb::arg("steps"),
       nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "move_into_huge_pages",
+      [](uintptr_t data, size_t bytes) {
+        return eqxcallback::move_into_huge_pages(reinterpret_cast<void*>(data), bytes);
+      },
+      nb::arg("data"), nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>());
   m.def("resume", &eqxcallback::resume, nb::arg("args"));
   m.def("set_jax_handler", &eqxcallback::set_jax_handler, nb::arg("capsule"));
   // A program may own a Handle as a host callback, and then calls it as one. See ffi/host_callback_scope.h.

@@ -25,7 +25,14 @@ from .kernel import (
     TvmFfiKernel as TvmFfiKernel,
 )
 from .layer import Layer as Layer
-from .program import export as export, jit_captured as jit_captured, load as load, tune as tune, Tuned as Tuned
+from .program import (
+    export as export,
+    jit_captured as jit_captured,
+    load as load,
+    tune as tune,
+    Tuned as Tuned,
+    use_huge_pages as use_huge_pages,
+)
 from .transform import Op as Op, op as op
 from .xla import KernelHandle as KernelHandle
 

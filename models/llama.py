@@ -296,7 +296,7 @@ def load(
         return place(loaded)
 
     (embedding,) = projection("token_embd", activations="exact").layers
-    return Llama(
+    model = Llama(
         embedding=place(Embedding(embedding)),
         blocks=[block(index) for index in progress(range(config.num_layers))],
         norm=place(_with_weight(norm, tensors["output_norm.weight"])),
@@ -305,6 +305,8 @@ def load(
         dtype=dtype,
         cache_dtype=None if cache_dtype is None else jnp.dtype(cache_dtype),
     )
+    eqxc.use_huge_pages(model)
+    return model
 
 
 def _check_is_quantised(file: Files) -> None:

@@ -212,6 +212,7 @@ def test_public_names():
         "raising",
         "tune",
         "unfuse",
+        "use_huge_pages",
     }
 
 

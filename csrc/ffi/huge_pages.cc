@@ -1,6 +1,7 @@
-// The request for huge pages, by madvise.
+// The requests for huge pages, by madvise.
 #include "ffi/huge_pages.h"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "xla/ffi/api/ffi.h"
@@ -38,6 +39,20 @@ void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t byte
   const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + bytes) / kPage * kPage;
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
+}
+
+size_t move_into_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
+  size_t moved = 0;
+#ifdef __linux__
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE of Linux 6.1, which older headers lack
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(data), end = begin + bytes;
+  // One at a time: a page at the edge of a mapping cannot be one, and there may be no memory for more.
+  for (uintptr_t page = begin / kPage * kPage; page < end; page += kPage) {
+    if (madvise(reinterpret_cast<void*>(page), kPage, kCollapse) == 0)
+      moved += std::min(end, page + kPage) - std::max(begin, page);
+  }
+#endif
+  return moved;
 }
 
 void prefer_huge_pages(const XLA_FFI_CallFrame& frame) {

@@ -1,9 +1,13 @@
-"""Large results, which are mapped in huge pages where the system has them."""
+"""Large results and weights, which are in huge pages where the system has them."""
 
 import pathlib
+import platform
+import re
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import eqxcallback as eqxc
@@ -59,3 +63,46 @@ def test_memory_of_an_operand_stays_as_it_is(plain):
     out = append(plain, jnp.ones((1, LARGE[1])), 7)
     assert plain.is_deleted()
     assert not asks_for_huge_pages(out)
+
+
+def kib_in_huge_pages():
+    (count,) = re.findall(r"AnonHugePages:\s+(\d+) kB", pathlib.Path("/proc/self/smaps_rollup").read_text())
+    return int(count)
+
+
+@pytest.mark.skipif(
+    not pathlib.Path("/sys/kernel/mm/transparent_hugepage").exists()
+    or tuple(map(int, platform.release().split(".")[:2])) < (6, 1),
+    reason="needs Linux 6.1 with huge pages, which moves pages that are in use",
+)
+def test_weights_are_moved_into_huge_pages():
+    model = eqx.nn.MLP(512, 512, 1024, 2, key=jax.random.key(0))
+    arrays = [leaf for leaf in jax.tree.leaves(model) if isinstance(leaf, jax.Array)]
+    values, addresses = [np.array(x) for x in arrays], [x.unsafe_buffer_pointer() for x in arrays]
+    moved = eqxc.use_huge_pages(model)
+    # Not all: a page at the edge of a mapping cannot be one, and there may be no memory for more.
+    assert 0 < moved <= sum(x.nbytes for x in arrays)
+    assert 1024 * kib_in_huge_pages() >= moved
+    assert addresses == [x.unsafe_buffer_pointer() for x in arrays]
+    for x, value in zip(arrays, values, strict=True):
+        np.testing.assert_array_equal(x, value)
+    assert eqxc.use_huge_pages(model) == moved
+
+
+def test_other_leaves_are_left_alone():
+    assert eqxc.use_huge_pages({"f": jax.nn.relu, "n": 3, "x": np.ones(8), "none": None}) == 0
+    sizes = []
+    jax.jit(lambda x: sizes.append(eqxc.use_huge_pages(x)))(jnp.ones(8))
+    assert sizes == [0]
+    x = jnp.ones(8)
+    x.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        eqxc.use_huge_pages(x)
+
+
+def test_arrays_on_several_devices():
+    devices = jax.devices("cpu")[:2]
+    mesh = jax.sharding.Mesh(np.array(devices), ("d",))
+    x = jax.device_put(np.ones((4096, 1024), np.float32), jax.NamedSharding(mesh, jax.P("d")))
+    assert 0 <= eqxc.use_huge_pages(x) <= x.nbytes
+    np.testing.assert_array_equal(x, 1)
