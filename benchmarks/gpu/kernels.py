@@ -42,6 +42,10 @@ def _decode_int8(q: Any, k: Any, v: Any, length: Any, k_scale: Any, v_scale: Any
     return ops.decode_attention(q, k, v, length, k_scale=k_scale, v_scale=v_scale)
 
 
+def _decode_with_slopes(q: Any, k: Any, v: Any, length: Any, slopes: Any) -> jax.Array:
+    return ops.decode_attention(q, k, v, length, window=200, soft_cap=30.0, alibi_slopes=slopes)
+
+
 _QUERIES, *_KEYS = PROGRAMS["attention"].args
 _CACHES = struct(2, 6, 64), *2 * [struct(2, 256, 2, 64, dtype=jnp.int8)], PROGRAMS["decode_attention"].args[-1]
 _SCALES = 2 * [struct(2, 256, 2, dtype=jnp.float32)]
@@ -57,7 +61,12 @@ MORE = {
         differentiable=(0, 1, 2, 3, 4),
     ),
     "attention whose gradients are added": Program(_added, (_QUERIES, *_KEYS), differentiable=(0, 1, 2)),
-    "decode_attention of int8": Program(_decode_int8, (*_CACHES, *_SCALES)),
+    "decode_attention of int8": Program(_decode_int8, (*_CACHES, *_SCALES), differentiable=(0, 4, 5)),
+    "decode_attention with slopes": Program(
+        _decode_with_slopes,
+        (*PROGRAMS["decode_attention"].args, struct(6, dtype=jnp.float32)),
+        differentiable=(0, 1, 2, 4),
+    ),
     "decode_attention of int8 by tensor cores": Program(decode_by_tensor_cores, (*_CACHES, *_SCALES)),
     "quantized_linear of many rows Q4_1": Program(
         quantized_linear_by(QUANTIZED_LINEAR_IF_CHOSEN, "Q4_1"),
@@ -100,6 +109,7 @@ _LARGE = {
     "decode_attention": (_QUERY, _CACHE, _CACHE, _LENGTHS),
     "decode_attention by tensor cores": (_QUERY, _CACHE, _CACHE, _LENGTHS),
     "decode_attention of int8": (_QUERY, *_INT8),
+    "decode_attention with slopes": (_QUERY, _CACHE, _CACHE, _LENGTHS, struct(32, dtype=jnp.float32)),
     "decode_attention of int8 by tensor cores": (_QUERY, *_INT8),
     "quantized_linear Q4_1": (struct(1, 4096), struct(14_336, 2560, dtype=jnp.uint8)),
     "quantized_linear Q8_0": (struct(8, 4096), struct(14_336, 4352, dtype=jnp.uint8)),

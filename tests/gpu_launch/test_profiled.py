@@ -66,7 +66,8 @@ def test_every_kernel_is_run_and_profiled(large):
     entries = {entry for _, program in kernels.programs(large) for entry in launched(program)}
     assert sorted(set(map(named, entries))) == sorted(in_cuda_sources() | in_triton_sources())
     of_int8 = {named(entry) for entry in entries if "signed char" in entry}
-    assert of_int8 == {"decode_attention", "decode_attention_mma", "decode_attention_join"}
+    backward = {f"decode_attention_backward{kernel}" for kernel in ("", "_join", "_keys")}
+    assert of_int8 == {"decode_attention", "decode_attention_mma", "decode_attention_join", *backward}
     assert [entry for entry in entries if not PROFILED.search(entry)] == []
 
 

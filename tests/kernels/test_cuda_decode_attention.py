@@ -123,7 +123,7 @@ OPTIONS = {
 def example_with(options, shape, dtype) -> Any:
     """`options` as in OPTIONS. Some examples have other lengths than others."""
     batch, keys, heads, kv_heads, _ = shape
-    q, k, v, lengths, scale = example(shape, dtype, lengths=[keys, 0, keys // 2][:batch])
+    q, k, v, lengths, scale = example(shape, dtype, lengths=([keys, 0, keys // 2] * batch)[:batch])
     more: dict[str, Any] = {name: x for name, x in options.items() if name in ("window", "soft_cap")}
     if options.get("slopes"):
         more["alibi_slopes"] = np.abs(normal(7, (batch, heads)))

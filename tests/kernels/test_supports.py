@@ -97,7 +97,7 @@ KERNELS: dict[str, tuple[list[Any], dict[str, Any], dict[str, Any]]] = {
         {"encoding": "Q8_0", "activations": "exact"},
     ),
     "decode": (
-        [decode_cuda.DECODE_ATTENTION],
+        [decode_cuda.DECODE_ATTENTION, decode_backward_cuda.DECODE_ATTENTION_BACKWARD],
         DECODE,
         {"scale": 1.0, "window": 0, "soft_cap": 0.0},
     ),
@@ -160,14 +160,17 @@ LACKING = [
         {},
         "alibi_slopes have a batch axis of 1 between others: they are float32[2,1,4,2]",
     ),
-    ("decode_backward", {"k_scale": array(5, 2), "v_scale": array(5, 2)}, {}, "it has no gradients of a cache in int8"),
-    ("decode_backward", {"alibi_slopes": array(2)}, {}, "it has no gradients of ALiBi slopes"),
-    ("decode_backward", {"q": array(2, 257)}, {}, "heads have to be no longer than 256; they are 257"),
     (
         "decode_backward",
         {"q": array(18, 8)},
         {},
         "no more than 8 heads of q may share those of the cache; 9 do",
+    ),
+    (
+        "decode_backward",
+        {"q": array(10, 257)},
+        {},
+        "no more than 4 heads of q longer than 256 may share those of the cache; 5 do",
     ),
     ("attention", {"q": array(4, 2, 257)}, {}, "heads have to be no longer than 256; they are 257"),
     (

@@ -107,8 +107,9 @@ def _attention(array: Callable[..., Any]) -> Iterator[Call]:
     small, scales = integers(70, 2, 64, dtype=jnp.int8), struct(70, 2, dtype=jnp.float32)
     of_int8 = array(4, 64), small, small, integers()
     yield Call(ops.decode_attention, "a cache in int8", of_int8, {"k_scale": scales, "v_scale": scales})
-    shared = array(18, 64), array(70, 2, 64), array(70, 2, 64), integers()
-    yield Call(ops.decode_attention, "nine heads share keys", shared)
+    for heads, size in ((18, 64), (10, 320)):
+        shared = array(heads, size), array(70, 2, size), array(70, 2, size), integers()
+        yield Call(ops.decode_attention, "many heads share keys", shared)
     longer = array(4, 320), array(70, 2, 320), array(70, 2, 320), integers()
     yield Call(ops.decode_attention, "heads of 257 to 1024", longer)
     longest = array(4, 1040), array(70, 2, 1040), array(70, 2, 1040), integers()

@@ -131,6 +131,10 @@ SIZES = {
     "kv_heads": lambda q, kv, *_, **__: kv[0].shape[-2],
     "size": lambda q, *_, **__: q.shape[-1],
 }
+SLOPES = {
+    "slopes_every": lambda *args, **_: _places_of_slopes(*args)[0],
+    "slopes_batch": lambda *args, **_: _places_of_slopes(*args)[1],
+}
 
 
 DECODE_ATTENTION = CudaKernel(
@@ -151,8 +155,7 @@ DECODE_ATTENTION = CudaKernel(
     scalars={
         **{of: ("int64", size) for of, size in SIZES.items()},
         "parts": ("int64", _parts_of_call),
-        "slopes_every": ("int64", lambda *args, **_: _places_of_slopes(*args)[0]),
-        "slopes_batch": ("int64", lambda *args, **_: _places_of_slopes(*args)[1]),
+        **{of: ("int64", place) for of, place in SLOPES.items()},
         "window": "int64",
         "scale": "float32",
         "soft_cap": "float32",

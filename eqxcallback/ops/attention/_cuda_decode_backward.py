@@ -10,20 +10,37 @@ import jax.numpy as jnp
 from ...core import PyTree, ShapeAndDtype, Types
 from ...kernel import CudaKernel, Launch
 from .._cuda import FOLDER, ceil, name, pack
-from .._supports import floats
-from ._cuda import SIZES, groups_of, joining_blocks, parts_of
+from ._cuda import (
+    SIZES,
+    SLOPES,
+    groups_of,
+    parts_of,
+    supports_decode,
+)
 
 
-# The columns of a lane, and a row has 32 of those at most.
-_COLUMNS, _MAX_SIZE = 8, 256
-# Where more query heads share keys, arithmetic takes longer than what XLA's products read and write more.
-_MAX_GROUP = 8
-_THREADS, _KEYS_AT_A_TIME = 128, 4
+# Where more query heads share keys, arithmetic takes longer than what XLA's products read and write more. Of long heads it is
+# fewer, because up to half of the columns of 32 lanes are none of a row.
+_MAX_GROUP, _MAX_GROUP_OF_LONG, _LONG = 8, 4, 256
+_THREADS = 128
+
+
+def _columns(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype]) -> int:
+    """Return the columns that a lane has: 32 lanes have a row, and a pack of int8 has 16."""
+    size = q.shape[-1]
+    return 32 if size > 512 else 16 if size > 256 or kv[0].dtype == jnp.int8 else 8
+
+
+def _is_packed(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype]) -> bool:
+    return q.shape[-1] % pack(kv[0]) == 0
 
 
 def _block_heads(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype]) -> int:
-    group = q.shape[-2] // kv[0].shape[-2]
-    return 4 if group > 2 else max(group, 1)
+    """Return the query heads that share what a block reads, as many as there are registers for."""
+    group, columns = q.shape[-2] // kv[0].shape[-2], _columns(q, kv)
+    # A row of 16 columns that is not packs has too few for three blocks.
+    least = 1 if columns == 8 or _is_packed(q, kv) else 2
+    return min(max(4 if group > 2 else group, least), 32 // columns)
 
 
 def _of_args(function: Any) -> Any:
@@ -43,43 +60,89 @@ def _grid(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *args: Any, **options: 
     return groups_of(q, kv, _block_heads(q, kv)) * _parts(q, kv, *args, **options)
 
 
-def _is_packed(q: ShapeAndDtype) -> bool:
-    return q.shape[-1] % pack(q) == 0
+def _name(kernel: str, q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *more: bool | int) -> str:
+    return name(f"decode_attention_backward{kernel}", q, CudaKernel.ctype(kv[0].dtype), *more)
 
 
-def _entry(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, soft_cap: float, **__: object) -> str:
-    return name("decode_attention_backward", q, _block_heads(q, kv), _is_packed(q), soft_cap > 0)
+def _shape(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], slopes: object, soft_cap: float) -> tuple[int | bool, ...]:
+    return _columns(q, kv), _is_packed(q, kv), slopes is not None or soft_cap > 0, slopes is not None
 
 
-def _keys_entry(q: ShapeAndDtype, *_: object, soft_cap: float, **__: object) -> str:
-    return name("decode_attention_backward_keys", q, _is_packed(q), soft_cap > 0)
+def _entry(
+    q: ShapeAndDtype,
+    kv: Sequence[ShapeAndDtype],
+    length: object,
+    slopes: object,
+    *_: object,
+    soft_cap: float,
+    **__: object,
+) -> str:
+    return _name("", q, kv, _block_heads(q, kv), *_shape(q, kv, slopes, soft_cap))
+
+
+def _join_entry(
+    q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], length: object, slopes: object, *_: object, **__: object
+) -> str:
+    return _name("_join", q, kv, slopes is not None)
+
+
+def _keys_entry(
+    q: ShapeAndDtype,
+    kv: Sequence[ShapeAndDtype],
+    length: object,
+    slopes: object,
+    *_: object,
+    soft_cap: float,
+    **__: object,
+) -> str:
+    return _name("_keys", q, kv, *_shape(q, kv, slopes, soft_cap))
 
 
 def _keys_grid(grads: PyTree, args: PyTree, *_: object, **__: object) -> int:
-    if all(gradient is None for gradient in grads[1] or ()):
+    _, d_kv, _, _, d_k_scale, d_v_scale = grads
+    if all(gradient is None for gradient in (*(d_kv or ()), d_k_scale, d_v_scale)):
         return 0
-    *batch, keys, kv_heads, size = args[1][0].shape
-    lanes = 1 << (ceil(max(size, 1), _COLUMNS) - 1).bit_length()
-    return math.prod(batch) * kv_heads * ceil(keys, _KEYS_AT_A_TIME * _THREADS // lanes)
+    q, kv = args[:2]
+    *batch, keys, kv_heads, size = kv[0].shape
+    columns = _columns(q, kv)
+    lanes = 1 << (ceil(max(size, 1), columns) - 1).bit_length()
+    steps = 4 if kv[0].dtype == jnp.int8 else 32 // columns
+    return math.prod(batch) * kv_heads * ceil(keys, steps * _THREADS // lanes)
 
 
-def _workspaces(q: ShapeAndDtype, *args: Any, **options: Any) -> list[jax.ShapeDtypeStruct]:
-    parts, rows = _parts(q, *args, **options), math.prod(q.shape[:-1])
-    shapes = (rows, parts, 3), (rows, parts, 2, q.shape[-1]), (rows, 3)
+def _slopes_grid(grads: PyTree, *_: object, **__: object) -> int:
+    return 0 if grads[3] is None else ceil(grads[3].size, _THREADS)
+
+
+def _slopes_entry(grads: PyTree, args: PyTree, *_: object, **__: object) -> str:
+    # What is not launched need not be compiled: the image has the other kernel anyway.
+    return _join_entry(*args) if grads[3] is None else _name("_slopes", *args[:2])
+
+
+def _of_part(slopes: object) -> int:
+    """Return how many numbers there are for a part of the keys, beside those of columns."""
+    return 3 if slopes is None else 5
+
+
+def _shared_bytes(q: ShapeAndDtype, kv: object, length: object, slopes: object, *_: object, **__: object) -> int:
+    return (2 * q.shape[-1] + _of_part(slopes)) * 16
+
+
+def _workspaces(
+    q: ShapeAndDtype, kv: Any, length: object, slopes: object, *args: Any, **options: Any
+) -> list[jax.ShapeDtypeStruct]:
+    parts, rows = _parts(q, kv, *args, **options), math.prod(q.shape[:-1])
+    shapes = (rows, parts, _of_part(slopes)), (rows, parts, 2, q.shape[-1]), (rows, 3 if slopes is None else 4)
     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
 
 
 def _supports(types: Types, **options: object) -> bool | str:
-    size, group = types.q.shape[-1], types.q.shape[-2] // max(types.kv[0].shape[-2], 1)
-    if types.k_scale is not None:
-        return "it has no gradients of a cache in int8"
-    if types.alibi_slopes is not None:
-        return "it has no gradients of ALiBi slopes"
-    if size > _MAX_SIZE:
-        return f"heads have to be no longer than {_MAX_SIZE}; they are {size}"
-    if group > _MAX_GROUP:
-        return f"no more than {_MAX_GROUP} heads of q may share those of the cache; {group} do"
-    return floats(types, **options)
+    group, is_long = types.q.shape[-2] // max(types.kv[0].shape[-2], 1), types.q.shape[-1] > _LONG
+    most = _MAX_GROUP_OF_LONG if is_long else _MAX_GROUP
+    if group > most:
+        heads = f"heads of q longer than {_LONG}" if is_long else "heads of q"
+        return f"no more than {most} {heads} may share those of the cache; {group} do"
+    return supports_decode(types, **options)
 
 
 DECODE_ATTENTION_BACKWARD = CudaKernel(
@@ -89,22 +152,29 @@ DECODE_ATTENTION_BACKWARD = CudaKernel(
         Launch(
             grid=_of_args(_grid),
             block=_THREADS,
-            shared_bytes=_of_args(lambda q, *_, **__: (2 * q.shape[-1] + 3) * 16),
+            shared_bytes=_of_args(_shared_bytes),
         ),
         Launch(
-            grid=_of_args(lambda q, *_, **__: joining_blocks(q)),
+            # Heads without columns have sums, too.
+            grid=_of_args(lambda q, *_, **__: math.prod(q.shape[:-1]) * max(ceil(q.shape[-1], 32), 1)),
             block=(32, 8),
-            entry=_of_args(lambda q, *_, **__: name("decode_attention_backward_join", q)),
+            entry=_of_args(_join_entry),
         ),
         Launch(
             grid=_keys_grid,
             block=_THREADS,
             entry=_of_args(_keys_entry),
         ),
+        Launch(
+            grid=_slopes_grid,
+            block=_THREADS,
+            entry=_slopes_entry,
+        ),
     ],
     scalars={
         **{of: ("int64", _of_args(size)) for of, size in SIZES.items()},
         "parts": ("int64", _of_args(_parts)),
+        **{of: ("int64", _of_args(place)) for of, place in SLOPES.items()},
         "window": "int64",
         "scale": "float32",
         "soft_cap": "float32",

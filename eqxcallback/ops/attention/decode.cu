@@ -4,19 +4,6 @@
 
 namespace eqxcallback {
 
-template <typename C>
-__device__ inline Floats<kPack<C>> elements_of(uint4 bits) {
-  if constexpr (sizeof(C) == 1) {
-    const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
-    Floats<16> values;
-#pragma unroll
-    for (int e = 0; e < 16; ++e) values.at[e] = static_cast<float>(static_cast<signed char>(words[e / 4] >> e % 4 * 8));
-    return values;
-  } else {
-    return unpack<C>(bits);
-  }
-}
-
 // The softmax of some keys for one query head.
 template <int n>
 struct State {

@@ -67,6 +67,19 @@ __device__ inline float capped(float score, float soft_cap) {
   return soft_cap > 0 ? most * tanhf(score / most) : score;
 }
 
+template <typename C>
+__device__ inline Floats<kPack<C>> elements_of(uint4 bits) {
+  if constexpr (sizeof(C) == 1) {
+    const unsigned words[4] = {bits.x, bits.y, bits.z, bits.w};
+    Floats<16> values;
+#pragma unroll
+    for (int e = 0; e < 16; ++e) values.at[e] = static_cast<float>(static_cast<signed char>(words[e / 4] >> e % 4 * 8));
+    return values;
+  } else {
+    return unpack<C>(bits);
+  }
+}
+
 // The columns of a row that a lane has: `n` in packs, which are `lanes` packs apart. Those beyond `size` are 0.
 // kPacked: rows are whole packs.
 template <typename T, int n, bool kPacked>
