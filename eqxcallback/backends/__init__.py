@@ -13,3 +13,4 @@ from ._description import description as description
 from ._launched import Launched as Launched, launched as launched
 from ._numba import load_code as load_code
 from ._prepare import prepare as prepare, register_library as register_library
+from ._resident import most_shared_bytes as most_shared_bytes

@@ -1,4 +1,4 @@
-"""The number of blocks that a multiprocessor runs at a time, by NVIDIA's table of compute capabilities."""
+"""NVIDIA's table of compute capabilities: the shared memory for a block, and the blocks that a multiprocessor runs at a time."""
 
 import dataclasses
 import math
@@ -44,6 +44,21 @@ _MULTIPROCESSORS = {
 _REGISTERS, _REGISTERS_AT_A_TIME, _PARTS = 65_536, 256, 4
 # Shared memory that each block has beside its own, since 8.0.
 _SHARED_OF_SYSTEM = 1024
+
+
+# Before 7.0 a block cannot ask for more.
+_SHARED_OF_OLD = 48 << 10
+
+
+def most_shared_bytes(arch: str) -> int:
+    """Return the shared memory that a block may have at most, on every device that runs code for `arch`."""
+    version = version_of(arch)
+    if version < min(_MULTIPROCESSORS):
+        return _SHARED_OF_OLD
+    oldest = max(number for number in _MULTIPROCESSORS if number <= version)
+    # Newer devices run PTX too, and some of them have less.
+    runs = [n for n in _MULTIPROCESSORS if n == oldest or (n > oldest and arch.startswith("compute_"))]
+    return min(_MULTIPROCESSORS[n].shared_bytes - (_SHARED_OF_SYSTEM if n >= 80 else 0) for n in runs)
 
 
 def resident_blocks(version: int, usage: Compiled, threads: int, shared_bytes: int) -> int:

@@ -1,6 +1,6 @@
 """The rules of an op under JAX's transformations. Knows no platform."""
 
-from ..backends import architecture as architecture
+from ..backends import architecture as architecture, most_shared_bytes as most_shared_bytes
 from ..xla import product as product
 from ._axes import Axes as Axes
 from ._batching import DEFAULT_METHOD as DEFAULT_METHOD, METHODS as METHODS, why_no_threads as why_no_threads

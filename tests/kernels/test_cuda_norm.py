@@ -27,7 +27,11 @@ def test_blocks_of_the_smallest_gpu(monkeypatch):
         (launch, _) = kernels.norm_backward(x, x[0], None, x, x, center=False).launches
         return launch.grid[0]
 
-    monkeypatch.setattr(jax, "local_devices", lambda backend: [SimpleNamespace(core_count=n) for n in (148, 108)])
+    monkeypatch.setattr(
+        jax,
+        "local_devices",
+        lambda backend: [SimpleNamespace(core_count=n, compute_capability="8.0") for n in (148, 108)],
+    )
     here = parts()
     monkeypatch.undo()
     assert here * 132 == parts() * 108
@@ -131,6 +135,18 @@ def test_backward(shape, which, dtype):
     check_gradients(got, which.wanted_gradients(dout, *args), kernels.ALL, shape[-1] + shape[0])
 
 
+# The device says whether the sums of a block fit into shared memory: of 8,200 columns two take 64 KiB and more.
+@by_usual_norm
+@pytest.mark.parametrize(("arch", "most"), [("sm_75", 64 << 10), ("sm_80", 96 << 10)])
+def test_sums_in_either_memory(arch, most, which, monkeypatch):
+    monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", arch)
+    args, dout = which.example((5, 8200), F32), normal(9, (5, 8200))
+    call = which.backward(*args, dout)
+    wanted = 4 * 8200 * (1 + which.has_bias)
+    assert call.launches[0].shared_bytes == (wanted if wanted <= most else 0)
+    check_gradients(results(call), which.wanted_gradients(dout, *args), kernels.ALL, 8205)
+
+
 @by_usual_norm
 @pytest.mark.parametrize("factor", [2.0**40, 2.0**63, 2.0**66, 2.0**100, 2.0**124])
 def test_rows_whose_squares_overflow(factor, which):
@@ -202,14 +218,14 @@ def test_any_alignment_and_number_of_parts(which, dtype):
     (got,) = results(which.forward(*args), misaligned=True)
     check(got, which.wanted(*args), 40)
     call = which.backward(*args, args[0])
-    (rows, size, _, eps), (first, second) = call.scalars, call.launches
+    (rows, size, _, *more), (first, second) = call.scalars, call.launches
     (((_, *sums), sums_dtype),) = call.workspaces
     expected = which.wanted_gradients(args[0], *args)
     for parts in (1, 3):
         other = dataclasses.replace(
             call,
             launches=[dataclasses.replace(first, grid=(parts,)), second],
-            scalars=[rows, size, parts, eps],
+            scalars=[rows, size, parts, *more],
             workspaces=[((parts, *sums), sums_dtype)],
         )
         check_gradients(results(other, misaligned=True), expected, kernels.ALL, 60)

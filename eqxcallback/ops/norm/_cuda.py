@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from ...core import PyTree, ShapeAndDtype
 from ...kernel import CudaKernel, Launch
+from ...transform import architecture, most_shared_bytes
 from .._cuda import FOLDER, block_of_rows, ceil, multiprocessors, name, of_first
 from .._supports import floats, floats_alike
 
 
-# The dynamic shared memory in which a block sums the gradients of parameters, if they fit.
+# The dynamic shared memory in which a block sums the gradients of parameters, if they fit. Some devices have less.
 _SHARED_BYTES = 96 << 10
 _ALIKE = floats_alike("residual")
 
@@ -98,7 +99,7 @@ def _backward(entry: Any, of_sums: str, wanted_sums: Any, supports: Any) -> Cuda
 
     def shared_bytes(grads: PyTree, args: PyTree, *_: object, **__: object) -> int:
         wanted = _backward_block(args[0])[1] * sum(wanted_sums(grads)) * args[0].shape[-1] * 4
-        return wanted if wanted <= _SHARED_BYTES else 0
+        return wanted if wanted <= min(_SHARED_BYTES, most_shared_bytes(architecture(None))) else 0
 
     def workspaces(grads: PyTree, args: PyTree, *_: object, **__: object) -> list[jax.ShapeDtypeStruct]:
         # Without sums it is empty, and still a parameter.
@@ -119,6 +120,7 @@ def _backward(entry: Any, of_sums: str, wanted_sums: Any, supports: Any) -> Cuda
             "rows": ("int64", of_first(_rows)),
             "size": ("int64", of_first(lambda x: x.shape[-1])),
             "parts": ("int64", of_first(_parts)),
+            "shared_bytes": ("int64", shared_bytes),
             "eps": "float32",
         },
         workspaces=workspaces,

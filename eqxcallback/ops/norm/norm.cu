@@ -64,16 +64,16 @@ __global__ void __launch_bounds__(768, 1) add_normalize(const T* x, const T* res
 
 // The sums over rows of dweight and dbias: those of a block in shared memory while there is room, which is then
 // [block.y, sums, size] f32, and else where they end up, in parts [grid, sums, size], for which block.y is 1.
-constexpr long long kSharedBytes = 96 << 10;
 
 // dx, and the sums of a block for dweight and dbias: see normalize_backward. A `more` that is not null is added to dx,
 // and a `dother` that is not null is the same as dx.
 template <bool kCenter, bool kWeight, bool kWeightSum, bool kBiasSum, typename T>
 __device__ inline void backward_of_rows(const T* x, const float* weight, const T* dout, const T* more, T* dx, T* dother,
-                                        float* parts, long long rows, long long size, float eps) {
+                                        float* parts, long long rows, long long size, long long shared_bytes,
+                                        float eps) {
   constexpr int kSums = int{kWeightSum} + int{kBiasSum};
   DYN_SHARED(float, shared);
-  const bool fits = blockDim.y * kSums * size * 4 <= kSharedBytes;
+  const bool fits = blockDim.y * kSums * size * 4 <= shared_bytes;
   float* const of_block = parts + blockIdx.x * kSums * size;
   float* const sums = fits ? shared + threadIdx.y * kSums * size : of_block;
   for (long long i = threadIdx.x; i < kSums * size; i += blockDim.x) sums[i] = 0.0f;
@@ -170,16 +170,16 @@ __device__ inline void backward_of_rows(const T* x, const float* weight, const T
 // has no means of x and g; dweight = sum(dout * y), dbias = sum(dout).
 //
 // The workspace `parts`: f32 [num_parts, sums, size], where num_parts is the grid, and sums the number of dweight and
-// dbias that are needed. Shared bytes: block.y * sums * size * 4 if that is at most 96 KiB, else 0.
+// dbias that are needed. Shared bytes: block.y * sums * size * 4 if the device has them for a block, else 0.
 template <typename T, bool kCenter, bool kWeight, bool kWeightSum, bool kBiasSum>
 __global__ void __launch_bounds__(768, 1)
     normalize_backward(const T* x, const float* weight, const float* bias, const T* out, const T* dout, T* dx,
                        float* dweight, float* dbias, float* parts, long long rows, long long size, long long num_parts,
-                       float eps) {
+                       long long shared_bytes, float eps) {
   constexpr const T* kNone = nullptr;
   constexpr T* kNowhere = nullptr;
   backward_of_rows<kCenter, kWeight, kWeightSum, kBiasSum>(x, weight, dout, kNone, dx, kNowhere, parts, rows, size,
-                                                           eps);
+                                                           shared_bytes, eps);
 }
 
 // The second launch of backward: dweight and dbias, where they are needed. Block (32, 8), grid ceil(size / 32), no
@@ -188,7 +188,7 @@ template <typename T>
 __global__ void __launch_bounds__(256)
     normalize_backward_sum(const T* x, const float* weight, const float* bias, const T* out, const T* dout, T* dx,
                            float* dweight, float* dbias, float* parts, long long rows, long long size,
-                           long long num_parts, float eps) {
+                           long long num_parts, long long shared_bytes, float eps) {
   const long long stride = (dweight != nullptr && dbias != nullptr ? 2 : 1) * size;
   if (dweight != nullptr) sum_parts(parts, dweight, stride, size, num_parts);
   if (dbias != nullptr) sum_parts(parts + stride - size, dbias, stride, size, num_parts);
@@ -200,16 +200,16 @@ template <typename T, bool kWeight, bool kWeightSum>
 __global__ void __launch_bounds__(768, 1)
     add_normalize_backward(const T* x, const T* residual, const float* weight, const T* out, const T* total,
                            const T* dout, const T* dtotal, T* dx, T* dresidual, float* dweight, float* parts,
-                           long long rows, long long size, long long num_parts, float eps) {
+                           long long rows, long long size, long long num_parts, long long shared_bytes, float eps) {
   backward_of_rows<false, kWeight, kWeightSum, false>(total, weight, dout, dtotal, dx, dresidual, parts, rows, size,
-                                                      eps);
+                                                      shared_bytes, eps);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(256)
     add_normalize_backward_sum(const T* x, const T* residual, const float* weight, const T* out, const T* total,
                                const T* dout, const T* dtotal, T* dx, T* dresidual, float* dweight, float* parts,
-                               long long rows, long long size, long long num_parts, float eps) {
+                               long long rows, long long size, long long num_parts, long long shared_bytes, float eps) {
   sum_parts(parts, dweight, size, size, num_parts);
 }
 
