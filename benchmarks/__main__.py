@@ -7,7 +7,6 @@ server, `python -m benchmarks.serve`.
 
 import argparse
 import importlib
-import json
 import os
 import pathlib
 import shutil
@@ -106,8 +105,7 @@ def _put(suites: Sequence[str], results: pathlib.Path) -> None:
         text = (results / f"{suite}.md").read_text().strip()
         _report.put(_report.PAGE, suite, text)
     for path in _report.RESULTS.glob("*/*.json"):
-        data = json.loads(path.read_text())
-        _report.put(_report.page_of(path.parent), path.stem, _suite.markdown(data))
+        _report.put(_report.page_of(path.parent), path.stem, _suite.markdown_of(path))
     _summary.publish(_report.RESULTS)
 
 

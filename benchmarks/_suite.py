@@ -96,6 +96,16 @@ def markdown(data: Mapping[str, Any]) -> str:
     return "\n\n".join([*sections, _report.measured_on(data["machine"])])
 
 
+def markdown_of(results: pathlib.Path) -> str:
+    """Return the tables of a file of results."""
+    data = json.loads(results.read_text())
+    return (
+        markdown(data)
+        if results.stem in TITLES
+        else importlib.import_module(f"benchmarks.{results.stem}").markdown(data)
+    )
+
+
 def write(data: Mapping[str, Any], folder: pathlib.Path) -> None:
     """Write the results as JSON, tables and a plot. The repository keeps the JSON."""
     from ._plot import plot

@@ -10,12 +10,13 @@ import collections
 import importlib
 import json
 import os
+import pathlib
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -214,25 +215,46 @@ def _in_own_process(cores: set[int], *arguments: str) -> Any:
     return json.loads(run_on(cores, [sys.executable, "-m", "benchmarks.generate", *arguments]))
 
 
-def _rows(results: dict[int, dict[str, Any]], memory: dict[str, int]) -> Iterator[list[str]]:
+def markdown(data: Mapping[str, Any]) -> str:
+    threads, start = data["threads"], data["start"]
+    columns = [
+        f"{what}, {n} thread{'s' * (n != '1')}" for n in threads for what in ("prompt", "decode at 64", "at 512")
+    ]
+    table = _report.table(["tokens per second (of llama.cpp)", *columns, "peak MB"], list(_rows(data)))
+    return "\n\n".join(
+        [
+            table,
+            f"A second start writes its first byte after {start['first byte']:.2f} s, of which importing JAX takes "
+            f"{start['JAX']:.2f}: {start['first byte'] - start['JAX']:.2f} s beside it, where the goal is less than 1.",
+            _report.measured_on(data["machine"]),
+        ]
+    )
+
+
+def _rows(data: Mapping[str, Any]) -> Iterator[list[str]]:
+    results = data["threads"].values()
     for name in CONTESTANTS:
         row = [name]
-        for result in results.values():
+        for result in results:
             for what in ("prompt of 512", "decode at 64", "decode at 512"):
                 ours, peer = result[name][what][1], result["llama.cpp"][what][1]
                 row.append(f"{ours:.0f} ({ours / peer:.2f})")
-        yield [*row, f"{memory[name] / 1e6:.0f}"]
-    yield ["probe: memory read, GB/s", *(cell for r in results.values() for cell in (_probe(r), "", "")), ""]
-
-
-def _probe(result: dict[str, Any]) -> str:
-    return f"{result['probe: memory read, GB/s']['probe'][1]:.0f}"
+        yield [*row, f"{data['peak_memory'][name] / 1e6:.0f}"]
+    probes = (f"{result['probe: memory read, GB/s']['probe'][1]:.0f}" for result in results)
+    yield ["probe: memory read, GB/s", *(cell for probe in probes for cell in (probe, "", "")), ""]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--readme", action="store_true", help="write the table into the documentation")
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        default=_report.RESULTS,
+        metavar="DIR",
+        help="a folder for the results (default: benchmarks/results)",
+    )
     parser.add_argument("--measure", type=int, metavar="THREADS", help=argparse.SUPPRESS)
     parser.add_argument("--memory", choices=list(CONTESTANTS), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -247,18 +269,17 @@ def main() -> None:
     rounds = ("--rounds", str(options.rounds))
     results = {n: _in_own_process(set(cores[:n]), "--measure", str(n), *rounds) for n in counts}
     memory = {name: _in_own_process(set(cores), "--memory", name) for name in CONTESTANTS}
-    columns = [f"{what}, {n} thread{'s' * (n > 1)}" for n in counts for what in ("prompt", "decode at 64", "at 512")]
-    markdown = _report.table(["tokens per second (of llama.cpp)", *columns, "peak MB"], list(_rows(results, memory)))
-    start = second_start(set(cores))
-    markdown += (
-        f"\n\nA second start writes its first byte after {start['first byte']:.2f} s, of which importing JAX takes "
-        f"{start['JAX']:.2f}: {start['first byte'] - start['JAX']:.2f} s beside it, where the goal is less than 1."
-        f"\n\n{_report.measured_on()}"
-    )
-    print(markdown)
-    _report.write("generate", markdown, {"threads": results, "peak_memory": memory, "start": start})
+    data = {
+        "machine": _report.machine(),
+        "threads": {str(n): result for n, result in results.items()},
+        "peak_memory": memory,
+        "start": second_start(set(cores)),
+    }
+    text = markdown(data)
+    print(text)
+    _report.write("generate", text, data, folder=options.out)
     if options.readme:
-        _report.put(_report.PAGE, "generate", markdown)
+        _report.put(_report.PAGE, "generate", text)
         _summary.publish(_report.RESULTS)
 
 

@@ -183,15 +183,13 @@ def test_the_summary(results, tmp_path):
 
 def test_the_pages_show_the_results_that_are_kept():
     """The repository has of each row what its tables show, and the tables are these."""
-    parts = json.loads((_report.RESULTS / "training_parts.json").read_text())
     page = _report.PAGE.read_text()
-    assert f"<!-- training_parts -->\n{training_parts.markdown(parts)}\n<!-- /training_parts -->" in page
-    for suite in _suite.TITLES:
-        data = json.loads((_report.RESULTS / f"{suite}.json").read_text())
-        assert f"<!-- {suite} -->\n{_suite.markdown(data)}\n<!-- /{suite} -->" in _report.PAGE.read_text(), suite
+    for suite in ("training_parts", "generate", *_suite.TITLES):
+        text = _suite.markdown_of(_report.RESULTS / f"{suite}.json")
+        assert f"<!-- {suite} -->\n{text}\n<!-- /{suite} -->" in page, suite
     others = list(_report.RESULTS.glob("*/*.json"))
     for path in others:
-        text = _suite.markdown(json.loads(path.read_text()))
+        text = _suite.markdown_of(path)
         assert f"<!-- {path.stem} -->\n{text}\n<!-- /{path.stem} -->" in _report.page_of(path.parent).read_text(), path
     processors = _summary.of_processors(_report.RESULTS)
     assert f"<!-- processors -->\n{processors}\n<!-- /processors -->" in page
