@@ -22,7 +22,7 @@ from .. import xla
 from ..core import callable_name
 from ..debug._recorded import KernelCall, intercepted
 from ._findings import Findings, NotApplicable, error_text
-from ._rows_memory import programs
+from ._programs import programs
 from ._subject import Subject
 
 

@@ -1,6 +1,7 @@
 """Check what kernels do to memory: outputs, inputs, and what they keep."""
 
 import contextlib
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,15 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import debug
-from ..core import Value, raising
+from ..core import raising
 from ..debug._compare import finding_late_reads
 from ._findings import Findings, NotApplicable, error_text, host, unwritten_aside
-from ._operand import on_device
+from ._programs import Program, few_programs, may_call_kernels, programs
 from ._subject import Subject, is_native
 
 
 _PATTERNS = (0xA5, 0x5A)
-_SIZE = 3
 # What checked mode says, by the row that it belongs to.
 _WRITTEN = "never written", "bytes other than"
 _CHANGED = ("was changed",)
@@ -28,14 +28,24 @@ _LATE = ("apart from each other they give",)
 _IGNORED = ("reads none of its attributes",)
 _KEPT = ("was kept past the call",)
 
+_Row = Callable[[Subject, Findings, Sequence[Program]], None]
+
 
 def overruns(subject: Subject) -> list[str]:
     """Find kernels that write beyond what they are given, or end their process. In checked mode neither harms anything. All other
     faults are for the rows to report.
     """
+    if not has_checked_mode():
+        return []
     faults: list[str] = []
+    with contextlib.suppress(Exception):  # each program alone says where it is
+        if not may_call_kernels(subject):
+            return []
+        for _, function, make in few_programs(subject):
+            _checked(function, make)
+        return []
     with contextlib.suppress(Exception):  # wrong types have no programs
-        for where, function, make in programs(subject) if has_checked_mode() else ():
+        for where, function, make in programs(subject):
             try:
                 _checked(function, make)
             except Exception as error:
@@ -43,11 +53,50 @@ def overruns(subject: Subject) -> list[str]:
     return faults
 
 
-def inputs_untouched(subject: Subject, findings: Findings) -> None:
+def _of_few_programs(row: _Row) -> Callable[[Subject, Findings], None]:
+    """A row of all programs. Most kernels are right, and a few programs compile in less time: if anything is wrong in one of
+    them, each program runs alone, to say in which one it is.
+    """
+
+    @functools.wraps(row)
+    def of_subject(subject: Subject, findings: Findings) -> None:
+        found = Findings(findings.tolerance)
+        errors: list[Exception] = []  # the row may pass over them: they can be for another row to tell
+        try:
+            row(subject, found, [_recording(errors, program) for program in few_programs(subject)])
+        except NotApplicable:
+            if not errors:
+                findings.worst = found.worst
+                raise
+        except Exception as error:
+            errors.append(error)
+        if errors or found.faults:
+            row(subject, findings, programs(subject))
+        else:
+            findings.worst, findings.notes = found.worst, found.notes
+
+    return of_subject
+
+
+def _recording(errors: list[Exception], program: Program) -> Program:
+    name, function, make = program
+
+    def call(*arrays: Any) -> Any:
+        try:
+            return jax.block_until_ready(function(*arrays))
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    return name, call, make
+
+
+@_of_few_programs
+def inputs_untouched(subject: Subject, findings: Findings, every: Sequence[Program]) -> None:
     """No kernel writes to an input that it has not declared to overwrite. That none writes beyond what it is given was found
     out before.
     """
-    for where, function, make in programs(subject):
+    for where, function, make in every:
         arrays = make()
         before = [host(array) for array in arrays]
         names = [*(operand.name for operand in subject.operands), *["a cotangent"] * len(arrays)]
@@ -56,42 +105,46 @@ def inputs_untouched(subject: Subject, findings: Findings) -> None:
                 jax.block_until_ready(function(*arrays))
             for name, array, want in zip(names, arrays, before, strict=False):
                 findings.same_bits([array], [want], f"{where}: {name} after the call")
-    _in_checked_mode(subject, findings, _CHANGED)
+    _in_checked_mode(findings, every, _CHANGED)
 
 
-def outputs_written(subject: Subject, findings: Findings) -> None:
+@_of_few_programs
+def outputs_written(subject: Subject, findings: Findings, every: Sequence[Program]) -> None:
     """Kernels write every element of every output, and do not read what is there before."""
     if subject.is_known and subject.kernel is None:
         raise NotApplicable(f"no kernel for {jax.default_backend()}: XLA writes them")
     if has_checked_mode():
-        for where, got, want in _in_checked_mode(subject, findings, _WRITTEN):
+        for where, got, want in _in_checked_mode(findings, every, _WRITTEN):
             findings.close(got, want, f"{where}: outputs that held other values before")
     if not has_checked_mode() or not subject.is_known:  # a function may call handlers that are not ours
         _in_donated_memory(subject, findings)
 
 
-def late_reads(subject: Subject, findings: Findings) -> None:
+@_of_few_programs
+def late_reads(subject: Subject, findings: Findings, every: Sequence[Program]) -> None:
     """No kernel reads an operand after the result that overwrites it was written."""
     if subject.is_known and not subject.aliases:
         raise NotApplicable("nothing is overwritten")
     with finding_late_reads():
-        _in_checked_mode(subject, findings, _LATE)
+        _in_checked_mode(findings, every, _LATE)
 
 
-def attributes(subject: Subject, findings: Findings) -> None:
+@_of_few_programs
+def attributes(subject: Subject, findings: Findings, every: Sequence[Program]) -> None:
     """Native kernels read the attributes that they are given. XLA counts those of handlers that bind any by name, and
     ignores what it gives to others.
     """
     if not is_native(subject.kernel):
         raise NotApplicable("no native kernel: Python checks the options of others")
-    _in_checked_mode(subject, findings, _IGNORED)
+    _in_checked_mode(findings, every, _IGNORED)
 
 
-def buffers_released(subject: Subject, findings: Findings) -> None:
+@_of_few_programs
+def buffers_released(subject: Subject, findings: Findings, every: Sequence[Program]) -> None:
     """No kernel keeps a Buffer, or an array over one, past its call."""
     if is_native(subject.kernel):
         raise NotApplicable("a native kernel has no Buffers")
-    _in_checked_mode(subject, findings, _KEPT)
+    _in_checked_mode(findings, every, _KEPT)
 
 
 def aliasing(subject: Subject, findings: Findings) -> None:
@@ -112,39 +165,12 @@ def aliasing(subject: Subject, findings: Findings) -> None:
                 findings.same_bits(arrays, before, f"{where}: inputs after the call")
 
 
-def programs(subject: Subject) -> Iterator[tuple[str, Any, Callable[[], list[Any]]]]:
-    """Every kernel there is, forward and backward, and as `vmap` calls them; and what makes their arrays, the operands
-    first: new ones for each call.
-    """
-
-    def mapped() -> list[Any]:
-        return [operand.stack([operand.example(number) for number in range(_SIZE)]) for operand in subject.operands]
-
-    yield "eager", subject.call, subject.arrays
-    yield "compiled", subject.jitted, subject.arrays
-    if subject.operands:
-        yield "vmap", jax.vmap(subject.call), mapped
-    with contextlib.suppress(NotApplicable):
-        subject.need_reverse()
-        yield "gradient", _of_flat(subject, subject.pullback), lambda: [*subject.arrays(), *subject.cotangents()]
-        yield (
-            "vmap of the gradient",
-            _of_flat(subject, subject.mapped_pullback),
-            lambda: [*mapped(), *(on_device([host(ct)] * _SIZE) for ct in subject.cotangents())],
-        )
-
-
-def _of_flat(subject: Subject, gradient: Value) -> Any:
-    count = len(subject.operands)
-    return lambda *arrays: gradient(arrays[:count], arrays[count:])
-
-
-def _in_checked_mode(subject: Subject, findings: Findings, texts: Sequence[str]) -> list[tuple[str, Any, Any]]:
+def _in_checked_mode(findings: Findings, every: Sequence[Program], texts: Sequence[str]) -> list[tuple[str, Any, Any]]:
     """Faults of one kind alone. Returns what ran, the results, and those without checked mode."""
     if not has_checked_mode():
         raise NotApplicable("checked mode is of CPUs")
     results = []
-    for where, function, make in programs(subject):
+    for where, function, make in every:
         try:
             got = _checked(function, make)
             with raising():

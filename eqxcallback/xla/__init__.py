@@ -59,6 +59,7 @@ from .programs import (
     DevicelessError as DevicelessError,
     bring_back as bring_back,
     call_sites as call_sites,
+    calls_kernels as calls_kernels,
     compile_deviceless as compile_deviceless,
     compile_with_plan as compile_with_plan,
     count_operations as count_operations,

@@ -1,5 +1,6 @@
 """Right layers, ops in both lanes, Modules and functions pass whole."""
 
+import functools
 import math
 import os
 import subprocess
@@ -18,7 +19,7 @@ from eqxcallback.ops.cache._cache import _cache_append
 from eqxcallback.ops.norm import _reference as reference
 from eqxcallback.ops.norm._norm import _rms_norm
 from eqxcallback.ops.rotary._rotary import _rotary_embedding
-from eqxcallback.testing import check
+from eqxcallback.testing import _rows_memory, check
 
 from ..layers import Scale
 from .layers import Accumulate, Dense, NoReference, dense, normal, scale
@@ -36,6 +37,23 @@ def test_a_layer_passes(planted):
     report = check(*planted)
     assert report.passed
     assert not_applicable(report).keys() - NOTHING_TO_SAY == {"aliasing", "late reads", "attributes"}
+
+
+def test_no_kernel_runs_nothing_in_checked_mode(monkeypatch):
+    """What is the reference on this platform has no kernel that could write beyond its memory."""
+    runs = []
+    original = _rows_memory._checked
+    monkeypatch.setattr(_rows_memory, "_checked", lambda *args: runs.append(args) or original(*args))
+
+    def unused(x):
+        ops.rms_norm(x)
+        return 2 * x
+
+    function = functools.partial(ops.rms_norm, implementation="reference")
+    assert check(function, normal(1, 3), only="types").passed
+    assert not runs
+    assert check(unused, normal(1, 3), only="types").passed
+    assert runs
 
 
 def test_a_layer_in_16_bits():

@@ -253,6 +253,22 @@ def test_a_buffer_is_kept():
     kept.clear()
 
 
+class KeepsUnderVmap(Unwritten):
+    """Unwritten elements in other calls: what they say comes first."""
+
+    def kernel(self, ctx, out, x):
+        (Scale if np.ndim(out) > 1 else Unwritten).kernel(self, ctx, out, x)
+        if np.ndim(out) > 1:
+            kept.append(out)
+
+
+def test_a_fault_does_not_hide_another():
+    (row,) = failures(*scale(KeepsUnderVmap), only="buffers released")
+    assert {line.partition(":")[0] for line in row.detail.splitlines()} == {"vmap"}
+    assert "was kept past the call" in row.detail
+    kept.clear()
+
+
 # Values.
 
 

@@ -14,6 +14,7 @@ from ._staging import is_outermost as is_outermost
 from ._walk import (
     CallSite as CallSite,
     call_sites as call_sites,
+    calls_kernels as calls_kernels,
     only_jit as only_jit,
     platform_in_use as platform_in_use,
     python_target as python_target,

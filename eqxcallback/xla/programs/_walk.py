@@ -47,6 +47,13 @@ def call_sites(jaxpr: ClosedJaxpr, platform: str) -> list[CallSite]:
     return list(_walk(live, list(range(len(live.invars))), None, 1, platform))
 
 
+def calls_kernels(jaxpr: ClosedJaxpr, platform: str) -> bool:
+    """True if a program runs anything but XLA's own code. Calls whose results nobody uses count: eager ones are made."""
+    inner = _open(jaxpr)
+    sites = _walk(inner, list(range(len(inner.invars))), None, 1, platform)
+    return any(site.primitive != "op" or site.params["call"].lowering(platform) is not None for site in sites)
+
+
 def _walk(
     jaxpr: Jaxpr, arguments: Sequence[int | None], stack: Any, times: int | None, platform: str
 ) -> Iterator[CallSite]:
