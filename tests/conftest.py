@@ -160,11 +160,18 @@ def isa_flags():
     return x86 | {"neon": [], "neon_dot": [neon_dot], "neon_bf16": [f"{neon_dot}+bf16"], "portable": []}
 
 
+_folders: list[pathlib.Path] = []  # of the files of tests that this process has begun
+
+
 @pytest.fixture(scope="module", autouse=True)
-def programs_of_one_file():
-    """Let go of what a file of tests has compiled: the programs of all files take 5 GB of memory in each process."""
+def programs_of_one_folder(request):
+    """Let go of what a folder of tests has compiled: the programs of all folders take 5 GB of memory in each process. Files of
+    one folder compile many small programs alike.
+    """
+    if _folders and _folders[-1] != request.path.parent:
+        jax.clear_caches()
+    _folders.append(request.path.parent)
     yield
-    jax.clear_caches()
     if IS_OLDEST_JAX:
         _mlir_context.cache_clear()
 
