@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import table
-from .families import together
-from .table import floating, normal
+from .table import floating, normal, together
 
 
 @functools.cache

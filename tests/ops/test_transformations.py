@@ -11,9 +11,9 @@ import pytest
 from eqxcallback import ops
 
 from . import table
-from .families import tagged, together
+from .families import tagged
 from .linear.cases import blocks
-from .table import DTYPES, floating, normal
+from .table import DTYPES, floating, normal, together
 
 
 F32 = DTYPES[0]

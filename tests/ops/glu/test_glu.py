@@ -20,19 +20,14 @@ pytestmark = pytest.mark.any_jax_version
 @pytest.mark.parametrize("approximate", [True, False])
 @pytest.mark.parametrize("shape", [(34,), (3, 2), (2, 3, 126), (0, 4), (101, 602)])
 def test_geglu(shape, approximate, isa):
+    native, reference = (table.with_options(f, approximate=approximate) for f in (ops.geglu, glu_reference.geglu))
+    calls = []
     for dtype in DTYPES:
         gate, up = normal(1, shape, dtype, 3.0), normal(2, shape, dtype)
         for args in ((gate,), (gate, up)):
-            table.check_call(ops.geglu, glu_reference.geglu, args, approximate=approximate)
-            wide = [x.astype(np.float32) for x in args]
-            got, want = (
-                table.quickly_compiled(
-                    table.gradients_of_sum(table.with_options(f, approximate=approximate), len(args))
-                )(*of)
-                for f, of in ((ops.geglu, args), (glu_reference.geglu, wide))
-            )
-            for one, exact in zip(got, want, strict=True):
-                table.tolerate(one, np.asarray(exact), 1000)  # of the reference, in f32
+            of_native, of_reference = (table.gradients_of_sum(f, len(args)) for f in (native, reference))
+            calls += [table.Call(native, reference, args), table.Call(of_native, of_reference, args, 1000)]
+    table.check_calls(calls)
 
 
 @pytest.mark.parametrize("approximate", [True, False])

@@ -17,32 +17,33 @@ from ..table import BATCHES, DTYPES, normal
 
 pytestmark = pytest.mark.any_jax_version
 
+NATIVE = table.with_options(ops.linear, implementation="native")
+
 
 @pytest.mark.parametrize("batch", [(), (2,), (3, 7), (0,)])
 @pytest.mark.parametrize(("in_features", "out_features"), [(1, 1), (64, 17), (37, 30), (0, 3), (65, 0)])
 def test_linear(batch, in_features, out_features, isa):
-    linear = table.with_options(ops.linear, implementation="native")
+    calls = []
     for dtype in DTYPES:
         x, weight = normal(1, (*batch, in_features), dtype), normal(2, (out_features, in_features), dtype, 0.1)
-        table.check_call(linear, linear_reference.linear, (x, weight), in_features)
-        table.check_call(linear, linear_reference.linear, (x, weight, normal(3, (out_features,))), in_features)
+        for bias in ((), (normal(3, (out_features,)),)):
+            calls.append(table.Call(NATIVE, linear_reference.linear, (x, weight, *bias), in_features))
+    table.check_calls(calls)
 
 
 @pytest.mark.parametrize("rows", [*range(1, 15), 32])
 def test_each_number_of_rows(rows, isa):
     """Tiles have 1 to 6 rows, and as many each as the others, or one more."""
-    linear = table.with_options(ops.linear, implementation="native")
-    for dtype in DTYPES:
-        args = (normal(1, (rows, 70), dtype), normal(2, (23, 70), dtype, 0.1))
-        table.check_call(linear, linear_reference.linear, args, 70)
+    operands = [(normal(1, (rows, 70), dtype), normal(2, (23, 70), dtype, 0.1)) for dtype in DTYPES]
+    table.check_calls(table.Call(NATIVE, linear_reference.linear, args, 70) for args in operands)
 
 
 @pytest.mark.parametrize("batch", [(), (6,)])
 def test_linear_on_many_threads(batch, isa):
-    linear = table.with_options(ops.linear, implementation="native")
-    for dtype in DTYPES:
-        args = (normal(1, (*batch, 1000), dtype), normal(2, (3001, 1000), dtype, 0.1), normal(3, (3001,)))
-        table.check_call(linear, linear_reference.linear, args, 1000)
+    operands = [
+        (normal(1, (*batch, 1000), dtype), normal(2, (3001, 1000), dtype, 0.1), normal(3, (3001,))) for dtype in DTYPES
+    ]
+    table.check_calls(table.Call(NATIVE, linear_reference.linear, args, 1000) for args in operands)
 
 
 @pytest.mark.parametrize(
@@ -69,25 +70,16 @@ def test_few_rows_are_for_the_kernel(rows, dtype, out_features, calls):
 def test_int8_linear(batch, in_features, out_features, isa):
     weight: Any = np.random.default_rng(1).integers(-128, 128, (out_features, in_features), np.int8)
     scale = normal(2, (out_features,), scale=0.01)
-    for dtype in DTYPES:
-        table.check_call(
-            ops.int8_linear,
-            linear_reference.int8_linear,
-            (normal(3, (*batch, in_features), dtype), weight, scale),
-            in_features,
-        )
+    operands = [(normal(3, (*batch, in_features), dtype), weight, scale) for dtype in DTYPES]
+    table.check_calls(table.Call(ops.int8_linear, linear_reference.int8_linear, args, in_features) for args in operands)
 
 
 @pytest.mark.parametrize("batch", [(), (33,)])
 def test_int8_linear_on_many_threads(batch, isa):
     weight: Any = np.random.default_rng(1).integers(-128, 128, (3001, 1000), np.int8)
-    for dtype in DTYPES:
-        table.check_call(
-            ops.int8_linear,
-            linear_reference.int8_linear,
-            (normal(3, (*batch, 1000), dtype), weight, normal(2, (3001,), scale=0.01)),
-            1000,
-        )
+    scale = normal(2, (3001,), scale=0.01)
+    operands = [(normal(3, (*batch, 1000), dtype), weight, scale) for dtype in DTYPES]
+    table.check_calls(table.Call(ops.int8_linear, linear_reference.int8_linear, args, 1000) for args in operands)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -47,13 +47,6 @@ def quantized(x, block):
     return (np.rint(levels) * step).reshape(x.shape)
 
 
-def check(function, reference, args, terms):
-    got = table.quickly_compiled(function)(*args)
-    assert got.dtype == args[0].dtype
-    wide = [np.asarray(args[0], np.float32), *args[1:]]
-    table.tolerate(got, np.asarray(table.quickly_compiled(reference)(*wide)), terms)
-
-
 @pytest.mark.parametrize("block", [1, 4, 32])
 def test_what_is_quantized(block):
     x = np.concatenate([normal(1, (5, 64)), [np.zeros(64), np.full(64, -3e38), np.arange(64) - 31.5]]).astype(
@@ -76,19 +69,19 @@ def test_blocks_that_are_not_finite_stay():
 @pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 33), (0,)])
 @pytest.mark.parametrize(("in_features", "out_features"), [(1, 1), (64, 17), (37, 30), (0, 3), (65, 0), (200, 9)])
 def test_int8_linear(batch, in_features, out_features, isa):
-    for dtype in DTYPES:
-        args = (normal(3, (*batch, in_features), dtype), *weights_of(out_features, in_features))
-        check(int8_linear, INT8_REFERENCE, args, in_features)
+    weight, scale = weights_of(out_features, in_features)
+    operands = [(normal(3, (*batch, in_features), dtype), weight, scale) for dtype in DTYPES]
+    table.check_calls(table.Call(int8_linear, INT8_REFERENCE, args, in_features) for args in operands)
 
 
 @pytest.mark.parametrize("rows", [1, 33])
 def test_on_many_threads(rows, isa):
     args = (normal(3, (rows, 1000)), *weights_of(3001, 1000))
-    check(int8_linear, INT8_REFERENCE, args, 1000)
+    table.check_calls([table.Call(int8_linear, INT8_REFERENCE, args, 1000)])
     for encoding in cases.ENCODINGS:
         reference = table.with_options(BLOCKS_REFERENCE, encoding=encoding)
-        blocks = cases.blocks(2, 3001, 992, encoding)
-        check(quantized_linear(encoding), reference, (normal(3, (rows, 992)), blocks), 992)
+        args = (normal(3, (rows, 992)), cases.blocks(2, 3001, 992, encoding))
+        table.check_calls([table.Call(quantized_linear(encoding), reference, args, 992)])
 
 
 @pytest.mark.parametrize("encoding", cases.ENCODINGS)
@@ -96,9 +89,9 @@ def test_on_many_threads(rows, isa):
 @pytest.mark.parametrize(("in_blocks", "out_features"), [(0, 3), (1, 1), (3, 0), (5, 21)])
 def test_quantized_linear(in_blocks, out_features, rows, encoding, isa):
     reference = table.with_options(BLOCKS_REFERENCE, encoding=encoding)
-    for dtype in DTYPES:
-        args = (normal(3, (rows, 32 * in_blocks), dtype), cases.blocks(2, out_features, 32 * in_blocks, encoding))
-        check(quantized_linear(encoding), reference, args, 32 * in_blocks)
+    blocks = cases.blocks(2, out_features, 32 * in_blocks, encoding)
+    operands = [(normal(3, (rows, 32 * in_blocks), dtype), blocks) for dtype in DTYPES]
+    table.check_calls(table.Call(quantized_linear(encoding), reference, args, 32 * in_blocks) for args in operands)
 
 
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True)
