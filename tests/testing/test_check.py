@@ -40,7 +40,7 @@ def test_a_layer_passes(planted):
 
 
 def test_no_kernel_runs_nothing_in_checked_mode(monkeypatch):
-    """What is the reference on this platform has no kernel that could write beyond its memory."""
+    """A program without kernels cannot write beyond its memory, and one whose result nobody uses still can."""
     runs = []
     original = _rows_memory._checked
     monkeypatch.setattr(_rows_memory, "_checked", lambda *args: runs.append(args) or original(*args))
