@@ -3,7 +3,7 @@
 A table says which array of a Module a tensor of a file is. A `*` stands for any one part of a name, and for the same on the
 other side:
 
-    {"encoder.layer.*.attention.self.query.*": "blocks.*.query.*"}
+    {"encoder.layer.*.attention.self.query.*": "blocks.*.projections.0.*"}
 
 It is strict: each array of the Module has a tensor of its shape and dtype, and each tensor of the file an array. The blocks of
 a `QuantizedLinear` are quantised tensors of its encoding; if they are packed, files have them unpacked.

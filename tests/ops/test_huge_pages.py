@@ -91,6 +91,7 @@ def test_weights_are_moved_into_huge_pages():
 
 def test_other_leaves_are_left_alone():
     assert eqxc.use_huge_pages({"f": jax.nn.relu, "n": 3, "x": np.ones(8), "none": None}) == 0
+    assert eqxc.use_huge_pages(jax.random.key(0)) in (0, 8)
     sizes = []
     jax.jit(lambda x: sizes.append(eqxc.use_huge_pages(x)))(jnp.ones(8))
     assert sizes == [0]
