@@ -11,7 +11,6 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 import eqxcallback as eqxc
@@ -200,8 +199,8 @@ def with_one_projection(model: Bert) -> Bert:
     """The model with one product for queries, keys and values, which reads its operand once. It cannot be saved under `NAMES`."""
 
     def joined(block: Block) -> Block:
-        parts = [[np.asarray(layer.weight), np.asarray(layer.bias)] for layer in block.projections]
-        weight, bias = (jax.device_put(np.concatenate(of_all)) for of_all in zip(*parts, strict=True))
+        weight = jnp.concatenate([layer.weight for layer in block.projections])
+        bias = jnp.concatenate([layer.bias for layer in block.projections])
         new = eqx.filter_eval_shape(eqxc.nn.Linear, weight.shape[1], weight.shape[0], key=jax.random.key(0))
         layer = eqx.tree_at(lambda layer: (layer.weight, layer.bias), new, (weight, bias))
         return eqx.tree_at(lambda block: block.projections, block, (layer,))
