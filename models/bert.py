@@ -199,8 +199,9 @@ def with_one_projection(model: Bert) -> Bert:
     """The model with one product for queries, keys and values, which reads its operand once. It cannot be saved under `NAMES`."""
 
     def joined(block: Block) -> Block:
-        weight = jnp.concatenate([layer.weight for layer in block.projections])
-        bias = jnp.concatenate([layer.bias for layer in block.projections])
+        layers: Any = block.projections  # which all have a bias
+        weight = jnp.concatenate([layer.weight for layer in layers])
+        bias = jnp.concatenate([layer.bias for layer in layers])
         new = eqx.filter_eval_shape(eqxc.nn.Linear, weight.shape[1], weight.shape[0], key=jax.random.key(0))
         layer = eqx.tree_at(lambda layer: (layer.weight, layer.bias), new, (weight, bias))
         return eqx.tree_at(lambda block: block.projections, block, (layer,))
