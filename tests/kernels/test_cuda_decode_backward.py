@@ -196,7 +196,7 @@ def test_any_number_of_parts_with_options(parts):
     ids=str,
 )
 def test_gradients_that_are_not_needed(options, needed, launched):
-    """Without those of the cache, or of slopes, there is no launch for them."""
+    """Nothing is launched for gradients of the cache, or of slopes, that nobody needs."""
     case, more = example_with(options, (2, 70, 4, 2, 16), F32)
     dout = upstream(case)
     call = backward(case, dout, needed=needed, **more)
