@@ -7,7 +7,6 @@
 #include <exception>
 #include <new>
 #include <thread>
-#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -67,20 +66,16 @@ class WaitingHelpers {
  public:
   // Returns the next job, or null if none comes in time.
   Job* wait(int64_t places) {
-    auto now = Clock::now();
-    if (now < busy_until_.load(std::memory_order_relaxed)) return nullptr;
     for (int64_t i = 0; i < std::min(places, kPlaces); ++i) {
       Place& place = places_[i];
       void* content = nullptr;
       if (!place.content.compare_exchange_strong(content, &place, std::memory_order_relaxed)) continue;
-      for (const auto end = now + kWait; now < end;) {
+      for (const auto end = Clock::now() + kWait; Clock::now() < end;) {
         for (int polls = 0; polls < 16; ++polls) {
           pause();
           if (place.content.load(std::memory_order_relaxed) != &place) return job_of(place);
         }
         std::this_thread::yield();
-        const auto before = std::exchange(now, Clock::now());
-        if (now - before > kAway) busy_until_.store(now + kBusy, std::memory_order_relaxed);
       }
       content = &place;
       const bool nobody_came = place.content.compare_exchange_strong(content, nullptr, std::memory_order_relaxed);
@@ -110,11 +105,7 @@ class WaitingHelpers {
   using Clock = std::chrono::steady_clock;
 
   // Longer than the time between two kernels of a program, and short for a program that has ended.
-  static constexpr std::chrono::microseconds kWait{50};
-  // A helper that yielded for so long has lost its processor to another thread. A thread that is woken gets it back
-  // sooner than a thread that polled, so for a while no helper waits.
-  static constexpr std::chrono::microseconds kAway{300};
-  static constexpr std::chrono::milliseconds kBusy{50};
+  static constexpr std::chrono::microseconds kWait{100};
   static constexpr int64_t kPlaces = 64;
 
   struct alignas(64) Place {
@@ -127,7 +118,6 @@ class WaitingHelpers {
   }
 
   Place places_[kPlaces];
-  std::atomic<Clock::time_point> busy_until_{};
 };
 
 WaitingHelpers waiting_helpers;

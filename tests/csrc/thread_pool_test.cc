@@ -114,7 +114,7 @@ void helpers_wait(const cpu::Executor& executor) {
   const int before = scheduled;
   std::atomic<int> tasks{0};
   int calls = 0;
-  // Not each call finds one: on a busy machine they wait less.
+  // Not each call finds one: a helper may be late.
   while (calls < 100'000 && scheduled - before == 3 * calls) {
     cpu::parallel_for(executor, 8, 1e6, [&](int64_t, int64_t) { ++tasks; });
     if (++calls % 100 == 0) join_all();

@@ -95,23 +95,30 @@ void softmax(Element element, const Softmax& args, const Executor& executor) {
   });
 }
 
+// dx = factor * weight * (dout - dot) where elements take part, and 0 elsewhere. What was read for it is x or y.
+template <bool kMask, class T, class Put>
+void put_gradient(Put put, T* dx, const float* weights, const T* read, const T* dout, const int8_t* mask, int64_t size,
+                  float factor, float dot) {
+  const F factors = Simd::broadcast(factor), dots = Simd::broadcast(dot);
+  for_vectors(size, [&](int64_t i, auto count) {
+    prefetch_next_row(read, size, i);
+    prefetch_next_row(dout, size, i);
+    F gradient = Simd::mul(Simd::mul(load(weights + i, count), factors), Simd::sub(load(dout + i, count), dots));
+    if constexpr (kMask) gradient = taking(gradient, mask, i, count, 0);
+    put(dx + i, gradient, count);
+  });
+}
+
 // dx = scale * y * (dout - sum(dout * y)), of a row of results y.
 template <bool kMask, class Put>
 void softmax_backward_row(Put put, float* dx, const float* y, const float* dout, const int8_t* mask, float* /*powers*/,
                           int64_t size, float scale) {
-  const F dot = Simd::broadcast(sum_of(size, [&](F acc, int64_t i, auto count) {
+  const float dot = sum_of(size, [&](F acc, int64_t i, auto count) {
     F upstream = load(dout + i, count);
     if constexpr (kMask) upstream = taking(upstream, mask, i, count, 0);
     return Simd::fma(upstream, load(y + i, count), acc);
-  }));
-  const F factor = Simd::broadcast(scale);
-  for_vectors(size, [&](int64_t i, auto count) {
-    prefetch_next_row(y, size, i);
-    prefetch_next_row(dout, size, i);
-    F gradient = Simd::mul(Simd::mul(load(y + i, count), factor), Simd::sub(load(dout + i, count), dot));
-    if constexpr (kMask) gradient = taking(gradient, mask, i, count, 0);
-    put(dx + i, gradient, count);
   });
+  put_gradient<kMask>(put, dx, y, y, dout, mask, size, scale, dot);
 }
 
 // The same of a row of x: results rounded to 16 bits would be too coarse for the difference, and are computed anew.
@@ -126,14 +133,7 @@ void softmax_backward_row(Put put, T* dx, const T* x, const T* dout, const int8_
   });
   if (kMask && !(sum > 0)) return fill_row(put, dx, mask, size, sum);
   const float inverse = 1.0f / sum;
-  const F dot = Simd::broadcast(Simd::sum(products) * inverse), factor = Simd::broadcast(scale * inverse);
-  for_vectors(size, [&](int64_t i, auto count) {
-    prefetch_next_row(x, size, i);
-    prefetch_next_row(dout, size, i);
-    F gradient = Simd::mul(Simd::mul(load(powers + i, count), factor), Simd::sub(load(dout + i, count), dot));
-    if constexpr (kMask) gradient = taking(gradient, mask, i, count, 0);
-    put(dx + i, gradient, count);
-  });
+  put_gradient<kMask>(put, dx, powers, x, dout, mask, size, scale * inverse, Simd::sum(products) * inverse);
 }
 
 template <bool kMask, class T>
