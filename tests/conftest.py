@@ -38,6 +38,8 @@ import pytest
 
 from eqxcallback import _ext
 
+from . import cuda12
+
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -102,7 +104,7 @@ def pytest_addoption(parser):
         "--part",
         metavar="I/N",
         type=_part,
-        help="every N-th row of each parametrised test, from row I on; tests marked `compilers` run whole",
+        help="every N-th row of each parametrised test, from row I on; of tests marked `compilers` all",
     )
 
 
@@ -112,16 +114,31 @@ def _part(text):
 
 
 def pytest_collection_modifyitems(config, items):
-    if config.getoption("--part") is None:
-        return
-    index, count = config.getoption("--part")
     rows = collections.defaultdict(list)
     for item in items:
-        if hasattr(item, "callspec") and item.get_closest_marker("compilers") is None:
-            rows[item.nodeid.partition("[")[0]].append(item)
-    left_out = {item for of_test in rows.values() for item in _left_out(of_test, index, count)}
+        if hasattr(item, "callspec") and (part := _part_of(item, config.getoption("--part"))) is not None:
+            rows[item.nodeid.partition("[")[0], part].append(item)
+    left_out = {item for (_, part), of_test in rows.items() for item in _left_out(of_test, *part)}
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=list(left_out))
+
+
+def _part_of(item, part):
+    """Return which part of its test's rows run; `None` for all."""
+    if item.get_closest_marker("compiled_code") is not None:
+        return None if cuda12.IS_TWIN else (0, 3)
+    return None if item.get_closest_marker("compilers") is not None else part
+
+
+def pytest_collection_finish():
+    """Freeze what is there by now and stays: all modules, and the tests. Python's collector, which some tests call often, need
+    not go through that: a collection takes a second less."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()
 
 
 def _left_out(rows, index, count):

@@ -22,6 +22,7 @@ from .test_cuda_cross_entropy import example
 
 pytestmark = [
     pytest.mark.compilers,
+    pytest.mark.compiled_code,
     pytest.mark.skipif(unavailable() is not None, reason=str(unavailable())),
 ]
 

@@ -44,7 +44,7 @@ def test_operands_are_left_as_they_are(row, dtype, isa):
         assert np.asarray(arg).tobytes() == before.tobytes()
 
 
-def test_calls_from_many_threads_at_once(isa):
+def test_calls_from_many_threads_at_once():
     work = [row.wanted(dtype) for dtype in DTYPES for row in LARGE if row.make is not attention]
 
     def run(worker):

@@ -25,7 +25,7 @@ from .compiled import SHARED_MEMORY, compiled, loops, spills_in_the_main_loop
 from .spilled import SPILLED
 
 
-pytestmark = pytest.mark.usefixtures("triton_cache")
+pytestmark = [pytest.mark.compiled_code, pytest.mark.usefixtures("triton_cache")]
 
 VERSION = ".".join(triton.__version__.split(".")[:2])
 
