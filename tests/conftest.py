@@ -164,7 +164,7 @@ def pytest_runtest_call(item):
 @pytest.fixture(scope="session")
 def isa_flags():
     """The options that the file of each instruction set is compiled with."""
-    text = (pathlib.Path(__file__).parents[1] / "CMakeLists.txt").read_text()
+    text = (pathlib.Path(__file__).parents[1] / "csrc/cpu/CMakeLists.txt").read_text()
 
     def set_to(start):
         match = re.search(rf"set\({start} ([^)]*)\)", text)
