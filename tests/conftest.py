@@ -130,17 +130,6 @@ def _part_of(item, part):
     return None if item.get_closest_marker("compilers") is not None else part
 
 
-def pytest_collection_finish():
-    """Freeze what is there by now and stays: all modules, and the tests. Python's collector, which some tests call often, need
-    not go through that: a collection takes a second less."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_sessionfinish():
-    gc.unfreeze()
-
-
 def _left_out(rows, index, count):
     """Return the rows of one part. If a test has fewer rows than parts, each part has one."""
     return [row for i, row in enumerate(rows) if i % count != index % len(rows)]

@@ -56,7 +56,7 @@ def test_addresses_in_handlers(address_package):
 def test_addresses_in_kernels(address_package, tmp_path):
     """All instruction sets compute the same. Without Python: its memory is not what a kernel is given here."""
     program = str(tmp_path / "every_kernel")
-    objects = [str(path) for path in (address_package.parent / "build").rglob("cpu/*.o")]
+    objects = [str(path) for path in (address_package.parent / "build").rglob("kernels.dir/*.o")]
     command = ["g++", "-std=c++17", "-O0", "-g", "-fsanitize=address,undefined", "-I", str(ROOT / "csrc")]
     command += [str(ROOT / "tests/csrc/every_kernel.cc"), *objects, "-o", program]
     subprocess.run(command, check=True)
