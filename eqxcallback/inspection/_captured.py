@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from .. import xla
-from ._hlo import Module
+from ._hlo import Instruction, Module
 from ._matching import match
 from ._report import ExternalCall
 from ._thunks import Thunk, parse
@@ -65,10 +65,12 @@ class _Plan:
         self.smallest = (re.findall(rf"{SMALLEST}: (\d+)", compiled.config) or ["0"])[0]
         self._commands = re.findall(rf"{_COMMANDS}: (\w+)", compiled.config) if compiled.config else None
         named = {thunk.name: thunk for outer in self.top for thunk in outer if thunk.name}
-        matches = match(calls, Module(compiled.hlo_text))
+        module = Module(compiled.hlo_text)
+        matches = match(calls, module)
         self.is_known = {i: bool(instructions) for i, instructions in matches.items()}
+        # XLA joins a call with the slice that it reads: the thunk is then of both.
         self.places = {
-            i: [named[instruction.name] for instruction in instructions if instruction.name in named]
+            i: [named[name] for instruction in instructions for name in _names(module, instruction) if name in named]
             for i, instructions in matches.items()
         }
         self._calls = {thunk: calls[i] for i, thunks in self.places.items() for thunk in thunks}
@@ -95,6 +97,12 @@ class _Plan:
         around = [thunk for thunk in around if thunk.branch == buffer.branch]
         i = around.index(buffer)
         return [self.describe(thunk) for thunk in (*around[max(i - 1, 0) : i], *around[i + 1 : i + 2])]
+
+
+def _names(module: Module, instruction: Instruction) -> list[str]:
+    """Of itself, and of the fusion that it is in."""
+    caller = module.callers.get(instruction.computation)
+    return [instruction.name, *([caller.name] if caller is not None and caller.opcode == "fusion" else [])]
 
 
 def _judge(i: int, plan: _Plan, runs: Callable[[], _Plan]) -> tuple[bool | None, str]:

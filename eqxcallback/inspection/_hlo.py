@@ -81,9 +81,11 @@ class Module:
 
     def dims(self, instruction: Instruction) -> tuple[str, ...]:
         """Return the sizes of its operands and results, as text: `"3,4"`. Tokens, which order calls, have none."""
+        return self.dims_of_operands(instruction) + _dims(instruction.shape)
+
+    def dims_of_operands(self, instruction: Instruction) -> tuple[str, ...]:
         inside = self.computations[instruction.computation]
-        types = [*(inside[name].shape for name in instruction.operands), instruction.shape]
-        return tuple(dims for text in types for dims in re.findall(r"\b(?!token\[)\w+\[([\d,]*)\]", text))
+        return tuple(dims for name in instruction.operands for dims in _dims(inside[name].shape))
 
     @functools.cached_property
     def callers(self) -> Mapping[str, Instruction]:
@@ -93,6 +95,10 @@ class Module:
     def is_in_loop(self, instruction: Instruction) -> bool:
         caller = self.callers.get(instruction.computation)
         return caller is not None and (caller.opcode == "while" or self.is_in_loop(caller))
+
+
+def _dims(shape: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\b(?!token\[)\w+\[([\d,]*)\]", shape))
 
 
 def _instruction(line: str, computation: str) -> Instruction | None:

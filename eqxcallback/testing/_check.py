@@ -5,6 +5,8 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import jax
+
 from .. import debug
 from ..core import AnyNumber, PyTree, Value, quiet, raising
 from . import (
@@ -119,7 +121,8 @@ def check(
     - `determinism`: the same call has the same bits; `stateless`: and after another call; `threads`: and beside others.
     - `vmap`: each array alone, along each kind of axis; `vmap of all`: together, and an ensemble of layers; `nested vmap`:
         around the same and around different arrays; `zero size`, `odd shapes`: batches of 0, 1, 7 and 17.
-    - `grad`, `partial grads`, `jvp`, `hessian`: against the reference; `finite differences`: against values alone.
+    - `grad`, `partial grads`, `jvp`, `hessian`: against the reference; `finite differences`: against values alone. All rows run
+        with `jax.default_matmul_precision("highest")`, without which a GPU's products in f32 have ten bits.
     - `checkpoint`, `scan`, `vmap of grad`, `grad of vmap`: values and gradients of programs.
     - `dtypes`: all floating arrays, parameters too, in f16, bf16, f32 and f64. A kernel may refuse one by a `TypeError` or a
         `ValueError`.
@@ -139,7 +142,8 @@ def check(
     tolerance, shown = Tolerance(rtol, atol), Progress(progress)
     rows: list[Row] = []
     title = ""
-    with quiet():  # what is slow is right, and no more is asked here
+    # What is slow is right, and no more is asked here. A GPU's products in f32 would round their factors to ten bits.
+    with quiet(), jax.default_matmul_precision("highest"):
         for part in parts(layer_or_op, emulate, names, only is not None):
             it = subject(part.target, args, options, reference, seed)
             title = (title or it.name) + part.note

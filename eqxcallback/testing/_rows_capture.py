@@ -56,7 +56,7 @@ _GOES_ON = (_FORBIDDEN[0], f"The error went unseen: check what each call of CUDA
 
 # What it was, by the calls below the user's line and the text of the error. The first one that fits: a read waits as well.
 _BY_CALL: Sequence[tuple[str, tuple[str, str]]] = (
-    (r"DtoH|ToHost|asnumpy|tolist|array\w*\.(get|item)\b|__(float|int|bool|index|complex|array)__", _HOST_READ),
+    (r"DtoH|D2H|ToHost|asnumpy|tolist|array\w*\.(get|item)\b|__(float|int|bool|index|complex|array)__", _HOST_READ),
     (r"CaptureImplicit|CAPTURE_IMPLICIT|\b906\b", _DEFAULT_STREAM),
     (r"[Aa]lloc", _ALLOCATES),
     (r"[Ss]ynchroni", _WAITS),
@@ -165,7 +165,7 @@ def _raised(error: BaseException, *, is_refused: bool) -> str:
         sin, remedy, text = *_ALLOCATES, str(error)
     elif isinstance(error, TypeError) and "is in the memory of a" in text:  # as our Buffers say it
         sin, remedy = _HOST_READ
-    elif is_refused:
+    elif is_refused or "stream is capturing" in text:  # CuPy asks before it copies, and what was recorded stays good
         said = "\n".join([*calls, text])
         sin, remedy = next((named for pattern, named in _BY_CALL if re.search(pattern, said)), _FORBIDDEN)
     return f"{sin}, {place}: {text.rstrip('.')}. {remedy}".rstrip()

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxcallback as eqxc
+from eqxcallback import ops
 
 from .programs import ONE, X, callback, calls_of, captured, plain, reports
 
@@ -176,6 +177,18 @@ def test_commands_that_are_not_recorded():
 def test_calls_that_are_gone():
     merged = reports(eqxc.jit_captured(lambda x: callback(x) + callback(x)))
     assert [call[0] for call in merged] == [True, True]
+
+
+def test_a_call_joined_with_the_slice_that_it_reads():
+    """One thunk of both, which has not the name of the call. Beside it one with other operands."""
+
+    def program(x, keys):
+        attended = ops.attention(x, x, x, causal=True)
+        return attended, ops.decode_attention(x[-1], keys, keys, jnp.int32(100))
+
+    x, keys = (jax.ShapeDtypeStruct((rows, 4, 64), jnp.bfloat16) for rows in (32, 200))
+    calls = eqxc.inspect(eqxc.jit_captured(program), x, keys, platform="cuda").calls
+    assert {call.op: call.captured for call in calls} == {"attention": True, "decode_attention": True}
 
 
 def test_copies():

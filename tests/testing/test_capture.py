@@ -60,7 +60,7 @@ def test_what_a_kernel_is_given_while_it_is_recorded(driver):
     class Seen(Copy):
         def launch(self, ctx, out, x):
             seen.append((ctx.platform, ctx.stream == ctx.__cuda_stream__()[1], x.writeable, out.writeable, x.shape))
-            seen.append(out.__cuda_array_interface__["stream"] == ctx.stream != 0)
+            seen.append(out.__cuda_array_interface__["stream"] is None)
             kept.append(out)
             super().launch(ctx, out, x)
 
@@ -134,6 +134,13 @@ class ReadsThroughNumPy(Copy):
             super().launch(ctx, out, x)
 
 
+class IsRefusedByCuPy(Copy):
+    """Which asks whether the stream is captured before it copies."""
+
+    def launch(self, ctx, out, x):
+        raise RuntimeError("the current stream is capturing, so D2H transfers are disallowed.")
+
+
 class Raises(Copy):
     def launch(self, ctx, out, x):
         raise ValueError("not like this")
@@ -156,6 +163,7 @@ class IgnoresErrors(Copy):
         (Waits, "waits for the GPU", "leave it out"),
         (Reads, "reads values on the host", "compute with them on the GPU"),
         (ReadsThroughNumPy, "reads values on the host", "compute with them on the GPU"),
+        (IsRefusedByCuPy, "reads values on the host", "compute with them on the GPU"),
         (Raises, "raises while it is recorded, and not otherwise", "ValueError: not like this"),
         (IgnoresErrors, "does what may not be done while a stream is captured", "check what each call of CUDA returns"),
     ],
