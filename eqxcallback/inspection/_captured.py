@@ -100,7 +100,7 @@ class _Plan:
 
 
 def _names(module: Module, instruction: Instruction) -> list[str]:
-    """Of itself, and of the fusion that it is in."""
+    """The names of the instruction itself and of the fusion that it is in."""
     caller = module.callers.get(instruction.computation)
     return [instruction.name, *([caller.name] if caller is not None and caller.opcode == "fusion" else [])]
 

@@ -135,7 +135,7 @@ class ReadsThroughNumPy(Copy):
 
 
 class IsRefusedByCuPy(Copy):
-    """Which asks whether the stream is captured before it copies."""
+    """CuPy asks whether the stream is captured before it copies."""
 
     def launch(self, ctx, out, x):
         raise RuntimeError("the current stream is capturing, so D2H transfers are disallowed.")
