@@ -1,7 +1,7 @@
 """Norms, gates, rotation and loss as each peer has them. They are bound by memory, on every platform."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -251,9 +251,10 @@ def case_contestants(
     case: Case,
     which: Pass,
     args: tuple[Any, ...],
-    torch_runner: Callable[[Callable[[], Any]], Runner],
+    torch_runner: Callable[[Callable[[Sequence[Any]], Callable[[], Any]], Sequence[Any]], Runner],
 ) -> dict[str, Callable[[], Runner]]:
-    """Ours first. A backward pass alone is after a forward one; XLA may do better if it begins with the operands."""
+    """Ours first. A backward pass alone is after a forward one; XLA may do better if it begins with the operands. `torch_runner`
+    gets a function of operands that returns PyTorch's call on them, and the operands."""
     given = operands(case.ours, which, args)
 
     def runner(f: Callable[..., jax.Array]) -> Runner:
@@ -266,7 +267,7 @@ def case_contestants(
     def of_torch() -> Runner:
         assert case.torch is not None
         f = functools.partial(case.torch, torch().nn.functional)
-        return torch_runner(torch_call(f, which, case.differentiable, given))
+        return torch_runner(functools.partial(torch_call, f, which, case.differentiable), given)
 
     xla = {f"XLA: {name}": f for name, f in case.formulations.items()}
     rivals = {**xla, **case.peers}

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -57,8 +57,13 @@ def waited_for(call: Callable[[], Any]) -> Runner:
     return Runner(run, call)
 
 
+def waited_for_on(make: Callable[[Sequence[Any]], Callable[[], Any]], args: Sequence[Any]) -> Runner:
+    """The same of the call that `make` returns of operands."""
+    return waited_for(make(args))
+
+
 def probe(call: Callable[[], Any]) -> Runner:
-    """The same, of one whose result is not compared."""
+    """Make a runner of such a call whose result is not compared."""
     return waited_for(call)._replace(result=None)
 
 

@@ -11,7 +11,7 @@ from ._cases import CASES, case_contestants
 from ._contestants import Pass
 from ._probes import READ, read_bytes, read_runner
 from ._rows import BEST, Goal, Row, Setting
-from ._timing import waited_for
+from ._timing import waited_for_on
 
 
 # With the vocabulary of Llama 2, which the goals were measured with.
@@ -32,7 +32,7 @@ def measure(setting: Setting) -> Iterator[Row]:
         args = case.args(shape, dtype)
         passes: tuple[Pass, ...] = ("forward", "forward + backward")
         for which, moved in zip(passes, case.moved, strict=True):
-            contestants = case_contestants(setting, case, which, args, waited_for)
+            contestants = case_contestants(setting, case, which, args, waited_for_on)
             contestants[READ] = functools.partial(read_runner, setting)
             yield Row(
                 f"{which}, {model} {list(shape)}",

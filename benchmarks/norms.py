@@ -10,7 +10,7 @@ from ._cases import CASES, case_contestants
 from ._contestants import Pass
 from ._probes import COPY, copied_bytes, copy_runner
 from ._rows import BEST, Goal, Row, Setting
-from ._timing import waited_for
+from ._timing import waited_for_on
 
 
 _F32, _BF16 = jnp.float32, jnp.bfloat16
@@ -42,7 +42,7 @@ def measure(setting: Setting) -> Iterator[Row]:
                 chosen = list(of_models.items())[: 1 if setting.quick or which == "backward" or dtype == _BF16 else 4]
                 for model, shape in chosen:
                     args = case.args(shape, dtype)
-                    contestants = case_contestants(setting, case, which, args, waited_for)
+                    contestants = case_contestants(setting, case, which, args, waited_for_on)
                     contestants[COPY] = functools.partial(copy_runner, setting, args[0].nbytes)
                     yield Row(
                         f"{name} {which}, {jnp.dtype(dtype).name}, {model} {list(shape)}",

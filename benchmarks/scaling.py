@@ -18,7 +18,7 @@ from . import attention, decode, shapes
 from ._cases import CASES, case_contestants
 from ._contestants import normal
 from ._rows import OURS, Row, Setting
-from ._timing import Runner, waited_for
+from ._timing import Runner, waited_for_on
 
 
 Points = Callable[[Sequence[int]], Sequence[int]]
@@ -72,7 +72,7 @@ def _rows_and_widths(setting: Setting, points: Points) -> Iterator[Row]:
     of_rows = [((count, width), ("layer_norm of width 768", "rows"), count) for count in points(_powers(1, 4096))]
     of_widths = [((rows, size), ("layer_norm of 256 rows", "width"), size) for size in points(_powers(64, 16_384))]
     for shape, curve, x in of_rows + of_widths:
-        race = setting.race(case_contestants(setting, case, "forward", case.args(shape, jnp.float32), waited_for))
+        race = setting.race(case_contestants(setting, case, "forward", case.args(shape, jnp.float32), waited_for_on))
         yield Row(f"layer_norm {list(shape)}", "us", 1, race, curve=curve, x=x, tolerance=1e-4)
 
 

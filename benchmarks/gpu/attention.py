@@ -16,7 +16,7 @@ from .._timing import Runner
 from ..programs import decode_by_tensor_cores
 from . import of_tokamax
 from .probe import COPY, copy_runner
-from .timing import torch_runner
+from .torch_timing import torch_runner
 
 
 Shape = shapes.Attention
@@ -87,8 +87,10 @@ def sdpa_runner(shape: Shape, backward: bool) -> Runner:
     attend = functools.partial(torch().nn.functional.scaled_dot_product_attention, **options)
     args = [x.swapaxes(1, 2) for x in ([cotangent] if backward else []) + [q, k, v]]
     which: Pass = "forward + backward" if backward else "forward"
-    call = torch_call(attend, which, (0, 1, 2), args)
-    return torch_runner(call)._replace(result=lambda: jax.tree.map(lambda x: x.transpose(1, 2), call()))
+    made = torch_runner(functools.partial(torch_call, attend, which, (0, 1, 2)), args)
+    result = made.result
+    assert result is not None
+    return made._replace(result=lambda: jax.tree.map(lambda x: x.transpose(1, 2), result()))
 
 
 # batch, heads, kv_heads, keys, size
@@ -133,7 +135,11 @@ def measure_decode(setting: Setting) -> Iterator[Row]:
 
 
 def _torch_decode(q: jax.Array, k: jax.Array, v: jax.Array) -> Runner:
-    query = to_torch(q)[:, :, None]
-    keys, values = (to_torch(x).transpose(1, 2) for x in (k, v))
     attend = torch().nn.functional.scaled_dot_product_attention
-    return torch_runner(lambda: attend(query, keys, values, enable_gqa=True)[:, :, 0])
+
+    def make(args: Sequence[jax.Array]) -> Callable[[], Any]:
+        query, keys, values = map(to_torch, args)
+        query, keys, values = query[:, :, None], keys.transpose(1, 2), values.transpose(1, 2)
+        return lambda: attend(query, keys, values, enable_gqa=True)[:, :, 0]
+
+    return torch_runner(make, (q, k, v))

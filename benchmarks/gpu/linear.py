@@ -17,7 +17,7 @@ from ..linear import Apply, expanded, f32, ours, quantized, weights
 from ..programs import quantized_linear_by_tensor_cores
 from . import of_tokamax
 from .probe import COPY, copy_runner
-from .timing import torch_runner
+from .torch_timing import torch_runner
 
 
 ENCODINGS = ("Q4_1", "Q8_0", "int8")
@@ -132,4 +132,4 @@ def _of_torch(which: Pass, given: tuple[Any, ...]) -> Runner:
     def f(x: Any, weight: Any, labels: Any) -> Any:
         return functional.cross_entropy(functional.linear(x, weight), labels.long(), reduction="none")
 
-    return torch_runner(torch_call(f, which, (0, 1), given))
+    return torch_runner(functools.partial(torch_call, f, which, (0, 1)), given)

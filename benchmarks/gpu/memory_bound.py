@@ -9,7 +9,7 @@ from .._contestants import Pass
 from .._rows import Goal, Row, Setting
 from . import of_tokamax
 from .probe import COPY, copy_runner
-from .timing import torch_runner
+from .torch_timing import torch_runner
 
 
 _NAMES = [name for name in CASES if name != "geglu"]  # whose kernel is that of swiglu

@@ -14,7 +14,7 @@ from .._contestants import Pass, normal, of_pass, operands, torch, torch_call
 from .._rows import OURS, Goal, Row, Setting
 from .._timing import Runner
 from .attention import WITH_BACKWARD
-from .timing import torch_runner
+from .torch_timing import torch_runner
 
 
 class Sizes(NamedTuple):
@@ -205,5 +205,5 @@ def _of_torch(case: Case, which: Pass, given: tuple[Any, ...]) -> Runner:
     def f(q: Any, k: Any, v: Any, *more: Any) -> Any:
         return attend(*(x.transpose(1, 2) for x in (q, k, v)), **options(*more)).transpose(1, 2)
 
-    made = torch_runner(torch_call(f, which, (0, 1, 2), wanted))
+    made = torch_runner(functools.partial(torch_call, f, which, (0, 1, 2)), wanted)
     return made if case.is_compared else made._replace(result=None)

@@ -1,5 +1,6 @@
 """Probe the machine at the moment of a measurement: its copy bandwidth, and its bf16 products."""
 
+import functools
 from collections.abc import Callable, Iterator
 
 import jax
@@ -12,10 +13,13 @@ from .._timing import Runner
 COPY = "copy"
 
 
+@functools.cache
 def copy_runner(setting: Setting) -> tuple[Callable[[], Runner], float]:
-    """A contestant that reads an array and writes one, of 256 MiB each, and how many bytes that is."""
+    """A contestant that reads an array and writes one, of 256 MiB each, and how many bytes that is. It is compiled once for all
+    rows."""
     x = jnp.ones(1 << (12 if setting.tiny else 27), jnp.bfloat16)
-    return lambda: setting.clock.runner(lambda x: x + 1, x)._replace(result=None), 2.0 * x.nbytes
+    make = functools.cache(lambda: setting.clock.runner(lambda x: x + 1, x)._replace(result=None))
+    return make, 2.0 * x.nbytes
 
 
 def measure(setting: Setting) -> Iterator[Row]:
