@@ -54,7 +54,8 @@ def export(fn: Callable[..., PyTree], *, platforms: Sequence[str] | None = None)
         jitted = _jitted(fn, args, kwargs)
         # Lowering registers the handlers of users' libraries, whose names the safety checks must know.
         jitted.trace(*given, **named).lower(lowering_platforms=tuple(platforms) if platforms else None)
-        checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in xla.target_names()]
+        names = (*xla.target_names(), *xla.CUDNN_TARGETS)
+        checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
         return Program.of(jax.export.export(jitted, platforms=platforms, disabled_checks=checks)(*given, **named))
 
     return exported

@@ -1,7 +1,12 @@
 """The rules of an op under JAX's transformations. Knows no platform."""
 
 from ..backends import architecture as architecture, most_shared_bytes as most_shared_bytes
-from ..xla import product as product
+from ..xla import (
+    cudnn_attention as cudnn_attention,
+    cudnn_attention_backward as cudnn_attention_backward,
+    product as product,
+    why_no_cudnn as why_no_cudnn,
+)
 from ._axes import Axes as Axes
 from ._batching import DEFAULT_METHOD as DEFAULT_METHOD, METHODS as METHODS, why_no_threads as why_no_threads
 from ._bodies import Backward as Backward, Body as Body, as_gradients as as_gradients

@@ -1,10 +1,13 @@
 """The only room that touches JAX's extension points: primitives, lowering, registration, version differences."""
 
 from .calls import (
+    CUDNN_TARGETS as CUDNN_TARGETS,
     PLATFORMS as PLATFORMS,
     VMAP_METHODS as VMAP_METHODS,
     Tap as Tap,
     batch as batch,
+    cudnn_attention as cudnn_attention,
+    cudnn_attention_backward as cudnn_attention_backward,
     inline as inline,
     mapped_first as mapped_first,
     of_one as of_one,
@@ -13,6 +16,7 @@ from .calls import (
     python_call as python_call,
     tap as tap,
     transpose as transpose,
+    why_no_cudnn as why_no_cudnn,
 )
 from .handles import (
     CPU_OPS as CPU_OPS,

@@ -1,4 +1,7 @@
-"""Attention, in Triton, on a real GPU: its tensor cores, all head sizes, edges, and gradients."""
+"""Attention, in Triton and by cuDNN, on a real GPU: its tensor cores, all head sizes, edges, and gradients."""
+
+import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -7,9 +10,9 @@ import pytest
 
 from eqxcallback import ops
 from eqxcallback.ops.attention import _triton_tma
-from eqxcallback.transform import architecture
+from eqxcallback.transform import architecture, why_no_cudnn
 
-from ..ops.attention import by_tma
+from ..ops.attention import by_cudnn, by_tma
 from ..ops.attention.cases import attention
 from ..ops.attention.options import exact_with_lse
 from ..ops.families import tagged
@@ -50,12 +53,31 @@ DIFFERENTIATED = [
 ]
 
 
+def without_cudnn():
+    return by_cudnn.usable("a test of the kernel in Triton")
+
+
+def anew(function):
+    """Another function to JAX, which would run the program again in which another kernel was chosen."""
+    return lambda *args: function(*args)
+
+
+def calls_of_cudnn(function, *args):
+    """The calls of cuDNN in a program."""
+    return re.findall(r"custom_call @__cudnn\$(\w+)", jax.jit(anew(function)).lower(*args).as_text())
+
+
 def check(case, want):
-    if all(x.size for x in case.args):
-        assert kernels_in(case.op, *case.args) == 1
-    got = np.asarray(jax.jit(case.op)(*case.args))
-    assert got.dtype == case.args[0].dtype
-    tolerate_products(got, want, case.terms)
+    """The kernel in Triton, and cuDNN where that is the default."""
+    with without_cudnn():
+        if all(x.size for x in case.args):
+            assert kernels_in(anew(case.op), *case.args) == 1
+        results = [jax.jit(anew(case.op))(*case.args)]
+    if calls_of_cudnn(case.op, *case.args):
+        results.append(jax.jit(anew(case.op))(*case.args))
+    for got in map(np.asarray, results):
+        assert got.dtype == case.args[0].dtype
+        tolerate_products(got, want, case.terms)
 
 
 @pytest.mark.parametrize("made", EDGES, ids=identified)
@@ -83,12 +105,116 @@ def test_gradients(made):
     def gradients(f):
         return lambda cotangent, *args: jax.vjp(f, *args)[1](cotangent)
 
-    assert kernels_in(gradients(case.op), cotangent, *case.args) == 2
-    got = jax.jit(gradients(case.op))(cotangent, *case.args)
+    with without_cudnn():
+        assert kernels_in(gradients(case.op), cotangent, *case.args) == 2
+        results = [jax.jit(gradients(case.op))(cotangent, *case.args)]
+    if calls_of_cudnn(case.op, *case.args):
+        assert kernels_in(gradients(case.op), cotangent, *case.args) == 1
+        results.append(jax.jit(gradients(case.op))(cotangent, *case.args))
     want = on_device(gradients(case.reference), wide(cotangent), *map(wide, case.args))
+    for got in results:
+        for g, w in zip(got, want, strict=True):
+            assert g.dtype == dtype
+            tolerate_products(g, w, case.terms)
+
+
+with_cudnn = pytest.mark.skipif(why_no_cudnn() is not None, reason=str(why_no_cudnn()))
+
+# Batch, queries, keys, heads, heads of keys, size, dtype, and options.
+BY_CUDNN: dict[str, tuple[Any, ...]] = {
+    "causal": ((2,), 300, 300, 4, 4, 64, BF16, {"causal": True}),
+    "f16": ((2,), 256, 256, 4, 2, 128, F16, {"causal": True}),
+    "all keys": ((2, 3), 100, 333, 4, 2, 80, BF16, {"scale": 0.3}),
+    "groups": ((), 1000, 1000, 16, 2, 128, BF16, {"causal": True}),
+    "window": ((2,), 300, 300, 4, 2, 64, BF16, {"causal": True, "window": 77}),
+    "window of one": ((1,), 130, 130, 2, 1, 64, F16, {"causal": True, "window": 1}),
+    "window of all but one": ((1,), 130, 130, 2, 1, 64, BF16, {"causal": True, "window": 129}),
+    "one key": ((), 33, 1, 2, 1, 8, BF16, {}),
+}
+by_case_of_cudnn = pytest.mark.parametrize("name", BY_CUDNN)
+
+
+def of_cudnn(name):
+    batch, queries, keys, heads, kv_heads, size, dtype, options = BY_CUDNN[name]
+    q = normal(1, (*batch, queries, heads, size), dtype)
+    return q, *(normal(i, (*batch, keys, kv_heads, size), dtype) for i in (2, 3)), options
+
+
+@with_cudnn
+@by_case_of_cudnn
+def test_values_of_cudnn(name):
+    """With the log-sum-exp, from which the gradients in Triton are made."""
+    *args, options = of_cudnn(name)
+
+    def attend(*args, **more):
+        return ops.attention_with_lse(*args, **options, **more)
+
+    assert calls_of_cudnn(attend, *args) == ["fmhaSoftmax"]
+    assert kernels_in(attend, *args) == 0
+    out, lse = jax.jit(attend)(*args)
+    want, want_lse = on_device(lambda *args: attend(*args, implementation="reference"), *map(wide, args))
+    tolerate_products(out, want, args[1].shape[-3])
+    assert lse.dtype == F32
+    close(lse, want_lse, rtol=1e-4, atol=1e-4)
+
+
+@with_cudnn
+@pytest.mark.parametrize("deterministic", [True, False])
+@by_case_of_cudnn
+def test_gradients_of_cudnn(name, deterministic):
+    """By default those in Triton, from cuDNN's results."""
+    *args, options = of_cudnn(name)
+    cotangent = normal(9, args[0].shape, args[0].dtype)
+
+    def gradients(cotangent, *args, **more):
+        return jax.vjp(lambda *args: ops.attention(*args, **options, **more), *args)[1](cotangent)
+
+    def got(cotangent, *args):
+        return gradients(cotangent, *args, deterministic=deterministic)
+
+    names = ["fmhaSoftmax"] if deterministic else ["fmhaSoftmax", "fmhaSoftmaxBackward"]
+    assert calls_of_cudnn(got, cotangent, *args) == names
+    assert kernels_in(got, cotangent, *args) == deterministic
+    want = on_device(lambda *args: gradients(*args, implementation="reference"), wide(cotangent), *map(wide, args))
+    once, again = (jax.jit(got)(cotangent, *args) for _ in range(2))
+    for g, same, w in zip(once, again, want, strict=True):
+        tolerate_products(g, w, args[1].shape[-3])
+        if deterministic:
+            np.testing.assert_array_equal(np.asarray(g, np.float32), np.asarray(same, np.float32))
+
+
+@with_cudnn
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_cudnn_under_vmap(deterministic):
+    """Keys that examples share are copied for cuDNN, and have one gradient."""
+    q = normal(1, (3, 2, 130, 4, 64), BF16)
+    k, v = (normal(i, (2, 130, 2, 64), BF16) for i in (2, 3))
+
+    def gradients(q, k, v, **more):
+        def loss(q, k, v):
+            out = jax.vmap(lambda q: ops.attention(q, k, v, causal=True, **more))(q)
+            return jnp.sum(jnp.sin(out.astype(jnp.float32)))
+
+        return jax.value_and_grad(loss, (0, 1, 2))(q, k, v)
+
+    def by_default(*args):
+        return gradients(*args, deterministic=deterministic)
+
+    assert "fmhaSoftmax" in calls_of_cudnn(by_default, q, k, v)
+    value, got = jax.jit(by_default)(q, k, v)
+    wanted, want = on_device(lambda *args: gradients(*args, implementation="reference"), *map(wide, (q, k, v)))
+    np.testing.assert_allclose(value, wanted, rtol=2**-7, atol=1.0)
     for g, w in zip(got, want, strict=True):
-        assert g.dtype == dtype
-        tolerate_products(g, w, case.terms)
+        close(g, w, rtol=2**-5, atol=2**-6)
+
+
+@with_cudnn
+def test_a_negative_scale_is_not_for_cudnn():
+    q, k, v = (normal(i, (2, 200, heads, 64), BF16, 4.0) for i, heads in ((1, 4), (2, 2), (3, 2)))
+    attend = lambda q, k, v, **more: ops.attention(q, k, v, causal=True, scale=-0.5, **more)
+    assert calls_of_cudnn(attend, q, k, v) == []
+    want = on_device(lambda *args: attend(*args, implementation="reference"), *map(wide, (q, k, v)))
+    tolerate_products(jax.jit(attend)(q, k, v), want, 200)
 
 
 def test_large_logits_are_no_overflow():

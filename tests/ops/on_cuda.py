@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from eqxcallback import ops, xla
+from eqxcallback.ops.attention import _cudnn
 
-from .attention import options
+from .attention import by_cudnn, options
 
 
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "f16": jnp.float16}
@@ -84,20 +85,30 @@ def weight_of(size: int, dtype: Any) -> Any:
 
 
 def _attention(array: Callable[..., Any]) -> Iterator[Call]:
-    queries, keys = array(150, 4, 64), array(70, 2, 64)
+    queries, alike, keys = array(150, 4, 64), array(150, 2, 64), array(70, 2, 64)
     few = array(8, 4, 64), *2 * [array(1024, 2, 64)]
+    longer = array(150, 4, 256), *2 * [array(150, 2, 256)]
     long = array(150, 4, 320), *2 * [array(70, 2, 320)]
-    alone = {
+    of_cudnn = {
         "causal, scale, grouped heads": {"causal": True, "scale": 0.1},
-        **{name: options.options(150, 70, 4)[name] for name in _OPTIONS},
+        "causal window": {"causal": True, "window": 9},
         "deterministic=False": {"deterministic": False},
+    }
+    others = {
+        "causal, queries not as many as keys": {"causal": True},
+        **{name: options.options(150, 70, 4)[name] for name in _OPTIONS},
     }
     for op in (ops.attention, ops.attention_with_lse):
         is_plain = op is ops.attention
-        for name, chosen in alone.items():
-            yield Call(op, name if is_plain else "any option", (queries, keys, keys), chosen)
+        for name, chosen in of_cudnn.items():
+            yield Call(
+                op, name if is_plain else "causal, its window, deterministic=False", (queries, alike, alike), chosen
+            )
+        for name, chosen in others.items():
+            yield Call(op, name if is_plain else "any other option", (queries, keys, keys), chosen)
         yield Call(op, "few queries of many keys", few)
-        for chosen in alone.values():
+        yield Call(op, "heads of 129 to 256", longer)
+        for chosen in (of_cudnn | others).values():
             yield Call(op, "heads longer than 256", long, chosen)
     args = array(4, 64), array(70, 2, 64), array(70, 2, 64), integers()
     yield Call(ops.decode_attention, "scale, grouped heads", args, {"scale": 0.1})
@@ -110,8 +121,8 @@ def _attention(array: Callable[..., Any]) -> Iterator[Call]:
     for heads, size in ((18, 64), (10, 320)):
         shared = array(heads, size), array(70, 2, size), array(70, 2, size), integers()
         yield Call(ops.decode_attention, "many heads share keys", shared)
-    longer = array(4, 320), array(70, 2, 320), array(70, 2, 320), integers()
-    yield Call(ops.decode_attention, "heads of 257 to 1024", longer)
+    of_longer = array(4, 320), array(70, 2, 320), array(70, 2, 320), integers()
+    yield Call(ops.decode_attention, "heads of 257 to 1024", of_longer)
     longest = array(4, 1040), array(70, 2, 1040), array(70, 2, 1040), integers()
     yield Call(ops.decode_attention, "heads longer than 1024", longest)
 
@@ -165,6 +176,7 @@ def _losses(array: Callable[..., Any]) -> Iterator[Call]:
 WORDS = {
     "cuda": "CUDA C++",
     "triton": "Triton",
+    "cudnn": "cuDNN",
     "jax": "XLA's products",
     "several": "the two ops",
     "reference": "definition",
@@ -201,8 +213,7 @@ def kinds(call: Call) -> tuple[str, str, str]:
         return [site.params["call"] for site in xla.call_sites(jax.make_jaxpr(program)(numbers, others), "cuda")]
 
     def chosen(program: Callable[..., Any]) -> list[tuple[bool, str]]:
-        kernels = [(repr(call).endswith(".vjp"), call.choice("cuda").kernel) for call in made(program)]
-        return [(is_vjp, "reference" if bound is None else bound.kernel.backend) for is_vjp, bound in kernels]
+        return [(repr(call).endswith(".vjp"), _kind(call.choice("cuda").kernel)) for call in made(program)]
 
     def pushed(numbers: Any, others: Any) -> Any:
         return jax.jvp(lambda numbers: function(numbers, others), (numbers,), (numbers,))
@@ -212,6 +223,12 @@ def kinds(call: Call) -> tuple[str, str, str]:
     forward = dict(chosen(function)).get(False, "reference")
     gradients = {kind for is_vjp, kind in chosen(jax.grad(loss)) if is_vjp}
     return forward, "reference" if "reference" in gradients else _one_of(gradients), _one_of(others_of)
+
+
+def _kind(bound: Any) -> str:
+    if bound is None:
+        return "reference"
+    return "cudnn" if bound.kernel in (_cudnn.ATTENTION, _cudnn.VALUE_BACKWARD) else bound.kernel.backend
 
 
 def products_of_the_definition(call: Call) -> list[tuple[str, ...]]:
@@ -241,11 +258,22 @@ def rows() -> dict[Row, tuple[str, str, str]]:
     made: dict[Row, dict[str, set[tuple[str, str, str]]]] = {}
     for name, dtype in DTYPES.items():
         for call in calls(dtype):
-            op = call.op.__name__
-            forward, gradients, others = kinds(call)
-            words = _words(op, forward), _words(op, gradients), _words_of_others(others)
-            made.setdefault((op, call.words), {}).setdefault(name, set()).add(words)
+            words = _words_of(call, why_no_cudnn="there is none")
+            if call.op in (ops.attention, ops.attention_with_lse):
+                best = _words_of(call, why_no_cudnn=None)
+                forward, gradients, others = (
+                    a if a == b else f"{a}, else {b}" for a, b in zip(best, words, strict=True)
+                )
+                words = forward, gradients, others
+            made.setdefault((call.op.__name__, call.words), {}).setdefault(name, set()).add(words)
     return {row: (_joined(of, 0), _joined(of, 1), _joined(of, 2)) for row, of in made.items()}
+
+
+def _words_of(call: Call, *, why_no_cudnn: str | None) -> tuple[str, str, str]:
+    op = call.op.__name__
+    with by_cudnn.usable(why_no_cudnn):
+        forward, gradients, others = kinds(call)
+    return _words(op, forward), _words(op, gradients), _words_of_others(others)
 
 
 def _joined(of_dtypes: dict[str, set[tuple[str, str, str]]], column: int) -> str:

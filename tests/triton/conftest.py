@@ -39,6 +39,7 @@ def on_triton(monkeypatch):
     for name, of_cuda in (
         ("_attention", _triton.ATTENTION_BACKWARD),
         ("_attention_added", _triton.ATTENTION_BACKWARD_ADDED),
+        ("_with_lse_added", _triton.ATTENTION_BACKWARD_ADDED),
     ):
         op = dataclasses.replace(getattr(attention, name), kernels=kernels, backward={"cpu": emulated(of_cuda)})
         monkeypatch.setattr(attention, name, op)

@@ -349,10 +349,12 @@ def test_it_runs_where_it_is_asked_for():
     command = [sys.executable, "-c", CHOSEN]
     made = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.splitlines()
     assert made == [
-        "attention_forward attention_join ('triton kernel attention_forward_tma', 'it has no window')",
+        "attention_forward attention_join ('triton kernel attention_forward_tma', 'it has no window') "
+        "('jax kernel attention_by_cudnn', 'cuDNN: a window has to be causal')",
         "attention_forward_tma",
         "attention_backward_rows attention_backward_keys_tma attention_backward_queries_tma",
         "attention_forward_tma",
         "attention_backward_rows attention_backward_keys attention_backward_end attention_backward_slopes "
-        "attention_backward_bias",
+        "attention_backward_bias "
+        "('jax kernel gradients_by_cudnn', 'cuDNN: EQXCALLBACK_CUDA_ARCH describes the GPU, and not whether it has cuDNN')",
     ]

@@ -155,3 +155,20 @@ def test_jax_still_computes_a_condition_twice():
     jax.jit(jax.vmap(count))(jnp.arange(2))
     jax.effects_barrier()
     assert len(calls) > 2 * 3
+
+
+def test_cudnn_attention():
+    """`fused_attention_stablehlo._dot_product_attention_fwd_impl` and `_bwd_impl`. If they change, attention on a GPU goes on
+    without cuDNN: mend eqxcallback/xla/calls/_cudnn.py."""
+    from eqxcallback.xla.calls import _cudnn
+
+    assert _cudnn._why_changed() is None
+    x = jax.ShapeDtypeStruct((1, 40, 2, 64), jnp.bfloat16)
+
+    def both(q, k, v):
+        options = {"scale": 1.0, "causal": True, "window": 3}
+        out, lse = _cudnn.cudnn_attention(q, k, v, **options)
+        return lse, _cudnn.cudnn_attention_backward(q, k, v, out, lse, out, **options)
+
+    text = jax.jit(both).trace(x, x, x).lower(lowering_platforms=("cuda",)).as_text()
+    assert tuple(re.findall(r"custom_call @([\w$]+)", text)) == _cudnn.CUDNN_TARGETS

@@ -42,7 +42,7 @@ def _for_gpus(q: Array, k: Array) -> dict[str, Any]:
     return {"products": products, "rows": _queries(q, k.shape[-3])}
 
 
-def _with_axes_of(q: Array, kv: Sequence[Array]) -> list[Array]:
+def with_axes_of(q: Array, kv: Sequence[Array]) -> list[Array]:
     """Keys and values that `vmap` does not map lack its axes, which they get here."""
     return [jnp.broadcast_to(x, (*q.shape[: q.ndim - 3], *x.shape[-3:])) for x in kv]
 
@@ -52,7 +52,7 @@ def _ranked(x: Any, rank: int) -> Any:
 
 
 def attention(q: Array, kv: Sequence[Array], *optional: Array | None, **options: object) -> tuple[Array, Array]:
-    k, v = _with_axes_of(q, kv)
+    k, v = with_axes_of(q, kv)
     ranked = (_ranked(x, q.ndim - 3 + OWN_AXES[name]) for x, name in zip(optional, OPTIONAL, strict=False))
     return of_pair(q, (k, v), *ranked, **options, **_for_gpus(q, k))
 
@@ -67,7 +67,7 @@ def decode_attention(
     **options: object,
 ) -> Array:
     one = q[..., None, :, :]
-    k, v = _with_axes_of(one, kv)
+    k, v = with_axes_of(one, kv)
     batch = q.ndim - 2
     k_scale, v_scale = (None if x is None else jnp.broadcast_to(x, k.shape[:-1]) for x in (k_scale, v_scale))
     length, alibi_slopes = _ranked(length, batch), _ranked(alibi_slopes, batch + 1)

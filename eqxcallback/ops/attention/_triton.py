@@ -20,7 +20,7 @@ from ._reference_dropout import threshold
 _MAX_SIZE = 256
 
 # The most queries whose keys are divided into parts, and the fewest keys of a part and in all.
-_FEW_QUERIES, _MIN_PART_KEYS, _MIN_KEYS = 32, 128, 512
+FEW_QUERIES, _MIN_PART_KEYS, _MIN_KEYS = 32, 128, 512
 
 _MODULES = [f"eqxcallback.ops.attention._triton_{name}" for name in ("forward", "backward", "backward_options")]
 
@@ -154,7 +154,7 @@ def _parts(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, **__: obje
     """
     queries, heads, size = q.shape[-3:]
     keys, kv_heads, _ = kv[0].shape[-3:]
-    if queries > _FEW_QUERIES or keys < _MIN_KEYS or not math.prod(q.shape):
+    if queries > FEW_QUERIES or keys < _MIN_KEYS or not math.prod(q.shape):
         return 0
     blocks = _packed_blocks(q, kv, tiles.packed_rows(size, q.dtype.name, _packed_rows(q, kv)))
     parts = max(1, min(2 * multiprocessors() // blocks, ceil(keys, _MIN_PART_KEYS)))

@@ -2,6 +2,12 @@
 
 from . import _conditions, _jax_code, _op_call, _product, _python_call, _tap
 from ._batching import VMAP_METHODS as VMAP_METHODS, batch as batch, mapped_first as mapped_first
+from ._cudnn import (
+    CUDNN_TARGETS as CUDNN_TARGETS,
+    cudnn_attention as cudnn_attention,
+    cudnn_attention_backward as cudnn_attention_backward,
+    why_no_cudnn as why_no_cudnn,
+)
 from ._eager import platform_of as platform_of
 from ._inline import inline as inline
 from ._op_call import (
