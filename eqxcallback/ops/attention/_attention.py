@@ -122,7 +122,7 @@ def attention(
     read. 32 or fewer queries have their keys divided among programs, whose results are joined in a fixed order. For heads
     longer than 256 XLA multiplies there, with up to 1 GiB of logits in memory at a time. Where this process has a GPU with
     cuDNN, that takes the calls of 16 bits that it has a faster kernel for, `causal` and its `window` among them; their gradients
-    are Triton's, and with `deterministic=False` cuDNN's.
+    are Triton's, and with `deterministic=False` cuDNN's. `implementation="triton"` asks for Triton in all of them.
 
     ??? cite
 
@@ -241,7 +241,8 @@ def _attend(
     q, k, v = (_padded(x, max(size, v_size)) for x in (q, k, v))
     op = _attention
     if not deterministic:
-        op = _attention_added if name == "attention" else _with_lse_added
+        has_cudnn = name == "attention" and implementation != "triton"
+        op = _attention_added if has_cudnn else _with_lse_added
     out, lse = op.using(implementation)(q, (k, v), *optional.values(), **options)
     return out if v_size == out.shape[-1] else out[..., :v_size], lse
 

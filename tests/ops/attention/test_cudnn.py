@@ -163,7 +163,9 @@ def test_programs(name):
             FORWARD,
             OURS,
         ]
-        assert targets(make(**chosen, implementation="triton"), *args) == [OURS]
+        of_triton = {**chosen, "implementation": "triton"}
+        assert targets(make(**of_triton), *args) == [OURS]
+        assert targets(gradients(make(**of_triton, deterministic=False)), *args) == [OURS, OURS]
         assert targets(make(**chosen, implementation="jax"), *args) == [FORWARD]
     with by_cudnn.usable("it is not here"):
         assert targets(make(**chosen), *args) == [OURS]
