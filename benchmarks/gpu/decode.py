@@ -121,7 +121,8 @@ def measure(setting: Setting) -> Iterator[Row]:
         def function(weights: Any, token: jax.Array, cache: Any) -> Any:
             return scanned(weights, tree, token, cache, steps) if in_one else step(weights, tree, token, cache)
 
-        program: Callable[..., Any] = jax.jit(function, donate_argnums=2, compiler_options=jit_options)
+        # The token too: what lies elsewhere in the next call is written into the graph, which is then sent to the GPU again.
+        program: Callable[..., Any] = jax.jit(function, donate_argnums=(1, 2), compiler_options=jit_options)
 
         def generate() -> jax.Array:
             token, filled = jnp.int32(1), jax.tree.map(jnp.copy, cache)

@@ -10,7 +10,11 @@ _BOOLEANS = ("false", "true")
 # For each file, its kernels with `{T}` for the element type.
 TEMPLATES = {
     "norm/norm.cu": [
-        *(f"normalize<{{T}}, {', '.join(flags)}>" for flags in itertools.product(_BOOLEANS, repeat=3)),
+        *(
+            f"normalize<{{T}}, {', '.join(flags)}>"
+            for flags in itertools.product(_BOOLEANS, repeat=4)
+            if flags[1] == "true" or flags[3] == "false"  # what is read ahead is a weight
+        ),
         # Without a weight there is no gradient of it.
         *(
             f"normalize_backward<{{T}}, {', '.join(flags)}>"
@@ -18,7 +22,7 @@ TEMPLATES = {
             if flags[1:3] != ("false", "true")
         ),
         "normalize_backward_sum<{T}>",
-        *(f"add_normalize<{{T}}, {weight}>" for weight in _BOOLEANS),
+        *(f"add_normalize<{{T}}, {flags}>" for flags in ("false, false", "true, false", "true, true")),
         *(f"add_normalize_backward<{{T}}, {flags}>" for flags in ("false, false", "true, false", "true, true")),
         "add_normalize_backward_sum<{T}>",
     ],

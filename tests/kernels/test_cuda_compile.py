@@ -41,7 +41,8 @@ CEILINGS = {
     "linear/quantized.cu": 255,
     "linear/quantized_mma.cu": 255,
 }
-
+# The forward norms of few rows, of which a multiprocessor has one block.
+READS_AHEAD = 128
 
 in_the_twin = pytest.mark.skipif(not cuda12.IS_TWIN, reason="`make twin` compiles for them")
 
@@ -60,7 +61,8 @@ def test_compiled(file, arch, dtypes):
     names = [f"eqxcallback::{name}" for name in kernels.entries(file, dtypes)]
     for name, usage in compiled(kernels.FOLDER / file, names, arch).items():
         assert usage.spilled_bytes == 0, name
-        assert usage.registers <= CEILINGS.get(file, CEILING), name
+        ceiling = READS_AHEAD if name.endswith(", true>") and "normalize<" in name else CEILINGS.get(file, CEILING)
+        assert usage.registers <= ceiling, name
         assert usage.shared_bytes <= 48 << 10, name
 
 

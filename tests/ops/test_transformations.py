@@ -121,7 +121,13 @@ def test_derivatives(case):
 
     got = table.quickly_compiled(of(case.op))(*case.args)
     want = table.quickly_compiled(of(case.reference))(*case.args)
-    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-5, atol=2e-5), got, want)
+
+    def close(got, want):
+        # Sums of many terms are exact to their largest one.
+        largest = float(np.abs(want).max(initial=0))
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=max(2e-5, 4e-6 * largest))
+
+    jax.tree.map(close, got, want)
 
 
 @by_op

@@ -17,8 +17,8 @@ from ._operands import places_of
 # The longest head that the lanes that share a row have registers for, and that of a cache in int8, with slopes or a soft cap.
 _MAX_SIZE, _MAX_SIZE_WITH_OPTIONS = 1024, 512
 
-# A part has at least as many keys.
-_MIN_PART_KEYS = 64
+# A part has at least as many keys: what a block has on their way at a time.
+_MIN_PART_KEYS = 32
 
 
 def _batch(q: ShapeAndDtype) -> int:

@@ -32,7 +32,7 @@ constexpr int kLeastBlocks = kColumns > 8 ? 0
 //   block     128
 //   grid      batch * kv_heads * chunks * parts, where chunks = ceil(heads / kv_heads / kHeads)
 //   shared    (size + 2) * 16 bytes
-//   parts     clamp(floor(blocks / (batch * kv_heads * chunks)), 1, ceil(keys / 64)), at least 1, where blocks are
+//   parts     clamp(floor(blocks / (batch * kv_heads * chunks)), 1, ceil(keys / 32)), at least 1, where blocks are
 //             as many as the device runs of this instance at a time; any other number is right
 //   kHeads    1, 2 or 4, the least that is not below heads / kv_heads, if possible: with fewer, the cache is read
 //             several times. 2 for more columns than 16, and without kPacked

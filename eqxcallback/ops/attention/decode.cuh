@@ -20,7 +20,7 @@
 
 namespace eqxcallback {
 
-constexpr long long kMinPartKeys = 64;
+constexpr long long kMinPartKeys = 32;
 // Scores are in units of log 2.
 constexpr float kLog2E = 1.44269504088896340736f;
 
@@ -139,23 +139,42 @@ __global__ void __launch_bounds__(256)
   __shared__ float of_threads[8][32];
   const long long chunks = (size + 31) / 32, head = divide(blockIdx.x, chunks), b = divide(head, heads);
   const long long column = (blockIdx.x - head * chunks) * 32 + threadIdx.x;
-  const long long count = seen_keys(length, b, length_batch, keys, window).count;
-  const long long used = divide(count + keys_in_part(count, parts) - 1, keys_in_part(count, parts));
   highest += head * parts;
   sums += head * parts;
   sums_out += head * parts * size;
 
+  // A read takes longer than all that is computed here. So these begin together, and before it is known how many parts
+  // there are: what nobody has written is not used.
+  constexpr int kAhead = 4;
+  float values[kAhead], scores[kAhead];
+#pragma unroll
+  for (int p = 0; p < kAhead; ++p) {
+    const long long part = threadIdx.y + p * 8;
+    const bool exists = part < parts && column < size;
+    values[p] = exists ? sums_out[part * size + column] : 0.0f;
+    scores[p] = exists ? highest[part] : 0.0f;
+  }
+  const bool exists = threadIdx.x < parts;
+  const float own_score = exists ? highest[threadIdx.x] : 0.0f, own_sum = exists ? sums[threadIdx.x] : 0.0f;
+  const long long count = seen_keys(length, b, length_batch, keys, window).count;
+  const long long used = divide(count + keys_in_part(count, parts) - 1, keys_in_part(count, parts));
+
   // Each warp computes these two for itself.
-  float most = kLowest, total = 0.0f;
-  for (long long part = threadIdx.x; part < used; part += 32) most = fmaxf(most, highest[part]);
+  float most = threadIdx.x < used ? own_score : kLowest;
+  for (long long part = threadIdx.x + 32; part < used; part += 32) most = fmaxf(most, highest[part]);
   most = reduce_warp<Max>(most);
-  for (long long part = threadIdx.x; part < used; part += 32) total += sums[part] * exp2f(highest[part] - most);
+  float total = threadIdx.x < used ? own_sum * exp2f(own_score - most) : 0.0f;
+  for (long long part = threadIdx.x + 32; part < used; part += 32) total += sums[part] * exp2f(highest[part] - most);
   total = reduce_warp<Add>(total);
 
   float sum = 0.0f;
+#pragma unroll
+  for (int p = 0; p < kAhead; ++p) {
+    if (threadIdx.y + p * 8 < used && column < size) sum += values[p] * exp2f(scores[p] - most);
+  }
   if (column < size) {
 #pragma unroll 4
-    for (long long part = threadIdx.y; part < used; part += 8) {
+    for (long long part = threadIdx.y + kAhead * 8; part < used; part += 8) {
       sum += sums_out[part * size + column] * exp2f(highest[part] - most);
     }
   }

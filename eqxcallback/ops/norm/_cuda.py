@@ -26,6 +26,11 @@ def _block(x: ShapeAndDtype) -> tuple[int, int]:
     return block_of_rows(x, packs=4, most=512, least=128)
 
 
+def _reads_ahead(x: ShapeAndDtype, weight: ShapeAndDtype | None) -> bool:
+    """True if the weight is read before the sums are there: where a multiprocessor has a row at most."""
+    return weight is not None and _rows(x) <= multiprocessors()
+
+
 def _entry(
     x: ShapeAndDtype,
     weight: ShapeAndDtype | None = None,
@@ -34,11 +39,11 @@ def _entry(
     center: bool,
     **_: object,
 ) -> str:
-    return name("normalize", x, center, weight is not None, bias is not None)
+    return name("normalize", x, center, weight is not None, bias is not None, _reads_ahead(x, weight))
 
 
 def _add_entry(x: ShapeAndDtype, residual: ShapeAndDtype, weight: ShapeAndDtype | None = None, **_: object) -> str:
-    return name("add_normalize", x, weight is not None)
+    return name("add_normalize", x, weight is not None, _reads_ahead(x, weight))
 
 
 def _forward(entry: Any, supports: Any) -> CudaKernel:

@@ -16,15 +16,21 @@
 
 namespace eqxcallback {
 
-// The rest of a forward kernel, after its rows are loaded.
-template <bool kCenter, bool kWeight, bool kBias, typename In, typename T>
-__device__ inline void normalize_rows(const In& in, const float* weight, const float* bias, T* out, long long size,
-                                      float eps) {
+// The rest of a forward kernel, after its rows are loaded. kAhead: `scales` has what it can of `weight`.
+template <bool kCenter, bool kWeight, bool kBias, bool kAhead, typename In, typename T>
+__device__ inline void normalize_rows(const In& in, const typename In::Beside& scales, const float* weight,
+                                      const float* bias, T* out, long long size, float eps) {
   const Scaling scaling = scaling_of_row<kCenter>(in, size, eps);
   in.for_each([&](const auto& elements, auto count) {
     constexpr int n = decltype(count)::value;
     Floats<n> values = elements.row[0], scale, shift;
-    if constexpr (kWeight) scale = load_any<n>(weight + elements.first);
+    if constexpr (kWeight) {
+      if constexpr (kAhead && n == kPack<T>) {
+        scale = elements.kept >= 0 ? scales.packs[elements.kept] : load_any<n>(weight + elements.first);
+      } else {
+        scale = load_any<n>(weight + elements.first);
+      }
+    }
     if constexpr (kBias) shift = load_any<n>(bias + elements.first);
 #pragma unroll
     for (int e = 0; e < n; ++e) {
@@ -37,29 +43,37 @@ __device__ inline void normalize_rows(const In& in, const float* weight, const f
 }
 
 // Forward. kCenter: layer norm, else RMS norm. Without kWeight, `weight` is null, and likewise for the bias. No shared
-// bytes.
-template <typename T, bool kCenter, bool kWeight, bool kBias>
+// bytes. kAhead: the weight is read together with x, and not when the sums are there: where rows are few, reading twice
+// is most of the time, and where they are many, its registers would cost resident blocks.
+template <typename T, bool kCenter, bool kWeight, bool kBias, bool kAhead>
 __global__ void __launch_bounds__(512, 1)
     normalize(const T* x, const float* weight, const float* bias, T* out, long long rows, long long size, float eps) {
   const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool exists = row < rows;  // threads of no row take part in the sums
   const long long offset = exists ? row * size : 0;
   const Span<T> span(exists ? size : 0, x + offset, out + offset);
-  const Rows<T, 1, 4> in(span, {x + offset});
-  normalize_rows<kCenter, kWeight, kBias>(in, weight, bias, out + offset, size, eps);
+  using In = Rows<T, 1, 4>;
+  const In in(span, {x + offset});
+  typename In::Beside scales;
+  if constexpr (kAhead && kWeight) scales = in.beside(weight);
+  normalize_rows<kCenter, kWeight, kBias, kAhead>(in, scales, weight, bias, out + offset, size, eps);
 }
 
 // The same for the RMS norm of x + residual, which is written to `total`, rounded, and normalized as it is there.
-template <typename T, bool kWeight>
-__global__ void __launch_bounds__(768, 1) add_normalize(const T* x, const T* residual, const float* weight, T* out,
-                                                        T* total, long long rows, long long size, float eps) {
+template <typename T, bool kWeight, bool kAhead>
+__global__ void __launch_bounds__(kAhead ? 512 : 768, 1)
+    add_normalize(const T* x, const T* residual, const float* weight, T* out, T* total, long long rows, long long size,
+                  float eps) {
   const long long row = static_cast<long long>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool exists = row < rows;
   const long long offset = exists ? row * size : 0;
   const Span<T> span = span_of(exists ? size : 0, x + offset, residual + offset, out + offset, total + offset);
-  Rows<T, 1, 4> in(span, {x + offset});
+  using In = Rows<T, 1, 4>;
+  In in(span, {x + offset});
+  typename In::Beside scales;
+  if constexpr (kAhead && kWeight) scales = in.beside(weight);
   in.add(residual + offset, total + offset);
-  normalize_rows<false, kWeight, false>(in, weight, nullptr, out + offset, size, eps);
+  normalize_rows<false, kWeight, false, kAhead>(in, scales, weight, nullptr, out + offset, size, eps);
 }
 
 // The sums over rows of dweight and dbias: those of a block in shared memory while there is room, which is then

@@ -18,16 +18,32 @@ __device__ inline Span<T> span_of(long long size, const T* a, const Others*... o
   return span;
 }
 
-// Of one row of each of kRows arrays: the same elements of all.
+// Of one row of each of kRows arrays: the same elements of all. `kept` is which of a thread's packs in registers they
+// are, or -1.
 template <int kRows, int n>
 struct Elements {
   long long first;
   Floats<n> row[kRows];
+  int kept = -1;
 };
 
 template <typename T, int kRows, int kPacks>
 class Rows {
  public:
+  // What `array`, of one row of f32, has beside the packs in registers.
+  struct Beside {
+    Floats<kPack<T>> packs[kPacks];
+  };
+  __device__ Beside beside(const float* array) const {
+    Beside values;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const long long i = threadIdx.x + p * static_cast<long long>(blockDim.x);
+      if (i < span_.packs) values.packs[p] = load_any<kPack<T>>(array + span_.pack(i));
+    }
+    return values;
+  }
+
   __device__ Rows(const Span<T>& span, const T* const (&data)[kRows]) : span_(span) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) data_[r] = data[r];
@@ -82,6 +98,7 @@ class Rows {
       if (i >= span_.packs) continue;
       Elements<kRows, kPack<T>> elements;
       elements.first = span_.pack(i);
+      elements.kept = p;
 #pragma unroll
       for (int r = 0; r < kRows; ++r) elements.row[r] = unpack<T>(kept_[p][r]);
       body(elements, Count<kPack<T>>());
