@@ -36,6 +36,7 @@ PARTS: dict[str, tuple[str, float]] = {
     "launches": ("Launches", 40),
     "tiles": ("Tiles of attention", 200),
 }
+PAGE = _report.PAGE.with_name("performance_gpu.md")
 # Contestants where they are installed, whose absence is said.
 _PEERS = ("torch", "tokamax")
 # The start of a process, and the end of a row that has begun when the time is over.
@@ -178,6 +179,7 @@ def _write(results: Mapping[str, Any], options: argparse.Namespace) -> None:
     measured_some = any(data["rows"] for data in results.values())
     if measured_some and not (options.no_gpu or options.quick or options.only):
         _report.write("gpu", text, {"gpu": about, "parts": results})
+        _report.put(PAGE, "gpu", text)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from .torch_timing import torch_runner
 
 
 ENCODINGS = ("Q4_1", "Q8_0", "int8")
-ROWS = (1, 8, 64, 2048)
+ROWS = (1, 2, 4, 8, 64, 2048)
 # Up to these, a layer is bound by reading its weights.
 _FEW_ROWS = 8
 # And up to these, there is a kernel by tensor cores, which runs by default only where it is asked for.
