@@ -124,7 +124,7 @@ def measure_decode(setting: Setting) -> Iterator[Row]:
             "XLA": lambda args=(q, k, v, lengths), f=theirs: setting.clock.runner(f, *args),
             COPY: copy,
         }
-        if heads // kv_heads > 2:  # what EQXCALLBACK_DECODE_MMA=1 takes
+        if heads // kv_heads > 2:  # what it takes
             by_tensor_cores = functools.partial(setting.clock.runner, decode_by_tensor_cores, q, k, v, lengths)
             contestants["by tensor cores"] = by_tensor_cores
         if setting.torch:

@@ -1,6 +1,6 @@
 """The backends: they make a kernel runnable on a platform. One file for each technology."""
 
-from ._architecture import architecture as architecture
+from ._architecture import architecture as architecture, version_of as version_of
 from ._available import (
     available_backends as available_backends,
     missing as missing,

@@ -1,6 +1,10 @@
 """The rules of an op under JAX's transformations. Knows no platform."""
 
-from ..backends import architecture as architecture, most_shared_bytes as most_shared_bytes
+from ..backends import (
+    architecture as architecture,
+    most_shared_bytes as most_shared_bytes,
+    version_of as version_of,
+)
 from ..xla import (
     cudnn_attention as cudnn_attention,
     cudnn_attention_backward as cudnn_attention_backward,

@@ -4,10 +4,7 @@ import collections
 import dataclasses
 import functools
 import importlib
-import os
 import re
-import subprocess
-import sys
 from typing import Any
 
 import jax
@@ -15,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from eqxcallback import ops
 from eqxcallback.kernel import emulated
 from eqxcallback.ops.attention import _reference as reference
 
@@ -231,44 +229,24 @@ def test_what_it_does_not_take():
     )
 
 
-LOWERED = """
-import hashlib
-import importlib
-
-import jax
-import jax.numpy as jnp
-
-from eqxcallback import ops
-from eqxcallback.backends._description import description
-
-length = jax.ShapeDtypeStruct((), jnp.int32)
-for heads in (6, 4):
-    q, cache = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((heads, 64), (70, 2, 64)))
-    text = jax.jit(ops.decode_attention).trace(q, cache, cache, length).lower(lowering_platforms=("cuda",)).as_text()
-    print("decode_attention_mma" in text, hashlib.sha256(text.encode()).hexdigest())
-op = importlib.import_module("eqxcallback.ops.attention._decode")._decode_attention
-print(description(op.kernels["cuda"][0], "decode_attention"))
-"""
-
-
-def test_the_switch_makes_another_program():
-    """Whose text, and so whose key in JAX's persistent cache, and whose name in a program over several devices differ."""
-    said = {}
-    for switch in ("", "0", "1", "ordered"):
-        environment = os.environ | {"EQXCALLBACK_DECODE_MMA": switch, "EQXCALLBACK_CUDA_ARCH": "compute_80"}
-        made = subprocess.run(
-            [sys.executable, "-c", LOWERED], env=environment, check=True, capture_output=True, text=True
-        )
-        said[switch] = made.stdout.splitlines()
-    assert said[""] == said["0"]
-    off, on = said[""], said["1"]
-    assert off[0].startswith("False")
-    assert on[0].startswith("True")
-    assert off[1] == on[1]  # two heads share those of the cache: as without the switch
-    assert off[2] != on[2]
-    # This image is PTX, which cannot wait: the same program, though another kernel was asked for before it.
-    assert said["ordered"][:2] == on[:2]
-    assert said["ordered"][2] != on[2]
+@pytest.mark.compilers
+@pytest.mark.parametrize(
+    ("arch", "keys", "heads", "is_by_mma"),
+    [
+        ("sm_90", 65_536, 6, True),
+        ("sm_90", 65_535, 6, False),
+        ("sm_90", 65_536, 4, False),
+        ("sm_80", 65_536, 6, False),
+        ("compute_90", 65_536, 6, False),
+    ],
+)
+def test_it_runs_where_it_is_the_faster_one(arch, keys, heads, is_by_mma, monkeypatch):
+    """A cache of 16 MiB, which three query heads share, and machine code in which the second launch waits for the first."""
+    monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", arch)
+    q, cache = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((heads, 32), (keys, 2, 32)))
+    length = jax.ShapeDtypeStruct((), jnp.int32)
+    program = jax.jit(ops.decode_attention).trace(q, cache, cache, length).lower(lowering_platforms=("cuda",))
+    assert ("decode_attention_mma" in program.as_text()) == is_by_mma
 
 
 @pytest.mark.compilers

@@ -1,9 +1,6 @@
 """Products with weights in blocks by tensor cores, on a CPU."""
 
 import dataclasses
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import jax
@@ -113,38 +110,33 @@ def test_what_it_does_not_take():
     assert said(1, 256, jnp.float16, activations="int8") == "it has no int8 activations"
 
 
-LOWERED = """
-import hashlib
+def test_it_runs_where_it_is_the_faster_one(monkeypatch):
+    """And a gate is a launch of its own then."""
 
-import jax
-import jax.numpy as jnp
+    def said(kernel, rows, encoding, features=256, columns=160):
+        x, blocks = jax.ShapeDtypeStruct((rows, features), jnp.bfloat16), jax.ShapeDtypeStruct((32, columns), jnp.uint8)
+        return kernel.supports(SimpleNamespace(x=x, blocks=blocks), encoding=encoding, activations="exact")
 
-from eqxcallback import ops
-from eqxcallback.backends._description import description
-from eqxcallback.ops.linear import _quantized
+    several, gated = linear_cuda.QUANTIZED_LINEAR_OF_SEVERAL_ROWS, linear_cuda.QUANTIZED_LINEAR_SWIGLU
+    monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", "sm_80")
+    for encoding, least in (("Q4_1", 2), ("Q8_0", 5)):
+        assert said(several, least, encoding) is said(several, 64, encoding) is True
+        assert said(several, least - 1, encoding) == f"x has to have {least} rows or more; it has {least - 1}"
+        assert said(gated, least - 1, encoding) is True
+        assert said(gated, least, encoding) == "tensor cores take these rows, in a kernel without a gate"
+    assert said(several, 65, "Q4_1") == "x can have at most 64 rows; it has 65"
+    assert said(gated, 8, "Q4_K", columns=144) is True
+    monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", "sm_75")
+    assert said(several, 8, "Q4_1") == "the architecture has to be sm_80 or newer; it is sm_75"
+    assert said(gated, 8, "Q4_1") is True
 
-x, blocks = jax.ShapeDtypeStruct((3, 256), jnp.bfloat16), jax.ShapeDtypeStruct((32, 160), jnp.uint8)
-odd, of_odd = jax.ShapeDtypeStruct((3, 288), jnp.bfloat16), jax.ShapeDtypeStruct((32, 180), jnp.uint8)
-for args in ((x, blocks), (odd, of_odd)):
-    f = jax.jit(lambda x, blocks: ops.quantized_linear(x, blocks, encoding="Q4_1"))
-    text = f.trace(*args).lower(lowering_platforms=("cuda",)).as_text()
-    print("quantized_linear_mma" in text, hashlib.sha256(text.encode()).hexdigest())
-print(description(_quantized._quantized_linear.kernels["cuda"][0], "quantized_linear"))
-"""
 
-
-def test_the_switch_makes_another_program():
-    """Whose text, and so whose key in JAX's persistent cache, and whose name in a program over several devices differ."""
-    said = {}
-    for switch in ("", "0", "1"):
-        environment = os.environ | {"EQXCALLBACK_QUANTIZED_MMA": switch, "EQXCALLBACK_CUDA_ARCH": "compute_80"}
-        command = [sys.executable, "-c", LOWERED]
-        made = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-        said[switch] = made.stdout.splitlines()
-    assert said[""] == said["0"]
-    off, on = said[""], said["1"]
-    assert off[0].startswith("False")
-    assert on[0].startswith("True")
-    assert off[0].split()[1] != on[0].split()[1]
-    assert off[1] == on[1]  # no multiple of 256: as without the switch
-    assert off[2] != on[2]
+@pytest.mark.compilers
+@pytest.mark.parametrize(("rows", "features", "is_by_mma"), [(1, 256, False), (3, 256, True), (3, 288, False)])
+def test_the_kernel_of_a_program(rows, features, is_by_mma, monkeypatch):
+    monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", "compute_80")
+    x = jax.ShapeDtypeStruct((rows, features), jnp.bfloat16)
+    blocks = jax.ShapeDtypeStruct((32, features // 32 * 20), jnp.uint8)
+    program = jax.jit(lambda x, blocks: ops.quantized_linear(x, blocks, encoding="Q4_1"))
+    text = program.trace(x, blocks).lower(lowering_platforms=("cuda",)).as_text()
+    assert ("quantized_linear_mma" in text) == is_by_mma

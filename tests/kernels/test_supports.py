@@ -206,16 +206,6 @@ def test_what_is_lacking(name, arguments, options, reason):
         assert said(kernel, {**supported, **arguments}, **{**defaults, **options}) == reason
 
 
-def test_a_kernel_that_was_asked_for_goes_before_the_gate(monkeypatch):
-    """Tensor cores multiply 256 features at a time: other calls run what they run without the switch."""
-    monkeypatch.setattr(linear_cuda, "ASKED_FOR", (linear_cuda.QUANTIZED_LINEAR_MMA,))
-    options = {"encoding": "Q8_0", "activations": "exact"}
-    for features, reason in ((256, "a kernel that has no gate was asked for"), (224, True)):
-        blocks = array(4, features // 32 * 34, dtype=jnp.uint8)
-        arguments = {"x": array(3, features, dtype=jnp.bfloat16), "blocks": blocks}
-        assert said(linear_cuda.QUANTIZED_LINEAR_SWIGLU, arguments, **options) == reason
-
-
 def test_elements_of_a_cache():
     def of(dtype):
         cache = array(4, 3, dtype=dtype)

@@ -34,7 +34,12 @@ _decode_attention = Op(
     "decode_attention",
     kernels={
         "cpu": (_NATIVE, _numpy.DECODE_ATTENTION),
-        "cuda": (*_cuda_decode_mma.ASKED_FOR, _cuda.DECODE_ATTENTION, _jax.DECODE_ATTENTION, _numpy.DECODE_ATTENTION),
+        "cuda": (
+            _cuda_decode_mma.DECODE_ATTENTION_OF_LARGE_CACHES,
+            _cuda.DECODE_ATTENTION,
+            _jax.DECODE_ATTENTION,
+            _numpy.DECODE_ATTENTION,
+        ),
     },
     reference=_of_pair,
     backward={"cuda": (_cuda_decode_backward.DECODE_ATTENTION_BACKWARD, _jax.DECODE_ATTENTION_BACKWARD)},

@@ -32,7 +32,7 @@ _quantized_linear = Op(
     kernels={
         "cpu": (NativeKernel("quantized_linear", supports=floats), _numpy.QUANTIZED_LINEAR),
         "cuda": (
-            *_cuda.ASKED_FOR,
+            _cuda.QUANTIZED_LINEAR_OF_SEVERAL_ROWS,
             _cuda.QUANTIZED_LINEAR,
             _jax.QUANTIZED_LINEAR,
             _cuda.QUANTIZED_LINEAR_IF_CHOSEN,
