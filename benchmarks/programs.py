@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from eqxcallback import ops
-from eqxcallback.ops.attention import _cuda_decode_mma as decode_mma_cuda, _triton_tma as attention_tma
+from eqxcallback.ops.attention import _cuda_decode_mma as decode_mma_cuda, _decode as decode_ops
 from eqxcallback.ops.linear import _cuda as linear_cuda, _quantized as quantized_ops
 
 
@@ -45,10 +44,6 @@ def _attention(q: Any, k: Any, v: Any) -> jax.Array:
     return ops.attention(q, k, v, causal=True, implementation="triton")
 
 
-def _attention_in_any_order(q: Any, k: Any, v: Any) -> jax.Array:
-    return ops.attention(q, k, v, causal=True, deterministic=False, implementation="triton")
-
-
 def _attention_with_bias(q: Any, k: Any, v: Any, bias: Any) -> jax.Array:
     return ops.attention(q, k, v, bias=bias)
 
@@ -77,11 +72,8 @@ def _quantized_linear_swiglu(x: Any, blocks: Any) -> jax.Array:
     return ops.quantized_linear_swiglu(x, blocks, encoding="Q4_1")
 
 
-# `eqxcallback.ops.attention` and `decode_attention` are functions of their modules, which have the ops.
-_attention_ops = importlib.import_module("eqxcallback.ops.attention._attention")
-_decode = importlib.import_module("eqxcallback.ops.attention._decode")
 _BY_TENSOR_CORES = dataclasses.replace(
-    _decode._decode_attention, kernels={"cuda": decode_mma_cuda.DECODE_ATTENTION_MMA}, backward=None
+    decode_ops._decode_attention, kernels={"cuda": decode_mma_cuda.DECODE_ATTENTION_MMA}, backward=None
 )
 
 
@@ -89,19 +81,6 @@ def decode_by_tensor_cores(q: Any, k: Any, v: Any, length: Any, *scales: Any) ->
     """`ops.decode_attention` with that kernel alone, whatever the environment says. `scales`: of a cache in int8."""
     options = {"scale": q.shape[-1] ** -0.5, "window": 0, "soft_cap": 0.0}
     return _BY_TENSOR_CORES(q, (k, v), length, None, *(scales or (None, None)), **options)
-
-
-_BY_TMA = dataclasses.replace(
-    _attention_ops._attention,
-    kernels={"cuda": attention_tma.ATTENTION_TMA},
-    backward={"cuda": attention_tma.ATTENTION_BACKWARD_TMA},
-)
-
-
-def attention_by_tma(q: Any, k: Any, v: Any) -> jax.Array:
-    """Causal `ops.attention` with these kernels alone, whatever the environment says, on architectures that have them."""
-    options = {"causal": True, "scale": q.shape[-1] ** -0.5, "window": 0, "soft_cap": 0.0, "dropout": 0.0}
-    return _BY_TMA(q, (k, v), **options)[0]
 
 
 def quantized_linear_by(kernel: Any, encoding: Any) -> Callable[..., jax.Array]:
@@ -138,9 +117,6 @@ PROGRAMS = {
     ),
     "softmax": Program(ops.softmax, (struct(8, 1000), struct(1000, dtype=jnp.bool_)), differentiable=(0,)),
     "attention": Program(_attention, (struct(2, 256, 6, 64), _CACHE, _CACHE), differentiable=(0, 1, 2)),
-    "attention in any order": Program(
-        _attention_in_any_order, (struct(2, 256, 6, 64), _CACHE, _CACHE), differentiable=(0, 1, 2)
-    ),
     "attention with bias": Program(
         _attention_with_bias,
         (struct(2, 256, 6, 64), _CACHE, _CACHE, struct(6, 256, 256)),

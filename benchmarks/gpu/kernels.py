@@ -18,7 +18,6 @@ from ..programs import (
     ASKED_FOR,
     PROGRAMS,
     Program,
-    attention_by_tma,
     decode_by_tensor_cores,
     quantized_linear_by,
     quantized_linear_by_tensor_cores,
@@ -34,10 +33,6 @@ def _biased(q: Any, k: Any, v: Any, bias: Any, slopes: Any) -> jax.Array:
     return ops.attention(q, k, v, causal=True, window=200, soft_cap=30.0, bias=bias, alibi_slopes=slopes)
 
 
-def _added(q: Any, k: Any, v: Any) -> jax.Array:
-    return ops.attention(q, k, v, causal=True, deterministic=False)
-
-
 def _decode_int8(q: Any, k: Any, v: Any, length: Any, k_scale: Any, v_scale: Any) -> jax.Array:
     return ops.decode_attention(q, k, v, length, k_scale=k_scale, v_scale=v_scale)
 
@@ -51,7 +46,6 @@ _CACHES = struct(2, 6, 64), *2 * [struct(2, 256, 2, 64, dtype=jnp.int8)], PROGRA
 _SCALES = 2 * [struct(2, 256, 2, dtype=jnp.float32)]
 # The kernels that the programs of single ops leave out: those of options, and those that do not run by themselves.
 MORE = {
-    "attention by TMA": Program(attention_by_tma, (_QUERIES, *_KEYS), differentiable=(0, 1, 2)),
     "attention with a mask and dropout": Program(
         _masked, (_QUERIES, *_KEYS, struct(2, 1, 256, 256, dtype=jnp.bool_)), differentiable=(0, 1, 2)
     ),
@@ -60,7 +54,6 @@ MORE = {
         (_QUERIES, *_KEYS, struct(1, 1, 256, 256), struct(6, dtype=jnp.float32)),
         differentiable=(0, 1, 2, 3, 4),
     ),
-    "attention whose gradients are added": Program(_added, (_QUERIES, *_KEYS), differentiable=(0, 1, 2)),
     "decode_attention of int8": Program(_decode_int8, (*_CACHES, *_SCALES), differentiable=(0, 4, 5)),
     "decode_attention with slopes": Program(
         _decode_with_slopes,
@@ -98,14 +91,12 @@ _LARGE = {
     "gru_gates": (struct(4096, 6144), struct(4096, 6144), struct(4096, 2048), struct(2048, dtype=jnp.float32)),
     "attention": (_HEADS, _HEADS, _HEADS),
     "attention of few queries": (struct(8, 8, 32, 128), _CACHE, _CACHE),
-    "attention by TMA": (_HEADS, _HEADS, _HEADS),
     "attention with a mask and dropout": (_HEADS, _HEADS, _HEADS, struct(4, 1, 4096, 4096, dtype=jnp.bool_)),
     "attention with a bias and slopes": (
         *3 * [_HEADS],
         struct(1, 1, 4096, 4096),
         struct(16, dtype=jnp.float32),
     ),
-    "attention whose gradients are added": (_HEADS, _HEADS, _HEADS),
     "decode_attention": (_QUERY, _CACHE, _CACHE, _LENGTHS),
     "decode_attention by tensor cores": (_QUERY, _CACHE, _CACHE, _LENGTHS),
     "decode_attention of int8": (_QUERY, *_INT8),
@@ -121,7 +112,6 @@ _LARGE = {
     "softmax_cross_entropy targets": (struct(2048, 32_000), struct(2048, 32_000)),
     "quantized_linear Q4_K": (struct(1, 4096), struct(14_336, 2304, dtype=jnp.uint8)),
     "quantized_linear Q6_K": (struct(1, 4096), struct(14_336, 3360, dtype=jnp.uint8)),
-    "attention in any order": (_HEADS, _HEADS, _HEADS),
     "attention with bias": (_HEADS, _HEADS, _HEADS, struct(16, 4096, 4096)),
     "attention with slopes": (_HEADS, _HEADS, _HEADS, struct(16, dtype=jnp.float32)),
     "cache_append": (struct(32_768, 8, 128), struct(4096, 8, 128), struct(dtype=jnp.int32)),

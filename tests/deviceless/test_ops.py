@@ -12,7 +12,6 @@ from eqxcallback import ops, xla
 from eqxcallback.backends import _cuda
 
 from .. import cuda12
-from ..ops.attention import by_tma
 from ..ops.families import ops_with_backward_kernels
 from .programs import ONE, calls_of, thunks
 
@@ -124,21 +123,4 @@ def test_a_kernel_whose_warps_do_different_work():
     op = matmul_op()
     compiled = xla.compile_deviceless(lambda a, b: op(a, b), A, B, compiler_options=ONE)
     assert [thunk.buffer is not None for thunk in thunks(compiled) if thunk.kind == "kCustomCall"] == [True]
-    assert not copies(compiled)
-
-
-def test_attention_by_tma(monkeypatch):
-    """Captured calls with the scratch memory of their descriptors, of the result and of gradients."""
-    pytest.importorskip("triton", reason="Triton is not installed")
-    monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", "sm_90")
-    monkeypatch.setattr(by_tma.MODULE, "_attention", by_tma.OP)
-
-    def gradients(q, k, v):
-        def loss(*args):
-            return ops.attention(*args, causal=True, implementation="triton").astype(jnp.float32).sum()
-
-        return jax.grad(loss, (0, 1, 2))(q, k, v)
-
-    compiled = xla.compile_deviceless(gradients, *PROGRAMS["attention"].args, compiler_options=ONE)
-    assert [thunk.buffer is not None for thunk in thunks(compiled) if thunk.kind == "kCustomCall"] == [True, True]
     assert not copies(compiled)

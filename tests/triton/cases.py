@@ -96,10 +96,8 @@ class Case:
         grads = [_poison(x) if is_needed else None for x, is_needed in zip((q, k, v), needed, strict=True)]
         results = (out, lse, dout, np.zeros_like(lse))
         workspaces = (_poison(np.moveaxis(self._rows, 1, 2).copy()), _poison(np.moveaxis(self._rows, 1, 2).copy()))
-        arrays = [q, k, v, *ABSENT, *results, *grads, *ABSENT, *workspaces, *[np.zeros(1, np.float32)] * 2]
+        arrays = [q, k, v, *ABSENT, *results, *grads, *ABSENT, *workspaces, np.zeros(1, np.float32)]
         rows, of_keys, of_queries = map(self._constants, (tiles.choose_rows, tiles.choose_keys, tiles.choose_queries))
-        not_added = {"ADDED": False}
-        rows, of_keys = rows | not_added | {"ALIGNED": 1}, of_keys | not_added
         launches = [
             ("rows", rows, self._of_queries(rows)),
             ("keys", of_keys, -(-self.keys // of_keys["BLOCK_KEYS"]) * self.kv_heads * self.kv_batch),

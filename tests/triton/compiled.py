@@ -33,7 +33,6 @@ _POINTERS = {
             "sums",
             "delta",
             "of_slopes",
-            "dq_sums",
             "alibi_slopes",
             "dalibi_slopes",
         ),
@@ -113,7 +112,6 @@ def compiled(
     window: int = 0,
     soft_cap: float = 0.0,
     dropout: float = 0.0,
-    added: bool = False,
 ) -> Compiled:
     """`absent`: gradients that are not needed. `has`: of `OPTIONAL`, what the call has."""
     lacking = [name for name in OPTIONAL if name not in has]
@@ -124,10 +122,6 @@ def compiled(
         "KEEP": threshold(dropout),
         "HAS": sum(1 << OPTIONAL.index(name) for name in has),
     }
-    if "ADDED" in kernel.arg_names:
-        settings["ADDED"] = added
-    if "ALIGNED" in kernel.arg_names:
-        settings["ALIGNED"] = 1
     return _compiled(kernel, arch, dtype, tuple(settings.items()), absent, choice.num_warps, choice.num_stages)
 
 

@@ -35,14 +35,9 @@ def on_triton(monkeypatch):
     from eqxcallback.ops.attention import _triton
 
     attention = importlib.import_module("eqxcallback.ops.attention._attention")
-    kernels = {"cpu": emulated(_triton.ATTENTION)}
-    for name, of_cuda in (
-        ("_attention", _triton.ATTENTION_BACKWARD),
-        ("_attention_added", _triton.ATTENTION_BACKWARD_ADDED),
-        ("_with_lse_added", _triton.ATTENTION_BACKWARD_ADDED),
-    ):
-        op = dataclasses.replace(getattr(attention, name), kernels=kernels, backward={"cpu": emulated(of_cuda)})
-        monkeypatch.setattr(attention, name, op)
+    kernels, backward = {"cpu": emulated(_triton.ATTENTION)}, {"cpu": emulated(_triton.ATTENTION_BACKWARD)}
+    op = dataclasses.replace(attention._attention, kernels=kernels, backward=backward)
+    monkeypatch.setattr(attention, "_attention", op)
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from eqxcallback import ops
 from ..ops.table import normal
 
 
-def value_and_gradients(operands: Any, chosen: Mapping[str, Any], **more: Any) -> Any:
-    """Return both results, and the gradients by all operands that have one. `chosen` and `more` are options."""
+def value_and_gradients(operands: Any, chosen: Mapping[str, Any]) -> Any:
+    """Return both results, and the gradients by all operands that have one. `chosen`: options."""
     numbers = {name: x for name, x in chosen.items() if name in ("bias", "alibi_slopes")}
-    others = {name: x for name, x in chosen.items() if name not in numbers} | more
+    others = {name: x for name, x in chosen.items() if name not in numbers}
 
     def weighed(q, k, v, numbers):
         out, lse = ops.attention_with_lse(q, k, v, **numbers, **others)

@@ -156,37 +156,6 @@ def test_backward(step, arch, size, dtype, check_spilled):
 
 
 @pytest.mark.parametrize(
-    ("arch", "size", "dtype", "chosen"),
-    [
-        *[(90, size, "bfloat16", {}) for size in (64, 128, 256)],
-        (90, 64, "bfloat16", EVERY_OPTION),
-        *[(100, size, "bfloat16", {}) for size in (64, 80, 96, 128, 256)],
-        (80, 128, "bfloat16", {}),
-        (86, 256, "bfloat16", {}),
-        (120, 80, "bfloat16", {}),
-        (90, 128, "float32", {}),
-    ],
-    ids=lambda x: ("options" if x else "plain") if isinstance(x, dict) else str(x),
-)
-def test_backward_in_any_order(arch, size, dtype, chosen, check_spilled):
-    """The kernel of keys, which adds to the gradients of queries as well."""
-    has = sum(1 << OPTIONAL.index(option) for option in chosen.get("has", ()))
-    choice = tiles.choose_added(arch, size, dtype, has=has, soft_cap=chosen.get("soft_cap", 0.0))
-    made = compiled(attention_backward.attention_backward_keys, arch, dtype, choice, added=True, **chosen)
-    within_limits(made, arch)
-    check_spilled(made, 1024)
-    added = re.findall(r"(?:red|atom)\S*\.add\S*", made.ptx)
-    assert added
-    assert not any("acq_rel" in line for line in added)
-    if arch == 90 and dtype != "float32":
-        assert not made.warnings
-        # Four elements at a time; where the tile has no registers for its part of the gradient, some spill.
-        assert all(".v4" in line for line in added)
-        print(spills_in_the_main_loop(made), "instructions of the main loop spill")
-        assert spills_in_the_main_loop(made) <= (64 if size > 64 else 0)
-
-
-@pytest.mark.parametrize(
     ("step", "absent"), [("keys", ("dk",)), ("keys", ("dv",)), ("keys", ("dk", "dv")), ("queries", ("dq",))], ids=str
 )
 def test_backward_without_gradients_that_are_not_needed(step, absent):
@@ -221,10 +190,10 @@ def test_options(name, arch, size, chosen, check_spilled):
 INSTRUCTIONS = {
     ("forward", 64): {"3.6": (513, 687), "3.9": (525, 700)},
     ("forward", 128): {"3.6": (527, 753), "3.9": (553, 786)},
-    ("queries", 64): {"3.6": (244, 325), "3.9": (273, 352)},
-    ("queries", 128): {"3.6": (282, 377), "3.9": (329, 415)},
+    ("queries", 64): {"3.6": (240, 326), "3.9": (263, 357)},
+    ("queries", 128): {"3.6": (304, 402), "3.9": (324, 439)},
     # One loop is enough, within that of the heads that share keys.
-    ("keys", 64): {"3.6": (431, 604), "3.9": (368, 478)},
+    ("keys", 64): {"3.6": (462, 653), "3.9": (368, 497)},
     ("keys", 128): {"3.6": (543, 760), "3.9": (447, 604)},
 }
 

@@ -19,12 +19,11 @@ pytestmark = pytest.mark.any_jax_version
 QUERIES, KEYS, HEADS, FILLED = 21, 37, 4, 20
 
 
-@pytest.mark.parametrize("deterministic", [True, False], ids=["in order", "in any order"])
 @pytest.mark.parametrize(
     ("name", "poison"),
     [*[(name, np.nan) for name in NAMES if "length" not in name], ("soft cap", np.inf), ("all", np.inf)],
 )
-def test_gradients(name, poison, deterministic, request):
+def test_gradients(name, poison, request):
     """The derivative of a capped logit is NaN there, which a weight of zero does not hide."""
     chosen = options(QUERIES, KEYS, HEADS)[name] | {"lengths": np.int32(FILLED)}
     q, k, v = inputs(QUERIES, KEYS, HEADS, 2, 20)
@@ -32,15 +31,14 @@ def test_gradients(name, poison, deterministic, request):
     want = value_and_gradients((q, k, v), chosen)
     request.getfixturevalue("interpreted")
     k[FILLED:], v[FILLED:] = poison, -poison
-    got = value_and_gradients((q, k, v), chosen, deterministic=deterministic)
+    got = value_and_gradients((q, k, v), chosen)
     check_each(got, want)
     for gradient in got[1][1:3]:
         assert not np.any(gradient[FILLED:])
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("deterministic", [True, False], ids=["in order", "in any order"])
-def test_examples_share_keys_and_have_their_lengths(deterministic):
+def test_examples_share_keys_and_have_their_lengths():
     """One example hides what another one sees: their gradients are added up."""
     q = normal(1, (3, QUERIES, HEADS, 20))
     _, k, v = inputs(QUERIES, KEYS, HEADS, 2, 20)
@@ -48,8 +46,7 @@ def test_examples_share_keys_and_have_their_lengths(deterministic):
     lengths = np.asarray([30, 0, FILLED], np.int32)
 
     def summed(q, k, v):
-        options = {"soft_cap": 2.0, "deterministic": deterministic}
-        f = jax.vmap(lambda q, length: ops.attention(q, k, v, lengths=length, **options))
+        f = jax.vmap(lambda q, length: ops.attention(q, k, v, lengths=length, soft_cap=2.0))
         return (f(q, lengths) * normal(5, q.shape)).sum()
 
     def one_by_one(q, k, v):

@@ -11,7 +11,7 @@ from ...core import AnyArray, AnyNumber, Keys, check, integers, scale_of, soft_c
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import floats
-from . import _cudnn, _jax, _numpy, _triton, _triton_tma
+from . import _cudnn, _jax, _numpy, _triton
 from ._of_pair import of_pair
 from ._operands import FAR, OPTIONAL, Segments, Window, causal_window, check_keys, dropout_of, operands
 
@@ -26,26 +26,19 @@ _attention = Op(
     "attention",
     kernels={
         "cpu": (_NATIVE, _numpy.ATTENTION),
-        "cuda": (
-            *_triton_tma.ASKED_FOR,
-            _cudnn.ATTENTION,
-            _triton.ATTENTION,
-            _jax.ATTENTION,
-            _numpy.ATTENTION,
-        ),
+        "cuda": (_cudnn.ATTENTION, _triton.ATTENTION, _jax.ATTENTION, _numpy.ATTENTION),
     },
     reference=of_pair,
     vmap_method=_METHODS,
+    backward={"cpu": _NATIVE_BACKWARD, "cuda": (_triton.ATTENTION_BACKWARD, _jax.ATTENTION_BACKWARD)},
+)
+# The same calls where the first result alone has a cotangent, and its gradients may be summed in any order.
+_attention_in_any_order = dataclasses.replace(
+    _attention,
     backward={
         "cpu": _NATIVE_BACKWARD,
-        "cuda": (*_triton_tma.GRADIENTS_ASKED_FOR, _triton.ATTENTION_BACKWARD, _jax.ATTENTION_BACKWARD),
+        "cuda": (_cudnn.VALUE_BACKWARD, _triton.ATTENTION_BACKWARD, _jax.ATTENTION_BACKWARD),
     },
-)
-# The gradients of the same calls, summed in any order: where both results have a cotangent, and where the first alone has.
-_ADDED = (_triton.ATTENTION_BACKWARD_ADDED, _jax.ATTENTION_BACKWARD)
-_with_lse_added = dataclasses.replace(_attention, backward={"cpu": _NATIVE_BACKWARD, "cuda": _ADDED})
-_attention_added = dataclasses.replace(
-    _attention, backward={"cpu": _NATIVE_BACKWARD, "cuda": (_cudnn.VALUE_BACKWARD, *_ADDED)}
 )
 
 
@@ -101,10 +94,9 @@ def attention(
     - `key`: for `dropout`, a key for each example, of shape `batch`. The weights of head `h` that stay are those
         where `jax.random.bernoulli(jax.random.split(key, heads)[h], 1 - dropout, (queries, keys))` is true: the same as of
         `equinox.nn.MultiheadAttention`.
-    - `deterministic`: whether two runs have the same bits. If not, a GPU's gradients take five products in place of seven, where
-        Triton or cuDNN has them: the parts of a query's gradient are added up in whatever order they are ready, so that its last
-        bits differ from run to run, and in memory it is an f32 array of the shape of `q` meanwhile. All else is as it is by
-        default, on all platforms.
+    - `deterministic`: whether two runs have the same bits. If not, the gradients of a call that cuDNN computes on a GPU are
+        cuDNN's too, which are faster: it adds up the parts of a query's gradient in whatever order they are ready, so that the
+        last bits differ from run to run. All else is as it is by default, on all platforms.
     - `implementation`: `"auto"` chooses; see [`eqxcallback.Op.using`][].
 
     **Returns:** an array of the shape and dtype of `q`, but for its last axis, which is that of `v`.
@@ -121,8 +113,9 @@ def attention(
     where weights are rounded to that dtype before they multiply values. Blocks of keys that no query of a block sees are not
     read. 32 or fewer queries have their keys divided among programs, whose results are joined in a fixed order. For heads
     longer than 256 XLA multiplies there, with up to 1 GiB of logits in memory at a time. Where this process has a GPU with
-    cuDNN, that takes the calls of 16 bits that it has a faster kernel for, `causal` and its `window` among them; their gradients
-    are Triton's, and with `deterministic=False` cuDNN's. `implementation="triton"` asks for Triton in all of them.
+    cuDNN, that takes the calls of 16 bits that it has a faster kernel for, `causal` and its `window` among them, if they are
+    large: 30 billion operations. Their gradients are Triton's, and with `deterministic=False` cuDNN's. `implementation="triton"`
+    asks for Triton in all of them.
 
     ??? cite
 
@@ -239,10 +232,9 @@ def _attend(
     optional = operands(name, q, k.shape[-3], **more)
     size, v_size = q.shape[-1], v.shape[-1]
     q, k, v = (_padded(x, max(size, v_size)) for x in (q, k, v))
-    op = _attention
-    if not deterministic:
-        has_cudnn = name == "attention" and implementation != "triton"
-        op = _attention_added if has_cudnn else _with_lse_added
+    # cuDNN takes no cotangent of the log-sum-exp.
+    is_for_cudnn = not deterministic and name == "attention" and implementation != "triton"
+    op = _attention_in_any_order if is_for_cudnn else _attention
     out, lse = op.using(implementation)(q, (k, v), *optional.values(), **options)
     return out if v_size == out.shape[-1] else out[..., :v_size], lse
 

@@ -15,13 +15,18 @@ from ._operands import OPTIONAL
 from ._triton import FEW_QUERIES
 
 
-# On an H100 at 4,096 tokens, four examples and 16 heads of 128 in bf16, causal, cuDNN 9.19 has 529 TFLOP/s where our kernel in
-# Triton has 384; with the gradients 454 and 319, and with a window of a quarter 427 and 314.
 _DTYPES = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 # Our kernel divides the keys of fewer queries among programs.
 _LEAST_QUERIES = FEW_QUERIES + 1
 # Heads that cuDNN takes on every GPU since compute capability 8.0.
 _MOST_SIZE, _MULTIPLE_OF_SIZE = 128, 8
+# Additions and multiplications of the value. Measured on an H100 in bf16, our Triton / cuDNN 9.19, causal unless it says
+# otherwise: 4 examples of 4,096 tokens and 16 heads of 128 (275e9) 417 / 533 TFLOP/s, not causal 461 / 626; with a window of a
+# quarter (137e9) 385 / 295 us; 4 of 2,048 and 32 heads, 8 of keys (137e9), 376 / 307 us; 8 of 1,024 and 32 heads of 64 (34e9)
+# 133 / 125 us, not causal 186.4 / 186.3; with the host's time, of which cuDNN takes more, 16 of 512 and 16 heads of 128 (17e9)
+# 97 / 151 us, 1 of 1,024 (4e9) 67 / 116, 64 of 128 and heads of 64 (at most 4e9) 70 / 134. With the gradients, in TFLOP/s: from
+# 199 / 201 to 330 / 450 for the large ones, and then 142.8 / 140.5, 105 / 44, 91 / 47.
+LEAST_OPERATIONS = 30e9
 
 
 def _supports(types: Types, **options: Any) -> bool | str:
@@ -53,7 +58,16 @@ def _why_not(types: Types, *, causal: bool, scale: float, window: int, soft_cap:
         return f"scale has to be positive; it is {scale}"
     if len(k.shape) < len(q.shape) and keys * kv_heads > queries * heads:
         return "keys and values that several examples share would be copied for each, and are larger than the queries"
+    operations = _operations(q.shape, keys, causal=causal, window=window)
+    if operations < LEAST_OPERATIONS:
+        return f"it is the faster one from {LEAST_OPERATIONS:.3g} operations on; there are {operations:.3g}"
     return None
+
+
+def _operations(queries: Sequence[int], keys: int, *, causal: bool, window: int) -> float:
+    """Return the additions and multiplications of the value's products. **Arguments:** `queries`: the shape of `q`."""
+    seen = keys / 2 if causal else keys
+    return 4 * math.prod(queries) * (min(window, seen) if window else seen)
 
 
 def _folded(x: Array) -> Array:

@@ -211,22 +211,14 @@ def _rows_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_QUERIES: int, **__
     return _blocks(args[0], BLOCK_QUERIES)
 
 
-def _of_queries(grads: PyTree) -> bool:
-    """True if gradients are needed that have a part for each block of queries."""
-    return grads[0] is not None or _optional(grads, "alibi_slopes") is not None
-
-
-def keys_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_KEYS: int, ADDED: bool = False, **__: object) -> int:  # noqa: N803
-    is_needed = any(gradient is not None for gradient in grads[1] or ()) or (ADDED and _of_queries(grads))
+def _keys_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_KEYS: int, **__: object) -> int:  # noqa: N803
+    is_needed = any(gradient is not None for gradient in grads[1] or ())
     return _blocks(args[1][0], BLOCK_KEYS) if is_needed else 0
 
 
-def queries_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_QUERIES: int, **__: object) -> int:  # noqa: N803
-    return _blocks(args[0], BLOCK_QUERIES) if _of_queries(grads) else 0
-
-
-def _end_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_QUERIES: int, **__: object) -> int:  # noqa: N803
-    return 0 if grads[0] is None else _blocks(args[0], BLOCK_QUERIES)
+def _queries_grid(grads: PyTree, args: PyTree, *_: object, BLOCK_QUERIES: int, **__: object) -> int:  # noqa: N803
+    is_needed = grads[0] is not None or _optional(grads, "alibi_slopes") is not None
+    return _blocks(args[0], BLOCK_QUERIES) if is_needed else 0
 
 
 def _slopes_grid(grads: PyTree, args: PyTree, *_: object, **__: object) -> int:
@@ -252,32 +244,24 @@ def _step(name: str, grid: Callable[..., int], tile: str | None = None, **more: 
     return TritonKernel(f"{module}:attention_backward_{name}", grid, choose=settings, **more)
 
 
-def _backward(*, added: bool) -> TritonKernel:
-    """`added`: the gradients of queries are sums in any order."""
-
-    def workspaces(grads: PyTree, args: PyTree, *_: object, **__: object) -> list[jax.ShapeDtypeStruct]:
-        """The sums and products of rows, and the gradient of a slope of each block, of which the shortest has 16 rows."""
-        queries, heads, _ = args[0].shape[-3:]
-        of_rows = (_batch(args[0]), heads, queries)
-        blocks = ceil(args[1][0].shape[-3] if added else queries, 16)
-        of_blocks = (*of_rows[:2], blocks) if _optional(grads, "alibi_slopes") is not None else (1,)
-        of_queries = args[0].shape if added and grads[0] is not None else (1,)
-        return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (of_rows, of_rows, of_blocks, of_queries)]
-
-    tile, constexprs = "added" if added else "keys", {"ADDED": added}
-    keys = _step("keys", keys_grid, tile, constexprs=constexprs)
-    queries = _step("end", _end_grid, "rows") if added else _step("queries", queries_grid)
-    slopes = _step("slopes", _slopes_grid, tile if added else "queries", constexprs=constexprs)
-    return _step(
-        "rows",
-        _rows_grid,
-        constexprs={**constexprs, "ALIGNED": 1},
-        scalars=_scalars(_differentiated),
-        workspaces=workspaces,
-        then=[keys, queries, slopes, _step("bias", _bias_grid)],
-        supports=_supports,
-    )
+def _workspaces(grads: PyTree, args: PyTree, *_: object, **__: object) -> list[jax.ShapeDtypeStruct]:
+    """The sums and products of rows, and the gradient of a slope of each block of queries, of which the shortest has 16 rows."""
+    queries, heads, _ = args[0].shape[-3:]
+    of_rows = (_batch(args[0]), heads, queries)
+    of_blocks = (*of_rows[:2], ceil(queries, 16)) if _optional(grads, "alibi_slopes") is not None else (1,)
+    return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (of_rows, of_rows, of_blocks)]
 
 
-ATTENTION_BACKWARD = _backward(added=False)
-ATTENTION_BACKWARD_ADDED = _backward(added=True)
+ATTENTION_BACKWARD = _step(
+    "rows",
+    _rows_grid,
+    scalars=_scalars(_differentiated),
+    workspaces=_workspaces,
+    then=[
+        _step("keys", _keys_grid),
+        _step("queries", _queries_grid),
+        _step("slopes", _slopes_grid, "queries"),
+        _step("bias", _bias_grid),
+    ],
+    supports=_supports,
+)

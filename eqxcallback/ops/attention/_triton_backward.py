@@ -6,8 +6,7 @@ others read them:
 
     sums      `lse` of a query; inf where it sees no key
     delta     the sum of dout * out of a query, which is the sum of weights * dweights, less the cotangent of `lse`
-    of_slopes the gradient of a slope, of each block of queries, or if `ADDED` of each block of keys
-    dq_sums   if `ADDED`, the gradient of `q` before it is scaled, of the shape of `q`
+    of_slopes the gradient of a slope, of each block of queries
 
 A gradient that is not needed is `None`, and a kernel runs if one of its own is needed: that of keys has `dk` and `dv`, that of
 queries has `dq` and the parts of a slope's gradient, that of slopes adds up these, and that of bias has `dbias`: these two are in
@@ -17,9 +16,8 @@ With `sums` and `delta` the weights are `exp(logits - sums)`, `dlogits = weights
 no other one.
 
 Gradients of what is shared by heads and examples are summed by one program, in one order: results do not depend on which program
-is first. The kernel of queries multiplies anew what that of keys has multiplied: seven products. `ADDED` has five: the kernel of
-rows leaves zeros in `dq_sums`, that of keys adds to them by atomics, in whatever order programs come, and a last one scales and
-rounds. `dlogits` are rounded to the operands' dtype for their product with `q` and `k`; sums are f32.
+is first. The kernel of queries multiplies anew what that of keys has multiplied: seven products. `dlogits` are rounded to the
+operands' dtype for their product with `q` and `k`; sums are f32.
 """
 
 # pyright: basic, reportArgumentType=false, reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false
@@ -29,7 +27,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from ._triton_forward import add, first_element, inner, load, outer, place, store, zeros
+from ._triton_forward import first_element, inner, load, outer, place, store, zeros
 from ._triton_pairs import (
     ASKED,
     LENGTHS,
@@ -52,7 +50,7 @@ def attention_backward_rows(
     q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
     out, lse, dout, dlse,
     dq, dk, dv, dbias, dmask, dalibi_slopes, dquery_segments, dkey_segments, dlengths, doffset, ddropout_keys, dkept,
-    sums, delta, of_slopes, dq_sums,
+    sums, delta, of_slopes,
     batch, queries, keys, heads, kv_heads, kv_batch, scale,
     bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
     query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
@@ -60,12 +58,9 @@ def attention_backward_rows(
     dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
     SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ADDED: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """`sums`, `delta` and zeros, of one block of queries. Grid: `(cdiv(queries, BLOCK_QUERIES) * heads * batch,)`.
-
-    `ALIGNED`: a head of `sums` and of `delta` begins at a multiple of so many numbers.
-    """
+    """`sums` and `delta` of one block of queries. Grid: `(cdiv(queries, BLOCK_QUERIES) * heads * batch,)`."""
     first, head, example = place(queries, heads, BLOCK_QUERIES, False)
     at = first_element(example, queries, first, heads, head, SIZE)
     stride, left = heads * SIZE, queries - first
@@ -78,13 +73,10 @@ def attention_backward_rows(
     here = first_element(example, queries, first, heads, head, 1) + rows * heads
     logarithms = tl.load(lse + here, mask=rows < left, other=0.0)
     products -= tl.load(dlse + here, mask=rows < left, other=0.0)
-    there = first_element(example, heads, head, tl.cdiv(queries, ALIGNED) * ALIGNED, first, 1) + rows
+    there = first_element(example, heads, head, queries, first, 1) + rows
     # No weight is left of exponents that are -inf, which minus -inf would be NaN.
     tl.store(sums + there, tl.where(logarithms == float("-inf"), float("inf"), logarithms), mask=rows < left)
     tl.store(delta + there, products, mask=rows < left)
-    if ADDED and dq is not None:
-        nothing, nothing_tail = zeros(BLOCK_QUERIES, MAIN, TAIL)
-        store(dq_sums + at, nothing, nothing_tail, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
 
 
 @triton.jit
@@ -120,11 +112,11 @@ def _before_the_cap(dlogits, tangents, SOFT_CAP: tl.constexpr):
 @triton.jit
 @no_type_check
 def _visit_keys(
-    dk, dk_tail, dv, dv_tail, of_slope, k, k_tail, v, v_tail, q, dout, sums, delta, dq_sums, first, start, stop,
+    dk, dk_tail, dv, dv_tail, k, k_tail, v, v_tail, q, dout, sums, delta, first, start, stop,
     queries, keys, stride, scale, options,
     SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ADDS: tl.constexpr, SLOPED: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     key = first + tl.arange(0, BLOCK_KEYS)[:, None]
     for at in range(start, stop, BLOCK_QUERIES):
@@ -146,15 +138,9 @@ def _visit_keys(
         deltas = tl.load(delta + at + rows, mask=rows < left, other=0.0)
         dweights = inner(v, v_tail, dout_main, dout_tail, TAIL)
         dlogits = dlogits_of(weights, dweights, deltas[None, :], query, key, options, queries, keys, DROPOUT, KEEP, HAS)
-        if SLOPED:
-            of_slope -= tl.sum(dlogits * tl.abs(query + start_of(options) - key).to(tl.float32), 1)
         dlogits = _before_the_cap(dlogits, tangents, SOFT_CAP)
         dk, dk_tail = outer(dlogits, q_main, q_tail, dk, dk_tail, TAIL)
-        if ADDS:
-            dq, dq_tail = zeros(BLOCK_QUERIES, MAIN, TAIL)
-            dq, dq_tail = outer(tl.trans(dlogits.to(k.dtype)), k, k_tail, dq, dq_tail, TAIL)
-            add(dq_sums + step, dq, dq_tail, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
-    return dk, dk_tail, dv, dv_tail, of_slope
+    return dk, dk_tail, dv, dv_tail
 
 
 @triton.jit
@@ -163,7 +149,7 @@ def attention_backward_keys(
     q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
     out, lse, dout, dlse,
     dq, dk, dv, dbias, dmask, dalibi_slopes, dquery_segments, dkey_segments, dlengths, doffset, ddropout_keys, dkept,
-    sums, delta, of_slopes, dq_sums,
+    sums, delta, of_slopes,
     batch, queries, keys, heads, kv_heads, kv_batch, scale,
     bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
     query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
@@ -171,16 +157,9 @@ def attention_backward_keys(
     dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
     SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ADDED: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """`dk` and `dv` of one block of keys of one of *their* heads. Grid: `(cdiv(keys, BLOCK_KEYS) * kv_heads * kv_batch,)`.
-
-    `ADDED`: and what the block adds to the gradients of queries, and to those of slopes.
-    """
-    ADDS: tl.constexpr = ADDED and dq is not None
-    SLOPED: tl.constexpr = ADDED and dalibi_slopes is not None
-    # A key past the end is zeros, and adds nothing to the gradient of a query as long as its weight is finite.
-    PARTLY: tl.constexpr = ADDED or HAS & LENGTHS
+    """`dk` and `dv` of one block of keys of one of *their* heads. Grid: `(cdiv(keys, BLOCK_KEYS) * kv_heads * kv_batch,)`."""
     # The first keys are seen by the most queries, and go first by themselves.
     first, kv_head, kv_example = place(keys, kv_heads, BLOCK_KEYS, False)
     at, left = first_element(kv_example, keys, first, kv_heads, kv_head, SIZE), keys - first
@@ -207,44 +186,36 @@ def attention_backward_keys(
             filled = filled_of(options) - first
             k_main, k_tail = load(k + at, kv_heads * SIZE, filled, BLOCK_KEYS, SIZE, MAIN, TAIL)
             v_main, v_tail = load(v + at, kv_heads * SIZE, filled, BLOCK_KEYS, SIZE, MAIN, TAIL)
-        of_slope = tl.zeros([BLOCK_KEYS], tl.float32)
         at_q = first_element(example, queries, 0, heads, head, SIZE)
         statistics = first_element(example, heads, head, queries, 0, 1)
         # fmt: off
         begin, whole, end, stop = query_range(
-            first, start_of(options), filled_of(options), queries, CAUSAL, WINDOW, PARTLY, BLOCK_QUERIES, BLOCK_KEYS)
+            first, start_of(options), filled_of(options), queries, CAUSAL, WINDOW, HAS, BLOCK_QUERIES, BLOCK_KEYS)
         if HAS & ASKED:
-            k_sums, k_sums_tail, v_sums, v_sums_tail, of_slope = _visit_keys(
-                k_sums, k_sums_tail, v_sums, v_sums_tail, of_slope, k_main, k_tail, v_main, v_tail,
-                q + at_q, dout + at_q, sums + statistics, delta + statistics, dq_sums + at_q, first, begin, stop,
+            k_sums, k_sums_tail, v_sums, v_sums_tail = _visit_keys(
+                k_sums, k_sums_tail, v_sums, v_sums_tail, k_main, k_tail, v_main, v_tail,
+                q + at_q, dout + at_q, sums + statistics, delta + statistics, first, begin, stop,
                 queries, keys, heads * SIZE, scale * LOG2_E, options,
-                SIZE, MAIN, TAIL, CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS,
-                ADDS, SLOPED, True)
+                SIZE, MAIN, TAIL, CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, True)
         else:
-            if CAUSAL or WINDOW or PARTLY:
-                k_sums, k_sums_tail, v_sums, v_sums_tail, of_slope = _visit_keys(
-                    k_sums, k_sums_tail, v_sums, v_sums_tail, of_slope, k_main, k_tail, v_main, v_tail,
-                    q + at_q, dout + at_q, sums + statistics, delta + statistics, dq_sums + at_q, first, begin,
+            if CAUSAL or WINDOW or HAS & LENGTHS:
+                k_sums, k_sums_tail, v_sums, v_sums_tail = _visit_keys(
+                    k_sums, k_sums_tail, v_sums, v_sums_tail, k_main, k_tail, v_main, v_tail,
+                    q + at_q, dout + at_q, sums + statistics, delta + statistics, first, begin,
                     tl.minimum(whole, stop), queries, keys, heads * SIZE, scale * LOG2_E, options,
-                    SIZE, MAIN, TAIL, CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS,
-                    ADDS, SLOPED, True)
-            k_sums, k_sums_tail, v_sums, v_sums_tail, of_slope = _visit_keys(
-                k_sums, k_sums_tail, v_sums, v_sums_tail, of_slope, k_main, k_tail, v_main, v_tail,
-                q + at_q, dout + at_q, sums + statistics, delta + statistics, dq_sums + at_q, first, whole, end,
+                    SIZE, MAIN, TAIL, CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, True)
+            k_sums, k_sums_tail, v_sums, v_sums_tail = _visit_keys(
+                k_sums, k_sums_tail, v_sums, v_sums_tail, k_main, k_tail, v_main, v_tail,
+                q + at_q, dout + at_q, sums + statistics, delta + statistics, first, whole, end,
                 queries, keys, heads * SIZE, scale * LOG2_E, options,
-                SIZE, MAIN, TAIL, CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS,
-                ADDS, SLOPED, False)
+                SIZE, MAIN, TAIL, CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, False)
             if WINDOW:
-                k_sums, k_sums_tail, v_sums, v_sums_tail, of_slope = _visit_keys(
-                    k_sums, k_sums_tail, v_sums, v_sums_tail, of_slope, k_main, k_tail, v_main, v_tail,
-                    q + at_q, dout + at_q, sums + statistics, delta + statistics, dq_sums + at_q, first, end, stop,
+                k_sums, k_sums_tail, v_sums, v_sums_tail = _visit_keys(
+                    k_sums, k_sums_tail, v_sums, v_sums_tail, k_main, k_tail, v_main, v_tail,
+                    q + at_q, dout + at_q, sums + statistics, delta + statistics, first, end, stop,
                     queries, keys, heads * SIZE, scale * LOG2_E, options,
-                    SIZE, MAIN, TAIL, CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS,
-                    ADDS, SLOPED, True)
+                    SIZE, MAIN, TAIL, CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, True)
         # fmt: on
-        if SLOPED:
-            blocks = tl.cdiv(keys, BLOCK_KEYS)
-            tl.store(of_slopes + first_element(example, heads, head, blocks, first // BLOCK_KEYS, 1), tl.sum(of_slope))
     if dk is not None:
         store(dk + at, k_sums * scale, k_sums_tail * scale, kv_heads * SIZE, left, BLOCK_KEYS, SIZE, MAIN, TAIL)
     if dv is not None:
@@ -288,7 +259,7 @@ def attention_backward_queries(
     q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
     out, lse, dout, dlse,
     dq, dk, dv, dbias, dmask, dalibi_slopes, dquery_segments, dkey_segments, dlengths, doffset, ddropout_keys, dkept,
-    sums, delta, of_slopes, dq_sums,
+    sums, delta, of_slopes,
     batch, queries, keys, heads, kv_heads, kv_batch, scale,
     bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
     query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
@@ -347,26 +318,3 @@ def attention_backward_queries(
     if dalibi_slopes is not None:
         blocks = tl.cdiv(queries, BLOCK_QUERIES)
         tl.store(of_slopes + first_element(example, heads, head, blocks, first // BLOCK_QUERIES, 1), tl.sum(of_slope))
-
-
-@triton.jit
-@no_type_check
-def attention_backward_end(
-    q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
-    out, lse, dout, dlse,
-    dq, dk, dv, dbias, dmask, dalibi_slopes, dquery_segments, dkey_segments, dlengths, doffset, ddropout_keys, dkept,
-    sums, delta, of_slopes, dq_sums,
-    batch, queries, keys, heads, kv_heads, kv_batch, scale,
-    bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
-    query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
-    lengths_every, lengths_batch, offset_every, offset_batch,
-    dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
-    SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-):  # fmt: skip
-    """`dq` of one block of queries, of `dq_sums`. Grid: `(cdiv(queries, BLOCK_QUERIES) * heads * batch,)`."""
-    first, head, example = place(queries, heads, BLOCK_QUERIES, False)
-    at, stride, left = first_element(example, queries, first, heads, head, SIZE), heads * SIZE, queries - first
-    gradient, gradient_tail = load(dq_sums + at, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
-    store(dq + at, gradient * scale, gradient_tail * scale, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)

@@ -25,7 +25,7 @@ def attention_backward_slopes(
     q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
     out, lse, dout, dlse,
     dq, dk, dv, dbias, dmask, dalibi_slopes, dquery_segments, dkey_segments, dlengths, doffset, ddropout_keys, dkept,
-    sums, delta, of_slopes, dq_sums,
+    sums, delta, of_slopes,
     batch, queries, keys, heads, kv_heads, kv_batch, scale,
     bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
     query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,
@@ -33,13 +33,11 @@ def attention_backward_slopes(
     dropout_keys_every, dropout_keys_batch, kept_every, kept_batch,
     SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, CAUSAL: tl.constexpr, NEGATIVE: tl.constexpr,
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
-    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ADDED: tl.constexpr,
+    BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of one slope, of the parts that the kernel of queries leaves, or if `ADDED` that of keys.
-    Grid: `(slopes_batch * heads,)`.
-    """
+    """The gradient of one slope, of the parts that the kernel of queries leaves. Grid: `(slopes_batch * heads,)`."""
     slope = tl.program_id(0)
-    blocks = tl.cdiv(keys, BLOCK_KEYS) if ADDED else tl.cdiv(queries, BLOCK_QUERIES)
+    blocks = tl.cdiv(queries, BLOCK_QUERIES)
     columns = tl.arange(0, 128)
     total = tl.zeros([128], tl.float32)
     for sharer in range(0, batch // slopes_batch):
@@ -56,7 +54,7 @@ def attention_backward_bias(
     q, k, v, bias, mask, alibi_slopes, query_segments, key_segments, lengths, offset, dropout_keys, kept,
     out, lse, dout, dlse,
     dq, dk, dv, dbias, dmask, dalibi_slopes, dquery_segments, dkey_segments, dlengths, doffset, ddropout_keys, dkept,
-    sums, delta, of_slopes, dq_sums,
+    sums, delta, of_slopes,
     batch, queries, keys, heads, kv_heads, kv_batch, scale,
     bias_every, bias_batch, bias_heads, mask_every, mask_batch, mask_heads, slopes_every, slopes_batch,
     query_segments_every, query_segments_batch, key_segments_every, key_segments_batch,

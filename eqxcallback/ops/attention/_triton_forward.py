@@ -113,17 +113,6 @@ def store(pointer, main, tail, stride, count, ROWS, SIZE: tl.constexpr, MAIN: tl
 
 @triton.jit
 @no_type_check
-def add(pointer, main, tail, stride, count, ROWS, SIZE: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr):
-    """Add to what is there, in f32, while other programs do the same."""
-    at, inside = _part(pointer, stride, count, ROWS, SIZE, 0, MAIN)
-    tl.atomic_add(at, main, mask=inside, sem="relaxed")
-    if TAIL:
-        at, inside = _part(pointer, stride, count, ROWS, SIZE, MAIN, TAIL)
-        tl.atomic_add(at, tail, mask=inside, sem="relaxed")
-
-
-@triton.jit
-@no_type_check
 def zeros(ROWS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr):
     return tl.zeros([ROWS, MAIN], tl.float32), tl.zeros([ROWS, TAIL if TAIL else 16], tl.float32)
 

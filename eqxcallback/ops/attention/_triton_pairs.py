@@ -142,12 +142,11 @@ def key_range(
 @no_type_check
 def query_range(
     first, start, filled, queries,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PARTLY: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, HAS: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
     """`begin, whole, end, stop`: a block of keys is seen by queries from `begin` to `stop`, and wholly from `whole` to `end`.
 
     Rounded to blocks of queries, but for `stop`. Queries from `end` on may see a part of the block, if there is a window.
-    `PARTLY`: nothing of keys from `filled` on may be added up.
     """
     begin = 0
     whole = 0
@@ -164,11 +163,11 @@ def query_range(
             whole = tl.cdiv(_between(furthest - (WINDOW - 1), 0, queries), BLOCK_QUERIES) * BLOCK_QUERIES
         end = _between(nearest + WINDOW, 0, queries) // BLOCK_QUERIES * BLOCK_QUERIES
         stop = _between(furthest + WINDOW, 0, queries)
-    if PARTLY:
+    if HAS & LENGTHS:
         # In a block that is not full, each pair is asked.
         whole = tl.where(first + BLOCK_KEYS > filled, queries, whole)
         stop = tl.where(first >= filled, 0, stop)
-    if WINDOW or PARTLY:
+    if WINDOW or HAS & LENGTHS:
         end = tl.maximum(end, whole)
     return begin, whole, end, stop
 

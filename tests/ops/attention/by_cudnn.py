@@ -13,12 +13,19 @@ from eqxcallback.transform._bind_op import bind_op
 
 
 @contextlib.contextmanager
-def usable(reason: str | None = None) -> Iterator[None]:
-    """**Arguments:** `reason`: why cuDNN cannot be used. By default it can."""
+def of_any_size(least: float = 0) -> Iterator[None]:
+    """cuDNN takes calls of few operations too. **Arguments:** `least`: from how many on."""
     bind_op.cache_clear()  # a call keeps which kernel it has chosen
-    with mock.patch.object(_cudnn, "why_no_cudnn", return_value=reason):
+    with mock.patch.object(_cudnn, "LEAST_OPERATIONS", least):
         yield
     bind_op.cache_clear()
+
+
+@contextlib.contextmanager
+def usable(reason: str | None = None, least: float = 0) -> Iterator[None]:
+    """**Arguments:** `reason`: why cuDNN cannot be used. By default it can, by calls of any size."""
+    with of_any_size(least), mock.patch.object(_cudnn, "why_no_cudnn", return_value=reason):
+        yield
 
 
 def forward(q: Any, k: Any, v: Any, *, scale: float, causal: bool, window: int | None) -> Any:

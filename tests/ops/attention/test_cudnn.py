@@ -102,6 +102,39 @@ def test_not_supported(shapes, optional, chosen, reason):
     assert reason in answer
 
 
+@pytest.mark.parametrize(
+    ("shapes", "chosen", "operations"),
+    [
+        (operands(batch=(4,), queries=4096, keys=4096, heads=16, size=128), {}, 275e9),
+        (operands(batch=(4,), queries=4096, keys=4096, heads=16, size=128), {"causal": False}, 550e9),
+        (operands(batch=(4,), queries=4096, keys=4096, heads=16, size=128), {"window": 1024}, 137e9),
+        (operands(batch=(4,), queries=4096, keys=4096, heads=16, size=128), {"window": 200}, 26.8e9),
+        (operands(batch=(4,), queries=4096, keys=4096, heads=16, size=128), {"window": 4000}, 275e9),
+        (operands(batch=(8,), queries=1024, keys=1024, heads=32), {}, 34.4e9),
+        (operands(batch=(16,), queries=512, keys=512, heads=16, size=128), {}, 17.2e9),
+        (operands(batch=(16,), queries=512, keys=512, heads=16, size=128), {"causal": False}, 34.4e9),
+        (operands(batch=(3, 16), kv_batch=(16,), queries=512, keys=512, heads=16, size=128), {}, 51.5e9),
+        (operands(batch=(), queries=1024, keys=1024, heads=16, size=128), {}, 4.29e9),
+    ],
+)
+def test_few_operations_are_for_triton(shapes, chosen, operations):
+    with by_cudnn.usable(least=_cudnn.LEAST_OPERATIONS):
+        answer = supports(shapes, {}, chosen)
+    few = f"cuDNN: it is the faster one from 3e+10 operations on; there are {operations:.3g}"
+    assert answer == (True if operations > 30e9 else few)
+    for least, is_supported in ((0.99 * operations, True), (1.01 * operations, False)):
+        with by_cudnn.usable(least=least):
+            assert (supports(shapes, {}, chosen) is True) == is_supported
+
+
+def test_gradients_of_few_operations():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    few, many = (operands(batch=(8,), queries=n, keys=n, heads=32) for n in (512, 1024))
+    for args, names in ((few, [OURS, OURS]), (many, [FORWARD, BACKWARD])):
+        with by_cudnn.usable(least=_cudnn.LEAST_OPERATIONS):
+            assert targets(gradients(attend(causal=True, deterministic=False)), *args) == names
+
+
 def test_fewer_queries_are_those_whose_keys_are_divided():
     assert _triton.FEW_QUERIES == 32
     assert _triton._parts(struct(32, 4, 64), (struct(4096, 2, 64),) * 2) > 0
@@ -115,7 +148,11 @@ def text_of(function, *args):
 
 def targets(function, *args):
     """The external calls in a program for a GPU."""
-    return re.findall(r"stablehlo.custom_call @([\w$]+)", text_of(function, *args))
+    return targets_in(text_of(function, *args))
+
+
+def targets_in(text):
+    return re.findall(r"stablehlo.custom_call @([\w$]+)", text)
 
 
 def attend(op=ops.attention, **chosen):
@@ -169,8 +206,18 @@ def test_programs(name):
         assert targets(make(**chosen, implementation="jax"), *args) == [FORWARD]
     with by_cudnn.usable("it is not here"):
         assert targets(make(**chosen), *args) == [OURS]
-        assert targets(gradients(make(**chosen, deterministic=False)), *args) == [OURS, OURS]
+        one, any_order = (text_of(gradients(make(**chosen, deterministic=x)), *args) for x in (True, False))
+        assert targets_in(any_order) == [OURS, OURS]
+        assert any_order == one
         assert targets(make(**chosen, implementation="jax"), *args) == []
+
+
+def test_other_platforms_have_one_order():
+    programs = [
+        jax.jit(gradients(attend(deterministic=x))).trace(*operands()).lower(lowering_platforms=("cpu",)).as_text()
+        for x in (True, False)
+    ]
+    assert programs[0] == programs[1]
 
 
 def test_forward_mode():
@@ -236,7 +283,7 @@ def on_cpu(monkeypatch):
     op = dataclasses.replace(
         MODULE._attention, kernels={"cpu": _cudnn.ATTENTION}, backward={"cpu": _cudnn.VALUE_BACKWARD}
     )
-    for name in ("_attention", "_attention_added", "_with_lse_added"):
+    for name in ("_attention", "_attention_in_any_order"):
         monkeypatch.setattr(MODULE, name, op)
     with by_cudnn.usable(), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
