@@ -1,5 +1,6 @@
 """Products with weights in blocks by tensor cores, on a CPU."""
 
+import collections
 import dataclasses
 from types import SimpleNamespace
 
@@ -112,10 +113,11 @@ def test_what_it_does_not_take():
 
 def test_it_runs_where_it_is_the_faster_one(monkeypatch):
     """And a gate is a launch of its own then."""
+    types = collections.namedtuple("types", ("x", "blocks"))
 
     def said(kernel, rows, encoding, features=256, columns=160):
         x, blocks = jax.ShapeDtypeStruct((rows, features), jnp.bfloat16), jax.ShapeDtypeStruct((32, columns), jnp.uint8)
-        return kernel.supports(SimpleNamespace(x=x, blocks=blocks), encoding=encoding, activations="exact")
+        return kernel.supports(types(x, blocks), encoding=encoding, activations="exact")
 
     several, gated = linear_cuda.QUANTIZED_LINEAR_OF_SEVERAL_ROWS, linear_cuda.QUANTIZED_LINEAR_SWIGLU
     monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", "sm_80")

@@ -105,9 +105,9 @@ QUANTIZED_LINEAR_MMA = CudaKernel(
     supports=_supports_mma,
 )
 
-# The fewest rows for which it is the faster one. On an H100 it reads 14,336 x 4,096 weights in Q4_1 at 1,650 GB/s with two rows and
-# at 1,580 with eight, the kernel above at 1,550 and 480; in Q8_0 at 1,590 with four rows and at 1,520 with eight, and that at 1,630
-# and 1,000.
+# The fewest rows for which it is the faster one. On an H100 it reads 14,336 x 4,096 weights in Q4_1 at 1,650 GB/s with two rows
+# and at 1,580 with eight, the kernel above at 1,550 and 480; in Q8_0 at 1,590 with four rows and at 1,520 with eight, and that at
+# 1,630 and 1,000.
 _LEAST_ROWS_BY_MMA = {"Q4_1": 2, "Q8_0": 5}
 # The first architecture with these products.
 _LEAST_ARCHITECTURE = 80
