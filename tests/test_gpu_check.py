@@ -14,7 +14,7 @@ import venv
 
 import pytest
 
-from benchmarks import _rows
+from benchmarks import _report, _rows
 from benchmarks._process import run_for
 from benchmarks._rows import Goal, Row
 from benchmarks._timing import Race, Runner, Timing, race
@@ -90,10 +90,12 @@ def test_nothing_is_installed_where_there_is_a_kit(tmp_path):
     assert results["steps"]["tests"]["tests"] > 5
 
 
-def test_the_results_of_a_machine_without_a_gpu_are_not_kept():
-    assert not (ROOT / "benchmarks" / "results" / "gpu.json").exists() or json.loads(
-        (ROOT / "benchmarks" / "results" / "gpu.json").read_text()
-    )["gpu"]["gpu"].startswith("NVIDIA")
+def test_the_page_shows_the_results_that_are_kept():
+    """Results of a machine without a GPU are not kept."""
+    results = json.loads((_report.RESULTS / "gpu.json").read_text())
+    assert results["gpu"]["gpu"].startswith("NVIDIA")
+    text = gpu.markdown(results["parts"], results["gpu"])
+    assert f"<!-- gpu -->\n{text}\n<!-- /gpu -->" in gpu.PAGE.read_text()
 
 
 @pytest.mark.compilers

@@ -21,6 +21,7 @@ from typing import Any
 
 from .. import _report
 from .._process import run_for
+from .._stored import kept
 
 
 # Name, title, and share of the time; in order of value. What one leaves is the others'.
@@ -178,7 +179,8 @@ def _write(results: Mapping[str, Any], options: argparse.Namespace) -> None:
     # Only a whole run on a GPU is worth keeping.
     measured_some = any(data["rows"] for data in results.values())
     if measured_some and not (options.no_gpu or options.quick or options.only):
-        _report.write("gpu", text, {"gpu": about, "parts": results})
+        stored = {part: {**data, "rows": [kept(row) for row in data["rows"]]} for part, data in results.items()}
+        _report.write("gpu", text, {"gpu": about, "parts": stored})
         _report.put(PAGE, "gpu", text)
 
 
