@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,8 +10,17 @@ import jax
 import jax.numpy as jnp
 
 from eqxcallback import ops
-from eqxcallback.ops.attention import _cuda_decode_mma as decode_mma_cuda, _decode as decode_ops
+from eqxcallback.ops.attention import (
+    _cuda as decode_cuda,
+    _cuda_decode_mma as decode_mma_cuda,
+    _decode as decode_ops,
+    _triton as attention_triton,
+)
 from eqxcallback.ops.linear import _cuda as linear_cuda, _quantized as quantized_ops
+
+
+# `eqxcallback.ops.attention` is the function as well, which hides the module.
+attention_ops = importlib.import_module("eqxcallback.ops.attention._attention")
 
 
 class Program(NamedTuple):
@@ -39,9 +49,20 @@ def struct(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-# A process with a GPU would run cuDNN, and these programs are of our kernels.
+def _alone(op: Any, kernel: Any) -> Any:
+    """`op` with this kernel alone on a GPU."""
+    kernels: Any = {**op.kernels, "cuda": dataclasses.replace(kernel, only_if_chosen=False)}
+    return dataclasses.replace(op, kernels=kernels)
+
+
+_BY_TRITON = _alone(attention_ops._attention, attention_triton.ATTENTION)
+_PLAIN_DECODE = _alone(decode_ops._decode_attention, decode_cuda.DECODE_ATTENTION)
+
+
 def _attention(q: Any, k: Any, v: Any) -> jax.Array:
-    return ops.attention(q, k, v, causal=True, implementation="triton")
+    """Causal `ops.attention`, not by cuDNN."""
+    options = {"causal": True, "scale": q.shape[-1] ** -0.5, "window": 0, "soft_cap": 0.0, "dropout": 0.0}
+    return _BY_TRITON(q, (k, v), **options)[0]
 
 
 def _attention_with_bias(q: Any, k: Any, v: Any, bias: Any) -> jax.Array:
@@ -64,10 +85,6 @@ def _lstm_gates(gates: Any, cell: Any) -> jax.Array:
     return jnp.stack(ops.lstm_gates(gates, cell))
 
 
-def _quantized_linear(encoding: Any) -> Callable[..., jax.Array]:
-    return lambda x, blocks: ops.quantized_linear(x, blocks, encoding=encoding)
-
-
 def _quantized_linear_swiglu(x: Any, blocks: Any) -> jax.Array:
     return ops.quantized_linear_swiglu(x, blocks, encoding="Q4_1")
 
@@ -78,19 +95,26 @@ _BY_TENSOR_CORES = dataclasses.replace(
 
 
 def decode_by_tensor_cores(q: Any, k: Any, v: Any, length: Any, *scales: Any) -> jax.Array:
-    """`ops.decode_attention` with that kernel alone, whatever the environment says. `scales`: of a cache in int8."""
+    """`ops.decode_attention` with that kernel alone. `scales`: of a cache in int8."""
     options = {"scale": q.shape[-1] ** -0.5, "window": 0, "soft_cap": 0.0}
     return _BY_TENSOR_CORES(q, (k, v), length, None, *(scales or (None, None)), **options)
 
 
+def decode_by_the_plain_kernel(
+    q: Any, k: Any, v: Any, length: Any, slopes: Any = None, *scales: Any, window: int = 0, soft_cap: float = 0.0
+) -> jax.Array:
+    """`ops.decode_attention`, not by tensor cores."""
+    options = {"scale": q.shape[-1] ** -0.5, "window": window, "soft_cap": soft_cap}
+    return _PLAIN_DECODE(q, (k, v), length, slopes, *(scales or (None, None)), **options)
+
+
 def quantized_linear_by(kernel: Any, encoding: Any) -> Callable[..., jax.Array]:
-    """`ops.quantized_linear` with this kernel alone on a GPU, whatever the environment says."""
-    op = quantized_ops._quantized_linear
-    kernels: Any = {**op.kernels, "cuda": dataclasses.replace(kernel, only_if_chosen=False)}
-    alone = dataclasses.replace(op, kernels=kernels)
+    """`ops.quantized_linear` with this kernel alone on a GPU."""
+    alone = _alone(quantized_ops._quantized_linear, kernel)
     return lambda x, blocks: alone(x, blocks, encoding=encoding, activations="exact")
 
 
+_quantized_linear = functools.partial(quantized_linear_by, linear_cuda.QUANTIZED_LINEAR)
 quantized_linear_by_tensor_cores = functools.partial(quantized_linear_by, linear_cuda.QUANTIZED_LINEAR_MMA)
 
 
@@ -135,7 +159,7 @@ PROGRAMS = {
         differentiable=(0, 1, 2, 3),
     ),
     "decode_attention": Program(
-        ops.decode_attention, (struct(2, 6, 64), _CACHE, _CACHE, _INDEX), differentiable=(0, 1, 2)
+        decode_by_the_plain_kernel, (struct(2, 6, 64), _CACHE, _CACHE, _INDEX), differentiable=(0, 1, 2)
     ),
     "cache_append": Program(
         ops.cache_append, (struct(256, 2, 64), struct(1, 2, 64), struct(dtype=jnp.int32)), donated=(0,)
@@ -157,8 +181,8 @@ PROGRAMS = {
     "quantized_linear_swiglu Q4_1": Program(_quantized_linear_swiglu, (struct(1, 576), _Q4_1)),
 }
 
-# Of kernels that run where a variable of the environment asks for them.
-ASKED_FOR = {
+# Of the same calls, where they are large.
+BY_TENSOR_CORES = {
     "decode_attention by tensor cores": PROGRAMS["decode_attention"]._replace(
         function=decode_by_tensor_cores, differentiable=()
     ),

@@ -15,10 +15,11 @@ from eqxcallback.ops.linear._cuda import QUANTIZED_LINEAR_IF_CHOSEN
 
 from .._contestants import random_blocks
 from ..programs import (
-    ASKED_FOR,
+    BY_TENSOR_CORES,
     PROGRAMS,
     Program,
     decode_by_tensor_cores,
+    decode_by_the_plain_kernel,
     quantized_linear_by,
     quantized_linear_by_tensor_cores,
     struct,
@@ -34,11 +35,11 @@ def _biased(q: Any, k: Any, v: Any, bias: Any, slopes: Any) -> jax.Array:
 
 
 def _decode_int8(q: Any, k: Any, v: Any, length: Any, k_scale: Any, v_scale: Any) -> jax.Array:
-    return ops.decode_attention(q, k, v, length, k_scale=k_scale, v_scale=v_scale)
+    return decode_by_the_plain_kernel(q, k, v, length, None, k_scale, v_scale)
 
 
 def _decode_with_slopes(q: Any, k: Any, v: Any, length: Any, slopes: Any) -> jax.Array:
-    return ops.decode_attention(q, k, v, length, window=200, soft_cap=30.0, alibi_slopes=slopes)
+    return decode_by_the_plain_kernel(q, k, v, length, slopes, window=200, soft_cap=30.0)
 
 
 _QUERIES, *_KEYS = PROGRAMS["attention"].args
@@ -69,7 +70,7 @@ MORE = {
         quantized_linear_by_tensor_cores("Q8_0"), (struct(33, 512), struct(576, 544, dtype=jnp.uint8))
     ),
 }
-EVERY = {**PROGRAMS, **ASKED_FOR, **MORE}
+EVERY = {**PROGRAMS, **BY_TENSOR_CORES, **MORE}
 
 _TABLE, _WEIGHT = struct(4096, 64, dtype=jnp.float32), struct(4096, dtype=jnp.float32)
 _CACHE, _HEADS = struct(8, 4096, 8, 128), struct(4, 4096, 16, 128)

@@ -18,7 +18,7 @@ from eqxcallback.backends import Launched
 from eqxcallback.backends._image import Compiled
 from eqxcallback.backends._resident import resident_blocks
 
-from ..programs import ASKED_FOR, PROGRAMS
+from ..programs import BY_TENSOR_CORES, PROGRAMS
 from .kernels import programs
 
 
@@ -149,7 +149,7 @@ def _launches() -> Iterator[tuple[str, Launched]]:
     """Each kernel once, with the name of its program: that of gradients has the forward pass in it."""
     os.environ["EQXCALLBACK_CUDA_ARCH"] = ARCH
     seen = set()
-    names = [name for name in (*PROGRAMS, *ASKED_FOR) if name not in WITHOUT_A_ROW]
+    names = [name for name in (*PROGRAMS, *BY_TENSOR_CORES) if name not in WITHOUT_A_ROW]
     for name, program in programs(large=True, names=names):
         for call in eqxc.inspect(program.function, *program.args, platform="cuda").calls:
             for launch in call.launches:

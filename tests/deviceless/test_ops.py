@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import eqxcallback as eqxc
-from benchmarks.programs import ASKED_FOR, PROGRAMS, struct
+from benchmarks.programs import BY_TENSOR_CORES, PROGRAMS, struct
 from eqxcallback import ops, xla
 from eqxcallback.backends import _cuda
 
@@ -16,7 +16,7 @@ from ..ops.families import ops_with_backward_kernels
 from .programs import ONE, calls_of, thunks
 
 
-EVERY = {**PROGRAMS, **ASKED_FOR}
+EVERY = {**PROGRAMS, **BY_TENSOR_CORES}
 by_program = pytest.mark.parametrize("program", EVERY.values(), ids=list(EVERY))
 DIFFERENTIABLE = {name: program for name, program in PROGRAMS.items() if program.differentiable}
 

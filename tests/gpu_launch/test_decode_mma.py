@@ -27,7 +27,7 @@ def attend(keys, monkeypatch, kernels, name="decode_attention"):
     np.testing.assert_allclose(got, want, rtol=2**-7, atol=2**-7)
 
 
-@pytest.mark.parametrize(("keys", "launches"), [(64, 1), (65, 2)])
+@pytest.mark.parametrize(("keys", "launches"), [(32, 1), (33, 2)])
 def test_one_part_is_one_launch(keys, launches, software_gpu, monkeypatch):
     """A cache that is no longer than a part, and one that is."""
     attend(keys, monkeypatch, decode_mma_cuda.DECODE_ATTENTION_MMA)
@@ -39,5 +39,6 @@ def test_one_part_is_one_launch(keys, launches, software_gpu, monkeypatch):
 def test_the_second_launch_overlaps_the_first(arch, overlaps, software_gpu, monkeypatch):
     """On devices that have such launches, and the first one follows what is ahead of it."""
     monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", arch)
-    attend(65, monkeypatch, decode_mma_cuda._asked_for("1"), f"decode_attention_{arch}")
+    kernels = decode_mma_cuda.DECODE_ATTENTION_MMA_OVERLAPPED, decode_mma_cuda.DECODE_ATTENTION_MMA
+    attend(65, monkeypatch, kernels, f"decode_attention_{arch}")
     assert ["programmatic=1" in launch for launch in software_gpu.launches] == [False, overlaps]
