@@ -25,8 +25,8 @@ nb::dict Buffer::cuda_array_interface() {
   interface["data"] = nb::make_tuple(reinterpret_cast<uintptr_t>(data_), !writeable_);
   interface["strides"] = row_major() ? nb::object(nb::none()) : nb::object(strides());
   interface["version"] = 3;
-  // Nobody has to wait: a callback enqueues on XLA's stream, behind what computes this. CuPy waits on the host for a stream that
-  // stands here, in each call of `cupy.asarray`, and while XLA records a command buffer that is an error.
+  // Nobody has to wait: a callback enqueues on XLA's stream, behind what computes this. CuPy waits on the host for a
+  // stream that stands here, in each call of `cupy.asarray`, and while XLA records a command buffer that is an error.
   interface["stream"] = nb::none();
   return interface;
 }
