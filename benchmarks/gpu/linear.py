@@ -24,7 +24,7 @@ ENCODINGS = ("Q4_1", "Q8_0", "int8")
 ROWS = (1, 2, 4, 8, 64, 2048)
 # Up to these, a layer is bound by reading its weights.
 _FEW_ROWS = 8
-# And up to these, there is a kernel by tensor cores, which runs by default only where it is asked for.
+# And up to these, there is a kernel by tensor cores, which runs by default where it is the faster one.
 _ROWS_BY_MMA = 64
 SIZE, TINY_SIZE = (14_336, 4096), (64, 64)
 # Rows, features, and features within.

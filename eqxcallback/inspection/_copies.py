@@ -54,7 +54,7 @@ def _types_on_each_device(call: ExternalCall, instruction: Instruction, module: 
     """Return the types that each device has of a partitioned call, whose own types are those of the whole; else `""`."""
     if call.examples != 1:  # its types are those of one example
         return ""
-    whole, local = [*call.operands, *call.results], module.dims(instruction)
+    whole, local = [*call.operands, *call.results], sum(module.dims(instruction), ())
     if len(whole) != len(local):
         return ""
     texts = [f"{text.partition('[')[0]}[{dims}]" for text, dims in zip(whole, local, strict=True)]

@@ -79,13 +79,11 @@ class Module:
     def root(self, computation: str) -> Instruction:
         return next(instruction for instruction in self.computations[computation].values() if instruction.is_root)
 
-    def dims(self, instruction: Instruction) -> tuple[str, ...]:
-        """Return the sizes of its operands and results, as text: `"3,4"`. Tokens, which order calls, have none."""
-        return self.dims_of_operands(instruction) + _dims(instruction.shape)
-
-    def dims_of_operands(self, instruction: Instruction) -> tuple[str, ...]:
+    def dims(self, instruction: Instruction) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the sizes of its operands, and of its results, as text: `"3,4"`. Tokens, which order calls, have none."""
         inside = self.computations[instruction.computation]
-        return tuple(dims for name in instruction.operands for dims in _dims(inside[name].shape))
+        operands = tuple(dims for name in instruction.operands for dims in _dims(inside[name].shape))
+        return operands, _dims(instruction.shape)
 
     @functools.cached_property
     def callers(self) -> Mapping[str, Instruction]:

@@ -46,19 +46,19 @@ def _number(instruction: Instruction) -> int:
 
 def _keys_of_call(call: ExternalCall) -> Sequence[Hashable]:
     aliases = tuple(sorted((alias.operand, alias.result) for alias in call.in_place))
-    shapes = tuple(text.partition("[")[2][:-1] for text in (*call.operands, *call.results))
+    operands, results = (tuple(text.partition("[")[2][:-1] for text in of) for of in (call.operands, call.results))
     path = _scopes(call.path)
-    return _levels(call.target, aliases, shapes, len(call.operands), path, call.times not in (0, 1))
+    return _levels(call.target, aliases, operands, results, path, call.times not in (0, 1))
 
 
 def _keys_of_instruction(instruction: Instruction, module: Module) -> Sequence[Hashable]:
     pairs = re.search(r"output_to_operand_aliasing=\{(.*?\))\}", instruction.rest)
     aliased = re.findall(r"\{(\d*)\}: \((\d+)", pairs[1]) if pairs else []
     aliases = tuple(sorted((int(operand), int(result or 0)) for result, operand in aliased))
-    shapes, operands = module.dims(instruction), module.dims_of_operands(instruction)
+    operands, results = module.dims(instruction)
     target = instruction.attribute("custom_call_target")
     path = _scopes(instruction.attribute("op_name"))
-    return _levels(target, aliases, shapes, len(operands), path, module.is_in_loop(instruction))
+    return _levels(target, aliases, operands, results, path, module.is_in_loop(instruction))
 
 
 # Loops differ where XLA unrolls them, shapes of results where kernels have workspaces, paths where XLA or JAX moves calls.
@@ -66,12 +66,17 @@ _LEVELS = 6
 
 
 def _levels(
-    target: Hashable, aliases: Hashable, shapes: tuple[str, ...], count: int, path: Hashable, in_loop: bool
+    target: Hashable,
+    aliases: Hashable,
+    operands: tuple[str, ...],
+    results: tuple[str, ...],
+    path: Hashable,
+    in_loop: bool,
 ) -> Sequence[Hashable]:
-    """`count`: of the operands, whose shapes are the first ones."""
-    exact = target, aliases, shapes, path
-    with_operands = target, aliases, shapes[:count], path
-    return (*exact, in_loop), exact, exact[:3], with_operands, (target, aliases, path), (target, aliases)
+    call = target, aliases
+    shapes = operands + results
+    exact = *call, shapes, path
+    return (*exact, in_loop), exact, (*call, shapes), (*call, operands, path), (*call, path), call
 
 
 # Where JAX's versions differ from each other, and from what we show.

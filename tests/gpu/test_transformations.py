@@ -24,6 +24,7 @@ def case(row, monkeypatch):
     is_attention = row.make in (attention, with_every_option)
     monkeypatch.setattr(table, "tolerate", tolerate_products if is_attention else tolerate)
     monkeypatch.setattr(table, "quickly_compiled", jax.jit)
+    monkeypatch.setattr(transformations, "OF_LARGEST", 4e-6)
     with jax.default_matmul_precision("highest"):  # else products are in TF32
         yield row(F32)
 

@@ -76,7 +76,7 @@ def _folded(x: Array) -> Array:
 
 
 def _options(kv: Sequence[Array], *, causal: bool, scale: float, window: int, **_: object) -> dict[str, Any]:
-    """Return the options of cuDNN. A window that is as long as the keys is none."""
+    """Return the options of cuDNN. A window at least as long as the keys hides nothing, and is left out."""
     return {"causal": causal, "scale": scale, "window": window if 0 < window < kv[0].shape[-3] else None}
 
 
