@@ -67,7 +67,7 @@ def _why_not(types: Types, *, causal: bool, scale: float, window: int, soft_cap:
 def _operations(queries: Sequence[int], keys: int, *, causal: bool, window: int) -> float:
     """Return the additions and multiplications of the value's products. **Arguments:** `queries`: the shape of `q`."""
     seen = keys / 2 if causal else keys
-    return 4 * math.prod(queries) * (min(window, seen) if window else seen)
+    return 4.0 * math.prod(queries) * (min(window, seen) if window else seen)
 
 
 def _folded(x: Array) -> Array:
