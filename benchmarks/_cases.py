@@ -50,6 +50,10 @@ def _gate_args(shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
     return normal(0, *shape, dtype=dtype), normal(1, *shape, dtype=dtype)
 
 
+def _gelu_args(shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
+    return (normal(0, *shape, dtype=dtype),)
+
+
 def _rotary_args(shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
     _, length, _, size = shape
     return normal(0, *shape, dtype=dtype), *ops.rotary_table(jnp.arange(length), size)
@@ -217,6 +221,16 @@ CASES = {
             _torch_rotation,
             _rotary_args,
             (2, 4),
+            (0,),
+        ),
+        Case(
+            "gelu",
+            ops.gelu,
+            {"reference": functools.partial(glu_reference.gelu, approximate=True)},
+            {"jax.nn": jax.nn.gelu},
+            lambda functional, x: functional.gelu(x, approximate="tanh"),
+            _gelu_args,
+            (2, 5),
             (0,),
         ),
         Case(

@@ -14,7 +14,7 @@ from ._timing import waited_for_on
 
 
 _F32, _BF16 = jnp.float32, jnp.bfloat16
-_GATES = ("swiglu", "geglu")
+_ACTIVATIONS = ("swiglu", "geglu", "gelu")
 _NAMES = [name for name in CASES if name != "softmax_cross_entropy"]  # which has a suite of its own
 # So many tokens at once: a sequence of GPT-2, eight of BERT-base, a prompt, and many prompts, which no cache has room for.
 _LARGE = "SmolLM2-135M, many"
@@ -28,7 +28,7 @@ def _shapes(name: str, setting: Setting) -> dict[str, tuple[int, ...]]:
         models, rows = {"tiny": shapes.TINY}, {"tiny": 6}
     if name == "rotary_embedding":
         return {key: (1, rows[key], model.heads, model.head_size) for key, model in models.items()}
-    sizes = {key: model.hidden if name in _GATES else model.embedding for key, model in models.items()}
+    sizes = {key: model.hidden if name in _ACTIVATIONS else model.embedding for key, model in models.items()}
     return {key: (rows[key], size) for key, size in sizes.items()}
 
 

@@ -138,7 +138,7 @@ class Block(eqx.Module):
         q, k, v = (part.reshape(len(x), self.num_heads, -1) for part in parts)
         attended = eqxc.ops.attention(q, k, v, lengths=length).reshape(x.shape)
         x = jax.vmap(self.attention_norm)(x + jax.vmap(self.attention_out)(attended).astype(x.dtype))
-        hidden = _gelu(jax.vmap(self.up)(x.astype(narrow.dtype)))
+        hidden = eqxc.ops.gelu(jax.vmap(self.up)(x.astype(narrow.dtype)), approximate=False)
         return jax.vmap(self.feed_forward_norm)(x + jax.vmap(self.down)(hidden).astype(x.dtype))
 
 
@@ -215,9 +215,3 @@ def pool(x: Float[Array, "S E"], length: Int[Array, ""]) -> Float[Array, " E"]:
     # Not the mean: the norm takes the count out. Without tokens the vector is zero.
     total = jnp.sum(jnp.where(is_real[:, None], x.astype(jnp.float32), 0.0), axis=0)
     return total / jnp.maximum(jnp.linalg.norm(total), 1e-12)
-
-
-def _gelu(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """GELU by the error function, as `jax.nn.gelu(approximate=False)`, which calls its complement: that takes twice as long."""
-    wide = x.astype(jnp.float32)
-    return (0.5 * wide * (1 + jax.lax.erf(wide * math.sqrt(0.5)))).astype(x.dtype)

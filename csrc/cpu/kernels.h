@@ -107,6 +107,20 @@ struct GluBackward {
   Activation activation;
 };
 
+// out[i] = activation(x[i])
+struct Gelu {
+  void* out;  // [size]
+  const void* x;
+  int64_t size;
+  Activation activation;
+};
+struct GeluBackward {
+  void* dx;
+  const void *x, *dout;
+  int64_t size;
+  Activation activation;
+};
+
 // loss[r] = (1 - s) (l - z[label]) + s (l - mean z) + z_loss l^2 of row z of the logits, where l = log(sum(exp(z))) and
 // s the smoothing. A negative label counts from the end, and one that is out of range gives NaN.
 struct CrossEntropy {
@@ -281,6 +295,8 @@ struct Kernels {
   void (*rotary_append)(Element, const RotaryAppend&, const Executor&);
   void (*glu)(Element, const Glu&, const Executor&);
   void (*glu_backward)(Element, const GluBackward&, const Executor&);
+  void (*gelu)(Element, const Gelu&, const Executor&);
+  void (*gelu_backward)(Element, const GeluBackward&, const Executor&);
   void (*cross_entropy)(Element, const CrossEntropy&, const Executor&);
   void (*cross_entropy_backward)(Element, const CrossEntropyBackward&, const Executor&);
   void (*softmax)(Element, const Softmax&, const Executor&);

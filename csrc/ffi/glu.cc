@@ -1,5 +1,5 @@
-// The handlers of gated linear units: gate and up [*batch, size]. Without up, the gate is [*batch, 2 size] and has both
-// halves, the gate first.
+// The handlers of activations, x of any shape, and of gated linear units, gate and up [*batch, size]. Without up, the
+// gate is [*batch, 2 size] and has both halves, the gate first.
 #include <string_view>
 
 #include "ffi/cpu_call.h"
@@ -71,6 +71,38 @@ ffi::Error glu_backward(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Rema
   });
 }
 
+// -- x -> the same as x
+
+ffi::Error gelu(ffi::ThreadPool pool, ffi::RemainingArgs args, Out out, int64_t present, std::string_view activation) {
+  return guarded([&] {
+    constexpr const char* op = "gelu";
+    const ffi::AnyBuffer x = Operands(op, args, present, {"x"}, 1)[0];
+    REQUIRE(same_type(x, *out), op, "a result of the type of x");
+    const cpu::Gelu call{out->untyped_data(), x.untyped_data(), static_cast<int64_t>(x.element_count()),
+                         activation_of(op, activation)};
+    cpu::kernels().gelu(element_of(op, x), call, executor_on(pool));
+  });
+}
+
+// -- x, the result, its cotangent -> the gradient of x
+
+ffi::Error gelu_backward(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, int64_t present,
+                         int64_t needs_grad, std::string_view activation) {
+  return guarded([&] {
+    constexpr const char* op = "gelu_backward";
+    const Operands operands(op, args, present, {"x"}, 1, 2);
+    const ffi::AnyBuffer x = operands[0], dout = operands.other(1);
+    REQUIRE(same_type(x, dout), op, "a cotangent of the type of x");
+    const Optional dx = Gradients(op, rets, needs_grad, 1)(0, x);
+    if (!dx) return;
+    const cpu::GeluBackward call{dx->untyped_data(), x.untyped_data(), dout.untyped_data(),
+                                 static_cast<int64_t>(x.element_count()), activation_of(op, activation)};
+    cpu::kernels().gelu_backward(element_of(op, x), call, executor_on(pool));
+  });
+}
+
+EQXCALLBACK_CPU_KERNEL(gelu, gelu, bind_forward().Attr<std::string_view>("activation"));
+EQXCALLBACK_CPU_KERNEL(gelu_backward, gelu_backward, bind_backward().Attr<std::string_view>("activation"));
 EQXCALLBACK_CPU_KERNEL(glu, glu, bind_forward().Attr<std::string_view>("activation"));
 EQXCALLBACK_CPU_KERNEL(glu_backward, glu_backward, bind_backward().Attr<std::string_view>("activation"));
 

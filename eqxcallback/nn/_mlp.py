@@ -1,10 +1,12 @@
 """Feed-forward networks."""
 
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import equinox as eqx
+import jax
 from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
@@ -18,7 +20,9 @@ _DEFAULTS = inspect.signature(eqx.nn.MLP.__init__).parameters
 
 
 class MLP(eqx.nn.MLP):
-    """`equinox.nn.MLP` of [`eqxcallback.nn.Linear`][]. The same constructor, fields and call."""
+    """`equinox.nn.MLP` of [`eqxcallback.nn.Linear`][]. The same constructor, fields and call. `jax.nn.gelu`, as it is or in a
+    `functools.partial`, is computed by [`eqxcallback.ops.gelu`][].
+    """
 
     implementation: ops.Implementation = eqx.field(static=True, default="auto")
 
@@ -50,7 +54,7 @@ class MLP(eqx.nn.MLP):
         - `dtype`: of all weights; by default JAX's default float.
         - `scan`: whether the hidden layers are one with stacked weights, which is compiled once.
         - `key`: initialises the weights.
-        - `implementation`: of the layers; see [`eqxcallback.Op.using`][].
+        - `implementation`: of the layers and of GELU; see [`eqxcallback.Op.using`][].
         """
         super().__init__(
             in_size,
@@ -67,3 +71,24 @@ class MLP(eqx.nn.MLP):
         )
         self.layers = tuple(adopt(Linear, layer, implementation=implementation) for layer in self.layers)
         self.implementation = implementation
+
+    def __call__(self, x: Array, *, key: PRNGKeyArray | None = None) -> Array:
+        """**Arguments:**
+
+        - `x`: an array of shape `(in_size,)`, or `()` if `in_size="scalar"`.
+        - `key`: ignored, as in `equinox.nn.MLP`.
+
+        **Returns:** an array of shape `(out_size,)`, or `()` if `out_size="scalar"`.
+        """
+        given = {"activation": self.activation, "final_activation": self.final_activation}
+        own = {name: _as_op(activation, self.implementation) for name, activation in given.items()}
+        mlp: Any = super() if own == given else adopt(eqx.nn.MLP, self, **own)
+        return mlp.__call__(x, key=key)
+
+
+def _as_op(activation: Callable[..., Array], implementation: ops.Implementation) -> Callable[..., Array]:
+    """Return the op that computes the same, or the activation itself."""
+    partial = activation if isinstance(activation, functools.partial) else functools.partial(activation)
+    if partial.func is not jax.nn.gelu or partial.args or partial.keywords.keys() - {"approximate"}:
+        return activation
+    return functools.partial(ops.gelu, **partial.keywords, implementation=implementation)

@@ -9,7 +9,7 @@ from .attention import (
     decode_attention as decode_attention,
 )
 from .cache import cache_append as cache_append
-from .glu import geglu as geglu, swiglu as swiglu
+from .glu import geglu as geglu, gelu as gelu, swiglu as swiglu
 from .linear import (
     DEINTERLEAVED as DEINTERLEAVED,
     ENCODINGS as ENCODINGS,

@@ -1,5 +1,6 @@
 """Linear and MLP: what tests/nn/test_drop_ins.py does not say of all layers."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -114,3 +115,17 @@ def test_an_mlp_is_as_many_products_as_layers():
     assert "while" not in text
     text = program(jax.vmap(nn.MLP(3, 2, 5, 3, scan=True, key=KEY)), jnp.ones((7, 3)))
     assert text.count("stablehlo.while") == 1
+
+
+def calls_of_gelu(activation, **options):
+    mlp = nn.MLP(3, 2, 5, 3, activation, key=KEY, **options)
+    return program(jax.vmap(mlp), jnp.ones((7, 3))).count("eqxcallback_gelu")
+
+
+def test_gelu_in_an_mlp_is_the_op():
+    exact = functools.partial(jax.nn.gelu, approximate=False)
+    assert [calls_of_gelu(activation) for activation in (jax.nn.gelu, exact)] == [3, 3]
+    assert calls_of_gelu(jax.nn.gelu, final_activation=exact) == 4
+    assert calls_of_gelu(jax.nn.gelu, scan=True) == 2  # before the loop, and in it
+    assert calls_of_gelu(jax.nn.gelu, implementation="reference") == 0
+    assert calls_of_gelu(lambda x: jax.nn.gelu(x)) == 0

@@ -60,6 +60,8 @@ def calls(dtype: Any) -> Iterator[Call]:
         {"groups": 4, "eps": 1e-6},
     )
     yield Call(ops.group_norm, "groups that blocks share", (array(8, 16, 16_384),), {"groups": 4})
+    yield Call(ops.gelu, "also approximate=False", (rows,))
+    yield Call(ops.gelu, "also approximate=False", (rows,), {"approximate": False})
     for op in (ops.swiglu, ops.geglu):
         yield Call(op, "one array or two", (rows, rows))
         yield Call(op, "one array or two", (rows,))
@@ -196,7 +198,7 @@ WORDS = {
     "reference": "definition",
 }
 # Where the definition is what XLA does best: plain products, and plain reads and writes of rows.
-BEST_BY_XLA = ("linear", "embedding", "cache_append", "rotary_append")
+BEST_BY_XLA = ("gelu", "linear", "embedding", "cache_append", "rotary_append")
 # Each runs two ops, one after the other, if no kernel does both.
 OF_TWO_OPS = ("quantized_linear_swiglu",)
 

@@ -14,6 +14,10 @@ REASONS: tuple[tuple[tuple[Row, ...], str], ...] = (
         "`linear` and `embedding`: XLA's libraries multiply as fast as a GPU can, and rows are read and written once.",
     ),
     (
+        (("gelu", "also approximate=False"),),
+        "`gelu`: XLA computes it where its operand is made or its result is read; a kernel would write one and read the other.",
+    ),
+    (
         (("rotary_append", PLAIN), ("cache_append", "also of a batch")),
         "Gradients of `rotary_append` and `cache_append`: XLA reads the rows of the cache's gradient, and writes zeros "
         "over them in place. A kernel would make [another array of the cache's size](design/gpu.md).",

@@ -4,6 +4,7 @@
 #include "cpu/kernels/attention.h"
 #include "cpu/kernels/attention_backward.h"
 #include "cpu/kernels/attention_decode.h"
+#include "cpu/kernels/gelu.h"
 #include "cpu/kernels/glu.h"
 #include "cpu/kernels/linear.h"
 #include "cpu/kernels/linear_int8.h"
@@ -28,6 +29,8 @@ constexpr Kernels kTable = {norm,
                             rotary_append,
                             glu,
                             glu_backward,
+                            gelu,
+                            gelu_backward,
                             cross_entropy,
                             cross_entropy_backward,
                             softmax,

@@ -1,3 +1,4 @@
-"""The gated activations of feed-forward blocks."""
+"""The activations of feed-forward blocks, with a gate and without."""
 
+from ._gelu import gelu as gelu
 from ._glu import geglu as geglu, swiglu as swiglu

@@ -1,4 +1,4 @@
-"""The gated activations of feed-forward blocks. Packed is where gate and up are one array."""
+"""The activations of feed-forward blocks, with a gate and without. Packed is where gate and up are one array."""
 
 import importlib
 import math
@@ -12,6 +12,11 @@ from .._numpy import XpArray, on_arrays, store, wide
 def glu(xp: ModuleType, out: XpArray, gate: XpArray, up: XpArray | None = None, *, activation: str) -> None:
     gate, up = _halves(gate, up)
     store(out, _activated(xp, gate, activation) * up)
+
+
+@on_arrays
+def gelu(xp: ModuleType, out: XpArray, x: XpArray, *, activation: str) -> None:
+    store(out, _activated(xp, wide(x), activation))
 
 
 def _activated(xp: ModuleType, x: XpArray, activation: str) -> XpArray:
@@ -30,4 +35,4 @@ def _halves(gate: XpArray, up: XpArray | None) -> tuple[XpArray, XpArray]:
     return wide(gate), wide(up)
 
 
-GLU = PythonKernel(glu, only_if_chosen=True)
+GLU, GELU = (PythonKernel(function, only_if_chosen=True) for function in (glu, gelu))

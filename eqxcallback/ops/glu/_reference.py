@@ -1,4 +1,4 @@
-"""The gated activations of feed-forward blocks."""
+"""The activations of feed-forward blocks, with a gate and without."""
 
 import jax
 import jax.numpy as jnp
@@ -7,18 +7,29 @@ from jaxtyping import Array, Float
 from .._precision import wide
 
 
+def activated(x: Float[Array, "..."], *, activation: str) -> Array:
+    """**Arguments:** `activation`: `"silu"`, `"gelu"` or `"gelu_tanh"`."""
+    return _activated(x.astype(wide(x.dtype)), activation).astype(x.dtype)
+
+
+def _activated(x: Array, activation: str) -> Array:
+    return jax.nn.silu(x) if activation == "silu" else jax.nn.gelu(x, approximate=activation == "gelu_tanh")
+
+
+def gelu(x: Array, *, approximate: bool) -> Array:
+    return activated(x, activation="gelu_tanh" if approximate else "gelu")
+
+
 def glu(gate: Float[Array, "*batch size"], up: Float[Array, "*batch size"] | None = None, *, activation: str) -> Array:
     """Multiply `up` by the activated `gate`. Without `up`, `gate` has both halves on its last axis, the gate first.
 
     **Arguments:**
 
-    - `activation`: `"silu"`, `"gelu"` or `"gelu_tanh"`.
+    - `activation`: as in `activated`.
     """
     gate, up = _halves(gate, up)
     dtype = wide(gate.dtype)
-    x = gate.astype(dtype)
-    activated = jax.nn.silu(x) if activation == "silu" else jax.nn.gelu(x, approximate=activation == "gelu_tanh")
-    return (activated * up.astype(dtype)).astype(gate.dtype)
+    return (_activated(gate.astype(dtype), activation) * up.astype(dtype)).astype(gate.dtype)
 
 
 def swiglu(gate: Array, up: Array | None = None) -> Array:

@@ -8,8 +8,12 @@ BOTH = present(0, 1, **SILU)
 PACKED = present(0, **SILU)
 D_BOTH = needs((0, 1), (0, 1), **SILU)
 D_PACKED = needs((0,), (0,), **SILU)
+GELU = {"activation": "gelu"}
 
 HANDLED = {
+    "gelu": ([a(2, 4)], a(2, 4), present(0, **GELU)),
+    "gelu, of one number": ([a()], a(), present(0, activation="gelu_tanh")),
+    "gelu_backward": ([a(2, 4), a(2, 4), a(2, 4)], a(2, 4), needs((0,), (0,), **GELU)),
     "glu": ([a(2, 4), a(2, 4)], a(2, 4), present(0, 1, **SILU)),
     "glu, packed": ([a(2, 8)], a(2, 4), present(0, activation="gelu")),
     "glu_backward": (
@@ -21,6 +25,11 @@ HANDLED = {
     "glu_backward, of up": ([a(2, 4), a(2, 4), a(2, 4), a(2, 4)], a(2, 4), needs((0, 1), (1,), **SILU)),
 }
 NOT_HANDLED = [
+    ("gelu", [a(2, 4)], a(4, 2), present(0, **GELU), r"a result of the type of x"),
+    ("gelu", [a(2, 4)], a(2, 4), present(0, activation="relu"), r"silu, gelu or gelu_tanh; got relu"),
+    ("gelu", [i32(4)], i32(4), present(0, **GELU), r"arrays of float32, bfloat16 or float16"),
+    ("gelu_backward", [a(4), a(4), a(5)], a(4), needs((0,), (0,), **GELU), r"a cotangent of the type of x"),
+    ("gelu_backward", [a(4), a(4), a(4)], a(4, dtype=BF16), needs((0,), (0,), **GELU), OF_TYPES),
     ("glu", [a(2, 4), a(2, 5)], a(2, 4), present(0, 1, activation="gelu"), r"gate and up of one shape and dtype"),
     ("glu", [a(2, 4), a(2, 4)], a(2, 4), present(0, 1, activation="relu"), r"silu, gelu or gelu_tanh; got relu"),
     (

@@ -19,12 +19,14 @@ pytestmark = pytest.mark.any_jax_version
 
 @pytest.mark.parametrize("approximate", [True, False])
 @pytest.mark.parametrize("shape", [(34,), (3, 2), (2, 3, 126), (0, 4), (101, 602)])
-def test_geglu(shape, approximate, isa):
-    native, reference = (table.with_options(f, approximate=approximate) for f in (ops.geglu, glu_reference.geglu))
+def test_gelu_and_geglu(shape, approximate, isa):
+    """The gradient of the reference by tanh has an error of 4e-6, and ours of 2e-6."""
+    gated = tuple(table.with_options(f, approximate=approximate) for f in (ops.geglu, glu_reference.geglu))
+    plain = tuple(table.with_options(f, approximate=approximate) for f in (ops.gelu, glu_reference.gelu))
     calls = []
     for dtype in DTYPES:
         gate, up = normal(1, shape, dtype, 3.0), normal(2, shape, dtype)
-        for args in ((gate,), (gate, up)):
+        for (native, reference), args in ((plain, (gate,)), (gated, (gate,)), (gated, (gate, up))):
             of_native, of_reference = (table.gradients_of_sum(f, len(args)) for f in (native, reference))
             calls += [table.Call(native, reference, args), table.Call(of_native, of_reference, args, 1000)]
     table.check_calls(calls)
@@ -35,7 +37,9 @@ def test_gelu_everywhere(approximate, isa):
     """To f32's own precision where it is near the identity or 0, and wherever the argument lies; NaN goes through."""
     x = np.concatenate([np.linspace(-20, 20, 40_001), [0.0, -0.0, 1e-30, -1e-30, 1e5, -1e5, 3e38, -3e38, np.nan]])
     x = x.astype(np.float32)[:, None]
-    got = np.asarray(ops.geglu(jnp.asarray(x), jnp.ones_like(x), approximate=approximate), np.float64)[:, 0]
+    gated = np.asarray(ops.geglu(jnp.asarray(x), jnp.ones_like(x), approximate=approximate), np.float64)[:, 0]
+    got = np.asarray(ops.gelu(jnp.asarray(x), approximate=approximate), np.float64)[:, 0]
+    np.testing.assert_array_equal(got, gated)
     wide = x.astype(np.float64)[:, 0]
     with np.errstate(over="ignore"):
         if approximate:
