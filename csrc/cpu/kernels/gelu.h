@@ -7,14 +7,14 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// Calls fn(i, count) for the vectors of `size` elements, which threads share in runs of whole vectors.
+// Calls fn(i, count, put) for the vectors of `size` elements, which threads share in runs of whole vectors.
 template <class T, class Fn>
 void for_shared_vectors(int64_t size, double nanoseconds, bool streams, const Executor& executor, const Fn& fn) {
   constexpr int64_t kRun = 1024;
   parallel_for(executor, (size + kRun - 1) / kRun, nanoseconds * kRun, [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kRun, last = end * kRun < size ? end * kRun : size;
     with_stores<T>(streams, [&](auto put) {
-      const int64_t first = begin * kRun;
-      for_vectors(std::min(end * kRun, size) - first, [&](int64_t i, auto count) { fn(first + i, count, put); });
+      for_vectors(last - first, [&](int64_t i, auto count) { fn(first + i, count, put); });
     });
   });
 }
