@@ -32,8 +32,9 @@ _LENGTHS = (
     *range(128, 256, 32),
     *range(256, 512, 64),
 )
-# The most tokens of a batch, padding included.
-_TOKENS = 1024
+# The most tokens of a batch, padding included. With more, what is computed leaves the caches before it is read, and with fewer
+# threads wait for each other more often.
+_TOKENS = 768
 # So many sentences are tokenized in one call.
 _CHUNK = 1024
 

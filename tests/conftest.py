@@ -104,7 +104,8 @@ def pytest_addoption(parser):
         "--part",
         metavar="I/N",
         type=_part,
-        help="every N-th row of each parametrised test, from row I on; of tests marked `compilers` all",
+        help="every N-th row of each parametrised test, from row I on; of tests marked `compilers` all, but for a third of those "
+        "marked `compiled_code`",
     )
 
 
@@ -126,7 +127,8 @@ def pytest_collection_modifyitems(config, items):
 def _part_of(item, part):
     """Return which part of its test's rows run; `None` for all."""
     if item.get_closest_marker("compiled_code") is not None:
-        return None if cuda12.IS_TWIN else (0, 3)
+        whole = cuda12.IS_TWIN and part is None
+        return None if whole else (1 if cuda12.IS_TWIN else 0, 3)
     return None if item.get_closest_marker("compilers") is not None else part
 
 
