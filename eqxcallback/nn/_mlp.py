@@ -12,6 +12,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .. import ops
 from ._adopt import adopt
+from ._arrays import is_float
 from ._linear import Linear
 
 
@@ -87,8 +88,14 @@ class MLP(eqx.nn.MLP):
 
 
 def _as_op(activation: Callable[..., Array], implementation: ops.Implementation) -> Callable[..., Array]:
-    """Return the op that computes the same, or the activation itself."""
+    """Return a function that computes the same by an op, or the activation itself."""
     partial = activation if isinstance(activation, functools.partial) else functools.partial(activation)
     if partial.func is not jax.nn.gelu or partial.args or partial.keywords.keys() - {"approximate"}:
         return activation
-    return functools.partial(ops.gelu, **partial.keywords, implementation=implementation)
+
+    def gelu(x: Array) -> Array:
+        if not is_float(x.dtype):  # an integer, or a complex number, which the op does not take
+            return activation(x)
+        return ops.gelu(x, **partial.keywords, implementation=implementation)
+
+    return gelu

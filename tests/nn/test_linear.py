@@ -129,3 +129,16 @@ def test_gelu_in_an_mlp_is_the_op():
     assert calls_of_gelu(jax.nn.gelu, scan=True) == 2  # before the loop, and in it
     assert calls_of_gelu(jax.nn.gelu, implementation="reference") == 0
     assert calls_of_gelu(lambda x: jax.nn.gelu(x)) == 0
+
+
+@pytest.mark.parametrize("dtype", [jnp.complex64, jnp.int32])
+def test_gelu_in_an_mlp_of_other_numbers_is_jaxs(dtype):
+    def outputs(module):
+        mlp = module.MLP(3, 2, 5, 1, jax.nn.gelu, use_bias=False, use_final_bias=False, key=KEY)
+        mlp = jax.tree.map(lambda x: jnp.round(4 * x).astype(dtype) if eqx.is_inexact_array(x) else x, mlp)
+        with jax.numpy_dtype_promotion("standard"):  # an integer's GELU is a float, times integers
+            return mlp(jnp.arange(3, dtype=dtype))
+
+    got, want = outputs(nn), outputs(eqx.nn)
+    assert got.dtype == want.dtype
+    np.testing.assert_allclose(got, want, rtol=1e-5)
