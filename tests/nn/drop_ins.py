@@ -43,11 +43,17 @@ class Case:
     def __str__(self) -> str:
         options = ", ".join(
             [
-                *(str(getattr(value, "__name__", value)) for value in self.args),
-                *(f"{key}={getattr(value, '__name__', value)}" for key, value in self.options.items()),
+                *(_name(value) for value in self.args),
+                *(f"{key}={_name(value)}" for key, value in self.options.items()),
             ]
         )
         return f"{self.name}({options})"
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, functools.partial):  # whose text has an address
+        return f"{_name(value.func)}({value.keywords})"
+    return str(getattr(value, "__name__", value))
 
 
 def _case(name: str, *args: Any, of: tuple[Any, ...], pair: bool = False, **options: Any) -> Case:
