@@ -110,6 +110,9 @@ static void norms_and_gates(cpu::Element element, int64_t rows, int64_t size) {
                                kExecutor);
         },
         Gradient<T>{a, {}}, Gradient<T>{b, {}});
+    kernels.gelu(element, {a.data(), x.data(), rows * size, activation}, kExecutor);
+    kernels.gelu_backward(element, {b.data(), x.data(), z.data(), rows * size, activation}, kExecutor);
+    show(a, b);
   }
   std::vector<int32_t> labels(static_cast<size_t>(rows));
   for (int32_t& label : labels) label = static_cast<int32_t>(next() >> 8) % static_cast<int32_t>(size);
