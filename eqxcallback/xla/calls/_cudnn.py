@@ -32,6 +32,9 @@ _PARAMETERS = {
     "check_cudnn_version": (),
 }
 
+# Since JAX 0.12 both take a function that changes scores too. We give none.
+_NO_SCORE_FUNCTION = {"score_mod_args": (), "score_mod": None}
+
 _MEMBERS = ("MaskType.NO_MASK", "MaskType.CAUSAL", "AttentionLayout.BTNH.value")
 
 # What they call in a program.
@@ -83,11 +86,15 @@ def _why_changed() -> str | None:
         module = _fused()
         operator.attrgetter(*_MEMBERS)(module)
         for name, expected in _PARAMETERS.items():
-            if (got := tuple(inspect.signature(getattr(module, name)).parameters)) != expected:
-                return f"JAX's {name} has other parameters than are known: {', '.join(got)}"
+            if tuple(p for p in _parameters(module, name) if p not in _NO_SCORE_FUNCTION) != expected:
+                return f"JAX's {name} has other parameters than are known: {', '.join(_parameters(module, name))}"
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         return f"JAX has it elsewhere ({error})"
     return None
+
+
+def _parameters(module: Any, name: str) -> tuple[str, ...]:
+    return tuple(inspect.signature(getattr(module, name)).parameters)
 
 
 def cudnn_attention(
@@ -103,9 +110,9 @@ def cudnn_attention(
     **Returns:** the result, of the type of `q`, and the log-sum-exp of the scaled logits, of shape `(batch, heads, queries)`, in
     f32. JAX has no derivatives of them, and does not map them.
     """
-    options = _options(scale, causal, window)
-    operands = (q, k, v, *_absent(q))
-    out, lse = _fused()._dot_product_attention_fwd_impl(*operands, **options, is_training=True)
+    name = "_dot_product_attention_fwd_impl"
+    options = _options(name, scale, causal, window)
+    out, lse = getattr(_fused(), name)(q, k, v, *_absent(q), **options, is_training=True)
     return out, lse
 
 
@@ -125,8 +132,9 @@ def cudnn_attention_backward(
 
     **Arguments:** those of `cudnn_attention`, what it has returned, and the cotangent of `out`.
     """
-    options = _options(scale, causal, window)
-    dq, dk, dv = _fused()._dot_product_attention_bwd_impl(q, k, v, *_absent(q), lse, out, cotangent, **options)
+    name = "_dot_product_attention_bwd_impl"
+    options = _options(name, scale, causal, window)
+    dq, dk, dv = getattr(_fused(), name)(q, k, v, *_absent(q), lse, out, cotangent, **options)
     return dq, dk, dv
 
 
@@ -135,8 +143,9 @@ def _absent(q: Value) -> list[Value]:
     return [jnp.zeros(0, q.dtype)] * (len(_OPERANDS) + len(_TABLES) - 3)
 
 
-def _options(scale: float, causal: bool, window: int | None) -> dict[str, Any]:
+def _options(name: str, scale: float, causal: bool, window: int | None) -> dict[str, Any]:
     module = _fused()
+    newer = {p: value for p, value in _NO_SCORE_FUNCTION.items() if p in _parameters(module, name)}
     return {
         "scale": scale,
         "seed": 0,  # of dropout
@@ -145,4 +154,5 @@ def _options(scale: float, causal: bool, window: int | None) -> dict[str, Any]:
         "mask_type": module.MaskType.CAUSAL if causal else module.MaskType.NO_MASK,
         "layout": module.AttentionLayout.BTNH.value,
         "sliding_window_length": window,
+        **newer,
     }
