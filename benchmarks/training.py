@@ -92,7 +92,7 @@ def _gpt(setting: Setting) -> Task:
         3 * (_operations(model, model.length) + 2 * model.length * model.embedding * model.vocabulary),
         jnp.asarray(tokens),
         {
-            OURS: loss(ops.linear_cross_entropy),
+            OURS: loss(functools.partial(ops.linear_cross_entropy, reduction="mean")),
             f"{OURS}: all logits": loss(_all_logits),
             "Equinox": loss(plain_loss),
         },

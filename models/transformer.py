@@ -119,10 +119,11 @@ def plain_loss(
 
 
 def gpt_loss(loss: Callable[[Any, Any, Any], Array], model: GPT, tokens: Int[Array, "batch more"]) -> Float[Array, ""]:
-    """The mean over sequences, of one token more than the model reads. `loss` is of rows, weight and labels."""
+    """The mean over sequences, of one token more than the model reads. `loss` is of what the model returns for them, its
+    embedding and labels: the loss of each token, or a mean.
+    """
     x = jax.vmap(model)(tokens[:, :-1])
-    losses = jax.vmap(loss, in_axes=(0, None, 0))(x, model.embedding.weight, tokens[:, 1:])  # of what devices may split
-    return losses.astype(jnp.float32).mean()
+    return loss(x, model.embedding.weight, tokens[:, 1:]).astype(jnp.float32).mean()
 
 
 def vit_loss(

@@ -51,7 +51,7 @@ def _training(setting: Setting, dtype: Any) -> Iterator[Row]:
         return made._replace(result=lambda: result()[0])  # the loss
 
     made: dict[str, Callable[[], Runner]] = {
-        OURS: functools.partial(runner, True, ops.linear_cross_entropy),
+        OURS: functools.partial(runner, True, functools.partial(ops.linear_cross_entropy, reduction="mean")),
         f"{OURS}: all logits": functools.partial(runner, True, _our_loss),
         "Equinox": functools.partial(runner, False, plain_loss),
     }

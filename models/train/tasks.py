@@ -66,7 +66,10 @@ def make_task(options: RunOptions, folder: pathlib.Path) -> Task:
 def _gpt(options: RunOptions, folder: pathlib.Path) -> Task:
     assert options.length is not None
     assert options.vocab is not None
-    losses = {FUSED: ops.linear_cross_entropy, PLAIN: plain_loss}
+    # A mean has its gradients sooner. Devices split the axis of a batch where `vmap` has added it.
+    fused = functools.partial(ops.linear_cross_entropy, reduction="mean")
+    of_each = jax.vmap(ops.linear_cross_entropy, in_axes=(0, None, 0))
+    losses = {FUSED: fused if options.devices == 1 else of_each, PLAIN: plain_loss}
     return Task(
         functools.partial(GPT, _config(options, options.length), options.vocab, key=jax.random.key(options.seed)),
         Text(folder, length=options.length, batch=options.batch, seed=options.seed),

@@ -1,5 +1,6 @@
 """The fused loss and its gradients in XLA's plan for a GPU, at real sizes: docs/design/gpu.md says why they have no kernel."""
 
+import functools
 import math
 import re
 from typing import NamedTuple
@@ -92,9 +93,9 @@ def arrays(*types):
     return [tuple(map(int, dims.split(","))) for text in types for dims in re.findall(r"\[([\d,]+)\]", text)]
 
 
-def loss_and_gradients(x, weight, labels):
+def loss_and_gradients(x, weight, labels, reduction="none"):
     def loss(x, weight):
-        return ops.linear_cross_entropy(x, weight, labels).mean()
+        return ops.linear_cross_entropy(x, weight, labels, reduction=reduction).mean()
 
     return jax.value_and_grad(loss, (0, 1))(x, weight)
 
@@ -129,3 +130,17 @@ def test_gradients_take_one_pass_more(sizes, dtype):
     assert last.shape.strip("(").startswith(name), "the gradient of the weight is rounded by its product"
     assert all(step.shape.strip("(").startswith("f32") for step in steps.products() if step is not last)
     assert not [step for step in steps.launched if step.opcode == "copy" and arrays(step.shape)]
+
+
+@by_sizes
+def test_a_mean_has_its_gradients_from_the_same_logits(sizes, dtype):
+    """Of each chunk of rows, whose logits are read once for the loss, and once for their gradient."""
+    steps = Steps(functools.partial(loss_and_gradients, reduction="mean"), *sizes.args(dtype))
+    products, passes = steps.products(), steps.passes(sizes.chunk)
+    assert len(products) == 3
+    assert arrays(products[0].shape)[0] == sizes.chunk
+    assert [steps.has(step, "reduce") for step in passes] == [True, False]
+    name = "bf16" if dtype == jnp.bfloat16 else "f32"
+    assert passes[1].shape.startswith(f"{name}[{sizes.chunk[0]},{sizes.chunk[1]}]")
+    (last,) = (step for step in products if f"[{sizes.classes},{sizes.features}]" in step.shape)
+    assert last.shape.strip("(").startswith(name), "the gradient of the weight is rounded by its product"

@@ -53,7 +53,11 @@ def test_attention(name, dtype):
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-@pytest.mark.parametrize("chosen", [{}, {"label_smoothing": 0.1, "z_loss": 0.01, "soft_cap": 20.0}], ids=str)
+@pytest.mark.parametrize(
+    "chosen",
+    [{}, {"label_smoothing": 0.1, "z_loss": 0.01, "soft_cap": 20.0}, {"reduction": "sum"}],
+    ids=str,
+)
 @pytest.mark.parametrize("rows", [1024, 24], ids=["a chunk", "chunks"])
 def test_linear_cross_entropy(rows, chosen, dtype, monkeypatch):
     if rows < 64:

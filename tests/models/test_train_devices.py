@@ -31,8 +31,9 @@ GPT_MODEL = GPT(Config(1, 32, 128, 2, 16), 64, key=jax.random.key(0))
 VIT_MODEL = ViT(Config(1, 32, 128, 2, 17), 4, 10, key=jax.random.key(0))
 GPT_BATCH = RANDOM.integers(0, 64, (8, 17)).astype(np.int32)
 VIT_BATCH = RANDOM.normal(size=(8, 16, 4)).astype(np.float32), RANDOM.integers(0, 10, 8).astype(np.int32)
+of_each = jax.vmap(ops.linear_cross_entropy, in_axes=(0, None, 0))
 MODELS = {
-    "gpt": (eqxc.fuse(GPT_MODEL).model, functools.partial(gpt_loss, ops.linear_cross_entropy), GPT_BATCH),
+    "gpt": (eqxc.fuse(GPT_MODEL).model, functools.partial(gpt_loss, of_each), GPT_BATCH),
     "vit": (eqxc.fuse(VIT_MODEL).model, functools.partial(vit_loss, ops.softmax_cross_entropy), VIT_BATCH),
 }
 

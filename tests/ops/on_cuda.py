@@ -184,7 +184,7 @@ def _losses(array: Callable[..., Any]) -> Iterator[Call]:
         yield Call(ops.softmax_cross_entropy, name, (logits, labels), chosen)
         if "ignore_index" not in chosen:  # which those have not
             yield Call(ops.softmax_cross_entropy, "a target for each class", (logits, logits), chosen)
-    of_last = {**of_both, "bias": {"bias": array(256)}, "soft cap": {"soft_cap": 30.0}}
+    of_last = {**of_both, "bias": {"bias": array(256)}, "soft cap": {"soft_cap": 30.0}, "mean": {"reduction": "mean"}}
     for chosen in of_last.values():
         yield Call(ops.linear_cross_entropy, "any option", (logits, array(256, 256), labels), chosen)
 

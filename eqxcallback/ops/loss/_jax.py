@@ -16,28 +16,39 @@ from ...kernel import JaxKernel
 from .._jax import product, product_of_rows
 from .._supports import floats
 from . import _reference
+from ._gradient_of_logits import Rows
 
 
 # Logits that are in memory at the same time on a GPU: 1 GiB of them.
 _LOGITS = 2**28
 
+# Rows of a chunk on a CPU. With fewer, the gradient of the weight is read and written more often, and near so many classes at a
+# time: all would be another array of its size.
+_ROWS_OF_CACHES, _CLASSES = 256, 640
+
 # Rows of a chunk where there are very many classes: a product of so many takes five times what it takes to read the weight.
 _ROWS = 1024
 
 
-class _Way(NamedTuple):
+class Way(NamedTuple):
     """The way in which one platform computes the loss: what a CPU and a GPU do differently.
 
     **Attributes:**
 
     - `dtype`: of what is multiplied, for `x`.
     - `length`: how many classes are a chunk, for `x` and their number.
+    - `loss`: the loss and its sums, for the operands and options of the op.
+    - `rows`: how many rows are a chunk where all their logits are in memory, for the number of rows and of classes.
+    - `classes`: how many classes of these a gradient is computed for at a time, for their number.
     - `of_rows`: a function of a dtype, rows and other rows, that sums up the products of their numbers.
     - `sliced`: what a loop takes slices of, and makes of slices.
     """
 
     dtype: Callable[[Array], DTypeLike]
     length: Callable[[Array, int], int]
+    loss: Callable[..., tuple[Array, Array, Array]]
+    rows: Callable[[int, int], int]
+    classes: Callable[[int], int]
     of_rows: Callable[[DTypeLike, Array, Array], Array]
     sliced: Callable[[Array], Array]
 
@@ -59,6 +70,14 @@ def _large(x: Array, size: int) -> int:
 
 def _small(x: Array, size: int) -> int:
     return _reference.chunk_length(size)
+
+
+def _large_rows(count: int, size: int) -> int:
+    return _in_chunks(count, max(_LOGITS // max(size, 1), _ROWS))
+
+
+def _small_rows(count: int, size: int) -> int:
+    return _in_chunks(count, _ROWS_OF_CACHES)
 
 
 def _narrow(x: Array) -> DTypeLike:
@@ -89,20 +108,18 @@ def _as_it_is(array: Array) -> Array:
     return array
 
 
-_CPU = _Way(_narrow_bf16, _small, product_of_rows, _bits)
-_GPU = _Way(_narrow, _large, _in_any_order, _as_it_is)
+def _all(count: int) -> int:
+    return max(count, 1)
 
 
 def forward_of_classes(x: Array, weight: Array, *args: Any, **options: Any) -> tuple[Array, Array, Array]:
     """Compute the loss on a CPU, from chunks of classes that fit into its caches."""
-    dtype, length = _CPU.dtype(x), _CPU.length(x, weight.shape[0])
+    dtype, length = _narrow_bf16(x), _small(x, weight.shape[0])
 
     def logits(x: Array, bits: Array) -> Array:
         return product("...i,ci->...c", dtype, x, _from_bits(bits, weight.dtype))
 
-    return _reference.linear_cross_entropy_with_sums(
-        x, _CPU.sliced(weight), *args, **options, product=logits, length=length
-    )
+    return _reference.linear_cross_entropy_with_sums(x, _bits(weight), *args, **options, product=logits, length=length)
 
 
 def forward_of_rows(
@@ -117,7 +134,6 @@ def forward_of_rows(
     where there are so many classes that rows would be few, each chunk of rows is in chunks of classes.
     """
     rows, size = math.prod(labels.shape), weight.shape[0]
-    length = _in_chunks(rows, max(_LOGITS // max(size, 1), _ROWS))
 
     def chunk(carry: None, part: tuple[Array, Array, Array]) -> tuple[None, tuple[Array, Array, Array]]:
         _, x, labels = part
@@ -129,8 +145,22 @@ def forward_of_rows(
             add_up=add_up,
         )
 
-    _, results = _reference.each_chunk(chunk, None, length, x.reshape(rows, x.shape[-1]), labels.reshape(rows))
+    _, results = _reference.each_chunk(
+        chunk, None, _large_rows(rows, size), x.reshape(rows, x.shape[-1]), labels.reshape(rows)
+    )
     return jax.tree.map(lambda result: result.reshape(labels.shape), results)
+
+
+def losses_of_logits(z: Array, labels: Array, *args: Any, **options: Any) -> tuple[Array, Array, Array]:
+    """Compute the loss on a GPU from the products of all rows and classes."""
+    size = z.shape[-1]
+    return _reference.linear_cross_entropy_with_sums(
+        *(z, jnp.zeros((size, 0)), labels, *args),
+        **options,
+        product=lambda *_: z,
+        length=max(size, 1),
+        add_up=_in_one_pass,
+    )
 
 
 def _in_one_pass(
@@ -159,79 +189,7 @@ def _join(a: Any, b: Any) -> Any:
     return highest, total, *(one + other for one, other in zip(more_a, more_b, strict=True))
 
 
-def backward(
-    way: _Way,
-    args: Any,
-    out: Any,
-    cotangents: Any,
-    *,
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    ignore_index: int | None = None,
-    soft_cap: float | None = None,
-) -> Any:
-    r"""Compute the gradients. With $p = \mathrm{softmax}(z)$, the label $y$, class weights $w$, smoothing $s$, that of a logit is
-    $g ((1 - s) w_y + s \bar w + 2 \zeta l) p_j - g (1 - s) w_y [j = y] - g s w_j / n$, where $l$ is the log-sum-exp and
-    $\zeta$ the factor of its square. Callers see the loss alone: the other results have no cotangent.
-    """
-    x, weight, labels, bias, class_weights = args
-    (_, highest, total), (of_loss, *_) = out, cotangents
-    lse = highest + jnp.log(total)
-    dtype, size = way.dtype(x), weight.shape[0]
-    index = jnp.where(labels < 0, labels + size, labels)
-    counts = (index >= 0) & (index < size)
-    ignored = jnp.zeros(labels.shape, bool) if ignore_index is None else labels == ignore_index
-    if ignore_index is not None:
-        x = jnp.where(ignored[..., None], jnp.zeros_like(x), x)
-    of_loss = jnp.where(counts & ~ignored, of_loss, 0.0)
-    label_weights, mean = jnp.ones_like(of_loss), 1.0
-    if class_weights is not None:
-        label_weights, mean = class_weights.at[labels].get(mode="fill", fill_value=0.0), jnp.mean(class_weights)
-    of_label = of_loss * (1 - label_smoothing) * label_weights
-    of_each = of_loss * (label_smoothing / max(size, 1))
-    of_sum = of_label + of_loss * (label_smoothing * mean)
-    if z_loss:
-        of_sum = of_sum + of_loss * (2 * z_loss * lse)
-    inverse = 1 / jnp.where(total == 0, 1.0, total)
-
-    def chunk(d_x: Array, part: Any) -> tuple[Array, Any]:
-        first, bits, bias, class_weights = part
-        rows = _from_bits(bits, weight.dtype)
-        z = product("...i,ci->...c", dtype, x, rows)
-        if bias is not None:
-            z = z + jnp.broadcast_to(bias, z.shape)
-        if soft_cap is not None:
-            z = soft_cap * jnp.tanh(z / soft_cap)
-        here = first + jax.lax.broadcasted_iota(jnp.int32, z.shape, z.ndim - 1) == index[..., None]
-        every = of_each[..., None]
-        if class_weights is not None:
-            every = every * jnp.broadcast_to(class_weights, z.shape)
-        d_z = (
-            (of_sum * inverse)[..., None] * jnp.exp(z - highest[..., None])
-            - jnp.where(here, of_label[..., None], 0.0)
-            - every
-        )
-        d_class_weights = None
-        if class_weights is not None:
-            below = lse[..., None] - z
-            terms = jnp.where(here, (of_loss * (1 - label_smoothing))[..., None] * below, 0.0)
-            if label_smoothing:
-                terms = terms + of_each[..., None] * below
-            d_class_weights = terms.sum(range(index.ndim))
-        if soft_cap is not None:
-            d_z = d_z * (1 - (z / soft_cap) ** 2)
-        d_rows = way.of_rows(dtype, d_z, x).astype(weight.dtype)
-        d_bias = None if bias is None else d_z.sum(range(index.ndim)).astype(bias.dtype)
-        return d_x + product("...c,ci->...i", dtype, d_z, rows), (way.sliced(d_rows), d_bias, d_class_weights)
-
-    d_x = jnp.zeros(x.shape, jnp.float32)
-    d_x, gradients = _reference.each_chunk(chunk, d_x, way.length(x, size), way.sliced(weight), bias, class_weights)
-    d_x = jnp.where(ignored[..., None], 0.0, d_x) if ignore_index is not None else d_x
-    d_weight, d_bias, d_class_weights = gradients
-    return d_x.astype(x.dtype), _from_bits(d_weight, weight.dtype), None, d_bias, d_class_weights
-
-
-def _exactly(function: Callable[..., object]) -> Callable[..., Any]:
+def exactly(function: Callable[..., object]) -> Callable[..., Any]:
     """Make a function for a CPU, which has instructions for products of bf16. Other products are in f32, as in the definition,
     whatever `jax.default_matmul_precision` says.
     """
@@ -243,13 +201,60 @@ def _exactly(function: Callable[..., object]) -> Callable[..., Any]:
     return call
 
 
+CPU = Way(
+    dtype=_narrow_bf16,
+    length=_small,
+    loss=forward_of_classes,
+    rows=_small_rows,
+    classes=functools.partial(_reference.chunk_length, near=_CLASSES),
+    of_rows=product_of_rows,
+    sliced=_bits,
+)
+GPU = Way(
+    dtype=_narrow,
+    length=_large,
+    loss=functools.partial(forward_of_rows, add_up=_in_one_pass),
+    rows=_large_rows,
+    classes=_all,
+    of_rows=_in_any_order,
+    sliced=_as_it_is,
+)
+
+
+def capped(z: Array, bias: Array | None, soft_cap: float | None) -> Array:
+    """Return the logits of products."""
+    z = z if bias is None else z + jnp.broadcast_to(bias, z.shape)
+    return z if soft_cap is None else soft_cap * jnp.tanh(z / soft_cap)
+
+
+def backward(way: Way, args: Any, out: Any, cotangents: Any, *, soft_cap: float | None = None, **options: Any) -> Any:
+    """Compute the gradients. Callers see the loss alone: the other results have no cotangent."""
+    x, weight, labels, bias, class_weights = args
+    (_, highest, total), (of_loss, *_) = out, cotangents
+    dtype, size = way.dtype(x), weight.shape[0]
+    rows = Rows.of(labels, of_loss, highest, total, size, class_weights, **options)
+    x = rows.counted(x)
+
+    def chunk(d_x: Array, part: Any) -> tuple[Array, Any]:
+        first, bits, bias, class_weights = part
+        some = _from_bits(bits, weight.dtype)
+        z = capped(product("...i,ci->...c", dtype, x, some), bias, soft_cap)
+        d_z, d_class_weights = rows.gradient(z, first, class_weights, soft_cap)
+        d_some = way.of_rows(dtype, d_z, x).astype(weight.dtype)
+        d_bias = None if bias is None else d_z.sum(range(labels.ndim)).astype(bias.dtype)
+        return d_x + product("...c,ci->...i", dtype, d_z, some), (way.sliced(d_some), d_bias, d_class_weights)
+
+    d_x = jnp.zeros(x.shape, jnp.float32)
+    d_x, gradients = _reference.each_chunk(chunk, d_x, way.length(x, size), way.sliced(weight), bias, class_weights)
+    d_weight, d_bias, d_class_weights = gradients
+    return rows.counted(d_x).astype(x.dtype), _from_bits(d_weight, weight.dtype), None, d_bias, d_class_weights
+
+
 LINEAR_CROSS_ENTROPY = {
-    "cpu": JaxKernel(_exactly(forward_of_classes), supports=floats),
-    "cuda": JaxKernel(
-        functools.partial(forward_of_rows, add_up=_in_one_pass), supports=floats, differentiable=forward_of_rows
-    ),
+    "cpu": JaxKernel(exactly(CPU.loss), supports=floats),
+    "cuda": JaxKernel(GPU.loss, supports=floats, differentiable=forward_of_rows),
 }
 LINEAR_CROSS_ENTROPY_BACKWARD = {
-    "cpu": JaxKernel(_exactly(functools.partial(backward, _CPU)), supports=floats),
-    "cuda": JaxKernel(functools.partial(backward, _GPU), supports=floats),
+    "cpu": JaxKernel(exactly(functools.partial(backward, CPU)), supports=floats),
+    "cuda": JaxKernel(functools.partial(backward, GPU), supports=floats),
 }

@@ -130,6 +130,24 @@ def linear_cross_entropy_with_sums(
     return loss if ignore_index is None else jnp.where(ignored, 0.0, loss), shift, total
 
 
+def linear_cross_entropy_sum(
+    x: Float[Array, "rows in_features"],
+    weight: Float[Array, "size in_features"],
+    labels: Int[Array, " rows"],
+    bias: Float[Array, " size"] | None = None,
+    class_weights: Float[Array, " size"] | None = None,
+    *,
+    losses: Callable[..., tuple[Array, Array, Array]] = linear_cross_entropy_with_sums,
+    **options: Any,
+) -> Any:
+    """The sum of the losses, and zeros in the places of what kernels keep for its gradients: what the softmax of each row is made
+    of, and the gradients of the operands. `losses` is for others than the definition.
+    """
+    each, *sums = losses(x, weight, labels, bias, class_weights, **options)
+    gradients = [None if arg is None else jnp.zeros_like(arg) for arg in (x, weight, bias, class_weights)]
+    return each.sum(), tuple(map(jnp.zeros_like, sums)), tuple(gradients)
+
+
 def each_chunk(step: Callable[..., Any], carry: Any, length: int, *arrays: Any) -> tuple[Any, Any]:
     """`carry, result = step(carry, (first, *chunks))` for each chunk of so many rows, of which `first` is the first one. The
     results are one after the other. Arrays may be `None`.
@@ -148,14 +166,14 @@ def each_chunk(step: Callable[..., Any], carry: Any, length: int, *arrays: Any) 
     return carry, results
 
 
-def chunk_length(size: int) -> int:
-    """Return how many classes are a chunk of the definition. A length that divides the size copies no weight. XLA rounds products
-    of a multiple of 8 columns half as much as others on CPUs, which shows where logits are in the hundreds.
+def chunk_length(size: int, near: int = _CHUNK) -> int:
+    """Return how many classes are a chunk, by default one of the definition. A length that divides the size copies no weight.
+    XLA rounds products of a multiple of 8 columns half as much as others on CPUs, which shows where logits are in the hundreds.
     """
-    near = sorted(
-        range(_CHUNK // 2, 2 * _CHUNK + 1), key=lambda length: (length % 8 != 0, length > _CHUNK, abs(length - _CHUNK))
+    lengths = sorted(
+        range(near // 2, 2 * near + 1), key=lambda length: (length % 8 != 0, length > near, abs(length - near))
     )
-    return next((length for length in near if size % length == 0 and size), min(_CHUNK, max(size, 1)))
+    return next((length for length in lengths if size % length == 0 and size), min(near, max(size, 1)))
 
 
 def _split(array: Array | None, count: int, length: int) -> Array | None:

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import operator
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -86,15 +87,16 @@ def _why_changed() -> str | None:
         module = _fused()
         operator.attrgetter(*_MEMBERS)(module)
         for name, expected in _PARAMETERS.items():
-            if tuple(p for p in _parameters(module, name) if p not in _NO_SCORE_FUNCTION) != expected:
-                return f"JAX's {name} has other parameters than are known: {', '.join(_parameters(module, name))}"
+            found = _parameters(getattr(module, name))
+            if tuple(p for p in found if p not in _NO_SCORE_FUNCTION) != expected:
+                return f"JAX's {name} has other parameters than are known: {', '.join(found)}"
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         return f"JAX has it elsewhere ({error})"
     return None
 
 
-def _parameters(module: Any, name: str) -> tuple[str, ...]:
-    return tuple(inspect.signature(getattr(module, name)).parameters)
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
 def cudnn_attention(
@@ -110,9 +112,9 @@ def cudnn_attention(
     **Returns:** the result, of the type of `q`, and the log-sum-exp of the scaled logits, of shape `(batch, heads, queries)`, in
     f32. JAX has no derivatives of them, and does not map them.
     """
-    name = "_dot_product_attention_fwd_impl"
-    options = _options(name, scale, causal, window)
-    out, lse = getattr(_fused(), name)(q, k, v, *_absent(q), **options, is_training=True)
+    forward = _fused()._dot_product_attention_fwd_impl
+    options = _options(forward, scale, causal, window)
+    out, lse = forward(q, k, v, *_absent(q), **options, is_training=True)
     return out, lse
 
 
@@ -132,9 +134,9 @@ def cudnn_attention_backward(
 
     **Arguments:** those of `cudnn_attention`, what it has returned, and the cotangent of `out`.
     """
-    name = "_dot_product_attention_bwd_impl"
-    options = _options(name, scale, causal, window)
-    dq, dk, dv = getattr(_fused(), name)(q, k, v, *_absent(q), lse, out, cotangent, **options)
+    backward = _fused()._dot_product_attention_bwd_impl
+    options = _options(backward, scale, causal, window)
+    dq, dk, dv = backward(q, k, v, *_absent(q), lse, out, cotangent, **options)
     return dq, dk, dv
 
 
@@ -143,9 +145,9 @@ def _absent(q: Value) -> list[Value]:
     return [jnp.zeros(0, q.dtype)] * (len(_OPERANDS) + len(_TABLES) - 3)
 
 
-def _options(name: str, scale: float, causal: bool, window: int | None) -> dict[str, Any]:
+def _options(function: Callable[..., Any], scale: float, causal: bool, window: int | None) -> dict[str, Any]:
     module = _fused()
-    newer = {p: value for p, value in _NO_SCORE_FUNCTION.items() if p in _parameters(module, name)}
+    newer = {p: value for p, value in _NO_SCORE_FUNCTION.items() if p in _parameters(function)}
     return {
         "scale": scale,
         "seed": 0,  # of dropout

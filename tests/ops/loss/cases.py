@@ -78,6 +78,18 @@ CASES = [
         *("python mapped", "python derived"),
     ),
     python(
+        "linear_cross_entropy mean",
+        with_options(ops.linear_cross_entropy, reduction="mean"),
+        lambda d: [*floats(d, (2, 5), (7, 5)), _labels((2,), 7)],
+        *("python mapped", "python derived", "mapped", "derived"),
+    ),
+    python(
+        "linear_cross_entropy sum of many",
+        with_options(ops.linear_cross_entropy, reduction="sum", soft_cap=2.0, **_SMOOTH),
+        lambda d: [*floats(d, (3, 5), (1030, 5)), np.array([1029, -2, 300], np.int32)],
+        "python derived",
+    ),
+    python(
         "linear_cross_entropy of many",
         with_options(ops.linear_cross_entropy, soft_cap=2.0, **_SMOOTH),
         lambda d: [*floats(d, (3, 5), (1030, 5)), np.array([1029, -2, 300], np.int32)],

@@ -53,6 +53,10 @@ REFUSED = [
         r"linear_cross_entropy: expected soft_cap to be a positive number or None; got 0.0",
     ),
     (
+        lambda: ops.linear_cross_entropy(jnp.ones(3), jnp.ones((2, 3)), 1, reduction="max"),  # pyright: ignore[reportArgumentType]
+        r"linear_cross_entropy: expected reduction to be one of \('none', 'mean', 'sum'\); got 'max'\.",
+    ),
+    (
         lambda: ops.linear_cross_entropy(jnp.ones((4, 3)), jnp.ones((2, 3)), jnp.zeros(3, jnp.int32)),
         r"linear_cross_entropy: expected labels to be integers of shape \(\) or \(4,\)",
     ),
