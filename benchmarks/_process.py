@@ -44,6 +44,13 @@ def compiling_quickly() -> dict[str, str]:
     return {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"}
 
 
+def keeping_modules(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """The environment of processes whose start is measured, beside what is set: Python keeps the modules that it compiles, as it
+    does by default, here in a folder of their own. Else each start might compile those of a checkout, which pip has not.
+    """
+    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": os.fspath(folder)}
+
+
 def run_on(cores: set[int], command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     """Run a command on these cores alone: XLA has a thread for each core that it may use. What it says of errors is shown.
 

@@ -6,10 +6,11 @@ Each run is a process of its own, _startup_process.py. The two take turns.
 import json
 import statistics
 import sys
+import tempfile
 from collections.abc import Mapping
 
 from . import _report
-from ._process import run_on
+from ._process import keeping_modules, run_on
 from ._startup_process import OURS, THEIRS
 
 
@@ -22,14 +23,16 @@ STEPS = {
 
 
 def measure_startup(rounds: int, layers: int, cores: set[int]) -> dict[str, dict[str, float]]:
-    """The median seconds of each step, by whose layers the model has."""
+    """The median seconds of each step, by whose layers the model has. In a first round Python compiles its modules."""
     measured: dict[str, list[dict[str, float]]] = {OURS: [], THEIRS: []}
-    for _ in range(rounds):
-        for who, runs in measured.items():
-            command = [sys.executable, "-m", "benchmarks._startup_process", who, str(layers)]
-            runs.append(json.loads(run_on(cores, command)))
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(1 + rounds):
+            for who, runs in measured.items():
+                command = [sys.executable, "-m", "benchmarks._startup_process", who, str(layers)]
+                runs.append(json.loads(run_on(cores, command, keeping_modules(folder))))
     return {
-        step: {who: statistics.median(run[step] for run in runs) for who, runs in measured.items()} for step in STEPS
+        step: {who: statistics.median(run[step] for run in runs[1:]) for who, runs in measured.items()}
+        for step in STEPS
     }
 
 
