@@ -219,21 +219,43 @@ def main() -> None:
     sizes = {1 << e: measure_size(1 << e, rounds, seconds) for e in exponents}
     keep_freed_memory()  # last: it stays so
     kept = {1 << e: measure_size(1 << e, rounds, seconds) for e in exponents if e >= 22}
-    tables = [report_calls(calls, eager), report_loops(loops), report_layers(layers), report_startup(startup, number)]
-    markdown = "\n\n".join([*tables, report_sizes(sizes), report_growth(sizes, kept), _report.measured_on()])
-    print(markdown)
     data = {
         "mode": options.mode,
+        "machine": _report.machine(),
         "rows": goals(calls, startup),
         "calls": {name: t._asdict() for name, t in calls.items()},
         "eager": {name: t._asdict() for name, t in eager.items()},
         "loops": {name: t._asdict() for name, t in loops.items()},
         "eager layers": {name: {who: t._asdict() for who, t in row.items()} for name, row in layers.items()},
         "startup": startup,
+        "layers of startup": number,
         "sizes": _as_data(sizes),
         "sizes, malloc keeps memory": _as_data(kept),
     }
-    _report.write("overhead", markdown, data, folder=options.out)
+    text = markdown(data)
+    print(text)
+    _report.write("overhead", text, data, folder=options.out)
+
+
+def markdown(data: Mapping[str, Any]) -> str:
+    """Return the tables of results."""
+
+    def timings(row: Mapping[str, Any]) -> dict[str, Timing]:
+        return {name: Timing(**timing) for name, timing in row.items()}
+
+    def by_size(part: Mapping[str, Any]) -> dict[int, dict[str, Timing]]:
+        return {int(size): timings(row) for size, row in part.items()}
+
+    sizes = by_size(data["sizes"])
+    tables = [
+        report_calls(timings(data["calls"]), timings(data["eager"])),
+        report_loops(timings(data["loops"])),
+        report_layers({name: timings(row) for name, row in data["eager layers"].items()}),
+        report_startup(data["startup"], data["layers of startup"]),
+        report_sizes(sizes),
+        report_growth(sizes, by_size(data["sizes, malloc keeps memory"])),
+    ]
+    return "\n\n".join([*tables, _report.measured_on(data["machine"])])
 
 
 def _as_data(sizes: Mapping[int, Mapping[str, Timing]]) -> dict[str, Any]:

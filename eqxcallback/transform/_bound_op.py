@@ -1,6 +1,7 @@
 """An op for one type of arguments: everything flat, and made once."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 
 from .. import backends, xla
 from ..core import Aval, Size, Value, warn_once
-from ..kernel import TypedKernel, anything
+from ..kernel import JaxKernel, TypedKernel, anything
 from . import _preference
 from ._batching import Batching
 from ._choice import Choice, Implementation, check_reason
@@ -22,6 +23,9 @@ Reference = Callable[..., Sequence[Value]]
 def differentiable(avals: Sequence[Aval]) -> tuple[int, ...]:
     """The indices of the types that are floating."""
     return tuple(i for i, aval in enumerate(avals) if jnp.issubdtype(aval.dtype, jnp.inexact))
+
+
+_ON_SIZES = "depends on sizes, and an exported program has symbols in their place"
 
 
 def _why_not_here(kernel: Any) -> str | None:
@@ -203,18 +207,24 @@ class BoundOp:
             return f'the call says implementation="{implementation}"'
         if kernel.only_if_chosen and self.implementation != kernel.backend:
             return f'runs only with implementation="{kernel.backend}"'
-        is_typed = isinstance(kernel, TypedKernel)
-        if kernel.supports is anything and not is_typed:
+        if kernel.supports is anything and not isinstance(kernel, TypedKernel | JaxKernel):
             return None
         seen = shapes(frozenset(i for i, _ in bound.call.aliases))
-        if is_typed and any(jax.export.is_symbolic_dim(dim) for shape in seen for dim in shape):
-            return "what it is called with depends on sizes, and an exported program has symbols in their place"
+        has_symbols = any(jax.export.is_symbolic_dim(dim) for shape in seen for dim in shape)
+        if has_symbols and isinstance(kernel, TypedKernel):
+            return f"what it is called with {_ON_SIZES}"
         types, options = self.types(self._structs(seen))
         try:
             reason = kernel.supports(types, **options)
         except jax.errors.InconclusiveDimensionOperation:
-            return "its `supports` depends on sizes, and an exported program has symbols in their place"
-        return check_reason(reason, f"{self.who}: `supports` of {bound.name}")
+            return f"its `supports` {_ON_SIZES}"
+        reason = check_reason(reason, f"{self.who}: `supports` of {bound.name}")
+        if reason is None and has_symbols and isinstance(kernel, JaxKernel) and not bound.call.gradients:
+            try:
+                jax.eval_shape(functools.partial(kernel.function, **options), *types)
+            except jax.errors.InconclusiveDimensionOperation:
+                return f"its function {_ON_SIZES}"
+        return reason
 
     def lowering(self, bound: backends.BoundKernel, platform: str) -> xla.Lowering:
         """A kernel, made runnable."""

@@ -16,7 +16,7 @@ from ...kernel import JaxKernel
 from .._jax import product, product_of_rows
 from .._supports import floats
 from . import _reference
-from ._gradient_of_logits import Rows
+from ._jax_gradient import Rows
 
 
 # Logits that are in memory at the same time on a GPU: 1 GiB of them.

@@ -15,8 +15,8 @@ from ...kernel import JaxKernel
 from .._jax import product
 from . import _jax, _reference
 from ._cross_entropy import softmax_cross_entropy
-from ._gradient_of_logits import Rows
 from ._jax import Way
+from ._jax_gradient import Rows
 
 
 # What the gradients of a sum may be in: in f16 they leave its range, before a mean would divide them.
