@@ -3,7 +3,7 @@
 import functools
 import math
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -93,7 +93,7 @@ def arrays(*types):
     return [tuple(map(int, dims.split(","))) for text in types for dims in re.findall(r"\[([\d,]+)\]", text)]
 
 
-def loss_and_gradients(x, weight, labels, reduction="none"):
+def loss_and_gradients(x, weight, labels, reduction: Any = "none"):
     def loss(x, weight):
         return ops.linear_cross_entropy(x, weight, labels, reduction=reduction).mean()
 

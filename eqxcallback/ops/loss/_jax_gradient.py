@@ -15,7 +15,7 @@ class Rows(NamedTuple):
 
     **Attributes:**
 
-    - `index`: of the label's class.
+    - `label`: the class.
     - `highest`, `lse`, `inverse`: the highest logit, the log-sum-exp, and 1 over the sum of exponentials of what logits are below
         the highest one.
     - `of_chosen`, `of_label`, `of_each`, `of_sum`: $g (1 - s)$, that times $w_y$, $g s / n$ or `None` for 0, and the factor of
@@ -23,7 +23,7 @@ class Rows(NamedTuple):
     - `ignored`: whether the row has no loss, or `None` if all have one.
     """
 
-    index: Array
+    label: Array
     highest: Array
     lse: Array
     inverse: Array
@@ -48,8 +48,8 @@ class Rows(NamedTuple):
         ignore_index: int | None = None,
     ) -> "Rows":
         lse = highest + jnp.log(total)
-        index = jnp.where(labels < 0, labels + size, labels)
-        counts = (index >= 0) & (index < size)
+        label = jnp.where(labels < 0, labels + size, labels)
+        counts = (label >= 0) & (label < size)
         ignored = None if ignore_index is None else labels == ignore_index
         of_loss = jnp.where(counts if ignored is None else counts & ~ignored, of_loss, 0.0)
         label_weights, mean = jnp.ones_like(of_loss), 1.0
@@ -62,7 +62,7 @@ class Rows(NamedTuple):
             of_sum = of_sum + of_loss * (2 * z_loss * lse)
         inverse = 1 / jnp.where(total == 0, 1.0, total)
         of_each = of_loss * (label_smoothing / max(size, 1)) if label_smoothing else None
-        return cls(index, highest, lse, inverse, of_chosen, of_label, of_each, of_sum, ignored)
+        return cls(label, highest, lse, inverse, of_chosen, of_label, of_each, of_sum, ignored)
 
     def counted(self, x: Array) -> Array:
         """Return `x`, but zeros in rows that are ignored, which have no gradient, whatever is in `x`."""
@@ -79,7 +79,7 @@ class Rows(NamedTuple):
         - `first`: the first of the classes.
         - `class_weights`: of these classes.
         """
-        here = first + jax.lax.broadcasted_iota(jnp.int32, z.shape, z.ndim - 1) == self.index[..., None]
+        here = first + jax.lax.broadcasted_iota(jnp.int32, z.shape, z.ndim - 1) == self.label[..., None]
         every = 0.0 if self.of_each is None else self.of_each[..., None]
         d_class_weights = None
         if class_weights is not None:
@@ -88,7 +88,7 @@ class Rows(NamedTuple):
             terms = jnp.where(here, self.of_chosen[..., None] * below, 0.0)
             if self.of_each is not None:
                 terms = terms + self.of_each[..., None] * below
-            d_class_weights = terms.sum(range(self.index.ndim))
+            d_class_weights = terms.sum(range(self.label.ndim))
         of_softmax = (self.of_sum * self.inverse)[..., None] * jnp.exp(z - self.highest[..., None])
         d_z = of_softmax - jnp.where(here, self.of_label[..., None], 0.0) - every
         return d_z if soft_cap is None else d_z * (1 - (z / soft_cap) ** 2), d_class_weights

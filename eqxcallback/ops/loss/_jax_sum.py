@@ -63,10 +63,10 @@ def forward(
     """
     if labels.ndim == 1:
         return _with_gradients(way, losses, x, weight, labels, *args, **options)
-    each, *sums = way.loss(x, weight, labels, *args, **options)
+    each, highest, total = way.loss(x, weight, labels, *args, **options)
     examples = labels.shape[:-1]
     shared = [None if arg is None else jnp.zeros((*examples, *arg.shape), arg.dtype) for arg in (weight, *args)]
-    return each.sum(-1), (*sums,), (jnp.zeros_like(x), *shared)
+    return each.sum(-1), (highest, total), (jnp.zeros_like(x), *shared)
 
 
 def _with_gradients(
