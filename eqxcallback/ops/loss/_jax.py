@@ -154,8 +154,9 @@ def forward_of_rows(
 def losses_of_logits(z: Array, labels: Array, *args: Any, **options: Any) -> tuple[Array, Array, Array]:
     """Compute the loss on a GPU from the products of all rows and classes."""
     size = z.shape[-1]
+    x, weight = jnp.zeros((*labels.shape, 0), z.dtype), jnp.zeros((size, 0), z.dtype)  # of no features
     return _reference.linear_cross_entropy_with_sums(
-        *(z, jnp.zeros((size, 0)), labels, *args),
+        *(x, weight, labels, *args),
         **options,
         product=lambda *_: z,
         length=max(size, 1),
