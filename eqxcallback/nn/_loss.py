@@ -101,7 +101,8 @@ class FusedLinearCrossEntropy(eqx.Module):
         losses = jax.vmap(loss)(hidden, labels)  # of shapes (tokens, 512), (tokens,)
         ```
 
-    With a weight that it shares with an embedding, the layer is one of `equinox.nn.Shared`, as any other.
+    With a weight that it shares with an embedding, the layer is one of `equinox.nn.Shared`, as any other. The mean of a batch, as
+    [`eqxcallback.ops.linear_cross_entropy`][] computes it with `reduction="mean"`, takes three products in place of four.
     """
 
     weight: Float[Array, "num_classes in_features"]

@@ -134,7 +134,7 @@ def test_gradients_take_one_pass_more(sizes, dtype):
 
 @by_sizes
 def test_a_mean_has_its_gradients_from_the_same_logits(sizes, dtype):
-    """Of each chunk of rows, whose logits are read once for the loss, and once for their gradient."""
+    """The logits of a chunk of rows are read once for the loss, and once for their gradient."""
     steps = Steps(functools.partial(loss_and_gradients, reduction="mean"), *sizes.args(dtype))
     products, passes = steps.products(), steps.passes(sizes.chunk)
     assert len(products) == 3

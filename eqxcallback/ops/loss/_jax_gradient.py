@@ -8,8 +8,8 @@ from jaxtyping import Array
 
 
 class Rows(NamedTuple):
-    r"""What is one number for each row. With $p = \mathrm{softmax}(z)$, the label $y$, class weights $w$, smoothing $s$, and the
-    cotangent $g$ of the loss, the gradient of a logit is
+    r"""The numbers of each row that the gradients of its logits are made of. With $p = \mathrm{softmax}(z)$, the label $y$, class
+    weights $w$, smoothing $s$, and the cotangent $g$ of the loss, the gradient of a logit is
     $g ((1 - s) w_y + s \bar w + 2 \zeta l) p_j - g (1 - s) w_y [j = y] - g s w_j / n$, where $l$ is the log-sum-exp and
     $\zeta$ the factor of its square.
 
