@@ -80,6 +80,14 @@ def _small_rows(count: int, size: int) -> int:
     return _in_chunks(count, _ROWS_OF_CACHES)
 
 
+def _all_classes(size: int) -> int:
+    return max(size, 1)
+
+
+def _small_classes(size: int) -> int:
+    return _reference.chunk_length(size, _CLASSES)
+
+
 def _narrow(x: Array) -> DTypeLike:
     return x.dtype
 
@@ -106,10 +114,6 @@ def _from_bits(array: Array, dtype: DTypeLike) -> Array:
 
 def _as_it_is(array: Array) -> Array:
     return array
-
-
-def _all(count: int) -> int:
-    return max(count, 1)
 
 
 def forward_of_classes(x: Array, weight: Array, *args: Any, **options: Any) -> tuple[Array, Array, Array]:
@@ -207,7 +211,7 @@ CPU = Way(
     length=_small,
     loss=forward_of_classes,
     rows=_small_rows,
-    classes=functools.partial(_reference.chunk_length, near=_CLASSES),
+    classes=_small_classes,
     of_rows=product_of_rows,
     sliced=_bits,
 )
@@ -216,7 +220,7 @@ GPU = Way(
     length=_large,
     loss=functools.partial(forward_of_rows, add_up=_in_one_pass),
     rows=_large_rows,
-    classes=_all,
+    classes=_all_classes,
     of_rows=_in_any_order,
     sliced=_as_it_is,
 )
