@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from ...core import Size
 from ...kernel import JaxKernel
 from .._jax import product, product_of_rows
 from .._supports import floats
@@ -47,13 +48,13 @@ class Way(NamedTuple):
     dtype: Callable[[Array], DTypeLike]
     length: Callable[[Array, int], int]
     loss: Callable[..., tuple[Array, Array, Array]]
-    rows: Callable[[int, int], int]
+    rows: Callable[[Size, int], int]
     classes: Callable[[int], int]
     of_rows: Callable[[DTypeLike, Array, Array], Array]
     sliced: Callable[[Array], Array]
 
 
-def _in_chunks(count: int, most: int) -> int:
+def _in_chunks(count: Size, most: int) -> int:
     """Return the length of a chunk: all if they are at most so many. Else it is a multiple of 8, without which XLA copies
     operands of products into aligned rows, and chunks have one size, if there is such a size: a rest costs more copies.
     """
@@ -72,11 +73,11 @@ def _small(x: Array, size: int) -> int:
     return _reference.chunk_length(size)
 
 
-def _large_rows(count: int, size: int) -> int:
+def _large_rows(count: Size, size: int) -> int:
     return _in_chunks(count, max(_LOGITS // max(size, 1), _ROWS))
 
 
-def _small_rows(count: int, size: int) -> int:
+def _small_rows(count: Size, size: int) -> int:
     return _in_chunks(count, _ROWS_OF_CACHES)
 
 
