@@ -272,6 +272,9 @@ struct Linear {
   Prefetching prefetching = {};
 };
 
+// A processor waits for the memory of weights if rows are fewer, and for its products if there are so many.
+inline constexpr int64_t kSeveralRows = 4;
+
 // out[r, o] = scale[o] sum_i x[r, i] W[o, i]
 struct Int8Linear {
   void* out;             // [rows, out_features]
@@ -309,6 +312,7 @@ struct Kernels {
   void (*attention_backward)(Element, const AttentionBackward&, const Executor&);
   void (*decode_attention)(Element, const DecodeAttention&, const Executor&);
   void (*linear)(Element, const Linear&, const Executor&);
+  void (*linear_rows)(Element, const Linear&, const Executor&);  // the same, from kSeveralRows on
   void (*quantized_linear)(Element, const QuantizedLinear&, const Executor&);
   void (*int8_linear)(Element, const Int8Linear&, const Executor&);
   // Multiplies and adds f32, in registers alone, and returns how many operations it did.

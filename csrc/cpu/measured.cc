@@ -75,6 +75,12 @@ constexpr Family kFamilies[] = {
        for (int i = 0; i < 8; ++i) kernels.linear(Element::kBf16, call, kAlone);
      },
      [](Kernels& to, const Kernels& from) { to.linear = from.linear, to.decode_attention = from.decode_attention; }},
+    // Also says whether XLA multiplies matrices of bf16 by these instructions: see xla/calls/_product.py.
+    {"linear_rows",
+     [](const Kernels& kernels, Arrays& x) {
+       kernels.linear_rows(Element::kBf16, {x.a.data(), x.b.data(), x.c.data(), nullptr, 16, kKeys, kSize}, kAlone);
+     },
+     [](Kernels& to, const Kernels& from) { to.linear_rows = from.linear_rows; }},
 };
 
 struct Microseconds {

@@ -22,7 +22,9 @@ ffi::Error linear(ffi::ThreadPool pool, ffi::RemainingArgs args, Out out, int64_
     const cpu::Linear call{
         out->untyped_data(), x.untyped_data(), weight.untyped_data(), bias, in.batch(), weights[0], in[0],
         cpu::prefetching()};
-    cpu::kernels().linear(element_of(op, x), call, executor_on(pool));
+    const cpu::Kernels& kernels = cpu::kernels();
+    const auto run = call.rows < cpu::kSeveralRows ? kernels.linear : kernels.linear_rows;
+    run(element_of(op, x), call, executor_on(pool));
   });
 }
 

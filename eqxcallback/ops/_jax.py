@@ -31,8 +31,7 @@ def product_of_rows(dtype: DTypeLike, a: Array, b: Array) -> Array:
         rows = jnp.pad(rows, ((0, -rows.shape[0] % _ROWS), (0, 0)))
         return rows.reshape(-1, _ROWS, x.shape[-1])
 
-    axes = (((0, 1), (0, 1)), ((), ()))
-    return jax.lax.dot_general(grouped(a), grouped(b), axes, preferred_element_type=jnp.float32)
+    return product("rgc,rgi->ci", dtype, grouped(a), grouped(b))
 
 
 def backward_of(function: Callable[..., object]) -> Callable[..., Any]:

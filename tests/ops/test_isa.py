@@ -116,7 +116,7 @@ def test_files_of_an_instruction_set_share_no_functions(machine, name, tmp_path,
 WITH_AND_WITHOUT = {"avx512_bf16": "avx512", "neon_bf16": "neon_dot"}
 BEST = _ext.available_isas()[0]
 with_bf16 = pytest.mark.skipif(BEST not in WITH_AND_WITHOUT, reason="this machine has no instructions for bf16")
-FAMILIES = ["attention", "attention_backward", "linear"]
+FAMILIES = ["attention", "attention_backward", "linear", "linear_rows"]
 
 # Products of bf16 have other sums with the instructions for them.
 PRODUCTS = """
@@ -124,11 +124,12 @@ import jax, jax.numpy as jnp
 from eqxcallback import ops
 
 q, k, v = (jax.random.normal(key, (33, 2, 64), jnp.bfloat16) for key in jax.random.split(jax.random.key(0), 3))
-x, weight = (jax.random.normal(jax.random.key(i), (i, 500), jnp.bfloat16) for i in (3, 50))
+x, weight = (jax.random.normal(jax.random.key(i), (i, 500), jnp.bfloat16) for i in (8, 50))
 x, weight = jnp.concatenate([x, x[:, ::-1]], 1), jnp.concatenate([weight, -weight[:, ::-1]], 1)  # sums are of rounding errors
 for out in (
     ops.attention(q, k, v),
     jax.grad(lambda q: ops.attention(q, k, v).astype(jnp.float32).sum())(q),
+    ops.linear(x[:3], weight, implementation="native"),
     ops.linear(x, weight, implementation="native"),
 ):
     print(hash(out.tobytes()))
@@ -178,7 +179,7 @@ def test_the_faster_products_are_measured_once(tmp_path):
     # What is in the file runs, whatever another process would measure.
     of_best, of_other = products(tmp_path, BEST), products(tmp_path, other)
     assert all(a != b for a, b in zip(of_best, of_other, strict=True))
-    for isas in ([other, BEST, other], [BEST, other, BEST]):
+    for isas in ([other, BEST, other, BEST], [BEST, other, BEST, other]):
         file.write_text("".join(f"{name} {isa} 1 1\n" for name, isa in zip(FAMILIES, isas, strict=True)))
         expected = [ours if isa == BEST else theirs for isa, ours, theirs in zip(isas, of_best, of_other, strict=True)]
         assert products(tmp_path) == expected

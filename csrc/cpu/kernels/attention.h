@@ -62,73 +62,127 @@ void store_lse(const Attention& args, const QueryBlock& block, const F* highest,
   }
 }
 
-// The queries from `begin` of one head, at most kQueryBlock of them, which fit into so many vectors.
-template <class T, bool kOptions, int kVectors = Simd::kOuterVectors>
-void attend(const Attention& args, int64_t b, int64_t h, int64_t begin, float* scratch) {
+// A block of queries, and what attention keeps of it from one block of keys to the next.
+struct Attending {
+  QueryBlock block;
+  float *queries, *out_t;  // [D, kQueryBlock]
+  F highest[Simd::kOuterVectors], sum[Simd::kOuterVectors];
+};
+
+// The buffers of a thread for one block of queries and one block of keys.
+struct AttendBuffers {
+  float *scores, *widened, *factors;  // [kKeyBlock, kQueryBlock]; [kKeyBlock, D], if not f32; as scores, with dropout
+};
+
+template <class T>
+void begin_queries(const Attention& args, Attending& to) {
   const int64_t D = args.head_size;
-  const int64_t q_stride = args.heads * D, kv_stride = args.kv_heads * D;
-  const QueryBlock block = query_block(args, b, h, begin);
-  const int64_t q_offset = query_offset(args, b, h, begin);
+  const T* q = static_cast<const T*>(args.q) + query_offset(args, to.block.b, to.block.h, to.block.begin);
+  arrange_queries(to.queries, q, args.heads * D, to.block.queries, D, args.scale * kLog2E);
+  std::memset(to.out_t, 0, static_cast<size_t>(D * kQueryBlock) * sizeof(float));
+  for (int v = 0; v < Simd::kOuterVectors; ++v) to.highest[v] = Simd::broadcast(kLowest), to.sum[v] = Simd::zero();
+}
 
-  float* queries = scratch;                           // [D, kQueryBlock]
-  float* out_t = queries + D * kQueryBlock;           // [D, kQueryBlock]
-  float* scores = out_t + D * kQueryBlock;            // [kKeyBlock, kQueryBlock]
-  float* widened = scores + kKeyBlock * kQueryBlock;  // [kKeyBlock, D], if not f32
-  float* factors = widened + kKeyBlock * D;           // [kKeyBlock, kQueryBlock], with dropout
-
-  arrange_queries(queries, static_cast<const T*>(args.q) + q_offset, q_stride, block.queries, D, args.scale * kLog2E);
-  std::memset(out_t, 0, static_cast<size_t>(D * kQueryBlock) * sizeof(float));
+// Adds the block of keys from `first` on to queries that fit into so many vectors.
+template <class T, bool kOptions, int kVectors = Simd::kOuterVectors>
+void attend_to_keys(const Attention& args, Attending& to, int64_t first, const AttendBuffers& buffers) {
+  const QueryBlock& block = to.block;
+  const int64_t D = args.head_size, kv_stride = args.kv_heads * D;
+  const int64_t keys = smaller<int64_t>(kKeyBlock, block.end - first);
+  const int64_t kv_offset = key_offset(args, block.b, block.h, first);
+  float* scores = buffers.scores;
+  const T* k = static_cast<const T*>(args.k) + kv_offset;
+  score_tile<kOptions, kVectors>(args, block, to.queries, k, first, keys, scores, buffers.widened);
   F highest[kVectors], sum[kVectors];
-  for (int v = 0; v < kVectors; ++v) highest[v] = Simd::broadcast(kLowest), sum[v] = Simd::zero();
-
-  for (int64_t first = block.first; first < block.end; first += kKeyBlock) {
-    const int64_t keys = smaller<int64_t>(kKeyBlock, block.end - first);
-    const int64_t kv_offset = key_offset(args, b, h, first);
-    const T* k = static_cast<const T*>(args.k) + kv_offset;
-    score_tile<kOptions, kVectors>(args, block, queries, k, first, keys, scores, widened);
-    F previous[kVectors];
-    for (int v = 0; v < kVectors; ++v) previous[v] = highest[v];
-    for (int64_t j = 0; j < keys; ++j) {
-      for (int v = 0; v < kVectors; ++v) {
-        highest[v] = Simd::max(highest[v], Simd::load(scores + j * kQueryBlock + v * kLanes));
-      }
+  for (int v = 0; v < kVectors; ++v) highest[v] = to.highest[v], sum[v] = to.sum[v];
+  for (int64_t j = 0; j < keys; ++j) {
+    for (int v = 0; v < kVectors; ++v) {
+      highest[v] = Simd::max(highest[v], Simd::load(scores + j * kQueryBlock + v * kLanes));
     }
-    if (first > block.first) {
-      F shrink[kVectors];
-      for (int v = 0; v < kVectors; ++v) {
-        shrink[v] = Simd::exp2(Simd::sub(previous[v], highest[v]));
-        sum[v] = Simd::mul(sum[v], shrink[v]);
-      }
-      for (int64_t d = 0; d < D; ++d) {
-        for (int v = 0; v < kVectors; ++v) {
-          float* line = out_t + d * kQueryBlock + v * kLanes;
-          Simd::store(line, Simd::mul(Simd::load(line), shrink[v]));
-        }
-      }
-    }
-    for (int64_t j = 0; j < keys; ++j) {
-      for (int v = 0; v < kVectors; ++v) {
-        float* line = scores + j * kQueryBlock + v * kLanes;
-        const F p = Simd::exp2(Simd::sub(Simd::load(line), highest[v]));
-        sum[v] = Simd::add(sum[v], p);
-        Simd::store(line, p);
-      }
-    }
-    if constexpr (kOptions) {
-      if (has_dropout(args.options)) {
-        dropout_factors(*args.options, block, args.kv_length, first, keys, factors);
-        for (int64_t i = 0; i < keys * kQueryBlock; i += kLanes) {
-          Simd::store(scores + i, Simd::mul(Simd::load(scores + i), Simd::load(factors + i)));
-        }
-      }
-    }
-    const Rows v = as_floats(static_cast<const T*>(args.v) + kv_offset, kv_stride, keys, D, widened);
-    outer_product<true, kVectors>(out_t, D, v.data, 1, v.stride, scores, keys);
   }
+  if (first > block.first) {
+    F shrink[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      shrink[v] = Simd::exp2(Simd::sub(to.highest[v], highest[v]));
+      sum[v] = Simd::mul(sum[v], shrink[v]);
+    }
+    for (int64_t d = 0; d < D; ++d) {
+      for (int v = 0; v < kVectors; ++v) {
+        float* line = to.out_t + d * kQueryBlock + v * kLanes;
+        Simd::store(line, Simd::mul(Simd::load(line), shrink[v]));
+      }
+    }
+  }
+  for (int64_t j = 0; j < keys; ++j) {
+    for (int v = 0; v < kVectors; ++v) {
+      float* line = scores + j * kQueryBlock + v * kLanes;
+      const F p = Simd::exp2(Simd::sub(Simd::load(line), highest[v]));
+      sum[v] = Simd::add(sum[v], p);
+      Simd::store(line, p);
+    }
+  }
+  for (int v = 0; v < kVectors; ++v) to.highest[v] = highest[v], to.sum[v] = sum[v];
+  if constexpr (kOptions) {
+    if (has_dropout(args.options)) {
+      dropout_factors(*args.options, block, args.kv_length, first, keys, buffers.factors);
+      for (int64_t i = 0; i < keys * kQueryBlock; i += kLanes) {
+        Simd::store(scores + i, Simd::mul(Simd::load(scores + i), Simd::load(buffers.factors + i)));
+      }
+    }
+  }
+  const Rows v = as_floats(static_cast<const T*>(args.v) + kv_offset, kv_stride, keys, D, buffers.widened);
+  outer_product<true, kVectors>(to.out_t, D, v.data, 1, v.stride, scores, keys);
+}
 
-  store_columns(static_cast<T*>(args.out) + q_offset, q_stride, block.queries, D, out_t,
-                [&](int64_t i) { return inverse_or_zero(sum[i / kLanes]); });
-  if (args.lse != nullptr) store_lse(args, block, highest, sum, kVectors);
+template <class T>
+void end_queries(const Attention& args, const Attending& from) {
+  const QueryBlock& block = from.block;
+  const int64_t D = args.head_size;
+  T* out = static_cast<T*>(args.out) + query_offset(args, block.b, block.h, block.begin);
+  store_columns(out, args.heads * D, block.queries, D, from.out_t,
+                [&](int64_t i) { return inverse_or_zero(from.sum[i / kLanes]); });
+  if (args.lse == nullptr) return;
+  store_lse(args, block, from.highest, from.sum, static_cast<int>((block.queries + kLanes - 1) / kLanes));
+}
+
+// So many blocks of queries take turns at a block of keys and its values, which are in the caches then: rows of one
+// head are far apart, and a cache keeps fewer of them than it has room for. What is kept of these queries fits there
+// too.
+inline constexpr int64_t kMostBlocks = 4;
+int64_t blocks_in_turn(int64_t head_size) {
+  constexpr int64_t kFloats = 65536;
+  const int64_t floats = 2 * larger<int64_t>(1, head_size) * kQueryBlock;
+  return larger<int64_t>(1, smaller(kMostBlocks, kFloats / floats));
+}
+
+// Blocks of queries of one head, from query `begin` on.
+template <class T>
+void attend(const Attention& args, int64_t b, int64_t h, int64_t begin, int64_t count, float* scratch) {
+  const int64_t D = args.head_size;
+  Attending all[kMostBlocks];
+  for (int64_t i = 0; i < count; ++i) {
+    all[i].block = query_block(args, b, h, begin + i * kQueryBlock);
+    all[i].queries = scratch, all[i].out_t = scratch + D * kQueryBlock;
+    scratch += 2 * D * kQueryBlock;
+    begin_queries<T>(args, all[i]);
+  }
+  float *scores = scratch, *widened = scores + kKeyBlock * kQueryBlock;
+  const AttendBuffers buffers{scores, widened, widened + kKeyBlock * D};
+  bool is_done = false;
+  for (int64_t at = 0; !is_done; at += kKeyBlock) {
+    is_done = true;
+    for (int64_t i = 0; i < count; ++i) {
+      const QueryBlock& block = all[i].block;
+      if (block.first + at >= block.end) continue;
+      const auto plain = block.queries <= kLanes       ? attend_to_keys<T, false, 1>
+                         : block.queries <= 2 * kLanes ? attend_to_keys<T, false, 2>
+                                                       : attend_to_keys<T, false>;
+      const auto run = args.options == nullptr ? plain : attend_to_keys<T, true>;
+      run(args, all[i], block.first + at, buffers);
+      is_done = false;
+    }
+  }
+  for (int64_t i = 0; i < count; ++i) end_queries<T>(args, all[i]);
 }
 
 void attention(Element element, const Attention& args, const Executor& executor) {
@@ -136,16 +190,14 @@ void attention(Element element, const Attention& args, const Executor& executor)
     using T = Pointee<decltype(type)>;
     const int64_t blocks = (args.q_length + kQueryBlock - 1) / kQueryBlock, D = args.head_size;
     const double nanoseconds = keys_seen(args) * static_cast<double>(D * kQueryBlock) / (2 * kLanes) + 1000;
+    const int64_t most = smaller(blocks, blocks_in_turn(D));
     const int64_t factors = has_dropout(args.options) ? kKeyBlock * kQueryBlock : 0;
     parallel_for(executor, args.batch * args.heads * blocks, nanoseconds, [&](int64_t begin, int64_t end) {
-      Scratch scratch(2 * D * kQueryBlock + kKeyBlock * (kQueryBlock + D) + factors);
-      for (int64_t i = begin; i < end; ++i) {
-        const int64_t queries = args.q_length - i % blocks * kQueryBlock;
-        const auto plain = queries <= kLanes       ? attend<T, false, 1>
-                           : queries <= 2 * kLanes ? attend<T, false, 2>
-                                                   : attend<T, false>;
-        const auto run = args.options == nullptr ? plain : attend<T, true>;
-        run(args, i / blocks / args.heads, i / blocks % args.heads, i % blocks * kQueryBlock, scratch.data());
+      Scratch scratch(most * 2 * D * kQueryBlock + kKeyBlock * (kQueryBlock + D) + factors);
+      for (int64_t i = begin; i < end;) {
+        const int64_t head = i / blocks, count = smaller(most, smaller(end, (head + 1) * blocks) - i);
+        attend<T>(args, head / args.heads, head % args.heads, i % blocks * kQueryBlock, count, scratch.data());
+        i += count;
       }
     });
   });

@@ -43,6 +43,7 @@ constexpr Kernels kTable = {norm,
                             attention_backward,
                             decode_attention,
                             linear,
+                            linear,
                             quantized_linear,
                             int8_linear,
                             multiply_adds};

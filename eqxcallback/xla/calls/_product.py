@@ -3,8 +3,9 @@ product round neither, and so they multiply numbers of 32 bits by numbers of 16,
 """
 
 import dataclasses
+import functools
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
 
+from ... import _ext
 from ...core import Aval, DType, Value
 from ..types import Factors, on_current_mesh, result_aval, split_alike, vary_alike
 
@@ -44,9 +46,9 @@ class _Product:
         a, b = split_alike(vary_alike((a, b)), self.factors)
         return product_p.bind(a, b, product=self)
 
-    def compute(self, a: Value, b: Value) -> Value:
+    def compute(self, a: Value, b: Value, rounded: Callable[[Value, DType], Value]) -> Value:
         subscripts = f"{self.of_a},{self.of_b}->{self.of_result}"
-        a, b = a.astype(self.dtype), b.astype(self.dtype)
+        a, b = rounded(a, self.dtype), rounded(b, self.dtype)
         return jnp.einsum(subscripts, a, b, precision=self.precision, preferred_element_type=jnp.float32)
 
     def of_cotangent(self, of_operand: str, of_other: str) -> "_Product":
@@ -71,8 +73,9 @@ def product(subscripts: str, dtype: DTypeLike, a: Value, b: Value) -> Any:
 
 
 @product_p.def_impl
+@functools.partial(jax.jit, static_argnames="product")
 def _impl(a: Value, b: Value, *, product: _Product) -> Value:
-    return jax.jit(product.compute)(a, b)
+    return product_p.bind(a, b, product=product)
 
 
 @product_p.def_abstract_eval
@@ -106,12 +109,33 @@ def _batch(args: Sequence[Value], dims: Sequence[int | None], *, product: _Produ
 batching.primitive_batchers[product_p] = _batch
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *operands: Value, product: _Product) -> Sequence[Value]:
+def _narrow(x: Value, dtype: DType) -> Value:
+    return x.astype(dtype)
+
+
+def _bf16_in_f32(x: Value, dtype: DType) -> Value:
+    """Not converted to bf16 and back, for XLA may leave out both."""
+    bf16 = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(x.astype(jnp.float32), bf16.nexp, bf16.nmant)
+
+
+def _best_on_cpu(dtype: DType) -> Callable[[Value, DType], Value]:
+    """XLA multiplies bf16 by the processor's instructions for it wherever there are some, also where this machine has measured that
+    f32 is faster."""
+    best = _ext.isa()
+    is_slow = dtype == jnp.bfloat16 and _ext.isas_of_bf16().get("linear_rows", best) != best
+    return _bf16_in_f32 if is_slow else _narrow
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *operands: Value, product: _Product, platform: str | None) -> Sequence[Value]:
+    rounded = _best_on_cpu(product.dtype) if platform == "cpu" else _narrow
+    compute = functools.partial(product.compute, rounded=rounded)
     avals: list[Any] = list(ctx.avals_in)
     plain = ctx.replace(avals_in=[result_aval(aval.shape, aval.dtype) for aval in avals])
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        return mlir.lower_fun(product.compute, multiple_results=False)(plain, *operands)
+        return mlir.lower_fun(compute, multiple_results=False)(plain, *operands)
 
 
 def register() -> None:
-    mlir.register_lowering(product_p, _lower)
+    mlir.register_lowering(product_p, functools.partial(_lower, platform=None))
+    mlir.register_lowering(product_p, functools.partial(_lower, platform="cpu"), platform="cpu")
