@@ -1,5 +1,7 @@
 """Products and tables: kernels and formulas in f64."""
 
+import functools
+import re
 from typing import Any
 
 import jax
@@ -7,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqxcallback import ops
+from eqxcallback import _ext, ops
 from eqxcallback.ops.linear import _reference as linear_reference
+from eqxcallback.transform import product
 
 from .. import table
 from ..formulas import f64, near
@@ -243,3 +246,26 @@ def test_maps_of_weights(axes, x_shape, formula, dtype):
         assert got.dtype == dtype
         gradient = np.einsum(result, *operands)
         np.testing.assert_allclose(*f64(got, gradient), rtol=tolerance, atol=tolerance * np.max(np.abs(gradient)))
+
+
+def products_of(dtype, platform):
+    """The types of the operands of the products of a layer's gradients, many rows."""
+    x, weight = jax.ShapeDtypeStruct((64, 32), dtype), jax.ShapeDtypeStruct((48, 32), dtype)
+    loss = jax.grad(lambda x, weight: ops.linear(x, weight).astype(jnp.float32).sum(), (0, 1))
+    text = jax.jit(loss).trace(x, weight).lower(lowering_platforms=(platform,)).as_text()
+    lines = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    return {kind for line in lines for kind in re.findall(r"x([a-z]+\d+)>", line.split(" : ", 1)[1].split(" -> ")[0])}
+
+
+@pytest.mark.parametrize(("isa", "widened"), [("another", True), (_ext.isa(), False)])
+def test_bf16_is_multiplied_in_f32_where_that_is_faster(isa, widened, monkeypatch):
+    """As the machine has measured it, with operands that are rounded all the same; on a CPU alone, and no other dtype."""
+    monkeypatch.setattr(_ext, "isas_of_bf16", lambda: {"linear_rows": isa})
+    assert products_of(jnp.bfloat16, "cpu") == ({"f32"} if widened else {"bf16"})
+    assert products_of(jnp.bfloat16, "cuda") == {"bf16"}
+    assert products_of(jnp.float16, "cpu") == {"f16"}
+    x, weight = (normal(i, shape, np.float32) for i, shape in enumerate([(64, 32), (48, 32)]))
+    rows_times = functools.partial(product, "ri,oi->ro", jnp.bfloat16)
+    rounded = [np.asarray(jnp.asarray(a, jnp.bfloat16), np.float64) for a in (x, weight)]
+    for call in (rows_times, jax.jit(rows_times)):
+        np.testing.assert_allclose(call(x, weight), rounded[0] @ rounded[1].T, rtol=1e-6, atol=1e-5)
