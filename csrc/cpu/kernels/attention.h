@@ -71,7 +71,9 @@ struct Attending {
 
 // The buffers of a thread for one block of queries and one block of keys.
 struct AttendBuffers {
-  float *scores, *widened, *factors;  // [kKeyBlock, kQueryBlock]; [kKeyBlock, D], if not f32; as scores, with dropout
+  float* scores;   // [kKeyBlock, kQueryBlock]
+  float* widened;  // [kKeyBlock, D], if not f32
+  float* factors;  // [kKeyBlock, kQueryBlock], with dropout
 };
 
 template <class T>
@@ -150,12 +152,12 @@ void end_queries(const Attention& args, const Attending& from) {
 // too.
 inline constexpr int64_t kMostBlocks = 4;
 int64_t blocks_in_turn(int64_t head_size) {
-  constexpr int64_t kFloats = 65536;
+  constexpr int64_t kFloats = 65536;  // a quarter of a second cache of 1 MiB
   const int64_t floats = 2 * larger<int64_t>(1, head_size) * kQueryBlock;
   return larger<int64_t>(1, smaller(kMostBlocks, kFloats / floats));
 }
 
-// Blocks of queries of one head, from query `begin` on.
+// So many blocks of queries of one head, from query `begin` on.
 template <class T>
 void attend(const Attention& args, int64_t b, int64_t h, int64_t begin, int64_t count, float* scratch) {
   const int64_t D = args.head_size;

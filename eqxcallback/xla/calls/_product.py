@@ -120,8 +120,9 @@ def _bf16_in_f32(x: Value, dtype: DType) -> Value:
 
 
 def _best_on_cpu(dtype: DType) -> Callable[[Value, DType], Value]:
-    """XLA multiplies bf16 by the processor's instructions for it wherever there are some, also where this machine has measured that
-    f32 is faster."""
+    """XLA takes the processor's instructions for bf16 wherever there are some, also where this machine has measured that f32 is
+    faster.
+    """
     best = _ext.isa()
     is_slow = dtype == jnp.bfloat16 and _ext.isas_of_bf16().get("linear_rows", best) != best
     return _bf16_in_f32 if is_slow else _narrow
