@@ -292,7 +292,8 @@ static void linear(cpu::Element element, int64_t rows, int64_t in, int64_t out) 
   const auto scales = numbers<float>(out);
   std::vector<T> product(static_cast<size_t>(rows * out));
   if (element != cpu::Element::kF32) {
-    kernels.linear(element, {product.data(), x.data(), matrix.data(), scales.data(), rows, out, in}, kExecutor);
+    const auto run = rows < cpu::kSeveralRows ? kernels.linear : kernels.linear_rows;
+    run(element, {product.data(), x.data(), matrix.data(), scales.data(), rows, out, in}, kExecutor);
     show(product);
   }
   const auto integers = bytes(out * in);
