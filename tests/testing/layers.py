@@ -27,10 +27,12 @@ class Dense(eqxc.Layer):
         return jnp.tanh(self.weight @ x) + self.bias, jnp.sum(x * x, keepdims=True)
 
     def backward(self, ctx, grads, args, out, cotangents):
-        weight, bias, x = np.asarray(self.weight), np.asarray(self.bias), np.asarray(args[0])
+        weight, x = np.asarray(self.weight), np.asarray(args[0])
         d_out, d_squares = (np.asarray(ct) for ct in cotangents)
-        act = np.asarray(out[0]) - bias
-        d_sum = (1 - act * act) * d_out
+        # Not from the result in 16 bits: where the weights are saturated, its difference from 1 is what rounding left of it.
+        wide = np.result_type(x, np.float32)
+        act = np.tanh(np.matmul(weight.astype(wide), x.astype(wide)[..., None])[..., 0])
+        d_sum = ((1 - act * act) * d_out).astype(x.dtype)
         self.add(grads[0].weight, d_sum[..., :, None] * x[..., None, :])
         self.add(grads[0].bias, d_out)
         self.add(grads[1], np.matmul(np.swapaxes(weight, -1, -2), d_sum[..., None])[..., 0] + 2 * x * d_squares)
