@@ -11,6 +11,7 @@
 #include "ffi/gpu_launch.h"
 #include "ffi/host_callback_scope.h"
 #include "ffi/huge_pages.h"
+#include "ffi/matrix_product.h"
 #include "ffi/python_call.h"
 #include "ffi/tvm_ffi_call.h"
 #include "gpu/driver.h"
@@ -49,6 +50,8 @@ NB_MODULE(_ext, m) {
   });
   m.def("available_isas", &eqxcallback::cpu::available_isas);
   m.def("set_isa", &eqxcallback::cpu::set_isa, nb::arg("name"));
+  m.def("matrix_product_bytes", &eqxcallback::matrix_product_bytes, nb::arg("rows"), nb::arg("columns"),
+        nb::arg("size"), nb::arg("a_has_columns"), nb::arg("b_has_columns"));
   m.def(
       "multiply_adds", [](int64_t steps) { return eqxcallback::cpu::kernels().multiply_adds(steps); }, nb::arg("steps"),
       nb::call_guard<nb::gil_scoped_release>());

@@ -165,6 +165,7 @@ def isa_flags():
     avx2, (neon_dot,) = set_to("AVX2"), set_to("NEON_DOT")
     avx512 = [*avx2, *set_to(r"AVX512 \$\{AVX2\}")]
     x86 = {"avx2": avx2, "avx512": avx512, "avx512_bf16": [*avx512, "-mavx512bf16"]}
+    x86["avx512_amx"] = x86["avx512_bf16"]
     return x86 | {"neon": [], "neon_dot": [neon_dot], "neon_bf16": [f"{neon_dot}+bf16"], "portable": []}
 
 
@@ -193,6 +194,13 @@ def x64():
 @pytest.fixture
 def mesh():
     return jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+@pytest.fixture
+def xlas_bf16(monkeypatch):
+    """XLA multiplies many rows of bf16, as they are: this machine may do so in f32, or have tiles for it."""
+    monkeypatch.setattr(_ext, "isa", lambda: "avx512_bf16")
+    monkeypatch.setattr(_ext, "isas_of_bf16", dict)
 
 
 @pytest.fixture(params=_ext.available_isas())

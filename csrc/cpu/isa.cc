@@ -7,6 +7,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "cpu/amx.h"
 #include "cpu/measured.h"
 
 // A test builds the portable kernels alone.
@@ -29,7 +30,7 @@ struct Isa {
   const Kernels* kernels;
   bool (*available)();
   // True if this table differs from the next one, which is available too, only in how it multiplies bf16: it is not
-  // known which of the two is faster.
+  // known which of them is faster.
   bool only_bf16_differs;
 };
 
@@ -40,6 +41,7 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx512_amx() { return has_avx512_bf16() && has_amx(); }
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
@@ -61,7 +63,10 @@ bool has_neon_bf16() { return has_neon_dot() && (getauxval(AT_HWCAP2) & HWCAP2_B
 bool always() { return true; }
 
 constexpr Isa kIsas[] = {
-#if defined(EQXCALLBACK_X86)
+#if defined(EQXCALLBACK_EMULATED_TILES)
+    {"avx512_amx", &kAvx512AmxKernels, has_avx512_amx, false},
+#elif defined(EQXCALLBACK_X86)
+    {"avx512_amx", &kAvx512AmxKernels, has_avx512_amx, true},
     {"avx512_bf16", &kAvx512Bf16Kernels, has_avx512_bf16, true},
     {"avx512", &kAvx512Kernels, has_avx512, false},
     {"avx2", &kAvx2Kernels, has_avx2, false},
@@ -93,10 +98,11 @@ const Isa& best() {
 // The kernels that run if no one has chosen.
 const Mixed& usual() {
   static const Mixed mixed = [] {
-    const Isa& isa = best();
-    if (!isa.only_bf16_differs) return Mixed{*isa.kernels, {}};
-    const Isa& next = *(&isa + 1);
-    return faster_of({isa.name, isa.kernels}, {next.name, next.kernels});
+    std::vector<Table> tables;
+    const Isa* isa = &best();
+    for (; isa->only_bf16_differs; ++isa) tables.push_back({isa->name, isa->kernels});
+    tables.push_back({isa->name, isa->kernels});
+    return tables.size() == 1 ? Mixed{*isa->kernels, {}} : fastest_of(tables);
   }();
   return mixed;
 }

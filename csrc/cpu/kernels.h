@@ -275,6 +275,17 @@ struct Linear {
 // A processor waits for the memory of weights if rows are fewer, and for its products if there are so many.
 inline constexpr int64_t kSeveralRows = 4;
 
+// out[e, r, c] = sum_i a[e, r, i] b[e, c, i] + bias[c], of bf16. A factor that has columns is [examples, size, rows or
+// columns].
+struct MatrixProduct {
+  void* out;  // [examples, rows, columns]
+  const Bf16 *a, *b;
+  int64_t examples, rows, columns, size;
+  bool a_has_columns, b_has_columns;
+  Bf16* packed;                 // memory for the numbers that a ProductPlan says
+  const float* bias = nullptr;  // [columns]
+};
+
 // out[r, o] = scale[o] sum_i x[r, i] W[o, i]
 struct Int8Linear {
   void* out;             // [rows, out_features]
@@ -313,13 +324,14 @@ struct Kernels {
   void (*decode_attention)(Element, const DecodeAttention&, const Executor&);
   void (*linear)(Element, const Linear&, const Executor&);
   void (*linear_rows)(Element, const Linear&, const Executor&);  // the same, from kSeveralRows on
+  void (*matrix_product)(Element of_out, const MatrixProduct&, const Executor&);
   void (*quantized_linear)(Element, const QuantizedLinear&, const Executor&);
   void (*int8_linear)(Element, const Int8Linear&, const Executor&);
   // Multiplies and adds f32, in registers alone, and returns how many operations it did.
   int64_t (*multiply_adds)(int64_t steps);
 };
 
-extern const Kernels kAvx512Bf16Kernels, kAvx512Kernels, kAvx2Kernels;
+extern const Kernels kAvx512AmxKernels, kAvx512Bf16Kernels, kAvx512Kernels, kAvx2Kernels;
 extern const Kernels kNeonBf16Kernels, kNeonDotKernels, kNeonKernels;
 extern const Kernels kPortableKernels;
 

@@ -80,24 +80,22 @@ constexpr Family kFamilies[] = {
      [](const Kernels& kernels, Arrays& x) {
        kernels.linear_rows(Element::kBf16, {x.a.data(), x.b.data(), x.c.data(), nullptr, 16, kKeys, kSize}, kAlone);
      },
-     [](Kernels& to, const Kernels& from) { to.linear_rows = from.linear_rows; }},
+     [](Kernels& to, const Kernels& from) {
+       to.linear_rows = from.linear_rows, to.matrix_product = from.matrix_product;
+     }},
 };
 
-struct Microseconds {
-  double usual, other;
-};
-
-Microseconds measured(const Family& family, const Kernels& usual, const Kernels& other) {
+// Returns the microseconds of a family in each table.
+std::vector<double> measured(const Family& family, const std::vector<Table>& tables) {
   Arrays arrays;
-  const auto time_of = [&](const Kernels& kernels) {
-    const auto start = std::chrono::steady_clock::now();
-    family.call(kernels, arrays);
-    return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
-  };
-  Microseconds best{time_of(usual), time_of(other)};
-  for (int i = 0; i < 8; ++i) {
-    best.usual = std::min(best.usual, time_of(usual));
-    best.other = std::min(best.other, time_of(other));
+  std::vector<double> best(tables.size(), 1e9);
+  for (int i = 0; i < 9; ++i) {
+    for (size_t t = 0; t < tables.size(); ++t) {
+      const auto start = std::chrono::steady_clock::now();
+      family.call(*tables[t].kernels, arrays);
+      const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - start;
+      best[t] = std::min(best[t], took.count());
+    }
   }
   return best;
 }
@@ -131,8 +129,10 @@ std::filesystem::path cache_folder() {
   return home.empty() ? home : home / ".cache" / "eqxcallback";
 }
 
-std::filesystem::path file_of(const Table& usual, const Table& other) {
-  std::string name = "bf16-" + usual.name + "-" + other.name + "-" EQXCALLBACK_VERSION "-" + processor();
+std::filesystem::path file_of(const std::vector<Table>& tables) {
+  std::string name = "bf16-";
+  for (const Table& table : tables) name += table.name + "-";
+  name += EQXCALLBACK_VERSION "-" + processor();
   for (char& c : name) {
     if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' && c != '_') c = '-';
   }
@@ -140,15 +140,20 @@ std::filesystem::path file_of(const Table& usual, const Table& other) {
   return folder.empty() ? folder : folder / name;
 }
 
+const Table* find(const std::vector<Table>& tables, const std::string& name) {
+  const auto found = std::find_if(tables.begin(), tables.end(), [&](const Table& table) { return table.name == name; });
+  return found == tables.end() ? nullptr : &*found;
+}
+
 // Returns nothing unless the file has all families in order, each with one of these tables.
-std::optional<Families> remembered(const std::filesystem::path& path, const Table& usual, const Table& other) {
+std::optional<Families> remembered(const std::filesystem::path& path, const std::vector<Table>& tables) {
   std::ifstream file(path);
   Families families;
   for (std::string line; std::getline(file, line);) {
     std::string family, table;
     if (!(std::istringstream(line) >> family >> table)) return std::nullopt;
     if (families.size() == std::size(kFamilies) || family != kFamilies[families.size()].name) return std::nullopt;
-    if (table != usual.name && table != other.name) return std::nullopt;
+    if (find(tables, table) == nullptr) return std::nullopt;
     families.emplace_back(family, table);
   }
   return families.size() == std::size(kFamilies) ? std::optional(families) : std::nullopt;
@@ -164,23 +169,29 @@ void remember(const std::filesystem::path& path, const std::string& text) {
 
 }  // namespace
 
-Mixed faster_of(const Table& usual, const Table& other) {
-  const auto path = file_of(usual, other);
-  auto families = remembered(path, usual, other);
+Mixed fastest_of(const std::vector<Table>& tables) {
+  const auto path = file_of(tables);
+  auto families = remembered(path, tables);
   if (!families) {
     families.emplace();
     std::ostringstream text;
     for (const Family& family : kFamilies) {
-      const Microseconds took = measured(family, *usual.kernels, *other.kernels);
-      // Times differ by a few percent by chance.
-      families->emplace_back(family.name, took.other < 0.95 * took.usual ? other.name : usual.name);
-      text << family.name << ' ' << families->back().second << ' ' << took.usual << ' ' << took.other << '\n';
+      const std::vector<double> took = measured(family, tables);
+      size_t chosen = 0;
+      for (size_t i = 1; i < tables.size(); ++i) {
+        // Times differ by a few percent by chance.
+        if (took[i] < 0.95 * took[chosen]) chosen = i;
+      }
+      families->emplace_back(family.name, tables[chosen].name);
+      text << family.name << ' ' << tables[chosen].name;
+      for (const double microseconds : took) text << ' ' << microseconds;
+      text << '\n';
     }
     if (!path.empty()) remember(path, text.str());
   }
-  Mixed mixed{*usual.kernels, *families};
+  Mixed mixed{*tables[0].kernels, *families};
   for (size_t i = 0; i < families->size(); ++i) {
-    if ((*families)[i].second == other.name) kFamilies[i].take(mixed.kernels, *other.kernels);
+    kFamilies[i].take(mixed.kernels, *find(tables, (*families)[i].second)->kernels);
   }
   return mixed;
 }

@@ -1,5 +1,4 @@
-// Measures for each family of kernels which of two tables multiplies bf16 faster: once on a machine, remembered in a
-// file.
+// Measures for each family of kernels which table multiplies bf16 fastest: once on a machine, remembered in a file.
 //
 // A processor may have instructions for bf16 that are slower than widening to f32, and nothing that it says of itself
 // tells so.
@@ -24,7 +23,7 @@ struct Mixed {
   std::vector<std::pair<std::string, std::string>> families;
 };
 
-// Returns `usual` with the families of `other` that are faster on this machine.
-Mixed faster_of(const Table& usual, const Table& other);
+// Returns the first of at least two tables, with the families of others that are faster on this machine.
+Mixed fastest_of(const std::vector<Table>& tables);
 
 }  // namespace eqxcallback::cpu

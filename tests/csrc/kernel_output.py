@@ -1,8 +1,29 @@
-"""Read what tests/csrc/every_kernel.cc prints."""
+"""Compile tests/csrc/every_kernel.cc, and read what it prints."""
 
+import pathlib
 import subprocess
 
 import numpy as np
+
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def compiled(compiler, folder, flags, *defines, others=(), link=("-static",)):
+    """A program of every kernel, in the tables that have flags."""
+    options = [
+        *("-std=c++17", "-O1", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-I", str(ROOT / "csrc")),
+        '-DEQXCALLBACK_VERSION="of a test"',
+        *defines,
+    ]
+    sources = {f"csrc/cpu/{name}.cc": [] for name in ("isa", "measured", *others)} | {"tests/csrc/every_kernel.cc": []}
+    sources |= {f"csrc/cpu/isa_{name}.cc": of_table for name, of_table in flags.items()}
+    for source, of_source in sources.items():
+        target = folder / pathlib.Path(source).with_suffix(".o").name
+        subprocess.run([compiler, *options, *of_source, "-c", str(ROOT / source), "-o", str(target)], check=True)
+    program = folder / "every_kernel"
+    subprocess.run([compiler, *link, *map(str, folder.glob("*.o")), "-o", str(program)], check=True)
+    return str(program)
 
 
 def kernel_output(*command, **options):

@@ -3,17 +3,14 @@ on those that lack some; and the portable one computes what it does here, where 
 """
 
 import functools
-import pathlib
 import shutil
-import subprocess
 
 import numpy as np
 import pytest
 
-from .kernel_output import assert_same, kernel_output
+from .kernel_output import assert_same, compiled, kernel_output
 
 
-ROOT = pathlib.Path(__file__).parents[2]
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 TABLES = ["neon_bf16", "neon_dot", "neon", "portable"]
 # What QEMU's processors run: all, no bf16 as on Apple's M1 and Graviton2, and nothing that not all have.
@@ -23,23 +20,6 @@ pytestmark = [
     pytest.mark.skipif(shutil.which(CROSS) is None, reason=f"no {CROSS} here: Debian's package g++-aarch64-linux-gnu"),
     pytest.mark.skipif(shutil.which(EMULATOR) is None, reason=f"no {EMULATOR} here: Debian's package qemu-user"),
 ]
-
-
-def compiled(compiler, folder, flags, *defines):
-    """A program of every kernel, in the tables that have flags."""
-    options = [
-        *("-std=c++17", "-O1", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-I", str(ROOT / "csrc")),
-        '-DEQXCALLBACK_VERSION="of a test"',
-        *defines,
-    ]
-    sources = {"tests/csrc/every_kernel.cc": [], "csrc/cpu/isa.cc": [], "csrc/cpu/measured.cc": []}
-    sources |= {f"csrc/cpu/isa_{name}.cc": of_table for name, of_table in flags.items()}
-    for source, of_source in sources.items():
-        target = folder / pathlib.Path(source).with_suffix(".o").name
-        subprocess.run([compiler, *options, *of_source, "-c", str(ROOT / source), "-o", str(target)], check=True)
-    program = folder / "every_kernel"
-    subprocess.run([compiler, "-static", *map(str, folder.glob("*.o")), "-o", str(program)], check=True)
-    return str(program)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqxcallback import _ext, nn
+from eqxcallback import nn
 
 
 KEY = jax.random.key(0)
@@ -38,8 +38,8 @@ def test_it_is_one_product(dtype, batch):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_gradients_are_products_of_the_own_dtype(dtype, monkeypatch):
-    monkeypatch.setattr(_ext, "isas_of_bf16", dict)  # as where the instructions for bf16 are the faster ones
+@pytest.mark.usefixtures("xlas_bf16")
+def test_gradients_are_products_of_the_own_dtype(dtype):
     layer = nn.Linear(3, 5, dtype=dtype, key=KEY)
 
     def loss(weight, x):

@@ -18,10 +18,17 @@ ROOT = pathlib.Path(__file__).parents[2]
 AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"}
 # The best one first, by what Linux calls what they need.
 NEEDS = {
-    "x86_64": {"avx512_bf16": AVX512 | {"avx512_bf16"}, "avx512": AVX512, "avx2": {"avx2", "fma", "f16c"}},
+    "x86_64": {
+        "avx512_amx": AVX512 | {"avx512_bf16", "amx_tile", "amx_bf16"},
+        "avx512_bf16": AVX512 | {"avx512_bf16"},
+        "avx512": AVX512,
+        "avx2": {"avx2", "fma", "f16c"},
+    },
     "aarch64": {"neon_bf16": {"asimddp", "bf16"}, "neon_dot": {"asimddp"}, "neon": {"asimd"}},
 }
 CPUINFO = pathlib.Path("/proc/cpuinfo")
+# Some virtual machines announce AMX, and raise SIGILL where it is used.
+TILES = "avx512_amx" in _ext.available_isas()
 
 PROGRAM = """
 import numpy as np
@@ -54,7 +61,10 @@ def test_what_this_machine_runs():
     match = re.search(r"^(?:flags|Features)\s*:(.*)$", CPUINFO.read_text(), re.MULTILINE)
     words = set() if match is None else set(match[1].split())
     needs = NEEDS.get(platform.machine(), {})
-    assert _ext.available_isas() == [*(name for name in needs if needs[name] <= words), "portable"]
+    names = [name for name in needs if needs[name] <= words]
+    if "avx512_amx" in names and not TILES:
+        names.remove("avx512_amx")
+    assert _ext.available_isas() == [*names, "portable"]
 
 
 @pytest.mark.parametrize("name", _ext.available_isas())
@@ -113,9 +123,10 @@ def test_files_of_an_instruction_set_share_no_functions(machine, name, tmp_path,
 
 # -- products of bf16, which may be slower with the processor's own instructions
 
-WITH_AND_WITHOUT = {"avx512_bf16": "avx512", "neon_bf16": "neon_dot"}
+# Tables that differ in how they multiply bf16, the best one first.
+ALIKE = [name for name in _ext.available_isas() if name.startswith(("avx512", "neon_bf16", "neon_dot"))]
 BEST = _ext.available_isas()[0]
-with_bf16 = pytest.mark.skipif(BEST not in WITH_AND_WITHOUT, reason="this machine has no instructions for bf16")
+with_bf16 = pytest.mark.skipif(len(ALIKE) < 2, reason="this machine has no instructions for bf16")
 FAMILIES = ["attention", "attention_backward", "linear", "linear_rows"]
 
 # Products of bf16 have other sums with the instructions for them.
@@ -168,22 +179,27 @@ def files(folder):
 
 @with_bf16
 def test_the_faster_products_are_measured_once(tmp_path):
-    other = WITH_AND_WITHOUT[BEST]
     chosen = choice(tmp_path)
     assert list(chosen) == FAMILIES
     (file,) = files(tmp_path)
     measured = [line.split() for line in file.read_text().splitlines()]
-    for (family, isa, with_them, without), known in zip(measured, chosen.items(), strict=True):
+    for (family, isa, *times), known in zip(measured, chosen.items(), strict=True):
         assert (family, isa) == known
-        assert isa == (other if float(without) < 0.95 * float(with_them) else BEST)
+        fastest = 0
+        for i, time in enumerate(map(float, times)):
+            fastest = i if time < 0.95 * float(times[fastest]) else fastest
+        assert len(times) == len(ALIKE)
+        assert isa == ALIKE[fastest]
     # What is in the file runs, whatever another process would measure.
-    of_best, of_other = products(tmp_path, BEST), products(tmp_path, other)
-    assert all(a != b for a, b in zip(of_best, of_other, strict=True))
-    for isas in ([other, BEST, other, BEST], [BEST, other, BEST, other]):
-        file.write_text("".join(f"{name} {isa} 1 1\n" for name, isa in zip(FAMILIES, isas, strict=True)))
-        expected = [ours if isa == BEST else theirs for isa, ours, theirs in zip(isas, of_best, of_other, strict=True)]
-        assert products(tmp_path) == expected
-        assert choice(tmp_path) == dict(zip(FAMILIES, isas, strict=True))
+    of = {isa: products(tmp_path, isa) for isa in ALIKE}
+    for other in ALIKE[1:]:
+        differ = [a != b for a, b in zip(of[BEST], of[other], strict=True)]
+        # Of one row tiles would be empty.
+        assert differ == [True, True, (BEST, other) != ("avx512_amx", "avx512_bf16"), True]
+        for isas in ([other, BEST, other, BEST], [BEST, other, BEST, other]):
+            file.write_text("".join(f"{name} {isa} 1 1\n" for name, isa in zip(FAMILIES, isas, strict=True)))
+            assert products(tmp_path) == [of[isa][i] for i, isa in enumerate(isas)]
+            assert choice(tmp_path) == dict(zip(FAMILIES, isas, strict=True))
 
 
 @with_bf16

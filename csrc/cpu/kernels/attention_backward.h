@@ -38,10 +38,41 @@ void with_bias_rows(const BackwardPlan& plan, int64_t at, int64_t begin, const B
   });
 }
 
-// Adds a tile's share to dk and dv, either of which may be null: to their rows from the tile's first key on.
+// Adds a tile's share to dk and dv, either of which may be null: to their rows from the tile's first key on. The
+// weights and gradients of its logits are not read after this.
+template <class T>
 void add_to_keys(float* dk, float* dv, const KeyTile& tile, const TileBuffers& to) {
-  if (dk != nullptr) add_product(dk, tile.keys, to.dlogits, kQueryBlock, 1, to.queries, kQueryBlock, to.width);
-  if (dv != nullptr) add_product(dv, tile.keys, to.weights, kQueryBlock, 1, to.cotangents, kQueryBlock, to.width);
+  const auto add = [&](float* out, float* factors, const float* rows) {
+    if (out == nullptr) return;
+    if constexpr (kHasTiles<T>) {
+      if (in_tiles<T>(to.size)) {
+        split_lines(factors, tile.keys, kQueryBlock);
+        return tile_product<true>(out, to.width, tile.keys, split_rows(factors, kQueryBlock), {rows, to.width, 0},
+                                  kQueryBlock / kTileSize, to.size);
+      }
+    }
+    add_product(out, tile.keys, factors, kQueryBlock, 1, rows, kQueryBlock, to.width);
+  };
+  add(dk, to.dlogits, to.queries);
+  add(dv, to.weights, to.cotangents);
+}
+
+// Adds a tile's share to the gradients of its queries.
+template <class T>
+void add_to_queries(const Attention& call, const QueryBlock& block, const KeyTile& tile, const TileBuffers& to) {
+  const T* rows = static_cast<const T*>(call.k) + key_offset(call, block.b, block.h, tile.first);
+  const int64_t stride = call.kv_heads * to.size;
+  if constexpr (kHasTiles<T>) {
+    if (in_tiles<T>(to.size)) {
+      auto* transposed = reinterpret_cast<Bf16*>(to.k);
+      transpose_rows(transposed, kKeyBlock, rows, stride, tile.keys, to.size);
+      split_into_pairs(to.v, to.dlogits, tile.keys, kQueryBlock);
+      return tile_product<true>(to.dq_t, kQueryBlock, to.size, {transposed, kKeyBlock, 0},
+                                split_pairs(to.v, kQueryBlock), tile_steps(tile.keys), kQueryBlock);
+    }
+  }
+  const Rows k = as_floats(rows, stride, tile.keys, to.size, to.k);
+  outer_product<true>(to.dq_t, to.size, k.data, 1, k.stride, to.dlogits, tile.keys);
 }
 
 // Computes dq of one block of queries, and adds the block's share to the other gradients: dk and dv [T, width], if any.
@@ -51,7 +82,7 @@ void block_gradients(const BackwardPlan& plan, const QueryBlock& block, const Ti
   const AttentionBackward& args = plan.args;
   const Attention& call = args.call;
   const AttentionOptions* options = call.options;
-  const int64_t D = to.size, stride = call.heads * D, kv_stride = call.kv_heads * D, keys_in_all = call.kv_length;
+  const int64_t D = to.size, stride = call.heads * D, keys_in_all = call.kv_length;
   const bool keeps = block.end - block.first <= kKeptKeys && (options == nullptr || options->soft_cap == 0);
   kept = keeps ? kept : nullptr;
   load_queries<T>(args, block, to);
@@ -92,13 +123,9 @@ void block_gradients(const BackwardPlan& plan, const QueryBlock& block, const Ti
   for (int64_t key_block = block.first / kKeyBlock; key_block * kKeyBlock < block.end; ++key_block) {
     const KeyTile tile = key_tile(block, key_block);
     tile_gradients<T, kOptions>(call, block, tile, to, kept, added);
-    if (queries) {
-      const T* rows = static_cast<const T*>(call.k) + key_offset(call, block.b, block.h, tile.first);
-      const Rows k = as_floats(rows, kv_stride, tile.keys, D, to.k);
-      outer_product<true>(to.dq_t, D, k.data, 1, k.stride, to.dlogits, tile.keys);
-    }
+    if (queries) add_to_queries<T>(call, block, tile, to);
     const int64_t at = tile.first * to.width;
-    add_to_keys(dk == nullptr ? nullptr : dk + at, dv == nullptr ? nullptr : dv + at, tile, to);
+    add_to_keys<T>(dk == nullptr ? nullptr : dk + at, dv == nullptr ? nullptr : dv + at, tile, to);
   }
   if (queries) {
     T* dq = static_cast<T*>(args.dq) + query_offset(call, block.b, block.h, block.begin);
@@ -174,7 +201,7 @@ void key_gradients(const BackwardPlan& plan, int64_t kv_b, int64_t kv_h, int64_t
   for_query_blocks(plan, kv_b, kv_h, [&](const QueryBlock& block) {
     again<T, kOptions>(plan, block, key_block, key_block + 1, to, nothing, [&](const KeyTile& tile) {
       const int64_t at = (tile.first - begin) * to.width;
-      add_to_keys(dk == nullptr ? nullptr : dk + at, dv == nullptr ? nullptr : dv + at, tile, to);
+      add_to_keys<T>(dk == nullptr ? nullptr : dk + at, dv == nullptr ? nullptr : dv + at, tile, to);
     });
   });
   store_keys<T>(plan, kv_b, kv_h, begin, keys, dk, dv);
@@ -216,6 +243,7 @@ void run_backward(const BackwardPlan& plan, const Executor& executor, bool is_wh
       const int64_t sums = call.kv_length * plan.width;
       Scratch scratch(buffers + kept + 2 * sums);
       const TileBuffers to(call, scratch.data());
+      [[maybe_unused]] const TilesFor<T> tiles;
       float *logits = scratch.data() + buffers, *both = logits + kept;
       float *dk = plan.args.dk == nullptr ? nullptr : both, *dv = plan.args.dv == nullptr ? nullptr : both + sums;
       for (int64_t i = begin; i < end; ++i) {
@@ -232,6 +260,7 @@ void run_backward(const BackwardPlan& plan, const Executor& executor, bool is_wh
     parallel_for(executor, rows, 3 * tile, [&](int64_t begin, int64_t end) {
       Scratch scratch(buffers + kept);
       const TileBuffers to(call, scratch.data());
+      [[maybe_unused]] const TilesFor<T> tiles;
       for (int64_t i = begin; i < end; ++i) {
         const int64_t row = i / plan.query_blocks, first = i % plan.query_blocks * kQueryBlock;
         const QueryBlock block = query_block(call, row / call.heads, row % call.heads, first);
@@ -244,6 +273,7 @@ void run_backward(const BackwardPlan& plan, const Executor& executor, bool is_wh
       const int64_t sums = kKeyBlock * plan.width;
       Scratch scratch(buffers + 2 * sums);
       const TileBuffers to(call, scratch.data());
+      [[maybe_unused]] const TilesFor<T> tiles;
       float* both = scratch.data() + buffers;
       float *dk = plan.args.dk == nullptr ? nullptr : both, *dv = plan.args.dv == nullptr ? nullptr : both + sums;
       for (int64_t i = begin; i < end; ++i) {
@@ -259,6 +289,7 @@ void run_backward(const BackwardPlan& plan, const Executor& executor, bool is_wh
   parallel_for(executor, biases * plan.query_blocks, nanoseconds, [&](int64_t begin, int64_t end) {
     Scratch scratch(buffers + call.kv_length * kQueryBlock);
     const TileBuffers to(call, scratch.data());
+    [[maybe_unused]] const TilesFor<T> tiles;
     for (int64_t i = begin; i < end; ++i) {
       bias_gradients<T>(plan, i / plan.query_blocks * size, i % plan.query_blocks * kQueryBlock, to,
                         scratch.data() + buffers);

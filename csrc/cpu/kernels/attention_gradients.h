@@ -18,17 +18,17 @@ inline constexpr int64_t kKeptKeys = 4096;
 struct TileBuffers {
   int64_t size, width;
   float *queries_t, *cotangents_t;   // [D, kQueryBlock], the queries scaled to powers of two
-  float *queries, *cotangents;       // [kQueryBlock, width]
+  float *queries, *cotangents;       // [kQueryBlock, width], or half as many rows of pairs
   float *highest, *inverse, *delta;  // [kQueryBlock]
   float* dq_t;                       // [D, kQueryBlock]
   float *weights, *dlogits;          // [kKeyBlock, kQueryBlock]
   float *factors, *derivative;       // of the same shape: factors of dropout, and the derivative of the soft cap
-  float *k, *v;                      // [kKeyBlock, D], if not f32
+  float *k, *v;                      // [kKeyBlock, D], if not f32; or v is [kKeyBlock, kQueryBlock]
 
   static int64_t floats(const Attention& args) {
     const int64_t tiles = args.options == nullptr ? 2 : 4;
     return kQueryBlock * (3 * args.head_size + 2 * padded(args.head_size) + 3 + tiles * kKeyBlock) +
-           2 * kKeyBlock * args.head_size;
+           kKeyBlock * (args.head_size + larger<int64_t>(args.head_size, kQueryBlock));
   }
   TileBuffers(const Attention& args, float* memory) : size(args.head_size), width(padded(size)) {
     const auto take = [&](int64_t count) {
@@ -40,7 +40,7 @@ struct TileBuffers {
     queries = take(width * kQueryBlock), cotangents = take(width * kQueryBlock);
     highest = take(kQueryBlock), inverse = take(kQueryBlock), delta = take(kQueryBlock);
     weights = take(kKeyBlock * kQueryBlock), dlogits = take(kKeyBlock * kQueryBlock);
-    k = take(kKeyBlock * size), v = take(kKeyBlock * size);
+    k = take(kKeyBlock * size), v = take(kKeyBlock * larger<int64_t>(size, kQueryBlock));
     factors = derivative = nullptr;
     if (args.options != nullptr) {
       factors = take(kKeyBlock * kQueryBlock), derivative = take(kKeyBlock * kQueryBlock);
@@ -74,6 +74,12 @@ void load_queries(const AttentionBackward& args, const QueryBlock& block, const 
   const T *q = static_cast<const T*>(call.q) + offset, *cotangent = static_cast<const T*>(args.cotangent) + offset;
   arrange_queries(to.queries_t, q, stride, block.queries, to.size, call.scale * kLog2E);
   arrange_queries(to.cotangents_t, cotangent, stride, block.queries, to.size, 1.0f);
+  if constexpr (kHasTiles<T>) {
+    if (in_tiles<T>(to.size)) {
+      pair_rows(to.queries, q, stride, block.queries, kQueryBlock, to.size);
+      return pair_rows(to.cotangents, cotangent, stride, block.queries, kQueryBlock, to.size);
+    }
+  }
   copy_rows(to.queries, to.width, q, stride, block.queries, to.size);
   copy_rows(to.cotangents, to.width, cotangent, stride, block.queries, to.size);
 }
@@ -113,9 +119,10 @@ void subtract_lse(const AttentionBackward& args, const QueryBlock& block, float*
   for (int64_t i = 0; i < block.queries; ++i) delta[i] -= cotangent[i * heads];
 }
 
-// delta = the sum of cotangent * out; the highest of the logits, as powers of two, and 1 / the sum of what they are
-// above it, which is zero for a query that sees no key, and past the last query. (Not the logarithm of the sum: added
-// to a high logit, it would be lost.) Logits are kept in `kept`, rows of keys from block.first on, if there is room.
+// delta = the sum of cotangent * out; the highest of the scores (see score_tile), and 1 / the sum of what the logits
+// are above it, which is zero for a query that sees no key, and past the last query. (Not the logarithm of the sum:
+// added to a high logit, it would be lost.) Logits are kept in `kept`, rows of keys from block.first on, if there is
+// room.
 template <class T, bool kOptions>
 void sum_queries(const AttentionBackward& args, const QueryBlock& block, const TileBuffers& to, float* kept) {
   constexpr int kVectors = Simd::kOuterVectors;
@@ -127,6 +134,7 @@ void sum_queries(const AttentionBackward& args, const QueryBlock& block, const T
     const T* out = static_cast<const T*>(call.out) + query_offset(call, block.b, block.h, block.begin);
     sum_products(out, call.heads * to.size, block, to);
   }
+  const F factor = Simd::broadcast(rest_of_scale<kOptions, T>(call));
   F highest[kVectors], sum[kVectors], delta[kVectors];
   for (int v = 0; v < kVectors; ++v) {
     highest[v] = Simd::broadcast(kLowest), sum[v] = Simd::zero(), delta[v] = Simd::zero();
@@ -142,10 +150,10 @@ void sum_queries(const AttentionBackward& args, const QueryBlock& block, const T
       const float *lines = scores + v * kLanes, *gradients = to.dlogits + v * kLanes;
       F top = highest[v];
       for (int64_t j = 0; j < keys; ++j) top = Simd::max(top, Simd::load(lines + j * kQueryBlock));
-      const F shrink = Simd::exp2(Simd::sub(highest[v], top));
+      const F shrink = Simd::exp2(Simd::mul(Simd::sub(highest[v], top), factor));
       F total = Simd::mul(sum[v], shrink), products = Simd::mul(delta[v], shrink);
       for (int64_t j = 0; j < keys; ++j) {
-        const F power = Simd::exp2(Simd::sub(Simd::load(lines + j * kQueryBlock), top));
+        const F power = Simd::exp2(Simd::mul(Simd::sub(Simd::load(lines + j * kQueryBlock), top), factor));
         total = Simd::add(total, power);
         if (kFromWeights) products = Simd::fma(power, Simd::load(gradients + j * kQueryBlock), products);
       }
@@ -175,14 +183,16 @@ void tile_gradients(const Attention& call, const QueryBlock& block, const KeyTil
   const float* scores = kept == nullptr ? to.weights : kept + (first - block.first) * kQueryBlock;
   weight_gradients<T, kOptions>(call, block, tile, to);
   const bool dropout = kOptions && has_dropout(call.options);
+  const F factor = Simd::broadcast(rest_of_scale<kOptions, T>(call));
   for (int line = 0; line < kQueryBlock; line += kLanes) {
-    const F highest = Simd::load(to.highest + line), inverse = Simd::load(to.inverse + line);
+    const F inverse = Simd::load(to.inverse + line), highest = Simd::load(to.highest + line);
     const F delta = Simd::load(to.delta + line), positive = Simd::broadcast(__FLT_MIN__);
     const bool all_see = !Simd::any_less(inverse, positive);
     // Keys that a query does not see add nothing, also if keys or values are not finite.
     const auto seeing = [&](F x) { return all_see ? x : Simd::select_less(inverse, positive, Simd::zero(), x); };
     for (int64_t i = line; i < keys * kQueryBlock; i += kQueryBlock) {
-      const F weight = seeing(Simd::mul(Simd::exp2(Simd::sub(Simd::load(scores + i), highest)), inverse));
+      const F power = Simd::exp2(Simd::mul(Simd::sub(Simd::load(scores + i), highest), factor));
+      const F weight = seeing(Simd::mul(power, inverse));
       Simd::store(to.weights + i, dropout ? Simd::mul(weight, Simd::load(to.factors + i)) : weight);
       Simd::store(to.dlogits + i, seeing(Simd::mul(weight, Simd::sub(Simd::load(to.dlogits + i), delta))));
     }

@@ -1,6 +1,7 @@
 // Tools that the kernels of attention share: products of tiles with rows along the vector lanes, and rows of one head.
 #pragma once
 
+#include "cpu/kernels/attention_products.h"
 #include "cpu/kernels/outer.h"
 
 namespace eqxcallback::cpu {
@@ -136,8 +137,13 @@ void row_products(float* out, const T* x, int64_t stride, int64_t rows, int64_t 
                   float factor, float* widened) {
   if constexpr (kHasPairs<T>) {
     if (in_pairs<T>(size)) {
-      outer_product<false, kVectors>(out, rows, reinterpret_cast<const Bf16Pair*>(x), stride / 2, 1,
-                                     reinterpret_cast<const Bf16Pair*>(queries), size / 2);
+      if (in_tiles<T>(size)) {
+        tile_product<false>(out, kQueryBlock, rows, {x, stride, 0}, {queries, kQueryBlock, 0}, size / kTileSize,
+                            kVectors * kLanes);
+      } else {
+        outer_product<false, kVectors>(out, rows, reinterpret_cast<const Bf16Pair*>(x), stride / 2, 1,
+                                       reinterpret_cast<const Bf16Pair*>(queries), size / 2);
+      }
       if (factor == 1) return;
       for (int64_t i = 0; i < rows * kQueryBlock; i += kLanes) {
         Simd::store(out + i, Simd::mul(Simd::load(out + i), Simd::broadcast(factor)));

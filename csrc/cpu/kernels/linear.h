@@ -1,7 +1,9 @@
 // Linear layers over few rows: weights are read once, widened in registers, multiplied and summed in f32.
 #pragma once
 
+#include "cpu/kernels/attention_products.h"
 #include "cpu/kernels/dots.h"
+#include "cpu/kernels/matrix_product.h"
 
 namespace eqxcallback::cpu {
 namespace {
@@ -26,6 +28,18 @@ void linear_as(const Linear& args, const Executor& executor) {
 
 void linear(Element element, const Linear& args, const Executor& executor) {
   with_type(element, [&](auto* type) { linear_as<Pointee<decltype(type)>>(args, executor); });
+}
+
+// The same for several rows, by tiles where the processor has them.
+void linear_rows(Element element, const Linear& args, const Executor& executor) {
+  if (!kHasTiles<Bf16> || element != Element::kBf16) return linear(element, args, executor);
+  const auto *x = static_cast<const Bf16*>(args.x), *weight = static_cast<const Bf16*>(args.weight);
+  MatrixProduct call{args.out,         x,     weight, 1,       args.rows, args.out_features,
+                     args.in_features, false, false,  nullptr, args.bias};
+  const ProductPlan plan(call);
+  Scratch packed((plan.packed_left + plan.packed_right) / 2);
+  call.packed = reinterpret_cast<Bf16*>(packed.data());
+  matrix_product_as<Bf16>(call, executor);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "cpu/kernels/linear_int8.h"
 #include "cpu/kernels/linear_quantized.h"
 #include "cpu/kernels/loss.h"
+#include "cpu/kernels/matrix_product.h"
 #include "cpu/kernels/multiply_adds.h"
 #include "cpu/kernels/norm_backward.h"
 #include "cpu/kernels/recurrent.h"
@@ -43,7 +44,8 @@ constexpr Kernels kTable = {norm,
                             attention_backward,
                             decode_attention,
                             linear,
-                            linear,
+                            linear_rows,
+                            matrix_product,
                             quantized_linear,
                             int8_linear,
                             multiply_adds};

@@ -143,6 +143,23 @@ struct Simd : Halves {
     return reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
   }
   static F fma(__m512bh a, __m512bh b, F c) { return _mm512_dpbf16_ps(c, a, b); }
+  // A pair in each lane: the numbers of two rows, or rounded from two vectors.
+  static F pairs(const Bf16* first, const Bf16* second) {
+    const auto half = [](const Bf16* p) {
+      return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    };
+    return _mm512_castsi512_ps(_mm512_or_si512(half(first), _mm512_slli_epi32(half(second), 16)));
+  }
+  static F pairs(F first, F second) {
+    const __m512i both = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
+    const __m512i lanes = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(lanes, both));
+  }
+  static F first_of_pairs(F pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16)); }
+  static F second_of_pairs(F pairs) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(~0xffff)));
+  }
 #endif
 
   static F scale_and_minimum(const uint8_t* p, const float* factor, Minimums& minimums) {

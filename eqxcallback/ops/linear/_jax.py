@@ -20,7 +20,7 @@ def _rows_times(x: Array, weight: Array) -> Array:
 
 
 def _back(cotangent: Array, weight: Array, x: Array) -> Array:
-    return product("...o,oi->...i", x.dtype, cotangent, weight).astype(x.dtype)
+    return product("...o,oi->...i", x.dtype, cotangent, weight, x.dtype)
 
 
 def _unscaled(x: Array, weight: Array, activations: str) -> Array:
@@ -75,8 +75,10 @@ def _bf16(types: Any, **_: object) -> bool | str:
 
 
 def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
+    if bias is None:
+        return product("...i,oi->...o", x.dtype, x, weight, x.dtype)
     y = _rows_times(x, weight)
-    return (y if bias is None else y + jnp.broadcast_to(bias, y.shape)).astype(x.dtype)
+    return (y + jnp.broadcast_to(bias, y.shape)).astype(x.dtype)
 
 
 def _linear_backward(args: Any, out: object, cotangent: Array) -> Any:

@@ -8,7 +8,7 @@ from jaxtyping import Array, ArrayLike, Float, Integer, Shaped
 
 from ...core import AnyArray, Types, check, check_floats, integers
 from ...kernel import NativeKernel
-from ...transform import Implementation, Op
+from ...transform import Implementation, Op, has_tiles
 from .._precision import wide
 from .._supports import floats
 from . import _jax, _numpy, _reference
@@ -27,7 +27,7 @@ def _supports(types: Types, **_: object) -> bool | str:
     matrices, for which it has instructions."""
     dtype, rows, size = types.x.dtype, math.prod(types.x.shape[:-1]), types.weight.size
     most = _ROWS_OF_LARGE if size * dtype.itemsize > _LARGE else _FEW_ROWS
-    if rows > most:
+    if rows > most and not (dtype == jnp.bfloat16 and has_tiles() and rows * size >= 2 * _SMALLEST):
         return f"x can have at most {most} rows, as XLA is faster at products of matrices; it has {rows}"
     if dtype == jnp.float32 and (rows < 2 or size < _SMALLEST):
         return (

@@ -18,6 +18,8 @@ from jax.typing import DTypeLike
 from ... import _ext
 from ...core import Aval, DType, Value
 from ..types import Factors, on_current_mesh, result_aval, split_alike, vary_alike
+from . import _matrix_product
+from ._partition import requires_devices
 
 
 _config: Any = jax.config  # its options are made at run time: no type checker knows them
@@ -29,6 +31,7 @@ class _Product:
 
     - `of_a`, `of_b`, `of_result`: the axes, a letter each.
     - `dtype`: what the operands are rounded to.
+    - `result`: what the sums are rounded to, which are of f32.
     - `precision`: that of `jax.default_matmul_precision` where the product was written.
     """
 
@@ -36,6 +39,7 @@ class _Product:
     of_b: str
     of_result: str
     dtype: DType
+    result: DType
     precision: str | None
 
     @property
@@ -49,27 +53,30 @@ class _Product:
     def compute(self, a: Value, b: Value, rounded: Callable[[Value, DType], Value]) -> Value:
         subscripts = f"{self.of_a},{self.of_b}->{self.of_result}"
         a, b = rounded(a, self.dtype), rounded(b, self.dtype)
-        return jnp.einsum(subscripts, a, b, precision=self.precision, preferred_element_type=jnp.float32)
+        return jnp.einsum(subscripts, a, b, precision=self.precision, preferred_element_type=jnp.float32).astype(
+            self.result
+        )
 
-    def of_cotangent(self, of_operand: str, of_other: str) -> "_Product":
+    def of_cotangent(self, of_operand: str, of_other: str, result: DType) -> "_Product":
         """The product of the cotangent and the other operand that is the cotangent of an operand."""
-        return dataclasses.replace(self, of_a=self.of_result, of_b=of_other, of_result=of_operand)
+        return dataclasses.replace(self, of_a=self.of_result, of_b=of_other, of_result=of_operand, result=result)
 
 
 product_p = Primitive("product")
 
 
-def product(subscripts: str, dtype: DTypeLike, a: Value, b: Value) -> Any:
-    """`jnp.einsum` of two arrays, in f32. They are rounded to `dtype` before, as are their tangents and cotangents, in
-    derivatives of any order and in both modes. No subscript may be summed over that one array alone has. Products of f32 are as
-    precise as `jax.default_matmul_precision` says.
+def product(subscripts: str, dtype: DTypeLike, a: Value, b: Value, result: DTypeLike = jnp.float32) -> Any:
+    """`jnp.einsum` of two arrays, summed in f32 and rounded to `result`. They are rounded to `dtype` before, as are their
+    tangents and cotangents, in derivatives of any order and in both modes. No subscript may be summed over that one array alone
+    has. Products of f32 are as precise as `jax.default_matmul_precision` says.
     """
     inputs, of_result = subscripts.split("->")
     of_a, of_b = inputs.split(",")
     num_more = max((x.ndim - len(of) + 3 for of, x in ((of_a, a), (of_b, b)) if "..." in of), default=0)
     more = string.ascii_uppercase[:num_more]
     of_a, of_b, of_result = (of.replace("...", more) for of in (of_a, of_b, of_result))
-    return _Product(of_a, of_b, of_result, np.dtype(dtype), _config.jax_default_matmul_precision)(a, b)
+    precision = _config.jax_default_matmul_precision
+    return _Product(of_a, of_b, of_result, np.dtype(dtype), np.dtype(result), precision)(a, b)
 
 
 @product_p.def_impl
@@ -81,16 +88,16 @@ def _impl(a: Value, b: Value, *, product: _Product) -> Value:
 @product_p.def_abstract_eval
 def _abstract_eval(a: Aval, b: Aval, *, product: _Product) -> Aval:
     sizes = product.factors.sizes([a.shape, b.shape])
-    aval = result_aval([sizes[axis] for axis in product.of_result], jnp.float32)
+    aval = result_aval([sizes[axis] for axis in product.of_result], product.result)
     return on_current_mesh([aval], [a, b], product)[0]
 
 
 def _of_a(cotangent: Value, a: Any, b: Value, *, product: _Product) -> Value:
-    return product.of_cotangent(product.of_a, product.of_b)(cotangent, b).astype(a.aval.dtype)
+    return product.of_cotangent(product.of_a, product.of_b, a.aval.dtype)(cotangent, b)
 
 
 def _of_b(cotangent: Value, a: Value, b: Any, *, product: _Product) -> Value:
-    return product.of_cotangent(product.of_b, product.of_a)(cotangent, a).astype(b.aval.dtype)
+    return product.of_cotangent(product.of_b, product.of_a, b.aval.dtype)(cotangent, a)
 
 
 ad.defbilinear(product_p, _of_a, _of_b)
@@ -129,9 +136,18 @@ def _best_on_cpu(dtype: DType) -> Callable[[Value, DType], Value]:
 
 
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Value, product: _Product, platform: str | None) -> Sequence[Value]:
-    rounded = _best_on_cpu(product.dtype) if platform == "cpu" else _narrow
-    compute = functools.partial(product.compute, rounded=rounded)
     avals: list[Any] = list(ctx.avals_in)
+    sizes = product.factors.sizes([aval.shape for aval in avals])
+    matrices = None
+    if platform == "cpu" and product.dtype == jnp.bfloat16 and _matrix_product.has_tiles():
+        matrices = _matrix_product.Matrices.of(product.of_a, product.of_b, product.of_result, product.result, sizes)
+
+    def compute(a: Value, b: Value) -> Value:
+        if matrices is None or not _matrix_product.is_whole(ctx):
+            return product.compute(a, b, _best_on_cpu(product.dtype) if platform == "cpu" else _narrow)
+        shape = [sizes[axis] for axis in product.of_result]
+        return matrices(a.astype(product.dtype), b.astype(product.dtype), shape)
+
     plain = ctx.replace(avals_in=[result_aval(aval.shape, aval.dtype) for aval in avals])
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         return mlir.lower_fun(compute, multiple_results=False)(plain, *operands)
@@ -140,3 +156,4 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Value, product: _Product, p
 def register() -> None:
     mlir.register_lowering(product_p, functools.partial(_lower, platform=None))
     mlir.register_lowering(product_p, functools.partial(_lower, platform="cpu"), platform="cpu")
+    requires_devices(product_p)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqxcallback import _ext, ops
+from eqxcallback import ops
 from eqxcallback.ops.loss import _reference as reference
 
 from .. import table
@@ -232,9 +232,9 @@ def second(x, weight, labels):
     ids=["value", "value of vmap", "gradient", "gradient of vmap", "second"],
 )
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_logits_are_never_in_memory(f, megabytes, dtype, monkeypatch):
+@pytest.mark.usefixtures("xlas_bf16")  # else this machine may multiply bf16 in f32, and have operands so
+def test_logits_are_never_in_memory(f, megabytes, dtype):
     """They would be 500 MB. Nor is a weight of 16 bits in f32, but for second derivatives; of itself there is one copy."""
-    monkeypatch.setattr(_ext, "isas_of_bf16", dict)  # else this machine may multiply bf16 in f32, and have operands so
     types = (
         jax.ShapeDtypeStruct((TOKENS, FEATURES), dtype),
         jax.ShapeDtypeStruct((CLASSES, FEATURES), dtype),

@@ -1,0 +1,101 @@
+"""A product of two arrays of bf16 as products of matrices by this package's own kernel, on a CPU whose tiles XLA does not use."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import mlir
+
+from ... import _ext
+from ...core import DType, Value
+from ..handles import CPU_OPS, is_exported
+from ._partition import devices_of, is_manual
+
+
+_TILES = "avx512_amx"
+# Of a result.
+_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+# A product of fewer numbers takes XLA less time than a call.
+_SMALLEST = 1 << 15
+
+
+def has_tiles() -> bool:
+    """Return true if this machine multiplies many rows of bf16 fastest by tiles."""
+    return _ext.isas_of_bf16().get("linear_rows", _ext.isa()) == _TILES
+
+
+def is_whole(ctx: mlir.LoweringRuleContext) -> bool:
+    """Return true if a program may call the kernel: it has its arrays whole, as XLA splits products between devices, and no calls;
+    and it is not exported, to where another version of this package may lack the kernel."""
+    if is_exported(ctx):
+        return False
+    if is_manual(ctx):
+        axis_context: Any = ctx.module_context.axis_context
+        return set(axis_context.manual_axes) == set(axis_context.mesh.axis_names)
+    devices = devices_of(ctx)
+    return devices is not None and len(devices) == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrices:
+    """A product `of_a,of_b->of_result` as one of matrices, for each of several examples.
+
+    **Attributes:**
+
+    - `sizes`: of examples, rows, columns, and what is summed over.
+    - `a_has_columns`, `b_has_columns`: whether that is the first axis of a factor, and not the last.
+    - `is_swapped`: whether the rows are those of `b`.
+    - `dtype`: of the result.
+    """
+
+    sizes: tuple[int, int, int, int]
+    a_has_columns: bool
+    b_has_columns: bool
+    is_swapped: bool
+    dtype: DType
+
+    @classmethod
+    def of(cls, of_a: str, of_b: str, of_result: str, dtype: DType, sizes: dict[str, Any]) -> "Matrices | None":
+        """Return `None` if axes are in another order, if there are too few numbers, or what a size is is not known yet."""
+        if dtype not in _DTYPES or any(jax.export.is_symbolic_dim(size) for size in sizes.values()):
+            return None
+        examples = "".join(axis for axis in of_result if axis in of_a and axis in of_b)
+        rows = "".join(axis for axis in of_result if axis not in of_b)
+        columns = "".join(axis for axis in of_result if axis not in of_a)
+        summed = "".join(axis for axis in of_a if axis not in of_result)
+        is_swapped = of_result == examples + columns + rows and bool(rows) and bool(columns)
+        if not is_swapped and of_result != examples + rows + columns:
+            return None
+        if is_swapped:
+            of_a, of_b, rows, columns = of_b, of_a, columns, rows
+        has_columns = []
+        for of, lines in ((of_a, rows), (of_b, columns)):
+            if of not in (examples + lines + summed, examples + summed + lines):
+                return None
+            has_columns.append(of != examples + lines + summed)
+        each = [math.prod(sizes[axis] for axis in axes) for axes in (examples, rows, columns, summed)]
+        if math.prod(each[1:]) < _SMALLEST:
+            return None
+        return cls((each[0], each[1], each[2], each[3]), has_columns[0], has_columns[1], is_swapped, dtype)
+
+    def __call__(self, a: Value, b: Value, shape: Sequence[int]) -> Value:
+        examples, rows, columns, size = self.sizes
+        if self.is_swapped:
+            a, b = b, a
+        has_columns = (self.a_has_columns, self.b_has_columns)
+        a, b = (
+            x.reshape((examples, size, lines) if first else (examples, lines, size))
+            for x, lines, first in zip((a, b), (rows, columns), has_columns, strict=True)
+        )
+        packed = _ext.matrix_product_bytes(rows, columns, size, *has_columns)
+        results = (
+            jax.ShapeDtypeStruct((examples, rows, columns), self.dtype),
+            jax.ShapeDtypeStruct((packed,), jnp.uint8),
+        )
+        attributes = dict(zip(("a_has_columns", "b_has_columns"), map(np.int64, has_columns), strict=True))
+        out, _ = jax.ffi.ffi_call(CPU_OPS["matrix_product"], results)(a, b, present=np.int64(3), **attributes)
+        return out.reshape(shape)

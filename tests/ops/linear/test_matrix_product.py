@@ -1,0 +1,172 @@
+"""Products of bf16 where this package's own kernel is the fastest, as on a machine with AMX: there it multiplies by tiles, and on
+others what it compiles to is slower, with the same results."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from eqxcallback import _ext, ops
+from eqxcallback.transform import product
+
+
+TARGET = "eqxcallback_matrix_product"
+
+
+@pytest.fixture(autouse=True)
+def tiles(monkeypatch):
+    monkeypatch.setattr(_ext, "isas_of_bf16", lambda: {"linear_rows": "avx512_amx"})
+
+
+def normal(seed, shape, dtype=jnp.bfloat16):
+    return jax.random.normal(jax.random.key(seed), shape).astype(dtype)
+
+
+def program(function, *args):
+    return jax.jit(function).lower(*args).as_text()
+
+
+SIZES = {"a": 2, "b": 3, "m": 37, "n": 45, "k": 40, "j": 2}
+OURS = ["mk,nk->mn", "mk,kn->mn", "km,nk->mn", "km,kn->mn", "mk,nk->nm", "bmk,bnk->bmn", "bkm,bkn->bnm", "bmk,nk->bmn"]
+OURS += ["abmk,abnk->abmn", "jkm,jkn->mn", "mjk,njk->mn"]
+XLAS = ["bmk,kbn->bmn", "kjm,jkn->mn", "mkb,nkb->mnb", "bmk,nbk->mbn"]
+
+
+@pytest.mark.parametrize("isa", [*dict.fromkeys((_ext.available_isas()[0], "portable"))])
+@pytest.mark.parametrize("result", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("subscripts", [*OURS, *XLAS])
+def test_products(subscripts, result, isa):
+    of_a, of_b = subscripts.split("->")[0].split(",")
+    a, b = (normal(i, [SIZES[axis] for axis in of]) for i, of in enumerate((of_a, of_b)))
+
+    def call(a, b):
+        return product(subscripts, jnp.bfloat16, a, b, result)
+
+    assert (TARGET in program(call, a, b)) == (subscripts in OURS)
+    before = _ext.isa()
+    try:
+        _ext.set_isa(isa)
+        out = jax.block_until_ready(call(a, b))
+    finally:
+        _ext.set_isa(before)
+    want = np.einsum(subscripts, np.asarray(a, np.float64), np.asarray(b, np.float64))
+    assert out.dtype == result
+    tolerance = 2 * float(jnp.finfo(result).eps)
+    np.testing.assert_allclose(np.asarray(out, np.float64), want, rtol=tolerance, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 32768), (300, 260, 1), (257, 33, 320), (33, 300, 1030), (600, 40, 64)])
+@pytest.mark.parametrize("subscripts", ["mk,nk->mn", "mk,kn->mn", "km,nk->mn", "km,kn->mn"])
+def test_sizes(subscripts, shape):
+    """Parts of tiles, one row, several blocks of what is summed, and several parts of the result, on all threads."""
+    sizes = dict(zip("mnk", shape, strict=True))
+    of_a, of_b = subscripts.split("->")[0].split(",")
+    a, b = (normal(i, [sizes[axis] for axis in of]) for i, of in enumerate((of_a, of_b)))
+    out = product(subscripts, jnp.bfloat16, a, b)
+    want = np.einsum(subscripts, np.asarray(a, np.float64), np.asarray(b, np.float64))
+    np.testing.assert_allclose(np.asarray(out, np.float64), want, rtol=1e-5, atol=1e-6 * shape[2])
+
+
+def test_what_is_not_finite():
+    """It stays in its row and column, also where tiles are filled up."""
+    a, b = normal(0, (35, 33)), normal(1, (40, 33))
+    a, b = a.at[34, 32].set(jnp.nan), b.at[3, 32].set(jnp.inf)
+    out = np.asarray(product("mk,nk->mn", jnp.bfloat16, a, b))
+    want = np.einsum("mk,nk->mn", np.asarray(a, np.float32), np.asarray(b, np.float32))
+    np.testing.assert_array_equal(np.isfinite(out), np.isfinite(want))
+    np.testing.assert_array_equal(np.isnan(out), np.isnan(want))
+
+
+@pytest.mark.parametrize("shape", [(0, 40, 40), (300, 0, 300)])
+def test_nothing(shape):
+    m, n, k = shape
+    assert product("mk,nk->mn", jnp.bfloat16, normal(0, (m, k)), normal(1, (n, k))).shape == (m, n)
+
+
+def test_few_numbers_are_left_to_xla():
+    assert TARGET not in program(
+        lambda a, b: product("mk,nk->mn", jnp.bfloat16, a, b), normal(0, (8, 8)), normal(1, (8, 8))
+    )
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+def test_other_dtypes_are_left_to_xla(dtype):
+    a, b = normal(0, (64, 64), dtype), normal(1, (64, 64), dtype)
+    assert TARGET not in program(lambda a, b: product("mk,nk->mn", dtype, a, b), a, b)
+
+
+def test_a_layer_and_its_gradients():
+    """All three products are ours, and none of XLA's is left."""
+    x, weight, bias = normal(0, (2, 70, 64)), normal(1, (96, 64)), normal(2, (96,), jnp.float32)
+
+    def loss(x, weight, bias):
+        return jnp.sin(ops.linear(x, weight, bias).astype(jnp.float32)).sum()
+
+    gradient = jax.grad(loss, (0, 1, 2))
+    text = program(gradient, x, weight, bias)
+    assert "dot_general" not in text
+    assert text.count(f"custom_call @{TARGET}") == 2  # the rows themselves are the kernel `linear`, which adds the bias
+    assert text.count("custom_call @eqxcallback_linear") == 1
+    wide = jax.grad(
+        lambda x, weight, bias: jnp.sin(jnp.einsum("...i,oi->...o", x, weight) + bias[None, None]).sum(), (0, 1, 2)
+    )(x.astype(jnp.float32), weight.astype(jnp.float32), bias)
+    for got, want in zip(gradient(x, weight, bias), wide, strict=True):
+        want = np.asarray(want, np.float32)
+        np.testing.assert_allclose(np.asarray(got, np.float32), want, atol=0.02 * np.max(np.abs(want)))
+
+
+def test_derivatives_in_both_modes():
+    a, b = normal(0, (40, 48), jnp.float32), normal(1, (56, 48), jnp.float32)
+
+    def f(a, b):
+        return product("mk,nk->mn", jnp.bfloat16, a, b)
+
+    (da, db), cotangent = (
+        (normal(2, a.shape, jnp.float32), normal(3, b.shape, jnp.float32)),
+        normal(4, (40, 56), jnp.float32),
+    )
+    _, tangent = jax.jvp(f, (a, b), (da, db))
+    pulled = jax.vjp(f, a, b)[1](cotangent)
+    left = float(jnp.vdot(cotangent, tangent))
+    right = float(sum(jnp.vdot(x, y) for x, y in zip(pulled, (da, db), strict=True)))
+    np.testing.assert_allclose(left, right, rtol=0.02, atol=5)
+    mapped = jax.vmap(f, (0, None))(jnp.stack([a, da]), b)
+    np.testing.assert_allclose(mapped[1], f(da, b), rtol=1e-6, atol=1e-5)
+
+
+def test_an_exported_program_has_xlas():
+    """Other machines may run it, with other versions of this package."""
+    a, b = normal(0, (64, 64)), normal(1, (64, 64))
+    exported = jax.export.export(jax.jit(lambda a, b: product("mk,nk->mn", jnp.bfloat16, a, b)))(a, b)
+    assert TARGET not in exported.mlir_module()
+    np.testing.assert_allclose(exported.call(a, b), product("mk,nk->mn", jnp.bfloat16, a, b), rtol=1e-5, atol=1e-5)
+
+
+def test_sizes_that_are_not_known_yet():
+    (size,) = jax.export.symbolic_shape("n")
+    a, b = jax.ShapeDtypeStruct((size, 64), jnp.bfloat16), normal(1, (64, 64))
+    exported = jax.export.export(jax.jit(lambda a: product("mk,nk->mn", jnp.bfloat16, a, b)))(a)
+    assert exported.call(normal(0, (70, 64))).shape == (70, 64)
+
+
+def test_several_devices_split_it(mesh):
+    """XLA splits its own products, and gathers the operands of a call."""
+    a = jax.device_put(normal(0, (64, 64)), NamedSharding(mesh, PartitionSpec("d")))
+    b = jax.device_put(normal(1, (64, 64)), NamedSharding(mesh, PartitionSpec()))
+    f = jax.jit(lambda a, b: product("mk,nk->mn", jnp.bfloat16, a, b))
+    text = f.lower(a, b).compile().as_text()
+    assert TARGET not in text
+    assert "all-gather" not in text
+    alone = f(np.asarray(a), np.asarray(b))
+    np.testing.assert_allclose(f(a, b), alone, rtol=1e-5, atol=1e-5)
+    parts = jax.jit(
+        jax.shard_map(
+            lambda a, b: product("mk,nk->mn", jnp.bfloat16, a, b),
+            mesh=mesh,
+            in_specs=(PartitionSpec("d"), PartitionSpec()),
+            out_specs=PartitionSpec("d"),
+        )
+    )
+    assert TARGET in parts.lower(a, b).as_text()
+    np.testing.assert_allclose(parts(a, b), alone, rtol=1e-5, atol=1e-5)
