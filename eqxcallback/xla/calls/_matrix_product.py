@@ -29,8 +29,8 @@ def has_tiles() -> bool:
 
 
 def is_whole(ctx: mlir.LoweringRuleContext) -> bool:
-    """Return true if a program may call the kernel: it has its arrays whole, as XLA splits products between devices, and no calls;
-    and it is not exported, to where another version of this package may lack the kernel."""
+    """Return true if a program may call the kernel: it has its arrays whole, as XLA splits products between devices, and no
+    calls; and it is not exported, to where another version of this package may lack the kernel."""
     if is_exported(ctx):
         return False
     if is_manual(ctx):
