@@ -14,6 +14,7 @@ from jaxtyping import Array
 
 from ...core import Size
 from ...kernel import JaxKernel
+from ...transform import has_tiles
 from .._jax import product, product_of_rows
 from .._supports import floats
 from . import _reference
@@ -30,6 +31,10 @@ _ROWS_OF_CACHES, _CLASSES = 256, 640
 # Rows of a chunk where there are very many classes: a product of so many takes five times what it takes to read the weight.
 _ROWS = 1024
 
+# Logits that are in memory at the same time on a CPU with tiles, 128 MiB of them: for few rows there, reading and arranging the
+# weight takes as long as multiplying.
+_LOGITS_OF_TILES = 2**25
+
 
 class Way(NamedTuple):
     """The way in which one platform computes the loss: what a CPU and a GPU do differently.
@@ -39,7 +44,7 @@ class Way(NamedTuple):
     - `dtype`: of what is multiplied, for `x`.
     - `length`: how many classes are a chunk, for `x` and their number.
     - `loss`: the loss and its sums, for the operands and options of the op.
-    - `rows`: how many rows are a chunk where all their logits are in memory, for the number of rows and of classes.
+    - `rows`: how many rows are a chunk where all their logits are in memory, for the number of rows and of classes, and `dtype`.
     - `classes`: how many classes of these a gradient is computed for at a time, for their number.
     - `of_rows`: a function of a dtype, rows and other rows, that sums up the products of their numbers.
     - `sliced`: what a loop takes slices of, and makes of slices.
@@ -48,7 +53,7 @@ class Way(NamedTuple):
     dtype: Callable[[Array], DTypeLike]
     length: Callable[[Array, int], int]
     loss: Callable[..., tuple[Array, Array, Array]]
-    rows: Callable[[Size, int], int]
+    rows: Callable[[Size, int, DTypeLike], int]
     classes: Callable[[int], int]
     of_rows: Callable[[DTypeLike, Array, Array], Array]
     sliced: Callable[[Array], Array]
@@ -73,12 +78,13 @@ def _small(x: Array, size: int) -> int:
     return _reference.chunk_length(size)
 
 
-def _large_rows(count: Size, size: int) -> int:
+def _large_rows(count: Size, size: int, dtype: DTypeLike | None = None) -> int:
     return _in_chunks(count, max(_LOGITS // max(size, 1), _ROWS))
 
 
-def _small_rows(count: Size, size: int) -> int:
-    return _in_chunks(count, _ROWS_OF_CACHES)
+def _small_rows(count: Size, size: int, dtype: DTypeLike) -> int:
+    most = min(_LOGITS_OF_TILES // max(size, 1), _ROWS) if dtype == jnp.bfloat16 and has_tiles() else 0
+    return _in_chunks(count, max(most, _ROWS_OF_CACHES))
 
 
 def _all_classes(size: int) -> int:

@@ -95,7 +95,7 @@ def _with_gradients(
 
     d_others = tuple(None if arg is None else jnp.zeros_like(arg) for arg in (bias, class_weights))
     sums = jnp.zeros(weight.shape, jnp.float32), d_others
-    rows = way.rows(labels.shape[0], weight.shape[0])
+    rows = way.rows(labels.shape[0], weight.shape[0], way.dtype(x))
     (d_weight, d_others), (each, d_x) = _reference.each_chunk(chunk, sums, rows, x, labels)
     nothing = jnp.zeros_like(each)
     return each.sum(), (nothing, nothing), (d_x, d_weight.astype(weight.dtype), *d_others)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqxcallback import inspect, ops
+from eqxcallback import _ext, inspect, ops
 from eqxcallback.ops.loss import _jax as kernels
 
 from .. import table
@@ -23,11 +23,20 @@ total = functools.partial(ops.linear_cross_entropy, reduction="sum")
 
 
 @pytest.fixture(params=[None, 4], ids=["one chunk", "chunks"])
-def chunked(request, monkeypatch):
+def chunked(request, monkeypatch, xlas_bf16):
     """Chunks of rows and of classes, each with a rest."""
     if request.param is not None:
         monkeypatch.setattr(kernels, "_ROWS_OF_CACHES", request.param)
         monkeypatch.setattr(kernels, "_CLASSES", request.param)
+
+
+@pytest.mark.parametrize(("classes", "rows"), [(32_000, 1024), (131_072, 256), (50_257, 512)])
+def test_chunks_of_rows_are_longer_with_tiles(classes, rows, monkeypatch):
+    """Then reading the weight takes longer than multiplying: up to 128 MiB of logits."""
+    for isa, expected in (("avx512_amx", rows), ("avx512_bf16", 256)):
+        monkeypatch.setattr(_ext, "isas_of_bf16", lambda isa=isa: {"linear_rows": isa})
+        assert kernels.CPU.rows(2048, classes, jnp.bfloat16) == expected
+        assert kernels.CPU.rows(2048, classes, jnp.float32) == 256
 
 
 def value_and_gradients(loss, *args):
