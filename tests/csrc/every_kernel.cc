@@ -372,11 +372,11 @@ static void of_type(cpu::Element element) {
   for (const int64_t size : {1, 6, 33, 64}) decode_attention<T>(element, 5, 2, 2, size);
   decode_attention<T>(element, 70, 12, 12, 64);
   decode_attention<T>(element, 150, 5, 1, 24);  // several parts, and more queries of a head than are taken together
-  attention<T>(element, 150, 2, 1, 32);  // more than a block of keys, and of queries
+  attention<T>(element, 150, 2, 1, 32);         // more than a block of keys, and of queries
   matrix_product<T>(element, 3, 5, 7);
   matrix_product<T>(element, 1, 40, 0);
   matrix_product<T>(element, 37, 70, 65);
-  matrix_product<T>(element, 70, 33, 320);  // so many numbers that sums are read again
+  matrix_product<T>(element, 70, 33, 320);   // so many numbers that sums are read again
   matrix_product<T>(element, 300, 290, 32);  // several parts
   for (const int64_t rows : {1, 3, 5, 18}) {
     for (const int64_t in : {7, 64, 160, 512}) linear<T>(element, rows, in, in == 64 ? 9 : 20);
