@@ -9,14 +9,6 @@
 namespace eqxcallback::cpu {
 namespace {
 
-#ifdef EQXCALLBACK_TILES
-template <class T>
-inline constexpr bool kHasTiles = std::is_same_v<T, Bf16>;
-#else
-template <class>
-inline constexpr bool kHasTiles = false;
-#endif
-
 template <class T>
 bool in_tiles(int64_t head_size) {
   return kHasTiles<T> && head_size > 0 && head_size % kTileSize == 0;

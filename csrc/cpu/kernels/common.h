@@ -28,6 +28,15 @@ template <class>
 inline constexpr bool kHasPairs = false;
 #endif
 
+// True if the processor multiplies tiles of T.
+#ifdef EQXCALLBACK_TILES
+template <class T>
+inline constexpr bool kHasTiles = std::is_same_v<T, Bf16>;
+#else
+template <class>
+inline constexpr bool kHasTiles = false;
+#endif
+
 // All lanes, as a count that is known when compiling.
 struct Full {};
 template <class T>

@@ -219,6 +219,7 @@ def megabytes_of(function, dtype):
 
 
 @pytest.mark.compiled_code
+@pytest.mark.usefixtures("xlas_bf16")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_nothing_of_all_logits_is_in_memory(dtype):
     """They would be 125 MB. There are the logits of 256 rows, their gradients, and copies of a weight of 16 bits."""
