@@ -1,5 +1,6 @@
 """Compile tests/csrc/every_kernel.cc, and read what it prints."""
 
+import faulthandler
 import pathlib
 import subprocess
 
@@ -11,6 +12,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def compiled(compiler, folder, flags, *defines, others=(), link=("-static",)):
     """A program of every kernel, in the tables that have flags."""
+    faulthandler.cancel_dump_traceback_later()  # pytest's: how long a compiler takes says nothing of deadlocks
     options = [
         *("-std=c++17", "-O1", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-I", str(ROOT / "csrc")),
         '-DEQXCALLBACK_VERSION="of a test"',

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 # In assembler, tiles read and write what no sanitizer sees.
-SANITIZED = ["-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g"]
+SANITIZED = ["-O0", "-fsanitize=address,undefined", "-fno-omit-frame-pointer", "-g"]
 
 
 @pytest.mark.parametrize(
