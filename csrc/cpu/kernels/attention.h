@@ -56,8 +56,7 @@ void score_tile(const Attention& args, const QueryBlock& block, const float* que
 F inverse_or_zero(F sum) { return Simd::select_less(Simd::zero(), sum, Simd::div(Simd::broadcast(1.0f), sum), sum); }
 
 // Stores the logarithms of the sums of exp(logits), from sums relative to the highest logits, which are powers of two
-// over `factor`.
-// A query without keys has -inf.
+// over `factor`. A query without keys has -inf.
 void store_lse(const Attention& args, const QueryBlock& block, const F* highest, const F* sum, int vectors,
                float factor) {
   float high[kQueryBlock], total[kQueryBlock];
@@ -114,7 +113,7 @@ void begin_queries(const Attention& args, Attending& to) {
 template <class T, int kVectors, class S = Simd, class Weigh>
 void weigh_pairs(float* scores, int64_t keys, const Weigh& weigh) {
   if constexpr (kHasTiles<T>) {
-    for (int64_t j = 0; j < tile_steps(keys) * kTileSize; j += 2) {
+    for (int64_t j = 0; j < steps_of(keys) * kTileSize; j += 2) {
       float* line = scores + j * kQueryBlock;
       for (int v = 0; v < kVectors; ++v) {
         const F first = j < keys ? weigh(line, v) : Simd::zero();
@@ -184,7 +183,7 @@ void attend_to_keys(const Attention& args, Attending& to, int64_t first, AttendB
       buffers.transposed.set(rows_of_v, kv_stride, keys, D);
       if (dropout) split_into_pairs(scores, scores, keys, kQueryBlock);
       return tile_product<true>(to.out_t, kQueryBlock, D, {buffers.transposed.data, kKeyBlock, 0},
-                                split_pairs(scores, kQueryBlock), tile_steps(keys), kVectors * kLanes);
+                                split_pairs(scores, kQueryBlock), steps_of(keys), kVectors * kLanes);
     }
   }
   const Rows v = as_floats(rows_of_v, kv_stride, keys, D, buffers.widened);

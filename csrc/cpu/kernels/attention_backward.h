@@ -68,7 +68,7 @@ void add_to_queries(const Attention& call, const QueryBlock& block, const KeyTil
       transpose_rows(transposed, kKeyBlock, rows, stride, tile.keys, to.size);
       split_into_pairs(to.v, to.dlogits, tile.keys, kQueryBlock);
       return tile_product<true>(to.dq_t, kQueryBlock, to.size, {transposed, kKeyBlock, 0},
-                                split_pairs(to.v, kQueryBlock), tile_steps(tile.keys), kQueryBlock);
+                                split_pairs(to.v, kQueryBlock), steps_of(tile.keys), kQueryBlock);
     }
   }
   const Rows k = as_floats(rows, stride, tile.keys, to.size, to.k);

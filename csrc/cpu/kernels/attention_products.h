@@ -103,9 +103,6 @@ void tile_product(float* c, int64_t width, int64_t rows, LeftRows a, const Right
   }
 }
 
-// The steps of a product that sums over so many numbers, or half as many pairs. Those past the last one are zero.
-int64_t tile_steps(int64_t numbers) { return (numbers + kTileSize - 1) / kTileSize; }
-
 // The vector of pairs that row `pair` and the next one of 2 * rows have from x on.
 template <class S = Simd>
 F pairs_of_rows(const Bf16* x, int64_t stride, int64_t row, int64_t rows) {
@@ -150,7 +147,7 @@ void store_split(float* line, int64_t width, F first, F second) {
 // are.
 template <class S = Simd>
 void split_into_pairs(float* out, const float* lines, int64_t count, int64_t width) {
-  for (int64_t j = 0; j < tile_steps(count) * kTileSize; j += 2) {
+  for (int64_t j = 0; j < steps_of(count) * kTileSize; j += 2) {
     for (int64_t i = 0; i < width; i += kLanes) {
       const float* line = lines + j * width + i;
       const F first = j < count ? S::load(line) : S::zero(), second = j + 1 < count ? S::load(line + width) : S::zero();

@@ -23,9 +23,14 @@ _DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 _SMALLEST = 1 << 15
 
 
+def fastest_isa() -> str:
+    """Return the instruction set that multiplies many rows of bf16 fastest on this machine."""
+    return _ext.isas_of_bf16().get("linear_rows", _ext.isa())
+
+
 def has_tiles() -> bool:
     """Return true if this machine multiplies many rows of bf16 fastest by tiles."""
-    return _ext.isas_of_bf16().get("linear_rows", _ext.isa()) == _TILES
+    return fastest_isa() == _TILES
 
 
 def is_whole(ctx: mlir.LoweringRuleContext) -> bool:

@@ -130,8 +130,7 @@ def _best_on_cpu(dtype: DType) -> Callable[[Value, DType], Value]:
     """XLA takes the processor's instructions for bf16 wherever there are some, also where this machine has measured that f32 is
     faster.
     """
-    best = _ext.isa()
-    is_slow = dtype == jnp.bfloat16 and _ext.isas_of_bf16().get("linear_rows", best) != best
+    is_slow = dtype == jnp.bfloat16 and _matrix_product.fastest_isa() != _ext.isa()
     return _bf16_in_f32 if is_slow else _narrow
 
 
