@@ -50,8 +50,8 @@ NB_MODULE(_ext, m) {
   });
   m.def("available_isas", &eqxcallback::cpu::available_isas);
   m.def("set_isa", &eqxcallback::cpu::set_isa, nb::arg("name"));
-  m.def("matrix_product_bytes", &eqxcallback::matrix_product_bytes, nb::arg("rows"), nb::arg("columns"),
-        nb::arg("size"), nb::arg("a_has_columns"), nb::arg("b_has_columns"));
+  m.def("matrix_product_bytes", &eqxcallback::matrix_product_bytes, nb::arg("is_f32"), nb::arg("rows"),
+        nb::arg("columns"), nb::arg("size"), nb::arg("a_has_columns"), nb::arg("b_has_columns"));
   m.def(
       "multiply_adds", [](int64_t steps) { return eqxcallback::cpu::kernels().multiply_adds(steps); }, nb::arg("steps"),
       nb::call_guard<nb::gil_scoped_release>());

@@ -275,14 +275,14 @@ struct Linear {
 // A processor waits for the memory of weights if rows are fewer, and for its products if there are so many.
 inline constexpr int64_t kSeveralRows = 4;
 
-// out[e, r, c] = sum_i a[e, r, i] b[e, c, i] + bias[c], of bf16. A factor that has columns is [examples, size, rows or
-// columns].
+// out[e, r, c] = sum_i a[e, r, i] b[e, c, i] + bias[c]. A factor that has columns is [examples, size, rows or columns].
 struct MatrixProduct {
   void* out;  // [examples, rows, columns]
-  const Bf16 *a, *b;
+  const void *a, *b;
+  Element element;  // of both factors, kF32 or kBf16
   int64_t examples, rows, columns, size;
   bool a_has_columns, b_has_columns;
-  Bf16* packed;                 // memory for the numbers that a ProductPlan says
+  void* packed;                 // memory for the bytes that a ProductPlan says
   const float* bias = nullptr;  // [columns]
 };
 

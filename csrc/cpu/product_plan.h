@@ -13,13 +13,17 @@ inline constexpr int64_t kBlockLines = 2 * kTileLines, kFewLines = 8 * kBlockLin
 inline int64_t blocks_of(int64_t lines) { return (lines + kBlockLines - 1) / kBlockLines; }
 inline int64_t steps_of(int64_t size) { return (size + kTileSize - 1) / kTileSize; }
 
-// One factor is on the left, with the rows of the result, unless it is swapped. The right one is packed, whole.
+// One factor is on the left, with the rows of the result, unless it is swapped. Both are packed a group of blocks at a
+// time, and f32 so many steps at a time, so that this takes little memory.
 struct ProductPlan {
   bool is_swapped;
-  int64_t direct_blocks;  // so many blocks of the left factor are read where they are, and the others are packed
-  int64_t packed_left, packed_right;  // numbers
+  bool is_direct;                           // whole blocks of the left factor are read where they are
+  int64_t left_group, right_group, packed;  // blocks: of a group, and so many of the left one are packed
+  int64_t depth;                            // steps
+  int64_t numbers;                          // of bf16 in a packed block
 
   explicit ProductPlan(const MatrixProduct& args) {
+    const bool is_narrow = args.element == Element::kBf16;
     // To pack rows on the right, they have to be turned around: better the few. Where these are many, it is quicker
     // than to turn the result around.
     is_swapped = !args.b_has_columns && args.rows <= kFewLines && args.rows < args.columns;
@@ -27,10 +31,22 @@ struct ProductPlan {
     const bool has_columns = is_swapped ? args.b_has_columns : args.a_has_columns;
     // Rows that are pages apart would all share a few sets of the first cache.
     const bool is_far = args.size * int64_t{sizeof(Bf16)} % 2048 == 0 && right > kBlockLines;
-    direct_blocks = !has_columns && args.size % kTileSize == 0 && !is_far ? left / kBlockLines : 0;
-    packed_left = (blocks_of(left) - direct_blocks) * steps_of(args.size) * 2 * kTileNumbers;
-    packed_right = blocks_of(right) * steps_of(args.size) * 2 * kTileNumbers;
+    is_direct = is_narrow && !has_columns && args.size % kTileSize == 0 && !is_far;
+    // Sums of several depths are added where the result is, which has to be f32 for that.
+    const int64_t steps = larger<int64_t>(1, steps_of(args.size));
+    depth = is_narrow ? steps : smaller<int64_t>(steps, 2048 / kTileSize);
+    numbers = depth * (is_narrow ? 1 : 3) * 2 * kTileNumbers;
+    const int64_t most = larger<int64_t>(8, kGroupNumbers / numbers);
+    left_group = is_direct ? blocks_of(left) : smaller(blocks_of(left), most);
+    right_group = smaller(blocks_of(right), most);
+    packed = is_direct ? 1 : left_group;
   }
+
+  // With the highest magnitude of each block.
+  int64_t bytes() const { return (packed + right_group) * (numbers * int64_t{sizeof(Bf16)} + int64_t{sizeof(float)}); }
+
+ private:
+  static constexpr int64_t kGroupNumbers = int64_t{1} << 23;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The handler of products of matrices of bf16.
+// The handler of products of matrices.
 #include "ffi/matrix_product.h"
 
 #include "cpu/product_plan.h"
@@ -7,17 +7,16 @@
 namespace eqxcallback {
 namespace {
 
-cpu::MatrixProduct product_of(int64_t rows, int64_t columns, int64_t size, bool a_has_columns, bool b_has_columns) {
-  return {nullptr, nullptr, nullptr, 1, rows, columns, size, a_has_columns, b_has_columns, nullptr};
+cpu::MatrixProduct product_of(cpu::Element element, int64_t rows, int64_t columns, int64_t size, bool a_has_columns,
+                              bool b_has_columns) {
+  return {nullptr, nullptr, nullptr, element, 1, rows, columns, size, a_has_columns, b_has_columns, nullptr};
 }
 
-int64_t bytes_of(const cpu::MatrixProduct& call) {
-  const cpu::ProductPlan plan(call);
-  return (plan.packed_left + plan.packed_right) * int64_t{sizeof(cpu::Bf16)};
-}
+int64_t bytes_of(const cpu::MatrixProduct& call) { return cpu::ProductPlan(call).bytes(); }
 
-// -- a bf16 [examples, rows, size] or [examples, size, rows], b bf16 with columns in place of rows, bias f32 [columns],
-// which may be absent -> [examples, rows, columns], and memory for the packed factors
+// -- a bf16 or f32 [examples, rows, size] or [examples, size, rows], b of the same type with columns in place of rows,
+// bias f32 [columns], which may be absent -> [examples, rows, columns], f32 if the factors are, and memory for the
+// packed factors
 
 ffi::Error matrix_product(ffi::ThreadPool pool, ffi::RemainingArgs args, Out out, Out packed, int64_t present,
                           int64_t a_has_columns, int64_t b_has_columns) {
@@ -26,8 +25,11 @@ ffi::Error matrix_product(ffi::ThreadPool pool, ffi::RemainingArgs args, Out out
     const Operands operands(op, args, present, {"a", "b", "bias"}, 2);
     const ffi::AnyBuffer a = operands[0], b = operands[1];
     const Dims of_a = a.dimensions(), of_b = b.dimensions(), result = out->dimensions();
-    REQUIRE(a.element_type() == ffi::DataType::BF16 && b.element_type() == ffi::DataType::BF16, op,
-            "factors of bfloat16");
+    const cpu::Element element = element_of(op, a);
+    REQUIRE(element != cpu::Element::kF16 && b.element_type() == a.element_type(), op,
+            "factors of bfloat16 or of float32");
+    REQUIRE(element == cpu::Element::kBf16 || out->element_type() == ffi::DataType::F32, op,
+            "a result of float32 for factors of float32");
     REQUIRE(of_a.size() == 3 && of_b.size() == 3 && result.size() == 3, op, "factors and a result of 3 axes");
     const bool a_columns = a_has_columns != 0, b_columns = b_has_columns != 0;
     const int64_t size = of_a[a_columns ? 1 : 2];
@@ -35,12 +37,11 @@ ffi::Error matrix_product(ffi::ThreadPool pool, ffi::RemainingArgs args, Out out
             "factors of as many examples and numbers; got " + text(of_a) + " and " + text(of_b));
     REQUIRE(result[0] == of_a[0] && result[1] == of_a[a_columns ? 2 : 1] && result[2] == of_b[b_columns ? 2 : 1], op,
             "a result of shape (examples, rows, columns); got " + text(result));
-    cpu::MatrixProduct call = product_of(result[1], result[2], size, a_columns, b_columns);
+    cpu::MatrixProduct call = product_of(element, result[1], result[2], size, a_columns, b_columns);
     REQUIRE(static_cast<int64_t>(packed->size_bytes()) >= bytes_of(call), op,
             "memory of " + std::to_string(bytes_of(call)) + " bytes; got " + std::to_string(packed->size_bytes()));
     call.out = out->untyped_data(), call.examples = result[0];
-    call.a = static_cast<const cpu::Bf16*>(a.untyped_data()), call.b = static_cast<const cpu::Bf16*>(b.untyped_data());
-    call.packed = static_cast<cpu::Bf16*>(packed->untyped_data());
+    call.a = a.untyped_data(), call.b = b.untyped_data(), call.packed = packed->untyped_data();
     call.bias = vector_of(op, "bias", operands(2), result[2]);
     cpu::kernels().matrix_product(element_of(op, *out), call, executor_on(pool));
   });
@@ -56,8 +57,10 @@ EQXCALLBACK_CPU_KERNEL(matrix_product, matrix_product,
 
 }  // namespace
 
-int64_t matrix_product_bytes(int64_t rows, int64_t columns, int64_t size, bool a_has_columns, bool b_has_columns) {
-  return bytes_of(product_of(rows, columns, size, a_has_columns, b_has_columns));
+int64_t matrix_product_bytes(bool is_f32, int64_t rows, int64_t columns, int64_t size, bool a_has_columns,
+                             bool b_has_columns) {
+  const cpu::Element element = is_f32 ? cpu::Element::kF32 : cpu::Element::kBf16;
+  return bytes_of(product_of(element, rows, columns, size, a_has_columns, b_has_columns));
 }
 
 }  // namespace eqxcallback

@@ -6,6 +6,7 @@
 namespace eqxcallback {
 
 // The bytes of its second result.
-int64_t matrix_product_bytes(int64_t rows, int64_t columns, int64_t size, bool a_has_columns, bool b_has_columns);
+int64_t matrix_product_bytes(bool is_f32, int64_t rows, int64_t columns, int64_t size, bool a_has_columns,
+                             bool b_has_columns);
 
 }  // namespace eqxcallback

@@ -342,25 +342,34 @@ static void linear(cpu::Element element, int64_t rows, int64_t in, int64_t out) 
   }
 }
 
-// Factors with rows and with columns, of one result of each type, with a bias and without.
-template <class T>
+// Factors of N with rows and with columns, of one result of each type, with a bias and without.
+template <class T, class N>
 static void matrix_product(cpu::Element of_out, int64_t rows, int64_t columns, int64_t size) {
+  constexpr cpu::Element kFactors = std::is_same_v<N, float> ? cpu::Element::kF32 : cpu::Element::kBf16;
   const int64_t examples = 2;
-  const auto a = numbers<cpu::Bf16>(examples * rows * size), b = numbers<cpu::Bf16>(examples * columns * size);
+  const auto a = numbers<N>(examples * rows * size), b = numbers<N>(examples * columns * size);
   const auto bias = numbers<float>(columns);
   std::vector<T> out(static_cast<size_t>(examples * rows * columns));
   for (const bool a_has_columns : {false, true}) {
     for (const bool b_has_columns : {false, true}) {
-      cpu::MatrixProduct call{out.data(), a.data(), b.data(),      examples,      rows,
+      cpu::MatrixProduct call{out.data(), a.data(), b.data(),      kFactors,      examples, rows,
                               columns,    size,     a_has_columns, b_has_columns, nullptr};
-      const cpu::ProductPlan plan(call);
-      std::vector<cpu::Bf16> packed(static_cast<size_t>(plan.packed_left + plan.packed_right));
+      std::vector<float> packed(static_cast<size_t>(cpu::ProductPlan(call).bytes()) / sizeof(float));
       call.packed = packed.data();
       call.bias = a_has_columns ? bias.data() : nullptr;
       cpu::kernels().matrix_product(of_out, call, kExecutor);
       show(out);
     }
   }
+}
+
+template <class T, class N>
+static void matrix_products(cpu::Element element) {
+  matrix_product<T, N>(element, 3, 5, 7);
+  matrix_product<T, N>(element, 1, 40, 0);
+  matrix_product<T, N>(element, 37, 70, 65);
+  matrix_product<T, N>(element, 70, 33, 320);   // so many numbers that sums are read again
+  matrix_product<T, N>(element, 300, 290, 32);  // several parts
 }
 
 template <class T>
@@ -373,12 +382,12 @@ static void of_type(cpu::Element element) {
   decode_attention<T>(element, 70, 12, 12, 64);
   decode_attention<T>(element, 150, 5, 1, 24);  // several parts, and more queries of a head than are taken together
   attention<T>(element, 150, 2, 1, 32);         // more than a block of keys, and of queries
-  matrix_product<T>(element, 3, 5, 7);
-  matrix_product<T>(element, 1, 40, 0);
-  matrix_product<T>(element, 37, 70, 65);
-  matrix_product<T>(element, 70, 33, 320);   // so many numbers that sums are read again
-  matrix_product<T>(element, 300, 290, 32);  // several parts
-  for (const int64_t rows : {1, 3, 5, 18}) {
+  matrix_products<T, cpu::Bf16>(element);
+  if constexpr (std::is_same_v<T, float>) {
+    matrix_products<T, float>(element);
+    matrix_product<T, float>(element, 3, 2, 2080);  // so many numbers that results are added to
+  }
+  for (const int64_t rows : {1, 3, 5, 18, 40}) {
     for (const int64_t in : {7, 64, 160, 512}) linear<T>(element, rows, in, in == 64 ? 9 : 20);
   }
 }

@@ -32,12 +32,10 @@ void linear(Element element, const Linear& args, const Executor& executor) {
 // The same for several rows, by tiles where the processor has them.
 void linear_rows(Element element, const Linear& args, const Executor& executor) {
   if (!kHasTiles<Bf16> || element != Element::kBf16) return linear(element, args, executor);
-  const auto *x = static_cast<const Bf16*>(args.x), *weight = static_cast<const Bf16*>(args.weight);
-  MatrixProduct call{args.out,         x,     weight, 1,       args.rows, args.out_features,
-                     args.in_features, false, false,  nullptr, args.bias};
-  const ProductPlan plan(call);
-  Scratch packed((plan.packed_left + plan.packed_right) / 2);
-  call.packed = reinterpret_cast<Bf16*>(packed.data());
+  MatrixProduct call{args.out,          args.x,           args.weight, Element::kBf16, 1,       args.rows,
+                     args.out_features, args.in_features, false,       false,          nullptr, args.bias};
+  Scratch packed(ProductPlan(call).bytes() / 4);
+  call.packed = packed.data();
   matrix_product_as<Bf16>(call, executor);
 }
 

@@ -53,7 +53,7 @@ bool to_bytes(ByteBlock* blocks, const float* x, int64_t num_blocks) {
     block.lower_scale = steps.scale;
     block.upper_scale = kDigits == 3 ? 256 * steps.scale : 0;
     F sum = Simd::zero();
-    for (int half = 0; half < 2; ++half) split_half<kDigits>(block.digits, x, half, steps, sum);
+    for (int half = 0; half < 2; ++half) split_half<kDigits, 3>(block.digits[0], kBlockSize, x, half, steps, sum);
     const float total = Simd::sum(sum);
     for (int lane = 0; lane < 4; ++lane) block.sums[lane] = lane == 1 ? total : 0;
     if constexpr (encoding == Encoding::kQ8_0) {

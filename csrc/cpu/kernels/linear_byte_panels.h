@@ -11,7 +11,9 @@ namespace {
 inline constexpr int64_t kPanelSize = int64_t{1} << 16;  // an integer has room for the sum of so many products
 inline constexpr int64_t kPanel = Simd::kOuterVectors * kLanes;
 
-// Fills panel[i, w] with four neighbours of row w, as weights. Weights past the row's end meet zeros in x.
+// Fills panel[i, w] with four neighbours of row w, as weights, or with signs and zeros up to a whole vector. Weights
+// past the row's end meet zeros in x.
+template <bool kHasSigns = false>
 void arrange_weights(ByteFour* panel, const int8_t* weights, int64_t rows, int64_t size) {
   for (int64_t w = 0; w < kPanel; w += kLanes) {
     for (int64_t i = 0; i < size; i += kBytes) {
@@ -21,10 +23,12 @@ void arrange_weights(ByteFour* panel, const int8_t* weights, int64_t rows, int64
 #pragma GCC unroll 16
       for (int r = 0; r < kLanes; ++r) {
         const Bytes::Mask lanes = w + r < rows ? mask : 0;
-        fours[r] = reinterpret_cast<F>(Bytes::as_weights(Bytes::load(weights + (w + r) * size + i, lanes)));
+        const Ints signed_bytes = Bytes::load(weights + (w + r) * size + i, lanes);
+        fours[r] = reinterpret_cast<F>(kHasSigns ? signed_bytes : Bytes::as_weights(signed_bytes));
       }
       Simd::transpose(fours);
-      for (int64_t j = 0; j < (bytes + 3) / 4; ++j) store_fours(panel + (i / 4 + j) * kPanel + w, fours[j]);
+      for (int64_t j = 0; j < (kHasSigns ? kLanes : (bytes + 3) / 4); ++j)
+        store_fours(panel + (i / 4 + j) * kPanel + w, fours[j]);
     }
   }
 }

@@ -10,14 +10,19 @@ namespace {
 
 inline constexpr int64_t kBytes = 4 * kLanes;  // in a vector
 
-// Rows as integers, with zeros up to a whole number of vectors.
+// Rows as integers, with zeros up to a whole number of vectors. After the last one there is memory for more, up to a
+// multiple of kMultiple, in which there is anything.
 class ByteRows {
  public:
+  static constexpr int64_t kMultiple = kHasTiles<Bf16> ? 32 : 1;
+
   ByteRows(int64_t num_rows, int64_t size)
-      : padded_((size + kBytes - 1) / kBytes * kBytes), scratch_(num_rows * (padded_ / 4 + kLanes + 1) + 1) {
+      : padded_((size + kBytes - 1) / kBytes * kBytes),
+        rows_((num_rows + kMultiple - 1) / kMultiple * kMultiple),
+        scratch_(rows_ * (padded_ / 4 + kLanes + 1) + 1) {
     offsets_ = reinterpret_cast<int32_t*>(scratch_.data());
-    integers_ = reinterpret_cast<int8_t*>(offsets_ + num_rows * kLanes);
-    scales_ = reinterpret_cast<float*>(integers_ + num_rows * padded_);
+    integers_ = reinterpret_cast<int8_t*>(offsets_ + rows_ * kLanes);
+    scales_ = reinterpret_cast<float*>(integers_ + rows_ * padded_);
   }
 
   const int8_t* integers(int64_t r) const { return integers_ + r * padded_; }
@@ -44,7 +49,7 @@ class ByteRows {
   }
 
  private:
-  int64_t padded_;
+  int64_t padded_, rows_;
   Scratch scratch_;
   int32_t* offsets_;
   int8_t* integers_;

@@ -10,8 +10,8 @@ namespace eqxcallback::cpu {
 namespace {
 
 // Rows of weights side by side. Of each block in turn: kFours times the next four weights of each row, one scale of
-// each or two, and a minimum of each.
-template <Encoding encoding>
+// each or two, and a minimum of each. Weights are too_high, or have a sign.
+template <Encoding encoding, bool kHasSigns = false>
 struct DigitPanel {
   static constexpr int kVectors = 2;
   static constexpr int64_t kRows = kVectors * kLanes;
@@ -32,6 +32,10 @@ struct DigitPanel {
     Simd::transpose(rows);
     for (int j = 0; j < kLanes; ++j) {
       const int i = part * kLanes + j;
+      if constexpr (kHasSigns && too_high(encoding) != 0) {
+        using Bytes8 = uint8_t __attribute__((vector_size(4 * kLanes)));
+        rows[j] = reinterpret_cast<F>(reinterpret_cast<Bytes8>(rows[j]) - static_cast<uint8_t>(too_high(encoding)));
+      }
       store_fours(fours(b + i / kFours, i % kFours) + row, rows[j]);
     }
   }
@@ -125,7 +129,8 @@ template <Encoding encoding, int kDigits, int kX, int kVectors>
           Ints of_digits[kDigits];
 #pragma GCC unroll 3
           for (int d = 0; d < kDigits; ++d) of_digits[d] = sums[d][i][v];
-          total[i][v] = Simd::fma(dot_of_digits<encoding>(of_digits, of_x), scales, total[i][v]);
+          total[i][v] =
+              Simd::fma(dot_of_digits<encoding>(of_digits, of_x.lower_scale, of_x.upper_scale), scales, total[i][v]);
           if constexpr (Panel::kHasMinimums) {
             const F minimums = Simd::load(panel.minimums(b) + v * kLanes);
             total[i][v] = Simd::fma(minimums, Simd::broadcast(of_x.sum), total[i][v]);
@@ -178,24 +183,6 @@ bool multiply_digit_panels(T* out, const float* x, int64_t num_rows, int64_t out
         Panel::kRows);
   }
   return true;
-}
-
-template <Encoding encoding, int kDigits, class T>
-bool multiply_panels_of_blocks(const QuantizedLinear& args, const float* x, const Executor& executor) {
-  using Panel = DigitPanel<unpacked(encoding)>;
-  const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(unpacked(encoding));
-  const auto for_panels = [&](Panel panel, int64_t begin, int64_t end, const auto& multiply) {
-    for_unpacked_rows<encoding, Panel::kRows>(
-        args.blocks, args.in_features, begin, end, [&](const uint8_t* blocks, int64_t first, int64_t last) {
-          for (int64_t o = first; o < last; o += Panel::kRows, blocks += Panel::kRows * stride) {
-            const int64_t rows = smaller(Panel::kRows, last - o);
-            panel.set(blocks, rows, num_blocks);
-            multiply(o, rows);
-          }
-        });
-  };
-  return multiply_digit_panels<unpacked(encoding), kDigits>(static_cast<T*>(args.out), x, args.rows, args.out_features,
-                                                            num_blocks, executor, for_panels);
 }
 
 }  // namespace

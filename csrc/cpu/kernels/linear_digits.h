@@ -53,9 +53,10 @@ struct DigitSums {
   int32_t lower, upper;
 };
 
-// Splits half of a block into digits, from the lowest on. Adds what they stand for to `total`.
+// Splits half of a block into kRows digits, from the lowest on, which are so far apart. Adds what they stand for to
+// `total`.
 template <int kDigits, int kRows>
-[[gnu::always_inline]] inline DigitSums split_half(int8_t (&digits)[kRows][kBlockSize], const float* x, int half,
+[[gnu::always_inline]] inline DigitSums split_half(int8_t* digits, int64_t apart, const float* x, int half,
                                                    const Steps& steps, F& total) {
   Ints whole{}, upper{};
   for (int64_t i = half * kBlockSize / 2; i < (half + 1) * kBlockSize / 2; i += kLanes) {
@@ -66,7 +67,7 @@ template <int kDigits, int kRows>
     whole += n;
 #pragma GCC unroll 3
     for (int d = 0; d < kRows; ++d) {  // the lowest byte, as a signed digit
-      Bytes::store_lowest(digits[d] + i, n);
+      Bytes::store_lowest(digits + d * apart + i, n);
       n = (n + 128) >> 8;
       if (d == 0) upper += n;
     }
@@ -95,7 +96,7 @@ bool to_lanes(LaneBlock<kDigits>* blocks, const float* x, int64_t num_blocks) {
     if (!digit_steps<kDigits>(steps, x)) return false;
     F sum = Simd::zero();
     for (int half = 0; half < 2; ++half) {
-      const DigitSums sums = split_half<kDigits>(block.digits, x, half, steps, sum);
+      const DigitSums sums = split_half<kDigits, kDigits>(block.digits[0], kBlockSize, x, half, steps, sum);
       block.lower[half] = -too_high(encoding) * sums.lower;
       block.upper[half] = -too_high(encoding) * sums.upper;
     }
@@ -111,28 +112,29 @@ bool to_lanes(LaneBlock<kDigits>* blocks, const float* x, int64_t num_blocks) {
 }
 
 // As many rows of x at a time as stay in the second cache, to be multiplied by all rows of weights before the next
-// ones.
-template <Encoding encoding, int kDigits>
-class LaneRows {
+// ones. Blocks have kRows rows, of which set(block, r, x, num_blocks) sets one, and returns false if it has no form in
+// bytes.
+template <class Block, int kRows, int64_t kBytes>
+class RowsAtOnce {
  public:
-  LaneRows(int64_t num_rows, int64_t num_blocks, int64_t multiple)
+  // As many as there are, or a multiple of so many.
+  RowsAtOnce(int64_t num_rows, int64_t num_blocks, int64_t multiple)
       : num_blocks_(num_blocks),
-        floats_(num_blocks * static_cast<int64_t>(sizeof(LaneBlock<kDigits>) / sizeof(float))),
-        step_(smaller(num_rows, larger<int64_t>(1, (kFloats / larger<int64_t>(1, floats_)) / multiple) * multiple)),
-        scratch_(step_ * (floats_ + 1)) {}
+        step_(smaller(num_rows, larger<int64_t>(1, most(num_blocks) / multiple) * multiple)),
+        floats_((step_ + kRows - 1) / kRows * num_blocks * kFloats),
+        scratch_(floats_ + step_) {}
 
   int64_t step() const { return step_; }
-  const LaneBlock<kDigits>* row(int64_t r) const {
-    return reinterpret_cast<const LaneBlock<kDigits>*>(scratch_.data() + r * floats_);
-  }
+  // The blocks of row r, a multiple of kRows.
+  const Block* row(int64_t r) const { return blocks(r); }
 
   // Returns false if one of the rows has no form in bytes.
-  bool set(const float* x, int64_t rows, const Executor& executor) {
-    float* has_form = scratch_.data() + step_ * floats_;
+  template <class Set>
+  bool set(const float* x, int64_t rows, const Executor& executor, const Set& set) {
+    float* has_form = scratch_.data() + floats_;
     parallel_for(executor, rows, static_cast<double>(num_blocks_) * 10, [&](int64_t begin, int64_t end) {
       for (int64_t r = begin; r < end; ++r) {
-        auto* blocks = reinterpret_cast<LaneBlock<kDigits>*>(scratch_.data() + r * floats_);
-        has_form[r] = to_lanes<encoding>(blocks, x + r * num_blocks_ * kBlockSize, num_blocks_);
+        has_form[r] = set(blocks(r), r % kRows, x + r * num_blocks_ * kBlockSize, num_blocks_);
       }
     });
     for (int64_t r = 0; r < rows; ++r) {
@@ -142,9 +144,27 @@ class LaneRows {
   }
 
  private:
-  static constexpr int64_t kFloats = int64_t{1} << 17;
-  int64_t num_blocks_, floats_, step_;
+  static constexpr int64_t kFloats = sizeof(Block) / sizeof(float);
+  static int64_t most(int64_t num_blocks) {
+    return kBytes * kRows / (larger<int64_t>(1, num_blocks) * static_cast<int64_t>(sizeof(Block)));
+  }
+  Block* blocks(int64_t r) const { return reinterpret_cast<Block*>(scratch_.data()) + r / kRows * num_blocks_; }
+
+  int64_t num_blocks_, step_, floats_;
   Scratch scratch_;
+};
+
+template <Encoding encoding, int kDigits>
+class LaneRows : public RowsAtOnce<LaneBlock<kDigits>, 1, int64_t{1} << 19> {
+ public:
+  using RowsAtOnce<LaneBlock<kDigits>, 1, int64_t{1} << 19>::RowsAtOnce;
+
+  bool set(const float* x, int64_t rows, const Executor& executor) {
+    return RowsAtOnce<LaneBlock<kDigits>, 1, int64_t{1} << 19>::set(
+        x, rows, executor, [](LaneBlock<kDigits>* blocks, int64_t, const float* row, int64_t num_blocks) {
+          return to_lanes<encoding>(blocks, row, num_blocks);
+        });
+  }
 };
 
 }  // namespace

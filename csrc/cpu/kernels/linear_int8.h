@@ -7,13 +7,16 @@
 #include "cpu/kernels/linear_quantized.h"
 #ifdef EQXCALLBACK_BYTES
 #include "cpu/kernels/linear_byte_panels.h"
-#include "cpu/kernels/linear_digit_panels.h"
+#include "cpu/kernels/linear_side_by_side.h"
+#ifdef EQXCALLBACK_TILES
+#include "cpu/kernels/linear_int8_tiles.h"
+#endif
 #endif
 
 namespace eqxcallback::cpu {
 namespace {
 
-inline constexpr int64_t kFewRows = 16;
+inline constexpr int64_t kFewRows = 16, kFewRowsOfBytes = kHasTiles<Bf16> ? 8 : kFewRows;
 
 #ifdef EQXCALLBACK_BYTES
 // Returns false if x has no form in bytes, or is so long that sums have no form in integers.
@@ -23,11 +26,19 @@ bool multiply_quantized(T* out, const float* x, int64_t x_stride, const Int8Line
   const int64_t rows = args.rows, size = args.in_features;
   if (size > kLanes * kPanelSize) return false;
   ByteRows bytes(rows, size);
+  Scratch has_form(rows);
+  parallel_for(executor, rows, static_cast<double>(size) * 0.15, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) has_form.data()[r] = bytes.set(r, x + r * x_stride, size);
+  });
   for (int64_t r = 0; r < rows; ++r) {
-    if (!bytes.set(r, x + r * x_stride, size)) return false;
+    if (has_form.data()[r] == 0) return false;
   }
-  if (rows > kFewRows && size <= kPanelSize) {
+  if (rows > kFewRowsOfBytes && size <= kPanelSize) {
+#ifdef EQXCALLBACK_TILES
+    multiply_tiles_of_bytes(out, bytes, rows, args.weight, args.scale, args.out_features, size, executor);
+#else
     multiply_panels(out, bytes, rows, args.weight, args.scale, args.out_features, size, executor);
+#endif
   } else {
     multiply_few(bytes, rows, args.weight, args.out_features, size, executor, put);
   }
@@ -39,7 +50,7 @@ template <class T>
 bool multiply_panels_of_rows(T* out, const float* x, const Int8Linear& args, const Executor& executor) {
   using Panel = DigitPanel<Encoding::kQ8_0>;
   const int64_t size = args.in_features, num_blocks = (size + kBlockSize - 1) / kBlockSize;
-  const auto set = [&](Panel panel, int64_t first, int64_t rows) {
+  const auto set = [&](auto panel, int64_t first, int64_t rows) {
     for (int64_t w = 0; w < Panel::kRows; w += kLanes) {
       for (int64_t i = 0; i < size; i += kBytes) {
         const Bytes::Mask mask = Bytes::first(smaller(kBytes, size - i));
@@ -55,14 +66,14 @@ bool multiply_panels_of_rows(T* out, const float* x, const Int8Linear& args, con
       }
     }
   };
-  const auto for_panels = [&](Panel panel, int64_t begin, int64_t end, const auto& multiply) {
+  const auto for_panels = [&](auto panel, int64_t begin, int64_t end, const auto& multiply) {
     for (int64_t o = begin; o < end; o += Panel::kRows) {
       const int64_t rows = smaller(Panel::kRows, end - o);
       set(panel, o, rows);
       multiply(o, rows);
     }
   };
-  return multiply_digit_panels<Encoding::kQ8_0, 3>(out, x, args.rows, args.out_features, num_blocks, executor,
+  return multiply_side_by_side<Encoding::kQ8_0, 3>(out, x, args.rows, args.out_features, num_blocks, executor,
                                                    for_panels);
 }
 #endif

@@ -60,7 +60,7 @@ template <Encoding encoding, int kDigits, int kX>
 #pragma GCC unroll 8
     for (int i = 0; i < kX; ++i) {
       const LaneBlock<kDigits>& of_x = x[i * num_blocks + b];
-      total[i] = Simd::fma(dot_of_digits<encoding>(sums[i], of_x), scales, total[i]);
+      total[i] = Simd::fma(dot_of_digits<encoding>(sums[i], of_x.lower_scale, of_x.upper_scale), scales, total[i]);
       if constexpr (Block::kHasMinimums) {
         total[i] = Simd::fma(block.minimums(), Simd::broadcast(of_x.sum), total[i]);
       }

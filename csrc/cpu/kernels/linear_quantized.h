@@ -2,7 +2,7 @@
 //
 // Few rows of x read each weight once and have to be fast at decoding: linear_float_dots.h, or linear_byte_dots.h if
 // the processor multiplies bytes, and linear_decoded_tiles.h. For many rows of x, a few rows of weights at a time
-// are put into cache and multiplied with all of x: as bytes, linear_digit_panels.h, or decoded to f32.
+// are put into cache and multiplied with all of x: as bytes, linear_side_by_side.h, or decoded to f32.
 // Rows of weights that are side by side have kernels of their own: linear_interleaved.h.
 #pragma once
 
@@ -12,8 +12,7 @@
 #include "cpu/kernels/linear_interleaved.h"
 #ifdef EQXCALLBACK_BYTES
 #include "cpu/kernels/linear_byte_dots.h"
-#include "cpu/kernels/linear_digit_panels.h"
-#include "cpu/kernels/linear_interleaved_bytes.h"
+#include "cpu/kernels/linear_side_by_side.h"
 #else
 #include "cpu/kernels/linear_float_dots.h"
 #include "cpu/kernels/linear_interleaved_floats.h"
@@ -104,8 +103,8 @@ bool multiply_few(const QuantizedLinear& args, const float* x, const Executor& e
     return multiply_vectors<encoding, T>(args, x, executor);
   } else {
 #ifdef EQXCALLBACK_BYTES
-    return args.quantized_activations ? multiply_group_digits<encoding, 1, T>(args, x, executor)
-                                      : multiply_group_digits<encoding, 3, T>(args, x, executor);
+    return args.quantized_activations ? multiply_groups<encoding, 1, T>(args, x, executor)
+                                      : multiply_groups<encoding, 3, T>(args, x, executor);
 #else
     return multiply_group_floats<encoding, T>(args, x, executor);
 #endif

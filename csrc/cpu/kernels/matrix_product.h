@@ -1,5 +1,9 @@
-// Products of matrices of bf16, by tiles: 32 lines of one matrix and 32 of the other have their sums in registers. Both
+// Products of matrices, by tiles of bf16: 32 lines of one matrix and 32 of the other have their sums in registers. Both
 // are packed once, and then each thread computes a part of the result that has its operands in the caches.
+//
+// Numbers of f32 have three terms, and of the nine products of these the six that an f32 can tell from nothing are
+// summed: the other three are less than 2^-24 of the first one. Where they are not, as some number is not finite, or
+// too far from one, a block is multiplied in f32.
 #pragma once
 
 #include "cpu/kernels/tile_packs.h"
@@ -7,12 +11,14 @@
 namespace eqxcallback::cpu {
 namespace {
 
-// Numbers of a line that are multiplied before the next lines are: of 32 lines, half of a first cache.
-inline constexpr int64_t kDepth = 256 / kTileSize;
 // Blocks along one side of a part: its operands and sums have room in a second cache of 1 MiB.
 inline constexpr int64_t kPartBlocks = 8;
 
-// 32 lines of a left factor: its tiles, at each step.
+// Steps that are multiplied before the next lines are: those of 32 lines, of two factors, have room in a first cache.
+template <int kTerms>
+inline constexpr int64_t kDepth = kTerms == 1 ? 8 : 2;
+
+// 32 lines of a left factor: its tiles, at each step and of each term.
 struct LeftBlock {
   const Bf16* data;
   int64_t row, half, step;  // how far rows of a tile, the two tiles and the steps are apart
@@ -23,18 +29,63 @@ struct LeftBlock {
 struct NextBlocks {
   LeftBlock left;
   const Bf16* right;
+  int64_t right_step;
   int64_t left_line, left_lines, right_line, right_lines;
 
   [[gnu::always_inline]] void prefetch_share(int64_t step) const {
     for (int64_t i = left_line; i < left_line + left_lines; ++i)
       prefetch(left.data + i * left.row + step * left.step, 1);
     for (int64_t i = right_line; i < right_line + right_lines; ++i) {
-      prefetch(right + (step * kBlockLines + i) * kTileSize, 1);
+      prefetch(right + step * right_step + i * kTileSize, 1);
+    }
+  }
+};
+
+// The tiles that one step has in registers.
+struct Step {
+  const Bf16 *first, *second;  // of the left factor
+  int64_t row;
+  const Bf16* right;
+
+  template <int kTerm>
+  void load_left() const {
+    Tiles::load<4>(first + kTerm * 2 * kTileNumbers, 2 * row);
+    Tiles::load<5>(second + kTerm * 2 * kTileNumbers, 2 * row);
+  }
+  template <int kTerm>
+  void load_right() const {
+    Tiles::load<6>(right + kTerm * 2 * kTileNumbers, 64);
+    Tiles::load<7>(right + (kTerm * 2 + 1) * kTileNumbers, 64);
+  }
+  static void dot() { Tiles::dot<0, 4, 6>(), Tiles::dot<1, 4, 7>(), Tiles::dot<2, 5, 6>(), Tiles::dot<3, 5, 7>(); }
+
+  // Sums products of terms, the low ones first. As few terms as can be are loaded twice.
+  template <int kLeft, int kRight>
+  void multiply() const {
+    static_assert(kLeft == kRight || kLeft == 1 || kRight == 1);
+    if constexpr (kLeft == 3 && kRight == 3) {
+      load_left<2>(), load_right<0>(), dot();
+      load_left<1>(), dot();
+      load_right<1>(), dot();
+      load_left<0>(), dot();
+      load_right<2>(), dot();
+      load_right<0>(), dot();
+    } else if constexpr (kLeft == 1) {
+      load_left<0>();
+      if constexpr (kRight > 2) load_right<2>(), dot();
+      if constexpr (kRight > 1) load_right<1>(), dot();
+      load_right<0>(), dot();
+    } else {
+      load_right<0>();
+      if constexpr (kLeft > 2) load_left<2>(), dot();
+      load_left<1>(), dot();
+      load_left<0>(), dot();
     }
   }
 };
 
 // out = sums + a b over so many steps. Rows of sums, which may be null, are `stride` floats apart.
+template <int kLeft, int kRight>
 void multiply_blocks(float* out, int64_t out_stride, const float* sums, int64_t stride, const LeftBlock& a,
                      const Bf16* b, int64_t steps, const NextBlocks& next) {
   if (sums == nullptr) {
@@ -44,31 +95,39 @@ void multiply_blocks(float* out, int64_t out_stride, const float* sums, int64_t 
     sums += kTileLines * stride;
     Tiles::load<2>(sums, 4 * stride), Tiles::load<3>(sums + kTileLines, 4 * stride);
   }
-  const Bf16 *first = a.data, *second = a.data + a.half;
-  for (int64_t i = 0; i < steps; ++i, first += a.step, second += a.step, b += 2 * kTileNumbers) {
+  Step step{a.data, a.data + a.half, a.row, b};
+  for (int64_t i = 0; i < steps; ++i) {
     next.prefetch_share(i);
-    Tiles::load<6>(b, 64);
-    Tiles::load<4>(first, 2 * a.row);
-    Tiles::load<7>(b + kTileNumbers, 64);
-    Tiles::dot<0, 4, 6>(), Tiles::dot<1, 4, 7>();
-    Tiles::load<5>(second, 2 * a.row);
-    Tiles::dot<2, 5, 6>(), Tiles::dot<3, 5, 7>();
+    step.multiply<kLeft, kRight>();
+    step.first += a.step, step.second += a.step, step.right += kRight * 2 * kTileNumbers;
   }
   Tiles::store<0>(out, 4 * out_stride), Tiles::store<1>(out + kTileLines, 4 * out_stride);
   out += kTileLines * out_stride;
   Tiles::store<2>(out, 4 * out_stride), Tiles::store<3>(out + kTileLines, 4 * out_stride);
 }
 
-// Where a block of sums goes: rows of the result, and the numbers that are added to its columns, if any.
+// Where a block of sums goes: rows of the result, and the numbers that are added to its columns, if any. Or it is added
+// to what is there.
 template <class T>
 struct BlockOfResult {
   T* out;
   int64_t stride, rows, columns;
   const float* bias;
+  bool is_added;
+
+  BlockOfResult part(int64_t row, int64_t column, int64_t most_rows, int64_t most_columns) const {
+    return {out + row * stride + column,
+            stride,
+            smaller(most_rows, rows - row),
+            smaller(most_columns, columns - column),
+            bias == nullptr ? nullptr : bias + column,
+            is_added};
+  }
 
   template <class Count>
   void put(int64_t row, int64_t i, F sums, Count count) const {
     if (bias != nullptr) sums = Simd::add(sums, load(bias + i, count));
+    if (is_added) sums = Simd::add(sums, load(out + row * stride + i, count));
     store(out + row * stride + i, sums, count);
   }
 };
@@ -95,72 +154,110 @@ void store_swapped(const BlockOfResult<T>& to, const float* sums) {
   }
 }
 
-// The factors of a product, and their packed blocks.
+// Packed factors, of so many terms each.
+template <int kLeftTerms, int kRightTerms>
 struct PackedFactors {
-  ProductPlan plan;
-  FactorLines left, right;
-  Bf16 *packed_left, *packed_right;
-  int64_t steps;
-
-  PackedFactors(const MatrixProduct& args, const FactorLines& a, const FactorLines& b)
-      : plan(args),
-        left(plan.is_swapped ? b : a),
-        right(plan.is_swapped ? a : b),
-        packed_left(args.packed),
-        packed_right(args.packed + plan.packed_left),
-        steps(steps_of(args.size)) {}
+  static constexpr int kLeft = kLeftTerms, kRight = kRightTerms;
+  const Bf16* direct;  // blocks of the left factor that are read where they are, of rows of so many numbers
+  int64_t direct_blocks, row;
+  const Bf16 *left, *right;
+  int64_t left_blocks, right_blocks, steps;
+  bool is_swapped;  // rows of the left factor are columns of the result
 
   LeftBlock left_block(int64_t block) const {
-    if (block < plan.direct_blocks) {
-      return {left.data + block * kBlockLines * left.size, left.size, kTileLines * left.size, kTileSize};
-    }
-    return {packed_left + (block - plan.direct_blocks) * steps * 2 * kTileNumbers, kTileSize, kTileNumbers,
-            2 * kTileNumbers};
+    if (block < direct_blocks) return {direct + block * kBlockLines * row, row, kTileLines * row, kTileSize};
+    return {left + (block - direct_blocks) * steps * kLeft * 2 * kTileNumbers, kTileSize, kTileNumbers,
+            kLeft * 2 * kTileNumbers};
+  }
+  const Bf16* right_step(int64_t block, int64_t step) const {
+    return right + (block * steps + step) * kRight * 2 * kTileNumbers;
   }
 };
 
-// Computes the blocks of the result from `left` and `right` on, so many of each.
-template <class T>
-void multiply_part(const BlockOfResult<T>& out, const PackedFactors& factors, int64_t left, int64_t lefts,
-                   int64_t right, int64_t rights, int64_t next_left, int64_t next_right, float* sums) {
+// So many blocks of both factors, from `left` and `right` on.
+struct Part {
+  int64_t left, lefts, right, rights;
+};
+
+// Computes a part of the result, and prefetches the one that is so much further on. mend(left, right, sums) may change
+// the sums of a block.
+template <class T, class Factors, class Mend>
+void multiply_part(const BlockOfResult<T>& out, const Factors& factors, const Part& part, int64_t next_left,
+                   int64_t next_right, float* sums, const Mend& mend) {
   constexpr int64_t kStride = kPartBlocks * kBlockLines;
-  const int64_t steps = factors.steps;
+  constexpr int64_t kLeftLines = Factors::kLeft * kBlockLines, kRightLines = Factors::kRight * kBlockLines;
+  constexpr int64_t kSteps = kDepth<larger(Factors::kLeft, Factors::kRight)>;
+  const int64_t steps = factors.steps, lefts = part.lefts, rights = part.rights;
   alignas(64) float block[kBlockLines * kBlockLines];
   [[maybe_unused]] const Tiles tiles;
   bool is_last = false;
-  for (int64_t step = 0; !is_last; step += kDepth) {
-    const int64_t depth = smaller(kDepth, steps - step);
+  for (int64_t step = 0; !is_last; step += kSteps) {
+    const int64_t depth = smaller(kSteps, steps - step);
     is_last = step + depth == steps;
     const int64_t next_step = is_last ? 0 : step + depth;
     for (int64_t i = 0; i < lefts; ++i) {
-      LeftBlock a = factors.left_block(left + i);
+      LeftBlock a = factors.left_block(part.left + i);
       a.data += step * a.step;
       for (int64_t j = 0; j < rights; ++j) {
-        const Bf16* b = factors.packed_right + ((right + j) * steps + step) * 2 * kTileNumbers;
-        NextBlocks next{
-            factors.left_block(left + i + (is_last ? next_left : 0)),
-            factors.packed_right + ((right + j + (is_last ? next_right : 0)) * steps + next_step) * 2 * kTileNumbers,
-            kBlockLines * j / rights,
-            rights == 1 ? 0 : kBlockLines * (j + 1) / rights - kBlockLines * j / rights,
-            kBlockLines * i / lefts,
-            kBlockLines * (i + 1) / lefts - kBlockLines * i / lefts};
+        const Bf16* b = factors.right_step(part.right + j, step);
+        NextBlocks next{factors.left_block(part.left + i + (is_last ? next_left : 0)),
+                        factors.right_step(part.right + j + (is_last ? next_right : 0), next_step),
+                        Factors::kRight * 2 * kTileNumbers,
+                        kLeftLines * j / rights,
+                        rights == 1 ? 0 : kLeftLines * (j + 1) / rights - kLeftLines * j / rights,
+                        kRightLines * i / lefts,
+                        kRightLines * (i + 1) / lefts - kRightLines * i / lefts};
         next.left.data += next_step * next.left.step;
         float* known = sums + (i * kStride + j) * kBlockLines;
         const float* before = step == 0 ? nullptr : known;
+        const auto multiply = multiply_blocks<Factors::kLeft, Factors::kRight>;
         if (!is_last) {
-          multiply_blocks(known, kStride, before, kStride, a, b, depth, next);
+          multiply(known, kStride, before, kStride, a, b, depth, next);
           continue;
         }
-        multiply_blocks(block, kBlockLines, before, kStride, a, b, depth, next);
-        const int64_t of_left = (left + i) * kBlockLines, of_right = (right + j) * kBlockLines;
-        const int64_t lines = smaller(kBlockLines, factors.left.count - of_left);
-        const int64_t others = smaller(kBlockLines, factors.right.count - of_right);
-        const bool is_swapped = factors.plan.is_swapped;
-        const int64_t row = is_swapped ? of_right : of_left, column = is_swapped ? of_left : of_right;
-        BlockOfResult<T> to{out.out + row * out.stride + column, out.stride, lines, others, out.bias};
-        if (to.bias != nullptr) to.bias += column;
-        if (is_swapped) to.rows = others, to.columns = lines;
+        multiply(block, kBlockLines, before, kStride, a, b, depth, next);
+        mend(part.left + i, part.right + j, block);
+        const int64_t of_left = (part.left + i) * kBlockLines, of_right = (part.right + j) * kBlockLines;
+        const bool is_swapped = factors.is_swapped;
+        const auto to =
+            out.part(is_swapped ? of_right : of_left, is_swapped ? of_left : of_right, kBlockLines, kBlockLines);
         is_swapped ? store_swapped(to, block) : store_rows(to, block);
+      }
+    }
+  }
+}
+
+// The floats of memory that a part needs.
+template <class Factors>
+int64_t sums_of_part(int64_t steps, int64_t lefts) {
+  constexpr int64_t kSteps = kDepth<larger(Factors::kLeft, Factors::kRight)>;
+  return steps > kSteps ? lefts * kPartBlocks * kBlockLines * kBlockLines : 0;
+}
+
+// The products of one block of lines with another, in f32.
+void multiply_in_f32(float* sums, const FactorLines<float>& left, const FactorLines<float>& right, int64_t of_left,
+                     int64_t of_right) {
+  alignas(64) float a[2][kTileNumbers], b[2][kTileNumbers], turned[kBlockLines];
+  std::memset(sums, 0, kBlockLines * kBlockLines * sizeof(float));
+  for (int64_t at = 0; at < left.size; at += kTileSize) {
+    TileNumbers<float> of_a[2], of_b[2];
+    for (int64_t half = 0; half < 2; ++half) {
+      of_a[half] = numbers_of_tile(a[half], left, of_left * kBlockLines + half * kTileLines, at);
+      of_b[half] = numbers_of_tile(b[half], right, of_right * kBlockLines + half * kTileLines, at);
+    }
+    const auto number = [&](const TileNumbers<float>* tiles, bool are_columns, int64_t line, int64_t i) {
+      const TileNumbers<float>& tile = tiles[line / kTileLines];
+      const int64_t of_tile = line % kTileLines;
+      return tile.data[are_columns ? i * tile.stride + of_tile : of_tile * tile.stride + i];
+    };
+    for (int64_t i = 0; i < smaller(kTileSize, left.size - at); ++i) {
+      for (int64_t c = 0; c < kBlockLines; ++c) turned[c] = number(of_b, right.are_columns, c, i);
+      for (int64_t r = 0; r < kBlockLines; ++r) {
+        const F factor = Simd::broadcast(number(of_a, left.are_columns, r, i));
+        for (int64_t c = 0; c < kBlockLines; c += kLanes) {
+          float* to = sums + r * kBlockLines + c;
+          Simd::store(to, Simd::fma(factor, Simd::load(turned + c), Simd::load(to)));
+        }
       }
     }
   }
@@ -169,45 +266,109 @@ void multiply_part(const BlockOfResult<T>& out, const PackedFactors& factors, in
 // Nanoseconds that a tile takes to pack, and to be multiplied.
 inline constexpr double kPackNanoseconds = 40, kMultiplyNanoseconds = 12;
 
-// Computes the result of one example.
-template <class T>
-void multiply_factors(const BlockOfResult<T>& out, const PackedFactors& factors, const Executor& executor) {
-  const FactorLines &left = factors.left, &right = factors.right;
-  const int64_t steps = factors.steps, of_left = blocks_of(left.count), of_right = blocks_of(right.count);
-  const int64_t direct = factors.plan.direct_blocks;
-  const double pack_nanoseconds = static_cast<double>(2 * steps) * kPackNanoseconds;
-  parallel_for(executor, of_right, pack_nanoseconds,
-               [&](int64_t begin, int64_t end) { pack_blocks<true>(factors.packed_right, right, 0, begin, end); });
-  parallel_for(executor, of_left - direct, pack_nanoseconds,
-               [&](int64_t begin, int64_t end) { pack_blocks<false>(factors.packed_left, left, direct, begin, end); });
-
+// Computes all parts, on all threads.
+template <class T, class Factors, class Mend>
+void multiply_parts(const BlockOfResult<T>& out, const Factors& factors, const Executor& executor, const Mend& mend) {
+  const int64_t of_left = factors.left_blocks, of_right = factors.right_blocks;
   // Parts are smaller where there would be fewer than each thread should have.
   const int64_t threads = executor.threads(executor.pool), parts_right = (of_right + kPartBlocks - 1) / kPartBlocks;
   int64_t lefts = kPartBlocks;
   const auto parts_left = [&] { return (of_left + lefts - 1) / lefts; };
   while (threads > 1 && lefts > 1 && parts_left() * parts_right < 4 * threads) lefts /= 2;
-  const double nanoseconds =
-      static_cast<double>(lefts * smaller(kPartBlocks, of_right) * steps) * 4 * kMultiplyNanoseconds;
+  const double nanoseconds = static_cast<double>(lefts * smaller(kPartBlocks, of_right) * factors.steps) * 4 *
+                             Factors::kLeft * kMultiplyNanoseconds;
   parallel_for(executor, parts_left() * parts_right, nanoseconds, [&](int64_t begin, int64_t end) {
-    Scratch sums(steps > kDepth ? lefts * kPartBlocks * kBlockLines * kBlockLines : 0);
+    Scratch sums(sums_of_part<Factors>(factors.steps, lefts));
     for (int64_t i = begin; i < end; ++i) {
       const int64_t l = i / parts_right * lefts, r = i % parts_right * kPartBlocks;
+      const Part part{l, smaller(lefts, of_left - l), r, smaller(kPartBlocks, of_right - r)};
       const bool is_next_right = parts_right > 1;
-      multiply_part(out, factors, l, smaller(lefts, of_left - l), r, smaller(kPartBlocks, of_right - r),
-                    is_next_right ? 0 : lefts, is_next_right ? kPartBlocks : 0, sums.data());
+      multiply_part(out, factors, part, is_next_right ? 0 : lefts, is_next_right ? kPartBlocks : 0, sums.data(), mend);
     }
   });
 }
 
+// Packs blocks of lines on all threads.
+template <bool kIsRight, class N>
+void pack_on_threads(Bf16* out, float* highest, const FactorLines<N>& from, int64_t blocks, const Executor& executor) {
+  const double nanoseconds = static_cast<double>(kTermsOf<N> * 2 * steps_of(from.size)) * kPackNanoseconds;
+  parallel_for(executor, blocks, nanoseconds,
+               [&](int64_t begin, int64_t end) { pack_blocks<kIsRight>(out, highest, from, begin, end); });
+}
+
+// Computes the result of one example, of factors whose elements are N, group by group.
+template <class T, class N>
+void multiply_factors(const BlockOfResult<T>& out, const ProductPlan& plan, void* memory, const FactorLines<N>& left,
+                      const FactorLines<N>& right, const Executor& executor) {
+  constexpr int kTerms = kTermsOf<N>;
+  auto* packed_left = static_cast<Bf16*>(memory);
+  Bf16* packed_right = packed_left + plan.packed * plan.numbers;
+  auto* highest_left = reinterpret_cast<float*>(packed_right + plan.right_group * plan.numbers);
+  float* highest_right = highest_left + plan.packed;
+  // The right factor is packed as much at a time as stays in the second caches of all threads.
+  const int64_t right_group = plan.right_group;
+  const int64_t lefts = plan.left_group * kBlockLines, rights = right_group * kBlockLines;
+  const int64_t depth = plan.depth * kTileSize;
+  FactorLines<N> of_left{}, of_right{};  // what is packed
+  const auto multiply = [&](int64_t l, int64_t r, int64_t at) {
+    const FactorLines<N> some = left.part(l, lefts, at, depth), others = right.part(r, rights, at, depth);
+    const int64_t direct = plan.is_direct ? some.count / kBlockLines : 0;
+    if (others.data != of_right.data) {
+      of_right = others;
+      pack_on_threads<true>(packed_right, highest_right, others, blocks_of(others.count), executor);
+    }
+    if (some.data != of_left.data) {
+      of_left = some;
+      const FactorLines<N> rest = some.part(direct * kBlockLines, lefts, 0, depth);
+      pack_on_threads<false>(packed_left, highest_left, rest, blocks_of(rest.count), executor);
+    }
+    auto to = plan.is_swapped ? out.part(r, l, rights, lefts) : out.part(l, r, lefts, rights);
+    if (at > 0) to.bias = nullptr, to.is_added = true;
+    PackedFactors<kTerms, kTerms> factors{nullptr,
+                                          0,
+                                          some.stride,
+                                          packed_left,
+                                          packed_right,
+                                          blocks_of(some.count),
+                                          blocks_of(others.count),
+                                          steps_of(some.size),
+                                          plan.is_swapped};
+    if constexpr (kTerms == 1) {
+      factors.direct = some.data, factors.direct_blocks = direct;
+      multiply_parts(to, factors, executor, [](int64_t, int64_t, float*) {});
+    } else {
+      multiply_parts(to, factors, executor, [&](int64_t i, int64_t j, float* sums) {
+        if (!has_terms(highest_left[i]) || !has_terms(highest_right[j])) multiply_in_f32(sums, some, others, i, j);
+      });
+    }
+  };
+  for (int64_t l = 0; l < left.count; l += lefts) {
+    for (int64_t r = 0; r < right.count; r += rights) {
+      for (int64_t at = 0; at == 0 || at < left.size; at += depth) multiply(l, r, at);
+    }
+  }
+}
+
+template <class T, class N>
+void matrix_product_of(const MatrixProduct& args, const Executor& executor) {
+  const ProductPlan plan(args);
+  const auto lines = [&](const void* factor, int64_t example, int64_t count, bool has_columns) {
+    const N* data = static_cast<const N*>(factor) + example * count * args.size;
+    return FactorLines<N>{data, count, args.size, has_columns ? count : args.size, has_columns};
+  };
+  for (int64_t e = 0; e < args.examples && args.rows > 0 && args.columns > 0; ++e) {
+    const auto a = lines(args.a, e, args.rows, args.a_has_columns),
+               b = lines(args.b, e, args.columns, args.b_has_columns);
+    T* out = static_cast<T*>(args.out) + e * args.rows * args.columns;
+    const BlockOfResult<T> to{out, args.columns, args.rows, args.columns, args.bias, false};
+    multiply_factors(to, plan, args.packed, plan.is_swapped ? b : a, plan.is_swapped ? a : b, executor);
+  }
+}
+
 template <class T>
 void matrix_product_as(const MatrixProduct& args, const Executor& executor) {
-  for (int64_t e = 0; e < args.examples && args.rows > 0 && args.columns > 0; ++e) {
-    const FactorLines a{args.a + e * args.rows * args.size, args.rows, args.size, args.a_has_columns};
-    const FactorLines b{args.b + e * args.columns * args.size, args.columns, args.size, args.b_has_columns};
-    T* out = static_cast<T*>(args.out) + e * args.rows * args.columns;
-    multiply_factors(BlockOfResult<T>{out, args.columns, args.rows, args.columns, args.bias}, PackedFactors(args, a, b),
-                     executor);
-  }
+  if (args.element == Element::kBf16) return matrix_product_of<T, Bf16>(args, executor);
+  if constexpr (std::is_same_v<T, float>) matrix_product_of<T, float>(args, executor);  // others are rounded by XLA
 }
 
 void matrix_product(Element of_out, const MatrixProduct& args, const Executor& executor) {

@@ -24,7 +24,7 @@ auto factor_of(const Bf16Pair* p) { return Simd::broadcast_pair(&p->first); }
 struct ByteFour {
   int8_t bytes[4];
 };
-Bytes::Ints line_of(const ByteFour* p, Full) { return Bytes::load(p); }
+[[maybe_unused]] Bytes::Ints line_of(const ByteFour* p, Full) { return Bytes::load(p); }  // tiles take the lines
 Bytes::Ints factor_of(const ByteFour* p) {
   int32_t bits;
   std::memcpy(&bits, p, sizeof(bits));

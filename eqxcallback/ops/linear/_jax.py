@@ -1,7 +1,9 @@
 """Products as XLA does them best where there are many rows: on a GPU those with quantised weights, by products of 16 bits, or of
-integers, on tensor cores; and on a CPU those of bf16 and their gradients, by the instructions for pairs of bf16.
+integers, on tensor cores; and on a CPU those of bf16 and their gradients, by the instructions for pairs of bf16, and of f32
+where there are tiles of bf16.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ...kernel import JaxKernel
+from ...transform import FEWEST_OF_F32, has_tiles
 from .._jax import product, product_of_rows
 from .._supports import floats
 from ._reference_activations import quantize_activations
@@ -69,9 +72,14 @@ def _quantized_linear_backward(args: Any, out: object, cotangent: Array, *, enco
     return _back(cotangent, dequantize(blocks, encoding=encoding), x), None
 
 
-def _bf16(types: Any, **_: object) -> bool | str:
-    dtype = types.x.dtype
-    return True if dtype == jnp.bfloat16 else f"x has to be bfloat16: XLA needs no help with others; it is {dtype}"
+def _has_instructions(types: Any, **_: object) -> bool | str:
+    dtype, lines = types.x.dtype, min(math.prod(types.x.shape[:-1]), types.weight.shape[0])
+    if dtype == jnp.bfloat16 or (dtype == jnp.float32 and has_tiles() and lines >= FEWEST_OF_F32):
+        return True
+    return (
+        f"x has to be bfloat16, or where a processor has AMX float32 with {FEWEST_OF_F32} rows and out_features or more, as XLA "
+        f"needs no help with others; it is {dtype}, and the fewer of both are {lines}"
+    )
 
 
 def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
@@ -126,8 +134,8 @@ def _embedding_backward(args: Any, out: object, cotangent: Array) -> Any:
 
 EMBEDDING = JaxKernel(_embedding, supports=_narrow)
 EMBEDDING_BACKWARD = JaxKernel(_embedding_backward, supports=_narrow)
-LINEAR = JaxKernel(_linear, supports=_bf16)
-LINEAR_BACKWARD = JaxKernel(_linear_backward, supports=_bf16)
+LINEAR = JaxKernel(_linear, supports=_has_instructions)
+LINEAR_BACKWARD = JaxKernel(_linear_backward, supports=_has_instructions)
 INT8_LINEAR = JaxKernel(_int8_linear, supports=floats, differentiable=_rounded_int8_linear)
 INT8_LINEAR_BACKWARD = JaxKernel(_int8_linear_backward, supports=floats)
 QUANTIZED_LINEAR = JaxKernel(_quantized_linear, supports=floats, differentiable=_quantized_linear)

@@ -31,9 +31,9 @@ _ROWS_OF_CACHES, _CLASSES = 256, 640
 # Rows of a chunk where there are very many classes: a product of so many takes five times what it takes to read the weight.
 _ROWS = 1024
 
-# Logits that are in memory at the same time on a CPU with tiles, 128 MiB of them: for few rows there, reading and arranging the
-# weight takes as long as multiplying.
-_LOGITS_OF_TILES = 2**25
+# Bytes of gradients of logits that are in memory at the same time on a CPU with tiles, beside the logits: for few rows there,
+# reading and arranging the weight takes as long as multiplying.
+_BYTES_OF_TILES = 2**26
 
 
 class Way(NamedTuple):
@@ -83,7 +83,7 @@ def _large_rows(count: Size, size: int, dtype: DTypeLike | None = None) -> int:
 
 
 def _small_rows(count: Size, size: int, dtype: DTypeLike) -> int:
-    most = min(_LOGITS_OF_TILES // max(size, 1), _ROWS) if dtype == jnp.bfloat16 and has_tiles() else 0
+    most = min(_BYTES_OF_TILES // (jnp.dtype(dtype).itemsize * max(size, 1)), _ROWS) if has_tiles() else 0
     return _in_chunks(count, max(most, _ROWS_OF_CACHES))
 
 

@@ -1,4 +1,5 @@
-"""A product of two arrays of bf16 as products of matrices by this package's own kernel, on a CPU whose tiles XLA does not use."""
+"""A product of two arrays of bf16 or f32 as products of matrices by this package's own kernel, on a CPU whose tiles XLA does not
+use."""
 
 import dataclasses
 import math
@@ -17,10 +18,15 @@ from ._partition import devices_of, is_manual
 
 
 _TILES = "avx512_amx"
-# Of a result.
-_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+# Of results, for factors of each dtype.
+_RESULTS = {
+    np.dtype(jnp.bfloat16): (jnp.float32, jnp.bfloat16, jnp.float16),
+    np.dtype(jnp.float32): (jnp.float32,),
+}
 # A product of fewer numbers takes XLA less time than a call.
 _SMALLEST = 1 << 15
+# Fewer rows or columns of f32 take XLA less time than it takes to pack the other factor.
+FEWEST_OF_F32 = 128
 
 
 def fastest_isa() -> str:
@@ -54,7 +60,7 @@ class Matrices:
     - `sizes`: of examples, rows, columns, and what is summed over.
     - `a_has_columns`, `b_has_columns`: whether that is the first axis of a factor, and not the last.
     - `is_swapped`: whether the rows are those of `b`.
-    - `dtype`: of the result.
+    - `dtype`, `result`: of the factors, and of the result.
     """
 
     sizes: tuple[int, int, int, int]
@@ -62,11 +68,14 @@ class Matrices:
     b_has_columns: bool
     is_swapped: bool
     dtype: DType
+    result: DType
 
     @classmethod
-    def of(cls, of_a: str, of_b: str, of_result: str, dtype: DType, sizes: dict[str, Any]) -> "Matrices | None":
+    def of(
+        cls, of_a: str, of_b: str, of_result: str, dtype: DType, result: DType, sizes: dict[str, Any]
+    ) -> "Matrices | None":
         """Return `None` if axes are in another order, if there are too few numbers, or what a size is is not known yet."""
-        if dtype not in _DTYPES or any(jax.export.is_symbolic_dim(size) for size in sizes.values()):
+        if result not in _RESULTS.get(dtype, ()) or any(jax.export.is_symbolic_dim(size) for size in sizes.values()):
             return None
         examples = "".join(axis for axis in of_result if axis in of_a and axis in of_b)
         rows = "".join(axis for axis in of_result if axis not in of_b)
@@ -83,9 +92,9 @@ class Matrices:
                 return None
             has_columns.append(of != examples + lines + summed)
         each = [math.prod(sizes[axis] for axis in axes) for axes in (examples, rows, columns, summed)]
-        if math.prod(each[1:]) < _SMALLEST:
+        if math.prod(each[1:]) < _SMALLEST or (dtype == jnp.float32 and min(each[1:3]) < FEWEST_OF_F32):
             return None
-        return cls((each[0], each[1], each[2], each[3]), has_columns[0], has_columns[1], is_swapped, dtype)
+        return cls((each[0], each[1], each[2], each[3]), has_columns[0], has_columns[1], is_swapped, dtype, result)
 
     def __call__(self, a: Value, b: Value, shape: Sequence[int]) -> Value:
         examples, rows, columns, size = self.sizes
@@ -96,9 +105,9 @@ class Matrices:
             x.reshape((examples, size, lines) if first else (examples, lines, size))
             for x, lines, first in zip((a, b), (rows, columns), has_columns, strict=True)
         )
-        packed = _ext.matrix_product_bytes(rows, columns, size, *has_columns)
+        packed = _ext.matrix_product_bytes(self.dtype == jnp.float32, rows, columns, size, *has_columns)
         results = (
-            jax.ShapeDtypeStruct((examples, rows, columns), self.dtype),
+            jax.ShapeDtypeStruct((examples, rows, columns), self.result),
             jax.ShapeDtypeStruct((packed,), jnp.uint8),
         )
         attributes = dict(zip(("a_has_columns", "b_has_columns"), map(np.int64, has_columns), strict=True))

@@ -138,8 +138,9 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Value, product: _Product, p
     avals: list[Any] = list(ctx.avals_in)
     sizes = product.factors.sizes([aval.shape for aval in avals])
     matrices = None
-    if platform == "cpu" and product.dtype == jnp.bfloat16 and _matrix_product.has_tiles():
-        matrices = _matrix_product.Matrices.of(product.of_a, product.of_b, product.of_result, product.result, sizes)
+    if platform == "cpu" and _matrix_product.has_tiles():
+        of = (product.of_a, product.of_b, product.of_result)
+        matrices = _matrix_product.Matrices.of(*of, product.dtype, product.result, sizes)
 
     def compute(a: Value, b: Value) -> Value:
         if matrices is None or not _matrix_product.is_whole(ctx):

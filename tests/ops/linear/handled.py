@@ -21,12 +21,13 @@ def b16(*shape):
 
 
 # With memory for both factors: two tiles of each.
-PACKED = u8(4096)
+PACKED = u8(4104)
 
 HANDLED = {
     "linear": ([a(2, 5), a(3, 5), a(3)], a(2, 3), present(0, 1, 2)),
     "linear, plain": ([a(2, 5), a(3, 5)], a(2, 3), present(0, 1)),
     "matrix_product": ([b16(1, 2, 5), b16(1, 3, 5)], [a(1, 2, 3), PACKED], of_columns(0, 0)),
+    "matrix_product, f32": ([a(1, 2, 5), a(1, 3, 5)], [a(1, 2, 3), u8(12296)], of_columns(0, 0)),
     "matrix_product, columns": (
         [b16(4, 5, 2), b16(4, 5, 3), a(3)],
         [a(4, 2, 3, dtype=BF16), PACKED],
@@ -47,12 +48,13 @@ NOT_HANDLED = [
     *(
         ("matrix_product", operands, results, of_columns(0, 1, *range(2, len(operands))), message)
         for operands, results, message in (
-            ([a(1, 2, 5), b16(1, 5, 3)], [a(1, 2, 3), PACKED], r"factors of bfloat16"),
+            ([a(1, 2, 5), b16(1, 5, 3)], [a(1, 2, 3), PACKED], r"factors of bfloat16 or of float32"),
+            ([a(1, 2, 5), a(1, 5, 3)], [a(1, 2, 3, dtype=BF16), u8(12296)], r"a result of float32"),
             ([b16(2, 5), b16(5, 3)], [a(2, 3), PACKED], r"factors and a result of 3 axes"),
             ([b16(1, 2, 5), b16(1, 3, 5)], [a(1, 2, 3), PACKED], r"and numbers; got \(1, 2, 5\) and \(1, 3, 5\)"),
             ([b16(1, 2, 5), b16(2, 5, 3)], [a(1, 2, 3), PACKED], r"as many examples and numbers"),
             ([b16(1, 2, 5), b16(1, 5, 3)], [a(1, 3, 2), PACKED], r"shape \(examples, rows, columns\); got \(1, 3, 2\)"),
-            ([b16(1, 2, 5), b16(1, 5, 3)], [a(1, 2, 3), u8(4095)], r"memory of 4096 bytes; got 4095"),
+            ([b16(1, 2, 5), b16(1, 5, 3)], [a(1, 2, 3), u8(4103)], r"memory of 4104 bytes; got 4103"),
             ([b16(1, 2, 5), b16(1, 5, 3)], [i32(1, 2, 3), PACKED], r"arrays of float32, bfloat16 or float16"),
             ([b16(1, 2, 5), b16(1, 5, 3), a(2)], [a(1, 2, 3), PACKED], r"bias of shape \(3,\); got \(2\)"),
         )
