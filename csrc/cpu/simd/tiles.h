@@ -73,17 +73,19 @@ class Tiles : public TileRegisters {
  public:
   static constexpr int64_t kPairs = 16;
 
-  // c[m, n] += sum_p a[m, 2 p] b[p, 2 n] + a[m, 2 p + 1] b[p, 2 n + 1], where a row of `b` is a pair for each column.
+  // c[m, n] += sum_p a[m, 2 p] b[p, 2 n] + sum_p a[m, 2 p + 1] b[p, 2 n + 1], where a row of `b` is a pair for each
+  // column.
   template <int c, int a, int b>
   static void dot() {
-    float sums[kColumns], pairs[2 * kColumns];
+    float sums[kColumns];
     for (int64_t m = 0; m < kRows; ++m) {
-      std::memcpy(sums, row_of(c, m), sizeof(sums));
+      float both[2 * kColumns] = {};
       for (int64_t p = 0; p < kPairs; ++p) {
-        const float even = to_float(number<Bf16>(a, m, 2 * p)), odd = to_float(number<Bf16>(a, m, 2 * p + 1));
-        for (int64_t n = 0; n < 2 * kColumns; ++n) pairs[n] = to_float(number<Bf16>(b, p, n));
-        for (int64_t n = 0; n < kColumns; ++n) sums[n] += even * pairs[2 * n] + odd * pairs[2 * n + 1];
+        const float factors[2] = {to_float(number<Bf16>(a, m, 2 * p)), to_float(number<Bf16>(a, m, 2 * p + 1))};
+        for (int64_t n = 0; n < 2 * kColumns; ++n) both[n] += factors[n % 2] * to_float(number<Bf16>(b, p, n));
       }
+      std::memcpy(sums, row_of(c, m), sizeof(sums));
+      for (int64_t n = 0; n < kColumns; ++n) sums[n] += both[2 * n] + both[2 * n + 1];
       std::memcpy(row_of(c, m), sums, sizeof(sums));
     }
   }
