@@ -4,7 +4,7 @@
 
 #include "cpu/kernels/linear_digit_panels.h"
 #include "cpu/kernels/linear_interleaved_bytes.h"
-#if defined(EQXCALLBACK_EMULATED_TILES)
+#ifdef EQXCALLBACK_EMULATED_TILES
 #include "cpu/simd/tiles.h"
 #endif
 
@@ -47,8 +47,7 @@ bool to_tiles(TileBlock<kDigits>* blocks, int64_t r, const float* x, int64_t num
   return true;
 }
 
-// 16 rows of weights, or a half of each: fours of bytes with a sign, their scales, and their minimums, if there are
-// any.
+// A block of 16 rows of weights: fours of bytes with a sign, their scales, and their minimums, if there are any.
 struct TileWeights {
   const void* fours;
   int64_t stride;  // in bytes

@@ -155,15 +155,14 @@ class RowsAtOnce {
 };
 
 template <Encoding encoding, int kDigits>
-class LaneRows : public RowsAtOnce<LaneBlock<kDigits>, 1, int64_t{1} << 19> {
- public:
-  using RowsAtOnce<LaneBlock<kDigits>, 1, int64_t{1} << 19>::RowsAtOnce;
+struct LaneRows : RowsAtOnce<LaneBlock<kDigits>, 1, int64_t{1} << 19> {
+  using Rows = RowsAtOnce<LaneBlock<kDigits>, 1, int64_t{1} << 19>;
+  using Rows::Rows;
 
   bool set(const float* x, int64_t rows, const Executor& executor) {
-    return RowsAtOnce<LaneBlock<kDigits>, 1, int64_t{1} << 19>::set(
-        x, rows, executor, [](LaneBlock<kDigits>* blocks, int64_t, const float* row, int64_t num_blocks) {
-          return to_lanes<encoding>(blocks, row, num_blocks);
-        });
+    return Rows::set(x, rows, executor, [](auto* blocks, int64_t, const float* row, int64_t num_blocks) {
+      return to_lanes<encoding>(blocks, row, num_blocks);
+    });
   }
 };
 

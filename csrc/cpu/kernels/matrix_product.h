@@ -59,33 +59,24 @@ struct Step {
   }
   static void dot() { Tiles::dot<0, 4, 6>(), Tiles::dot<1, 4, 7>(), Tiles::dot<2, 5, 6>(), Tiles::dot<3, 5, 7>(); }
 
-  // Sums products of terms, the low ones first. As few terms as can be are loaded twice.
-  template <int kLeft, int kRight>
+  // Sums the products of terms, the low ones first. As few terms as can be are loaded twice.
+  template <int kTerms>
   void multiply() const {
-    static_assert(kLeft == kRight || kLeft == 1 || kRight == 1);
-    if constexpr (kLeft == 3 && kRight == 3) {
+    if constexpr (kTerms == 3) {
       load_left<2>(), load_right<0>(), dot();
       load_left<1>(), dot();
       load_right<1>(), dot();
       load_left<0>(), dot();
       load_right<2>(), dot();
-      load_right<0>(), dot();
-    } else if constexpr (kLeft == 1) {
-      load_left<0>();
-      if constexpr (kRight > 2) load_right<2>(), dot();
-      if constexpr (kRight > 1) load_right<1>(), dot();
-      load_right<0>(), dot();
     } else {
-      load_right<0>();
-      if constexpr (kLeft > 2) load_left<2>(), dot();
-      load_left<1>(), dot();
-      load_left<0>(), dot();
+      load_left<0>();
     }
+    load_right<0>(), dot();
   }
 };
 
 // out = sums + a b over so many steps. Rows of sums, which may be null, are `stride` floats apart.
-template <int kLeft, int kRight>
+template <int kTerms>
 void multiply_blocks(float* out, int64_t out_stride, const float* sums, int64_t stride, const LeftBlock& a,
                      const Bf16* b, int64_t steps, const NextBlocks& next) {
   if (sums == nullptr) {
@@ -98,8 +89,8 @@ void multiply_blocks(float* out, int64_t out_stride, const float* sums, int64_t 
   Step step{a.data, a.data + a.half, a.row, b};
   for (int64_t i = 0; i < steps; ++i) {
     next.prefetch_share(i);
-    step.multiply<kLeft, kRight>();
-    step.first += a.step, step.second += a.step, step.right += kRight * 2 * kTileNumbers;
+    step.multiply<kTerms>();
+    step.first += a.step, step.second += a.step, step.right += kTerms * 2 * kTileNumbers;
   }
   Tiles::store<0>(out, 4 * out_stride), Tiles::store<1>(out + kTileLines, 4 * out_stride);
   out += kTileLines * out_stride;
@@ -155,9 +146,9 @@ void store_swapped(const BlockOfResult<T>& to, const float* sums) {
 }
 
 // Packed factors, of so many terms each.
-template <int kLeftTerms, int kRightTerms>
+template <int kTerms>
 struct PackedFactors {
-  static constexpr int kLeft = kLeftTerms, kRight = kRightTerms;
+  static constexpr int64_t kStep = kTerms * 2 * kTileNumbers;  // numbers of a block at each step
   const Bf16* direct;  // blocks of the left factor that are read where they are, of rows of so many numbers
   int64_t direct_blocks, row;
   const Bf16 *left, *right;
@@ -166,12 +157,9 @@ struct PackedFactors {
 
   LeftBlock left_block(int64_t block) const {
     if (block < direct_blocks) return {direct + block * kBlockLines * row, row, kTileLines * row, kTileSize};
-    return {left + (block - direct_blocks) * steps * kLeft * 2 * kTileNumbers, kTileSize, kTileNumbers,
-            kLeft * 2 * kTileNumbers};
+    return {left + (block - direct_blocks) * steps * kStep, kTileSize, kTileNumbers, kStep};
   }
-  const Bf16* right_step(int64_t block, int64_t step) const {
-    return right + (block * steps + step) * kRight * 2 * kTileNumbers;
-  }
+  const Bf16* right_step(int64_t block, int64_t step) const { return right + (block * steps + step) * kStep; }
 };
 
 // So many blocks of both factors, from `left` and `right` on.
@@ -181,12 +169,11 @@ struct Part {
 
 // Computes a part of the result, and prefetches the one that is so much further on. mend(left, right, sums) may change
 // the sums of a block.
-template <class T, class Factors, class Mend>
-void multiply_part(const BlockOfResult<T>& out, const Factors& factors, const Part& part, int64_t next_left,
-                   int64_t next_right, float* sums, const Mend& mend) {
+template <class T, int kTerms, class Mend>
+void multiply_part(const BlockOfResult<T>& out, const PackedFactors<kTerms>& factors, const Part& part,
+                   int64_t next_left, int64_t next_right, float* sums, const Mend& mend) {
   constexpr int64_t kStride = kPartBlocks * kBlockLines;
-  constexpr int64_t kLeftLines = Factors::kLeft * kBlockLines, kRightLines = Factors::kRight * kBlockLines;
-  constexpr int64_t kSteps = kDepth<larger(Factors::kLeft, Factors::kRight)>;
+  constexpr int64_t kLines = kTerms * kBlockLines, kSteps = kDepth<kTerms>;  // lines of cache of a block at each step
   const int64_t steps = factors.steps, lefts = part.lefts, rights = part.rights;
   alignas(64) float block[kBlockLines * kBlockLines];
   [[maybe_unused]] const Tiles tiles;
@@ -202,15 +189,15 @@ void multiply_part(const BlockOfResult<T>& out, const Factors& factors, const Pa
         const Bf16* b = factors.right_step(part.right + j, step);
         NextBlocks next{factors.left_block(part.left + i + (is_last ? next_left : 0)),
                         factors.right_step(part.right + j + (is_last ? next_right : 0), next_step),
-                        Factors::kRight * 2 * kTileNumbers,
-                        kLeftLines * j / rights,
-                        rights == 1 ? 0 : kLeftLines * (j + 1) / rights - kLeftLines * j / rights,
-                        kRightLines * i / lefts,
-                        kRightLines * (i + 1) / lefts - kRightLines * i / lefts};
+                        PackedFactors<kTerms>::kStep,
+                        kLines * j / rights,
+                        rights == 1 ? 0 : kLines * (j + 1) / rights - kLines * j / rights,
+                        kLines * i / lefts,
+                        kLines * (i + 1) / lefts - kLines * i / lefts};
         next.left.data += next_step * next.left.step;
         float* known = sums + (i * kStride + j) * kBlockLines;
         const float* before = step == 0 ? nullptr : known;
-        const auto multiply = multiply_blocks<Factors::kLeft, Factors::kRight>;
+        const auto multiply = multiply_blocks<kTerms>;
         if (!is_last) {
           multiply(known, kStride, before, kStride, a, b, depth, next);
           continue;
@@ -228,10 +215,9 @@ void multiply_part(const BlockOfResult<T>& out, const Factors& factors, const Pa
 }
 
 // The floats of memory that a part needs.
-template <class Factors>
+template <int kTerms>
 int64_t sums_of_part(int64_t steps, int64_t lefts) {
-  constexpr int64_t kSteps = kDepth<larger(Factors::kLeft, Factors::kRight)>;
-  return steps > kSteps ? lefts * kPartBlocks * kBlockLines * kBlockLines : 0;
+  return steps > kDepth<kTerms> ? lefts * kPartBlocks * kBlockLines * kBlockLines : 0;
 }
 
 // The products of one block of lines with another, in f32.
@@ -267,18 +253,19 @@ void multiply_in_f32(float* sums, const FactorLines<float>& left, const FactorLi
 inline constexpr double kPackNanoseconds = 40, kMultiplyNanoseconds = 12;
 
 // Computes all parts, on all threads.
-template <class T, class Factors, class Mend>
-void multiply_parts(const BlockOfResult<T>& out, const Factors& factors, const Executor& executor, const Mend& mend) {
+template <class T, int kTerms, class Mend>
+void multiply_parts(const BlockOfResult<T>& out, const PackedFactors<kTerms>& factors, const Executor& executor,
+                    const Mend& mend) {
   const int64_t of_left = factors.left_blocks, of_right = factors.right_blocks;
   // Parts are smaller where there would be fewer than each thread should have.
   const int64_t threads = executor.threads(executor.pool), parts_right = (of_right + kPartBlocks - 1) / kPartBlocks;
   int64_t lefts = kPartBlocks;
   const auto parts_left = [&] { return (of_left + lefts - 1) / lefts; };
   while (threads > 1 && lefts > 1 && parts_left() * parts_right < 4 * threads) lefts /= 2;
-  const double nanoseconds = static_cast<double>(lefts * smaller(kPartBlocks, of_right) * factors.steps) * 4 *
-                             Factors::kLeft * kMultiplyNanoseconds;
+  const double nanoseconds =
+      static_cast<double>(lefts * smaller(kPartBlocks, of_right) * factors.steps) * 4 * kTerms * kMultiplyNanoseconds;
   parallel_for(executor, parts_left() * parts_right, nanoseconds, [&](int64_t begin, int64_t end) {
-    Scratch sums(sums_of_part<Factors>(factors.steps, lefts));
+    Scratch sums(sums_of_part<kTerms>(factors.steps, lefts));
     for (int64_t i = begin; i < end; ++i) {
       const int64_t l = i / parts_right * lefts, r = i % parts_right * kPartBlocks;
       const Part part{l, smaller(lefts, of_left - l), r, smaller(kPartBlocks, of_right - r)};
@@ -324,15 +311,15 @@ void multiply_factors(const BlockOfResult<T>& out, const ProductPlan& plan, void
     }
     auto to = plan.is_swapped ? out.part(r, l, rights, lefts) : out.part(l, r, lefts, rights);
     if (at > 0) to.bias = nullptr, to.is_added = true;
-    PackedFactors<kTerms, kTerms> factors{nullptr,
-                                          0,
-                                          some.stride,
-                                          packed_left,
-                                          packed_right,
-                                          blocks_of(some.count),
-                                          blocks_of(others.count),
-                                          steps_of(some.size),
-                                          plan.is_swapped};
+    PackedFactors<kTerms> factors{nullptr,
+                                  0,
+                                  some.stride,
+                                  packed_left,
+                                  packed_right,
+                                  blocks_of(some.count),
+                                  blocks_of(others.count),
+                                  steps_of(some.size),
+                                  plan.is_swapped};
     if constexpr (kTerms == 1) {
       factors.direct = some.data, factors.direct_blocks = direct;
       multiply_parts(to, factors, executor, [](int64_t, int64_t, float*) {});
