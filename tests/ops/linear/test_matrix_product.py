@@ -35,6 +35,15 @@ def program(function, *args):
     return jax.jit(function).lower(*args).as_text()
 
 
+def on_isa(isa, function, *args):
+    before = _ext.isa()
+    try:
+        _ext.set_isa(isa)
+        return jax.block_until_ready(function(*args))
+    finally:
+        _ext.set_isa(before)
+
+
 def assert_f32(subscripts, out, a, b):
     """By the sizes of what is summed: nothing is further off than f32 may be."""
     size = exact(subscripts, np.abs(np.asarray(a)), np.abs(np.asarray(b)))
@@ -57,12 +66,7 @@ def test_products(subscripts, result, isa):
         return product(subscripts, jnp.bfloat16, a, b, result)
 
     assert (TARGET in program(call, a, b)) == (subscripts in OURS)
-    before = _ext.isa()
-    try:
-        _ext.set_isa(isa)
-        out = jax.block_until_ready(call(a, b))
-    finally:
-        _ext.set_isa(before)
+    out = on_isa(isa, call, a, b)
     assert out.dtype == result
     tolerance = 2 * float(jnp.finfo(result).eps)
     np.testing.assert_allclose(np.asarray(out, np.float64), exact(subscripts, a, b), rtol=tolerance, atol=1e-5)
@@ -78,12 +82,7 @@ def test_products_of_f32(subscripts, isa):
         return product(subscripts, jnp.float32, a, b)
 
     assert (TARGET in program(call, a, b)) == (subscripts in OURS)
-    before = _ext.isa()
-    try:
-        _ext.set_isa(isa)
-        out = jax.block_until_ready(call(a, b))
-    finally:
-        _ext.set_isa(before)
+    out = on_isa(isa, call, a, b)
     assert out.dtype == jnp.float32
     assert_f32(subscripts, out, a, b)
 
