@@ -346,7 +346,7 @@ static void linear(cpu::Element element, int64_t rows, int64_t in, int64_t out) 
 template <class T, class N>
 static void matrix_product(cpu::Element of_out, int64_t rows, int64_t columns, int64_t size) {
   constexpr cpu::Element kFactors = std::is_same_v<N, float> ? cpu::Element::kF32 : cpu::Element::kBf16;
-  const int64_t examples = 2;
+  constexpr int64_t examples = 2;
   const auto a = numbers<N>(examples * rows * size), b = numbers<N>(examples * columns * size);
   const auto bias = numbers<float>(columns);
   std::vector<T> out(static_cast<size_t>(examples * rows * columns));
@@ -355,8 +355,7 @@ static void matrix_product(cpu::Element of_out, int64_t rows, int64_t columns, i
       cpu::MatrixProduct call{out.data(), a.data(), b.data(),      kFactors,      examples, rows,
                               columns,    size,     a_has_columns, b_has_columns, nullptr};
       std::vector<float> packed(static_cast<size_t>(cpu::ProductPlan(call).bytes()) / sizeof(float));
-      call.packed = packed.data();
-      call.bias = a_has_columns ? bias.data() : nullptr;
+      call.packed = packed.data(), call.bias = a_has_columns ? bias.data() : nullptr;
       cpu::kernels().matrix_product(of_out, call, kExecutor);
       show(out);
     }
@@ -365,19 +364,15 @@ static void matrix_product(cpu::Element of_out, int64_t rows, int64_t columns, i
 
 template <class T, class N>
 static void matrix_products(cpu::Element element) {
-  matrix_product<T, N>(element, 3, 5, 7);
-  matrix_product<T, N>(element, 1, 40, 0);
-  matrix_product<T, N>(element, 37, 70, 65);
-  matrix_product<T, N>(element, 70, 33, 320);   // so many numbers that sums are read again
-  matrix_product<T, N>(element, 300, 290, 32);  // several parts
+  const int64_t sizes[][3] = {{3, 5, 7}, {1, 40, 0}, {37, 70, 65}, {70, 33, 320}, {300, 290, 32}};
+  for (const auto& size : sizes) matrix_product<T, N>(element, size[0], size[1], size[2]);
 }
 
 template <class T>
 static void of_type(cpu::Element element) {
   for (const int64_t size : {1, 7, 16, 37, 64, 100}) norms_and_gates<T>(element, 3, size);
   for (const int64_t size : {1, 6, 33, 64}) attention<T>(element, 5, 2, 2, size);
-  attention<T>(element, 70, 3, 1, 16);
-  attention<T>(element, 19, 4, 2, 40);
+  attention<T>(element, 70, 3, 1, 16), attention<T>(element, 19, 4, 2, 40);
   for (const int64_t size : {1, 6, 33, 64}) decode_attention<T>(element, 5, 2, 2, size);
   decode_attention<T>(element, 70, 12, 12, 64);
   decode_attention<T>(element, 150, 5, 1, 24);  // several parts, and more queries of a head than are taken together
