@@ -69,7 +69,7 @@ def test_logits_far_from_zero(base, isa):
     case = cases.softmax_cross_entropy(DTYPES[0], logits.shape)
     far = logits + np.float32(base)
     assert np.array_equal(far - np.float32(base), logits)
-    logits, far = jnp.asarray(logits), jnp.asarray(far)
+    logits, far, labels = jnp.asarray(logits), jnp.asarray(far), jnp.asarray(labels)
     np.testing.assert_allclose(case.op(far, labels), case.reference(logits, labels), rtol=1e-6)
     got, want = (
         gradients(f, (x, labels), np.ones(4, np.float32))[0] for f, x in ((case.op, far), (case.reference, logits))
