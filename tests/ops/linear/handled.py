@@ -20,7 +20,7 @@ def b16(*shape):
     return a(*shape, dtype=BF16)
 
 
-# With memory for both factors: two tiles of each.
+# With memory for both factors: two tiles of each, and the highest magnitudes.
 PACKED = u8(4104)
 
 HANDLED = {

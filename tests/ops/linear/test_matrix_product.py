@@ -163,10 +163,10 @@ def test_few_numbers_and_other_dtypes_are_left_to_xla(dtype, rows):
     assert TARGET not in program(lambda a, b: product("mk,nk->mn", dtype, a, b), a, b)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_a_layer_and_its_gradients(dtype):
+@pytest.mark.parametrize(("dtype", "sizes"), [(jnp.bfloat16, (96, 64)), (jnp.float32, (192, 128))])
+def test_a_layer_and_its_gradients(dtype, sizes):
     """All three products are ours, and none of XLA's is left."""
-    x, weight, bias = normal(0, (2, 70, 128), dtype), normal(1, (192, 128), dtype), normal(2, (192,), jnp.float32)
+    x, weight, bias = normal(0, (2, 70, sizes[1]), dtype), normal(1, sizes, dtype), normal(2, sizes[:1], jnp.float32)
 
     def loss(x, weight, bias):
         return jnp.sin(ops.linear(x, weight, bias).astype(jnp.float32)).sum()
@@ -184,7 +184,7 @@ def test_a_layer_and_its_gradients(dtype):
     for got, want in zip(gradient(x, weight, bias), wide, strict=True):
         want = np.asarray(want, np.float32)
         np.testing.assert_allclose(
-            np.asarray(got, np.float32), want, atol=(0.03 if narrow else 1e-5) * np.max(np.abs(want))
+            np.asarray(got, np.float32), want, atol=(0.02 if narrow else 1e-5) * np.max(np.abs(want))
         )
 
 
