@@ -5,6 +5,7 @@
 
 #include "core/host_calls.h"
 #include "cpu/isa.h"
+#include "cpu/processor.h"
 #include "ffi/c_call.h"
 #include "ffi/cpu_targets.h"
 #include "ffi/front.h"
@@ -49,6 +50,7 @@ NB_MODULE(_ext, m) {
     return families;
   });
   m.def("available_isas", &eqxcallback::cpu::available_isas);
+  m.def("vendor", &eqxcallback::cpu::vendor);
   m.def("set_isa", &eqxcallback::cpu::set_isa, nb::arg("name"));
   m.def("matrix_product_bytes", &eqxcallback::matrix_product_bytes, nb::arg("is_f32"), nb::arg("rows"),
         nb::arg("columns"), nb::arg("size"), nb::arg("a_has_columns"), nb::arg("b_has_columns"));

@@ -7,20 +7,32 @@
 namespace eqxcallback::cpu {
 namespace {
 
-#if defined(__x86_64__)
 // AMD's number of a family: 25 are Zen 3 and 4, 26 is Zen 5. 0 on a processor of another vendor.
 unsigned family_of_amd() {
+#if defined(__x86_64__)
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  __cpuid(0, eax, ebx, ecx, edx);
-  if (ebx != signature_AMD_ebx || ecx != signature_AMD_ecx || edx != signature_AMD_edx) return 0;
-  __cpuid(1, eax, ebx, ecx, edx);
-  return ((eax >> 8) & 0xf) + ((eax >> 20) & 0xff);
-}
-#else
-unsigned family_of_amd() { return 0; }
+  if (vendor() == "AuthenticAMD" && __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0) {
+    return ((eax >> 8) & 0xf) + ((eax >> 20) & 0xff);
+  }
 #endif
+  return 0;
+}
 
 }  // namespace
+
+const std::string& vendor() {
+  static const std::string result = [] {
+    std::string name;
+#if defined(__x86_64__)
+    unsigned eax = 0, parts[3] = {};
+    if (__get_cpuid(0, &eax, &parts[0], &parts[2], &parts[1]) != 0) {
+      name.assign(reinterpret_cast<const char*>(parts), sizeof(parts));
+    }
+#endif
+    return name;
+  }();
+  return result;
+}
 
 const Prefetching& prefetching() {
   static const Prefetching result = family_of_amd() >= 26 ? Prefetching{true, 4096} : Prefetching{};

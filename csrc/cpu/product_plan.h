@@ -9,20 +9,22 @@ namespace {
 // A tile has 16 lines of 32 numbers, along which a product sums: rows or columns of a factor. Two tiles are a block.
 inline constexpr int64_t kTileLines = 16, kTileSize = 32, kTileNumbers = kTileLines * kTileSize;
 inline constexpr int64_t kBlockLines = 2 * kTileLines, kFewLines = 8 * kBlockLines;
+// Blocks along one side of a part of the result: its operands and sums have room in a second cache of 1 MiB.
+inline constexpr int64_t kPartBlocks = 8;
 
 inline int64_t blocks_of(int64_t lines) { return (lines + kBlockLines - 1) / kBlockLines; }
 inline int64_t steps_of(int64_t size) { return (size + kTileSize - 1) / kTileSize; }
 
 // One factor is on the left, with the rows of the result, unless it is swapped. Both are packed a group of blocks at a
 // time, and f32 so many steps at a time, so that this takes little memory.
-struct ProductPlan {
+struct TileProductPlan {
   bool is_swapped;
   bool is_direct;                           // whole blocks of the left factor are read where they are
   int64_t left_group, right_group, packed;  // blocks: of a group, and so many of the left one are packed
   int64_t depth;                            // steps
   int64_t numbers;                          // of bf16 in a packed block
 
-  explicit ProductPlan(const MatrixProduct& args) {
+  explicit TileProductPlan(const MatrixProduct& args) {
     const bool is_narrow = args.element == Element::kBf16;
     // To pack rows on the right, they have to be turned around: better the few. Where these are many, it is quicker
     // than to turn the result around.
@@ -36,7 +38,7 @@ struct ProductPlan {
     const int64_t steps = larger<int64_t>(1, steps_of(args.size));
     depth = is_narrow ? steps : smaller<int64_t>(steps, 2048 / kTileSize);
     numbers = depth * (is_narrow ? 1 : 3) * 2 * kTileNumbers;
-    const int64_t most = larger<int64_t>(8, kGroupNumbers / numbers);
+    const int64_t most = larger(kPartBlocks, kGroupNumbers / numbers);
     left_group = is_direct ? blocks_of(left) : smaller(blocks_of(left), most);
     right_group = smaller(blocks_of(right), most);
     packed = is_direct ? 1 : left_group;
@@ -48,6 +50,36 @@ struct ProductPlan {
  private:
   static constexpr int64_t kGroupNumbers = int64_t{1} << 23;
 };
+
+// By vectors: both factors are packed, a group of lines of so many numbers at a time.
+struct VectorProductPlan {
+  // Lines of a group are a multiple of these, whatever a panel has.
+  static constexpr int64_t kLeftMultiple = 96, kRightMultiple = 64;
+
+  int64_t left_group, right_group, depth;
+
+  explicit VectorProductPlan(const MatrixProduct& args) {
+    const int64_t size = larger<int64_t>(1, args.size);
+    // As above.
+    depth = args.element == Element::kBf16 ? size : smaller<int64_t>(size, 2048);
+    left_group = group(args.rows, kLeftMultiple), right_group = group(args.columns, kRightMultiple);
+  }
+
+  int64_t bytes() const { return (left_group + right_group) * depth * int64_t{sizeof(float)}; }
+
+ private:
+  static constexpr int64_t kGroupNumbers = int64_t{1} << 21;
+
+  int64_t group(int64_t lines, int64_t multiple) const {
+    const int64_t most = larger(multiple, kGroupNumbers / depth / multiple * multiple);
+    return smaller((lines + multiple - 1) / multiple * multiple, most);
+  }
+};
+
+// Bytes that are enough for each table of kernels.
+inline int64_t bytes_of_product(const MatrixProduct& args) {
+  return larger(TileProductPlan(args).bytes(), VectorProductPlan(args).bytes());
+}
 
 }  // namespace
 }  // namespace eqxcallback::cpu

@@ -12,8 +12,6 @@ cpu::MatrixProduct product_of(cpu::Element element, int64_t rows, int64_t column
   return {nullptr, nullptr, nullptr, element, 1, rows, columns, size, a_has_columns, b_has_columns, nullptr};
 }
 
-int64_t bytes_of(const cpu::MatrixProduct& call) { return cpu::ProductPlan(call).bytes(); }
-
 // -- a bf16 or f32 [examples, rows, size] or [examples, size, rows], b of the same type with columns in place of rows,
 // bias f32 [columns], which may be absent -> [examples, rows, columns], f32 if the factors are, and memory for the
 // packed factors
@@ -38,8 +36,9 @@ ffi::Error matrix_product(ffi::ThreadPool pool, ffi::RemainingArgs args, Out out
     REQUIRE(result[0] == of_a[0] && result[1] == of_a[a_columns ? 2 : 1] && result[2] == of_b[b_columns ? 2 : 1], op,
             "a result of shape (examples, rows, columns); got " + text(result));
     cpu::MatrixProduct call = product_of(element, result[1], result[2], size, a_columns, b_columns);
-    REQUIRE(static_cast<int64_t>(packed->size_bytes()) >= bytes_of(call), op,
-            "memory of " + std::to_string(bytes_of(call)) + " bytes; got " + std::to_string(packed->size_bytes()));
+    REQUIRE(static_cast<int64_t>(packed->size_bytes()) >= cpu::bytes_of_product(call), op,
+            "memory of " + std::to_string(cpu::bytes_of_product(call)) + " bytes; got " +
+                std::to_string(packed->size_bytes()));
     call.out = out->untyped_data(), call.examples = result[0];
     call.a = a.untyped_data(), call.b = b.untyped_data(), call.packed = packed->untyped_data();
     call.bias = vector_of(op, "bias", operands(2), result[2]);
@@ -60,7 +59,7 @@ EQXCALLBACK_CPU_KERNEL(matrix_product, matrix_product,
 int64_t matrix_product_bytes(bool is_f32, int64_t rows, int64_t columns, int64_t size, bool a_has_columns,
                              bool b_has_columns) {
   const cpu::Element element = is_f32 ? cpu::Element::kF32 : cpu::Element::kBf16;
-  return bytes_of(product_of(element, rows, columns, size, a_has_columns, b_has_columns));
+  return cpu::bytes_of_product(product_of(element, rows, columns, size, a_has_columns, b_has_columns));
 }
 
 }  // namespace eqxcallback

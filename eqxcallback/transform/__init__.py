@@ -8,7 +8,7 @@ from ..backends import (
 from ..xla import (
     cudnn_attention as cudnn_attention,
     cudnn_attention_backward as cudnn_attention_backward,
-    FEWEST_OF_F32 as FEWEST_OF_F32,
+    fewest_lines as fewest_lines,
     has_tiles as has_tiles,
     product as product,
     why_no_cudnn as why_no_cudnn,

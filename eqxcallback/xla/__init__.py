@@ -12,7 +12,7 @@ from .calls import (
     mapped_first as mapped_first,
     of_one as of_one,
     op_call as op_call,
-    FEWEST_OF_F32 as FEWEST_OF_F32,
+    fewest_lines as fewest_lines,
     has_tiles as has_tiles,
     product as product,
     python_call as python_call,

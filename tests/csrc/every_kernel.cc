@@ -354,7 +354,7 @@ static void matrix_product(cpu::Element of_out, int64_t rows, int64_t columns, i
     for (const bool b_has_columns : {false, true}) {
       cpu::MatrixProduct call{out.data(), a.data(), b.data(),      kFactors,      examples, rows,
                               columns,    size,     a_has_columns, b_has_columns, nullptr};
-      std::vector<float> packed(static_cast<size_t>(cpu::ProductPlan(call).bytes()) / sizeof(float));
+      std::vector<float> packed(static_cast<size_t>(cpu::bytes_of_product(call)) / sizeof(float));
       call.packed = packed.data(), call.bias = a_has_columns ? bias.data() : nullptr;
       cpu::kernels().matrix_product(of_out, call, kExecutor);
       show(out);

@@ -5,8 +5,7 @@
 // of what is left then, which is nothing.
 #pragma once
 
-#include "cpu/kernels/common.h"
-#include "cpu/product_plan.h"
+#include "cpu/kernels/matrix_factors.h"
 #if !defined(EQXCALLBACK_TILES) || defined(EQXCALLBACK_EMULATED_TILES)
 #include "cpu/simd/tiles.h"
 #endif
@@ -18,19 +17,6 @@ static_assert(kTileLines == Tiles::kRows && kTileSize == 2 * Tiles::kPairs);
 
 template <class T>
 inline constexpr int kTermsOf = std::is_same_v<T, Bf16> ? 1 : 3;
-
-// The rows of a matrix, or its columns, along which a product sums.
-template <class T>
-struct FactorLines {
-  const T* data;
-  int64_t count, size, stride;
-  bool are_columns;  // the matrix is [size, count], and not [count, size]
-
-  FactorLines part(int64_t line, int64_t lines, int64_t at, int64_t numbers) const {
-    const T* from = data + (are_columns ? at * stride + line : line * stride + at);
-    return {from, smaller(lines, count - line), smaller(numbers, size - at), stride, are_columns};
-  }
-};
 
 // Highest magnitudes of blocks whose products are those of their terms. What is higher may overflow in one of them and
 // not in all, and what is lower has terms that count as zero.

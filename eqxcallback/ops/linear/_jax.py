@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ...kernel import JaxKernel
-from ...transform import FEWEST_OF_F32, has_tiles
+from ...transform import fewest_lines
 from .._jax import product, product_of_rows
 from .._supports import floats
 from ._reference_activations import quantize_activations
@@ -74,11 +74,13 @@ def _quantized_linear_backward(args: Any, out: object, cotangent: Array, *, enco
 
 def _has_instructions(types: Any, **_: object) -> bool | str:
     dtype, lines = types.x.dtype, min(math.prod(types.x.shape[:-1]), types.weight.shape[0])
-    if dtype == jnp.bfloat16 or (dtype == jnp.float32 and has_tiles() and lines >= FEWEST_OF_F32):
+    fewest = fewest_lines(dtype)
+    if dtype == jnp.bfloat16 or (fewest is not None and lines >= fewest):
         return True
+    of_f32 = "" if fewest is None else f", or float32 with {fewest} rows and out_features or more"
     return (
-        f"x has to be bfloat16, or where a processor has AMX float32 with {FEWEST_OF_F32} rows and out_features or more, as XLA "
-        f"needs no help with others; it is {dtype}, and the fewer of both are {lines}"
+        f"x has to be bfloat16{of_f32}, as XLA needs no help with others on this processor; it is {dtype}, and the fewer of both "
+        f"are {lines}"
     )
 
 

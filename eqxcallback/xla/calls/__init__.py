@@ -17,7 +17,7 @@ from ._op_call import (
     op_call_p as op_call_p,
     transpose as transpose,
 )
-from ._matrix_product import FEWEST_OF_F32 as FEWEST_OF_F32, has_tiles as has_tiles
+from ._matrix_product import fewest_lines as fewest_lines, has_tiles as has_tiles
 from ._product import product as product
 from ._python_call import (
     effectful_call_p as effectful_call_p,

@@ -138,7 +138,7 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Value, product: _Product, p
     avals: list[Any] = list(ctx.avals_in)
     sizes = product.factors.sizes([aval.shape for aval in avals])
     matrices = None
-    if platform == "cpu" and _matrix_product.has_tiles():
+    if platform == "cpu":
         of = (product.of_a, product.of_b, product.of_result)
         matrices = _matrix_product.Matrices.of(*of, product.dtype, product.result, sizes)
 

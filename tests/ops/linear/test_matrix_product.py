@@ -1,5 +1,4 @@
-"""Products of bf16 and f32 by this package's own kernel, as on a machine with AMX. There it multiplies by tiles; on others
-what it compiles to is slower, with the same results."""
+"""Products of bf16 and f32 by this package's own kernel: by tiles where a processor has AMX, and by vectors on others."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,8 @@ TARGET = "eqxcallback_matrix_product"
 
 
 @pytest.fixture(autouse=True)
-def tiles(monkeypatch):
+def is_called(monkeypatch):
+    """Call the kernel on any machine, as where there are tiles."""
     monkeypatch.setattr(_ext, "isas_of_bf16", lambda: {"linear_rows": "avx512_amx"})
 
 
@@ -33,6 +33,13 @@ def exact(subscripts, a, b):
 
 def program(function, *args):
     return jax.jit(function).lower(*args).as_text()
+
+
+# The best one, and those without tiles, whose vectors have different lengths; one of them has products of pairs of bf16.
+BEST, *OTHERS = dict.fromkeys(
+    (_ext.available_isas()[0], *(isa for isa in _ext.available_isas() if isa != "avx512_amx"))
+)
+WITHOUT_TILES = OTHERS[0] if BEST == "avx512_amx" else BEST
 
 
 def on_isa(isa, function, *args):
@@ -56,8 +63,10 @@ OURS += ["abmk,abnk->abmn", "jkm,jkn->mn", "mjk,njk->mn"]
 XLAS = ["bmk,kbn->bmn", "kjm,jkn->mn", "mkb,nkb->mnb", "bmk,nbk->mbn"]
 
 
-@pytest.mark.parametrize("isa", [*dict.fromkeys((_ext.available_isas()[0], "portable"))])
-@pytest.mark.parametrize("result", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+    ("isa", "result"),
+    [(BEST, jnp.float32), *((isa, jnp.bfloat16) for isa in (BEST, *OTHERS)), ("portable", jnp.float16)],
+)
 @pytest.mark.parametrize("subscripts", [*OURS, *XLAS])
 def test_products(subscripts, result, isa):
     a, b = factors(subscripts, SIZES)
@@ -72,38 +81,44 @@ def test_products(subscripts, result, isa):
     np.testing.assert_allclose(np.asarray(out, np.float64), exact(subscripts, a, b), rtol=tolerance, atol=1e-5)
 
 
-@pytest.mark.parametrize("isa", [*dict.fromkeys((_ext.available_isas()[0], "portable"))])
-@pytest.mark.parametrize("subscripts", [*OURS, *XLAS])
+@pytest.mark.parametrize("isa", [BEST, *OTHERS])
+@pytest.mark.parametrize("subscripts", OURS)
 def test_products_of_f32(subscripts, isa):
-    """Each number is three of bf16, and nothing is lost."""
+    """Nothing is lost, also where there are tiles, and each number is three of bf16."""
     a, b = factors(subscripts, SIZES | {"m": 130, "n": 140}, jnp.float32)
 
     def call(a, b):
         return product(subscripts, jnp.float32, a, b)
 
-    assert (TARGET in program(call, a, b)) == (subscripts in OURS)
+    assert TARGET in program(call, a, b)
     out = on_isa(isa, call, a, b)
     assert out.dtype == jnp.float32
     assert_f32(subscripts, out, a, b)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 32768), (300, 260, 1), (257, 33, 320), (33, 300, 1030), (600, 40, 64)])
+@pytest.mark.parametrize("isa", [*dict.fromkeys((BEST, WITHOUT_TILES))])
+@pytest.mark.parametrize("shape", [(1, 1, 32768), (300, 260, 1), (257, 33, 320), (33, 300, 1031), (600, 40, 64)])
 @pytest.mark.parametrize("subscripts", ["mk,nk->mn", "mk,kn->mn", "km,nk->mn", "km,kn->mn"])
-def test_sizes(subscripts, shape):
-    """Parts of tiles, one row, several blocks of what is summed, and several parts of the result, on all threads."""
+def test_sizes(subscripts, shape, isa):
+    """Parts of tiles or panels, one row, several slices of what is summed, and several parts of the result, on all threads."""
     a, b = factors(subscripts, dict(zip("mnk", shape, strict=True)))
     want = exact(subscripts, a, b)
-    out = product(subscripts, jnp.bfloat16, a, b)
+    out = on_isa(isa, lambda a, b: product(subscripts, jnp.bfloat16, a, b), a, b)
     np.testing.assert_allclose(np.asarray(out, np.float64), want, rtol=1e-5, atol=1e-6 * shape[2])
 
 
 # The last one has more lines than are packed at a time, and more numbers.
+@pytest.mark.parametrize("isa", [*dict.fromkeys((BEST, WITHOUT_TILES))])
 @pytest.mark.parametrize("shape", [(128, 300, 1), (129, 257, 320), (300, 128, 4100), (128, 1500, 2050)])
 @pytest.mark.parametrize("subscripts", ["mk,nk->mn", "mk,kn->mn", "km,nk->mn", "km,kn->mn", "mk,nk->nm"])
-def test_sizes_of_f32(subscripts, shape):
+def test_sizes_of_f32(subscripts, shape, isa):
     a, b = factors(subscripts, dict(zip("mnk", shape, strict=True)), jnp.float32)
-    assert TARGET in program(lambda a, b: product(subscripts, jnp.float32, a, b), a, b)
-    out = np.asarray(product(subscripts, jnp.float32, a, b), np.float64)
+
+    def call(a, b):
+        return product(subscripts, jnp.float32, a, b)
+
+    assert TARGET in program(call, a, b)
+    out = np.asarray(on_isa(isa, call, a, b), np.float64)
     # NumPy's product of f64 takes seconds for the largest.
     rows = slice(None) if shape[1] < 1000 else slice(0, None, 97)
     if subscripts.endswith("nm"):
@@ -205,6 +220,27 @@ def test_derivatives_in_both_modes():
     np.testing.assert_allclose(left, right, rtol=0.02, atol=5)
     mapped = jax.vmap(f, (0, None))(jnp.stack([a, da]), b)
     np.testing.assert_allclose(mapped[1], f(da, b), rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize(
+    ("vendor", "isa", "fewest"),
+    [
+        ("GenuineIntel", "avx512", 256),
+        ("GenuineIntel", "avx512_bf16", 256),
+        ("GenuineIntel", "avx2", None),
+        ("AuthenticAMD", "avx512_bf16", None),
+        ("", "neon", None),
+    ],
+)
+def test_without_tiles_it_is_called_where_it_was_measured_to_be_faster(vendor, isa, fewest, dtype, monkeypatch):
+    monkeypatch.setattr(_ext, "isas_of_bf16", dict)
+    monkeypatch.setattr(_ext, "vendor", lambda: vendor)
+    monkeypatch.setattr(_ext, "isa", lambda: isa)
+    for rows in (255, 256):
+        a, b = (jax.ShapeDtypeStruct((size, 64), dtype) for size in (rows, 300))
+        text = program(lambda a, b: product("mk,nk->mn", dtype, a, b), a, b)
+        assert (TARGET in text) == (fewest is not None and rows >= fewest)
 
 
 def test_an_exported_program_has_xlas():

@@ -1,0 +1,272 @@
+// Products of matrices by vectors, where the processor has no tiles: sums of outer products of a few lines of the left
+// factor with some vectors of lines of the right one, in registers. Panels of so many lines are packed once, for all
+// threads. Then each computes parts of the result, a slice of what is summed at a time, so that the slice of a right
+// panel stays in the first cache.
+#pragma once
+
+#include "cpu/kernels/matrix_factors.h"
+#include "cpu/kernels/outer.h"
+
+namespace eqxcallback::cpu {
+namespace {
+
+// What one multiply-add takes of a line: a number of f32, or a pair of bf16 where the processor multiplies these.
+template <class N>
+using UnitOf = std::conditional_t<kHasPairs<N>, Bf16Pair, float>;
+template <class N>
+inline constexpr int64_t kNumbersOfUnit = kHasPairs<N> ? 2 : 1;
+template <class N>
+int64_t units_of(int64_t numbers) {
+  return (numbers + kNumbersOfUnit<N> - 1) / kNumbersOfUnit<N>;
+}
+
+// Lines of a panel of each factor.
+inline constexpr int64_t kLeftLines = Simd::kOuterRows, kRightLines = Simd::kOuterVectors * kLanes;
+static_assert(VectorProductPlan::kLeftMultiple % kLeftLines == 0);
+static_assert(VectorProductPlan::kRightMultiple % kRightLines == 0);
+// Units of a slice: those of a right panel take 24 KiB.
+inline constexpr int64_t kSliceUnits = smaller<int64_t>(512, 6144 / kRightLines);
+// Lines of a part, of each factor: its sums and the lines have room in a second cache of 1 MiB.
+inline constexpr int64_t kPartRows = 96, kPartColumns = 256;
+static_assert(kPartRows % kLeftLines == 0 && kPartColumns % kRightLines == 0);
+
+int64_t panels_of(int64_t lines, int64_t of_panel) { return (lines + of_panel - 1) / of_panel; }
+
+// Units of neighbouring lines that are columns. Numbers of a line that ends within a pair are zero.
+template <class N, class Count>
+F units_of_columns(const N* x, [[maybe_unused]] const N* next, Count count) {
+#ifdef EQXCALLBACK_PAIRS
+  if constexpr (kHasPairs<N>) {
+    Bf16 copied[2][kLanes] = {};
+    if constexpr (std::is_same_v<Count, Full>) {
+      if (next != nullptr) return Simd::pairs(x, next);
+      std::memcpy(copied[0], x, sizeof(copied[0]));
+    } else {
+      std::memcpy(copied[0], x, static_cast<size_t>(count) * sizeof(N));
+      if (next != nullptr) std::memcpy(copied[1], next, static_cast<size_t>(count) * sizeof(N));
+    }
+    return Simd::pairs(copied[0], copied[1]);
+  }
+#endif
+  return load(x, count);
+}
+
+// Units of one line that is a row.
+template <class N>
+F units_of_row(const N* x, Full) {
+  if constexpr (!kHasPairs<N>) return load(x, Full{});
+  float units[kLanes];
+  std::memcpy(units, x, sizeof(units));
+  return Simd::load(units);
+}
+template <class N>
+F units_of_row(const N* x, int numbers) {
+  if constexpr (!kHasPairs<N>) return load(x, numbers);
+  float units[kLanes] = {};
+  std::memcpy(units, x, static_cast<size_t>(numbers) * sizeof(N));
+  return Simd::load(units);
+}
+
+// Packs lines of a panel, unit by unit.
+template <int64_t kWidth, class N>
+void pack_columns(float* out, const FactorLines<N>& from) {
+  for (int64_t i = 0; i < from.size; i += kNumbersOfUnit<N>, out += kWidth) {
+    const N* x = from.data + i * from.stride;
+    const N* next = i + 1 < from.size ? x + from.stride : nullptr;
+    int64_t line = 0;
+    for (; line + kLanes <= from.count; line += kLanes) {
+      Simd::store(out + line, units_of_columns(x + line, next == nullptr ? next : next + line, Full{}));
+    }
+    for (; line < kWidth; line += kLanes) {
+      const int lines = static_cast<int>(larger<int64_t>(0, smaller<int64_t>(kLanes, from.count - line)));
+      const F units = units_of_columns(x + line, next == nullptr ? next : next + line, lines);
+      Simd::store(out + line, units, static_cast<int>(smaller<int64_t>(kLanes, kWidth - line)));
+    }
+  }
+}
+
+template <int64_t kWidth, class N>
+void pack_rows(float* out, const FactorLines<N>& from) {
+  constexpr int64_t kNumbers = kNumbersOfUnit<N> * kLanes;
+  for (int64_t line = 0; line < kWidth; line += kLanes) {
+    constexpr int64_t kLines = smaller<int64_t>(kLanes, kWidth);
+    for (int64_t i = 0; i < from.size; i += kNumbers) {
+      F tile[kLanes];
+      const auto load_lines = [&](auto numbers) {
+#pragma GCC unroll 16
+        for (int r = 0; r < kLanes; ++r) {
+          const bool is_there = r < kLines && line + r < from.count;
+          tile[r] = is_there ? units_of_row(from.data + (line + r) * from.stride + i, numbers) : Simd::zero();
+        }
+      };
+      const int64_t rest = from.size - i, units = smaller<int64_t>(kLanes, units_of<N>(rest));
+      rest >= kNumbers ? load_lines(Full{}) : load_lines(static_cast<int>(rest));
+      Simd::transpose(tile);
+      float* to = out + i / kNumbersOfUnit<N> * kWidth + line;
+      for (int64_t u = 0; u < units; ++u) {
+        if constexpr (kLines == kLanes) {
+          Simd::store(to + u * kWidth, tile[u]);
+        } else {
+          Simd::store(to + u * kWidth, tile[u], kLines);
+        }
+      }
+    }
+  }
+}
+
+// Packs panels: of each its units, one after the other. Lines past the end are zero. A matrix is read along its rows.
+template <int64_t kWidth, class N>
+void pack_panels(float* out, const FactorLines<N>& from, int64_t begin, int64_t end) {
+  const int64_t units = units_of<N>(from.size);
+  constexpr int64_t kRows = 16;
+  const auto pack = [&](int64_t panel, int64_t at, int64_t numbers) {
+    const FactorLines<N> lines = from.part(panel * kWidth, kWidth, at, numbers);
+    float* to = out + (panel * units + at / kNumbersOfUnit<N>)*kWidth;
+    from.are_columns ? pack_columns<kWidth>(to, lines) : pack_rows<kWidth>(to, lines);
+  };
+  if (from.are_columns) {
+    for (int64_t at = 0; at < from.size; at += kRows) {
+      for (int64_t panel = begin; panel < end; ++panel) pack(panel, at, kRows);
+    }
+  } else {
+    for (int64_t panel = begin; panel < end; ++panel) pack(panel, 0, from.size);
+  }
+}
+
+// Packs all panels on all threads.
+template <int64_t kWidth, class N>
+void pack_on_threads(float* out, const FactorLines<N>& from, const Executor& executor) {
+  const double nanoseconds = static_cast<double>(units_of<N>(from.size) * kWidth) * 0.2;
+  parallel_for(executor, panels_of(from.count, kWidth), nanoseconds,
+               [&](int64_t begin, int64_t end) { pack_panels<kWidth>(out, from, begin, end); });
+}
+
+// Slices of a left and a right panel, and what is prefetched before they are multiplied.
+struct PanelSlices {
+  const float *left, *right;
+  int64_t units;
+  const float* next;
+  int64_t next_numbers;
+};
+
+// Prefetches where a row of sums will be written.
+template <class T>
+[[gnu::always_inline]] inline void prefetch_row(T* row) {
+  auto* bytes = reinterpret_cast<char*>(row);
+  for (int64_t i = 0; i < kRightLines * int64_t{sizeof(T)}; i += 64) __builtin_prefetch(bytes + i, 1, 3);
+}
+
+// Adds the sums of a slice to `sums`, which the first one sets. Those of the last one go into the result.
+template <class N, class T>
+void multiply_panels(const PartOfResult<T>& to, float* sums, bool is_first, bool is_last, const PanelSlices& slices) {
+  constexpr int kRows = Simd::kOuterRows, kVectors = Simd::kOuterVectors;
+  F acc[kRows][kVectors];
+  const auto for_sums = [&](const auto& body) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) body(m, v, sums + (m * kVectors + v) * kLanes);
+    }
+  };
+  for_sums([&](int m, int v, float*) __attribute__((always_inline)) { acc[m][v] = Simd::zero(); });
+  if (!is_first) prefetch<3>(sums, kLeftLines * kRightLines);
+  for (int64_t m = 0; is_last && m < smaller(kLeftLines, to.rows); ++m) prefetch_row(to.out + m * to.stride);
+  prefetch(slices.next, slices.next_numbers);
+  const auto* left = reinterpret_cast<const UnitOf<N>*>(slices.left);
+  const auto* right = reinterpret_cast<const UnitOf<N>*>(slices.right);
+  add_outer(acc, left, 1, kLeftLines, right, slices.units, kRightLines);
+  if (!is_first) {
+    for_sums([&](int m, int v, float* p)
+                 __attribute__((always_inline)) { acc[m][v] = Simd::add(acc[m][v], Simd::load(p)); });
+  }
+  if (!is_last || to.rows < kLeftLines || to.columns < kRightLines) {
+    for_sums([&](int m, int v, float* p) __attribute__((always_inline)) { Simd::store(p, acc[m][v]); });
+    if (is_last) {
+      for (int64_t m = 0; m < smaller(kLeftLines, to.rows); ++m) {
+        for_vectors(smaller(kRightLines, to.columns),
+                    [&](int64_t i, auto count) { to.put(m, i, load(sums + m * kRightLines + i, count), count); });
+      }
+    }
+    return;
+  }
+  for_sums([&](int m, int v, float*) __attribute__((always_inline)) { to.put(m, v * kLanes, acc[m][v], Full{}); });
+}
+
+// The panels of a part of the result, of so many units each.
+struct PartPanels {
+  const float *left, *right;
+  int64_t units;
+};
+
+// Computes a part of the result.
+template <class N, class T>
+void multiply_part(const PartOfResult<T>& out, const PartPanels& panels, float* sums) {
+  const int64_t lefts = panels_of(out.rows, kLeftLines), rights = panels_of(out.columns, kRightLines);
+  const int64_t units = panels.units;
+  for (int64_t u = 0; u == 0 || u < units; u += kSliceUnits) {
+    const int64_t of_slice = smaller(kSliceUnits, units - u);
+    const bool is_last = u + kSliceUnits >= units;
+    const auto left = [&](int64_t i, int64_t unit) { return panels.left + (i * units + unit) * kLeftLines; };
+    const auto right = [&](int64_t i) { return panels.right + (i * units + u) * kRightLines; };
+    for (int64_t r = 0; r < rights; ++r) {
+      for (int64_t l = 0; l < lefts; ++l) {
+        PanelSlices slices{left(l, u), right(r), of_slice, nullptr, 0};
+        if (r + 1 < rights) {
+          // A share of the next right panel.
+          slices.next_numbers = (of_slice * kRightLines + lefts - 1) / lefts;
+          slices.next = right(r + 1) + l * slices.next_numbers;
+        } else {
+          // The left one's next slice, or the first one of the next part's.
+          slices.next_numbers = kSliceUnits * kLeftLines;
+          slices.next = is_last ? left(lefts + l, 0) : left(l, u + kSliceUnits);
+        }
+        multiply_panels<N>(out.part(l * kLeftLines, r * kRightLines, kLeftLines, kRightLines),
+                           sums + (r * lefts + l) * kLeftLines * kRightLines, u == 0, is_last, slices);
+      }
+    }
+  }
+}
+
+// Computes all parts, on all threads. Those of the same columns follow each other.
+template <class N, class T>
+void multiply_parts(const PartOfResult<T>& out, const PartPanels& panels, const Executor& executor) {
+  const int64_t threads = executor.threads(executor.pool), across = panels_of(out.columns, kPartColumns);
+  // Parts are smaller where there would be fewer than each thread should have.
+  int64_t rows = kPartRows;
+  while (threads > 1 && rows / 2 % kLeftLines == 0 && panels_of(out.rows, rows) * across < 4 * threads) rows /= 2;
+  const int64_t down = panels_of(out.rows, rows);
+  const double nanoseconds = static_cast<double>(rows * panels.units * smaller(kPartColumns, out.columns)) / kLanes / 6;
+  parallel_for(executor, down * across, nanoseconds, [&](int64_t begin, int64_t end) {
+    Scratch sums(rows * kPartColumns);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = i % down * rows, column = i / down * kPartColumns;
+      multiply_part<N>(out.part(row, column, rows, kPartColumns),
+                       {panels.left + row * panels.units, panels.right + column * panels.units, panels.units},
+                       sums.data());
+    }
+  });
+}
+
+// Computes the result of one example, group by group.
+template <class T, class N>
+void multiply_factors(const PartOfResult<T>& out, const VectorProductPlan& plan, void* memory,
+                      const FactorLines<N>& left, const FactorLines<N>& right, const Executor& executor) {
+  auto* of_left = static_cast<float*>(memory);
+  float* of_right = of_left + plan.left_group * plan.depth;
+  for (int64_t l = 0; l < left.count; l += plan.left_group) {
+    for (int64_t at = 0; at == 0 || at < left.size; at += plan.depth) {
+      const FactorLines<N> some = left.part(l, plan.left_group, at, plan.depth);
+      pack_on_threads<kLeftLines>(of_left, some, executor);
+      for (int64_t r = 0; r < right.count; r += plan.right_group) {
+        const FactorLines<N> others = right.part(r, plan.right_group, at, plan.depth);
+        pack_on_threads<kRightLines>(of_right, others, executor);
+        auto to = out.part(l, r, plan.left_group, plan.right_group);
+        if (at > 0) to.bias = nullptr, to.is_added = true;
+        multiply_parts<N>(to, {of_left, of_right, units_of<N>(some.size)}, executor);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace eqxcallback::cpu
