@@ -91,12 +91,17 @@ def _with_gradients(
         z = product("...i,ci->...c", dtype, x, weight)
         each, d_z, others = losses(z, labels, bias, class_weights, soft_cap=soft_cap, **options)
         d_x = product("...c,ci->...i", dtype, d_z, weight).astype(x.dtype)
-        return (_added(way, d_weight, d_z, x), jax.tree.map(jnp.add, d_others, others)), (each, d_x)
+        # Of all rows it is not added to zeros.
+        d_weight = way.of_rows(dtype, d_z, x) if d_weight is None else _added(way, d_weight, d_z, x)
+        return (d_weight, jax.tree.map(jnp.add, d_others, others)), (each, d_x)
 
     d_others = tuple(None if arg is None else jnp.zeros_like(arg) for arg in (bias, class_weights))
-    sums = jnp.zeros(weight.shape, jnp.float32), d_others
     rows = way.rows(labels.shape[0], weight.shape[0], way.dtype(x))
-    (d_weight, d_others), (each, d_x) = _reference.each_chunk(chunk, sums, rows, x, labels)
+    if rows == labels.shape[0]:
+        (d_weight, d_others), (each, d_x) = chunk((None, d_others), (0, x, labels))
+    else:
+        sums = jnp.zeros(weight.shape, jnp.float32), d_others
+        (d_weight, d_others), (each, d_x) = _reference.each_chunk(chunk, sums, rows, x, labels)
     nothing = jnp.zeros_like(each)
     return each.sum(), (nothing, nothing), (d_x, d_weight.astype(weight.dtype), *d_others)
 
