@@ -137,10 +137,14 @@ void row_products(float* out, const T* x, int64_t stride, int64_t rows, int64_t 
                   float factor, float* widened) {
   if constexpr (kHasPairs<T>) {
     if (in_pairs<T>(size)) {
-      if (in_tiles<T>(size)) {
-        tile_product<false>(out, kQueryBlock, rows, {x, stride, 0}, {queries, kQueryBlock, 0}, size / kTileSize,
-                            kVectors * kLanes);
-      } else {
+      const bool by_tiles = in_tiles<T>(size);
+      if constexpr (kHasTiles<T>) {
+        if (by_tiles) {
+          tile_product<false>(out, kQueryBlock, rows, {x, stride, 0}, {queries, kQueryBlock, 0}, size / kTileSize,
+                              kVectors * kLanes);
+        }
+      }
+      if (!by_tiles) {
         outer_product<false, kVectors>(out, rows, reinterpret_cast<const Bf16Pair*>(x), stride / 2, 1,
                                        reinterpret_cast<const Bf16Pair*>(queries), size / 2);
       }

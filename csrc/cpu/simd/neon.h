@@ -115,6 +115,11 @@ struct Simd {
     return vreinterpretq_bf16_u32(vdupq_n_u32(bits));
   }
   static F fma(bfloat16x8_t a, bfloat16x8_t b, F c) { return vbfdotq_f32(c, a, b); }
+  // A pair in each lane, of the numbers of two rows.
+  static F pairs(const Bf16* first, const Bf16* second) {
+    const uint16x4x2_t both = vzip_u16(vld1_u16(&first->bits), vld1_u16(&second->bits));
+    return vreinterpretq_f32_u16(vcombine_u16(both.val[0], both.val[1]));
+  }
 #endif
 
   static float half(const uint8_t* p) {
