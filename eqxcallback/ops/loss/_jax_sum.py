@@ -96,7 +96,7 @@ def _with_gradients(
         return (d_weight, jax.tree.map(jnp.add, d_others, others)), (each, d_x)
 
     d_others = tuple(None if arg is None else jnp.zeros_like(arg) for arg in (bias, class_weights))
-    rows = way.rows(labels.shape[0], weight.shape[0], way.dtype(x))
+    rows = way.rows(labels.shape[0], weight.shape[0], dtype)
     if rows == labels.shape[0]:
         (d_weight, d_others), (each, d_x) = chunk((None, d_others), (0, x, labels))
     else:
