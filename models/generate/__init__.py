@@ -5,4 +5,4 @@ import gc
 
 # What a start imports, reads and traces stays. Python's collector went through all of it again and again, which was a tenth of
 # the time to the first token.
-gc.set_threshold(100_000, 50, 100)
+gc.set_threshold(1_000_000, 50, 100)
