@@ -35,10 +35,10 @@ float rest_of_scale(const Attention& args) {
 // scores[j, i] = the logit of key `first` + j, whose row is the first of k, and query i, as a power of two, over
 // `rest_of_scale`.
 template <bool kOptions, int kVectors = Simd::kOuterVectors, class T>
-void score_tile(const Attention& args, const QueryBlock& block, const float* queries, const T* k, int64_t first,
-                int64_t keys, float* scores, float* widened, float* cap_derivative = nullptr) {
+void score_tile(const Attention& args, const QueryBlock& block, const Arranged& queries, const T* k, int64_t first,
+                int64_t keys, float* scores, KeyRows& rows, float* cap_derivative = nullptr) {
   const float factor = rest_of_scale<kOptions, T>(args) == 1.0f ? args.scale * kLog2E : 1.0f;
-  row_products<kVectors>(scores, k, args.kv_heads * args.head_size, keys, args.head_size, queries, factor, widened);
+  row_products<kVectors>(scores, k, args.kv_heads * args.head_size, keys, args.head_size, queries, factor, rows);
   if constexpr (kOptions) {
     apply_options(*args.options, block, args.kv_length, first, keys, scores, cap_derivative);
     mask_places(block, first, keys, scores);
@@ -74,52 +74,65 @@ void store_lse(const Attention& args, const QueryBlock& block, const F* highest,
 // A block of queries, and what attention keeps of it from one block of keys to the next.
 struct Attending {
   QueryBlock block;
-  float *queries, *out_t;  // [D, kQueryBlock]
+  Arranged queries;
+  float* out_t;  // [D, kQueryBlock]
   F highest[Simd::kOuterVectors], sum[Simd::kOuterVectors];
 };
 
 // The transposed values of the last block of keys, which several blocks of queries meet in turn.
 struct Transposed {
-  Bf16* data;  // [D, kKeyBlock]
-  const Bf16* of;
-  int64_t rows;
+  Bf16* data;  // [D, terms, kKeyBlock]
+  const void* of = nullptr;
+  int64_t rows = 0;
+  float highest = 0;
 
-  template <class S = Simd>
-  void set(const Bf16* x, int64_t stride, int64_t count, int64_t size) {
-    if (x == of && count == rows) return;
-    transpose_rows<S>(data, kKeyBlock, x, stride, count, size);
+  // Returns the factor, which has no terms if it cannot be split.
+  template <class T, class S = Simd>
+  LeftRows factor(const T* x, int64_t stride, int64_t count, int64_t size) {
+    const bool is_new = x != of || count != rows;
     of = x, rows = count;
+    if constexpr (kIsSplit<T>) {
+      if (is_new) highest = split_transposed(data, kKeyBlock, x, stride, count, size);
+      return {data, 3 * kKeyBlock, kKeyBlock, has_terms(highest) ? 3 : 0};
+    } else {
+      if (is_new) transpose_rows<S>(data, kKeyBlock, x, stride, count, size);
+      return {data, kKeyBlock, 0, 1};
+    }
+  }
+  template <class T>
+  static int64_t floats(int64_t size) {
+    return kIsSplit<T> ? floats_of_terms<T>(kKeyBlock, size) : kByTiles<T> ? kKeyBlock * size / 2 : 0;
   }
 };
 
 // The buffers of a thread for one block of queries and one block of keys.
 struct AttendBuffers {
-  float* scores;          // [kKeyBlock, kQueryBlock]
-  float* widened;         // [kKeyBlock, D], if not f32
-  float* factors;         // [kKeyBlock, kQueryBlock], with dropout
-  Transposed transposed;  // in the memory of `widened`
+  float* scores;   // [kKeyBlock, kQueryBlock]
+  float* pairs;    // where weights are pairs of keys: in place of the scores, or elsewhere
+  float* factors;  // [kKeyBlock, kQueryBlock], with dropout
+  KeyRows keys;
+  Transposed values;
 };
 
 template <class T>
 void begin_queries(const Attention& args, Attending& to) {
   const int64_t D = args.head_size;
   const T* q = static_cast<const T*>(args.q) + query_offset(args, to.block.b, to.block.h, to.block.begin);
-  arrange_queries(to.queries, q, args.heads * D, to.block.queries, D, args.scale * kLog2E);
+  to.queries = arrange_queries(to.queries.lines, q, args.heads * D, to.block.queries, D, args.scale * kLog2E,
+                               attends_by_tiles<T>(D, args.q_length));
   std::memset(to.out_t, 0, static_cast<size_t>(D * kQueryBlock) * sizeof(float));
   for (int v = 0; v < Simd::kOuterVectors; ++v) to.highest[v] = Simd::broadcast(kLowest), to.sum[v] = Simd::zero();
 }
 
-// Replaces scores by weights, split into pairs of two keys.
+// Weighs scores, and splits the weights into pairs of two keys.
 template <class T, int kVectors, class S = Simd, class Weigh>
-void weigh_pairs(float* scores, int64_t keys, const Weigh& weigh) {
-  if constexpr (kHasTiles<T>) {
-    for (int64_t j = 0; j < steps_of(keys) * kTileSize; j += 2) {
-      float* line = scores + j * kQueryBlock;
-      for (int v = 0; v < kVectors; ++v) {
-        const F first = j < keys ? weigh(line, v) : Simd::zero();
-        const F second = j + 1 < keys ? weigh(line + kQueryBlock, v) : Simd::zero();
-        store_split<S>(line + v * kLanes, kQueryBlock, first, second);
-      }
+void weigh_pairs(const RightPairs& to, float* scores, int64_t keys, const Weigh& weigh) {
+  for (int64_t j = 0; j < steps_of(keys) * kTileSize; j += 2) {
+    float* line = scores + j * kQueryBlock;
+    for (int v = 0; v < kVectors; ++v) {
+      const F first = j < keys ? weigh(line, v) : Simd::zero();
+      const F second = j + 1 < keys ? weigh(line + kQueryBlock, v) : Simd::zero();
+      put_pairs<kTermsOfPairs<T>, S>(to.data + j / 2 * to.row + v * kLanes, to.further, first, second);
     }
   }
 }
@@ -133,7 +146,7 @@ void attend_to_keys(const Attention& args, Attending& to, int64_t first, AttendB
   const int64_t kv_offset = key_offset(args, block.b, block.h, first);
   float* scores = buffers.scores;
   const T* k = static_cast<const T*>(args.k) + kv_offset;
-  score_tile<kOptions, kVectors>(args, block, to.queries, k, first, keys, scores, buffers.widened);
+  score_tile<kOptions, kVectors>(args, block, to.queries, k, first, keys, scores, buffers.keys);
   const F factor = Simd::broadcast(rest_of_scale<kOptions, T>(args));
   F highest[kVectors], sum[kVectors];
   for (int v = 0; v < kVectors; ++v) highest[v] = to.highest[v], sum[v] = to.sum[v];
@@ -162,9 +175,18 @@ void attend_to_keys(const Attention& args, Attending& to, int64_t first, AttendB
     return p;
   };
   const bool dropout = kOptions && has_dropout(args.options);
-  if (in_tiles<T>(D) && !dropout) {
-    weigh_pairs<T, kVectors>(scores, keys, weigh);
-  } else {
+  const T* rows_of_v = static_cast<const T*>(args.v) + kv_offset;
+  [[maybe_unused]] LeftRows values{};
+  [[maybe_unused]] RightPairs pairs{};
+  if constexpr (kByTiles<T>) {
+    pairs = pairs_of_lines<T>(buffers.pairs, kQueryBlock);
+    if (attends_by_tiles<T>(D, args.q_length)) values = buffers.values.factor(rows_of_v, kv_stride, keys, D);
+  }
+  const bool by_tiles = values.terms > 0;
+  if constexpr (kByTiles<T>) {
+    if (by_tiles && !dropout) weigh_pairs<T, kVectors>(pairs, scores, keys, weigh);
+  }
+  if (!by_tiles || dropout) {
     for (int64_t j = 0; j < keys; ++j) {
       float* line = scores + j * kQueryBlock;
       for (int v = 0; v < kVectors; ++v) Simd::store(line + v * kLanes, weigh(line, v));
@@ -177,16 +199,13 @@ void attend_to_keys(const Attention& args, Attending& to, int64_t first, AttendB
       Simd::store(scores + i, Simd::mul(Simd::load(scores + i), Simd::load(buffers.factors + i)));
     }
   }
-  const T* rows_of_v = static_cast<const T*>(args.v) + kv_offset;
-  if constexpr (kHasTiles<T>) {
-    if (in_tiles<T>(D)) {
-      buffers.transposed.set(rows_of_v, kv_stride, keys, D);
-      if (dropout) split_into_pairs(scores, scores, keys, kQueryBlock);
-      return tile_product<true>(to.out_t, kQueryBlock, D, {buffers.transposed.data, kKeyBlock, 0},
-                                split_pairs(scores, kQueryBlock), steps_of(keys), kVectors * kLanes);
+  if constexpr (kByTiles<T>) {
+    if (by_tiles) {
+      if (dropout) split_into_pairs<T>(pairs, scores, keys, kQueryBlock);
+      return tile_product<true>(to.out_t, kQueryBlock, D, values, pairs, steps_of(keys), kVectors * kLanes);
     }
   }
-  const Rows v = as_floats(rows_of_v, kv_stride, keys, D, buffers.widened);
+  const Rows v = as_floats(rows_of_v, kv_stride, keys, D, buffers.keys.memory);
   outer_product<true, kVectors>(to.out_t, D, v.data, 1, v.stride, scores, keys);
 }
 
@@ -212,6 +231,18 @@ int64_t blocks_in_turn(int64_t head_size) {
   return larger<int64_t>(1, smaller(kMostBlocks, kFloats / floats));
 }
 
+// The floats that an `Attending` has, and those of an `AttendBuffers`.
+template <class T>
+int64_t floats_of_queries(int64_t size) {
+  return 2 * size * kQueryBlock + floats_of_terms<T>(size, kQueryBlock);
+}
+template <class T>
+int64_t floats_of_buffers(const Attention& args) {
+  const int64_t tiles = has_dropout(args.options) ? 2 : 1;
+  return KeyRows::floats<T>(args.head_size) + Transposed::floats<T>(args.head_size) +
+         floats_of_terms<T>(kKeyBlock, kQueryBlock) + tiles * kKeyBlock * kQueryBlock;
+}
+
 // So many blocks of queries of one head, from query `begin` on.
 template <class T>
 void attend(const Attention& args, int64_t b, int64_t h, int64_t begin, int64_t count, float* scratch) {
@@ -219,12 +250,21 @@ void attend(const Attention& args, int64_t b, int64_t h, int64_t begin, int64_t 
   Attending all[kMostBlocks];
   for (int64_t i = 0; i < count; ++i) {
     all[i].block = query_block(args, b, h, begin + i * kQueryBlock);
-    all[i].queries = scratch, all[i].out_t = scratch + D * kQueryBlock;
-    scratch += 2 * D * kQueryBlock;
+    all[i].out_t = scratch, all[i].queries.lines = scratch + D * kQueryBlock;
+    scratch += floats_of_queries<T>(D);
     begin_queries<T>(args, all[i]);
   }
-  float *scores = scratch, *widened = scores + kKeyBlock * kQueryBlock;
-  AttendBuffers buffers{scores, widened, widened + kKeyBlock * D, {reinterpret_cast<Bf16*>(widened), nullptr, 0}};
+  const auto take = [&](int64_t floats) {
+    float* taken = scratch;
+    scratch += floats;
+    return taken;
+  };
+  AttendBuffers buffers{};
+  buffers.keys.memory = take(KeyRows::floats<T>(D));
+  buffers.values.data = reinterpret_cast<Bf16*>(take(Transposed::floats<T>(D)));
+  buffers.scores = take(kKeyBlock * kQueryBlock);
+  buffers.pairs = kIsSplit<T> ? take(floats_of_terms<T>(kKeyBlock, kQueryBlock)) : buffers.scores;
+  buffers.factors = take(has_dropout(args.options) ? kKeyBlock * kQueryBlock : 0);
   [[maybe_unused]] const TilesFor<T> tiles;
   bool is_done = false;
   for (int64_t at = 0; !is_done; at += kKeyBlock) {
@@ -249,9 +289,8 @@ void attention(Element element, const Attention& args, const Executor& executor)
     const int64_t blocks = (args.q_length + kQueryBlock - 1) / kQueryBlock, D = args.head_size;
     const double nanoseconds = keys_seen(args) * static_cast<double>(D * kQueryBlock) / (2 * kLanes) + 1000;
     const int64_t most = smaller(blocks, blocks_in_turn(D));
-    const int64_t factors = has_dropout(args.options) ? kKeyBlock * kQueryBlock : 0;
     parallel_for(executor, args.batch * args.heads * blocks, nanoseconds, [&](int64_t begin, int64_t end) {
-      Scratch scratch(most * 2 * D * kQueryBlock + kKeyBlock * (kQueryBlock + D) + factors);
+      Scratch scratch(most * floats_of_queries<T>(D) + floats_of_buffers<T>(args));
       for (int64_t i = begin; i < end;) {
         const int64_t head = i / blocks, count = smaller(most, smaller(end, (head + 1) * blocks) - i);
         attend<T>(args, head / args.heads, head % args.heads, i % blocks * kQueryBlock, count, scratch.data());

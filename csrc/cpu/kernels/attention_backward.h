@@ -42,13 +42,12 @@ void with_bias_rows(const BackwardPlan& plan, int64_t at, int64_t begin, const B
 // weights and gradients of its logits are not read after this.
 template <class T>
 void add_to_keys(float* dk, float* dv, const KeyTile& tile, const TileBuffers& to) {
-  const auto add = [&](float* out, float* factors, const float* rows) {
+  const auto add = [&](float* out, float* factors, float* rows) {
     if (out == nullptr) return;
     if constexpr (kHasTiles<T>) {
-      if (in_tiles<T>(to.size)) {
-        split_lines(factors, tile.keys, kQueryBlock);
-        return tile_product<true>(out, to.width, tile.keys, split_rows(factors, kQueryBlock), {rows, to.width, 0},
-                                  kQueryBlock / kTileSize, to.size);
+      if (in_tiles(to.size)) {
+        return tile_product<true>(out, to.width, tile.keys, split_lines(factors, tile.keys, kQueryBlock),
+                                  {rows, to.width, 0, 1}, kQueryBlock / kTileSize, to.size);
       }
     }
     add_product(out, tile.keys, factors, kQueryBlock, 1, rows, kQueryBlock, to.width);
@@ -63,12 +62,13 @@ void add_to_queries(const Attention& call, const QueryBlock& block, const KeyTil
   const T* rows = static_cast<const T*>(call.k) + key_offset(call, block.b, block.h, tile.first);
   const int64_t stride = call.kv_heads * to.size;
   if constexpr (kHasTiles<T>) {
-    if (in_tiles<T>(to.size)) {
+    if (in_tiles(to.size)) {
       auto* transposed = reinterpret_cast<Bf16*>(to.k);
       transpose_rows(transposed, kKeyBlock, rows, stride, tile.keys, to.size);
-      split_into_pairs(to.v, to.dlogits, tile.keys, kQueryBlock);
-      return tile_product<true>(to.dq_t, kQueryBlock, to.size, {transposed, kKeyBlock, 0},
-                                split_pairs(to.v, kQueryBlock), steps_of(tile.keys), kQueryBlock);
+      const RightPairs pairs = pairs_of_lines<T>(to.v, kQueryBlock);
+      split_into_pairs<T>(pairs, to.dlogits, tile.keys, kQueryBlock);
+      return tile_product<true>(to.dq_t, kQueryBlock, to.size, {transposed, kKeyBlock, 0, 1}, pairs,
+                                steps_of(tile.keys), kQueryBlock);
     }
   }
   const Rows k = as_floats(rows, stride, tile.keys, to.size, to.k);

@@ -72,10 +72,10 @@ void load_queries(const AttentionBackward& args, const QueryBlock& block, const 
   const Attention& call = args.call;
   const int64_t stride = call.heads * to.size, offset = query_offset(call, block.b, block.h, block.begin);
   const T *q = static_cast<const T*>(call.q) + offset, *cotangent = static_cast<const T*>(args.cotangent) + offset;
-  arrange_queries(to.queries_t, q, stride, block.queries, to.size, call.scale * kLog2E);
-  arrange_queries(to.cotangents_t, cotangent, stride, block.queries, to.size, 1.0f);
+  arrange_queries(to.queries_t, q, stride, block.queries, to.size, call.scale * kLog2E, false);
+  arrange_queries(to.cotangents_t, cotangent, stride, block.queries, to.size, 1.0f, false);
   if constexpr (kHasTiles<T>) {
-    if (in_tiles<T>(to.size)) {
+    if (in_tiles(to.size)) {
       pair_rows(to.queries, q, stride, block.queries, kQueryBlock, to.size);
       return pair_rows(to.cotangents, cotangent, stride, block.queries, kQueryBlock, to.size);
     }
@@ -90,7 +90,9 @@ template <class T, bool kOptions>
 void weight_gradients(const Attention& call, const QueryBlock& block, const KeyTile& tile, const TileBuffers& to) {
   const auto [first, keys] = tile;
   const T* v = static_cast<const T*>(call.v) + key_offset(call, block.b, block.h, first);
-  row_products<Simd::kOuterVectors>(to.dlogits, v, call.kv_heads * to.size, keys, to.size, to.cotangents_t, 1.0f, to.v);
+  KeyRows rows{to.v};
+  row_products<Simd::kOuterVectors>(to.dlogits, v, call.kv_heads * to.size, keys, to.size,
+                                    arranged_lines<T>(to.cotangents_t, to.size), 1.0f, rows);
   if (!kOptions || !has_dropout(call.options)) return;
   dropout_factors(*call.options, block, call.kv_length, first, keys, to.factors);
   for (int64_t i = 0; i < keys * kQueryBlock; i += kLanes) {
@@ -144,7 +146,8 @@ void sum_queries(const AttentionBackward& args, const QueryBlock& block, const T
     const auto [first, keys] = tile;
     const T* k = static_cast<const T*>(call.k) + key_offset(call, block.b, block.h, first);
     float* scores = kept == nullptr ? to.weights : kept + (first - block.first) * kQueryBlock;
-    score_tile<kOptions>(call, block, to.queries_t, k, first, keys, scores, to.k);
+    KeyRows rows{to.k};
+    score_tile<kOptions>(call, block, arranged_lines<T>(to.queries_t, to.size), k, first, keys, scores, rows);
     if constexpr (kFromWeights) weight_gradients<T, kOptions>(call, block, tile, to);
     for (int v = 0; v < kVectors; ++v) {
       const float *lines = scores + v * kLanes, *gradients = to.dlogits + v * kLanes;
@@ -178,7 +181,9 @@ void tile_gradients(const Attention& call, const QueryBlock& block, const KeyTil
   const auto [first, keys] = tile;
   if (kept == nullptr) {
     const T* k = static_cast<const T*>(call.k) + key_offset(call, block.b, block.h, first);
-    score_tile<kOptions>(call, block, to.queries_t, k, first, keys, to.weights, to.k, to.derivative);
+    KeyRows rows{to.k};
+    score_tile<kOptions>(call, block, arranged_lines<T>(to.queries_t, to.size), k, first, keys, to.weights, rows,
+                         to.derivative);
   }
   const float* scores = kept == nullptr ? to.weights : kept + (first - block.first) * kQueryBlock;
   weight_gradients<T, kOptions>(call, block, tile, to);

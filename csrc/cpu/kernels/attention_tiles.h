@@ -111,14 +111,29 @@ void store_columns(T* out, int64_t stride, int64_t rows, int64_t size, const flo
   }
 }
 
+// Lines of floats, [size, kQueryBlock], and what tiles multiply of them.
+struct Arranged {
+  float* lines;
+  RightPairs pairs;
+  bool by_tiles;
+};
+
+// Lines of queries that are not split.
+template <class T>
+Arranged arranged_lines(float* lines, int64_t size) {
+  return {lines, {lines, kQueryBlock, 0, 1}, kHasTiles<T> && in_tiles(size)};
+}
+
 // Queries, or their cotangents, as `row_products` wants them, [size, kQueryBlock] with zeros from row `rows` on: times
-// `factor` in f32, or where the processor multiplies T in pairs, pairs of neighbouring d as they are.
+// `factor` in f32, or where the processor multiplies T in pairs, pairs of neighbouring d as they are. If wanted, f32 is
+// split, into memory behind the lines.
 template <class T>
 bool in_pairs(int64_t size) {
   return kHasPairs<T> && size % 2 == 0;
 }
 template <class T>
-void arrange_queries(float* out, const T* x, int64_t stride, int64_t rows, int64_t size, float factor) {
+Arranged arrange_queries(float* out, const T* x, int64_t stride, int64_t rows, int64_t size, float factor,
+                         bool splits) {
   if (rows <= kQueryBlock - kLanes) std::memset(out, 0, static_cast<size_t>(size * kQueryBlock) * sizeof(float));
   if (in_pairs<T>(size)) {
     const auto* pairs = reinterpret_cast<const float*>(x);
@@ -129,24 +144,57 @@ void arrange_queries(float* out, const T* x, int64_t stride, int64_t rows, int64
       Simd::store(out + d * kQueryBlock + i, Simd::mul(column, Simd::broadcast(factor)));
     });
   }
+  Arranged arranged = arranged_lines<T>(out, size);
+  if constexpr (kIsSplit<T>) {
+    if (splits) {
+      arranged.pairs = pairs_of_lines<T>(out + size * kQueryBlock, kQueryBlock);
+      arranged.by_tiles = has_terms(split_into_pairs<T>(arranged.pairs, out, size, kQueryBlock));
+    }
+  }
+  return arranged;
 }
+
+// The rows of a block of keys, or of their values, as a left factor: bf16 where they are, and f32 in terms, which
+// several blocks of queries meet in turn. Its memory is for T that is widened, too.
+struct KeyRows {
+  float* memory;  // [kKeyBlock, D], or [kKeyBlock, terms, D] of bf16
+  const void* of = nullptr;
+  int64_t rows = 0;
+  float highest = 0;
+
+  // Returns the factor, which has no terms if it cannot be split.
+  template <class T>
+  LeftRows factor(const T* x, int64_t stride, int64_t count, int64_t size) {
+    if constexpr (kIsSplit<T>) {
+      auto* terms = reinterpret_cast<Bf16*>(memory);
+      if (x != of || count != rows) highest = split_rows(terms, x, stride, count, size);
+      of = x, rows = count;
+      return {terms, 3 * size, size, has_terms(highest) ? 3 : 0};
+    } else {
+      return {x, stride, 0, 1};
+    }
+  }
+  template <class T>
+  static int64_t floats(int64_t size) {
+    return kIsSplit<T> ? floats_of_terms<T>(kKeyBlock, size) : kKeyBlock * size;
+  }
+};
 
 // out[m, :] = factor * sum_d x[m, d] q[d, :] of queries that `arrange_queries` has arranged with that factor.
 template <int kVectors, class T>
-void row_products(float* out, const T* x, int64_t stride, int64_t rows, int64_t size, const float* queries,
-                  float factor, float* widened) {
+void row_products(float* out, const T* x, int64_t stride, int64_t rows, int64_t size, const Arranged& queries,
+                  float factor, KeyRows& keys) {
+  bool is_done = false;
+  if constexpr (kByTiles<T>) {
+    const LeftRows left = queries.by_tiles ? keys.factor(x, stride, rows, size) : LeftRows{};
+    is_done = left.terms > 0;
+    if (is_done) tile_product<false>(out, kQueryBlock, rows, left, queries.pairs, size / kTileSize, kVectors * kLanes);
+  }
   if constexpr (kHasPairs<T>) {
     if (in_pairs<T>(size)) {
-      const bool by_tiles = in_tiles<T>(size);
-      if constexpr (kHasTiles<T>) {
-        if (by_tiles) {
-          tile_product<false>(out, kQueryBlock, rows, {x, stride, 0}, {queries, kQueryBlock, 0}, size / kTileSize,
-                              kVectors * kLanes);
-        }
-      }
-      if (!by_tiles) {
+      if (!is_done) {
         outer_product<false, kVectors>(out, rows, reinterpret_cast<const Bf16Pair*>(x), stride / 2, 1,
-                                       reinterpret_cast<const Bf16Pair*>(queries), size / 2);
+                                       reinterpret_cast<const Bf16Pair*>(queries.lines), size / 2);
       }
       if (factor == 1) return;
       for (int64_t i = 0; i < rows * kQueryBlock; i += kLanes) {
@@ -155,8 +203,9 @@ void row_products(float* out, const T* x, int64_t stride, int64_t rows, int64_t 
       return;
     }
   }
-  const Rows floats = as_floats(x, stride, rows, size, widened);
-  outer_product<false, kVectors>(out, rows, floats.data, floats.stride, 1, queries, size);
+  if (is_done) return;
+  const Rows floats = as_floats(x, stride, rows, size, keys.memory);
+  outer_product<false, kVectors>(out, rows, floats.data, floats.stride, 1, queries.lines, size);
 }
 
 }  // namespace

@@ -56,11 +56,7 @@ void transpose_pairs(Bf16* out, const Bf16* x, int64_t stride) {
 // Puts two rows of 16 numbers into pairs of neighbours.
 template <class S = Simd>
 void pair_rows(Bf16* out, const Bf16* first, const Bf16* second) {
-  if constexpr (kHasTiles<Bf16>) {
-    for (int64_t i = 0; i < kTileLines; i += kLanes) store_pairs(out + 2 * i, S::pairs(first + i, second + i));
-  } else {
-    for (int64_t i = 0; i < kTileLines; ++i) out[2 * i] = first[i], out[2 * i + 1] = second[i];
-  }
+  for (int64_t i = 0; i < kTileLines; i += kLanes) store_pairs(out + 2 * i, S::pairs(first + i, second + i));
 }
 
 // Packs one tile of 16 lines and 32 numbers of each, which are all there.
@@ -115,52 +111,50 @@ class Highest {
   F highest_ = Simd::zero(), times_zero_ = Simd::zero();
 };
 
+// Puts the terms of a vector there, each so much further on than the one before.
+inline void put_terms(Bf16* terms, int64_t further, F rest) {
+#pragma GCC unroll 3
+  for (int t = 0; t < kTermsOf<float>; ++t) {
+    Simd::store(terms + t * further, rest);
+    rest = Simd::sub(rest, Simd::load(terms + t * further));
+  }
+}
+
 // Splits 16 rows of 32 numbers into terms, of kTileNumbers each, the first of which are at `terms`, and the others so
 // much further on.
 float split_rows_of_tile(Bf16* terms, int64_t further, const TileNumbers<float>& x) {
   Highest highest;
   for (int64_t r = 0; r < kTileLines; ++r) {
     for (int64_t i = 0; i < kTileSize; i += kLanes) {
-      F rest = Simd::load(x.data + r * x.stride + i);
-      highest.see(rest);
-#pragma GCC unroll 3
-      for (int t = 0; t < kTermsOf<float>; ++t) {
-        Bf16* term = terms + t * further + r * kTileSize + i;
-        Simd::store(term, rest);
-        rest = Simd::sub(rest, Simd::load(term));
-      }
+      const F numbers = Simd::load(x.data + r * x.stride + i);
+      highest.see(numbers);
+      put_terms(terms + r * kTileSize + i, further, numbers);
     }
   }
   return highest.magnitude();
 }
 
-// Puts the next term of two vectors there, in pairs, and leaves what is left of them.
-template <class S = Simd>
-void take_pairs(Bf16* out, F& first, F& second) {
-  if constexpr (kHasTiles<Bf16>) {
+// Puts so many terms of two vectors there, in pairs, each so many floats further on than the one before.
+template <int kTerms, class S = Simd>
+void put_pairs(float* to, int64_t further, F first, F second) {
+#pragma GCC unroll 3
+  for (int t = 0; t < kTerms; ++t) {
     const F pairs = S::pairs(first, second);
-    store_pairs(out, pairs);
+    S::store(to + t * further, pairs);
     first = S::sub(first, S::first_of_pairs(pairs)), second = S::sub(second, S::second_of_pairs(pairs));
-  } else {
-    Bf16 narrow[2][kLanes];
-    S::store(narrow[0], first), S::store(narrow[1], second);
-    for (int64_t i = 0; i < kLanes; ++i) out[2 * i] = narrow[0][i], out[2 * i + 1] = narrow[1][i];
-    first = S::sub(first, S::load(narrow[0])), second = S::sub(second, S::load(narrow[1]));
   }
 }
 
 // Splits 32 rows of 16 numbers in the same way, into pairs of neighbouring rows.
+template <class S = Simd>
 float split_columns(Bf16* terms, int64_t further, const TileNumbers<float>& x) {
   Highest highest;
   for (int64_t p = 0; p < Tiles::kPairs; ++p) {
     for (int64_t i = 0; i < kTileLines; i += kLanes) {
       const float* row = x.data + 2 * p * x.stride + i;
-      F first = Simd::load(row), second = Simd::load(row + x.stride);
+      const F first = Simd::load(row), second = Simd::load(row + x.stride);
       highest.see(first), highest.see(second);
-#pragma GCC unroll 3
-      for (int t = 0; t < kTermsOf<float>; ++t) {
-        take_pairs(terms + t * further + p * kTileSize + 2 * i, first, second);
-      }
+      put_pairs<3, S>(reinterpret_cast<float*>(terms + p * kTileSize + 2 * i), further / 2, first, second);
     }
   }
   return highest.magnitude();
