@@ -1,5 +1,7 @@
-"""Attention in f32 of numbers of any magnitude: a table that multiplies them in terms of bf16 does so only where no term overflows or
-counts as zero. Shapes are those that have terms: heads of 32 and 64, and more than 64 queries."""
+"""Attention in f32 of numbers of any magnitude, of heads and queries that a table may multiply in terms of bf16.
+
+It does so only where no term overflows or counts as zero.
+"""
 
 import jax
 import numpy as np
@@ -25,7 +27,7 @@ def operands(size):
 
 
 def check(q, k, v, got, **options):
-    """As near to sums in f64 as sums in f32 are."""
+    """Sums in f32 are no further from sums in f64."""
     want = exact(q, k, v, **options)
     highest = np.abs(want).max()
     assert np.isfinite(got).all()
@@ -42,7 +44,7 @@ def test_usual_numbers(size, causal):
 
 @pytest.mark.parametrize("of_keys", [2.0**-100, 2.0**-85, 2.0**-40, 2.0**49, 2.0**60, 2.0**100])
 def test_keys_and_queries(of_keys):
-    """Their products are as usual."""
+    """One times the other is as usual."""
     q, k, v = operands(64)
     q, k = q / np.float32(of_keys), k * np.float32(of_keys)
     check(q, k, v, np.asarray(ops.attention(q, k, v)))
@@ -56,7 +58,7 @@ def test_values(of_values):
 
 
 def test_each_block_of_keys_by_itself():
-    """Some have terms, and others not."""
+    """Blocks of both kinds meet in one result."""
     q, k, v = operands(32)
     k[128:256] *= np.float32(2.0**-100)
     v[:128] *= np.float32(2.0**70)
@@ -64,7 +66,7 @@ def test_each_block_of_keys_by_itself():
 
 
 def test_numbers_of_one_block_differ():
-    """What is far below the highest number of a block still counts where it is alone: features of their own."""
+    """Features far below the highest number of a block are as exact as others."""
     q, k, v = operands(32)
     v[..., 16:] *= np.float32(2.0**-70)
     got = np.asarray(ops.attention(q, k, v))
