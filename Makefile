@@ -1,5 +1,5 @@
 # make demo: create .venv, install, ask a language model.   make test: the same, then checks and the test suite.
-# make suite: the tests alone.
+# make suite: the tests alone, all of their rows.
 # make twin: tests of what is compiled for GPUs, with the versions of a machine that has one.   make gpu-kit: what to carry to it.
 # make torch: tests that need PyTorch.   make wheels: what is released, built and tried in empty environments.
 # make docs: the site, into site/.   make docs-serve: shows it, and follows changes.
@@ -35,6 +35,9 @@ MKDOCS = NO_MKDOCS_2_WARNING=1 JAX_PLATFORMS=cpu $(BIN)/python -m mkdocs
 SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 CXX_FILES := $(shell find csrc benchmarks eqxcallback tests -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 
+# Where this is set, each of the many processes that tests start would compile hundreds of modules.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test suite twin torch wheels gpu-kit kit pytest sanitize lint types format bench bench-check bench-generate bench-serve \
   docs docs-serve clean
 
@@ -44,6 +47,8 @@ demo: $(VENV)/.installed
 # glibc fills fresh memory with 0x7f, large numbers in all dtypes: who reads what nobody has written fails each time.
 PYTEST = MALLOC_PERTURB_=128 $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder $(TESTS)
 
+# A third of the rows of each test: `.ci/run` has the others too, and so has `make suite`.
+test: TESTS ?= --part 0/3
 test: lint suite
 
 suite: $(VENV)/.installed-test

@@ -1,7 +1,6 @@
 """Strict promotion everywhere: a kernel gets the dtypes and ranks that it was given, or an error."""
 
 import atexit
-import collections
 import contextlib
 import ctypes
 import functools
@@ -38,7 +37,7 @@ import pytest
 
 from eqxcallback import _ext
 
-from . import cuda12
+from .parts import pytest_addoption as pytest_addoption, pytest_collection_modifyitems as pytest_collection_modifyitems
 
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -97,44 +96,6 @@ class _RaisesUnchecked:
     def __exit__(self, *error):
         self._unchecked.__exit__(None, None, None)
         return self._expected.__exit__(*error)
-
-
-def pytest_addoption(parser):
-    parser.addoption(
-        "--part",
-        metavar="I/N",
-        type=_part,
-        help="every N-th row of each parametrised test, from row I on; of tests marked `compilers` all, but for a third of those "
-        "marked `compiled_code`",
-    )
-
-
-def _part(text):
-    index, _, count = text.partition("/")
-    return int(index), int(count)
-
-
-def pytest_collection_modifyitems(config, items):
-    rows = collections.defaultdict(list)
-    for item in items:
-        if hasattr(item, "callspec") and (part := _part_of(item, config.getoption("--part"))) is not None:
-            rows[item.nodeid.partition("[")[0], part].append(item)
-    left_out = {item for (_, part), of_test in rows.items() for item in _left_out(of_test, *part)}
-    items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=list(left_out))
-
-
-def _part_of(item, part):
-    """Return which part of its test's rows run; `None` for all."""
-    if item.get_closest_marker("compiled_code") is not None:
-        whole = cuda12.IS_TWIN and part is None
-        return None if whole else (1 if cuda12.IS_TWIN else 0, 3)
-    return None if item.get_closest_marker("compilers") is not None else part
-
-
-def _left_out(rows, index, count):
-    """Return the rows of one part. If a test has fewer rows than parts, each part has one."""
-    return [row for i, row in enumerate(rows) if i % count != index % len(rows)]
 
 
 def pytest_configure(config):
