@@ -33,7 +33,7 @@ from .program import (
     Tuned as Tuned,
     use_huge_pages as use_huge_pages,
 )
-from .transform import Op as Op, op as op
+from .transform import Op as Op, op as op, save_only_these_kernels as save_only_these_kernels
 from .xla import KernelHandle as KernelHandle
 
 

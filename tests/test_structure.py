@@ -210,6 +210,7 @@ def test_public_names():
         "load",
         "op",
         "raising",
+        "save_only_these_kernels",
         "tune",
         "unfuse",
         "use_huge_pages",

@@ -6,6 +6,7 @@ from .calls import (
     VMAP_METHODS as VMAP_METHODS,
     Tap as Tap,
     batch as batch,
+    call_of as call_of,
     cudnn_attention as cudnn_attention,
     cudnn_attention_backward as cudnn_attention_backward,
     inline as inline,

@@ -12,6 +12,7 @@ from ._eager import platform_of as platform_of
 from ._inline import inline as inline
 from ._op_call import (
     PLATFORMS as PLATFORMS,
+    call_of as call_of,
     of_one as of_one,
     op_call as op_call,
     op_call_p as op_call_p,

@@ -1,7 +1,7 @@
 """The primitive of an op: one mathematical operation, which becomes a kernel, or its reference, when it is lowered."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -102,6 +102,11 @@ op_call_p.multiple_results = True
 
 def op_call(call: OpCall, *args: Value) -> Sequence[AnyArray]:
     return op_call_p.bind(*fit_mesh(args, call), call=call)
+
+
+def call_of(primitive: Primitive, params: Mapping[str, Any]) -> OpCall | None:
+    """The call that an equation of a jaxpr makes; `None` where it is another primitive's."""
+    return params["call"] if primitive is op_call_p else None
 
 
 def fit_mesh(args: Sequence[Value], call: OpCall) -> Sequence[Value]:
