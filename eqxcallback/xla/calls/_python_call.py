@@ -59,7 +59,7 @@ def _effects_of(spec: CallSpec) -> set[Any]:
     return {kernel_effect} if spec.options.has_side_effect else set()
 
 
-def _no_derivative(what: str) -> Callable[..., NoReturn]:
+def no_derivative(what: str) -> Callable[..., NoReturn]:
     def rule(*_: object, body: PythonBody, **__: object) -> NoReturn:
         raise _refusal(body, what) or ValueError(
             f"eqxcallback.buffer_callback: {body!r} has no {what}, because an external kernel says nothing about its "
@@ -183,8 +183,8 @@ def register() -> None:
     for primitive in (python_call_p, effectful_call_p):
         primitive.def_impl(functools.partial(_eager.run, primitive))
         primitive.def_effectful_abstract_eval(_abstract_eval)
-        ad.primitive_jvps[primitive] = _no_derivative("JVP")
-        ad.primitive_transposes[primitive] = _no_derivative("transpose")
+        ad.primitive_jvps[primitive] = no_derivative("JVP")
+        ad.primitive_transposes[primitive] = no_derivative("transpose")
         batching.primitive_batchers[primitive] = _batch
         mlir.register_lowering(primitive, _lower, cacheable=False)
     for platform, captured_target in (
