@@ -1,6 +1,6 @@
 """The primitives and their rules: of ops, of callbacks, of taps."""
 
-from . import _conditions, _jax_code, _op_call, _product, _python_call, _tap, _taylor
+from . import _checkify, _conditions, _jax_code, _op_call, _product, _python_call, _tap, _taylor
 from ._batching import VMAP_METHODS as VMAP_METHODS, batch as batch, mapped_first as mapped_first
 from ._cudnn import (
     CUDNN_TARGETS as CUDNN_TARGETS,
@@ -35,3 +35,4 @@ _jax_code.register()
 _product.register()
 _tap.register()
 _taylor.register()
+_checkify.register()
