@@ -113,6 +113,18 @@ def test_the_kernel_computes_the_value():
     np.testing.assert_allclose(second, np.cos(X) * X * X - np.sin(X) * X * X, rtol=1e-4, atol=1e-6)
 
 
+def test_whole_numbers():
+    parity = eqxc.Op(
+        "parity",
+        kernels={"cpu": eqxc.PythonKernel(lambda ctx, out, n: np.copyto(np.asarray(out), np.asarray(n) % 2))},
+        reference=lambda n: n % 2,
+    )
+    value, (first,) = jet.jet(lambda x: parity(x.astype(jnp.int32)).astype(jnp.float32) * x, (X,), [[X]])
+    expected = np.asarray(X) * (np.asarray(X).astype(int) % 2)
+    np.testing.assert_array_equal(value, expected)
+    np.testing.assert_array_equal(first, expected)
+
+
 def test_a_tap_sees_the_value():
     seen = []
     _, (first,) = jet.jet(lambda x: debug.tap(lambda x, transforms: seen.append(x), x) * 2, (X,), [[X]])

@@ -51,6 +51,8 @@ def _series_of(function: Callable[..., Sequence[Value]], primals: Sequence[Value
 
     of = [primals[i] for i in smooth]
     traced = jax.make_jaxpr(of_smooth)(*of)
+    if not smooth:
+        return [[jnp.zeros(aval.shape, aval.dtype)] * len(series[0]) for aval in traced.out_avals]
     # Terms are not multiplied by factorials inside of rules.
     _, terms = jet.jet(lambda *args: _evaluate(traced, args), of, [series[i] for i in smooth], factorial_scaled=False)
     return terms
