@@ -51,12 +51,15 @@ def pytest_addoption(parser):
         help="rows of each test that are in these parts of N, one at least; those marked `any_jax_version` are in one part only. "
         "Of tests marked `compilers` all, where compilers are others, but for a third of those marked `compiled_code`",
     )
+    parser.addoption(
+        "--whole", metavar="MARK", help="all rows of tests with this mark, but for those marked `compilers`"
+    )
 
 
 def pytest_collection_modifyitems(config, items):
     tests: dict[tuple[str, Part, bool], dict] = collections.defaultdict(dict)
     for item in items:
-        if (of := _part_of(item, config.getoption("--part"))) is not None:
+        if (of := _part_of(item, config.getoption("--part"), config.getoption("--whole"))) is not None:
             once = item.get_closest_marker("any_jax_version") is not None and of is not _COMPILED_CODE
             tests[item.nodeid.partition("[")[0], of, once][item.nodeid] = item
     left_out = set()
@@ -66,8 +69,10 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=list(left_out))
 
 
-def _part_of(item, asked):
+def _part_of(item, asked, whole):
     """Return the part that a test's rows are chosen by; `None` for all."""
     if item.get_closest_marker("compiled_code") is not None:
         return None if cuda12.IS_TWIN and asked is None else _COMPILED_CODE
-    return None if cuda12.IS_TWIN and item.get_closest_marker("compilers") is not None else asked
+    if item.get_closest_marker("compilers") is not None:
+        return None if cuda12.IS_TWIN else asked
+    return None if whole is not None and item.get_closest_marker(whole) is not None else asked
