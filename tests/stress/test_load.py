@@ -220,7 +220,7 @@ def test_a_thousand_traces(growth):
         for i in range(250):
             f = callback_like(lambda ctx, out, x, i=i: out.write(np.full(3, i, np.float32)), X)
             jax.jit(f).trace(X).lower()
-            layer = type("Numbered", (Shift,), {})(jnp.float32(i))
+            layer = type("OneOfAThousand", (Shift,), {})(jnp.float32(i))
             jax.make_jaxpr(jax.grad(lambda x, layer=layer: layer(x).sum()))(X)
         jax.clear_caches()
 
@@ -228,4 +228,4 @@ def test_a_thousand_traces(growth):
     alive = [
         handle.owner for refs in xla.handles._handles._handles.values() for ref in refs if (handle := ref()) is not None
     ]
-    assert [body for body in alive if "test_a_thousand_traces" in repr(body) or "Numbered" in repr(body)] == []
+    assert [body for body in alive if "test_a_thousand_traces" in repr(body) or "OneOfAThousand" in repr(body)] == []
