@@ -1,6 +1,7 @@
 """Layers that tests of several folders use."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import eqxcallback as eqxc
@@ -17,3 +18,17 @@ class Scale(eqxc.Layer):
 
     def reference(self, x):
         return x * self.weight
+
+
+runs: list[str] = []  # of the kernel below
+
+
+class Sine(eqxc.Layer):
+    vmap_method = "broadcast_all"
+
+    def kernel(self, ctx, out, x):
+        runs.append("kernel")
+        np.sin(np.asarray(x), out=np.asarray(out))
+
+    def reference(self, x):
+        return jnp.sin(x)

@@ -9,19 +9,7 @@ import pytest
 import eqxcallback as eqxc
 from eqxcallback import nn, ops
 
-
-runs = []
-
-
-class Sine(eqxc.Layer):
-    vmap_method = "broadcast_all"
-
-    def kernel(self, ctx, out, x):
-        runs.append("kernel")
-        np.sin(np.asarray(x), out=np.asarray(out))
-
-    def reference(self, x):
-        return jnp.sin(x)
+from ..layers import Sine, runs
 
 
 def squared(x):

@@ -10,20 +10,10 @@ from jax.experimental import jet
 import eqxcallback as eqxc
 from eqxcallback import debug, nn, ops
 
+from ..layers import Sine, runs
+
 
 ORDER = 3
-runs = []
-
-
-class Sine(eqxc.Layer):
-    vmap_method = "broadcast_all"
-
-    def kernel(self, ctx, out, x):
-        runs.append("kernel")
-        np.sin(np.asarray(x), out=np.asarray(out))
-
-    def reference(self, x):
-        return jnp.sin(x)
 
 
 def normal(seed, *shape, dtype=jnp.float32):
