@@ -47,8 +47,8 @@ demo: $(VENV)/.installed
 # glibc fills fresh memory with 0x7f, large numbers in all dtypes: who reads what nobody has written fails each time.
 PYTEST = MALLOC_PERTURB_=128 $(BIN)/python -m pytest -n logical --dist loadfile --no-loadscope-reorder $(TESTS)
 
-# A third of the rows of each test: `make suite` has all, and so has `.ci/run`.
-test: TESTS ?= --part 0/3
+# A sixth of the rows of each test: `make suite` has all, and so has `.ci/run`.
+test: TESTS ?= --part 0/6
 test: lint suite
 
 suite: $(VENV)/.installed-test
