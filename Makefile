@@ -1,4 +1,4 @@
-# make demo: create .venv, install, ask a language model.   make test: the same, then checks and the test suite.
+# make demo: create .venv, install, ask a language model.   make test: install, checks, and a part of the tests.
 # make suite: the tests alone, all of their rows.
 # make twin: tests of what is compiled for GPUs, with the versions of a machine that has one.   make gpu-kit: what to carry to it.
 # make torch: tests that need PyTorch.   make wheels: what is released, built and tried in empty environments.

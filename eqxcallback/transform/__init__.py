@@ -18,6 +18,7 @@ from ._batching import DEFAULT_METHOD as DEFAULT_METHOD, METHODS as METHODS, why
 from ._bodies import Backward as Backward, Body as Body, as_gradients as as_gradients
 from ._binder import Binder as Binder, Slots as Slots
 from ._bound_op import BoundOp as BoundOp
+from ._checkpoint_policy import save_only_these_kernels as save_only_these_kernels
 from ._choice import (
     IMPLEMENTATIONS as IMPLEMENTATIONS,
     Implementation as Implementation,
@@ -29,6 +30,5 @@ from ._jax_functions import jax_backward as jax_backward, jax_forward as jax_for
 from ._op import Op as Op
 from ._options import Options as Options
 from ._preference import Contest as Contest, store as store, trial as trial
-from ._checkpoint_policy import save_only_these_kernels as save_only_these_kernels
 from ._sharding import parse_sharding as parse_sharding
 from ._structure import Structure as Structure, check_typed as check_typed, is_array as is_array, typed as typed

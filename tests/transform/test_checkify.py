@@ -42,9 +42,8 @@ PROGRAMS = {
 
 
 def check(f, x, errors: Any = checkify.float_checks):
-    return [
-        of(x)[0].get() for of in (checkify.checkify(f, errors=errors), jax.jit(checkify.checkify(f, errors=errors)))
-    ]
+    checked = checkify.checkify(f, errors=errors)
+    return [of(x)[0].get() for of in (checked, jax.jit(checked))]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -192,14 +192,22 @@ def _jvp_of_reference(
     call: OpCall, primals: Sequence[Value], tangents: Sequence[Value]
 ) -> tuple[Sequence[Value], Sequence[Value]]:
     active = [i for i, tangent in enumerate(tangents) if tangent is not None]
+    function = of_some(call.reference, primals, active)
+    return jax.jvp(function, [primals[i] for i in active], [tangents[i] for i in active])
 
-    def function(*values: Value) -> Sequence[Value]:
-        merged = list(primals)
+
+def of_some(
+    function: Callable[..., Sequence[Value]], args: Sequence[Value], active: Sequence[int]
+) -> Callable[..., Sequence[Value]]:
+    """The function of the operands `active`, where the others are as in `args`."""
+
+    def of_active(*values: Value) -> Sequence[Value]:
+        merged = list(args)
         for i, value in zip(active, values, strict=True):
             merged[i] = value
-        return call.reference(*merged)
+        return function(*merged)
 
-    return jax.jvp(function, [primals[i] for i in active], [tangents[i] for i in active])
+    return of_active
 
 
 def _as_array(tangent: Value) -> Value:

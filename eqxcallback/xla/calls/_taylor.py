@@ -9,7 +9,7 @@ from jax.experimental import jet
 from jax.extend.core import ClosedJaxpr, Literal
 
 from ...core import AnyArray, Value
-from ._op_call import OpCall, op_call_p
+from ._op_call import OpCall, of_some, op_call_p
 from ._product import product_p
 from ._python_call import effectful_call_p, no_derivative, python_call_p
 from ._tap import tap_p
@@ -44,13 +44,8 @@ def _evaluate(closed: ClosedJaxpr, args: Sequence[Value]) -> Sequence[Any]:
 def _series_of(function: Callable[..., Sequence[Value]], primals: Sequence[Value], series: _Series) -> _Series:
     # Numbers that do not differentiate, such as lengths, have terms too, which are zeros.
     smooth = [i for i, primal in enumerate(primals) if jnp.issubdtype(jnp.result_type(primal), jnp.inexact)]
-
-    def of_smooth(*values: Value) -> Sequence[Value]:
-        known = dict(zip(smooth, values, strict=True))
-        return list(function(*(known.get(i, primal) for i, primal in enumerate(primals))))
-
     of = [primals[i] for i in smooth]
-    traced = jax.make_jaxpr(of_smooth)(*of)
+    traced = jax.make_jaxpr(of_some(function, primals, smooth))(*of)
     if not smooth:
         return [[jnp.zeros(aval.shape, aval.dtype)] * len(series[0]) for aval in traced.out_avals]
     # Terms are not multiplied by factorials inside of rules.
