@@ -106,7 +106,9 @@ class FlatCall(abc.ABC):
         return [aval.update(shape=(*self.axes.sizes, *aval.shape)) for aval in self.example_avals]
 
     def reference(self, *args: Value) -> Sequence[Value]:
-        return self.axes.mapped(self.example)(*args)
+        # Rules of JAX get constants as it keeps them, which are NumPy's arrays and have no `at`.
+        arrays = [arg if isinstance(arg, jax.Array) else jnp.asarray(arg) for arg in args]
+        return self.axes.mapped(self.example)(*arrays)
 
     def lowering(self, platform: str) -> xla.Lowering | None:
         kernel = self.choice(platform).kernel

@@ -263,3 +263,16 @@ def test_sharded_operands_of_a_jit(mesh):
     """The compiler knows nothing of the kernel: it sees all of the operands, on each device."""
     x = jax.device_put(np.arange(8, dtype=np.float32), jax.NamedSharding(mesh, jax.P("d")))
     np.testing.assert_array_equal(jax.jit(lambda x: saxpy(x, x, a=2.0))(x), 3 * np.arange(8))
+
+
+@pytest.mark.parametrize("constant", [np.float32(2), np.ones(3, np.float32)], ids=["number", "array"])
+@pytest.mark.parametrize("derivative", [jax.jacrev, jax.jacfwd])
+def test_constants_are_arrays_for_a_reference(constant, derivative):
+    """As they are for any function in JAX. Rules of JAX are given NumPy's arrays, which have no `at`."""
+    op = eqxc.Op(
+        "scale",
+        {"cpu": eqxc.PythonKernel(lambda ctx, out, x, by: out.write(np.asarray(x) * np.asarray(by)))},
+        lambda x, by: x * jnp.broadcast_to(by.at[...].multiply(1), x.shape),
+    )
+    got = jax.jit(derivative(lambda x: op(x, constant)))(jnp.ones(3))
+    np.testing.assert_array_equal(got, np.diag(np.broadcast_to(constant, 3)))

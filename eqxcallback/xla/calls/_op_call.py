@@ -25,6 +25,7 @@ from ..types import (
 from . import _partition, _python_call
 from ._debug import check_values, is_debugging, run_eagerly
 from ._eager import is_spread, platform_of, run_and_wait, run_on_cpu
+from ._evaluate import evaluate_without
 from ._inline import is_inline, run_inline
 from ._jax_code import jax_code
 from ._loops import stays_in_loops
@@ -231,6 +232,10 @@ def _transpose(cotangents: Sequence[Value], *args: Value, call: OpCall) -> Seque
 ad.primitive_transposes[op_call_p] = _transpose
 
 
+# JAX transposes none of them; but a linear function is transposed as what it computes.
+_RULES_OF_THEIR_OWN = ("custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
+
+
 def transpose(
     function: Callable[..., Sequence[Value]],
     cotangents: Sequence[Value],
@@ -244,7 +249,11 @@ def transpose(
         for cotangent, aval in zip(cotangents, result_avals, strict=True)
     ]
     filled = vary_like(filled, [arg for arg in args if not ad.is_undefined_primal(arg)])
-    return jax.linear_transpose(lambda *values: list(function(*values)), *(args[i].aval for i in linear))(filled)
+
+    def transposable(*values: Value) -> Sequence[Value]:
+        return evaluate_without(_RULES_OF_THEIR_OWN, jax.make_jaxpr(function)(*values), values)
+
+    return jax.linear_transpose(transposable, *(args[i].aval for i in linear))(filled)
 
 
 def _batch(args: Sequence[Value], dims: Sequence[int | None], *, call: OpCall) -> tuple[Sequence[Value], Sequence[int]]:

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import jet
-from jax.extend.core import ClosedJaxpr, Literal
 
 from ...core import AnyArray, Value
+from ._evaluate import evaluate_without
 from ._op_call import OpCall, of_some, op_call_p
 from ._product import product_p
 from ._python_call import effectful_call_p, no_derivative, python_call_p
@@ -21,26 +21,6 @@ _Series = Sequence[Sequence[Any]]  # for each array, its terms
 _CALLS = ("jit", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
 
 
-def _evaluate(closed: ClosedJaxpr, args: Sequence[Value]) -> Sequence[Any]:
-    """Evaluate a jaxpr without the calls in it, but for what they compute."""
-    jaxpr = closed.jaxpr
-    values: dict[Any, Any] = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args], strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, Literal) else values[atom]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(atom) for atom in eqn.invars]
-        called = [param for param in eqn.params.values() if isinstance(param, ClosedJaxpr)]
-        if eqn.primitive.name in _CALLS and len(called) == 1:
-            outs = _evaluate(called[0], operands)
-        else:
-            out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-            outs = out if eqn.primitive.multiple_results else [out]
-        values.update(zip(eqn.outvars, outs, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
 def _series_of(function: Callable[..., Sequence[Value]], primals: Sequence[Value], series: _Series) -> _Series:
     # Numbers that do not differentiate, such as lengths, have terms too, which are zeros.
     smooth = [i for i, primal in enumerate(primals) if jnp.issubdtype(jnp.result_type(primal), jnp.inexact)]
@@ -49,7 +29,9 @@ def _series_of(function: Callable[..., Sequence[Value]], primals: Sequence[Value
     if not smooth:
         return [[jnp.zeros(aval.shape, aval.dtype)] * len(series[0]) for aval in traced.out_avals]
     # Terms are not multiplied by factorials inside of rules.
-    _, terms = jet.jet(lambda *args: _evaluate(traced, args), of, [series[i] for i in smooth], factorial_scaled=False)
+    _, terms = jet.jet(
+        lambda *args: evaluate_without(_CALLS, traced, args), of, [series[i] for i in smooth], factorial_scaled=False
+    )
     return terms
 
 
