@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
-import eqxcallback as eqxc
-
 from . import bert, checkpoints
 from ._errors import ModelFileError
+from ._huge_pages import start_moving
 from ._json import read_object
 from ._text import without_surrogates
 from .captured import jit_captured
@@ -113,7 +112,7 @@ class Embedder:
         loading = functools.partial(progress, desc="loading", unit="tensor")
         model = checkpoints.load(folder, like, bert.NAMES, unused=bert.UNUSED, progress=loading)
         self.model = bert.with_one_projection(bert.with_products_of(model, dtype))
-        eqxc.use_huge_pages(self.model)
+        start_moving(self.model)
         # Flat, and so faster to pass than Modules; and only what is read, as JAX looks at each array.
         first = eqx.tree_at(lambda model: model.blocks, self.model, [])
         self._first, self._blocks = jax.tree.leaves(first), [jax.tree.leaves(block) for block in self.model.blocks]

@@ -16,6 +16,7 @@ import eqxcallback as eqxc
 
 from ._errors import ModelFileError
 from ._files import Files, Weight
+from ._huge_pages import start_moving
 from .gguf import Config
 
 
@@ -305,7 +306,7 @@ def load(
         dtype=dtype,
         cache_dtype=None if cache_dtype is None else jnp.dtype(cache_dtype),
     )
-    eqxc.use_huge_pages(model)
+    start_moving(model)
     return model
 
 
