@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import register_pytree_node_class, tree_flatten, tree_leaves, tree_map, tree_structure
 
+from .. import xla
 from ..core import PyTree, ShapeAndDtype, Size, Value, type_text
 from ..transform import Structure, is_array
 from . import _declarations as declarations
@@ -57,7 +58,8 @@ def eval_type(
         structures.append(Structure(treedef, leaves, f"{cls.__qualname__}.{function.__name__}"))
         return [leaf for leaf in leaves if is_array(leaf)]
 
-    types = jax.eval_shape(flat, *types)
+    with xla.no_mesh():
+        types = jax.eval_shape(flat, *types)
     return structures[0], [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in types]
 
 

@@ -29,6 +29,7 @@ _quantized_linear_swiglu = Op(
     kernels={"cpu": _OF_TWO, "cuda": (_cuda.QUANTIZED_LINEAR_SWIGLU, _OF_TWO)},
     reference=_of_two,
     vmap_method={"x": "broadcast_all"},
+    sharding="... _, _ _ -> ... _",
 )
 
 

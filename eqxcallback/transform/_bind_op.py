@@ -113,6 +113,7 @@ def bind_op(
         platform: tuple(map(forward, of_platform, range(len(of_platform))))
         for platform, of_platform in op.kernels.items()
     }
+    rule = _sharding(op.sharding, args, options, who)
     bound = BoundOp(
         key=(op, in_tree, avals, options, x64),
         name=op.name,
@@ -125,7 +126,7 @@ def bind_op(
         forward=kernels,
         backward=functools.cache(backward) if op.backward else None,
         types=types,
-        sharding=None if op.sharding is None else parse_sharding(op.sharding, slots.indices, avals, outputs, who),
+        sharding=None if rule is None else parse_sharding(rule, slots.indices, avals, outputs, who),
         reference=None if op.reference is None else flat(op.reference),
         differentiable={
             platform: [
@@ -166,11 +167,25 @@ def _reads_results(declared: bool | Callable[..., bool], args: Sequence[Value], 
         return bool(declared(*args, **options.values))
 
 
+def _sharding(
+    declared: str | Callable[..., str | None] | None, args: Sequence[Value], options: Options, who: str
+) -> str | None:
+    if declared is None or isinstance(declared, str):
+        return declared
+    with _calling(declared, "sharding", args, options, who):
+        rule = declared(*args, **options.values)
+    if rule is not None and not isinstance(rule, str):
+        raise TypeError(
+            f"{who}: expected sharding to return a rule such as '... d, d -> ... d', or None; got {rule!r}."
+        )
+    return rule
+
+
 def _result_types(op: Any, args: Any, options: Options, who: str) -> tuple[Any, list[Leaf]]:
     """The tree and the leaves of the results, on which all who define them agree."""
     types = {}
     if op.reference is not None:
-        with _calling(op.reference, "reference", args, options, who):
+        with _calling(op.reference, "reference", args, options, who), xla.no_mesh():
             types["the reference"] = jax.eval_shape(functools.partial(op.reference, **options.values), *args)
     for platform, kernel in op._every_kernel:
         if kernel.out_type is not None:

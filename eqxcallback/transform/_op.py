@@ -81,7 +81,9 @@ class Op:
         Without one, gradients are those of `reference`.
     - `sharding`: what may be split between devices under plain `jit`, a name for each dimension of each flat operand and
         result: `"... d, d -> ... d"`. A name that all results have may be split, so that each device calls the kernel on its
-        own part; `_` is whole. An absent operand may have a term. Axes of `vmap` may always be split. By default nothing else is.
+        own part, and an operand that has the length 1 there has all of it; `_` is whole. An absent operand may have a term. Axes
+        of `vmap` may always be split. By default nothing else is. Or a function of the arguments' types and the options that
+        returns the rule, or `None`.
     - `backward_reads_results`: whether `backward` reads the results of the op, or a function of the arguments' types and the
         options that says so. If not, it gets the cotangents in their place, and the results are neither kept for it nor computed
         for its sake.
@@ -95,7 +97,7 @@ class Op:
     reference: Callable[..., PyTree] | None = None
     vmap_method: str | Mapping[str, str] = DEFAULT_METHOD
     backward: Kernel | Mapping[str, Kernel | Sequence[Kernel]] | None = None
-    sharding: str | None = None
+    sharding: str | Callable[..., str | None] | None = None
     backward_reads_results: bool | Callable[..., bool] = True
     implementation: Implementation = "auto"
     # Two ops that differ in this alone are not one: what is known of a bound op is said of the other.
@@ -119,9 +121,10 @@ class Op:
                 f"{who}: expected backward to be a kernel, or kernels for platforms that have one forward; got one for "
                 f"{missing[0]}."
             )
-        if self.sharding is not None and not isinstance(self.sharding, str):
+        if self.sharding is not None and not isinstance(self.sharding, str) and not callable(self.sharding):
             raise TypeError(
-                f"{who}: expected sharding to be a rule such as '... d, d -> ... d'; got {self.sharding!r}."
+                f"{who}: expected sharding to be a rule such as '... d, d -> ... d', or a function that returns one; got "
+                f"{self.sharding!r}."
             )
         if self.reference is not None and not callable(self.reference):
             raise TypeError(f"{who}: expected reference to be a function; got {self.reference!r}.")

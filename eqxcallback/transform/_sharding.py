@@ -13,7 +13,8 @@ def parse_sharding(
     """The factors of `"... d, d -> ... d"`: for each flat operand and result, the names of its dimensions.
 
     A name may be split between devices if all results have it: then each device calls the kernel on its own part. `_` is a
-    dimension that is whole, and `...` stands for leading dimensions, aligned at their right end.
+    dimension that is whole, and `...` stands for leading dimensions, aligned at their right end. So is one of the length 1 whose
+    name has another length elsewhere: it is shared.
 
     **Arguments:** `operands` and `results` are types. `slots` has `None` for an operand that is absent, of which the rule
     may have a term all the same.
@@ -37,11 +38,20 @@ def parse_sharding(
     sizes: dict[str, int] = {}
     for dims, aval in zip([*named_dims[0], *named_dims[1]], [*operands, *results], strict=True):
         for name, size in zip(dims, aval.shape, strict=True):
-            if name is not None and sizes.setdefault(name, size) != size:
+            if name is None or size == 1:
+                continue
+            if sizes.setdefault(name, size) != size:
                 raise ValueError(
                     f"{who}: expected one size of {name.removeprefix('own_')} in sharding; got {sizes[name]} and {size} in "
                     f"{rule!r}."
                 )
+    named_dims = [
+        [
+            tuple(name if size == sizes.get(name or "") else None for name, size in zip(dims, aval.shape, strict=True))
+            for dims, aval in zip(side, avals, strict=True)
+        ]
+        for side, avals in zip(named_dims, (operands, results), strict=True)
+    ]
     shared = set.intersection(*(set(dims) for dims in named_dims[1])) if named_dims[1] else set()
     shared -= {None}
 

@@ -84,6 +84,7 @@ from .types import (
     Factors as Factors,
     attributes as attributes,
     dtype_problem as dtype_problem,
+    no_mesh as no_mesh,
     result_aval as result_aval,
     vary_like as vary_like,
 )

@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 
 import eqxcallback as eqxc
 
-from .layers import LANES, Lane, Scale, ScaleBackward, assert_close, calls, normal, put, run, squares, twice
+from .layers import LANES, Lane, Scale, ScaleBackward, assert_close, calls, normal, put, run, squares, tanh, twice
 
 
 SIZE = 4
@@ -170,6 +170,43 @@ def test_shard_map_within(lane, explicit):
                 want = jax.jit(function(lane.reference))(weight, x)
                 assert_close(got, want)
                 assert types(got) == types(want)
+
+
+@pytest.mark.parametrize("method", ["sequential", "sequential_unrolled"])
+@pytest.mark.parametrize("derivative", ["value", "grad", "jvp", "scan"])
+def test_a_loop_over_examples(method, derivative, explicit):
+    """Each device runs it over all of them, and the results are split as the examples are."""
+
+    class Loop(Scale):
+        vmap_method = method
+
+    lane = Lane("loop", lambda w, x: Loop(w)(x), tanh)
+    over_examples = lambda f: DERIVATIVES[derivative](jax.vmap(f, (None, 0)))
+    with jax.set_mesh(explicit):
+        for spec in (("a",), (("a", "b"),), ()):
+            ran = same_types(over_examples, lane, put(normal(SIZE), explicit), put(normal(8, SIZE), explicit, *spec))
+            assert {shape for _, shape in ran.calls} == {(SIZE,)}
+
+
+def test_references_do_not_see_the_mesh(explicit):
+    """Types are those of one example, wherever the examples lie: JAX says of what this adds that it varies over devices."""
+
+    class Write(eqxc.Layer):
+        vmap_method = "broadcast_all"
+
+        def kernel(self, ctx, out, x, row):
+            array = np.asarray(out)
+            array[...] = np.asarray(x)
+            array[..., :1, :] = np.asarray(row) + 1
+
+        def reference(self, x, row):
+            return jax.lax.dynamic_update_slice(x, row + jnp.broadcast_to(jnp.ones(()), row.shape), (0, 0))
+
+    lane = Lane("write", Write(), Write().reference)
+    with jax.set_mesh(explicit):
+        args = put(normal(4, 3, SIZE), explicit, "a"), put(normal(4, 1, SIZE), explicit, "a")
+        same_types(jax.vmap, lane, *args)
+        same_types(lambda f: jax.grad(squares(jax.vmap(f)), (0, 1)), lane, *args)
 
 
 def test_auto_axes_within(explicit):

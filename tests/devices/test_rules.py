@@ -1,5 +1,7 @@
 """`sharding`, the rule by which a kernel's own dimensions may be split."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -178,6 +180,49 @@ def test_dimensions_that_are_whole(grid):
         np.testing.assert_allclose(ran.values[1], normal(4, SIZE).sum(-1), rtol=1e-5, atol=1e-6)
 
 
+def test_a_length_of_one_is_shared(grid):
+    """By all devices, as by all rows."""
+    plain = lambda x, shift: x + shift
+
+    def kernel(ctx, out, x, shift):
+        calls.append(("forward", x.shape + shift.shape))
+        out.write(np.asarray(x) + np.asarray(shift))
+
+    op = eqxc.Op("shift", {"cpu": eqxc.PythonKernel(kernel)}, plain, sharding="n d, n d -> n d")
+    lane = Lane("shift", op, plain)
+    x, shift = put(normal(4, SIZE), grid, "a", "b"), put(normal(1, SIZE), grid, None, "b")
+    ran = run_and_compare(lambda f: f, lane, x, shift)
+    assert ran.calls == {("forward", (2, 3, 1, 3)): 4}
+    assert ran.gathers == 0
+    ran = run_and_compare(lambda f: jax.grad(squares(f), (0, 1)), lane, x, shift)
+    assert (ran.gathers, ran.sums) == (0, 1)
+    assert spec_of(ran.values[1]) == jax.P(None, "b")
+
+
+def test_a_function_of_types_and_options(grid):
+    plain = lambda x, *, axis: x / x.sum(axis, keepdims=True)
+
+    def kernel(ctx, out, x, *, axis):
+        calls.append(("forward", x.shape))
+        out.write(plain(np.asarray(x), axis=axis))
+
+    def rule(x, *, axis):
+        return None if x.shape[0] == 1 else "_ d -> _ d" if axis == 0 else "n _ -> n _"
+
+    op = eqxc.Op("shares", {"cpu": eqxc.PythonKernel(kernel)}, plain, sharding=rule)
+    x = put(np.abs(normal(4, SIZE)), grid, "a", "b")
+    for axis, shape in ((0, (4, 3)), (1, (2, SIZE))):
+        lane = Lane("shares", lambda x, axis=axis: op(x, axis=axis), lambda x, axis=axis: plain(x, axis=axis))
+        assert run_and_compare(lambda f: f, lane, x).calls.keys() == {("forward", shape)}
+    one = put(np.abs(normal(1, SIZE)), grid, None, "b")
+    assert run(lambda x: op(x, axis=1), one).calls.keys() == {("forward", (1, SIZE))}
+
+    no_rule: Any = lambda x, **_: 3
+    wrong = eqxc.Op("wrong", {"cpu": eqxc.PythonKernel(kernel)}, plain, sharding=no_rule)
+    with pytest.raises(TypeError, match=r"Op\(wrong\).*expected sharding to return a rule such as .*; got 3"):
+        wrong(x, axis=0)
+
+
 def test_trees(grid):
     """Terms follow the flat arrays."""
 
@@ -263,5 +308,5 @@ def test_wrong_rules_of_layers():
 
     with pytest.raises(ValueError, match=r"Layer .*Wrong.*2 operands and 1 results"):
         Wrong(normal(3))(normal(3))
-    with pytest.raises(TypeError, match=r"expected sharding to be a rule such as"):
+    with pytest.raises(TypeError, match=r"expected sharding to be a rule such as .*, or a function .*; got 3"):
         eqxc.Op("s", {"cpu": eqxc.PythonKernel(product)}, jnp.matmul, sharding=3)  # type: ignore[arg-type]

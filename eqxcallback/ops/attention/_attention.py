@@ -2,18 +2,19 @@
 
 import dataclasses
 import inspect
+from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Integer
 
-from ...core import AnyArray, AnyNumber, Keys, check, integers, scale_of, soft_cap_of
+from ...core import AnyArray, AnyNumber, Keys, ShapeAndDtype, check, integers, scale_of, soft_cap_of
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import floats
 from . import _cudnn, _jax, _numpy, _triton
 from ._of_pair import of_pair
-from ._operands import FAR, OPTIONAL, Segments, Window, causal_window, check_keys, dropout_of, operands
+from ._operands import FAR, OPTIONAL, OWN_AXES, Segments, Window, causal_window, check_keys, dropout_of, operands
 
 
 _OPTIONS = ("causal", "scale", "window", "soft_cap", "dropout")
@@ -21,6 +22,17 @@ _NATIVE = NativeKernel("attention", attributes=(*_OPTIONS, "present"), supports=
 _NATIVE_BACKWARD = NativeKernel("attention_backward", attributes=(*_OPTIONS, "present", "needs_grad"), supports=floats)
 # Keys and values are one argument, which is mapped as a whole.
 _METHODS = {"q": "broadcast_all", "kv": "fold", **dict.fromkeys(OPTIONAL, "fold")}
+
+
+def _sharding(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, **__: object) -> str:
+    """Examples, and heads if they have keys of their own, or all the same."""
+    h = "h" if kv[0].shape[-2] in (1, q.shape[-2]) else "_"
+    own = {1: h, 2: f"{h} _", 3: f"{h} _ _"}
+    terms = ("_" if name.endswith("segments") else own.get(axes, "") for name, axes in OWN_AXES.items())
+    optional = ", ".join(f"... {term}" for term in terms)
+    return f"... _ {h} _, ... _ {h} _, ... _ {h} _, {optional} -> ... _ {h} _, ... _ {h}"
+
+
 # The second result is the log-sum-exp of the logits, from which a gradient need not add up the exponentials again.
 _attention = Op(
     "attention",
@@ -30,6 +42,7 @@ _attention = Op(
     },
     reference=of_pair,
     vmap_method=_METHODS,
+    sharding=_sharding,
     backward={"cpu": _NATIVE_BACKWARD, "cuda": (_triton.ATTENTION_BACKWARD, _jax.ATTENTION_BACKWARD)},
 )
 # The same calls where the first result alone has a cotangent, and its gradients may be summed in any order.

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Int8, Integer
 
-from ...core import AnyArray, AnyInt, AnyNumber, check, check_floats, integers, scale_of, soft_cap_of
+from ...core import AnyArray, AnyInt, AnyNumber, ShapeAndDtype, check, check_floats, integers, scale_of, soft_cap_of
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
@@ -26,6 +26,12 @@ def _of_pair(
 ) -> Array:
     """Calls the reference of the op, of which keys and values are one argument."""
     return _reference.decode_attention(q, kv[0], kv[1], length, alibi_slopes, k_scale, v_scale, **options)
+
+
+def _sharding(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, **__: object) -> str:
+    """Examples, and heads if they have keys of their own, or all the same."""
+    h = "h" if kv[0].shape[-2] in (1, q.shape[-2]) else "_"
+    return f"... {h} _, ... _ {h} _, ... _ {h} _, ..., ... {h}, ... _ {h}, ... _ {h} -> ... {h} _"
 
 
 _NATIVE = NativeKernel("decode_attention", attributes=("scale", "window", "soft_cap", "present"), supports=floats)
@@ -48,6 +54,7 @@ _decode_attention = Op(
         "q": "broadcast_all",
         **dict.fromkeys(("kv", "length", "alibi_slopes", "k_scale", "v_scale"), "fold"),
     },
+    sharding=_sharding,
 )
 
 

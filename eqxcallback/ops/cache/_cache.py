@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Integer
 
-from ...core import AnyArray, check, integers
+from ...core import AnyArray, ShapeAndDtype, check, integers
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from . import _cuda, _numpy, _reference
@@ -11,11 +11,20 @@ from . import _cuda, _numpy, _reference
 
 # Both copy bytes, whatever they mean, and so support the same elements.
 _NATIVE = NativeKernel("cache_append", aliases={"cache": 0}, supports=_cuda.CACHE_APPEND.supports)
+
+
+def _sharding(cache: ShapeAndDtype, rows: ShapeAndDtype, position: ShapeAndDtype, *, row_rank: int) -> str:
+    """All but the length."""
+    row = " ".join(["_", *(f"row{i}" for i in range(row_rank))])
+    return f"... {row}, ... {row}, ... -> ... {row}"
+
+
 _cache_append = Op(
     "cache_append",
     kernels={"cpu": (_NATIVE, _numpy.CACHE_APPEND), "cuda": (_cuda.CACHE_APPEND, _numpy.CACHE_APPEND)},
     reference=_reference.cache_append,
     vmap_method={"cache": "broadcast_all", "rows": "broadcast_all", "position": "fold"},
+    sharding=_sharding,
 )
 
 

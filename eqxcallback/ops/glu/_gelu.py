@@ -23,6 +23,7 @@ _gelu = Op(
         "cpu": NativeKernel("gelu_backward", attributes=("activation", "present", "needs_grad"), supports=floats)
     },
     backward_reads_results=False,
+    sharding="... -> ...",
 )
 
 

@@ -3,11 +3,16 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ...core import AnyArray, check, check_floats
+from ...core import AnyArray, ShapeAndDtype, check, check_floats
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import floats
 from . import _cuda, _numpy, _reference
+
+
+def _sharding(gate: ShapeAndDtype, up: ShapeAndDtype | None, **_: object) -> str:
+    """One operand has a gate and what it is for in different parts of its rows."""
+    return "... _ -> ... _" if up is None else "... d, ... d -> ... d"
 
 
 def _glu_op(name: str) -> Op:
@@ -20,6 +25,7 @@ def _glu_op(name: str) -> Op:
         vmap_method={"gate": "broadcast_all", "up": "broadcast_all"},
         backward={"cpu": native_backward, "cuda": _cuda.GLU_BACKWARD},
         backward_reads_results=False,
+        sharding=_sharding,
     )
 
 

@@ -22,6 +22,7 @@ _int8_linear = Op(
     backward={"cuda": _jax.INT8_LINEAR_BACKWARD},
     reference=_reference.int8_linear,
     vmap_method={"x": "broadcast_all"},
+    sharding="... i, o i, o -> ... o",
 )
 
 Activations = Literal["exact", "int8"]

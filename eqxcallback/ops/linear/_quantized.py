@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float, UInt8
 
-from ...core import AnyArray, check, check_floats, check_one_of
+from ...core import AnyArray, ShapeAndDtype, check, check_floats, check_one_of
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import KERNEL_DTYPES, floats
@@ -27,6 +27,12 @@ _BLOCK_SIZE = 32
 # Magnitudes of weights, of a scale and a minimum in f16. A scale of Q8_0 is a 127th.
 _LARGEST = {"Q4_1": 65504, "Q8_0": 127 * 65504}
 
+
+def _sharding(x: ShapeAndDtype, blocks: ShapeAndDtype, *, encoding: str, **_: object) -> str:
+    """Rows that lie side by side stay together."""
+    return "... _, _ _ -> ... _" if encoding in DEINTERLEAVED else "... _, o _ -> ... o"
+
+
 _quantized_linear = Op(
     "quantized_linear",
     kernels={
@@ -42,6 +48,7 @@ _quantized_linear = Op(
     backward={"cuda": _jax.QUANTIZED_LINEAR_BACKWARD},
     reference=_reference_quantized.quantized_linear,
     vmap_method={"x": "broadcast_all"},
+    sharding=_sharding,
 )
 
 

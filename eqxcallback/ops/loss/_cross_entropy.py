@@ -27,6 +27,7 @@ _softmax_cross_entropy = Op(
         "cpu": NativeKernel("softmax_cross_entropy_backward", supports=floats),
         "cuda": _cuda.CROSS_ENTROPY_BACKWARD,
     },
+    sharding="... _, ... -> ...",
 )
 # No kernel for CPUs: what XLA makes of it there is one pass.
 _of_targets = Op(
@@ -36,6 +37,7 @@ _of_targets = Op(
     vmap_method={"logits": "broadcast_all", "targets": "broadcast_all"},
     backward={"cuda": _cuda.OF_TARGETS_BACKWARD},
     backward_reads_results=False,
+    sharding="... _, ... _ -> ...",
 )
 
 

@@ -20,6 +20,7 @@ _linear_cross_entropy = Op(
     reference=_reference.linear_cross_entropy_with_sums,
     vmap_method={"x": "broadcast_all", "labels": "broadcast_all"},
     backward=_jax.LINEAR_CROSS_ENTROPY_BACKWARD,
+    sharding="... _, _ _, ..., _, _ -> ..., ..., ...",
 )
 _sum_with_gradients = Op(
     "linear_cross_entropy",
@@ -55,7 +56,8 @@ def linear_cross_entropy(
 
     A mean or a sum costs three: its gradients are computed with its value, from all logits of 256 rows at a time on a CPU, and
     wait in memory, in the dtypes of their operands, for what they are multiplied by. Under `vmap`, where a weight that is shared
-    would have a gradient for each example, in f16 and in f64, they are computed as those of the losses are.
+    would have a gradient for each example, in f16 and in f64, they are computed as those of the losses are. Rows that are split
+    between devices are gathered for it; those of the losses are not.
 
     **Arguments:**
 

@@ -18,6 +18,7 @@ _add_rms_norm = Op(
     reference=_reference.add_rms_norm,
     vmap_method={"x": "broadcast_all", "residual": "broadcast_all"},
     backward={"cuda": _cuda.ADD_NORM_BACKWARD},
+    sharding="... _, ... _, _ -> ... _, ... _",
 )
 
 

@@ -28,6 +28,7 @@ _group_norm = Op(
         "cuda": (_cuda_group_norm_parts.GROUP_NORM_BACKWARD, _cuda_group_norm.GROUP_NORM_BACKWARD),
     },
     backward_reads_results=False,
+    sharding="... _ _, _, _ -> ... _ _",
 )
 
 

@@ -23,6 +23,7 @@ def _norm_op(name: str) -> Op:
         vmap_method={"x": "broadcast_all"},
         backward={"cpu": native_backward, "cuda": _cuda.NORM_BACKWARD},
         backward_reads_results=False,
+        sharding="... _, _, _ -> ... _",
     )
 
 

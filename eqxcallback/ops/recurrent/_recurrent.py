@@ -25,6 +25,7 @@ _lstm_gates = Op(
     vmap_method={"gates": "broadcast_all", "cell": "broadcast_all"},
     backward=_backward("lstm_gates_backward", _cuda.LSTM_GATES_BACKWARD),
     backward_reads_results=False,
+    sharding="... _, ... _ -> ... _, ... _",
 )
 _NATIVE_GRU = NativeKernel("gru_gates", attributes=("present",), supports=floats)
 _gru_gates = Op(
@@ -34,6 +35,7 @@ _gru_gates = Op(
     vmap_method={"input_gates": "broadcast_all", "hidden_gates": "broadcast_all", "hidden": "broadcast_all"},
     backward=_backward("gru_gates_backward", _cuda.GRU_GATES_BACKWARD),
     backward_reads_results=False,
+    sharding="... _, ... _, ... _, _ -> ... _",
 )
 
 

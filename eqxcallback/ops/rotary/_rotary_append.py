@@ -25,6 +25,7 @@ _rotary_append = Op(
         "v_cache": "broadcast_all",
         "position": "fold",
     },
+    sharding="... _ _ _, ... _ _, ... _ _, ... _ _ _, ... _ _ _, ... -> ... _ _ _, ... _ _ _, ... _ _ _",
 )
 
 

@@ -23,6 +23,7 @@ _softmax = Op(
     backward={"cpu": _NATIVE_BACKWARD, "cuda": _cuda.SOFTMAX_BACKWARD},
     # Rounded to 16 bits, results would be too coarse for the gradient, which computes them anew.
     backward_reads_results=lambda x, *_, **__: x.dtype == jnp.float32,
+    sharding="... _, ... _ -> ... _",
 )
 
 

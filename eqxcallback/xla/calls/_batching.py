@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from ...core import Aval, Failures, Value
+from ..types import first_axis, with_first_axis
 from ._eager import platform_of
 
 
@@ -50,9 +51,12 @@ def batch(
             return None, bind(*merged, result_avals=result_avals)
 
         batched_args = [arg for arg, is_mapped in zip(args, mapped, strict=True) if is_mapped]
+        entry = first_axis(batched_args)
 
         def loop() -> Sequence[Value]:
-            return jax.lax.scan(one_example, None, batched_args, unroll=vmap_method == "sequential_unrolled")[1]
+            whole = with_first_axis(batched_args, None)
+            outs = jax.lax.scan(one_example, None, whole, unroll=vmap_method == "sequential_unrolled")[1]
+            return with_first_axis(outs, entry)
 
         outs = _raising(loop) if is_python else loop()
         return outs, [0] * len(outs)

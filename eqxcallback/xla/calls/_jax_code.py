@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-
 # `jax._src.config._check_vma`: a `shard_map` around the call asks calls in it, `pallas_call` for one, over which axes their
 # results vary. What we bind says it for them, and there is no public way to end the question.
 # Noticed by: tests/transform/test_jax_kernel.py.
@@ -14,7 +12,7 @@ from jax.interpreters import mlir
 
 from ...core import Aval, Value
 from ..handles import JaxLowering
-from ..types import on_current_mesh, result_aval
+from ..types import no_mesh, on_current_mesh, result_aval
 
 
 _jax_code_p = Primitive("jax_code")
@@ -39,7 +37,7 @@ def _lower(
 
     avals: list[Any] = list(ctx.avals_in)
     plain = ctx.replace(avals_in=[result_aval(aval.shape, aval.dtype) for aval in avals])
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())), _config._check_vma(False):
+    with no_mesh(), _config._check_vma(False):
         return mlir.lower_fun(function, multiple_results=True)(plain, *operands)
 
 

@@ -20,14 +20,11 @@ from jax.sharding import NamedSharding
 
 from ...core import Aval, Value
 from ..handles import is_exported
-from ..types import Factors, even, named, result_aval, split, summed_axes
+from ..types import Factors, even, named, no_mesh, result_aval, split, summed_axes
 from ._decode import decode_all
 
 
 _config: Any = jax.config  # its options are made at run time: no type checker knows them
-
-
-_NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
 # What runs on one device. Parts have no shardings in their types, also where the whole program has.
@@ -43,7 +40,7 @@ def _abstract_eval(*_: object, avals: Sequence[Aval], **__: object) -> Sequence[
 def _lower_local(
     ctx: mlir.LoweringRuleContext, *operands: Value, function: Callable[..., Sequence[Value]], **_: object
 ) -> Sequence[Value]:
-    with jax.sharding.use_abstract_mesh(_NO_MESH):
+    with no_mesh():
         return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
 
@@ -124,7 +121,7 @@ def lower(
             ]
 
         def local(*args: Value) -> Sequence[Value]:
-            with jax.sharding.use_abstract_mesh(_NO_MESH):
+            with no_mesh():
                 types = [jax.ShapeDtypeStruct(arg.shape, arg.dtype) for arg in args]
                 avals = jax.eval_shape(lambda *args: with_both(part, args), *types)
             return _local_p.bind(

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 
 from ... import _ext
 from ...core import Aval, DType, Value
-from ..types import Factors, on_current_mesh, result_aval, split_alike, vary_alike
+from ..types import Factors, no_mesh, on_current_mesh, result_aval, split_alike, vary_alike
 from . import _matrix_product
 from ._partition import requires_devices
 
@@ -149,7 +149,7 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Value, product: _Product, p
         return matrices(a.astype(product.dtype), b.astype(product.dtype), shape)
 
     plain = ctx.replace(avals_in=[result_aval(aval.shape, aval.dtype) for aval in avals])
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+    with no_mesh():
         return mlir.lower_fun(compute, multiple_results=False)(plain, *operands)
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from ...core import Aval, DType, Size, Value
 from ._sharding import Dims, Factors, spec_of, split
@@ -114,6 +114,22 @@ def split_alike(args: Sequence[Value], factors: Factors) -> Sequence[Value]:
         arg if aval.sharding.spec == spec else jax.sharding.reshard(arg, NamedSharding(mesh, spec))
         for arg, aval, spec in zip(args, avals, wanted, strict=True)
     ]
+
+
+def first_axis(args: Sequence[Value]) -> Any:
+    """The mesh axes that split the first axis of all `args`, on a mesh of explicit axes; `None` on others."""
+    if not jax.sharding.get_abstract_mesh().explicit_axes:
+        return None
+    return next((spec[0] for spec in (jax.typeof(arg).sharding.spec for arg in args) if spec), None)
+
+
+def with_first_axis(args: Sequence[Value], entry: Any) -> Sequence[Value]:
+    """`args` with the first axis split so, on a mesh of explicit axes: a loop over it, such as `scan`, takes it whole."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.explicit_axes:
+        return args
+    specs = [PartitionSpec(entry, *jax.typeof(arg).sharding.spec[1:]) for arg in args]
+    return [jax.sharding.reshard(arg, NamedSharding(mesh, spec)) for arg, spec in zip(args, specs, strict=True)]
 
 
 def vary_like(arrays: Sequence[Value], others: Sequence[Value]) -> Sequence[Value]:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ...core import Aval, Size
@@ -49,6 +50,11 @@ class Factors:
                 if name is not None:
                     sizes.setdefault(name, size)
         return sizes
+
+
+def no_mesh() -> Any:
+    """A context in which types have no shardings: for what is true of shapes and dtypes, wherever the arrays lie."""
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
 
 
 def split(factors: Factors, specs: Sequence[Any], sizes: Mapping[str, Size], mesh: Any) -> dict[str, Any]:
