@@ -133,9 +133,15 @@ class BoundOp:
         """Return this op for operands of these shapes, which are parts of the present ones."""
         if [tuple(aval.shape) for aval in self.input_avals] == list(map(tuple, shapes)):
             return self
-        sizes = self.factors.sizes(shapes)
+        sizes, whole = self.factors.sizes(shapes), self.factors.sizes([aval.shape for aval in self.input_avals])
+
+        def of_part(name: str | None, size: Size) -> Size:
+            if name is None or size == whole[name]:
+                return size if name is None else sizes[name]
+            return size // whole[name] * sizes[name]  # so many groups
+
         results = tuple(
-            aval.update(shape=tuple(sizes.get(name or "", size) for name, size in zip(dims, aval.shape, strict=True)))
+            aval.update(shape=tuple(map(of_part, dims, aval.shape)))
             for aval, dims in zip(self.result_avals, self.factors.results, strict=True)
         )
         inputs = tuple(aval.update(shape=tuple(shape)) for aval, shape in zip(self.input_avals, shapes, strict=True))

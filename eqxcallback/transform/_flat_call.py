@@ -106,9 +106,7 @@ class FlatCall(abc.ABC):
         return [aval.update(shape=(*self.axes.sizes, *aval.shape)) for aval in self.example_avals]
 
     def reference(self, *args: Value) -> Sequence[Value]:
-        # Rules of JAX get constants as it keeps them, which are NumPy's arrays and have no `at`.
-        arrays = [arg if isinstance(arg, jax.Array) else jnp.asarray(arg) for arg in args]
-        return self.axes.mapped(self.example)(*arrays)
+        return self.axes.mapped(self.example)(*args)
 
     def lowering(self, platform: str) -> xla.Lowering | None:
         kernel = self.choice(platform).kernel

@@ -57,9 +57,11 @@ class ForwardCall(FlatCall):
         bound = self.bound
         if bound.reference is None:
             raise ValueError(bound.no_reference)
+        # Rules of JAX get constants as it keeps them, which are NumPy's arrays and have no `at`.
+        arrays = [arg if isinstance(arg, jax.Array) else jnp.asarray(arg) for arg in args]
         # Residuals are for a kernel that will not run here either.
         residuals = bound.result_avals[bound.num_results :]
-        return [*bound.reference(*args), *(jnp.zeros(aval.shape, aval.dtype) for aval in residuals)]
+        return [*bound.reference(*arrays), *(jnp.zeros(aval.shape, aval.dtype) for aval in residuals)]
 
     @property
     def differentiated_on(self) -> Mapping[str, Callable[..., Sequence[Value]]]:

@@ -81,7 +81,8 @@ class Op:
         Without one, gradients are those of `reference`.
     - `sharding`: what may be split between devices under plain `jit`, a name for each dimension of each flat operand and
         result: `"... d, d -> ... d"`. A name that all results have may be split, so that each device calls the kernel on its
-        own part, and an operand that has the length 1 there has all of it; `_` is whole. An absent operand may have a term. Axes
+        own part, and an operand that has the length 1 there has all of it; `_` is whole, and `(d _)` has several elements for
+        each of `d`. An absent operand may have a term. Axes
         of `vmap` may always be split. By default nothing else is. Or a function of the arguments' types and the options that
         returns the rule, or `None`.
     - `backward_reads_results`: whether `backward` reads the results of the op, or a function of the arguments' types and the

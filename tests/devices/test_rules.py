@@ -293,6 +293,10 @@ def kernel_like_x(ctx, out, x, w):
         ("... a b d, d -> ... d", "2 names for an array of 2 dimensions in sharding; got 3"),
         ("d n, d -> d n", "one size of d in sharding; got 4 and 6"),
         ("n d, d -> d n", "one size of d in sharding; got 6 and 4"),
+        ("(d _) _, d -> _ _", "a multiple of the size of d in sharding; got 6 and 4"),
+        ("n (d), d -> n d", r"names of letters and digits.*'\(d\)'"),
+        ("n (_ d), d -> n d", r"names of letters and digits.*'\(_ d\)'"),
+        ("(d _) d, d -> _ d", "each once in a term of sharding; got 'd'"),
     ],
 )
 def test_wrong_rules(rule, message):

@@ -25,12 +25,12 @@ _METHODS = {"q": "broadcast_all", "kv": "fold", **dict.fromkeys(OPTIONAL, "fold"
 
 
 def _sharding(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, **__: object) -> str:
-    """Examples, and heads if they have keys of their own, or all the same."""
-    h = "h" if kv[0].shape[-2] in (1, q.shape[-2]) else "_"
+    """Examples, and heads with their keys."""
+    h = "h" if kv[0].shape[-2] in (1, q.shape[-2]) else "(h _)"
     own = {1: h, 2: f"{h} _", 3: f"{h} _ _"}
     terms = ("_" if name.endswith("segments") else own.get(axes, "") for name, axes in OWN_AXES.items())
     optional = ", ".join(f"... {term}" for term in terms)
-    return f"... _ {h} _, ... _ {h} _, ... _ {h} _, {optional} -> ... _ {h} _, ... _ {h}"
+    return f"... _ {h} _, ... _ h _, ... _ h _, {optional} -> ... _ {h} _, ... _ {h}"
 
 
 # The second result is the log-sum-exp of the logits, from which a gradient need not add up the exponentials again.

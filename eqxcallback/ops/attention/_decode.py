@@ -29,9 +29,9 @@ def _of_pair(
 
 
 def _sharding(q: ShapeAndDtype, kv: Sequence[ShapeAndDtype], *_: object, **__: object) -> str:
-    """Examples, and heads if they have keys of their own, or all the same."""
-    h = "h" if kv[0].shape[-2] in (1, q.shape[-2]) else "_"
-    return f"... {h} _, ... _ {h} _, ... _ {h} _, ..., ... {h}, ... _ {h}, ... _ {h} -> ... {h} _"
+    """Examples, and heads with their keys."""
+    h = "h" if kv[0].shape[-2] in (1, q.shape[-2]) else "(h _)"
+    return f"... {h} _, ... _ h _, ... _ h _, ..., ... {h}, ... _ h, ... _ h -> ... {h} _"
 
 
 _NATIVE = NativeKernel("decode_attention", attributes=("scale", "window", "soft_cap", "present"), supports=floats)

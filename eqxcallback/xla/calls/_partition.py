@@ -13,12 +13,12 @@ import jax.numpy as jnp
 # `jax._src.dispatch`: partitioning needs to know the devices when a program is lowered, and there is no public way to ask.
 # Noticed by: tests/xla/test_private_jax.py.
 from jax._src import custom_partitioning as _custom_partitioning, dispatch as _dispatch
-from jax.experimental.custom_partitioning import SdyShardingRule, custom_partitioning
+from jax.experimental.custom_partitioning import CompoundFactor, SdyShardingRule, custom_partitioning
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
-from ...core import Aval, Value
+from ...core import Aval, Size, Value
 from ..handles import is_exported
 from ..types import Factors, even, named, no_mesh, result_aval, split, summed_axes
 from ._decode import decode_all
@@ -26,6 +26,9 @@ from ._decode import decode_all
 
 _config: Any = jax.config  # its options are made at run time: no type checker knows them
 
+
+# The operand, or the result, of a call that has none: XLA partitions nothing else.
+_NOTHING = jax.ShapeDtypeStruct((), jnp.uint8)
 
 # What runs on one device. Parts have no shardings in their types, also where the whole program has.
 _local_p = Primitive("local_part")
@@ -136,7 +139,9 @@ def lower(
             ]
         return mesh, local, results, tuple(operands)
 
-    call.def_partition(partition=partition, sharding_rule=_rule(factors))
+    avals_in, avals_out = list[Any](ctx.avals_in)[:num_operands], list[Any](ctx.avals_out)[:num_results]
+    shapes = [aval.shape for aval in (*(avals_in or [_NOTHING]), *(avals_out or [_NOTHING]))]
+    call.def_partition(partition=partition, sharding_rule=_rule(factors, shapes))
 
     def with_operand(*args: Value) -> Sequence[Value]:
         return list(call(*args) if num_operands else call(jnp.zeros((), jnp.uint8)))
@@ -146,22 +151,33 @@ def lower(
     return outs if num_results else []
 
 
-def _rule(factors: Factors) -> SdyShardingRule:
-    """Make the rule in which each dimension has a name."""
+def _rule(factors: Factors, shapes: Sequence[Sequence[Size]]) -> SdyShardingRule:
+    """Make the rule in which each dimension has a name, or two: of groups, and of what is in them."""
     whole: list[str] = []
+    groups: dict[str, Any] = {}  # how many elements one has
+    count = len(factors.operands)
+    sizes = factors.sizes(shapes[:count])
 
-    def names(dims: Sequence[str | None]) -> tuple[str, ...]:
-        texts = []
-        for name in dims:
+    def new_name() -> str:
+        whole.append(f"whole{len(whole)}")
+        return whole[-1]
+
+    def names(dims: Sequence[str | None], shape: Sequence[Size]) -> tuple[Any, ...]:
+        terms: list[Any] = []
+        for name, size in zip(dims, shape, strict=True):
             if name is None:
-                name = f"whole{len(whole)}"
-                whole.append(name)
-            texts.append(name)
-        return tuple(texts)
+                terms.append(new_name())
+            elif size == sizes[name]:
+                terms.append(name)
+            else:
+                inner = new_name()
+                groups[inner] = size // sizes[name]
+                terms.append(CompoundFactor(name, inner))
+        return tuple(terms)
 
-    operands: Any = tuple(names(dims) for dims in factors.operands)
-    results: Any = tuple(names(dims) for dims in factors.results)
-    return SdyShardingRule(operands, results, need_replication_factors=tuple(whole))
+    operands: Any = tuple(map(names, factors.operands, shapes[:count]))
+    results: Any = tuple(map(names, factors.results, shapes[count:]))
+    return SdyShardingRule(operands, results, need_replication_factors=tuple(whole), **groups)
 
 
 def _rename(ctx: mlir.LoweringRuleContext, identity: str, has_side_effect: bool) -> None:

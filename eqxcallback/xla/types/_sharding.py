@@ -17,7 +17,8 @@ Dims = tuple[str | None, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Factors:
-    """Dimensions of operands and results with one name are split together, and each part of a call is a call.
+    """Dimensions of operands and results with one name are split together, and each part of a call is a call. One that is a
+    multiple of the others is split between the groups of its elements.
 
     **Attributes:**
 
@@ -47,8 +48,9 @@ class Factors:
         sizes: dict[str, Size] = {}
         for dims, shape in zip(self.operands, shapes, strict=True):
             for name, size in zip(dims, shape, strict=True):
-                if name is not None:
-                    sizes.setdefault(name, size)
+                # Symbolic ones may be compared for equality alone.
+                if name is not None and (name not in sizes or (size != sizes[name] and size < sizes[name])):
+                    sizes[name] = size
         return sizes
 
 
