@@ -52,8 +52,7 @@ def parse_sharding(
     def split(dims: Sequence[_Dim], aval: Aval) -> xla.Dims:
         """Leave the names whose dimension is shared out."""
         return tuple(
-            name if name in sizes and (size != 1 or sizes[name] == 1) else None
-            for (name, _), size in zip(dims, aval.shape, strict=True)
+            name if name in sizes and size != 1 else None for (name, _), size in zip(dims, aval.shape, strict=True)
         )
 
     of_operands, of_results = (
@@ -81,7 +80,8 @@ def _sizes(named: Sequence[Sequence[_Dim]], avals: Sequence[Aval], rule: str, wh
         if name is None or (in_groups and name not in sizes):
             continue
         expected = sizes.setdefault(name, size)
-        if size % expected if in_groups else size != expected:
+        fits = size == expected or (in_groups and expected != 0 and size % expected == 0)
+        if not fits:
             a = "a multiple of the" if in_groups else "one"
             raise ValueError(
                 f"{who}: expected {a} size of {name.removeprefix('own_')} in sharding; got {expected} and {size} in {rule!r}."
