@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .. import xla
-from ..core import Aval
+from ..core import Aval, Size
 
 
 class _Dim(NamedTuple):
@@ -67,7 +67,7 @@ def parse_sharding(
     return xla.Factors(tuple(map(kept, of_operands)), tuple(map(kept, of_results)))
 
 
-def _sizes(named: Sequence[Sequence[_Dim]], avals: Sequence[Aval], rule: str, who: str) -> dict[str, int]:
+def _sizes(named: Sequence[Sequence[_Dim]], avals: Sequence[Aval], rule: str, who: str) -> dict[str, Size]:
     """The size of each name, but for those that have the length 1 only."""
     every = [
         (dim, size)
@@ -75,7 +75,7 @@ def _sizes(named: Sequence[Sequence[_Dim]], avals: Sequence[Aval], rule: str, wh
         for dim, size in zip(dims, aval.shape, strict=True)
         if dim.name is not None and size != 1
     ]
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Size] = {}
     for (name, in_groups), size in sorted(every, key=lambda of: of[0].in_groups):
         if name is None or (in_groups and name not in sizes):
             continue

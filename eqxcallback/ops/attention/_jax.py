@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
+from ...core import Size
 from ...kernel import JaxKernel
 from .._jax import backward_of, product
 from .._supports import floats
@@ -23,7 +24,7 @@ from ._operands import OPTIONAL, OWN_AXES
 _LOGITS = 2**28
 
 
-def _queries(q: Array, keys: int) -> int:
+def _queries(q: Array, keys: Size) -> Size:
     """Return how many queries of each head are worked on at a time."""
     of_each = math.prod(q.shape[:-3]) * q.shape[-2] * keys
     return max(_LOGITS // max(of_each, 1), _reference.ROWS)
