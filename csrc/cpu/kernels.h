@@ -14,7 +14,7 @@ namespace eqxcallback::cpu {
 
 // What of prefetches depends on the processor: see processor.h.
 struct Prefetching {
-  bool into_first_cache = false;  // those of keys and values: else into the second one
+  bool into_first_cache = false;  // what is read once, weights, keys and values: else into the second one
   int64_t longest_row = 16384;    // bytes of a row of weights, up to which all passes over a tile share its prefetches
 };
 
@@ -260,6 +260,7 @@ struct QuantizedLinear {
   int64_t rows, out_features, in_features;
   Encoding encoding;
   bool quantized_activations;  // x is quantised to int8, in blocks of 32
+  Prefetching prefetching = {};
 };
 
 // out[r, o] = sum_i x[r, i] W[o, i] + bias[o]. Each row of W is read once for all rows of x, which are few.

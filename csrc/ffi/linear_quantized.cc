@@ -52,7 +52,8 @@ ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuff
                                     weights[0],
                                     in[0],
                                     encoding,
-                                    quantizes(op, activations)};
+                                    quantizes(op, activations),
+                                    cpu::prefetching()};
     cpu::kernels().quantized_linear(element_of(op, x), call, executor_on(pool));
   });
 }

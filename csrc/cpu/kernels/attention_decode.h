@@ -56,7 +56,7 @@ struct Lines {
   int64_t stride;
   int count;
   const T* after;
-  bool into_first_cache;
+  const Prefetching& prefetching;
 
   // So much at a time that memory is read nearly in its order, and that the first cache has room for what comes next.
   static constexpr int64_t kTileBytes = 12 * 1024;
@@ -64,9 +64,6 @@ struct Lines {
     return static_cast<int>(smaller<int64_t>(kPartKeys, kTileBytes / larger<int64_t>(1, stride * int64_t{sizeof(T)})));
   }
   const T* at(int64_t j) const { return j < count ? data + j * stride : after + (j - count) * stride; }
-  [[gnu::always_inline]] void prefetch_at(const T* p, int64_t n) const {
-    into_first_cache ? prefetch<3>(p, n) : prefetch<2>(p, n);
-  }
 };
 
 // Calls body(queries, h, kv_head) for queries that share a head of keys: their number, and the first of them.
@@ -96,7 +93,7 @@ void scores_of(float* scores, const Factor<T>* q, const Lines<T>& k, int64_t hea
     const T* next = k.at(j + ahead);
     for_queries(heads, group, [&](auto queries, int64_t h, int64_t kv_head) __attribute__((always_inline)) {
       constexpr int kQueries = decltype(queries)::value, kTile = kQueries > 2 && !kManyRegisters ? 2 : kTileKeys;
-      if (h % group == 0) k.prefetch_at(next + kv_head * kTileKeys * head_size, kTileKeys * head_size);
+      if (h % group == 0) prefetch(next + kv_head * kTileKeys * head_size, kTileKeys * head_size, k.prefetching);
       const T* rows[kTileKeys];
       for (int t = 0; t < kTileKeys; ++t) rows[t] = lines[t] + kv_head * head_size;
       for (int t = 0; t < kTileKeys; t += kTile) {
@@ -165,7 +162,7 @@ void add_values(Partial partials, const float* weights, const Lines<T>& v, int64
     const int count = smaller(tile, v.count - j);
     for_queries(heads, group, [&](auto queries, int64_t h, int64_t kv_head) {
       constexpr int kQueries = decltype(queries)::value, kVectors = Simd::kOuterVectors;
-      if (h % group == 0) v.prefetch_at(next + kv_head * tile * head_size, tile * head_size);
+      if (h % group == 0) prefetch(next + kv_head * tile * head_size, tile * head_size, v.prefetching);
       float* outs[kQueries];
       for (int g = 0; g < kQueries; ++g) outs[g] = partials.after(h + g, head_size).out();
       const float* of_head = weights + h * kPartKeys + j;
@@ -185,7 +182,7 @@ void add_values(Partial partials, const float* weights, const Lines<T>& v, int64
 template <class T, class K>
 void decode_attention_as(const DecodeAttention& args, const Executor& executor) {
   const int64_t D = args.head_size, group = args.heads / args.kv_heads, stride = args.kv_heads * D;
-  const bool into_first_cache = args.prefetching.into_first_cache;
+  const Prefetching& prefetching = args.prefetching;
   const auto length_of = [&](int64_t b) {
     return smaller(args.kv_length, larger<int64_t>(0, args.length[b % args.length_batch]));
   };
@@ -215,8 +212,8 @@ void decode_attention_as(const DecodeAttention& args, const Executor& executor) 
       const auto* q = as_factors<K>(static_cast<const T*>(args.q) + b * args.heads * D, args.heads * D, widened.data());
       const int64_t offset = (b % args.kv_batch * args.kv_length + first) * stride;
       const K *k = static_cast<const K*>(args.k) + offset, *v = static_cast<const K*>(args.v) + offset;
-      scores_of<K>(weights.data(), q, {k, stride, count, v, into_first_cache}, args.heads, group, D,
-                   args.scale * kLog2E, reinterpret_cast<F*>(products.data()));
+      scores_of<K>(weights.data(), q, {k, stride, count, v, prefetching}, args.heads, group, D, args.scale * kLog2E,
+                   reinterpret_cast<F*>(products.data()));
       for (int64_t h = 0; h < args.heads; ++h) {
         float* of_head = weights.data() + h * kPartKeys;
         const auto scale_by = [&](const Operand<float>& scales) {
@@ -229,8 +226,8 @@ void decode_attention_as(const DecodeAttention& args, const Executor& executor) 
         weigh(partials.after(h, D), of_head, count, {args.soft_cap, slope, static_cast<float>(length - 1 - first)});
         if constexpr (kInt8) scale_by(args.v_scale);
       }
-      add_values<K>(partials, weights.data(), {v, stride, count, k + count * stride, into_first_cache}, args.heads,
-                    group, D);
+      add_values<K>(partials, weights.data(), {v, stride, count, k + count * stride, prefetching}, args.heads, group,
+                    D);
     }
   });
   for (int64_t row = 0; row < args.batch * args.heads; ++row) {

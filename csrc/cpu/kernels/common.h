@@ -109,6 +109,12 @@ void with_type(Element element, const Fn& fn) {
 template <class P>
 using Pointee = std::remove_pointer_t<P>;
 
+// Like std::integral_constant, but with internal linkage: see types.h.
+template <int n>
+struct Int {
+  static constexpr int value = n;
+};
+
 // Prefetches memory into a cache: 3 is the first one, 2 the second. It may lie past the end of its array: a prefetch is
 // a hint, and touches nothing. Always inlined, as whatever else calls it: to GCC a function that only prefetches has no
 // effect, and a call of it is dropped.
@@ -118,22 +124,40 @@ template <int kLocality = 2, class T>
   for (int64_t i = 0; i < n * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(bytes + i, 0, kLocality);
 }
 
-// Prefetches weights that are read once, in several streams: the processor by itself sees too little of what is coming.
-// Into the second cache, as in the first one they would displace what they are multiplied with.
+// False where no processor is known that prefers its first cache and takes this table: it has one for AVX-512 without
+// tiles. Others need no second copy of the kernels.
+#ifdef EQXCALLBACK_TILES
+inline constexpr bool kMayPreferFirstCache = false;
+#else
+inline constexpr bool kMayPreferFirstCache = kManyRegisters;
+#endif
+bool prefers_first_cache(const Prefetching& prefetching) {
+  return kMayPreferFirstCache && prefetching.into_first_cache;
+}
+
+// Calls body(Int<cache>{}) with the cache for what is read once, such as weights. In short loops, to choose for each
+// prefetch takes time.
+template <class Body>
+[[gnu::always_inline]] inline void with_locality(const Prefetching& prefetching, const Body& body) {
+  if constexpr (kMayPreferFirstCache) {
+    if (prefetching.into_first_cache) return body(Int<3>{});
+  }
+  body(Int<2>{});
+}
 template <class T>
-[[gnu::always_inline]] inline void prefetch_stream(const T* p) {
-  prefetch(reinterpret_cast<const char*>(p) + 4096, 1);
+[[gnu::always_inline]] inline void prefetch(const T* p, int64_t n, const Prefetching& prefetching) {
+  prefers_first_cache(prefetching) ? prefetch<3>(p, n) : prefetch<2>(p, n);
+}
+
+// Prefetches weights that are read in several streams: the processor by itself sees too little of what is coming.
+template <class T>
+[[gnu::always_inline]] inline void prefetch_stream(const T* p, const Prefetching& prefetching) {
+  prefetch(reinterpret_cast<const char*>(p) + 4096, 1, prefetching);
 }
 
 // The lanes of as many vectors as have room for n numbers.
 template <int n>
 inline constexpr int kWhole = (n + kLanes - 1) / kLanes * kLanes;
-
-// Like std::integral_constant, but with internal linkage: see types.h.
-template <int n>
-struct Int {
-  static constexpr int value = n;
-};
 
 // Memory for the length of one call.
 class Scratch {

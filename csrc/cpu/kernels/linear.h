@@ -12,15 +12,15 @@ void linear_as(const Linear& args, const Executor& executor) {
   const int64_t size = args.in_features;
   Scratch widened(args.rows * size);
   const auto* x = as_factors<T>(static_cast<const T*>(args.x), args.rows * size, widened.data());
+  const FewRows<Factor<T>, T> few_rows(x, size, args.rows, size, args.prefetching);
   const double nanoseconds = static_cast<double>(size) * (0.1 + 0.02 * static_cast<double>(args.rows)) + 5;
   parallel_for(
       executor, args.out_features, nanoseconds,
       [&](int64_t begin, int64_t end) {
-        few_rows(x, args.rows, size, static_cast<const T*>(args.weight), begin, end, size, args.prefetching,
-                 [&](int64_t r, int64_t o, float sum) {
-                   const float bias = args.bias == nullptr ? 0.0f : args.bias[o];
-                   from_float(sum + bias, static_cast<T*>(args.out)[r * args.out_features + o]);
-                 });
+        few_rows.multiply(static_cast<const T*>(args.weight), begin, end, [&](int64_t r, int64_t o, float sum) {
+          const float bias = args.bias == nullptr ? 0.0f : args.bias[o];
+          from_float(sum + bias, static_cast<T*>(args.out)[r * args.out_features + o]);
+        });
       },
       8);
 }

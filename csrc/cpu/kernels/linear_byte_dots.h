@@ -170,7 +170,9 @@ void multiply_bytes(T* out, const QuantizedLinear& args, const uint8_t* blocks, 
       for (int64_t b = 0; b < num_blocks; ++b) {
         const int64_t offset = b * block_bytes(encoding);
         if constexpr (encoding == Encoding::kQ8_0) {  // decoding Q4_1 takes longer than its bytes
-          for (int r = 0; r < kGroups * Bytes::kRows; ++r) prefetch_stream(rows[first * Bytes::kRows + r] + offset);
+          for (int r = 0; r < kGroups * Bytes::kRows; ++r) {
+            prefetch_stream(rows[first * Bytes::kRows + r] + offset, args.prefetching);
+          }
         }
 #pragma GCC unroll 8
         for (int g = 0; g < kGroups; ++g) {

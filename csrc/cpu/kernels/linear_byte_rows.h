@@ -58,8 +58,8 @@ class ByteRows {
 
 // Computes out[r * kWeights + w], the sum of products of row `first` + r of x and rows[w]. Never inlined, like `dots`.
 template <int kRows, int kWeights>
-[[gnu::noinline]] void byte_sums(float* out, const ByteRows& x, int64_t first, const int8_t* const* rows,
-                                 int64_t size) {
+[[gnu::noinline]] void byte_sums(float* out, const ByteRows& x, int64_t first, const int8_t* const* rows, int64_t size,
+                                 const Prefetching& prefetching) {
   Ints acc[kRows][kWeights];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
@@ -73,7 +73,7 @@ template <int kRows, int kWeights>
 #pragma GCC unroll 8
     for (int w = 0; w < kWeights; ++w) {
       weights[w] = Bytes::as_weights(load_weights(rows[w] + i));
-      if constexpr (kRows == 1) prefetch_stream(rows[w] + i);
+      if constexpr (kRows == 1) prefetch_stream(rows[w] + i, prefetching);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -125,7 +125,7 @@ void for_tiles(int64_t num_rows, int64_t begin, int64_t end, const Tile& tile) {
 // Calls put(r, o, sum) for all rows.
 template <class Put>
 void multiply_few(const ByteRows& bytes, int64_t num_rows, const int8_t* weights, int64_t num_weights, int64_t size,
-                  const Executor& executor, const Put& put) {
+                  const Prefetching& prefetching, const Executor& executor, const Put& put) {
   // As many rows of x at a time as stay in the second cache.
   const int64_t step = larger<int64_t>(4, (int64_t{1} << 18) / larger<int64_t>(1, size));
   const double nanoseconds = static_cast<double>(size) * (0.04 + 0.006 * static_cast<double>(num_rows)) + 5;
@@ -138,7 +138,7 @@ void multiply_few(const ByteRows& bytes, int64_t num_rows, const int8_t* weights
             const int8_t* rows[kWeights];
             for (int w = 0; w < kWeights; ++w) rows[w] = weights + (o + w * part) * size;
             float sums[kWhole<kRows * kWeights>];
-            byte_sums<kRows, kWeights>(sums, bytes, first + r, rows, size);
+            byte_sums<kRows, kWeights>(sums, bytes, first + r, rows, size, prefetching);
             for (int i = 0; i < kRows; ++i) {
               for (int w = 0; w < kWeights; ++w) {
                 put(first + r + i, o + w * part, bytes.scale(first + r + i) * sums[i * kWeights + w]);

@@ -165,7 +165,7 @@ bool multiply_group_tiles(const QuantizedLinear& args, const float* x, const Exe
     const auto multiply = [&](int32_t* fours, const uint8_t* group, int64_t o) {
       for (int64_t b = 0; b < num_blocks; ++b) {
         const Block block{group + b * Block::kBytes, 0};
-        prefetch(block.block + kGroupAhead, Block::kBytes);
+        prefetch(block.block + kGroupAhead, Block::kBytes, args.prefetching);
         for_fours<encoding>(block, [&](int j, Ints bytes) {
           // With signs again.
           Bytes::store(fours + b * kInts + j * kLanes, Block::kHasMinimums ? bytes : Bytes::as_weights(bytes));

@@ -40,7 +40,7 @@ bool multiply_quantized(T* out, const float* x, int64_t x_stride, const Int8Line
     multiply_panels(out, bytes, rows, args.weight, args.scale, args.out_features, size, executor);
 #endif
   } else {
-    multiply_few(bytes, rows, args.weight, args.out_features, size, executor, put);
+    multiply_few(bytes, rows, args.weight, args.out_features, size, args.prefetching, executor, put);
   }
   return true;
 }
@@ -109,13 +109,11 @@ void int8_linear_as(const Int8Linear& args, const Executor& executor) {
     for (int64_t r = 0; r < rows; ++r) quantize_activations(scratch.data() + r * padded, size, size);
   }
   if (rows <= kFewRows) {
+    const FewRows<float, int8_t> few_rows(x, padded, rows, size, args.prefetching);
     const double nanoseconds = static_cast<double>(size) * (0.05 + 0.02 * static_cast<double>(rows)) + 5;
     return parallel_for(
         executor, args.out_features, nanoseconds,
-        [&](int64_t begin, int64_t end) {
-          few_rows(x, rows, padded, args.weight, begin, end, size, args.prefetching, put);
-        },
-        8);
+        [&](int64_t begin, int64_t end) { few_rows.multiply(args.weight, begin, end, put); }, 8);
   }
 #ifdef EQXCALLBACK_BYTES
   if (multiply_panels_of_rows(out, x, args, executor)) return;

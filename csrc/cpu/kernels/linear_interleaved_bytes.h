@@ -27,7 +27,7 @@ template <Encoding encoding, class Body>
 }
 
 // kX rows of x, as digits, times the rows of one vector.
-template <Encoding encoding, int kDigits, int kX>
+template <int kLocality, Encoding encoding, int kDigits, int kX>
 [[gnu::always_inline]] inline void digit_sums(F (&total)[kX], const uint8_t* group, int vector,
                                               const LaneBlock<kDigits>* x, int64_t num_blocks) {
 #pragma GCC unroll 8
@@ -35,7 +35,7 @@ template <Encoding encoding, int kDigits, int kX>
   for (int64_t b = 0; b < num_blocks; ++b) {
     using Block = GroupBlock<encoding>;
     const Block block{group + b * Block::kBytes, vector};
-    if (vector == 0) prefetch(block.block + kGroupAhead, Block::kBytes);
+    if (vector == 0) prefetch<kLocality>(block.block + kGroupAhead, Block::kBytes);
     Ints sums[kX][kDigits] = {};
     if constexpr (encoding == Encoding::kQ8_0_R16) {
 #pragma GCC unroll 8
@@ -91,7 +91,9 @@ bool multiply_group_digits(const QuantizedLinear& args, const float* x, const Ex
               for_groups<encoding>(args, part, smaller(part + rows_of_part, end), [&](const uint8_t* group, int64_t o) {
                 for (int v = 0; v < kGroupVectors; ++v) {
                   F total[kX];
-                  digit_sums<encoding, kDigits>(total, group, v, lanes.row(r), num_blocks);
+                  with_locality(args.prefetching, [&](auto locality) __attribute__((always_inline)) {
+                    digit_sums<decltype(locality)::value, encoding, kDigits>(total, group, v, lanes.row(r), num_blocks);
+                  });
                   T* out = static_cast<T*>(args.out) + (first + r) * args.out_features + o + v * kLanes;
 #pragma GCC unroll 8
                   for (int i = 0; i < kX; ++i) Simd::store(out + i * args.out_features, total[i]);

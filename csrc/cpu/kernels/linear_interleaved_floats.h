@@ -32,7 +32,7 @@ template <Encoding encoding, int kVectors, class Body>
 
 // Computes out[i, r]: row i of kX rows of x, each four of whose numbers is there kVectorRows times, times the rows of
 // kVectors vectors, without minimums.
-template <Encoding encoding, int kX, int kVectors>
+template <int kLocality, Encoding encoding, int kX, int kVectors>
 [[gnu::always_inline]] inline void scaled_sums(float* out, const uint8_t* group, int first, const float* fours,
                                                int64_t num_blocks) {
   F total[kX][kVectors];
@@ -42,7 +42,7 @@ template <Encoding encoding, int kX, int kVectors>
     for (int v = 0; v < kVectors; ++v) total[i][v] = Simd::zero();
   }
   for (int64_t b = 0; b < num_blocks; ++b, group += GroupBlock<encoding>::kBytes) {
-    if (first == 0) prefetch(group + kGroupAhead, GroupBlock<encoding>::kBytes);
+    if (first == 0) prefetch<kLocality>(group + kGroupAhead, GroupBlock<encoding>::kBytes);
     F dot[kX][kVectors];
 #pragma GCC unroll 8
     for (int i = 0; i < kX; ++i) {
@@ -120,8 +120,11 @@ bool multiply_group_floats(const QuantizedLinear& args, const float* x, const Ex
             constexpr int kVectors = kX <= 2 ? 4 : 2;
             float result[kX][kGroupRows];
             for (int v = 0; v < kVectorsOfGroup; v += kVectors) {
-              scaled_sums<encoding, kX, kVectors>(result[0] + v * kVectorRows, group, v,
-                                                  fours.data() + first * args.in_features * kVectorRows, num_blocks);
+              with_locality(args.prefetching, [&](auto locality) __attribute__((always_inline)) {
+                scaled_sums<decltype(locality)::value, encoding, kX, kVectors>(
+                    result[0] + v * kVectorRows, group, v, fours.data() + first * args.in_features * kVectorRows,
+                    num_blocks);
+              });
             }
             for (int i = 0; i < kX; ++i) {
               if constexpr (GroupBlock<encoding>::kHasMinimums) {

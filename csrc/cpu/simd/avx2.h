@@ -76,6 +76,11 @@ struct Simd : Halves {
     return add(_mm256_permute2f128_ps(four[0], four[1], 0x20), _mm256_permute2f128_ps(four[0], four[1], 0x31));
   }
 
+  static void four_sums(float* out, F a, F b, F c, F d) {
+    const F four = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1)));
+  }
+
   static void transpose(F* x) {
     F four[kLanes];
 #pragma GCC unroll 2

@@ -62,6 +62,15 @@ struct Simd : Halves {
     return add(_mm512_shuffle_f32x4(left, right, 0x88), _mm512_shuffle_f32x4(left, right, 0xdd));
   }
 
+  static void four_sums(float* out, F a, F b, F c, F d) {
+    const F ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const F cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512d p = _mm512_castps_pd(ab), q = _mm512_castps_pd(cd);
+    const F four = add(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)), _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
+    const __m256 two = _mm256_add_ps(_mm512_castps512_ps256(four), _mm512_extractf32x8_ps(four, 1));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1)));
+  }
+
   static void transpose(F* x) {
     F pairs[kLanes], fours[kLanes];
 #pragma GCC unroll 8

@@ -58,6 +58,7 @@ struct Simd {
   static float sum(F x) { return vaddvq_f32(x); }
   static float maximum(F x) { return vmaxvq_f32(x); }
   static F sums(const F* x) { return vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])); }
+  static void four_sums(float* out, F a, F b, F c, F d) { store(out, vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d))); }
 
   static void transpose(F* x) {
     // Columns 0 and 2, and 1 and 3, of two rows.

@@ -70,6 +70,8 @@ struct Simd {
   static F sums(const F* x) {
     return map([&](int i) { return sum(x[i]); });
   }
+  // Puts the sums of four vectors into out[0] to out[3].
+  static void four_sums(float* out, F a, F b, F c, F d) { store(out, F{sum(a), sum(b), sum(c), sum(d)}); }
   // Lane j of vector i and lane i of vector j change places: kLanes vectors.
   static void transpose(F* x) {
     const F rows[kLanes] = {x[0], x[1], x[2], x[3]};
