@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <vector>
 
 namespace cpu = eqxcallback::cpu;
@@ -342,6 +343,35 @@ static void linear(cpu::Element element, int64_t rows, int64_t in, int64_t out) 
   }
 }
 
+// What is prefetched says in which order tiles and their parts are multiplied, and changes no result.
+template <class T>
+static void linear_however_it_prefetches(cpu::Element element, int64_t rows, int64_t in) {
+  constexpr int64_t out = 22;
+  const cpu::Kernels& kernels = cpu::kernels();
+  const auto x = numbers<T>(rows * in), matrix = numbers<T>(out * in);
+  const auto scales = numbers<float>(out);
+  const auto integers = bytes(out * in);
+  std::vector<T> expected, expected_of_integers;
+  for (const auto& prefetching : {cpu::Prefetching{}, cpu::Prefetching{false, 0}, cpu::Prefetching{true, 4096}}) {
+    std::vector<T> product(static_cast<size_t>(rows * out)), of_integers(product.size());
+    kernels.linear(element, {product.data(), x.data(), matrix.data(), scales.data(), rows, out, in, prefetching},
+                   kExecutor);
+    kernels.int8_linear(element,
+                        {of_integers.data(), x.data(), reinterpret_cast<const int8_t*>(integers.data()), scales.data(),
+                         rows, out, in, false, prefetching},
+                        kExecutor);
+    if (expected.empty()) {
+      show(product, of_integers);
+      expected = product, expected_of_integers = of_integers;
+    }
+    const size_t size = product.size() * sizeof(T);
+    if (std::memcmp(product.data(), expected.data(), size) != 0 ||
+        std::memcmp(of_integers.data(), expected_of_integers.data(), size) != 0) {
+      std::abort();
+    }
+  }
+}
+
 // Factors of N with rows and with columns, of one result of each type, with a bias and without.
 template <class T, class N>
 static void matrix_product(cpu::Element of_out, int64_t rows, int64_t columns, int64_t size) {
@@ -384,6 +414,9 @@ static void of_type(cpu::Element element) {
   }
   for (const int64_t rows : {1, 3, 5, 18, 40}) {
     for (const int64_t in : {7, 64, 160, 512}) linear<T>(element, rows, in, in == 64 ? 9 : 20);
+  }
+  for (const int64_t rows : {1, 5, 8, 14}) {
+    for (const int64_t in : {37, 600, 5003}) linear_however_it_prefetches<T>(element, rows, in);
   }
 }
 

@@ -56,7 +56,7 @@ struct Lines {
   int64_t stride;
   int count;
   const T* after;
-  const Prefetching& prefetching;
+  Prefetching prefetching;
 
   // So much at a time that memory is read nearly in its order, and that the first cache has room for what comes next.
   static constexpr int64_t kTileBytes = 12 * 1024;

@@ -1,7 +1,7 @@
 // Linear layers over few rows: weights are read once, widened in registers, multiplied and summed in f32.
 #pragma once
 
-#include "cpu/kernels/dots.h"
+#include "cpu/kernels/few_rows.h"
 #include "cpu/kernels/matrix_product.h"
 
 namespace eqxcallback::cpu {

@@ -150,7 +150,8 @@ struct RowSums {
 };
 
 // Multiplies kX rows of x with the rows of weights from `begin` to `end`. The rows of a tile are from as many parts of
-// them, see dots.h. Each block of weights is decoded once, and the result of a row of x does not depend on other rows.
+// them, see few_rows.h. Each block of weights is decoded once, and the result of a row of x does not depend on other
+// rows.
 template <Encoding encoding, int kDigits, int kX, class T>
 void multiply_bytes(T* out, const QuantizedLinear& args, const uint8_t* blocks, const ByteBlock* x, int64_t begin,
                     int64_t end) {

@@ -2,7 +2,6 @@
 // lane are exact integers.
 #pragma once
 
-#include "cpu/kernels/dots.h"
 #include "cpu/kernels/linear_digits.h"
 
 namespace eqxcallback::cpu {
@@ -101,7 +100,7 @@ template <int kRows, int kWeights>
 
 // Calls tile(rows, weights, r, o, part), whose first two arguments are `Int`s, for all of `num_rows` rows of x and for
 // the rows of weights from `begin` to `end`. A tile has the rows o, o + part, and so on; the next tile has the rows
-// after them: long streams, see dots.h.
+// after them: long streams, see few_rows.h.
 template <int kRows, int kWeights, class Tile>
 void for_tiles(int64_t num_rows, int64_t begin, int64_t end, const Tile& tile) {
   const auto columns = [&](auto rows, auto weights, int64_t first, int64_t part) {

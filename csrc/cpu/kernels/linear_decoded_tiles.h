@@ -65,7 +65,7 @@ void multiply_tiles(const QuantizedLinear& args, const float* x, const Executor&
       [&](int64_t first_row, int64_t last_row) {
         for_unpacked_rows<encoding>(
             args.blocks, args.in_features, first_row, last_row, [&](const uint8_t* blocks, int64_t begin, int64_t end) {
-              // Long streams, see dots.h.
+              // Long streams, see few_rows.h.
               const int64_t part = (end - begin + kRows - 1) / kRows;
               for (int64_t o = begin; o < begin + part; ++o) {
                 const uint8_t* rows[kRows];

@@ -71,7 +71,7 @@ void multiply_dots(const QuantizedLinear& args, const uint8_t* blocks, const flo
                    int64_t end) {
   constexpr int kRows = 4;
   const int64_t num_blocks = args.in_features / kBlockSize, stride = num_blocks * block_bytes(encoding);
-  const int64_t part = (end - begin) / kRows;  // long streams, see dots.h
+  const int64_t part = (end - begin) / kRows;  // long streams, see few_rows.h
   const auto multiply = [&](auto num_x, auto num_w, int64_t first, int64_t o) {
     constexpr int kX = decltype(num_x)::value, kWeights = decltype(num_w)::value;
     float result[kX * kWeights];

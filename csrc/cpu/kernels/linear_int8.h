@@ -2,7 +2,7 @@
 // x, a few rows of weights at a time are put into cache: as bytes, linear_digit_panels.h, or widened to f32.
 #pragma once
 
-#include "cpu/kernels/dots.h"
+#include "cpu/kernels/few_rows.h"
 #include "cpu/kernels/linear_activations.h"
 #include "cpu/kernels/linear_quantized.h"
 #ifdef EQXCALLBACK_BYTES
