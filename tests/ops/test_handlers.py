@@ -13,6 +13,8 @@ from .handled import a, of_every_family
 GOOD = {case: row for table in of_every_family("HANDLED") for case, row in table.items()}
 # Operands that have to be where results are.
 IN_PLACE = {"cache_append": {0: 0}, "rotary_append": {3: 1, 4: 2}}
+# Results that are memory of a kernel's own, of which some processors write a part.
+MEMORY = {"matrix_product": 1}
 WRONG = [row for table in of_every_family("NOT_HANDLED") for row in table]
 
 
@@ -37,8 +39,10 @@ def symbol_of(case):
 def test_accepted(case):
     op, (args, result, attributes) = symbol_of(case), GOOD[case]
     outs = call(op, args, result, attributes, aliases=IN_PLACE.get(op))
-    for out, want in zip(outs, result if isinstance(result, list) else [result], strict=True):
-        np.testing.assert_array_equal(out, want)
+    for i, (out, want) in enumerate(zip(outs, result if isinstance(result, list) else [result], strict=True)):
+        assert (out.shape, out.dtype) == (want.shape, want.dtype)
+        if i != MEMORY.get(op):
+            np.testing.assert_array_equal(out, want)
 
 
 def test_every_handler_is_here():
