@@ -1,7 +1,7 @@
 // Numbers that are the same everywhere, and those that kernels compute from them.
 #pragma once
 
-#include <cstdio>
+#include <cstdint>
 #include <vector>
 
 #include "cpu/isa.h"

@@ -49,24 +49,23 @@ struct Simd : Halves {
   static float sum(F x) { return _mm512_reduce_add_ps(x); }
   static float maximum(F x) { return _mm512_reduce_max_ps(x); }
 
+  // In each quarter, the sums of that quarter of four vectors.
+  static F quarters_of_sums(F a, F b, F c, F d) {
+    const F ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const F cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    const __m512d p = _mm512_castps_pd(ab), q = _mm512_castps_pd(cd);
+    return add(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)), _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
+  }
   static F sums(const F* x) {
     F four[4];
-    for (int i = 0; i < 4; ++i) {
-      const F ab = add(_mm512_unpacklo_ps(x[4 * i], x[4 * i + 1]), _mm512_unpackhi_ps(x[4 * i], x[4 * i + 1]));
-      const F cd = add(_mm512_unpacklo_ps(x[4 * i + 2], x[4 * i + 3]), _mm512_unpackhi_ps(x[4 * i + 2], x[4 * i + 3]));
-      const __m512d p = _mm512_castps_pd(ab), q = _mm512_castps_pd(cd);
-      four[i] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)), _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
-    }
+    for (int i = 0; i < 4; ++i) four[i] = quarters_of_sums(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
     const F left = add(_mm512_shuffle_f32x4(four[0], four[1], 0x88), _mm512_shuffle_f32x4(four[0], four[1], 0xdd));
     const F right = add(_mm512_shuffle_f32x4(four[2], four[3], 0x88), _mm512_shuffle_f32x4(four[2], four[3], 0xdd));
     return add(_mm512_shuffle_f32x4(left, right, 0x88), _mm512_shuffle_f32x4(left, right, 0xdd));
   }
 
   static void four_sums(float* out, F a, F b, F c, F d) {
-    const F ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const F cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    const __m512d p = _mm512_castps_pd(ab), q = _mm512_castps_pd(cd);
-    const F four = add(_mm512_castpd_ps(_mm512_unpacklo_pd(p, q)), _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
+    const F four = quarters_of_sums(a, b, c, d);
     const __m256 two = _mm256_add_ps(_mm512_castps512_ps256(four), _mm512_extractf32x8_ps(four, 1));
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(two), _mm256_extractf128_ps(two, 1)));
   }
