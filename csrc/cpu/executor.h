@@ -37,17 +37,19 @@ void parallel_for(const Executor& executor, int64_t n, double nanoseconds_per_it
     if (n > 0) body(int64_t{0}, n);
     return;
   }
-  int64_t grain = (n + wanted - 1) / wanted;
-  grain = (grain + multiple - 1) / multiple * multiple;
+  // Tasks of as equal length as can be: of longer ones and a short one, a thread would wait for another longer.
+  const int64_t items = (n + multiple - 1) / multiple, tasks = smaller(items, wanted);
   struct State {
     const Body& body;
-    int64_t n, grain;
-  } state{body, n, grain};
+    int64_t n, multiple, items, tasks;
+
+    int64_t begin(int64_t index) const { return smaller(n, items * index / tasks * multiple); }
+  } state{body, n, multiple, items, tasks};
   executor.run(
-      executor.pool, (n + grain - 1) / grain,
+      executor.pool, tasks,
       [](void* data, int64_t index) {
         const State& s = *static_cast<State*>(data);
-        s.body(index * s.grain, smaller(s.n, (index + 1) * s.grain));
+        s.body(s.begin(index), s.begin(index + 1));
       },
       &state);
 }

@@ -283,7 +283,7 @@ struct MatrixProduct {
   Element element;  // of both factors, kF32 or kBf16
   int64_t examples, rows, columns, size;
   bool a_has_columns, b_has_columns;
-  void* packed;                 // memory for the bytes that a ProductPlan says
+  void* packed;                 // `product_bytes` of this
   const float* bias = nullptr;  // [columns]
 };
 
@@ -326,6 +326,7 @@ struct Kernels {
   void (*linear)(Element, const Linear&, const Executor&);
   void (*linear_rows)(Element, const Linear&, const Executor&);  // the same, from kSeveralRows on
   void (*matrix_product)(Element of_out, const MatrixProduct&, const Executor&);
+  int64_t (*product_bytes)(const MatrixProduct&);  // of memory that it needs beside its operands
   void (*quantized_linear)(Element, const QuantizedLinear&, const Executor&);
   void (*int8_linear)(Element, const Int8Linear&, const Executor&);
   // Multiplies and adds f32, in registers alone, and returns how many operations it did.

@@ -81,7 +81,8 @@ constexpr Family kFamilies[] = {
        kernels.linear_rows(Element::kBf16, {x.a.data(), x.b.data(), x.c.data(), nullptr, 16, kKeys, kSize}, kAlone);
      },
      [](Kernels& to, const Kernels& from) {
-       to.linear_rows = from.linear_rows, to.matrix_product = from.matrix_product;
+       to.linear_rows = from.linear_rows;
+       to.matrix_product = from.matrix_product, to.product_bytes = from.product_bytes;
      }},
 };
 

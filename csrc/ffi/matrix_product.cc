@@ -1,7 +1,8 @@
 // The handler of products of matrices.
 #include "ffi/matrix_product.h"
 
-#include "cpu/product_plan.h"
+#include <memory>
+
 #include "ffi/cpu_call.h"
 
 namespace eqxcallback {
@@ -36,12 +37,14 @@ ffi::Error matrix_product(ffi::ThreadPool pool, ffi::RemainingArgs args, Out out
     REQUIRE(result[0] == of_a[0] && result[1] == of_a[a_columns ? 2 : 1] && result[2] == of_b[b_columns ? 2 : 1], op,
             "a result of shape (examples, rows, columns); got " + text(result));
     cpu::MatrixProduct call = product_of(element, result[1], result[2], size, a_columns, b_columns);
-    REQUIRE(static_cast<int64_t>(packed->size_bytes()) >= cpu::bytes_of_product(call), op,
-            "memory of " + std::to_string(cpu::bytes_of_product(call)) + " bytes; got " +
-                std::to_string(packed->size_bytes()));
     call.out = out->untyped_data(), call.examples = result[0];
     call.a = a.untyped_data(), call.b = b.untyped_data(), call.packed = packed->untyped_data();
     call.bias = vector_of(op, "bias", operands(2), result[2]);
+    // A program that was compiled where another instruction set was chosen may have planned less.
+    std::unique_ptr<char[]> own;
+    if (const auto needed = static_cast<size_t>(cpu::kernels().product_bytes(call)); packed->size_bytes() < needed) {
+      own.reset(new char[needed]), call.packed = own.get();
+    }
     cpu::kernels().matrix_product(element_of(op, *out), call, executor_on(pool));
   });
 }
@@ -59,7 +62,7 @@ EQXCALLBACK_CPU_KERNEL(matrix_product, matrix_product,
 int64_t matrix_product_bytes(bool is_f32, int64_t rows, int64_t columns, int64_t size, bool a_has_columns,
                              bool b_has_columns) {
   const cpu::Element element = is_f32 ? cpu::Element::kF32 : cpu::Element::kBf16;
-  return cpu::bytes_of_product(product_of(element, rows, columns, size, a_has_columns, b_has_columns));
+  return cpu::kernels().product_bytes(product_of(element, rows, columns, size, a_has_columns, b_has_columns));
 }
 
 }  // namespace eqxcallback

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <vector>
 
-#include "cpu/product_plan.h"
 #include "linear_kernels.h"
 
 // A gradient: what it is where all are needed, and what it is now.
@@ -264,7 +263,7 @@ static void matrix_product(cpu::Element of_out, int64_t rows, int64_t columns, i
     for (const bool b_has_columns : {false, true}) {
       cpu::MatrixProduct call{out.data(), a.data(), b.data(),      kFactors,      examples, rows,
                               columns,    size,     a_has_columns, b_has_columns, nullptr};
-      std::vector<float> packed(static_cast<size_t>(cpu::bytes_of_product(call)) / sizeof(float));
+      std::vector<float> packed(static_cast<size_t>(cpu::kernels().product_bytes(call)) / sizeof(float));
       call.packed = packed.data(), call.bias = a_has_columns ? bias.data() : nullptr;
       cpu::kernels().matrix_product(of_out, call, kExecutor);
       show(out);
@@ -288,9 +287,10 @@ static void of_type(cpu::Element element) {
   decode_attention<T>(element, 150, 5, 1, 24);  // several parts, and more queries of a head than are taken together
   attention<T>(element, 150, 2, 1, 32);         // more than a block of keys, and of queries
   matrix_products<T, cpu::Bf16>(element);
+  matrix_product<T, cpu::Bf16>(element, 3, 2, 2080);  // so many numbers that they are summed in stages
   if constexpr (std::is_same_v<T, float>) {
     matrix_products<T, float>(element);
-    matrix_product<T, float>(element, 3, 2, 2080);  // so many numbers that results are added to
+    matrix_product<T, float>(element, 3, 2, 2080);
   }
   for (const int64_t rows : {1, 3, 5, 18, 40}) {
     for (const int64_t in : {7, 64, 160, 512}) linear<T>(element, rows, in, in == 64 ? 9 : 20);

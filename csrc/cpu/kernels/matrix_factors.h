@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cpu/kernels/common.h"
-#include "cpu/product_plan.h"
 
 namespace eqxcallback::cpu {
 namespace {
@@ -20,28 +19,40 @@ struct FactorLines {
   }
 };
 
-// Where sums go: rows of the result, and the numbers that are added to its columns, if any. Or they are added to what
-// is there.
+// Where sums go: rows of the result, and the numbers that are added to its columns, if any. Where a product is summed
+// in several stages, those before the last one leave sums of f32 that the next one adds to.
 template <class T>
 struct PartOfResult {
   T* out;
   int64_t stride, rows, columns;
   const float* bias;
-  bool is_added;
+  float* so_far = nullptr;
+  int64_t so_far_stride = 0;
+  bool is_first = true, is_last = true;
 
   PartOfResult part(int64_t row, int64_t column, int64_t most_rows, int64_t most_columns) const {
-    return {out + row * stride + column,
-            stride,
-            smaller(most_rows, rows - row),
-            smaller(most_columns, columns - column),
-            bias == nullptr ? nullptr : bias + column,
-            is_added};
+    PartOfResult to = *this;
+    to.out += row * stride + column;
+    to.rows = smaller(most_rows, rows - row), to.columns = smaller(most_columns, columns - column);
+    if (bias != nullptr) to.bias += column;
+    if (so_far != nullptr) to.so_far += row * so_far_stride + column;
+    return to;
   }
+
+  // The same in a stage: the sums of `size` numbers that begin `at` one of `of_all`.
+  PartOfResult stage(int64_t at, int64_t size, int64_t of_all) const {
+    PartOfResult to = *this;
+    to.is_first = at == 0, to.is_last = at + size >= of_all;
+    return to;
+  }
+
+  float* sums_of(int64_t row) const { return so_far + row * so_far_stride; }
 
   template <class Count>
   void put(int64_t row, int64_t i, F sums, Count count) const {
+    if (!is_first) sums = Simd::add(sums, load(sums_of(row) + i, count));
+    if (!is_last) return store(sums_of(row) + i, sums, count);
     if (bias != nullptr) sums = Simd::add(sums, load(bias + i, count));
-    if (is_added) sums = Simd::add(sums, load(out + row * stride + i, count));
     store(out + row * stride + i, sums, count);
   }
 };

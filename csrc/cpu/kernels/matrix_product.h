@@ -27,7 +27,7 @@ void matrix_product_of(const MatrixProduct& args, const Executor& executor) {
     const auto a = lines(args.a, e, args.rows, args.a_has_columns),
                b = lines(args.b, e, args.columns, args.b_has_columns);
     T* out = static_cast<T*>(args.out) + e * args.rows * args.columns;
-    const PartOfResult<T> to{out, args.columns, args.rows, args.columns, args.bias, false};
+    const PartOfResult<T> to{out, args.columns, args.rows, args.columns, args.bias};
     multiply_factors(to, plan, args.packed, a, b, executor);
   }
 }
@@ -37,6 +37,8 @@ void matrix_product_as(const MatrixProduct& args, const Executor& executor) {
   if (args.element == Element::kBf16) return matrix_product_of<T, Bf16>(args, executor);
   if constexpr (std::is_same_v<T, float>) matrix_product_of<T, float>(args, executor);  // others are rounded by XLA
 }
+
+int64_t product_bytes(const MatrixProduct& args) { return ProductPlan(args).bytes(); }
 
 void matrix_product(Element of_out, const MatrixProduct& args, const Executor& executor) {
   with_type(of_out, [&](auto* type) { matrix_product_as<Pointee<decltype(type)>>(args, executor); });

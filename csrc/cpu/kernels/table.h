@@ -46,6 +46,7 @@ constexpr Kernels kTable = {norm,
                             linear,
                             linear_rows,
                             matrix_product,
+                            product_bytes,
                             quantized_linear,
                             int8_linear,
                             multiply_adds};

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cpu/kernels/matrix_factors.h"
+#include "cpu/kernels/tile_plan.h"
 #if !defined(EQXCALLBACK_TILES) || defined(EQXCALLBACK_EMULATED_TILES)
 #include "cpu/simd/tiles.h"
 #endif

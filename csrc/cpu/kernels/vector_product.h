@@ -1,7 +1,8 @@
 // Products of matrices by vectors, where the processor has no tiles: sums of outer products of a few lines of the left
-// factor with some vectors of lines of the right one, in registers. Panels of so many lines are packed once, for all
-// threads. Then each computes parts of the result, a slice of what is summed at a time, so that the slice of a right
-// panel stays in the first cache.
+// factor with some vectors of lines of the right one, in registers. Panels of so many lines are packed first: of the
+// left factor for all threads, of the right one by each thread for the columns that it computes next, which then has
+// them in its second cache. A slice of what is summed is taken at a time, so that that of a right panel stays in the
+// first cache.
 #pragma once
 
 #include "cpu/kernels/matrix_factors.h"
@@ -22,15 +23,42 @@ int64_t units_of(int64_t numbers) {
 
 // Lines of a panel of each factor.
 inline constexpr int64_t kLeftLines = Simd::kOuterRows, kRightLines = Simd::kOuterVectors * kLanes;
-static_assert(VectorProductPlan::kLeftMultiple % kLeftLines == 0);
-static_assert(VectorProductPlan::kRightMultiple % kRightLines == 0);
 // Units of a slice: those of a right panel take 24 KiB.
 inline constexpr int64_t kSliceUnits = smaller<int64_t>(512, 6144 / kRightLines);
-// Lines of a part, of each factor: its sums and the lines have room in a second cache of 1 MiB.
-inline constexpr int64_t kPartRows = 96, kPartColumns = 256;
+// Rows and columns of a part of the result: its sums, and the lines of a slice, have room in a second cache.
+inline constexpr int64_t kPartRows = 96, kPartColumns = 64;
 static_assert(kPartRows % kLeftLines == 0 && kPartColumns % kRightLines == 0);
 
 int64_t panels_of(int64_t lines, int64_t of_panel) { return (lines + of_panel - 1) / of_panel; }
+
+// What is summed, and the result, are taken in groups: the panels of a group of left lines are packed, and where there
+// are several groups of what is summed, the sums so far have a place.
+struct VectorProductPlan {
+  int64_t depth;                    // numbers that are summed at a time
+  int64_t left_group, right_group;  // lines
+  int64_t packed, sums;             // numbers of f32
+
+  explicit VectorProductPlan(const MatrixProduct& args) {
+    const bool is_narrow = args.element == Element::kBf16;
+    const int64_t of_unit = is_narrow ? kNumbersOfUnit<Bf16> : 1, size = larger<int64_t>(1, args.size);
+    const int64_t groups = panels_of(size, kMostUnits * of_unit);
+    depth = panels_of(panels_of(size, groups), of_unit) * of_unit;
+    const int64_t units = depth / of_unit;
+    left_group = smaller(whole(args.rows, kPartRows), larger(kPartRows, whole(kPackedNumbers / units, kPartRows)));
+    packed = left_group * units;
+    const bool has_sums = groups > 1 && is_narrow;
+    right_group = has_sums ? smaller(args.columns, kSums / left_group) : args.columns;
+    sums = has_sums ? left_group * right_group : 0;
+  }
+
+  int64_t bytes() const { return (packed + sums) * int64_t{sizeof(float)}; }
+
+ private:
+  // The panels of a part's columns, of so many units, have room in a second cache.
+  static constexpr int64_t kMostUnits = 1024, kPackedNumbers = int64_t{1} << 21, kSums = int64_t{1} << 22;
+
+  static int64_t whole(int64_t lines, int64_t multiple) { return panels_of(lines, multiple) * multiple; }
+};
 
 // Units of neighbouring lines that are columns. Numbers of a line that ends within a pair are zero.
 template <class N, class Count>
@@ -67,12 +95,17 @@ F units_of_row(const N* x, int numbers) {
   return Simd::load(units);
 }
 
-// Packs lines of a panel, unit by unit.
+// Packs lines of a panel, unit by unit. So many numbers of a row may be read, past the lines too: a whole vector is
+// read faster than a part of one.
 template <int64_t kWidth, class N>
-void pack_columns(float* out, const FactorLines<N>& from) {
+void pack_columns(float* out, const FactorLines<N>& from, int64_t readable) {
   for (int64_t i = 0; i < from.size; i += kNumbersOfUnit<N>, out += kWidth) {
     const N* x = from.data + i * from.stride;
     const N* next = i + 1 < from.size ? x + from.stride : nullptr;
+    if (kWidth < kLanes && readable >= kLanes) {
+      Simd::store(out, units_of_columns(x, next, Full{}), static_cast<int>(kWidth));
+      continue;
+    }
     int64_t line = 0;
     for (; line + kLanes <= from.count; line += kLanes) {
       Simd::store(out + line, units_of_columns(x + line, next == nullptr ? next : next + line, Full{}));
@@ -118,11 +151,11 @@ void pack_rows(float* out, const FactorLines<N>& from) {
 template <int64_t kWidth, class N>
 void pack_panels(float* out, const FactorLines<N>& from, int64_t begin, int64_t end) {
   const int64_t units = units_of<N>(from.size);
-  constexpr int64_t kRows = 16;
+  constexpr int64_t kRows = 32;
   const auto pack = [&](int64_t panel, int64_t at, int64_t numbers) {
     const FactorLines<N> lines = from.part(panel * kWidth, kWidth, at, numbers);
     float* to = out + (panel * units + at / kNumbersOfUnit<N>)*kWidth;
-    from.are_columns ? pack_columns<kWidth>(to, lines) : pack_rows<kWidth>(to, lines);
+    from.are_columns ? pack_columns<kWidth>(to, lines, from.count - panel * kWidth) : pack_rows<kWidth>(to, lines);
   };
   if (from.are_columns) {
     for (int64_t at = 0; at < from.size; at += kRows) {
@@ -149,7 +182,7 @@ struct PanelSlices {
   int64_t next_numbers;
 };
 
-// Prefetches where a row of sums will be written.
+// Prefetches a row of the result.
 template <class T>
 [[gnu::always_inline]] inline void prefetch_row(T* row) {
   auto* bytes = reinterpret_cast<char*>(row);
@@ -170,7 +203,10 @@ void multiply_panels(const PartOfResult<T>& to, float* sums, bool is_first, bool
   };
   for_sums([&](int m, int v, float*) __attribute__((always_inline)) { acc[m][v] = Simd::zero(); });
   if (!is_first) prefetch<3>(sums, kLeftLines * kRightLines);
-  for (int64_t m = 0; is_last && m < smaller(kLeftLines, to.rows); ++m) prefetch_row(to.out + m * to.stride);
+  for (int64_t m = 0; is_last && m < smaller(kLeftLines, to.rows); ++m) {
+    if (!to.is_first || !to.is_last) prefetch_row(to.sums_of(m));
+    if (to.is_last) prefetch_row(to.out + m * to.stride);
+  }
   prefetch(slices.next, slices.next_numbers);
   const auto* left = reinterpret_cast<const UnitOf<N>*>(slices.left);
   const auto* right = reinterpret_cast<const UnitOf<N>*>(slices.right);
@@ -227,22 +263,32 @@ void multiply_part(const PartOfResult<T>& out, const PartPanels& panels, float* 
   }
 }
 
-// Computes all parts, on all threads. Those of the same columns follow each other.
+// Computes the result, on all threads.
 template <class N, class T>
-void multiply_parts(const PartOfResult<T>& out, const PartPanels& panels, const Executor& executor) {
-  const int64_t threads = executor.threads(executor.pool), across = panels_of(out.columns, kPartColumns);
-  // Parts are smaller where there would be fewer than each thread should have.
-  int64_t rows = kPartRows;
-  while (threads > 1 && rows / 2 % kLeftLines == 0 && panels_of(out.rows, rows) * across < 4 * threads) rows /= 2;
-  const int64_t down = panels_of(out.rows, rows);
-  const double nanoseconds = static_cast<double>(rows * panels.units * smaller(kPartColumns, out.columns)) / kLanes / 6;
+void multiply_parts(const PartOfResult<T>& out, const float* left, const FactorLines<N>& right,
+                    const Executor& executor) {
+  const int64_t units = units_of<N>(right.size), across = panels_of(out.columns, kPartColumns);
+  // A task has columns of several parts, which share the right panels, unless there would be too few tasks.
+  const int64_t threads = executor.threads(executor.pool);
+  int64_t parts = panels_of(out.rows, kPartRows);
+  while (threads > 1 && parts > 1 && panels_of(out.rows, parts * kPartRows) * across < 4 * threads) {
+    parts = panels_of(parts, 2);
+  }
+  const int64_t rows = parts * kPartRows, down = panels_of(out.rows, rows);
+  const double nanoseconds =
+      static_cast<double>(smaller(rows, out.rows) * units * smaller(kPartColumns, out.columns)) / kLanes / 6;
   parallel_for(executor, down * across, nanoseconds, [&](int64_t begin, int64_t end) {
-    Scratch sums(rows * kPartColumns);
+    Scratch sums(kPartRows * kPartColumns), panels(kPartColumns * units);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i % down * rows, column = i / down * kPartColumns;
-      multiply_part<N>(out.part(row, column, rows, kPartColumns),
-                       {panels.left + row * panels.units, panels.right + column * panels.units, panels.units},
-                       sums.data());
+      if (i == begin || row == 0) {
+        const FactorLines<N> lines = right.part(column, kPartColumns, 0, right.size);
+        pack_panels<kRightLines>(panels.data(), lines, 0, panels_of(lines.count, kRightLines));
+      }
+      for (int64_t r = row; r < smaller(row + rows, out.rows); r += kPartRows) {
+        multiply_part<N>(out.part(r, column, kPartRows, kPartColumns), {left + r * units, panels.data(), units},
+                         sums.data());
+      }
     }
   });
 }
@@ -251,18 +297,20 @@ void multiply_parts(const PartOfResult<T>& out, const PartPanels& panels, const 
 template <class T, class N>
 void multiply_factors(const PartOfResult<T>& out, const VectorProductPlan& plan, void* memory,
                       const FactorLines<N>& left, const FactorLines<N>& right, const Executor& executor) {
-  auto* of_left = static_cast<float*>(memory);
-  float* of_right = of_left + plan.left_group * plan.depth;
+  auto* packed = static_cast<float*>(memory);
   for (int64_t l = 0; l < left.count; l += plan.left_group) {
-    for (int64_t at = 0; at == 0 || at < left.size; at += plan.depth) {
-      const FactorLines<N> some = left.part(l, plan.left_group, at, plan.depth);
-      pack_on_threads<kLeftLines>(of_left, some, executor);
-      for (int64_t r = 0; r < right.count; r += plan.right_group) {
-        const FactorLines<N> others = right.part(r, plan.right_group, at, plan.depth);
-        pack_on_threads<kRightLines>(of_right, others, executor);
-        auto to = out.part(l, r, plan.left_group, plan.right_group);
-        if (at > 0) to.bias = nullptr, to.is_added = true;
-        multiply_parts<N>(to, {of_left, of_right, units_of<N>(some.size)}, executor);
+    for (int64_t r = 0; r < right.count; r += plan.right_group) {
+      PartOfResult<T> to = out.part(l, r, plan.left_group, plan.right_group);
+      if constexpr (std::is_same_v<T, float>) {
+        to.so_far = to.out, to.so_far_stride = to.stride;
+      } else {
+        to.so_far = packed + plan.packed, to.so_far_stride = plan.right_group;
+      }
+      for (int64_t at = 0; at == 0 || at < left.size; at += plan.depth) {
+        const FactorLines<N> some = left.part(l, plan.left_group, at, plan.depth);
+        pack_on_threads<kLeftLines>(packed, some, executor);
+        multiply_parts<N>(to.stage(at, some.size, left.size), packed, right.part(r, plan.right_group, at, plan.depth),
+                          executor);
       }
     }
   }

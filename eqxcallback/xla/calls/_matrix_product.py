@@ -25,7 +25,10 @@ _RESULTS = {
 # A product of fewer numbers takes XLA less time than a call.
 _SMALLEST = 1 << 15
 # Fewer rows or columns take XLA less time than it takes to pack the other factor: of f32 by tiles, and by vectors.
-_FEWEST_BY_TILES, _FEWEST_BY_VECTORS = 128, 256
+_FEWEST_BY_TILES = 128
+_FEWEST_ON_INTEL, _FEWEST_ON_AMD = 256, {np.dtype(jnp.bfloat16): 32, np.dtype(jnp.float32): 128}
+# On processors of AMD, XLA is as fast at products of f32 whose left factor is read along its rows, and whose result is smaller.
+_LARGE_RESULT = 1 << 22
 
 
 def fastest_isa() -> str:
@@ -42,14 +45,32 @@ def fewest_lines(dtype: DType) -> int | None:
     """Return how many rows and columns a product of this dtype needs to be faster by this package's kernel than by XLA, if it is
     with any.
 
-    By vectors it has been measured to be on processors of Intel with AVX-512. On AMD's, XLA's products are nearer to the
-    processor's limit, and ours have not been measured; nor have they with other instructions.
+    By vectors it has been measured to be on processors with AVX-512: on those of AMD, with its products of bf16 where these are
+    the factors. With other instructions it has not been measured.
     """
     if dtype not in _RESULTS:
         return None
     if has_tiles():
         return 1 if dtype == jnp.bfloat16 else _FEWEST_BY_TILES
-    return _FEWEST_BY_VECTORS if _ext.vendor() == "GenuineIntel" and _ext.isa().startswith("avx512") else None
+    if not _ext.isa().startswith("avx512"):
+        return None
+    if _is_amd():
+        return _FEWEST_ON_AMD[dtype] if dtype == jnp.float32 or fastest_isa() == "avx512_bf16" else None
+    return _FEWEST_ON_INTEL if _ext.vendor() == "GenuineIntel" else None
+
+
+def _is_amd() -> bool:
+    return _ext.vendor() == "AuthenticAMD"
+
+
+def _is_faster(dtype: DType, rows: int, columns: int, a_has_columns: bool) -> bool:
+    """Return true if the kernel is, for one example."""
+    fewest = fewest_lines(dtype)
+    if fewest is None or min(rows, columns) < fewest:
+        return False
+    if has_tiles() or not _is_amd() or dtype != jnp.float32:
+        return True
+    return a_has_columns or rows * columns >= _LARGE_RESULT
 
 
 def is_whole(ctx: mlir.LoweringRuleContext) -> bool:
@@ -88,8 +109,7 @@ class Matrices:
         cls, of_a: str, of_b: str, of_result: str, dtype: DType, result: DType, sizes: dict[str, Any]
     ) -> "Matrices | None":
         """Return `None` if axes are in another order, if there are too few numbers, or what a size is is not known yet."""
-        fewest = fewest_lines(dtype)
-        if fewest is None or result not in _RESULTS[dtype] or any(map(jax.export.is_symbolic_dim, sizes.values())):
+        if result not in _RESULTS.get(dtype, ()) or any(map(jax.export.is_symbolic_dim, sizes.values())):
             return None
         examples = "".join(axis for axis in of_result if axis in of_a and axis in of_b)
         rows = "".join(axis for axis in of_result if axis not in of_b)
@@ -106,7 +126,7 @@ class Matrices:
                 return None
             has_columns.append(of != examples + lines + summed)
         each = [math.prod(sizes[axis] for axis in axes) for axes in (examples, rows, columns, summed)]
-        if math.prod(each[1:]) < _SMALLEST or min(each[1:3]) < fewest:
+        if math.prod(each[1:]) < _SMALLEST or not _is_faster(dtype, each[1], each[2], has_columns[0]):
             return None
         return cls((each[0], each[1], each[2], each[3]), has_columns[0], has_columns[1], is_swapped, dtype, result)
 

@@ -51,6 +51,18 @@ def on_isa(isa, function, *args):
         _ext.set_isa(before)
 
 
+def on_processor(monkeypatch, vendor, isa):
+    """Choose kernels as on another processor, none of which has tiles."""
+    monkeypatch.setattr(_ext, "isas_of_bf16", dict)
+    monkeypatch.setattr(_ext, "vendor", lambda: vendor)
+    monkeypatch.setattr(_ext, "isa", lambda: isa)
+
+
+def calls_the_kernel(subscripts, sizes, dtype):
+    a, b = (jax.ShapeDtypeStruct([sizes[axis] for axis in of], dtype) for of in subscripts.split("->")[0].split(","))
+    return TARGET in program(lambda a, b: product(subscripts, dtype, a, b), a, b)
+
+
 def assert_f32(subscripts, out, a, b):
     """By the sizes of what is summed: nothing is further off than f32 may be."""
     size = exact(subscripts, np.abs(np.asarray(a)), np.abs(np.asarray(b)))
@@ -95,7 +107,7 @@ def test_products_of_f32(subscripts, isa):
 
 
 @pytest.mark.parametrize("isa", [*dict.fromkeys((BEST, WITHOUT_TILES))])
-@pytest.mark.parametrize("shape", [(1, 1, 32768), (300, 260, 1), (257, 33, 320), (33, 300, 1031), (600, 40, 64)])
+@pytest.mark.parametrize("shape", [(1, 1, 32768), (300, 260, 1), (257, 33, 320), (33, 300, 3031), (600, 40, 64)])
 @pytest.mark.parametrize("subscripts", ["mk,nk->mn", "mk,kn->mn", "km,nk->mn", "km,kn->mn"])
 def test_sizes(subscripts, shape, isa):
     """Parts of tiles or panels, one row, several slices of what is summed, and several parts of the result, on all threads."""
@@ -103,6 +115,20 @@ def test_sizes(subscripts, shape, isa):
     want = exact(subscripts, a, b)
     out = on_isa(isa, lambda a, b: product(subscripts, jnp.bfloat16, a, b), a, b)
     np.testing.assert_allclose(np.asarray(out, np.float64), want, rtol=1e-5, atol=1e-6 * shape[2])
+
+
+@pytest.mark.parametrize("result", [jnp.float32, jnp.bfloat16])
+def test_several_groups(result):
+    """More lines of either factor than are taken at a time, and more numbers: sums have a place until all are summed."""
+    a, b = factors("km,kn->mn", {"m": 2100, "n": 2060, "k": 2050})
+
+    def call(a, b):
+        return product("km,kn->mn", jnp.bfloat16, a, b, result)
+
+    assert TARGET in program(call, a, b)
+    out = np.asarray(on_isa(WITHOUT_TILES, call, a, b), np.float32)[::97]
+    want = np.asarray(a, np.float32).T[::97] @ np.asarray(b, np.float32)
+    np.testing.assert_allclose(out, want, rtol=2 * float(jnp.finfo(result).eps), atol=1e-3)
 
 
 # The last one has more lines than are packed at a time, and more numbers.
@@ -220,25 +246,43 @@ def test_derivatives_in_both_modes():
     np.testing.assert_allclose(mapped[1], f(da, b), rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize(
-    ("vendor", "isa", "fewest"),
+    ("vendor", "isa", "dtype", "fewest"),
     [
-        ("GenuineIntel", "avx512", 256),
-        ("GenuineIntel", "avx512_bf16", 256),
-        ("GenuineIntel", "avx2", None),
-        ("AuthenticAMD", "avx512_bf16", None),
-        ("", "neon", None),
+        ("GenuineIntel", "avx512", jnp.bfloat16, 256),
+        ("GenuineIntel", "avx512", jnp.float32, 256),
+        ("GenuineIntel", "avx512_bf16", jnp.bfloat16, 256),
+        ("GenuineIntel", "avx512_bf16", jnp.float32, 256),
+        ("GenuineIntel", "avx2", jnp.bfloat16, None),
+        ("GenuineIntel", "avx2", jnp.float32, None),
+        ("AuthenticAMD", "avx512_bf16", jnp.bfloat16, 32),
+        ("AuthenticAMD", "avx512", jnp.bfloat16, None),
+        ("AuthenticAMD", "avx2", jnp.float32, None),
+        ("", "neon", jnp.bfloat16, None),
     ],
 )
-def test_without_tiles_it_is_called_where_it_was_measured_to_be_faster(vendor, isa, fewest, dtype, monkeypatch):
-    monkeypatch.setattr(_ext, "isas_of_bf16", dict)
-    monkeypatch.setattr(_ext, "vendor", lambda: vendor)
-    monkeypatch.setattr(_ext, "isa", lambda: isa)
-    for rows in (255, 256):
-        a, b = (jax.ShapeDtypeStruct((size, 64), dtype) for size in (rows, 300))
-        text = program(lambda a, b: product("mk,nk->mn", dtype, a, b), a, b)
-        assert (TARGET in text) == (fewest is not None and rows >= fewest)
+def test_without_tiles_it_is_called_where_it_was_measured_to_be_faster(vendor, isa, dtype, fewest, monkeypatch):
+    on_processor(monkeypatch, vendor, isa)
+    for rows in (31, 32, 255, 256):
+        is_called = calls_the_kernel("mk,nk->mn", {"m": rows, "n": 300, "k": 64}, dtype)
+        assert is_called == (fewest is not None and rows >= fewest)
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "sizes", "is_called"),
+    [
+        ("mk,nk->mn", {"m": 512, "n": 768}, False),
+        ("mk,kn->mn", {"m": 512, "n": 768}, False),
+        ("km,kn->mn", {"m": 512, "n": 768}, True),
+        ("km,kn->mn", {"m": 127, "n": 768}, False),
+        ("mk,nk->mn", {"m": 2048, "n": 2047}, False),
+        ("mk,nk->mn", {"m": 2048, "n": 2048}, True),
+    ],
+)
+def test_products_of_f32_on_processors_of_amd(subscripts, sizes, is_called, monkeypatch):
+    """XLA is as fast where it reads the left factor along its rows and the result is small."""
+    on_processor(monkeypatch, "AuthenticAMD", "avx512_bf16")
+    assert calls_the_kernel(subscripts, sizes | {"k": 64}, jnp.float32) == is_called
 
 
 def test_an_exported_program_has_xlas():

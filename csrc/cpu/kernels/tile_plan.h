@@ -1,4 +1,4 @@
-// How `matrix_product` takes its factors, which says how much memory it needs beside them.
+// How products by tiles take their factors, which says how much memory they need beside them.
 #pragma once
 
 #include "cpu/kernels.h"
@@ -50,36 +50,6 @@ struct TileProductPlan {
  private:
   static constexpr int64_t kGroupNumbers = int64_t{1} << 23;
 };
-
-// By vectors: both factors are packed, a group of lines of so many numbers at a time.
-struct VectorProductPlan {
-  // Lines of a group are a multiple of these, whatever a panel has.
-  static constexpr int64_t kLeftMultiple = 96, kRightMultiple = 64;
-
-  int64_t left_group, right_group, depth;
-
-  explicit VectorProductPlan(const MatrixProduct& args) {
-    const int64_t size = larger<int64_t>(1, args.size);
-    // As above.
-    depth = args.element == Element::kBf16 ? size : smaller<int64_t>(size, 2048);
-    left_group = group(args.rows, kLeftMultiple), right_group = group(args.columns, kRightMultiple);
-  }
-
-  int64_t bytes() const { return (left_group + right_group) * depth * int64_t{sizeof(float)}; }
-
- private:
-  static constexpr int64_t kGroupNumbers = int64_t{1} << 21;
-
-  int64_t group(int64_t lines, int64_t multiple) const {
-    const int64_t most = larger(multiple, kGroupNumbers / depth / multiple * multiple);
-    return smaller((lines + multiple - 1) / multiple * multiple, most);
-  }
-};
-
-// Bytes that are enough for each table of kernels.
-inline int64_t bytes_of_product(const MatrixProduct& args) {
-  return larger(TileProductPlan(args).bytes(), VectorProductPlan(args).bytes());
-}
 
 }  // namespace
 }  // namespace eqxcallback::cpu
