@@ -34,10 +34,10 @@ _REPEATS = {"full": 3, "quick": 1, "tiny": 1}
 
 def part_of(name: str, lane: str) -> str:
     """The part of a step that a row of a profile counts to."""
+    if name in ("dot", "convolution", "linear") or "matmul" in name or "matrix_product" in name:
+        return PRODUCTS
     if lane != "xla":
         return ATTENTION if "attention" in name else NORMS if "norm" in name else KERNELS
-    if name in ("dot", "convolution") or "matmul" in name:
-        return PRODUCTS
     return COPIES if name in _COPIES else LOOPS
 
 

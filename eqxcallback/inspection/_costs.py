@@ -16,6 +16,7 @@ round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic sh
 """
 _ELEMENTWISE = frozenset(_NAMES.split())
 # Nobody here knows how many operations these do.
+_PRODUCT = xla.CPU_OPS["matrix_product"]
 _UNKNOWN = ("cholesky", "conditional", "custom-call", "fft", "rng", "sort", "triangular-solve", "while")
 # These read as much of their first operand as they return.
 _SLICES = ("dynamic-slice", "gather", "slice")
@@ -72,6 +73,11 @@ def kind_of(instruction: Instruction, module: Module) -> str:
             return opcode
 
 
+def is_native(instruction: Instruction) -> bool:
+    """Return true for a product that is this package's own kernel, which no external call of the program stands for."""
+    return instruction.attribute("custom_call_target") == _PRODUCT
+
+
 def flops_of(instruction: Instruction, module: Module) -> float | None:
     """Count the operations of floating point and of integers as XLA does, or return `None` where nobody knows."""
     inside = module.computations[instruction.computation]
@@ -94,6 +100,9 @@ def flops_of(instruction: Instruction, module: Module) -> float | None:
             labels = re.search(r"dim_labels=\w+_(\w+)->", instruction.rest)
             kernel = dims(instruction.operands[1])
             return None if labels is None else 2.0 * elements() * math.prod(kernel) / kernel[labels[1].index("o")]
+        case "custom-call" if is_native(instruction):
+            examples, rows, _ = next(dims for _, dims in _arrays(instruction.shape))
+            return 2.0 * elements() * elements(instruction.operands[0]) / max(examples * rows, 1)
         case "reduce":
             combine = _sum(instruction.called()[0], module)
             return None if combine is None else combine * (elements(instruction.operands[0]) - elements())

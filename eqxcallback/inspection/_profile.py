@@ -27,7 +27,8 @@ class ProfileRow:
     **Attributes:**
 
     - `name`: of the op, layer or callback; for XLA's own code the opcode, such as `"dot"`, or the target of a custom call.
-    - `kind`, `lane`: as of an `ExternalCall`; `""` and `"xla"` for XLA's own code.
+    - `kind`, `lane`: as of an `ExternalCall`; `""` and `"xla"` for XLA's own code. A product of matrices that is this package's
+        kernel, as [`eqxcallback.ops.linear`][] has it on some processors, has its target as a name and the lane `"native"`.
     - `path`, `operands`, `results`: as of an `ExternalCall`; empty for XLA's own code.
     - `calls`: the indices in `Inspection.calls` of the calls that it stands for. They agree in all that is shown.
     - `count`: how often they ran in one run. It is counted, not declared.

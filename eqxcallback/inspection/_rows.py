@@ -5,7 +5,7 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from ._costs import bytes_of, flops_of, kind_of
+from ._costs import bytes_of, flops_of, is_native, kind_of
 from ._hlo import Instruction, Module
 from ._matching import match
 from ._profile import Limits, Profile, ProfileRow, Span
@@ -92,7 +92,8 @@ class _Plan:
                     self._in_place.add(instruction.name)
         for name, instruction in self._instructions.items():
             if instruction.opcode not in _CONTAINERS and name not in self.keys:
-                self.keys[name] = _Key(kind_of(instruction, module), "", "xla")
+                lane = "native" if is_native(instruction) else "xla"
+                self.keys[name] = _Key(kind_of(instruction, module), "", lane)
 
     def leaves(self, run: Run) -> list[Event]:
         return [event for event in run.events if event.instruction in self.keys]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import eqxcallback as eqxc
-from eqxcallback import ops
+from eqxcallback import _ext, ops
+from eqxcallback.transform import product
 
 from .layers import AddOne, Scale
 
@@ -126,6 +127,17 @@ def test_times(profile):
     assert [row.seconds for row in profile.rows] == sorted((row.seconds for row in profile.rows), reverse=True)
     assert all(0 <= span.start <= span.end for span in profile.spans)
     assert len(profile.spans) == sum(row.count for row in profile.rows)
+
+
+def test_a_product_by_this_packages_kernel(monkeypatch):
+    """It is no call of the program's, and no code of XLA's. Called on any machine, as where there are tiles."""
+    monkeypatch.setattr(_ext, "isas_of_bf16", lambda: {"linear_rows": "avx512_amx"})
+    a, b = jnp.ones((64, 96), jnp.bfloat16), jnp.ones((128, 96), jnp.bfloat16)
+    report, profile = profiled(lambda a, b: product("mk,nk->mn", a.dtype, a, b), a, b)
+    (row,) = (row for row in profile.rows if row.lane != "xla")
+    assert not report.calls
+    assert (row.name, row.lane, row.count) == ("eqxcallback_matrix_product", "native", 1)
+    assert row.flops == 2 * 64 * 128 * 96
 
 
 def test_shares(profile):
