@@ -189,16 +189,21 @@ template <class T>
   for (int64_t i = 0; i < kRightLines * int64_t{sizeof(T)}; i += 64) __builtin_prefetch(bytes + i, 1, 3);
 }
 
-// Adds the sums of a slice to `sums`, which the first one sets. Those of the last one go into the result.
-template <class N, class T>
+// Adds the sums of a slice to `sums`, which the first one sets. Those of the last one go into the result. A panel that
+// is not full has fewer vectors.
+template <class N, int kVectors = Simd::kOuterVectors, class T>
 void multiply_panels(const PartOfResult<T>& to, float* sums, bool is_first, bool is_last, const PanelSlices& slices) {
-  constexpr int kRows = Simd::kOuterRows, kVectors = Simd::kOuterVectors;
+  if constexpr (kVectors > 1) {
+    constexpr int kFewer = kVectors - 1;
+    if (to.columns <= kFewer * kLanes) return multiply_panels<N, kFewer>(to, sums, is_first, is_last, slices);
+  }
+  constexpr int kRows = Simd::kOuterRows;
   F acc[kRows][kVectors];
   const auto for_sums = [&](const auto& body) __attribute__((always_inline)) {
 #pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) body(m, v, sums + (m * kVectors + v) * kLanes);
+      for (int v = 0; v < kVectors; ++v) body(m, v, sums + m * kRightLines + v * kLanes);
     }
   };
   for_sums([&](int m, int v, float*) __attribute__((always_inline)) { acc[m][v] = Simd::zero(); });
@@ -215,11 +220,11 @@ void multiply_panels(const PartOfResult<T>& to, float* sums, bool is_first, bool
     for_sums([&](int m, int v, float* p)
                  __attribute__((always_inline)) { acc[m][v] = Simd::add(acc[m][v], Simd::load(p)); });
   }
-  if (!is_last || to.rows < kLeftLines || to.columns < kRightLines) {
+  if (!is_last || to.rows < kLeftLines || to.columns < kVectors * kLanes) {
     for_sums([&](int m, int v, float* p) __attribute__((always_inline)) { Simd::store(p, acc[m][v]); });
     if (is_last) {
       for (int64_t m = 0; m < smaller(kLeftLines, to.rows); ++m) {
-        for_vectors(smaller(kRightLines, to.columns),
+        for_vectors(to.columns,
                     [&](int64_t i, auto count) { to.put(m, i, load(sums + m * kRightLines + i, count), count); });
       }
     }

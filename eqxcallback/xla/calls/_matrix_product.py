@@ -26,9 +26,10 @@ _RESULTS = {
 _SMALLEST = 1 << 15
 # Fewer rows or columns take XLA less time than it takes to pack the other factor: of f32 by tiles, and by vectors.
 _FEWEST_BY_TILES = 128
-_FEWEST_ON_INTEL, _FEWEST_ON_AMD = 256, {np.dtype(jnp.bfloat16): 32, np.dtype(jnp.float32): 128}
-# On processors of AMD, XLA is as fast at products of f32 whose left factor is read along its rows, and whose result is smaller.
-_LARGE_RESULT = 1 << 22
+_FEWEST_ON_INTEL, _FEWEST_ON_AMD = 256, {np.dtype(jnp.bfloat16): 16, np.dtype(jnp.float32): 128}
+# On processors of AMD, XLA is as fast where it reads the left factor along its rows: at products of f32 with smaller results, and
+# at those of bf16 with more numbers and fewer columns.
+_LARGE_RESULT, _SMALL_PRODUCT, _FEWEST_COLUMNS = 1 << 22, 1 << 21, 96
 
 
 def fastest_isa() -> str:
@@ -63,14 +64,16 @@ def _is_amd() -> bool:
     return _ext.vendor() == "AuthenticAMD"
 
 
-def _is_faster(dtype: DType, rows: int, columns: int, a_has_columns: bool) -> bool:
+def _is_faster(dtype: DType, rows: int, columns: int, size: int, a_has_columns: bool) -> bool:
     """Return true if the kernel is, for one example."""
     fewest = fewest_lines(dtype)
     if fewest is None or min(rows, columns) < fewest:
         return False
-    if has_tiles() or not _is_amd() or dtype != jnp.float32:
+    if a_has_columns or has_tiles() or not _is_amd():
         return True
-    return a_has_columns or rows * columns >= _LARGE_RESULT
+    if dtype == jnp.float32:
+        return rows * columns >= _LARGE_RESULT
+    return columns >= _FEWEST_COLUMNS or rows * columns * size <= _SMALL_PRODUCT
 
 
 def is_whole(ctx: mlir.LoweringRuleContext) -> bool:
@@ -126,7 +129,7 @@ class Matrices:
                 return None
             has_columns.append(of != examples + lines + summed)
         each = [math.prod(sizes[axis] for axis in axes) for axes in (examples, rows, columns, summed)]
-        if math.prod(each[1:]) < _SMALLEST or not _is_faster(dtype, each[1], each[2], has_columns[0]):
+        if math.prod(each[1:]) < _SMALLEST or not _is_faster(dtype, *each[1:], has_columns[0]):
             return None
         return cls((each[0], each[1], each[2], each[3]), has_columns[0], has_columns[1], is_swapped, dtype, result)
 
