@@ -16,22 +16,22 @@ from ..transform import product as product
 _ROWS = 16
 
 
-def product_of_rows(dtype: DTypeLike, a: Array, b: Array) -> Array:
-    """The sum over all rows of the products of their numbers, of shape `(a.shape[-1], b.shape[-1])`, in f32, of rows that are
-    rounded to `dtype` before: the gradient of a weight.
+def product_of_rows(dtype: DTypeLike, a: Array, b: Array, result: DTypeLike = jnp.float32) -> Array:
+    """The sum over all rows of the products of their numbers, of shape `(a.shape[-1], b.shape[-1])`, in f32 and rounded to
+    `result`, of rows that are rounded to `dtype` before: the gradient of a weight.
 
     Rows of bf16 are in groups. XLA on a CPU multiplies f32 where two factors are both summed over their first axis; of two
     axes, it first brings the numbers into order, which takes far less time than it saves.
     """
     if dtype != jnp.bfloat16:
-        return product("...c,...i->ci", dtype, a, b)
+        return product("...c,...i->ci", dtype, a, b, result)
 
     def grouped(x: Array) -> Array:
         rows = x.astype(dtype).reshape(math.prod(x.shape[:-1]), x.shape[-1])
         rows = jnp.pad(rows, ((0, -rows.shape[0] % _ROWS), (0, 0)))
         return rows.reshape(-1, _ROWS, x.shape[-1])
 
-    return product("rgc,rgi->ci", dtype, grouped(a), grouped(b))
+    return product("rgc,rgi->ci", dtype, grouped(a), grouped(b), result)
 
 
 def backward_of(function: Callable[..., object]) -> Callable[..., Any]:

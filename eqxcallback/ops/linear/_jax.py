@@ -93,7 +93,7 @@ def _linear(x: Array, weight: Array, bias: Array | None) -> Array:
 
 def _linear_backward(args: Any, out: object, cotangent: Array) -> Any:
     x, weight, bias = args
-    d_weight = product_of_rows(x.dtype, cotangent, x).astype(weight.dtype)
+    d_weight = product_of_rows(x.dtype, cotangent, x, weight.dtype)
     d_bias = None if bias is None else cotangent.astype(bias.dtype).sum(range(x.ndim - 1))
     return _back(cotangent, weight, x), d_weight, d_bias
 

@@ -90,7 +90,7 @@ def _with_gradients(
             x = jnp.where((labels == ignored)[:, None], jnp.zeros_like(x), x)
         z = product("...i,ci->...c", dtype, x, weight)
         each, d_z, others = losses(z, labels, bias, class_weights, soft_cap=soft_cap, **options)
-        d_x = product("...c,ci->...i", dtype, d_z, weight).astype(x.dtype)
+        d_x = product("...c,ci->...i", dtype, d_z, weight, x.dtype)
         # Of all rows it is not added to zeros.
         d_weight = way.of_rows(dtype, d_z, x) if d_weight is None else _added(way, d_weight, d_z, x)
         return (d_weight, jax.tree.map(jnp.add, d_others, others)), (each, d_x)
