@@ -15,8 +15,8 @@ abs add and ceil clamp compare convert divide floor is-finite maximum minimum mu
 round-nearest-afz round-nearest-even select shift-left shift-right-arithmetic shift-right-logical sign subtract xor
 """
 _ELEMENTWISE = frozenset(_NAMES.split())
-# Nobody here knows how many operations these do.
 _PRODUCT = xla.CPU_OPS["matrix_product"]
+# Nobody here knows how many operations these do.
 _UNKNOWN = ("cholesky", "conditional", "custom-call", "fft", "rng", "sort", "triangular-solve", "while")
 # These read as much of their first operand as they return.
 _SLICES = ("dynamic-slice", "gather", "slice")

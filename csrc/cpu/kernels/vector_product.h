@@ -44,7 +44,8 @@ struct VectorProductPlan {
     const int64_t groups = panels_of(size, kMostUnits * of_unit);
     depth = panels_of(panels_of(size, groups), of_unit) * of_unit;
     const int64_t units = depth / of_unit;
-    left_group = smaller(whole(args.rows, kPartRows), larger(kPartRows, whole(kPackedNumbers / units, kPartRows)));
+    const int64_t rows = whole(larger<int64_t>(1, args.rows), kPartRows);
+    left_group = smaller(rows, whole(kPackedNumbers / units, kPartRows));
     packed = left_group * units;
     const bool has_sums = groups > 1 && is_narrow;
     right_group = has_sums ? smaller(args.columns, kSums / left_group) : args.columns;

@@ -207,6 +207,17 @@ def test_nothing(shape):
     assert product("mk,nk->mn", jnp.bfloat16, normal(0, (m, k)), normal(1, (n, k))).shape == (m, n)
 
 
+@pytest.mark.parametrize("isa", [BEST, *OTHERS])
+@pytest.mark.parametrize("shape", [(0, 40, 3000), (40, 0, 3000), (0, 0, 0), (40, 40, 0)])
+def test_the_kernel_on_nothing(shape, isa):
+    m, n, k = shape
+    results = jax.ShapeDtypeStruct((1, m, n), jnp.bfloat16), jax.ShapeDtypeStruct((0,), jnp.uint8)
+    attributes = {"present": np.int64(3), "a_has_columns": np.int64(0), "b_has_columns": np.int64(0)}
+    call = jax.jit(lambda a, b: jax.ffi.ffi_call(TARGET, results)(a, b, **attributes)[0])
+    out = on_isa(isa, call, normal(0, (1, m, k)), normal(1, (1, n, k)))
+    np.testing.assert_array_equal(out, jnp.zeros((1, m, n), jnp.bfloat16))
+
+
 @pytest.mark.parametrize(("dtype", "rows"), [(jnp.bfloat16, 8), (jnp.float32, 127), (jnp.float16, 256)])
 def test_few_numbers_and_other_dtypes_are_left_to_xla(dtype, rows):
     a, b = normal(0, (rows, rows), dtype), normal(1, (rows, rows), dtype)
