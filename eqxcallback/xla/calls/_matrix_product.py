@@ -128,10 +128,10 @@ class Matrices:
             if of not in (examples + lines + summed, examples + summed + lines):
                 return None
             has_columns.append(of != examples + lines + summed)
-        each = [math.prod(sizes[axis] for axis in axes) for axes in (examples, rows, columns, summed)]
-        if math.prod(each[1:]) < _SMALLEST or not _is_faster(dtype, *each[1:], has_columns[0]):
+        count, m, n, k = (math.prod(sizes[axis] for axis in axes) for axes in (examples, rows, columns, summed))
+        if m * n * k < _SMALLEST or not _is_faster(dtype, m, n, k, has_columns[0]):
             return None
-        return cls((each[0], each[1], each[2], each[3]), has_columns[0], has_columns[1], is_swapped, dtype, result)
+        return cls((count, m, n, k), has_columns[0], has_columns[1], is_swapped, dtype, result)
 
     def __call__(self, a: Value, b: Value, shape: Sequence[int]) -> Value:
         examples, rows, columns, size = self.sizes
