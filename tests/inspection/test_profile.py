@@ -130,7 +130,8 @@ def test_times(profile):
 
 
 def test_a_product_by_this_packages_kernel(monkeypatch):
-    """It is no call of the program's, and no code of XLA's. Called on any machine, as where there are tiles."""
+    """Its row says that XLA does not compute it, though the program has no call of a kernel. Machines without tiles have to be
+    told to use the kernel."""
     monkeypatch.setattr(_ext, "isas_of_bf16", lambda: {"linear_rows": "avx512_amx"})
     a, b = jnp.ones((64, 96), jnp.bfloat16), jnp.ones((128, 96), jnp.bfloat16)
     report, profile = profiled(lambda a, b: product("mk,nk->mn", a.dtype, a, b), a, b)

@@ -20,7 +20,8 @@ struct FactorLines {
 };
 
 // Where sums go: rows of the result, and the numbers that are added to its columns, if any. Where a product is summed
-// in several stages, those before the last one leave sums of f32 that the next one adds to.
+// in several stages, those before the last one leave sums of f32 that the next one adds to: in the result, if it is
+// f32.
 template <class T>
 struct PartOfResult {
   T* out;

@@ -27,7 +27,8 @@ void matrix_product_of(const MatrixProduct& args, const Executor& executor) {
     const auto a = lines(args.a, e, args.rows, args.a_has_columns),
                b = lines(args.b, e, args.columns, args.b_has_columns);
     T* out = static_cast<T*>(args.out) + e * args.rows * args.columns;
-    const PartOfResult<T> to{out, args.columns, args.rows, args.columns, args.bias};
+    PartOfResult<T> to{out, args.columns, args.rows, args.columns, args.bias};
+    if constexpr (std::is_same_v<T, float>) to.so_far = out, to.so_far_stride = args.columns;
     multiply_factors(to, plan, args.packed, a, b, executor);
   }
 }

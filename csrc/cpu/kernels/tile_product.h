@@ -269,9 +269,6 @@ void multiply_factors(const PartOfResult<T>& out, const TileProductPlan& plan, v
   const int64_t lefts = plan.left_group * kBlockLines, rights = right_group * kBlockLines;
   const int64_t depth = plan.depth * kTileSize;
   FactorLines<N> of_left{}, of_right{};  // what is packed
-  PartOfResult<T> sums = out;
-  // Only where the result is f32 there are several stages.
-  if constexpr (std::is_same_v<T, float>) sums.so_far = out.out, sums.so_far_stride = out.stride;
   const auto multiply = [&](int64_t l, int64_t r, int64_t at) {
     const FactorLines<N> some = left.part(l, lefts, at, depth), others = right.part(r, rights, at, depth);
     const int64_t direct = plan.is_direct ? some.count / kBlockLines : 0;
@@ -284,7 +281,7 @@ void multiply_factors(const PartOfResult<T>& out, const TileProductPlan& plan, v
       const FactorLines<N> rest = some.part(direct * kBlockLines, lefts, 0, depth);
       pack_on_threads<false>(packed_left, highest_left, rest, blocks_of(rest.count), executor);
     }
-    const auto to = (plan.is_swapped ? sums.part(r, l, rights, lefts) : sums.part(l, r, lefts, rights))
+    const auto to = (plan.is_swapped ? out.part(r, l, rights, lefts) : out.part(l, r, lefts, rights))
                         .stage(at, some.size, left.size);
     PackedFactors<kTerms> factors{nullptr,
                                   0,

@@ -307,11 +307,7 @@ void multiply_factors(const PartOfResult<T>& out, const VectorProductPlan& plan,
   for (int64_t l = 0; l < left.count; l += plan.left_group) {
     for (int64_t r = 0; r < right.count; r += plan.right_group) {
       PartOfResult<T> to = out.part(l, r, plan.left_group, plan.right_group);
-      if constexpr (std::is_same_v<T, float>) {
-        to.so_far = to.out, to.so_far_stride = to.stride;
-      } else {
-        to.so_far = packed + plan.packed, to.so_far_stride = plan.right_group;
-      }
+      if (to.so_far == nullptr) to.so_far = packed + plan.packed, to.so_far_stride = plan.right_group;
       for (int64_t at = 0; at == 0 || at < left.size; at += plan.depth) {
         const FactorLines<N> some = left.part(l, plan.left_group, at, plan.depth);
         pack_on_threads<kLeftLines>(packed, some, executor);

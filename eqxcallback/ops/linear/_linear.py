@@ -72,7 +72,8 @@ def linear(
     the weights have more than half a megabyte, are a kernel, which reads the weights once, at the speed of memory; of f32 if
     they are two or more, with weights of 16,384 numbers or more. More rows of bf16, and their gradients, are written in the way
     that XLA has the processor's instructions for bf16 multiply, or f32 where the machine has measured that to be faster; on
-    processors with AVX-512 or AMX they are kernels, and so are many rows of f32 on those of Intel, and gradients of weights.
+    processors with AVX-512 or AMX they are kernels. There gradients of weights in f32 are kernels too, and on those of Intel all
+    products of many rows in f32.
 
     **Arguments:**
 

@@ -46,8 +46,8 @@ def fewest_lines(dtype: DType) -> int | None:
     """Return how many rows and columns a product of this dtype needs to be faster by this package's kernel than by XLA, if it is
     with any.
 
-    By vectors it has been measured to be on processors with AVX-512: on those of AMD, with its products of bf16 where these are
-    the factors. With other instructions it has not been measured.
+    By vectors it has been measured on processors with AVX-512, and factors of bf16 on those of AMD that multiply them. With other
+    instructions it has not been measured.
     """
     if dtype not in _RESULTS:
         return None

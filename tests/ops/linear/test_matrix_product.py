@@ -51,6 +51,13 @@ def on_isa(isa, function, *args):
         _ext.set_isa(before)
 
 
+def with_memory(size, isa, a, b, result):
+    """The kernel alone, of factors with rows, with so many bytes beside its operands."""
+    results = jax.ShapeDtypeStruct((*a.shape[:2], b.shape[1]), result), jax.ShapeDtypeStruct((size,), jnp.uint8)
+    attributes = {"present": np.int64(3), "a_has_columns": np.int64(0), "b_has_columns": np.int64(0)}
+    return on_isa(isa, jax.jit(lambda a, b: jax.ffi.ffi_call(TARGET, results)(a, b, **attributes)[0]), a, b)
+
+
 def on_processor(monkeypatch, vendor, isa):
     """Choose kernels as on another processor, none of which has tiles."""
     monkeypatch.setattr(_ext, "isas_of_bf16", dict)
@@ -121,10 +128,7 @@ def test_sizes(subscripts, shape, isa):
 def test_less_memory_than_it_needs(isa):
     """As a program may have that was compiled with another instruction set: it takes its own."""
     a, b = factors("bmk,bnk->bmn", SIZES)
-    results = jax.ShapeDtypeStruct((3, 37, 45), jnp.float32), jax.ShapeDtypeStruct((7,), jnp.uint8)
-    attributes = {"present": np.int64(3), "a_has_columns": np.int64(0), "b_has_columns": np.int64(0)}
-    call = jax.jit(lambda a, b: jax.ffi.ffi_call(TARGET, results)(a, b, **attributes)[0])
-    out = on_isa(isa, call, a, b)
+    out = with_memory(7, isa, a, b, jnp.float32)
     np.testing.assert_allclose(out, exact("bmk,bnk->bmn", a, b), rtol=1e-5, atol=1e-5)
 
 
@@ -211,10 +215,7 @@ def test_nothing(shape):
 @pytest.mark.parametrize("shape", [(0, 40, 3000), (40, 0, 3000), (0, 0, 0), (40, 40, 0)])
 def test_the_kernel_on_nothing(shape, isa):
     m, n, k = shape
-    results = jax.ShapeDtypeStruct((1, m, n), jnp.bfloat16), jax.ShapeDtypeStruct((0,), jnp.uint8)
-    attributes = {"present": np.int64(3), "a_has_columns": np.int64(0), "b_has_columns": np.int64(0)}
-    call = jax.jit(lambda a, b: jax.ffi.ffi_call(TARGET, results)(a, b, **attributes)[0])
-    out = on_isa(isa, call, normal(0, (1, m, k)), normal(1, (1, n, k)))
+    out = with_memory(0, isa, normal(0, (1, m, k)), normal(1, (1, n, k)), jnp.bfloat16)
     np.testing.assert_array_equal(out, jnp.zeros((1, m, n), jnp.bfloat16))
 
 
