@@ -10,6 +10,7 @@ from ..xla import (
     cudnn_attention_backward as cudnn_attention_backward,
     fewest_lines as fewest_lines,
     has_tiles as has_tiles,
+    multiplies_faster as multiplies_faster,
     product as product,
     why_no_cudnn as why_no_cudnn,
 )

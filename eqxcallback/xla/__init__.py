@@ -15,6 +15,7 @@ from .calls import (
     op_call as op_call,
     fewest_lines as fewest_lines,
     has_tiles as has_tiles,
+    multiplies_faster as multiplies_faster,
     product as product,
     python_call as python_call,
     tap as tap,

@@ -1,4 +1,5 @@
-// Linear layers over few rows: weights are read once, widened in registers, multiplied and summed in f32.
+// Linear layers over few rows: weights are read once, widened in registers, multiplied and summed in f32. Those over
+// many are products of matrices.
 #pragma once
 
 #include "cpu/kernels/few_rows.h"
@@ -29,14 +30,34 @@ void linear(Element element, const Linear& args, const Executor& executor) {
   with_type(element, [&](auto* type) { linear_as<Pointee<decltype(type)>>(args, executor); });
 }
 
-// The same for several rows, by tiles where the processor has them.
+// By vectors, a product of matrices is faster with more rows than these: packing its factors pays.
+inline constexpr int64_t kFewRowsByVectors = 32;
+
+// Returns true if these rows are many for a product of matrices of this type.
+template <class T>
+bool are_many([[maybe_unused]] int64_t rows) {
+#ifdef EQXCALLBACK_TILES
+  return kHasTiles<T>;
+#else
+  return rows > kFewRowsByVectors;
+#endif
+}
+
+// The same for several rows: as a product of matrices where that is faster.
 void linear_rows(Element element, const Linear& args, const Executor& executor) {
-  if (!kHasTiles<Bf16> || element != Element::kBf16) return linear(element, args, executor);
-  MatrixProduct call{args.out,          args.x,           args.weight, Element::kBf16, 1,       args.rows,
-                     args.out_features, args.in_features, false,       false,          nullptr, args.bias};
-  Scratch packed(ProductPlan(call).bytes() / 4);
-  call.packed = packed.data();
-  matrix_product_as<Bf16>(call, executor);
+  with_type(element, [&](auto* type) {
+    using T = Pointee<decltype(type)>;
+    if constexpr (!std::is_same_v<T, F16>) {
+      if (are_many<T>(args.rows)) {
+        MatrixProduct call{args.out,          args.x,           args.weight, element, 1,       args.rows,
+                           args.out_features, args.in_features, false,       false,   nullptr, args.bias};
+        Scratch packed(ProductPlan(call).bytes() / 4);
+        call.packed = packed.data();
+        return matrix_product_as<T>(call, executor);
+      }
+    }
+    linear_as<T>(args, executor);
+  });
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ from jaxtyping import Array, ArrayLike, Float, Integer, Shaped
 
 from ...core import AnyArray, Types, check, check_floats, integers
 from ...kernel import NativeKernel
-from ...transform import Implementation, Op, has_tiles
+from ...transform import Implementation, Op, multiplies_faster
 from .._precision import wide
 from .._supports import floats
 from . import _jax, _numpy, _reference
@@ -27,7 +27,8 @@ def _supports(types: Types, **_: object) -> bool | str:
     matrices, for which it has instructions."""
     dtype, rows, size = types.x.dtype, math.prod(types.x.shape[:-1]), types.weight.size
     most = _ROWS_OF_LARGE if size * dtype.itemsize > _LARGE else _FEW_ROWS
-    if rows > most and not (dtype == jnp.bfloat16 and has_tiles() and rows * size >= 2 * _SMALLEST):
+    # Of bf16 alone: XLA adds a bias to sums of f32 where it next reads them, for nothing.
+    if rows > most and not (dtype == jnp.bfloat16 and multiplies_faster(dtype, rows, *types.weight.shape)):
         return f"x can have at most {most} rows, as XLA is faster at products of matrices; it has {rows}"
     if dtype == jnp.float32 and (rows < 2 or size < _SMALLEST):
         return (
@@ -72,8 +73,8 @@ def linear(
     the weights have more than half a megabyte, are a kernel, which reads the weights once, at the speed of memory; of f32 if
     they are two or more, with weights of 16,384 numbers or more. More rows of bf16, and their gradients, are written in the way
     that XLA has the processor's instructions for bf16 multiply, or f32 where the machine has measured that to be faster; on
-    processors with AVX-512 or AMX they are kernels. There gradients of weights in f32 are kernels too, and on those of Intel all
-    products of many rows in f32.
+    processors with AVX-512 or AMX they are kernels. There gradients of weights in f32 are kernels too, and products in f32 with a
+    large result, or with AMX all.
 
     **Arguments:**
 

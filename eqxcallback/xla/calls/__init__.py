@@ -18,7 +18,11 @@ from ._op_call import (
     op_call_p as op_call_p,
     transpose as transpose,
 )
-from ._matrix_product import fewest_lines as fewest_lines, has_tiles as has_tiles
+from ._matrix_product import (
+    fewest_lines as fewest_lines,
+    has_tiles as has_tiles,
+    multiplies_faster as multiplies_faster,
+)
 from ._product import product as product
 from ._python_call import (
     effectful_call_p as effectful_call_p,

@@ -26,10 +26,11 @@ _RESULTS = {
 _SMALLEST = 1 << 15
 # Fewer rows or columns take XLA less time than it takes to pack the other factor: of f32 by tiles, and by vectors.
 _FEWEST_BY_TILES = 128
-_FEWEST_ON_INTEL, _FEWEST_ON_AMD = 256, {np.dtype(jnp.bfloat16): 16, np.dtype(jnp.float32): 128}
-# On processors of AMD, XLA is as fast where it reads the left factor along its rows: at products of f32 with smaller results, and
-# at those of bf16 with more numbers and fewer columns.
-_LARGE_RESULT, _SMALL_PRODUCT, _FEWEST_COLUMNS = 1 << 22, 1 << 21, 96
+_FEWEST_BY_VECTORS = {np.dtype(jnp.bfloat16): 16, np.dtype(jnp.float32): 128}
+# By vectors, XLA is as fast where it reads the left factor along its rows: at products of f32 with smaller results, on processors
+# of a vendor, and at those of bf16 with more numbers and fewer columns.
+_LARGE_RESULT = {"AuthenticAMD": 1 << 22, "GenuineIntel": 1 << 20}
+_SMALL_PRODUCT, _FEWEST_COLUMNS = 1 << 21, 96
 
 
 def fastest_isa() -> str:
@@ -46,33 +47,27 @@ def fewest_lines(dtype: DType) -> int | None:
     """Return how many rows and columns a product of this dtype needs to be faster by this package's kernel than by XLA, if it is
     with any.
 
-    By vectors it has been measured on processors with AVX-512, and factors of bf16 on those of AMD that multiply them. With other
-    instructions it has not been measured.
+    By vectors it has been measured on processors with AVX-512 of Intel and AMD, and bf16 on those of AMD that multiply it.
     """
     if dtype not in _RESULTS:
         return None
     if has_tiles():
         return 1 if dtype == jnp.bfloat16 else _FEWEST_BY_TILES
-    if not _ext.isa().startswith("avx512"):
+    if not _ext.isa().startswith("avx512") or _ext.vendor() not in _LARGE_RESULT:
         return None
-    if _is_amd():
-        return _FEWEST_ON_AMD[dtype] if dtype == jnp.float32 or fastest_isa() == "avx512_bf16" else None
-    return _FEWEST_ON_INTEL if _ext.vendor() == "GenuineIntel" else None
+    is_widened = dtype == jnp.bfloat16 and fastest_isa() != "avx512_bf16"
+    return None if is_widened and _ext.vendor() == "AuthenticAMD" else _FEWEST_BY_VECTORS[dtype]
 
 
-def _is_amd() -> bool:
-    return _ext.vendor() == "AuthenticAMD"
-
-
-def _is_faster(dtype: DType, rows: int, columns: int, size: int, a_has_columns: bool) -> bool:
-    """Return true if the kernel is, for one example."""
+def multiplies_faster(dtype: DType, rows: int, columns: int, size: int, a_has_columns: bool = False) -> bool:
+    """Return true if this package's kernel multiplies matrices of such sizes faster than XLA."""
     fewest = fewest_lines(dtype)
-    if fewest is None or min(rows, columns) < fewest:
+    if fewest is None or min(rows, columns) < fewest or rows * columns * size < _SMALLEST:
         return False
-    if a_has_columns or has_tiles() or not _is_amd():
+    if a_has_columns or has_tiles():
         return True
     if dtype == jnp.float32:
-        return rows * columns >= _LARGE_RESULT
+        return rows * columns >= _LARGE_RESULT[_ext.vendor()]
     return columns >= _FEWEST_COLUMNS or rows * columns * size <= _SMALL_PRODUCT
 
 
@@ -129,7 +124,7 @@ class Matrices:
                 return None
             has_columns.append(of != examples + lines + summed)
         count, m, n, k = (math.prod(sizes[axis] for axis in axes) for axes in (examples, rows, columns, summed))
-        if m * n * k < _SMALLEST or not _is_faster(dtype, m, n, k, has_columns[0]):
+        if not multiplies_faster(dtype, m, n, k, has_columns[0]):
             return None
         return cls((count, m, n, k), has_columns[0], has_columns[1], is_swapped, dtype, result)
 

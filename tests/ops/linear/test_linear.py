@@ -34,9 +34,9 @@ def test_linear(batch, in_features, out_features, isa):
     table.check_calls(calls)
 
 
-@pytest.mark.parametrize("rows", [*range(1, 15), 32])
+@pytest.mark.parametrize("rows", [*range(1, 15), 32, 33])
 def test_each_number_of_rows(rows, isa):
-    """Tiles have 1 to 6 rows, and as many each as the others, or one more."""
+    """Tiles have 1 to 6 rows, and as many each as the others, or one more. More than 32 rows are a product of matrices."""
     operands = [(normal(1, (rows, 70), dtype), normal(2, (23, 70), dtype, 0.1)) for dtype in DTYPES]
     table.check_calls(table.Call(NATIVE, linear_reference.linear, args, 70) for args in operands)
 
@@ -47,6 +47,14 @@ def test_linear_on_many_threads(batch, isa):
         (normal(1, (*batch, 1000), dtype), normal(2, (3001, 1000), dtype, 0.1), normal(3, (3001,))) for dtype in DTYPES
     ]
     table.check_calls(table.Call(NATIVE, linear_reference.linear, args, 1000) for args in operands)
+
+
+def test_many_long_rows(isa):
+    """Summed in stages, and the bias is added once."""
+    operands = [
+        (normal(1, (2, 50, 2100), dtype), normal(2, (70, 2100), dtype, 0.1), normal(3, (70,))) for dtype in DTYPES
+    ]
+    table.check_calls(table.Call(NATIVE, linear_reference.linear, args, 2100) for args in operands)
 
 
 @pytest.mark.parametrize(
