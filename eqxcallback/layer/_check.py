@@ -9,7 +9,7 @@ from typing import Any
 from .. import xla
 from ..core import check_aliases
 from ..kernel import JaxKernel, Kernel, PythonKernel, as_tuple
-from ..transform import METHODS, why_no_threads
+from ..transform import METHODS, REFERENCE, why_no_threads
 from . import _declarations as declarations
 from ._declarations import LayerClass, kernels_of, method, overrides_kernels, signature_of
 
@@ -37,6 +37,11 @@ def check(cls: LayerClass) -> None:
 def _faults_of_options(cls: LayerClass) -> Iterator[Fault]:
     if cls.vmap_method not in METHODS:
         yield ValueError, f"expected vmap_method to be one of {METHODS}; got {cls.vmap_method!r}."
+    if cls.vmap_method == REFERENCE and method(cls, "reference") is None:
+        yield (
+            ValueError,
+            f'expected a reference, which vmap_method "{REFERENCE}" has JAX map; there is none. Define it.',
+        )
     if cls.on_error not in ON_ERROR:
         yield ValueError, f"expected on_error to be one of {ON_ERROR}; got {cls.on_error!r}."
     for name in ("command_buffer_compatible", "has_side_effect"):

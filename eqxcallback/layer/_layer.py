@@ -79,7 +79,8 @@ class Layer(eqx.Module):
         nested maps as well, and those that are not have none. Or one of JAX's: `"sequential"`, `"sequential_unrolled"`,
         `"expand_dims"`, `"broadcast_all"`. If none is stated, it is `"sequential"`: the kernel sees one example and is called
         for each, and an [`eqxcallback.PerformanceWarning`][] says so once. `"threads"` is for kernels in C, C++ and Numba: what
-        `"sequential"` does, in one call, for whose examples XLA's threads call the kernel side by side.
+        `"sequential"` does, in one call, for whose examples XLA's threads call the kernel side by side. With `"reference"` JAX
+        maps the `reference` in the kernel's place.
     - `input_output_aliases`: `{input: output}`: results that overwrite an argument. An input is the name of a parameter of
         `kernel`, with all its arrays, or a flat index over the arrays of the call's arguments, or `"self.name"`; an output is
         a name or an index.

@@ -15,7 +15,12 @@ from ..xla import (
     why_no_cudnn as why_no_cudnn,
 )
 from ._axes import Axes as Axes
-from ._batching import DEFAULT_METHOD as DEFAULT_METHOD, METHODS as METHODS, why_no_threads as why_no_threads
+from ._batching import (
+    DEFAULT_METHOD as DEFAULT_METHOD,
+    METHODS as METHODS,
+    REFERENCE as REFERENCE,
+    why_no_threads as why_no_threads,
+)
 from ._bodies import Backward as Backward, Body as Body, as_gradients as as_gradients
 from ._binder import Binder as Binder, Slots as Slots
 from ._bound_op import BoundOp as BoundOp

@@ -10,6 +10,7 @@ One method may be stated for all operands, or one for each parameter. The axes t
 | `"expand_dims"` | all axes, of size 1 where it is not mapped | all axes, of size 1 |
 | `"sequential"`, `"sequential_unrolled"` | the kernel is called for each example | its own shape |
 | `"threads"`, of all | the same in one call, which XLA's threads share | its own shape |
+| `"reference"` | the op's reference, which JAX maps, takes the place of the kernel | its own shape |
 
 Where none is stated it is `"sequential"`, which is right for a kernel that knows of one example alone.
 """
@@ -25,7 +26,9 @@ from . import _axes
 from ._axes import Has
 
 
-OF_EACH = ("fold", "sequential", "sequential_unrolled", "expand_dims", "broadcast_all")
+REFERENCE = "reference"
+_LOOPS = ("sequential", "sequential_unrolled")
+OF_EACH = ("fold", *_LOOPS, "expand_dims", "broadcast_all", REFERENCE)
 METHODS = (*OF_EACH, "threads")
 # These make one axis of all, in front.
 _FOLDED = ("fold", "threads")
@@ -68,15 +71,21 @@ def is_stated(batching: Batching) -> bool:
     return not isinstance(batching, Unstated)
 
 
-def is_sequential(batching: Batching, name: str) -> bool:
+def is_of_one(batching: Batching, name: str) -> bool:
     """True if a kernel takes an operand of the parameter `name` for one example alone."""
-    return method_of(batching, name) in ("sequential", "sequential_unrolled")
+    return method_of(batching, name) in (*_LOOPS, REFERENCE)
 
 
-def sequential_method(batching: Batching, names: Sequence[str], dims: Sequence[int | None]) -> str | None:
-    """Return the method by which the kernel is called for each example of an axis, or `None`."""
+def looping_method(
+    batching: Batching, names: Sequence[str], dims: Sequence[int | None], *, needs_kernel: bool
+) -> str | None:
+    """Return the method by which the kernel is called for each example of an axis, or `None`. A kernel that somebody chose is, in
+    place of the reference.
+    """
     mapped = {method_of(batching, name) for name, dim in zip(names, dims, strict=True) if dim is not None}
-    return max(mapped.intersection(("sequential", "sequential_unrolled")), default=None)
+    if needs_kernel and REFERENCE in mapped:
+        mapped.add("sequential")
+    return max(mapped.intersection(_LOOPS), default=None)
 
 
 def each_example(

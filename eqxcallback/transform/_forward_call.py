@@ -81,20 +81,36 @@ class ForwardCall(FlatCall):
         """Call what `make` makes of `results` as a function in pure JAX that has the right derivatives. It is another function
         where a platform has a better one than the reference.
         """
-        functions, default = self.differentiated_on, make(self._differentiable(results))
-        if not functions:
-            return default(*args)
 
-        def mapped(function: Callable[..., Sequence[Value]]) -> Callable[..., Sequence[Value]]:
+        def some_of(function: Callable[..., Sequence[Value]]) -> Callable[..., Sequence[Value]]:
             return make(self.axes.mapped(lambda *args: [function(*args)[i] for i in results]))
 
-        by_platform = {platform: mapped(function) for platform, function in functions.items()}
-        return jax.lax.platform_dependent(*args, default=default, **by_platform)
+        return self._by_platform(make(self._differentiable(results)), some_of, args)
+
+    def _by_platform(
+        self,
+        default: Callable[..., Sequence[Value]],
+        make: Callable[[Callable[..., Sequence[Value]]], Callable[..., Sequence[Value]]],
+        args: Sequence[Value],
+    ) -> Sequence[Value]:
+        """Call what `make` makes of the function that is differentiated on a platform, or else `default`."""
+        by_platform = {platform: make(function) for platform, function in self.differentiated_on.items()}
+        return jax.lax.platform_dependent(*args, default=default, **by_platform) if by_platform else default(*args)
+
+    def reference(self, *args: Value) -> Sequence[Value]:
+        """A function that a platform has for derivatives takes its place where operands are mapped that no kernel takes so."""
+        of_one = super().reference
+        return self._by_platform(of_one, self.axes.mapped, args) if self._is_mapped_by_jax else of_one(*args)
+
+    @property
+    def _is_mapped_by_jax(self) -> bool:
+        batching, operands = self.bound.batching, zip(self.names, self.axes.operands, strict=True)
+        return any(True in has and _batching.method_of(batching, name) == _batching.REFERENCE for name, has in operands)
 
     def _choice(self, platform: str, *, anywhere: bool) -> Choice:
         bound, axes = self.bound, self.axes
         for name, has in zip(self.names, axes.operands, strict=True):
-            if True in has and _batching.is_sequential(bound.batching, name):
+            if True in has and _batching.is_of_one(bound.batching, name):
                 return Choice(
                     None, (("vmap", f"a kernel takes {name or 'an operand'} for one example, and it is mapped"),)
                 )
@@ -166,7 +182,7 @@ class ForwardCall(FlatCall):
         """`results` as a function in pure JAX that has the right derivatives, and, with a rule of its own, those alone."""
         own_rule = self.bound.jvp
         if own_rule is None:
-            return lambda *args: [self.reference(*args)[i] for i in results]
+            return lambda *args: [FlatCall.reference(self, *args)[i] for i in results]
 
         @jax.custom_jvp
         def example(*args: Value) -> Sequence[Value]:

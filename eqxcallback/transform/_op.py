@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from .. import backends, xla
 from ..core import PyTree, check_aliases
 from ..kernel import Kernel, as_tuple
-from ._batching import DEFAULT_METHOD, METHODS, OF_EACH, is_stated, why_no_threads
+from ._batching import DEFAULT_METHOD, METHODS, OF_EACH, REFERENCE, is_stated, why_no_threads
 from ._bind_op import bind_op, named_operands
 from ._choice import Implementation, check_implementation
 from ._options import Options
@@ -67,7 +67,8 @@ class Op:
             operand that is not mapped;
         - `"expand_dims"`: the kernel sees all mapped axes in front, of size 1 where the operand is not mapped;
         - `"sequential"`: the kernel takes no such axis; if this operand is mapped, the kernel is called for each example. A
-            parameter that the mapping lacks is sequential.
+            parameter that the mapping lacks is sequential;
+        - `"reference"`: the same, but that JAX maps the `reference` in the kernel's place, unless a call chooses the kernel.
 
         `"threads"` is for all parameters, of kernels without Python: see [`eqxcallback.Layer`][].
 
@@ -144,6 +145,9 @@ class Op:
         self._check_vmap_method(who)
 
     def _check_vmap_method(self, who: str) -> None:
+        methods = [self.vmap_method] if isinstance(self.vmap_method, str) else self.vmap_method.values()
+        if REFERENCE in methods and self.reference is None:
+            raise ValueError(f'{who}: expected a reference, which vmap_method "{REFERENCE}" has JAX map; got none.')
         if isinstance(self.vmap_method, str):
             if self.vmap_method not in METHODS:
                 raise ValueError(

@@ -128,9 +128,11 @@ class VjpCall(LinearCall):
     def _has_one_for_each_example(self) -> bool:
         """True if a parameter that a kernel sees once needs a gradient for each example. The reference computes it then."""
         batching, names = self.bound.batching, self.bound.names
-        if not self.axes.sizes or self.bound.reference is None or isinstance(batching, str):
+        if not self.axes.sizes or self.bound.reference is None:
             return False
-        return any(_batching.is_sequential(batching, names[i]) for i in self.needs_grad)
+        if isinstance(batching, str):
+            return batching == _batching.REFERENCE
+        return any(_batching.is_of_one(batching, names[i]) for i in self.needs_grad)
 
     def launch(self, lowering: xla.Lowering, run: xla.Run, args: Sequence[Value]) -> Sequence[Value]:
         inner, batching, avals = self.call.axes, self.bound.batching, self.bound.input_avals

@@ -140,6 +140,8 @@ BATCHINGS: list[Any] = [
     {"x": "broadcast_all", "w": "sequential"},
     {"x": "fold", "w": "broadcast_all"},
     {},
+    "reference",
+    {"x": "broadcast_all", "w": "reference"},
 ]
 
 
@@ -152,6 +154,16 @@ def test_batching(name, batching):
     # The native one knows no other axes than those in front.
     for lane in ALL if batching not in ("expand_dims", {"x": "fold", "w": "broadcast_all"}) else ALL[::2]:
         assert_close(compiled(transform(make(lane, batching)), W, X), want, 1e-4)
+
+
+@pytest.mark.parametrize("batching", ["reference", "sequential", "broadcast_all"])
+@pytest.mark.parametrize("lane", ALL)
+def test_a_map_of_cotangents_alone(lane, batching):
+    """The kernel ran forward, for no operand is mapped."""
+    _, pullback = jax.vjp(of(make(lane, batching)), jnp.asarray(W), jnp.asarray(X))
+    _, want = jax.vjp(of(reference), jnp.asarray(W), jnp.asarray(X))
+    cotangents = jnp.stack([X, W, X + W])
+    assert_close(jax.vmap(pullback)(cotangents), jax.vmap(want)(cotangents), 1e-4)
 
 
 @pytest.mark.parametrize("lane", ALL)

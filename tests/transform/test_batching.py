@@ -30,6 +30,8 @@ BATCHING = {
     "default of a mapping": make({"x": "broadcast_all"}, shared=True),
     "fold for one": make({"x": "broadcast_all", "w": "fold"}),
     "sequential for one": make({"x": "broadcast_all", "w": "sequential"}, shared=True),
+    "reference": make("reference", shared=True),
+    "reference for one": make({"x": "broadcast_all", "w": "reference"}, shared=True),
 }
 by_batching = pytest.mark.parametrize(("op", "options"), BATCHING.values(), ids=list(BATCHING))
 SHAPE = (3,)
@@ -80,7 +82,7 @@ def test_two_levels(op, options, levels):
     check_levels(op, options, levels)
 
 
-@pytest.mark.parametrize("name", ["broadcast_all for each", "fold for one", "sequential for one"])
+@pytest.mark.parametrize("name", ["broadcast_all for each", "fold for one", "sequential for one", "reference for one"])
 @pytest.mark.parametrize("levels", list(itertools.product(AXES, repeat=3)), ids=str)
 def test_three_levels(name, levels):
     check_levels(*BATCHING[name], levels)
@@ -143,6 +145,10 @@ def seen(f, *args):
         ("sequential for one", (0, None), ([["2x3", "3"]], 0)),
         ("sequential for one", (0, 0), ([["3", "3"]], 1)),
         ("sequential for one", (None, 0), ([["3", "3"]], 1)),
+        ("reference", (0, None), ([], 0)),
+        ("reference for one", (0, None), ([["2x3", "3"]], 0)),
+        ("reference for one", (0, 0), ([], 0)),
+        ("reference for one", (None, 0), ([], 0)),
     ],
 )
 def test_what_the_kernel_sees(name, axes, want):
@@ -153,6 +159,30 @@ def test_what_the_kernel_sees(name, axes, want):
     if name == "sequential_unrolled":  # one function, called twice
         types = types * (len(want[0]) // len(types))
     assert (types, loops) == want
+
+
+def test_a_kernel_that_is_chosen_is_called_in_place_of_the_reference():
+    op, options = BATCHING["reference for one"]
+    chosen, x, w = op.using("native"), values(3), values(2, 3)
+    assert seen(jax.vmap(lambda w: chosen(x, w, **options)), w) == ([["3", "3"]], 1)
+    np.testing.assert_array_equal(jax.vmap(lambda w: chosen(x, w, **options))(w), x * w)
+
+
+@pytest.mark.parametrize("method", ["reference", {"x": "broadcast_all", "w": "reference"}])
+def test_what_a_platform_differentiates_is_mapped(method):
+    """In place of the reference, where the platform has it: the kernel's own formula, in JAX."""
+    kernel = eqxc.JaxKernel(lambda x, w: x * w + 1, differentiable=lambda x, w: x * w + 2)
+    op = eqxc.Op("scale", {"cpu": kernel}, lambda x, w: x * w, method)
+    x, w = values(3), values(2, 3)
+    for f in (op, jax.jit(op)):
+        np.testing.assert_array_equal(f(x, w[0]), x * w[0] + 1)
+        np.testing.assert_array_equal(jax.vmap(f, (None, 0))(x, w), x * w + 2)
+    exported = jax.export.export(jax.jit(jax.vmap(op, (None, 0))), platforms=("cpu", "tpu"))(x, w)
+    np.testing.assert_array_equal(exported.call(x, w), x * w + 2)
+    out, pull = jax.vjp(jax.vmap(op, (None, 0)), x, w)
+    np.testing.assert_array_equal(out, x * w + 2)
+    for got, want in zip(pull(out), (np.sum(np.asarray(out) * w, 0), np.asarray(out) * x), strict=True):
+        np.testing.assert_allclose(got, want)
 
 
 @pytest.mark.parametrize(

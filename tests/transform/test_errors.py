@@ -52,7 +52,7 @@ def aliased(aliases: Any):
         (
             lambda: op(vmap_method={"x": "batched"}),
             ValueError,
-            r"Op\(norm\): expected vmap_method\['x'\] to be one of \('fold', 'sequential', .*'broadcast_all'\); got 'batched'",
+            r"Op\(norm\): expected vmap_method\['x'\] to be one of \('fold', .*'reference'\); got 'batched'",
         ),
         (
             lambda: op(vmap_method={"z": "sequential"}),
@@ -69,6 +69,14 @@ def aliased(aliases: Any):
             ValueError,
             r"'x', which is not a parameter of the op; there are none, as its reference has no parameters with names\.",
         ),
+        *[
+            (
+                lambda method=method: op({"cpu": TYPED}, None, method),
+                ValueError,
+                r"Op\(norm\): expected a reference, which ",
+            )
+            for method in ("reference", {"x": "reference"})
+        ],
         (
             lambda: op({"cpu": aliased([0])}),
             TypeError,

@@ -73,7 +73,7 @@ def _quantized_linear_backward(args: Any, out: object, cotangent: Array, *, enco
 
 
 def _has_instructions(types: Any, **_: object) -> bool | str:
-    dtype, lines = types.x.dtype, min(math.prod(types.x.shape[:-1]), types.weight.shape[0])
+    dtype, lines = types.x.dtype, min(math.prod(types.x.shape[:-1]), types.weight.shape[-2])
     fewest = fewest_lines(dtype)
     if dtype == jnp.bfloat16 or (fewest is not None and lines >= fewest):
         return True
@@ -136,7 +136,7 @@ def _embedding_backward(args: Any, out: object, cotangent: Array) -> Any:
 
 EMBEDDING = JaxKernel(_embedding, supports=_narrow)
 EMBEDDING_BACKWARD = JaxKernel(_embedding_backward, supports=_narrow)
-LINEAR = JaxKernel(_linear, supports=_has_instructions)
+LINEAR = JaxKernel(_linear, supports=_has_instructions, differentiable=_linear)
 LINEAR_BACKWARD = JaxKernel(_linear_backward, supports=_has_instructions)
 INT8_LINEAR = JaxKernel(_int8_linear, supports=floats, differentiable=_rounded_int8_linear)
 INT8_LINEAR_BACKWARD = JaxKernel(_int8_linear_backward, supports=floats)

@@ -45,7 +45,7 @@ _linear = Op(
     "linear",
     kernels={"cpu": (_NATIVE, _jax.LINEAR, _NATIVE_IF_CHOSEN, _numpy.LINEAR), "cuda": _numpy.LINEAR},
     reference=_reference.linear,
-    vmap_method={"x": "broadcast_all"},
+    vmap_method={"x": "broadcast_all", "weight": "reference", "bias": "reference"},
     backward={"cpu": _jax.LINEAR_BACKWARD},
     backward_reads_results=False,
     sharding="... i, o i, o -> ... o",
@@ -54,7 +54,7 @@ _embedding = Op(
     "embedding",
     kernels={"cpu": (_jax.EMBEDDING, _numpy.EMBEDDING), "cuda": _numpy.EMBEDDING},
     reference=_reference.embedding,
-    vmap_method={"index": "broadcast_all"},
+    vmap_method={"index": "broadcast_all", "weight": "reference"},
     backward={"cpu": _jax.EMBEDDING_BACKWARD},
     backward_reads_results=False,
 )

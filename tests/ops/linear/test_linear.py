@@ -217,6 +217,22 @@ def test_an_ensemble_transposes_no_weights():
     assert not [shape for shape in ("f32[5,48]", "f32[5,8,6]") if shape in text]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [2, 16, 64])
+def test_an_ensemble_is_no_loop(rows, dtype):
+    """Neither of kernels: XLA would copy the weights of each member. Its product is one, of all."""
+    x, weights, bias = normal(1, (8, rows, 128), dtype), normal(2, (8, 160, 128), dtype, 0.1), normal(3, (8, 160))
+    members = jax.vmap(ops.linear)
+    loss = jax.grad(lambda *args: members(*args).astype(jnp.float32).sum(), (0, 1, 2))
+    for function in (members, loss):
+        assert "stablehlo.while" not in jax.jit(function).lower(x, weights, bias).as_text()
+    near(members(x, weights, bias), np.einsum("eri,eoi->ero", *f64(x, weights)) + f64(bias)[0][:, None], dtype)
+    index = jnp.arange(24).reshape(8, 3)
+    tables = jax.vmap(ops.embedding)
+    assert "stablehlo.while" not in jax.jit(tables).lower(index, weights).as_text()
+    np.testing.assert_array_equal(tables(index, weights), jnp.take_along_axis(weights, index[..., None], 1))
+
+
 SHARED, OWN = (None, 0), (0, 0)
 
 
