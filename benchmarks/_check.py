@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ._limits import limit_of
 from ._rows import goals_text
 
 
@@ -14,7 +15,7 @@ _LINES = 40
 
 def check(folder: pathlib.Path, suites: Sequence[str] = ()) -> str:
     """Report where the results of these suites, or of all, fall short: wrong results, then goals that are missed or were not
-    measured, the worst first.
+    measured, the worst first, with what limits them.
     """
     lines: list[str] = []
     short: list[tuple[float, str]] = []
@@ -30,7 +31,8 @@ def check(folder: pathlib.Path, suites: Sequence[str] = ()) -> str:
                 if goal["met"] is not True:
                     missing = 1.0 if goal["missing"] is None else goal["missing"]
                     text = f"{path.stem}{where}: {row['case']}: {goals_text([goal])}"
-                    short.append((missing, f"{missing:4.0%} missing: {text}"))
+                    limit = limit_of(path.stem, row["case"], goal["goal"]) or "not known"
+                    short.append((missing, f"{missing:4.0%} missing: {text}; limit: {limit}"))
             lines += [
                 f"{path.stem}{where}: {row['case']}: {name} differs by {difference:.1e}, which is more than {row['tolerance']:g}"
                 for name, difference in row.get("differences", {}).items()

@@ -13,6 +13,7 @@ from benchmarks import _memory, _plot, _report, _suite, _summary, training_parts
 from benchmarks.__main__ import main
 from benchmarks._check import check
 from benchmarks._json import dumps
+from benchmarks._limits import limit_of
 from benchmarks._rows import BEST, Goal, Row, Setting, best_of, best_of_row, speed, tables
 from benchmarks._timing import Memory, Race, Timing, WaitingClock, probe, race, samples, waited_for
 from benchmarks.quality import quality_of
@@ -147,8 +148,8 @@ def test_what_falls_short_is_told(results, tmp_path, capsys):
     (tmp_path / "norms.json").write_text(json.dumps({"threads": {"1": {"rows": [row]}}}))
     assert check(tmp_path).splitlines() == [
         "norms, 1 thread: case: Equinox differs by 5.0e-01, which is more than 0.05",
-        "100% missing: norms, 1 thread: case: >= 0.75 x probe: not measured",
-        " 67% missing: norms, 1 thread: case: >= 1.5 x torch: no, 0.50",
+        "100% missing: norms, 1 thread: case: >= 0.75 x probe: not measured; limit: not known",
+        " 67% missing: norms, 1 thread: case: >= 1.5 x torch: no, 0.50; limit: not known",
         "1 of 3 goals met, 1 not, 1 not measured.",
     ]
     many = [row | {"case": f"case {i}"} for i in range(50)]
@@ -159,6 +160,15 @@ def test_what_falls_short_is_told(results, tmp_path, capsys):
     assert "1 of 3 goals met" in capsys.readouterr().out
     assert main(["linear", "--check", "--out", str(tmp_path)]) == 0
     assert "no results with goals" in capsys.readouterr().out
+
+
+def test_what_limits_published_results_is_told():
+    misses = [line for line in check(_report.RESULTS).splitlines() if "missing: " in line]
+    assert misses
+    assert [line for line in misses if line.endswith("limit: not known")] == []
+    assert "gradient" in str(limit_of("cross_entropy", "forward + backward, GPT-2", ">= 0.8 x probe"))
+    assert "exponential" in str(limit_of("cross_entropy", "forward, GPT-2", ">= 0.8 x probe"))
+    assert limit_of("decode", "a case", "a goal") is None
 
 
 def test_the_summary(results, tmp_path):
