@@ -11,7 +11,7 @@ import numpy as np
 from jax.interpreters import mlir
 
 from ... import _ext
-from ...core import DType, Value
+from ...core import DType, Size, Value
 from ..handles import CPU_OPS, is_exported
 from ._partition import devices_of, is_manual
 
@@ -59,7 +59,7 @@ def fewest_lines(dtype: DType) -> int | None:
     return None if is_widened and _ext.vendor() == "AuthenticAMD" else _FEWEST_BY_VECTORS[dtype]
 
 
-def multiplies_faster(dtype: DType, rows: int, columns: int, size: int, a_has_columns: bool = False) -> bool:
+def multiplies_faster(dtype: DType, rows: Size, columns: Size, size: Size, a_has_columns: bool = False) -> bool:
     """Return true if this package's kernel multiplies matrices of such sizes faster than XLA."""
     fewest = fewest_lines(dtype)
     if fewest is None or min(rows, columns) < fewest or rows * columns * size < _SMALLEST:

@@ -348,6 +348,20 @@ def test_sizes_that_are_not_known_yet():
     assert exported.call(normal(0, (70, 64))).shape == (70, 64)
 
 
+@pytest.mark.parametrize("rows", ["n", "n + 64"])
+@pytest.mark.parametrize("isa", ["avx512_bf16", "avx512_amx"])
+def test_a_layer_whose_rows_are_not_known_yet(isa, rows, monkeypatch):
+    """Of some it is known that they are many."""
+    on_processor(monkeypatch, INTEL, isa)
+    monkeypatch.setattr(_ext, "isas_of_bf16", lambda: {"linear_rows": isa})
+    (size,) = jax.export.symbolic_shape(rows)
+    x, weight, bias = jax.ShapeDtypeStruct((size, 64), jnp.bfloat16), normal(1, (96, 64)), normal(2, (96,), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda x: ops.linear(x, weight, bias)))(x)
+    few = normal(0, (70, 64))
+    want = exact("mk,nk->mn", few, weight) + np.asarray(bias)
+    np.testing.assert_allclose(np.asarray(exported.call(few), np.float64), want, rtol=0.01, atol=0.01)
+
+
 def test_several_devices_split_it(mesh):
     """XLA splits its own products, and gathers the operands of a call."""
     a = jax.device_put(normal(0, (64, 64)), NamedSharding(mesh, PartitionSpec("d")))
