@@ -43,7 +43,7 @@ class JaxKernel(KernelContract):
         default, what the op's `reference` returns.
     - `differentiable`: for an op, a function of the same arguments and results in plain JAX. On this platform, JAX
         differentiates it in place of the `reference`: in forward mode, for higher derivatives, and wherever no backward kernel
-        runs.
+        runs. It maps it, too, where the op's `vmap_method` is `"reference"`.
     - `supports`, `only_if_chosen`: see [`eqxcallback.Op`][].
     """
 
