@@ -351,7 +351,7 @@ def test_sizes_that_are_not_known_yet():
 @pytest.mark.parametrize("rows", ["n", "n + 64"])
 @pytest.mark.parametrize("isa", ["avx512_bf16", "avx512_amx"])
 def test_a_layer_whose_rows_are_not_known_yet(isa, rows, monkeypatch):
-    """Of some it is known that they are many."""
+    """Some are known to be many all the same."""
     on_processor(monkeypatch, INTEL, isa)
     monkeypatch.setattr(_ext, "isas_of_bf16", lambda: {"linear_rows": isa})
     (size,) = jax.export.symbolic_shape(rows)
