@@ -38,10 +38,7 @@ def _faults_of_options(cls: LayerClass) -> Iterator[Fault]:
     if cls.vmap_method not in METHODS:
         yield ValueError, f"expected vmap_method to be one of {METHODS}; got {cls.vmap_method!r}."
     if cls.vmap_method == REFERENCE and method(cls, "reference") is None:
-        yield (
-            ValueError,
-            f'expected a reference, which vmap_method "{REFERENCE}" has JAX map; there is none. Define it.',
-        )
+        yield ValueError, f'expected a reference for vmap_method="{REFERENCE}"; there is none. Define `reference`.'
     if cls.on_error not in ON_ERROR:
         yield ValueError, f"expected on_error to be one of {ON_ERROR}; got {cls.on_error!r}."
     for name in ("command_buffer_compatible", "has_side_effect"):

@@ -114,6 +114,11 @@ class BoundOp:
         )
 
     @property
+    def needs_kernel(self) -> bool:
+        """True if a kind of kernel was chosen, so that the reference takes the place of none."""
+        return self.implementation not in ("auto", "reference")
+
+    @property
     def num_results(self) -> int:
         """The number of results that callers see."""
         return len(self.result_avals) - self.num_residuals

@@ -125,8 +125,8 @@ class FlatCall(abc.ABC):
 
     def batch(self, args: Sequence[Value], dims: Sequence[int | None]) -> tuple[Sequence[Value], Sequence[int]]:
         (size,) = {arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None}
-        chosen = self.bound.implementation not in ("auto", "reference")
-        method = _batching.looping_method(self.bound.batching, self.names, dims, needs_kernel=chosen)
+        bound = self.bound
+        method = _batching.looping_method(bound.batching, self.names, dims, needs_kernel=bound.needs_kernel)
         if method is not None and self.has_kernel:
             bind = functools.partial(xla.op_call, self._for_each(size))
             return _batching.each_example(method, bind, args, dims, self.result_avals, self.is_python("cpu"))

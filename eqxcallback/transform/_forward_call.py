@@ -126,7 +126,7 @@ class ForwardCall(FlatCall):
     def check_supported(self) -> None:
         """Check that a kernel of the chosen implementation, if one was chosen, supports the call."""
         implementation = self.bound.implementation
-        if implementation in ("auto", "reference") or self.has_kernel:
+        if not self.bound.needs_kernel or self.has_kernel:
             return
         reasons = [self.choice(platform).text_of(implementation) for platform in self.bound.forward]
         raise ValueError(
@@ -138,7 +138,7 @@ class ForwardCall(FlatCall):
         choice, bound = self.choice(platform), self.bound
         if choice.kernel is not None:
             return bound.lowering(choice.kernel, platform)
-        if bound.implementation not in ("auto", "reference"):
+        if bound.needs_kernel:
             platforms = ", ".join(platform for platform in bound.forward if self.choice(platform).kernel is not None)
             why = choice.text_of(bound.implementation) or f"there is none for {platform}"
             raise ValueError(

@@ -147,7 +147,7 @@ class Op:
     def _check_vmap_method(self, who: str) -> None:
         methods = [self.vmap_method] if isinstance(self.vmap_method, str) else self.vmap_method.values()
         if REFERENCE in methods and self.reference is None:
-            raise ValueError(f'{who}: expected a reference, which vmap_method "{REFERENCE}" has JAX map; got none.')
+            raise ValueError(f'{who}: expected a reference for vmap_method="{REFERENCE}"; got none.')
         if isinstance(self.vmap_method, str):
             if self.vmap_method not in METHODS:
                 raise ValueError(

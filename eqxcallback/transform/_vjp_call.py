@@ -130,8 +130,6 @@ class VjpCall(LinearCall):
         batching, names = self.bound.batching, self.bound.names
         if not self.axes.sizes or self.bound.reference is None:
             return False
-        if isinstance(batching, str):
-            return batching == _batching.REFERENCE
         return any(_batching.is_of_one(batching, names[i]) for i in self.needs_grad)
 
     def launch(self, lowering: xla.Lowering, run: xla.Run, args: Sequence[Value]) -> Sequence[Value]:

@@ -43,6 +43,11 @@ DECLARATIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"vmap_method": None}, ValueError, r"vmap_method to be one of .*got None"),
     ({"vmap_method": "legacy_vectorized"}, ValueError, r"vmap_method to be one of .*got 'legacy_vectorized'"),
     ({"vmap_method": ["fold"]}, ValueError, r"vmap_method to be one of .*got \['fold'\]"),
+    (
+        {"vmap_method": "reference", "reference": ..., "out_type": lambda self, x: x},
+        ValueError,
+        r'Wrong: expected a reference for vmap_method="reference"; there is none',
+    ),
     ({"on_error": "ignore"}, ValueError, r"Wrong: expected on_error to be one of \('raise', 'poison'\); got 'ignore'"),
     ({"has_side_effect": 1}, TypeError, r"Wrong: expected has_side_effect to be True or False; got 1 of type int"),
     ({"command_buffer_compatible": "yes"}, TypeError, r"command_buffer_compatible .* got 'yes' of type str"),

@@ -52,7 +52,8 @@ def aliased(aliases: Any):
         (
             lambda: op(vmap_method={"x": "batched"}),
             ValueError,
-            r"Op\(norm\): expected vmap_method\['x'\] to be one of \('fold', .*'reference'\); got 'batched'",
+            r"Op\(norm\): expected vmap_method\['x'\] to be one of "
+            r"\('fold', 'sequential', .*'broadcast_all', 'reference'\); got 'batched'",
         ),
         (
             lambda: op(vmap_method={"z": "sequential"}),
@@ -73,7 +74,7 @@ def aliased(aliases: Any):
             (
                 lambda method=method: op({"cpu": TYPED}, None, method),
                 ValueError,
-                r"Op\(norm\): expected a reference, which ",
+                r'Op\(norm\): expected a reference for vmap_method="reference"; got none',
             )
             for method in ("reference", {"x": "reference"})
         ],
