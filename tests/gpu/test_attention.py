@@ -13,6 +13,7 @@ from eqxcallback.transform import why_no_cudnn
 
 from ..ops.attention import by_cudnn
 from ..ops.attention.cases import attention
+from ..ops.attention.segments import segments
 from ..ops.families import tagged
 from ..ops.table import normal, quickly_compiled, wide
 from .conftest import require_gpu
@@ -121,6 +122,31 @@ def test_gradients(made):
         for g, w in zip(got, want, strict=True):
             assert g.dtype == dtype
             tolerate_products(g, w, case.terms)
+
+
+SEGMENTS = {name: ids for name, ids in segments(1024, 128).items() if not isinstance(ids, tuple)}
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 200}], ids=str)
+@pytest.mark.parametrize("size", [64, 128])
+@pytest.mark.parametrize("name", SEGMENTS)
+def test_segments(name, size, options):
+    """Long ones, of which some blocks see all of a range and are not asked about each pair."""
+    q = normal(1, (2, 1024, 4, size), BF16)
+    k, v = (normal(i, (2, 1024, 2, size), BF16) for i in (2, 3))
+    cotangent = normal(9, q.shape, BF16)
+
+    def results(cotangent, *args, **more):
+        ids = np.broadcast_to(SEGMENTS[name], (2, 1024))
+        out, backward = jax.vjp(lambda *args: ops.attention(*args, segment_ids=ids, **options, **more), *args)
+        return out, *backward(cotangent)
+
+    assert kernels_in(results, cotangent, q, k, v) == 2
+    want = on_device(
+        lambda *args: results(*args, implementation="reference"), wide(cotangent), wide(q), wide(k), wide(v)
+    )
+    for got, x in zip(jax.jit(results)(cotangent, q, k, v), want, strict=True):
+        tolerate_products(got, x, 1024)
 
 
 with_cudnn = pytest.mark.skipif(why_no_cudnn() is not None, reason=str(why_no_cudnn()))

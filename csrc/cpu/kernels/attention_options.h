@@ -49,6 +49,31 @@ void trim_to_mask(const uint8_t* rows, int64_t kv_length, QueryBlock& block) {
   block.first = smaller(first, end), block.end = end;
 }
 
+// Tell if one of these keys is of a segment between the two.
+bool any_between(const int32_t* segments, int64_t keys, int32_t least, int32_t highest) {
+  int32_t any = 0;
+  for (int64_t j = 0; j < keys; ++j) any |= static_cast<int32_t>((segments[j] >= least) & (segments[j] <= highest));
+  return any != 0;
+}
+
+// Leaves out the keys before and after all whose segment is between the least and the highest of the queries': of
+// documents one after the other, those of other documents.
+void trim_to_segments(const int32_t* of_queries, const int32_t* of_keys, QueryBlock& block) {
+  constexpr int64_t kAtOnce = 64;
+  int32_t least = of_queries[0], highest = of_queries[0];
+  for (int64_t i = 1; i < block.queries; ++i) {
+    least = smaller(least, of_queries[i]), highest = larger(highest, of_queries[i]);
+  }
+  for (int64_t step = kAtOnce; step > 0; step /= kAtOnce) {  // then one by one
+    while (block.first + step <= block.end && !any_between(of_keys + block.first, step, least, highest)) {
+      block.first += step;
+    }
+    while (block.end - step >= block.first && !any_between(of_keys + block.end - step, step, least, highest)) {
+      block.end -= step;
+    }
+  }
+}
+
 QueryBlock query_block(const Attention& args, int64_t b, int64_t h, int64_t begin) {
   constexpr int32_t kFar = 0x7fffffff;
   const AttentionOptions* options = args.options;
@@ -69,6 +94,9 @@ QueryBlock query_block(const Attention& args, int64_t b, int64_t h, int64_t begi
   block.end = larger(block.end, block.first);
   if (options != nullptr && options->mask.data != nullptr) {
     trim_to_mask(operand_of(options->mask, b, h) + begin * args.kv_length, args.kv_length, block);
+  }
+  if (options != nullptr && options->query_segments.data != nullptr) {
+    trim_to_segments(operand_of(options->query_segments, b) + begin, operand_of(options->key_segments, b), block);
   }
   return block;
 }

@@ -29,16 +29,19 @@ import triton.language as tl
 
 from ._triton_forward import first_element, inner, load, outer, place, store, zeros
 from ._triton_pairs import (
-    ASKED,
     LENGTHS,
     LOG2_E,
+    MASK,
+    SEGMENTS,
     SLOPES,
     dropped,
     exponents,
     filled_of,
     is_seen,
     key_range,
+    keys_within_segments,
     options_of,
+    queries_within_segments,
     query_range,
     start_of,
 )
@@ -191,14 +194,17 @@ def attention_backward_keys(
         # fmt: off
         begin, whole, end, stop = query_range(
             first, start_of(options), filled_of(options), queries, CAUSAL, WINDOW, HAS, BLOCK_QUERIES, BLOCK_KEYS)
-        if HAS & ASKED:
+        if HAS & SEGMENTS:
+            begin, whole, end, stop = queries_within_segments(
+                begin, whole, end, stop, first, keys, options, BLOCK_QUERIES, BLOCK_KEYS)
+        if HAS & MASK:
             k_sums, k_sums_tail, v_sums, v_sums_tail = _visit_keys(
                 k_sums, k_sums_tail, v_sums, v_sums_tail, k_main, k_tail, v_main, v_tail,
                 q + at_q, dout + at_q, sums + statistics, delta + statistics, first, begin, stop,
                 queries, keys, heads * SIZE, scale * LOG2_E, options,
                 SIZE, MAIN, TAIL, CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, True)
         else:
-            if CAUSAL or WINDOW or HAS & LENGTHS:
+            if CAUSAL or WINDOW or HAS & (LENGTHS | SEGMENTS):
                 k_sums, k_sums_tail, v_sums, v_sums_tail = _visit_keys(
                     k_sums, k_sums_tail, v_sums, v_sums_tail, k_main, k_tail, v_main, v_tail,
                     q + at_q, dout + at_q, sums + statistics, delta + statistics, first, begin,
@@ -209,7 +215,7 @@ def attention_backward_keys(
                 q + at_q, dout + at_q, sums + statistics, delta + statistics, first, whole, end,
                 queries, keys, heads * SIZE, scale * LOG2_E, options,
                 SIZE, MAIN, TAIL, CAUSAL, WINDOW, SOFT_CAP, DROPOUT, KEEP, HAS, BLOCK_QUERIES, BLOCK_KEYS, False)
-            if WINDOW:
+            if WINDOW or HAS & SEGMENTS:
                 k_sums, k_sums_tail, v_sums, v_sums_tail = _visit_keys(
                     k_sums, k_sums_tail, v_sums, v_sums_tail, k_main, k_tail, v_main, v_tail,
                     q + at_q, dout + at_q, sums + statistics, delta + statistics, first, end, stop,
@@ -295,11 +301,15 @@ def attention_backward_queries(
     begin, whole, end, stop = key_range(
         first, first + (BLOCK_QUERIES - 1), start_of(options), filled_of(options), CAUSAL, WINDOW, BLOCK_KEYS
     )
+    if HAS & SEGMENTS:
+        begin, whole, end, stop = keys_within_segments(
+            begin, whole, end, stop, first, first + (BLOCK_QUERIES - 1), queries, options, BLOCK_QUERIES, BLOCK_KEYS
+        )
     # fmt: off
-    if HAS & ASKED:
+    if HAS & MASK:
         end = begin
     else:
-        if WINDOW:
+        if WINDOW or HAS & SEGMENTS:
             gradient, gradient_tail, of_slope = _visit_queries(
                 gradient, gradient_tail, of_slope, q, q_tail, dout, dout_tail, k + at_kv, v + at_kv, of_rows, deltas,
                 first, begin, tl.minimum(whole, stop), queries, keys, kv_heads * SIZE, scale * LOG2_E, options, SIZE, MAIN, TAIL,

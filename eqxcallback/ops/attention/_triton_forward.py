@@ -26,16 +26,18 @@ import triton
 import triton.language as tl
 
 from ._triton_pairs import (
-    ASKED,
     BIAS,
     LOG2_E,
     LOG_2,
+    MASK,
+    SEGMENTS,
     SLOPES,
     dropped,
     exponents,
     filled_of,
     is_seen,
     key_range,
+    keys_within_segments,
     options_of,
     start_of,
 )
@@ -260,14 +262,18 @@ def attention_forward(
     begin, whole, end, stop = key_range(
         nearest, furthest, start_of(options), filled_of(options), CAUSAL, WINDOW, BLOCK_KEYS
     )
+    if HAS & SEGMENTS:
+        begin, whole, end, stop = keys_within_segments(
+            begin, whole, end, stop, nearest, furthest, queries, options, BLOCK_QUERIES, BLOCK_KEYS
+        )
     if PACKED:
         begin, whole, end, stop = _part_of(tl.program_id(1), parts, begin, whole, end, stop, BLOCK_KEYS)
     stride = kv_heads * SIZE
     # fmt: off
-    if HAS & ASKED:
+    if HAS & MASK:
         end = begin
     else:
-        if WINDOW:
+        if WINDOW or HAS & SEGMENTS:
             sums, sums_tail, top, total = _visit(
                 sums, sums_tail, top, total, q, q_tail, k + at_kv, v + at_kv, query, begin, tl.minimum(whole, stop),
                 queries, keys, stride, scale, options, SIZE, MAIN, TAIL, CAUSAL, NEGATIVE,

@@ -23,8 +23,9 @@ LOG_2 = tl.constexpr(0.6931471805599453)
 BIAS, MASK, SLOPES, SEGMENTS, KEY_SEGMENTS, LENGTHS, OFFSET, DROPOUT_KEYS, KEPT = (
     tl.constexpr(1 << i) for i in range(len(OPTIONAL))
 )
-# Options for which each pair has to be asked whether the key is seen.
-ASKED = tl.constexpr(MASK.value | SEGMENTS.value)
+# Segments that are compared at a time, to find a range.
+_SCANNED = tl.constexpr(1024)
+_LARGEST = tl.constexpr(2**31 - 1)
 
 _EVEN = tl.constexpr(ROTATIONS[0])
 _ODD = tl.constexpr(ROTATIONS[1])
@@ -170,6 +171,62 @@ def query_range(
     if WINDOW or HAS & LENGTHS:
         end = tl.maximum(end, whole)
     return begin, whole, end, stop
+
+
+@triton.jit
+@no_type_check
+def _within_segments(
+    begin, whole, end, stop, rows, first, last, others, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """The part of a range that rows `first` to `last` of a block may share a segment with: one between the least and the highest
+    of theirs.
+
+    `rows` and `others` are the segments of all rows, and of what the range is of. What lies between `whole` and `end` is seen by
+    all of the rows: nothing, unless these have one segment, and all that is left of the range has it too.
+    """
+    index = first + tl.arange(0, ROWS)
+    own = tl.load(rows + index, mask=index <= last, other=0)
+    least = tl.min(tl.where(index <= last, own, _LARGEST), 0)
+    most = tl.max(tl.where(index <= last, own, -_LARGEST - 1), 0)
+    nearest = stop
+    behind = begin
+    count = 0
+    for at in range(begin, stop, _SCANNED):
+        place = at + tl.arange(0, _SCANNED)
+        other = tl.load(others + place, mask=place < stop, other=0)
+        inside = (place < stop) & (other >= least) & (other <= most)
+        nearest = tl.minimum(nearest, tl.min(tl.where(inside, place, stop), 0))
+        behind = tl.maximum(behind, tl.max(tl.where(inside, place + 1, begin), 0))
+        count += tl.sum(inside.to(tl.int32), 0)
+    begin = tl.maximum(begin, nearest // BLOCK * BLOCK)
+    stop = tl.minimum(stop, behind)
+    same = (least == most) & (count == behind - nearest)
+    whole = tl.where(same, tl.maximum(whole, tl.cdiv(nearest, BLOCK) * BLOCK), begin)
+    end = tl.where(same, tl.maximum(tl.minimum(end, behind // BLOCK * BLOCK), whole), begin)
+    return begin, whole, end, stop
+
+
+@triton.jit
+@no_type_check
+def keys_within_segments(
+    begin, whole, end, stop, nearest, furthest, queries, options, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr
+):  # fmt: skip
+    """Return what segments leave of a `key_range`."""
+    last = tl.minimum(furthest, queries - 1)
+    # fmt: off
+    return _within_segments(
+        begin, whole, end, stop, options[3], nearest, last, options[4], BLOCK_QUERIES, BLOCK_KEYS)
+    # fmt: on
+
+
+@triton.jit
+@no_type_check
+def queries_within_segments(
+    begin, whole, end, stop, first, keys, options, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr
+):  # fmt: skip
+    """Return what segments leave of a `query_range`."""
+    last = tl.minimum(first + (BLOCK_KEYS - 1), keys - 1)
+    return _within_segments(begin, whole, end, stop, options[4], first, last, options[3], BLOCK_KEYS, BLOCK_QUERIES)
 
 
 @triton.jit
