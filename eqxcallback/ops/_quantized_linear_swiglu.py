@@ -26,7 +26,10 @@ def _of_two(
 _OF_TWO = JaxKernel(_of_two)
 _quantized_linear_swiglu = Op(
     "quantized_linear_swiglu",
-    kernels={"cpu": _OF_TWO, "cuda": (_cuda.QUANTIZED_LINEAR_SWIGLU, _OF_TWO)},
+    kernels={
+        "cpu": _OF_TWO,
+        "cuda": (_cuda.QUANTIZED_LINEAR_SWIGLU_OF_SEVERAL_ROWS, _cuda.QUANTIZED_LINEAR_SWIGLU, _OF_TWO),
+    },
     reference=_of_two,
     vmap_method={"x": "broadcast_all"},
     sharding="... _, _ _ -> ... _",
@@ -42,7 +45,7 @@ def quantized_linear_swiglu(
     implementation: Implementation = "auto",
 ) -> Float[Array, "*batch out_features"]:
     """[`eqxcallback.ops.swiglu`][] of [`eqxcallback.ops.quantized_linear`][], with the values of the two calls. On a GPU up to
-    eight rows are one launch, in the encodings of files.
+    eight rows are one launch in the encodings of files, and in 16 bits up to 64 in `"Q4_1"`, `"Q8_0"`, `"Q4_K"` and `"Q5_K"`.
 
     **Arguments:**
 

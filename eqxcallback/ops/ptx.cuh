@@ -23,6 +23,13 @@ __device__ inline void mma(float (&sums)[4], const unsigned (&a)[4], const unsig
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// word & mask | bits, in one instruction: the compiler, which sees that both are constants, makes two.
+__device__ inline unsigned and_or(unsigned word, unsigned mask, unsigned bits) {
+  unsigned result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(word), "r"(mask), "r"(bits));
+  return result;
+}
+
 __device__ inline unsigned shared_address(const void* address) {
   return static_cast<unsigned>(__cvta_generic_to_shared(address));
 }
@@ -45,8 +52,8 @@ __device__ inline void load_matrices(unsigned (&words)[4], const void* row) {
   }
 }
 
-// Begins to copy kBytes, 16 or 4, from global to shared memory; what `is_there` denies is not read, and 0. The copies
-// between two end_group() of a thread are a group, which may be empty.
+// Begins to copy kBytes, 16, 8 or 4, from global to shared memory; what `is_there` denies is not read, and 0. The
+// copies between two end_group() of a thread are a group, which may be empty.
 template <int kBytes>
 __device__ inline void begin_copy(void* to, const void* from, bool is_there) {
   const unsigned read = is_there ? kBytes : 0;
@@ -54,7 +61,8 @@ __device__ inline void begin_copy(void* to, const void* from, bool is_there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(read)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(read)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)), "l"(from), "n"(kBytes),
+                 "r"(read)
                  : "memory");
   }
 }
@@ -81,6 +89,7 @@ __device__ inline void let_next_launch_begin() {
 
 #else
 
+inline unsigned and_or(unsigned word, unsigned mask, unsigned bits) { return (word & mask) | bits; }
 // Launches follow each other.
 inline void wait_for_launch_ahead() {}
 inline void let_next_launch_begin() {}

@@ -46,4 +46,9 @@ def on_device(function, *args):
 
 def kernels_in(function, *args):
     """Count the calls of our launcher in a program."""
-    return jax.jit(function).lower(*args).as_text().count("stablehlo.custom_call @eqxcallback_launch")
+    return program_text(function, *args).count("stablehlo.custom_call @eqxcallback_launch")
+
+
+def program_text(function, *args):
+    """The program before XLA compiles it, with the names of our kernels."""
+    return jax.jit(function).lower(*args).as_text()

@@ -284,3 +284,8 @@ def quantized_linear_swiglu(x: Any, blocks: Any, *, encoding: str) -> Call:
 def quantized_linear_mma(x: Any, blocks: Any, *, encoding: str) -> Call:
     result = ((len(x), len(blocks)), x.dtype)
     return of(linear_cuda.QUANTIZED_LINEAR_MMA, [x, blocks], [result], (x, blocks), encoding=encoding)
+
+
+def quantized_linear_swiglu_mma(x: Any, blocks: Any, *, encoding: str) -> Call:
+    result = ((len(x), len(blocks) // 2), x.dtype)
+    return of(linear_cuda.QUANTIZED_LINEAR_SWIGLU_MMA, [x, blocks], [result], (x, blocks), encoding=encoding)

@@ -127,6 +127,10 @@ TEMPLATES = {
         ),
     ],
     "linear/quantized_mma.cu": [
-        f"quantized_linear_mma<{{T}}, eqxcallback::{e}, {tiles}>" for e in ("Q4_1", "Q8_0") for tiles in (1, 2, 4)
+        f"quantized_linear_mma<{{T}}, eqxcallback::{e}, {', '.join(map(str, layout))}{gated}>"
+        for e in linear_cuda._STRIDE_BY_MMA
+        for layout in ((1, 4), (1, 8), (2, 4), (4, 4), (8, 4))
+        if layout[0] <= linear_cuda._MOST_ROW_TILES.get(e, 8)
+        for gated in ("", ", true")
     ],
 }

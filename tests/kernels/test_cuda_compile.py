@@ -140,4 +140,4 @@ def test_two_blocks_of_products_by_tensor_cores(arch):
     names = [f"eqxcallback::{name}" for name in kernels.entries(file)]
     for name, usage in compiled(kernels.FOLDER / file, names, arch).items():
         assert usage.spilled_bytes == 0, name
-        assert _resident(arch, usage, 128) >= 2, name
+        assert _resident(arch, usage, 128) >= 2, (name, usage)

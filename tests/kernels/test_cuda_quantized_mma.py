@@ -20,13 +20,14 @@ from .kernels import BF16, F16, results
 from .test_cuda_quantized import example
 
 
-by_encoding = pytest.mark.parametrize("encoding", ["Q4_1", "Q8_0"])
+by_encoding = pytest.mark.parametrize("encoding", ["Q4_1", "Q8_0", "Q4_K"])
 
 
 def calls(dtype):
     for encoding in ("Q4_1", "Q8_0"):
         for shape in ((1, 256, 5), (9, 512, 32), (35, 1280, 33)):
             yield kernels.quantized_linear_mma(*example(shape, encoding, dtype), encoding=encoding)
+        yield kernels.quantized_linear_swiglu_mma(*example((9, 640, 70), encoding, dtype), encoding=encoding)
 
 
 @by_encoding
@@ -41,6 +42,48 @@ def test_values(rows, dtype, encoding):
 
 
 @by_encoding
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 128, 2), (8, 640, 64), (3, 1152, 66), (16, 1536, 30), (33, 512, 98)], ids=str)
+def test_a_gate_has_the_bits_of_two_kernels(shape, dtype, encoding):
+    """Rows of weights that are no whole tiles, of which the last is of the gate, or of up."""
+    if shape[1] % 256 and encoding == "Q4_K":
+        shape = (shape[0], 768, shape[2])
+    x, blocks = example(shape, encoding, dtype)
+    (both,) = results(kernels.quantized_linear_mma(x, blocks, encoding=encoding))
+    (want,) = results(kernels.glu(both, activation="silu"))
+    (got,) = results(kernels.quantized_linear_swiglu_mma(x, blocks, encoding=encoding))
+    assert got.tobytes() == want.tobytes()
+
+
+# Rows of x, and if there are many of weights.
+LAYOUTS = {
+    (1, False): {(1, 8)},
+    (8, False): {(1, 8), (1, 4)},
+    (16, False): {(2, 4)},
+    (33, False): {(4, 4)},
+    (8, True): {(1, 4)},
+    (9, True): {(2, 4)},
+    (17, True): {(4, 4)},
+    (33, True): {(8, 4), (4, 4)},
+}
+
+
+@pytest.mark.parametrize("encoding", list(linear_cuda._STRIDE_BY_MMA))
+@pytest.mark.parametrize(("rows", "many"), list(LAYOUTS))
+def test_layouts(rows, many, encoding, monkeypatch):
+    """Some warps have fewer parts than others, or none, and some no weights. Blocks have what shared memory there is."""
+    monkeypatch.setattr(linear_cuda, "_MANY_WEIGHTS", 0 if many else 1 << 30)
+    for in_features, out_features in ((512, 33), (1280, 195)):
+        x, blocks = example((rows, in_features, out_features), encoding, BF16)
+        layout = linear_cuda._layout(x, blocks, encoding)
+        assert layout in LAYOUTS[rows, many]
+        assert layout.shared_bytes(x, encoding) <= 99 << 10
+        (got,) = results(kernels.quantized_linear_mma(x, blocks, encoding=encoding))
+        wanted = want(with_options(reference.quantized_linear, encoding=encoding), x, blocks)
+        check(got, wanted, in_features, 4.0)
+
+
+@pytest.mark.parametrize("encoding", ["Q4_1", "Q8_0"])
 def test_digits_and_sums_are_not_rounded(encoding):
     """Every digit, times 1 for one feature at a time."""
     x = np.zeros((64, 256), F16)
@@ -105,32 +148,33 @@ def test_what_it_does_not_take():
 
     assert said(64, 256, jnp.bfloat16) is True
     assert said(1, 768, jnp.float16) is True
-    assert said(1, 288, jnp.float16) == "in_features have to be a multiple of 256; they are 288"
+    assert said(1, 384, jnp.float16) is True
+    assert said(1, 288, jnp.float16) == "in_features have to be a multiple of 128; they are 288"
     assert said(65, 256, jnp.float16) == "x can have at most 64 rows; it has 65"
     assert said(1, 256, jnp.float32) == "tensor cores multiply bfloat16 and float16; x is float32"
     assert said(1, 256, jnp.float16, activations="int8") == "it has no int8 activations"
 
 
 def test_it_runs_where_it_is_the_faster_one(monkeypatch):
-    """And a gate is a launch of its own then."""
+    """With a gate or without."""
     types = collections.namedtuple("types", ("x", "blocks"))
 
     def said(kernel, rows, encoding, features=256, columns=160):
         x, blocks = jax.ShapeDtypeStruct((rows, features), jnp.bfloat16), jax.ShapeDtypeStruct((32, columns), jnp.uint8)
         return kernel.supports(types(x, blocks), encoding=encoding, activations="exact")
 
-    several, gated = linear_cuda.QUANTIZED_LINEAR_OF_SEVERAL_ROWS, linear_cuda.QUANTIZED_LINEAR_SWIGLU
+    several, gated = linear_cuda.QUANTIZED_LINEAR_OF_SEVERAL_ROWS, linear_cuda.QUANTIZED_LINEAR_SWIGLU_OF_SEVERAL_ROWS
     monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", "sm_80")
-    for encoding, least in (("Q4_1", 2), ("Q8_0", 5)):
+    for encoding, least in (("Q4_1", 2), ("Q8_0", 3), ("Q4_K", 2), ("Q5_K", 3)):
         assert said(several, least, encoding) is said(several, 64, encoding) is True
-        assert said(several, least - 1, encoding) == f"x has to have {least} rows or more; it has {least - 1}"
-        assert said(gated, least - 1, encoding) is True
-        assert said(gated, least, encoding) == "tensor cores take these rows, in a kernel without a gate"
+        assert said(gated, least, encoding) is said(gated, 64, encoding) is True
+        for kernel in (several, gated):
+            assert said(kernel, least - 1, encoding) == f"x has to have {least} rows or more; it has {least - 1}"
     assert said(several, 65, "Q4_1") == "x can have at most 64 rows; it has 65"
-    assert said(gated, 8, "Q4_K", columns=144) is True
+    assert said(linear_cuda.QUANTIZED_LINEAR_SWIGLU, 8, "Q4_K", columns=144) is True
     monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", "sm_75")
     assert said(several, 8, "Q4_1") == "the architecture has to be sm_80 or newer; it is sm_75"
-    assert said(gated, 8, "Q4_1") is True
+    assert said(gated, 8, "Q4_1") == "the architecture has to be sm_80 or newer; it is sm_75"
 
 
 @pytest.mark.compilers

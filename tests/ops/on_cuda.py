@@ -129,8 +129,7 @@ def _attention(array: Callable[..., Any]) -> Iterator[Call]:
     yield Call(ops.decode_attention, "heads longer than 1024", longest)
 
 
-BY_TENSOR_CORES = "9 to 64 rows in 16 bits of Q4_1 or Q8_0"
-SEVERAL_ROWS = "2 to 8 rows in 16 bits of Q4_1, 5 to 8 of Q8_0"
+BY_TENSOR_CORES = "9 to 64 rows in 16 bits of Q4_1, Q8_0, Q4_K or Q5_K"
 _OPTIONS = ("window", "soft cap", "bias", "mask", "alibi", "segments", "length", "offset", "dropout")
 
 
@@ -139,15 +138,12 @@ def _blocks(rows: int, features: int, encoding: Any) -> Any:
     return integers(rows, features // weights * ops.ENCODINGS[encoding], dtype=jnp.uint8)
 
 
-def _rows_of_quantized(op: Any, x: Any, encoding: str) -> str:
+def _rows_of_quantized(x: Any, encoding: str) -> str:
     rows = x.shape[0]
     if encoding in _INTERLEAVED:
         return "rows side by side"
-    if encoding in ("Q4_1", "Q8_0") and x.dtype.itemsize == 2:
-        if op is ops.quantized_linear and 8 < rows <= 64:
-            return BY_TENSOR_CORES
-        if op is ops.quantized_linear_swiglu and 1 < rows <= 8:
-            return SEVERAL_ROWS
+    if encoding in ("Q4_1", "Q8_0", "Q4_K", "Q5_K") and x.dtype.itemsize == 2 and 8 < rows <= 64:
+        return BY_TENSOR_CORES
     return "up to 8 rows" if rows <= 8 else "more rows"
 
 
@@ -160,7 +156,7 @@ def _linear(array: Callable[..., Any]) -> Iterator[Call]:
             blocks, chosen = _blocks(512, 256, encoding), {"encoding": encoding}
             for rows in (1, 8, 9, 64, 65):
                 x = array(rows, 256)
-                yield Call(op, _rows_of_quantized(op, x, encoding), (x, blocks), chosen)
+                yield Call(op, _rows_of_quantized(x, encoding), (x, blocks), chosen)
             for rows in (1, 9):
                 yield Call(op, "activations int8", (array(rows, 256), blocks), {**chosen, "activations": "int8"})
     of_int8 = integers(512, 256, dtype=jnp.int8), struct(512, dtype=jnp.float32)

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from .on_cuda import BY_TENSOR_CORES, PLAIN, SEVERAL_ROWS, Row
+from .on_cuda import BY_TENSOR_CORES, PLAIN, Row
 
 
 _LONG = "heads longer than 256"
@@ -40,12 +40,7 @@ REASONS: tuple[tuple[tuple[Row, ...], str], ...] = (
         "and 741 over weights that are in bf16 already. With fewer than 500 rows expanding takes longer than multiplying.",
     ),
     (
-        (("quantized_linear_swiglu", SEVERAL_ROWS),),
-        "`quantized_linear_swiglu` of several rows by tensor cores: their kernel has no gate, and with the launch after it is "
-        "still the faster one.",
-    ),
-    (
-        (*((op, "up to 8 rows") for op in _QUANTIZED), ("quantized_linear", BY_TENSOR_CORES)),
+        tuple((op, rows) for op in _QUANTIZED for rows in ("up to 8 rows", BY_TENSOR_CORES)),
         "Gradients of `quantized_linear`: the weights are expanded for them too, which is as much as above. They are for "
         "a few layers over weights that do not change, where all rows of a batch share this.",
     ),
