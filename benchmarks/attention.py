@@ -14,7 +14,7 @@ from equinox.nn._attention import dot_product_attention
 from eqxcallback import ops
 from eqxcallback.ops.attention import _reference as reference
 
-from . import shapes
+from . import _documents, shapes
 from ._contestants import Pass, normal, of_pass, operands, torch, torch_call
 from ._probes import FMA, multiply_operations, multiply_runner
 from ._rows import BEST, OURS, Goal, Row, Setting
@@ -148,6 +148,7 @@ def measure(setting: Setting) -> Iterator[Row]:
             more_work={FMA: multiply_operations(setting)},
             tolerance=1e-4 if dtype == jnp.float32 else 0.05,
         )
+    yield from _documents.rows(setting, _WORK, functools.partial(_heads_first, True))
     yield _memory(setting)
 
 

@@ -1,8 +1,8 @@
 // Linear layers over GGUF blocks, x @ weights^T, for some rows of 16-bit types, by tensor cores.
 //
 // x [rows, in_features] and out [rows, out_features] of T; blocks [out_features, bytes], as quantized.cu has them.
-// in_features is a multiple of 128, or of 256: so many are a part, whole packs of 8 or 16 bytes. Addresses are
-// multiples of 16, as XLA's are.
+// in_features is a multiple of 128: so many are a part, whole packs of 8 or 16 bytes. Addresses are multiples of 16, as
+// XLA's are.
 //
 // Digits are exact in both types, so nothing of a weight is rounded: products of digits and x are added up in f32 for
 // each 32 features, and multiplied by their scale; a minimum is multiplied by the sum of the x, which is one more
@@ -206,9 +206,9 @@ __device__ inline int swizzle_of(int row) { return row % 2 * 4 + (row & 2); }
 // before, as quantized_linear and glu.cu do one after the other. A block has 16 rows of the gate and the 16 of up.
 //
 // Block 32 * kWarps, of which there are 4 or 8. Grid (ceil(out_features / 32), or 16 if gated, ceil(rows / (8 *
-// kRowTiles))). Shared bytes kWarps * max(2 * (32 * kStride + 256 * rows of x in a part), 1024 * kRowTiles), for
-// min(rows, 8 * kRowTiles) rows of x, or none. kRowTiles 1 or 2, with x in shared memory, or 4 or
-// 8, which is too many for blocks of 256 weights.
+// kRowTiles))). Shared bytes kWarps * max(2 * (32 * kStride + 256 * n), 1024 * kRowTiles), where n is min(rows, 8 *
+// kRowTiles), or 0 if x is not in shared memory. kRowTiles 1 or 2, with x there, or 4 or 8, which is too many for
+// blocks of 256 weights.
 template <typename T, Encoding encoding, int kRowTiles, int kWarps, bool kGated = false>
 __global__ void __launch_bounds__(32 * kWarps, 4 * Packed<encoding>::blocks(kRowTiles) / kWarps)
     quantized_linear_mma(const T* __restrict__ x, const unsigned char* __restrict__ blocks, T* __restrict__ out,
@@ -220,8 +220,8 @@ __global__ void __launch_bounds__(32 * kWarps, 4 * Packed<encoding>::blocks(kRow
   DYN_SHARED(unsigned char, shared);
   const int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   const int column = lane / 4, quarter = lane % 4;
-  const long long output = static_cast<long long>(blockIdx.x) * kResults,
-                  row = static_cast<long long>(blockIdx.y) * kRows;
+  const long long output = static_cast<long long>(blockIdx.x) * kResults;
+  const long long row = static_cast<long long>(blockIdx.y) * kRows;
   const int parts = static_cast<int>(in_features / kFeatures);
   const long long row_bytes = parts * P::kRowBytes;
   const int rows_here = static_cast<int>(min(rows - row, static_cast<long long>(kRows)));
