@@ -8,11 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from equinox.nn._attention import dot_product_attention
 
 from eqxcallback import ops
 
-from . import shapes
+from . import _attention_peers as peers, shapes
 from ._contestants import Pass, normal, of_pass, operands, torch, torch_call
 from ._rows import BEST, OURS, Goal, Row, Setting
 from ._timing import Runner, waited_for
@@ -23,19 +22,17 @@ LENGTHS, TINY = (512, 96, 300, 160, 704, 76, 120, 80), (7, 2, 11)
 _HEADS = shapes.GPT2.attention(1)
 
 
-def rows(setting: Setting, work: dict[Pass, float], of_xla: Callable[..., jax.Array]) -> Iterator[Row]:
-    """Both passes in f32. `work`: of a pass, in that of a forward one. `of_xla`: XLA's fastest formulation of one sequence."""
+def rows(setting: Setting, work: dict[Pass, float]) -> Iterator[Row]:
+    """Both passes in f32. `work`: of a pass, in that of a forward one."""
     lengths = TINY if setting.tiny else LENGTHS
     flops = sum(_HEADS._replace(length=length).flops for length in lengths)
     for which in ("forward",) if setting.quick else ("forward", "forward + backward"):
         case = f"{which}, float32, {len(lengths)} documents: {_HEADS._replace(length=sum(lengths))}"
-        race = setting.race(_contestants(setting, lengths, which, of_xla))
+        race = setting.race(_contestants(setting, lengths, which))
         yield Row(case, "GFLOP/s", work[which] * flops, race, (Goal(BEST),), tolerance=1e-4)
 
 
-def _contestants(
-    setting: Setting, lengths: tuple[int, ...], which: Pass, of_xla: Callable[..., jax.Array]
-) -> dict[str, Callable[[], Runner]]:
+def _contestants(setting: Setting, lengths: tuple[int, ...], which: Pass) -> dict[str, Callable[[], Runner]]:
     """Each peer with a mask, and one document after the other, as the lengths are known."""
     shape = _HEADS._replace(length=sum(lengths))
     ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None]
@@ -49,19 +46,15 @@ def _contestants(
     def one_by_one(attend: Callable[..., Any], join: Callable[..., Any], *qkv: Any) -> Any:
         return join([attend(*(x[:, part] for x in qkv)) for part in parts])
 
-    def equinox(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        core = functools.partial(dot_product_attention, mask=seen)
-        return jax.vmap(jax.vmap(core, in_axes=1, out_axes=1))(q, k, v)
-
     join = functools.partial(jnp.concatenate, axis=1)
     fs: dict[str, Callable[..., jax.Array]] = {
         OURS: ours,
-        "XLA: one by one": functools.partial(one_by_one, of_xla, join),
+        "XLA: one by one": functools.partial(one_by_one, functools.partial(peers.heads_first, True), join),
         "jax.nn: with a mask": functools.partial(jax.nn.dot_product_attention, mask=seen),
         "jax.nn: one by one": functools.partial(
             one_by_one, functools.partial(jax.nn.dot_product_attention, is_causal=True), join
         ),
-        "Equinox": equinox,
+        "Equinox": functools.partial(peers.equinox, seen),
     }
     given = operands(ours, which, [normal(i, *of_operand) for i, of_operand in enumerate(shape.operand_shapes)])
     made: dict[str, Callable[[], Runner]] = {
@@ -69,13 +62,8 @@ def _contestants(
     }
 
     def of_torch(with_mask: bool) -> Runner:
-        attend = torch().nn.functional.scaled_dot_product_attention
-        mask = torch().from_numpy(np.array(seen))
-
-        def with_heads_first(options: dict[str, Any], *qkv: Any) -> Any:
-            return attend(*(x.transpose(1, 2) for x in qkv), **options).transpose(1, 2)
-
-        f = functools.partial(with_heads_first, {"attn_mask": mask} if with_mask else {"is_causal": True})
+        options = {"attn_mask": torch().from_numpy(np.array(seen))} if with_mask else {"is_causal": True}
+        f = functools.partial(peers.of_torch, options)
         if not with_mask:
             f = functools.partial(one_by_one, f, functools.partial(torch().cat, dim=1))
         return waited_for(torch_call(f, which, (0, 1, 2), given))

@@ -8,14 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Equinox's attention without its projections, which has no public name.
-from equinox.nn._attention import dot_product_attention
-
 from eqxcallback import ops
 from eqxcallback.ops.attention import _reference as reference
 
-from . import _documents, shapes
-from ._contestants import Pass, normal, of_pass, operands, torch, torch_call
+from . import _attention_peers as peers, _documents, shapes
+from ._contestants import Pass, normal, of_pass, operands, torch_call
 from ._probes import FMA, multiply_operations, multiply_runner
 from ._rows import BEST, OURS, Goal, Row, Setting
 from ._timing import Runner, waited_for
@@ -26,67 +23,16 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 _WORK: dict[Pass, float] = {"forward": 1.0, "forward + backward": 3.5}
 
 
-def _seen(queries: int, keys: int) -> jax.Array:
-    return jnp.tril(jnp.ones((queries, keys), bool), keys - queries)
-
-
-def _heads_inside(causal: bool, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """The axes as they come."""
-    batch, queries, _, size = q.shape
-    grouped = q.reshape(batch, queries, k.shape[2], -1, size)
-    logits = jnp.einsum("bqhgd,bkhd->bhgqk", grouped, k, preferred_element_type=jnp.float32) / math.sqrt(size)
-    weights = _softmax(logits, causal).astype(q.dtype)
-    return jnp.einsum("bhgqk,bkhd->bqhgd", weights, v).reshape(q.shape)
-
-
-def _heads_first(causal: bool, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Transposed, and as products of matrices. Queries that share keys are rows of one matrix."""
-    batch, queries, heads, size = q.shape
-    kv_heads, group = k.shape[2], heads // k.shape[2]
-    rows = q.reshape(batch, queries, kv_heads, group, size).transpose(0, 2, 3, 1, 4)
-    rows = rows.reshape(batch, kv_heads, group * queries, size) / math.sqrt(size)
-    logits = jnp.matmul(rows, k.transpose(0, 2, 3, 1), preferred_element_type=jnp.float32)
-    logits = logits.reshape(batch, kv_heads, group, queries, -1)
-    weights = _softmax(logits, causal).astype(q.dtype).reshape(batch, kv_heads, group * queries, -1)
-    out = jnp.matmul(weights, v.swapaxes(1, 2)).reshape(batch, kv_heads, group, queries, size)
-    return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)
-
-
-def _softmax(logits: jax.Array, causal: bool) -> jax.Array:
-    if causal:
-        logits = jnp.where(jnp.broadcast_to(_seen(*logits.shape[-2:]), logits.shape), logits, -jnp.inf)
-    return jax.nn.softmax(logits, -1)
-
-
-def _head_by_head(causal: bool, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Attend with one head after another, so that the memory of one head stays in the caches."""
-    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], 2) for x in (k, v))
-    heads = [x.swapaxes(1, 2).reshape(-1, x.shape[1], x.shape[3]) for x in (q, k, v)]
-
-    def head(operands: tuple[jax.Array, ...]) -> jax.Array:
-        return _heads_inside(causal, *(x[None, :, None] for x in operands))[0, :, 0]
-
-    out = jax.lax.map(head, tuple(heads))
-    return out.reshape(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).swapaxes(1, 2)
-
-
-def _equinox(causal: bool, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], 2) for x in (k, v))
-    mask = _seen(q.shape[1], k.shape[1]) if causal else None
-    core = functools.partial(dot_product_attention, mask=mask)
-    return jax.vmap(jax.vmap(core, in_axes=1, out_axes=1))(q, k, v)
-
-
 def on_jax(causal: bool, scale: float) -> dict[str, Attend]:
     in_blocks = functools.partial(reference.attention, causal=causal, scale=scale)
     return {
         OURS: functools.partial(ops.attention, causal=causal),
-        "XLA: heads inside": functools.partial(_heads_inside, causal),
-        "XLA: heads first": functools.partial(_heads_first, causal),
-        "XLA: head by head": functools.partial(_head_by_head, causal),
+        "XLA: heads inside": functools.partial(peers.heads_inside, causal),
+        "XLA: heads first": functools.partial(peers.heads_first, causal),
+        "XLA: head by head": functools.partial(peers.head_by_head, causal),
         "XLA: blocks of queries": in_blocks,
         "jax.nn": functools.partial(jax.nn.dot_product_attention, is_causal=causal),
-        "Equinox": functools.partial(_equinox, causal),
+        "Equinox": lambda q, k, v: peers.equinox(peers.seen(q.shape[1], k.shape[1]) if causal else None, q, k, v),
     }
 
 
@@ -99,10 +45,8 @@ def contestants(setting: Setting, shape: shapes.Attention, dtype: Any, which: Pa
         return setting.clock.runner(of_pass(f, which, (0, 1, 2)), *given)
 
     def of_torch() -> Runner:
-        attend = torch().nn.functional.scaled_dot_product_attention
         options = {"is_causal": shape.causal, "enable_gqa": shape.heads != shape.kv_heads}
-        f = lambda q, k, v: attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options).transpose(1, 2)
-        return waited_for(torch_call(f, which, (0, 1, 2), given))
+        return waited_for(torch_call(functools.partial(peers.of_torch, options), which, (0, 1, 2), given))
 
     made = {name: functools.partial(runner, f) for name, f in fs.items()}
     return made | ({"torch": of_torch} if setting.torch else {})
@@ -148,7 +92,7 @@ def measure(setting: Setting) -> Iterator[Row]:
             more_work={FMA: multiply_operations(setting)},
             tolerance=1e-4 if dtype == jnp.float32 else 0.05,
         )
-    yield from _documents.rows(setting, _WORK, functools.partial(_heads_first, True))
+    yield from _documents.rows(setting, _WORK)
     yield _memory(setting)
 
 
