@@ -3,6 +3,7 @@
 How many blocks a multiprocessor runs at a time: while one waits, memory has to be busy with another.
 """
 
+import itertools
 import re
 from typing import Any
 
@@ -16,7 +17,7 @@ from eqxcallback.backends._resident import resident_blocks
 from .. import cuda12
 from . import kernels
 from .compiling import compiled, ptx, unavailable
-from .kernels import BF16, F32, decode_mma_cuda
+from .kernels import BF16, F32, decode_mma_cuda, linear_cuda
 from .test_cuda_cross_entropy import example
 
 
@@ -140,4 +141,19 @@ def test_two_blocks_of_products_by_tensor_cores(arch):
     names = [f"eqxcallback::{name}" for name in kernels.entries(file)]
     for name, usage in compiled(kernels.FOLDER / file, names, arch).items():
         assert usage.spilled_bytes == 0, name
-        assert _resident(arch, usage, 128) >= 2, (name, usage)
+        assert _resident(arch, usage, 128) >= 2, name
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_86"])
+@pytest.mark.parametrize("encoding", list(linear_cuda._STRIDE_BY_MMA))
+def test_shared_memory_of_products_by_tensor_cores(encoding, arch):
+    """As much as is left beside the registers: for eight warps on servers, and for four elsewhere."""
+    kernel: Any = linear_cuda.QUANTIZED_LINEAR_MMA
+    (launch,) = kernel.launch
+    for rows, weights in itertools.product((1, 8, 16, 32, 64), (4096, 14_336)):
+        x, blocks = jax.ShapeDtypeStruct((rows, 4096), BF16), jax.ShapeDtypeStruct((weights, 4096), np.uint8)
+        name = kernel.entry(x, blocks, encoding=encoding)
+        usage = compiled(kernel.source, [name], arch)[name]
+        threads, shared = (of(x, blocks, encoding=encoding) for of in (launch.block, launch.shared_bytes))
+        warps = _resident(arch, usage, threads, shared) * threads // 32
+        assert warps >= (4 if arch == "sm_86" else 8), name

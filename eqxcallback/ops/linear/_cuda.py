@@ -105,7 +105,6 @@ _LAYOUTS = {
     True: {8: _Layout(1, 4), 16: _Layout(2, 4), 32: _Layout(4, 4), _MOST_ROWS_BY_MMA: _Layout(8, 4)},
     False: {8: _Layout(1, 8), 16: _Layout(2, 4), _MOST_ROWS_BY_MMA: _Layout(4, 4)},
 }
-
 # Scales of 6 bits take registers.
 _MOST_ROW_TILES = {"Q4_K": 4, "Q5_K": 4}
 
@@ -117,8 +116,8 @@ def _layout(x: ShapeAndDtype, blocks: ShapeAndDtype, encoding: str) -> _Layout:
     return layout if layout.shared_bytes(x, encoding) <= _MOST_SHARED_BYTES else layout._replace(warps=4)
 
 
-def _entry_by_mma(x: ShapeAndDtype, blocks: ShapeAndDtype, *, encoding: str, **_: object) -> str:
-    return name("quantized_linear_mma", x, f"eqxcallback::{encoding}", *_layout(x, blocks, encoding))
+def _entry_by_mma(x: ShapeAndDtype, blocks: ShapeAndDtype, *more: bool, encoding: str, **_: object) -> str:
+    return name("quantized_linear_mma", x, f"eqxcallback::{encoding}", *_layout(x, blocks, encoding), *more)
 
 
 def _grid_by_mma(x: ShapeAndDtype, blocks: ShapeAndDtype, *, encoding: str, **_: object) -> tuple[int, int]:
@@ -193,9 +192,7 @@ QUANTIZED_LINEAR_SWIGLU = dataclasses.replace(
 )
 QUANTIZED_LINEAR_SWIGLU_MMA = dataclasses.replace(
     QUANTIZED_LINEAR_MMA,
-    entry=lambda x, blocks, *, encoding, **_: name(
-        "quantized_linear_mma", x, f"eqxcallback::{encoding}", *_layout(x, blocks, encoding), True
-    ),
+    entry=lambda x, blocks, **options: _entry_by_mma(x, blocks, True, **options),
     scalars=QUANTIZED_LINEAR_SWIGLU.scalars,
 )
 QUANTIZED_LINEAR_SWIGLU_OF_SEVERAL_ROWS = dataclasses.replace(

@@ -15,6 +15,17 @@
 
 namespace eqxcallback {
 
+// Two numbers of a word less two of another.
+template <typename Pair>
+__device__ inline unsigned subtract(unsigned word, unsigned other) {
+  Pair values, offsets;
+  memcpy(static_cast<void*>(&values), &word, sizeof(word));
+  memcpy(static_cast<void*>(&offsets), &other, sizeof(other));
+  values = __hsub2(values, offsets);
+  memcpy(&word, static_cast<const void*>(&values), sizeof(word));
+  return word;
+}
+
 // Bytes 0 and 2 of a word as two numbers of T. Those of digits, whose mask says how many bits they have, are cheaper
 // with an offset, or in another unit.
 template <typename T>
@@ -26,14 +37,7 @@ struct Integers<__nv_bfloat16> {
   __device__ static unsigned of_digits(unsigned word, unsigned mask) { return and_or(word, mask, 0x43004300u); }
   // 128 and the low seven bits, less 128 or, if the sign bit is set, 256.
   __device__ static unsigned of_int8(unsigned word) {
-    const unsigned low = and_or(word, 0x007f007fu, 0x43004300u), sign = and_or(word, 0x00800080u, 0x43004300u);
-    __nv_bfloat162 values, offsets;
-    memcpy(static_cast<void*>(&values), &low, sizeof(low));
-    memcpy(static_cast<void*>(&offsets), &sign, sizeof(sign));
-    values = __hsub2(values, offsets);
-    unsigned pair;
-    memcpy(&pair, static_cast<const void*>(&values), sizeof(pair));
-    return pair;
+    return subtract<__nv_bfloat162>(of_digits(word, 0x007f007fu), of_digits(word, 0x00800080u));
   }
 };
 template <>
@@ -43,12 +47,8 @@ struct Integers<__half> {
   __device__ static unsigned of_digits(unsigned word, unsigned mask) { return word & mask; }
   // 1024 + 128 and the byte, less these.
   __device__ static unsigned of_int8(unsigned word) {
-    unsigned pair = (word & 0x00ff00ffu) ^ 0x64806480u;
-    __half2 values;
-    memcpy(static_cast<void*>(&values), &pair, sizeof(pair));
-    values = __hsub2(values, __float2half2_rn(1024.0f + 128.0f));
-    memcpy(&pair, static_cast<const void*>(&values), sizeof(pair));
-    return pair;
+    constexpr unsigned kOffsets = 0x64806480u;
+    return subtract<__half2>((word & 0x00ff00ffu) ^ kOffsets, kOffsets);
   }
 };
 
