@@ -34,7 +34,10 @@ nanobind::dict cpu_targets() {
       throw std::logic_error(std::string("eqxcallback: two CPU kernels have the symbol ") + symbol);
   }
   nanobind::dict symbols;
-  for (const auto& [symbol, target] : sorted) symbols[symbol.c_str()] = capsule(front_of_ours(target));
+  for (const auto& [symbol, target] : sorted) {
+    symbols[symbol.c_str()] =
+        nanobind::make_tuple(capsule(front_of_ours(target, false)), capsule(front_of_ours(target, true)));
+  }
   return symbols;
 }
 

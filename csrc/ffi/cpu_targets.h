@@ -9,7 +9,8 @@
 
 namespace eqxcallback {
 
-// Returns {symbol: capsule}, sorted by symbol.
+// Returns {symbol: (capsule, capsule)}, sorted by symbol: the target, and one that calls it for each example of a
+// batch.
 nanobind::dict cpu_targets();
 
 // Binds `_ext.set_checked_native`. See checked_call.h.

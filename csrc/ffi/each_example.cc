@@ -17,6 +17,7 @@
 #include "ffi/c_call.h"
 #include "ffi/created_error.h"
 #include "ffi/example_futures.h"
+#include "ffi/huge_pages.h"
 #include "ffi/struct_copy.h"
 #include "ffi/thread_pool.h"
 #include "xla/ffi/api/ffi.h"
@@ -249,6 +250,7 @@ XLA_FFI_Error* call_each_example(XLA_FFI_CallFrame* frame) {
   auto unfinished = std::make_shared<Unfinished>(api);
   try {
     if (called_handler == nullptr) throw std::invalid_argument("expected to be called by eqxcallback");
+    prefer_huge_pages(*frame);  // those of one example may be too small for it
     Call call{called_handler, called_function, std::make_shared<Batch>(*frame), with_example_futures(api),
               unfinished,     FirstError(api)};
     run(*frame, call);

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -200,13 +201,17 @@ void on_native_error(nb::object hook) { error_hook() = hook.is_none() ? nb::obje
 
 }  // namespace
 
-XLA_FFI_Handler* front_of_ours(XLA_FFI_Handler* handler) {
+XLA_FFI_Handler* front_of_ours(XLA_FFI_Handler* handler, bool for_each) {
+  XLA_FFI_Handler* const called = for_each ? call_each_example : handler;
+  XLA_FFI_Handler* const of_one = for_each ? handler : nullptr;
   for (size_t number = 0; number < taken; ++number) {
-    if (fronts()[number].kernel.handler == handler) return kHandlers[number];
+    const Front& front = fronts()[number];
+    if (front.kernel.handler == called && front.for_each == of_one) return kHandlers[number];
   }
   const size_t number = take();
-  if (number == kFronts) return handler;
-  fronts()[number].kernel.handler = handler;
+  if (number == kFronts) throw std::logic_error("eqxcallback: there are more CPU kernels than fronts");
+  fronts()[number].kernel.handler = called;
+  fronts()[number].for_each = of_one;
   return kHandlers[number];
 }
 

@@ -13,7 +13,7 @@ def prepare(bound: BoundKernel, kernel: NativeKernel, platform: str, who: str) -
     is_own = kernel.library is None and kernel.source is None
     target = _own_target(kernel.symbol, platform, f"{who}[native]") if is_own else library_target(kernel, platform, who)
     attributes = xla.attributes(bound.options, f"{who}[native]")
-    return xla.LaunchLowering(target, attributes, bound.call, on_threads=platform == "cpu" and not is_own)
+    return xla.LaunchLowering(target, attributes, bound.call, on_threads=platform == "cpu")
 
 
 def _own_target(symbol: str, platform: str, who: str) -> str:

@@ -31,7 +31,7 @@ _quantized_linear_swiglu = Op(
         "cuda": (_cuda.QUANTIZED_LINEAR_SWIGLU_OF_SEVERAL_ROWS, _cuda.QUANTIZED_LINEAR_SWIGLU, _OF_TWO),
     },
     reference=_of_two,
-    vmap_method={"x": "broadcast_all"},
+    vmap_method={"x": "broadcast_all", "blocks": "reference"},
     sharding="... _, _ _ -> ... _",
 )
 

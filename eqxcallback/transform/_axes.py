@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from ..core import Size, Value
 
 
 Has = tuple[bool, ...]
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +48,20 @@ class Axes:
         return function
 
 
-def present(sizes: Sequence[Size], has: Sequence[bool]) -> tuple[Size, ...]:
+def present(sizes: Sequence[_T], has: Sequence[bool]) -> tuple[_T, ...]:
     """Return the sizes of the axes that an array `has`."""
     return tuple(size for size, has_it in zip(sizes, has, strict=True) if has_it)
+
+
+def absent(has: Has) -> Has:
+    """Tell which axes an array lacks."""
+    return tuple(not has_it for has_it in has)
+
+
+def merged(has: Has, others: Has) -> Has:
+    """Return `has` where it is true, and `others` in their order at the other axes."""
+    rest = iter(others)
+    return tuple(has_it or next(rest) for has_it in has)
 
 
 # What a kernel takes of an operand that has the axes `has` of those of `sizes`.
@@ -80,6 +93,35 @@ def extended(arg: Value, has: Has, wanted: Has | None, sizes: Sequence[Size]) ->
         return expanded(arg, has, sizes)
     among = [i for i, wants in enumerate(wanted) if wants]
     return batched(arg, tuple(has[i] for i in among), [sizes[i] for i in among])
+
+
+def of_examples(
+    arg: Value, has: Has, is_mapped: bool, wanted: Has | None, examples: int, sizes: Sequence[Size]
+) -> Value:
+    """Return `arg` with so many axes, the first, in one if it `is_mapped`, and else without them; then as `extended` to those
+    `wanted` of the others.
+    """
+    outer, inner = (is_mapped,) * examples, has[examples:]
+    arg = extended(arg, has, (*outer, *(inner if wanted is None else wanted)), sizes)
+    in_front = ()
+    if is_mapped:
+        arg = arg.reshape(math.prod(sizes[:examples]), *arg.shape[examples:])
+        in_front = (True,)
+    return expanded(arg, (*in_front, *inner), sizes) if wanted is None else arg
+
+
+def reordered(arg: Value, has: Has, order: Sequence[int]) -> Value:
+    """Return `arg` with the axes that it `has` in this order of all axes."""
+    own = [i for i, has_it in enumerate(has) if has_it]
+    moved = [own.index(i) for i in order if has[i]]
+    return jnp.transpose(arg, [*moved, *range(len(own), arg.ndim)])
+
+
+def restored(arg: Value, has: Has, order: Sequence[int]) -> Value:
+    """Undo `reordered`."""
+    places = {axis: place for place, axis in enumerate(i for i in order if has[i])}
+    own = [places[i] for i in sorted(places)]
+    return jnp.transpose(arg, [*own, *range(len(own), arg.ndim)])
 
 
 def front(sizes: Sequence[Size], has: Has, wanted: Has | None) -> tuple[Size, ...]:

@@ -125,11 +125,13 @@ class FlatCall(abc.ABC):
 
     def batch(self, args: Sequence[Value], dims: Sequence[int | None]) -> tuple[Sequence[Value], Sequence[int]]:
         (size,) = {arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None}
-        bound = self.bound
-        method = _batching.looping_method(bound.batching, self.names, dims, needs_kernel=bound.needs_kernel)
+        bound, is_python = self.bound, self.is_python("cpu")
+        method = _batching.looping_method(
+            bound.batching, self.names, dims, needs_kernel=bound.needs_kernel, is_python=is_python
+        )
         if method is not None and self.has_kernel:
             bind = functools.partial(xla.op_call, self._for_each(size))
-            return _batching.each_example(method, bind, args, dims, self.result_avals, self.is_python("cpu"))
+            return _batching.each_example(method, bind, args, dims, self.result_avals, is_python)
         call = dataclasses.replace(self, axes=self.axes.within(size, dims))
         outs = xla.op_call(call, *xla.mapped_first(args, dims))
         return outs, [0] * len(outs)

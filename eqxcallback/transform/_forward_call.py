@@ -152,17 +152,12 @@ class ForwardCall(FlatCall):
         return None
 
     def launch(self, lowering: xla.Lowering, run: xla.Run, args: Sequence[Value]) -> Sequence[Value]:
-        batching, axes = self.bound.batching, self.axes
-        if not axes.sizes:
-            return run(*args, result_avals=self.example_avals)
-        if batching == "threads":
-            outs = _batching.run_examples(lowering, run, args, axes.operands, axes.sizes, self.example_avals)
-            return [out.reshape(aval.shape) for out, aval in zip(outs, self.result_avals, strict=True)]
+        batching, operands, sizes = self.bound.batching, self.axes.operands, self.axes.sizes
         aliased = frozenset(i for i, _ in lowering.options.aliases)
-        operands = _batching.arrange(batching, self.names, args, axes.operands, axes.sizes, aliased)
-        front = _batching.leading(batching, axes.sizes)
-        outs = run(*operands, result_avals=[aval.update(shape=(*front, *aval.shape)) for aval in self.example_avals])
-        return [out.reshape(aval.shape) for out, aval in zip(outs, self.result_avals, strict=True)]
+        shared = _batching.of_threads(batching, self.names, operands, sizes)
+        given = [(True,) * len(sizes)] * len(self.example_avals)
+        call = _batching.Call(lowering, run, batching, self.names, operands, sizes, aliased)
+        return call.results(args, self.example_avals, given, shared)
 
     def jvp(self, primals: Sequence[Value], outs: Sequence[Value], tangents: Sequence[Value]) -> Sequence[Value]:
         bound = self.bound

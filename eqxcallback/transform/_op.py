@@ -12,7 +12,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 from .. import backends, xla
 from ..core import PyTree, check_aliases
 from ..kernel import Kernel, as_tuple
-from ._batching import DEFAULT_METHOD, METHODS, OF_EACH, REFERENCE, is_stated, why_no_threads
+from ._batching import DEFAULT_METHOD, METHODS, REFERENCE, is_stated, uses_threads, why_no_threads
 from ._bind_op import bind_op, named_operands
 from ._choice import Implementation, check_implementation
 from ._options import Options
@@ -153,18 +153,18 @@ class Op:
                 raise ValueError(
                     f"{who}: expected vmap_method to be one of {METHODS}, or a mapping; got {self.vmap_method!r}."
                 )
-            if self.vmap_method == "threads":
-                every = (
-                    *self._every_kernel,
-                    *((p, kernel) for p, kernels in self._backward.items() for kernel in kernels),
-                )
-                for reason in filter(None, (why_no_threads(*pair) for pair in every)):
-                    raise ValueError(f"{who}: {reason}")
-            return
-        for name, method in self.vmap_method.items():
-            if method not in OF_EACH:
-                hint = ' "threads" is for all operands.' if method == "threads" else ""
-                raise ValueError(f"{who}: expected vmap_method[{name!r}] to be one of {OF_EACH}; got {method!r}.{hint}")
+        else:
+            self._check_vmap_methods(who, self.vmap_method)
+        if uses_threads(self.vmap_method):
+            of_backward = ((p, kernel) for p, kernels in self._backward.items() for kernel in kernels)
+            every = (*self._every_kernel, *of_backward)
+            for reason in filter(None, (why_no_threads(*pair) for pair in every)):
+                raise ValueError(f"{who}: {reason}")
+
+    def _check_vmap_methods(self, who: str, declared: Mapping[str, str]) -> None:
+        for name, method in declared.items():
+            if method not in METHODS:
+                raise ValueError(f"{who}: expected vmap_method[{name!r}] to be one of {METHODS}; got {method!r}.")
             if name not in self._parameters:
                 there = ", ".join(self._parameters) or "none, as its reference has no parameters with names"
                 raise ValueError(
@@ -223,7 +223,7 @@ class Op:
         for declared in (self._kernels, self._backward):
             for platform, kernels in declared.items():
                 for kernel in kernels:
-                    backends.register_library(kernel, platform, self.name, for_each=self.vmap_method == "threads")
+                    backends.register_library(kernel, platform, self.name, for_each=uses_threads(self.vmap_method))
 
     @property
     def _parameters(self) -> tuple[str, ...]:

@@ -152,30 +152,22 @@ class VjpCall(LinearCall):
         # The axes that each gradient should have, and those that the kernel gives it.
         computed = lowering.options.gradients
         wanted = {i: (*(True,) * len(self.axes.sizes), *inner.operands[i]) for i in computed}
+        # XLA's threads share the examples that have a gradient each, also where they share the operand.
+        parts = [tuple(map(max, has_it, wanted.get(i, has_it))) for i, has_it in enumerate(has)]
+        shared = _batching.of_threads(batching, names, parts, sizes)
+        within = _axes.absent(shared)
         # The kernel sums a gradient that should have none; one that should have some is summed here.
-        given = {i: (True in axes,) * len(sizes) for i, axes in wanted.items()}
-        if batching == "threads":  # the kernel sees one example
-            given = {i: (True,) * len(sizes) for i in computed}
+        given = {i: (True in axes,) * sum(within) for i, axes in wanted.items()}
         if not isinstance(batching, str):
             # A gradient has the form of its operand, of which there is one for each gradient that is wanted.
             for i in self.needs_grad:
                 if _batching.method_of(batching, names[i]) == "fold":
                     args[i], has[i] = _axes.extended(args[i], has[i], wanted[i], sizes), wanted[i]
-            forms = _batching.seen(batching, names, has, sizes)
-            given = {i: tuple(map(max, forms[i] or has[i], wanted[i])) for i in computed}
-        if batching == "threads" and sizes:
-            outs = _batching.run_examples(lowering, run, args, has, sizes, [avals[i] for i in computed])
-        else:
-            operands = _batching.arrange(batching, names, args, has, sizes)
-            fronts = [_batching.leading(batching, _axes.present(sizes, given[i])) for i in computed]
-            outs = run(
-                *operands,
-                result_avals=[
-                    avals[i].update(shape=(*front, *avals[i].shape)) for front, i in zip(fronts, computed, strict=True)
-                ],
-            )
-        gradients = dict(zip(computed, outs, strict=True))
-        return [
-            _axes.reduced(gradients[i].reshape(*_axes.present(sizes, given[i]), *avals[i].shape), given[i], wanted[i])
-            for i in self.needs_grad
-        ]
+            inner = [_axes.present(has_it, within) for has_it in has]
+            forms = _batching.seen(batching, names, inner, _axes.present(sizes, within))
+            given = {i: tuple(map(max, forms[i] or inner[i], _axes.present(wanted[i], within))) for i in computed}
+        given = {i: _axes.merged(shared, inside) for i, inside in given.items()}
+        call = _batching.Call(lowering, run, batching, names, has, sizes)
+        outs = call.results(args, [avals[i] for i in given], list(given.values()), shared)
+        gradients = dict(zip(given, outs, strict=True))
+        return [_axes.reduced(gradients[i], given[i], wanted[i]) for i in self.needs_grad]

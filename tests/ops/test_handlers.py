@@ -20,7 +20,7 @@ WRONG = [row for table in of_every_family("NOT_HANDLED") for row in table]
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    for name, handler in _ext.cpu_ops().items():
+    for name, (handler, _) in _ext.cpu_ops().items():
         xla.register_handler(f"eqxcallback_{name}", handler, "cpu")
 
 

@@ -159,7 +159,7 @@ def calls(f, *args):
     ("f", "axes", "args", "operands", "loops"),
     [
         (ops.rms_norm, (0, None), (normal(1, (7, 5)), normal(2, (5,))), ["7x5xf32", "5xf32"], 0),
-        (ops.rms_norm, (0, 0), (normal(1, (7, 5)), normal(2, (7, 5))), ["5xf32", "5xf32"], 1),
+        (ops.rms_norm, (0, 0), (normal(1, (7, 5)), normal(2, (7, 5))), ["7x5xf32", "7x5xf32"], 0),
         (
             lambda q, k: ops.attention(q, k, k),
             (0, None),
@@ -193,6 +193,13 @@ def calls(f, *args):
             (0, None),
             (normal(1, (7, 32)), blocks(1, 3, 32, "Q8_0")),
             ["7x32xf32", "3x34xui8"],
+            0,
+        ),
+        (
+            lambda x, blocks: ops.quantized_linear(x, blocks, encoding="Q8_0"),
+            (None, 0),
+            (normal(1, (4, 32)), np.stack([blocks(i, 3, 32, "Q8_0") for i in range(5)])),
+            ["4x32xf32", "5x3x34xui8"],
             0,
         ),
     ],

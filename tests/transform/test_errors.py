@@ -53,7 +53,7 @@ def aliased(aliases: Any):
             lambda: op(vmap_method={"x": "batched"}),
             ValueError,
             r"Op\(norm\): expected vmap_method\['x'\] to be one of "
-            r"\('fold', 'sequential', .*'broadcast_all', 'reference'\); got 'batched'",
+            r"\('fold', 'sequential', .*'reference', 'threads'\); got 'batched'",
         ),
         (
             lambda: op(vmap_method={"z": "sequential"}),

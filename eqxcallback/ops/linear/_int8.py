@@ -21,7 +21,7 @@ _int8_linear = Op(
     },
     backward={"cuda": _jax.INT8_LINEAR_BACKWARD},
     reference=_reference.int8_linear,
-    vmap_method={"x": "broadcast_all"},
+    vmap_method={"x": "broadcast_all", "weight": "threads", "scale": "threads"},
     sharding="... i, o i, o -> ... o",
 )
 

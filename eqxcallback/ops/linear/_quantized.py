@@ -47,7 +47,7 @@ _quantized_linear = Op(
     },
     backward={"cuda": _jax.QUANTIZED_LINEAR_BACKWARD},
     reference=_reference_quantized.quantized_linear,
-    vmap_method={"x": "broadcast_all"},
+    vmap_method={"x": "broadcast_all", "blocks": "threads"},
     sharding=_sharding,
 )
 

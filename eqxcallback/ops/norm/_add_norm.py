@@ -16,7 +16,7 @@ _add_rms_norm = Op(
     "add_rms_norm",
     kernels={"cpu": (_NATIVE, _numpy.ADD_RMS_NORM), "cuda": (_cuda.ADD_NORM, _numpy.ADD_RMS_NORM)},
     reference=_reference.add_rms_norm,
-    vmap_method={"x": "broadcast_all", "residual": "broadcast_all"},
+    vmap_method={"x": "broadcast_all", "residual": "broadcast_all", "weight": "threads"},
     backward={"cuda": _cuda.ADD_NORM_BACKWARD},
     sharding="... _, ... _, _ -> ... _, ... _",
 )

@@ -22,7 +22,7 @@ _group_norm = Op(
         "cuda": (_cuda_group_norm_parts.GROUP_NORM, _cuda_group_norm.GROUP_NORM, _numpy.GROUP_NORM),
     },
     reference=_reference.group_norm,
-    vmap_method={"x": "broadcast_all"},
+    vmap_method={"x": "broadcast_all", "weight": "threads", "bias": "threads"},
     backward={
         "cpu": _NATIVE_BACKWARD,
         "cuda": (_cuda_group_norm_parts.GROUP_NORM_BACKWARD, _cuda_group_norm.GROUP_NORM_BACKWARD),

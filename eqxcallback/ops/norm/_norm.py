@@ -20,7 +20,7 @@ def _norm_op(name: str) -> Op:
         name,
         kernels={"cpu": (native, _numpy.NORM), "cuda": (_cuda.NORM, _numpy.NORM)},
         reference=_reference.norm,
-        vmap_method={"x": "broadcast_all"},
+        vmap_method={"x": "broadcast_all", "weight": "threads", "bias": "threads"},
         backward={"cpu": native_backward, "cuda": _cuda.NORM_BACKWARD},
         backward_reads_results=False,
         sharding="... _, _, _ -> ... _",

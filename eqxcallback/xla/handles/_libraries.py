@@ -9,7 +9,7 @@ import threading
 import jax
 
 from ... import _ext
-from ._targets import register_handler
+from ._targets import CPU_OPS, FOR_EACH, register_handler
 
 
 _SECONDS = 5.0  # for an answer
@@ -20,8 +20,6 @@ _answers: dict[tuple[str, str], str | None] = {}
 _fronts: dict[tuple[str, str], tuple[int, object]] = {}
 # For each handler on a CPU what its front was made of, and the ops that call it.
 _on_cpu: dict[str, tuple[tuple[int, str, int, int], list[str]]] = {}
-
-_FOR_EACH = "_examples"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +105,9 @@ def target_for_each(target: str) -> str:
 
     **Raises:** `RuntimeError` if there are too many.
     """
-    name = target + _FOR_EACH
+    name = target + FOR_EACH
+    if target in CPU_OPS.values():
+        return name
     (address, symbol, set_threads, function), ops = _on_cpu[target]
     with _lock:
         if (name, "cpu") not in _fronts:

@@ -32,6 +32,9 @@ PYTHON_PLATFORMS = ("cpu", "cuda")
 # The targets of this package's kernels, by symbol.
 CPU_OPS = {symbol: f"eqxcallback_{symbol}" for symbol in _ext.cpu_ops()}
 
+# The end of the name of a target that calls another one for each example of a batch.
+FOR_EACH = "_examples"
+
 _JAX_HANDLER = "xla_buffer_python_cpu_callback"
 
 
@@ -47,8 +50,9 @@ def register() -> None:
         for platform, handler in handlers.items():
             jax.ffi.register_ffi_target(name, handler, platform=platform)
     _register_launch("CUDA")
-    for symbol, handler in _ext.cpu_ops().items():
-        jax.ffi.register_ffi_target(CPU_OPS[symbol], handler, platform="cpu")
+    for symbol, (of_one, for_each) in _ext.cpu_ops().items():
+        jax.ffi.register_ffi_target(CPU_OPS[symbol], of_one, platform="cpu")
+        jax.ffi.register_ffi_target(CPU_OPS[symbol] + FOR_EACH, for_each, platform="cpu")
 
 
 def _register_launch(platform: str) -> None:
@@ -121,14 +125,14 @@ def target_names() -> list[str]:
         *_ext.python_call_targets(),
         LAUNCH,
         LAUNCH_CAPTURED,
-        *CPU_OPS.values(),
+        *(target + end for target in CPU_OPS.values() for end in ("", FOR_EACH)),
         *sorted({name for name, _ in _registered}),
     ]
 
 
 def is_registered(target: str, platform: str) -> bool:
     """True if programs for `platform`, in JAX's spelling, may call `target`."""
-    if target in CPU_OPS.values():
+    if target.removesuffix(FOR_EACH) in CPU_OPS.values():
         return platform == "cpu"
     if target in (LAUNCH, LAUNCH_CAPTURED):
         return platform in _launch_platforms
