@@ -1,6 +1,7 @@
 // Indexing of Buffers, `write`, and the errors for whatever else arrays can do and a Buffer cannot.
 #include <nanobind/stl/string.h>
 
+#include <stdexcept>
 #include <string>
 
 #include "python/buffer.h"
@@ -112,6 +113,12 @@ void Buffer::assign(nb::handle self, nb::handle index, nb::handle value, const c
   nb::object source;
   if (nb::len(shape) == 0 && is_number_for(*dtype_, value)) {
     source = import_numpy_module().attr("asarray")(value, numpy_dtype());
+    // The integers of less than a byte, which are ml_dtypes', wrap around.
+    const bool is_integer = dtype_->dlpack == DLCode::kInt || dtype_->dlpack == DLCode::kUInt;
+    if (is_integer && !source.equal(value)) {
+      throw std::overflow_error(std::string(who) + ": Python integer " + nb::cast<std::string>(nb::str(value)) +
+                                " out of bounds for " + dtype_->name);
+    }
     if (place_.platform != Platform::kCpu) source = import_cupy(who).attr("asarray")(source);
   } else {
     source = device_value(value, who);

@@ -23,6 +23,7 @@ class BoundKernel:
         flat operands and results.
     - `operands`, `results`: for the latter, its pointers: the name of each, and which flat operand or result it is; `None` for a
         null pointer.
+    - `ranks`: for the latter, those of the op's operands, as one example has them.
     """
 
     kernel: Kernel
@@ -34,6 +35,7 @@ class BoundKernel:
     arguments: Callable[[Sequence[Aval], Sequence[Aval]], tuple[tuple[Any, ...], Mapping[str, Any]]] | None = None
     operands: tuple[tuple[str, int | None], ...] = ()
     results: tuple[tuple[str, int | None], ...] = ()
+    ranks: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,7 @@ def lowered(
     assert bound.arguments is not None
     args, options = bound.arguments(typed(operands), typed(results))
     workspaces = called(kernel.workspaces, "workspaces", args, options, who)
-    arrays, rows = _divided(kernel, arrays_by_name(bound, operands, results, workspaces), len(operands), who)
+    arrays, rows = _divided(kernel, bound, arrays_by_name(bound, operands, results, workspaces), len(operands), who)
     functions = {name: called(function, name, args, options, who) for name, function in kernel.scalars.items()}
     passed = read(kernel.parameters, arrays, {**bound.options, **functions}, who, typed={}, pointed=OF_C)
     parameters = [_numbers(parameter) for parameter in passed]
@@ -137,27 +138,31 @@ def _numbers(parameter: Pointer | Number) -> tuple[int, int, int, int]:
     return _INTEGER, 0, int(parameter.rows is not None), (int(value) + 2**63) % 2**64 - 2**63
 
 
-def _divided(kernel: CKernel, arrays: Mapping[str, Array], results: int, who: str) -> tuple[Mapping[str, Array], int]:
+def _divided(
+    kernel: CKernel, bound: BoundKernel, arrays: Mapping[str, Array], results: int, who: str
+) -> tuple[Mapping[str, Array], int]:
     """The arrays, those that are divided marked, and the number of rows, or -1 if none are.
 
     **Arguments:** `results`: the index of the first one.
     """
     if kernel.rows is None:
         return arrays, -1
-    present = {name: array for name, array in arrays.items() if array.aval is not None}
+    present: dict[str, Any] = {name: array for name, array in arrays.items() if array.aval is not None}
     names = tuple(present) if kernel.rows == _ALL else kernel.rows
     if unknown := [name for name in names if name not in arrays]:
         raise ValueError(f"{who}: expected rows to be names of arrays ({', '.join(arrays)}); got {unknown[0]!r}.")
     divided = {name: array.aval.shape for name, array in present.items() if name in names}
     sizes = {shape[0] if shape else None for shape in divided.values()}
-    if len(sizes) != 1 or None in sizes:
+    # An operand that lacks the axis of the examples may be as long by chance.
+    of_one = {name: bound.ranks[array.index] for name, array in present.items() if array.index < len(bound.ranks)}
+    in_front = {len(shape) - of_one[name] for name, shape in divided.items() if name in of_one}
+    if len(sizes) != 1 or None in sizes or len(in_front) > 1:
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in divided.items())
         raise ValueError(
             f"{who}: expected arrays that are divided to have as many rows; got {shapes}. Name those that are: "
             "rows=('x', 'out')."
         )
     for name, array in present.items():
-        assert array.index is not None
         if array.index >= results and name not in divided:
             raise ValueError(
                 f"{who}: expected {name} to be among rows, as all threads would write all of it. Without rows= one does."

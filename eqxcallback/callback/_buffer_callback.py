@@ -20,6 +20,7 @@ from ..core import (
     path_text,
     resolve_aliases,
     root_name,
+    strict_statics,
 )
 from . import _arguments
 
@@ -110,7 +111,7 @@ def buffer_callback(
         leaves, in_tree = tree_flatten((args, kwargs))
         if not _arguments.are_arrays(leaves):
             _arguments.check_leaves(signature, args, kwargs, who)
-        key = (in_tree, *map(jax.typeof, leaves)) if aliases else in_tree
+        key = (in_tree, strict_statics(in_tree), *(map(jax.typeof, leaves) if aliases else ()))
         bound = calls.get(key)
         if bound is None:
             bound = calls[key] = bind(args, kwargs, in_tree)

@@ -1,4 +1,4 @@
-"""Tools that every room may use: errors and warnings, sameness of callables, aliases, checks. Imports nothing of ours."""
+"""Tools that every room may use: errors and warnings, sameness, aliases, checks. Imports nothing of ours."""
 
 from ._aliases import (
     Aliases as Aliases,
@@ -43,6 +43,7 @@ from ._native_errors import (
     reraise_native as reraise_native,
 )
 from ._own_callable import OwnCallable as OwnCallable
+from ._statics import strict as strict, strict_statics as strict_statics
 from ._types import (
     AnyArray as AnyArray,
     AnyBool as AnyBool,

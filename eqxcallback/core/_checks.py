@@ -86,7 +86,9 @@ def soft_cap_of(who: str, soft_cap: object) -> float | None:
         return None
     limits: Any = jnp.finfo(jnp.float32)
     expected = "soft_cap to be a positive number or None"
-    return number(who, expected, soft_cap, least=float(limits.tiny), most=float(limits.max))
+    cap = number(who, expected, soft_cap, least=float(limits.tiny), most=float(limits.max))
+    # Beyond it a cap changes no logit, and quotients by it, or its product with log2(e), would be outside of f32.
+    return min(cap, 2.0**100)
 
 
 def check_loss_options(

@@ -29,7 +29,7 @@ def product_of_rows(dtype: DTypeLike, a: Array, b: Array, result: DTypeLike = jn
     def grouped(x: Array) -> Array:
         rows = x.astype(dtype).reshape(math.prod(x.shape[:-1]), x.shape[-1])
         rows = jnp.pad(rows, ((0, -rows.shape[0] % _ROWS), (0, 0)))
-        return rows.reshape(-1, _ROWS, x.shape[-1])
+        return rows.reshape(rows.shape[0] // _ROWS, _ROWS, x.shape[-1])
 
     return product("rgc,rgi->ci", dtype, grouped(a), grouped(b), result)
 

@@ -37,11 +37,11 @@ from ._sharding import parse_sharding
 from ._structure import Structure
 
 
-@functools.lru_cache(maxsize=4096)  # ops live as long as their modules
+@functools.lru_cache(maxsize=512)  # it holds static fields and options, such as a lambda with all that it captures
 def bind_op(
-    op: Any, in_tree: PyTreeDef, avals: tuple[Aval, ...], options: Options, x64: bool
+    op: Any, in_tree: PyTreeDef, statics: tuple[Any, ...], avals: tuple[Aval, ...], options: Options, x64: bool
 ) -> tuple[ForwardCall, Any]:
-    """Check and make an op for one type of arguments. This runs once for each type."""
+    """Check and make an op for one type of arguments. This runs once for each type. `statics` are the tree's, for equal trees."""
     who = f"Op({op.name})"
     structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     args = tree_unflatten(in_tree, structs)
@@ -115,7 +115,7 @@ def bind_op(
     }
     rule = _sharding(op.sharding, args, options, who)
     bound = BoundOp(
-        key=(op, in_tree, avals, options, x64),
+        key=(op, in_tree, statics, avals, options, x64),
         name=op.name,
         who=who,
         remedy="Give the Op a reference, or a kernel.",

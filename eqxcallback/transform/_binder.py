@@ -73,6 +73,7 @@ class Binder:
             arguments=self.arguments,
             operands=tuple(zip(self.slots.names, self.slots.indices, strict=True)),
             results=_counted(self.results),
+            ranks=self._ranks,
         )
 
     def backward(
@@ -105,7 +106,12 @@ class Binder:
                 (f"the gradient of {name}", None if i is None else results.get(i))
                 for name, i in zip(self.slots.names, self.slots.indices, strict=True)
             ),
+            ranks=self._ranks,
         )
+
+    @property
+    def _ranks(self) -> tuple[int, ...]:
+        return tuple(len(aval.shape) for aval in self.input_avals)
 
 
 def _declared(kernel: PythonKernel | TypedKernel, options: xla.CallOptions) -> xla.CallOptions:

@@ -10,7 +10,7 @@ import jax
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import backends, xla
-from ..core import PyTree, check_aliases
+from ..core import PyTree, check_aliases, identity, strict_statics
 from ..kernel import Kernel, as_tuple
 from ._batching import DEFAULT_METHOD, METHODS, REFERENCE, is_stated, uses_threads, why_no_threads
 from ._bind_op import bind_op, named_operands
@@ -102,8 +102,9 @@ class Op:
     sharding: str | Callable[..., str | None] | None = None
     backward_reads_results: bool | Callable[..., bool] = True
     implementation: Implementation = "auto"
-    # Two ops that differ in this alone are not one: what is known of a bound op is said of the other.
+    # Two ops that differ in these alone are not one: what is known of a bound op is said of the other.
     _states_method: bool = dataclasses.field(init=False, repr=False, default=False)
+    _functions: tuple[Any, ...] = dataclasses.field(init=False, repr=False, default=())
 
     def __post_init__(self) -> None:
         who = f"Op({self.name})"
@@ -139,6 +140,7 @@ class Op:
                 f"{who}: expected reference and out_type to be hashable, as functions are; got {self.reference!r} ({error}). "
                 "Wrap a Module in a function of its arrays."
             ) from None
+        object.__setattr__(self, "_functions", tuple(map(identity, self._every_function)))
         if self.reference is None and not any(self._kernels.values()):
             raise ValueError(f"{who}: expected a kernel or a reference; got neither.")
         check_implementation(self.implementation, self.name, self._kernels, self.reference)
@@ -184,6 +186,14 @@ class Op:
         """Each with its platform."""
         return ((platform, kernel) for platform, kernels in self._kernels.items() for kernel in kernels)
 
+    @property
+    def _every_function(self) -> Iterator[Callable[..., object]]:
+        """Functions that define the op and its kernels. Equal ones are not always the same."""
+        backward = (kernel for kernels in self._backward.values() for kernel in kernels)
+        for declared in (self, *(kernel for _, kernel in self._every_kernel), *backward):
+            values = (getattr(declared, field.name) for field in dataclasses.fields(declared))
+            yield from (value for value in values if callable(value))
+
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined]
 
@@ -195,7 +205,8 @@ class Op:
             check_typed(((path, leaf) for path, _, leaf in named_operands(self, args)), f"Op({self.name})")
             raise
         static = Options(options, f"Op({self.name})")
-        call, out_tree = bind_op(self, in_tree, avals, static, _config.jax_enable_x64)
+        statics = strict_statics(in_tree)
+        call, out_tree = bind_op(self, in_tree, statics, avals, static, _config.jax_enable_x64)
         return tree_unflatten(out_tree, xla.op_call(call, *arrays))
 
     def using(self, implementation: Implementation) -> "Op":

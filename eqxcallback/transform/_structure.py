@@ -1,10 +1,9 @@
 """A PyTree without its arrays: what of it is static, and how it is made again from arrays or buffers."""
 
-import dataclasses
 import enum
 import functools
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import xla
-from ..core import Aval, PyTree, PyTreeDef, Value
+from ..core import Aval, PyTree, PyTreeDef, Value, strict, strict_statics
 from ._builder import Build, Slot, builder
 
 
@@ -32,7 +31,7 @@ def is_array(leaf: object) -> bool:
 
 
 class Structure:
-    """Hashable. Two are equal if what is static in them is the same: `1`, `1.0` and `True` are three, `0.0` and `-0.0` two."""
+    """Hashable. Two are equal if what is static in them is the same, and not only equal."""
 
     # In place of an array, where it is said which leaves are.
     array: ClassVar[Any] = _array
@@ -121,59 +120,6 @@ def check_typed(named: Iterable[tuple[str, Any]], who: str) -> None:
             else:
                 problem = f"{reprlib.repr(leaf)} of type {type(leaf).__name__}. Static options are passed by keyword"
             raise TypeError(f"{who}: expected {path} to be an array or a number; got {problem}.") from error
-
-
-# What may be equal and not the same, or hold what may.
-_STRICT = (bool, int, float, complex, np.generic, frozenset, set, Mapping)
-
-
-def strict(value: object) -> Any:
-    """Return a key for a static value: equal keys mean the same value, and not only an equal one."""
-    if isinstance(value, float | complex | np.generic):
-        return type(value), value, repr(value)
-    if isinstance(value, tuple | list):
-        return type(value), tuple(map(strict, value))
-    if isinstance(value, Mapping):
-        return type(value), frozenset((strict(key), strict(item)) for key, item in value.items())
-    if isinstance(value, frozenset | set):
-        return type(value), frozenset(map(strict, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return type(value), value, tuple(strict(getattr(value, field.name)) for field in dataclasses.fields(value))
-    return type(value), value
-
-
-def strict_statics(treedef: PyTreeDef) -> tuple[Any, ...]:
-    """Return the static fields of a tree's nodes that may be equal and not the same."""
-    # Equal trees have such values, or none, at the same places: most have none.
-    return _all_strict(treedef) if _has_strict(treedef) else ()
-
-
-@functools.lru_cache(maxsize=4096)
-def _has_strict(treedef: PyTreeDef) -> bool:
-    return bool(_all_strict(treedef))
-
-
-def _all_strict(treedef: PyTreeDef) -> tuple[Any, ...]:
-    collected: list[Any] = []
-    _collect(treedef, collected)
-    return tuple(collected)
-
-
-def _collect(treedef: PyTreeDef, collected: list[Any]) -> None:
-    data = treedef.node_data()
-    if data is None:
-        return
-    _numbers(data[1], collected)
-    for child in treedef.children():
-        _collect(child, collected)
-
-
-def _numbers(value: object, collected: list[Any]) -> None:
-    if isinstance(value, tuple | list):
-        for item in value:
-            _numbers(item, collected)
-    elif isinstance(value, _STRICT) or dataclasses.is_dataclass(value):
-        collected.append(strict(value))
 
 
 def _unhashable(values: Sequence[object]) -> str:

@@ -98,6 +98,16 @@ def test_arrays_that_have_not_as_many_rows():
         add_one("parallel")(x, weight)
 
 
+def test_a_weight_that_is_as_long_as_the_batch():
+    """Without the axis of the examples it is not one row for each of them."""
+    function = kernel("softmax_rows", *SOFTMAX, rows="parallel")
+    weighted = Op("weighted", kernels={"cpu": function}, reference=lambda x, weight: x * weight, vmap_method="fold")
+    x, weight = jnp.ones((3, 3)), jnp.ones(3)
+    jax.block_until_ready(jax.vmap(weighted)(x, x))
+    with pytest.raises(ValueError, match=r"to have as many rows; got x \(3, 3\), weight \(3,\), out \(3, 3\)"):
+        jax.vmap(weighted, (0, None))(x, weight)
+
+
 def test_a_result_that_is_not_divided():
     x, weight = jnp.ones((4, 3), jnp.float32), jnp.ones(3, jnp.float32)
     with pytest.raises(ValueError, match=r"expected out\[1\] to be among rows"):

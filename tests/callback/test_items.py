@@ -101,9 +101,16 @@ def test_numbers(dtype, right, wrong):
     for value in wrong:
         with pytest.raises(ValueError, match=rf"expected {dtype}\[\]; got"):
             out[...] = value
-    if dtype == "int8":
-        with pytest.raises(OverflowError):
-            out[...] = 300
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number"), [("int8", 300), ("uint8", -1), ("int4", 8), ("int4", -9), ("uint4", 16), ("int2", 2)]
+)
+def test_integers_out_of_bounds(dtype, number):
+    array, out = out_like(np.zeros((), getattr(ml_dtypes, dtype, dtype)))
+    with pytest.raises(OverflowError, match=f"{number} out of bounds for {dtype}"):
+        out[...] = number
+    assert array == 0
 
 
 def test_inputs_are_read_only():

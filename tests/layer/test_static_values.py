@@ -1,7 +1,12 @@
 """Static values of layers and calls: those that are equal but not the same have programs of their own."""
 
 import dataclasses
-from typing import Any
+import decimal
+import enum
+import fractions
+import gc
+import weakref
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -194,3 +199,82 @@ def test_static_dictionaries():
             return struct(x)
 
     assert [int(Kind({"a": value})(X)[0]) for value in (1, True, 1.0)] == [0, 1, 2]
+
+
+class Pair(NamedTuple):
+    scale: Any
+
+
+class Triple(NamedTuple):
+    scale: Any
+
+
+class Word(enum.StrEnum):
+    A = "a"
+
+
+# In which all are equal, and no two are the same.
+OF_OTHER_TYPES: dict[str, list[Any]] = {
+    "texts": ["a", Word.A],
+    "numbers": [0.5, fractions.Fraction(1, 2), decimal.Decimal("0.5")],
+    "tuples": [(1,), (True,), Pair(1), Pair(1.0), Triple(1)],
+    "dtypes": [np.dtype("float32"), "float32", np.float32, jnp.float32],
+    "types": [float, np.dtype(float)],
+    "places": [("a", Word.A), (Word.A, "a")],
+    "dictionaries": [{1: 2}, {True: 2}, {1: 2.0}],
+    "slices": [slice(1), slice(1.0), slice(True)],
+}
+
+
+class Seen(eqxc.Layer):
+    field: Any = eqx.field(static=True)
+
+    def kernel(self, ctx, out, x):
+        SEEN.append(self.field)
+        out.write(x)
+
+    def reference(self, x):
+        return x
+
+
+SEEN: list[Any] = []
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("values", OF_OTHER_TYPES.values(), ids=list(OF_OTHER_TYPES))
+def test_equal_and_of_other_types(values, order):
+    """Each kernel sees the value of its own layer, whichever was called before."""
+
+    class Here(Seen):
+        pass
+
+    for value in values[::order]:
+        SEEN.clear()
+        jax.block_until_ready(Here(value)(X))
+        assert [text(seen) for seen in SEEN] == [text(value)]
+
+
+def test_without_a_hash():
+    """Such a field is compared as its tree is."""
+    for value in (["a"], bytearray(b"a"), [bytearray(b"a")]):
+        np.testing.assert_array_equal(Seen(value)(X), X)
+
+
+def test_how_long_a_static_value_is_kept():
+    """Until 512 other kinds of calls have come."""
+
+    class Object:
+        pass
+
+    def captures(thing):
+        return lambda: thing
+
+    alive = []
+    for _ in range(600):
+        thing = Object()
+        alive.append(weakref.ref(thing))
+        Seen(captures(thing))(X)
+        SEEN.clear()
+        del thing
+    gc.collect()
+    assert sum(reference() is not None for reference in alive) <= 512

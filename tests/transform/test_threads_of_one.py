@@ -52,7 +52,7 @@ def scale_rows(method: str = "broadcast_all", *more: Any, **options: Any) -> Op:
 
 
 def nests(levels: int) -> list[Any]:
-    """Which operands each map maps, the outermost first: all that are not nothing."""
+    """Every choice of what each map maps, the outermost first."""
     return list(itertools.product([(0, 0), (0, None), (None, 0)], repeat=levels))
 
 
@@ -97,7 +97,7 @@ def test_gradients_summed_and_of_each_example(axes):
 
 
 def of_calls(function, *args) -> list[tuple[int, tuple[str, ...]]]:
-    """How many examples each call has, and the types of the operands of one."""
+    """The number of examples of each call, and the types of the operands of one."""
     return [(call.examples, call.operands) for call in eqxc.inspect(function, *args).calls]
 
 

@@ -4,6 +4,7 @@
 
 #include "cpu/kernels/attention_threefry.h"
 #include "cpu/kernels/attention_tiles.h"
+#include "cpu/kernels/math.h"
 
 namespace eqxcallback::cpu {
 namespace {
@@ -103,14 +104,11 @@ QueryBlock query_block(const Attention& args, int64_t b, int64_t h, int64_t begi
 
 // Replaces l by cap tanh(l / cap), where l are powers of two. Stores the derivative too, if it is wanted.
 void cap_logits(float* tile, float* derivative, int64_t size, float cap) {
-  const F factor = Simd::broadcast(2.0f / cap), log_cap = Simd::broadcast(cap * kLog2E), one = Simd::broadcast(1.0f);
-  const F lowest = Simd::broadcast(-126.0f), two = Simd::broadcast(2.0f);
+  const F factor = Simd::broadcast(kLn2 / cap), log_cap = Simd::broadcast(cap * kLog2E), one = Simd::broadcast(1.0f);
   for (int64_t i = 0; i < size; i += kLanes) {
-    const F power = Simd::max(lowest, Simd::mul(Simd::load(tile + i), factor));
-    const F inverse = Simd::exp2(Simd::max(lowest, Simd::sub(Simd::zero(), power)));
-    const F tanh = Simd::sub(Simd::div(two, Simd::add(one, inverse)), one);
-    Simd::store(tile + i, Simd::mul(log_cap, tanh));
-    if (derivative != nullptr) Simd::store(derivative + i, Simd::sub(one, Simd::mul(tanh, tanh)));
+    const F share = tanh(Simd::mul(Simd::load(tile + i), factor));
+    Simd::store(tile + i, Simd::mul(log_cap, share));
+    if (derivative != nullptr) Simd::store(derivative + i, Simd::sub(one, Simd::mul(share, share)));
   }
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 using F = Simd::F;
 inline constexpr int kLanes = Simd::kLanes;
-inline constexpr float kLog2E = 1.44269504088896341f;
+inline constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 // The lowest number, in place of a -inf that would be subtracted from -inf.
 inline constexpr float kLowest = -0x1.fffffep127f;
 

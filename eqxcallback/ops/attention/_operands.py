@@ -13,7 +13,7 @@ from ...core import AnyInt, AnyNumber, Size, check, check_floats, integer, integ
 from .._supports import KERNEL_DTYPES
 
 
-# Positions further away than any array is long. Sums of them and of an index are int32.
+# Positions further away than any array is long. Sums of them and of an index are int32. A window is shorter.
 FAR = 2**30
 
 # In the order in which the op takes them.
@@ -66,7 +66,8 @@ def operands(
     array = None if mask is None else _mask(name, mask, q, keys)
     if array is not None and segment_ids is None and array.shape[-3:-1] == (1, 1) and q.shape[-3] > 1:
         # A mask of keys is two segments, the seen and the hidden: no array of queries times keys.
-        of_keys = jnp.where(array[..., 0, 0, :], 0, 1).astype(jnp.int32)
+        seen = jnp.broadcast_to(array[..., 0, 0, :], (*array.shape[:-3], keys))
+        of_keys = jnp.where(seen, 0, 1).astype(jnp.int32)
         segments = {"query_segments": jnp.zeros((*[1] * len(batch), q.shape[-3]), jnp.int32), "key_segments": of_keys}
         array = None
     return {
@@ -119,7 +120,7 @@ def check_keys(name: str, q: Array, k: Array, v: Array, batch: tuple[Size, ...],
 def window_of(name: str, window: AnyInt | None) -> int:
     if window is None:
         return 0
-    return min(integer(name, "window to be a positive integer or None", window, least=1), FAR)
+    return min(integer(name, "window to be a positive integer or None", window, least=1), FAR - 1)
 
 
 Window = AnyInt | tuple[AnyInt | None, AnyInt | None] | None
@@ -152,8 +153,8 @@ def causal_window(name: str, window: Window, causal: bool, alibi: bool) -> tuple
         raise ValueError(
             f"{name}: expected a window that is causal or a number, with alibi_slopes; got {window!r}. Pass mask= in its place."
         )
-    right = min(right, FAR - 1)  # the sum with an offset is int32
-    return True, 0 if left is None else min(left + right + 1, FAR), right
+    right = min(right, FAR // 2)  # the sum with an offset is int32
+    return True, 0 if left is None else min(left, FAR - 2 - right) + right + 1, right
 
 
 def dropout_of(name: str, dropout: AnyNumber, key: object) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from ... import _ext
-from ...core import Aval, PyTreeDef, callable_name, identity
+from ...core import Aval, PyTreeDef, callable_name, identity, strict_statics
 from ..types import CallOptions
 
 
@@ -57,7 +57,8 @@ class PythonBody:
         self.callback = callback
         self.in_tree: PyTreeDef = in_tree
         self.out_tree: PyTreeDef = out_tree
-        self._identity = (identity(callback), in_tree, out_tree)
+        trees = () if in_tree is None else (in_tree, strict_statics(in_tree), out_tree, strict_statics(out_tree))
+        self._identity = (identity(callback), trees)
         self._hash = hash(self._identity)
         self.eager_state: Callable[[], Any] = lambda: None  # a weak reference, see _handles.py
         self.kernel_handle: Any = None  # see _kernel_handle.py

@@ -104,10 +104,14 @@ def test_linear_is_its_formula(dtype, batch, bias):
     near(ops.linear(x, weight, added), wide @ matrix.T + vector, dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("batch", "size", "out"), [((), 0, 3), ((2,), 3, 0), ((0,), 3, 2), ((), 0, 0)])
-def test_linear_without_elements(batch, size, out):
-    got = ops.linear(jnp.ones((*batch, size)), jnp.ones((out, size)), jnp.ones(out))
+def test_linear_without_elements(batch, size, out, dtype):
+    args = jnp.ones((*batch, size), dtype), jnp.ones((out, size), dtype), jnp.ones(out, dtype)
+    got, gradients = jax.vjp(ops.linear, *args)
     np.testing.assert_array_equal(got, np.full((*batch, out), size + 1.0))
+    for gradient, arg in zip(gradients(got), args, strict=True):
+        assert (gradient.shape, gradient.dtype) == (arg.shape, arg.dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -12,7 +12,8 @@ from eqxcallback import ops
 from eqxcallback.ops.loss import _reference as reference
 
 from .. import table
-from ..table import normal
+from ..formulas import f64
+from ..table import DTYPES, normal
 
 
 pytestmark = pytest.mark.any_jax_version
@@ -183,6 +184,21 @@ def test_ignored_rows_have_no_gradient():
     f = lambda x, w: ops.linear_cross_entropy(x, w, jnp.full_like(labels, -100), ignore_index=-100).sum()
     for leaf in jax.tree.leaves((f(x, weight), jax.grad(f, (0, 1))(x, weight))):
         assert (np.asarray(leaf) == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 10, 257, 300, 1024])
+def test_rows_in_columns(size, dtype):
+    """They come transposed, which XLA makes part of a product wherever it finds one."""
+    x, weight, labels = normal(1, (16, 4), dtype), normal(2, (size, 16), dtype), np.arange(4, dtype=np.int32) % size
+    options: list[dict[str, Any]] = [{}, {"reduction": "mean"}]
+    for more in options:
+        of_rows = lambda x, more=more: ops.linear_cross_entropy(x, weight, labels, **more).sum()
+        got = jax.jit(jax.value_and_grad(lambda x, f=of_rows: f(x.T)))(x)
+        want = jax.value_and_grad(of_rows)(jnp.asarray(np.ascontiguousarray(x.T)))
+        tolerance = 1e-5 if dtype == jnp.float32 else 2 * float(jnp.finfo(dtype).eps)
+        np.testing.assert_allclose(got[0], want[0], rtol=tolerance)
+        np.testing.assert_allclose(f64(got[1].T), f64(want[1]), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("rows", [(0,), (2, 0)])
