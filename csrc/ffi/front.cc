@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -130,8 +131,17 @@ XLA_FFI_Error* call(Front& front, XLA_FFI_CallFrame* frame, XLA_FFI_Error_Create
   frame->api = api_of(front, theirs, create);
   const CalledFunction function(front.function);
   const CalledForEach for_each(front.for_each, front.function);
-  XLA_FFI_Error* error = front.is_checked ? run_checked_in_child([&front] { return front.who(); }, front.kernel, frame)
-                                          : front.kernel.handler(frame);
+  XLA_FFI_Error* error = nullptr;
+  std::string thrown = "it threw a C++ exception";
+  try {
+    error = front.is_checked ? run_checked_in_child([&front] { return front.who(); }, front.kernel, frame)
+                             : front.kernel.handler(frame);
+    thrown.clear();
+  } catch (const std::exception& exception) {
+    thrown += std::string(": ") + exception.what();
+  } catch (...) {
+  }
+  if (!thrown.empty()) error = create_error(frame->api, XLA_FFI_Error_Code_INTERNAL, thrown);
   frame->api = theirs;
   return error == nullptr ? nullptr : recorded(front, *frame, error);
 }

@@ -82,6 +82,8 @@ def _compiled(
     # Numba takes arguments by name for those in the order of the call.
     for name in _in_order(kernel, len(arrays), options, who):
         value = options[name]
+        if isinstance(value, np.generic):
+            value = value.item()
         if type(value) not in _NUMBERS:
             raise ValueError(f"{who}: expected the option {name} to be a bool, an int or a float; got {value!r}.")
         of_numba, of_c = _NUMBERS[type(value)]
@@ -159,6 +161,8 @@ def _cfunc(
 
 def _type_of(numba: Any, name: str, aval: Aval, who: str) -> Any:
     try:
+        if aval.dtype == np.float16:  # it has the type, and on a CPU no arithmetic
+            raise TypeError
         return numba.from_dtype(np.dtype(aval.dtype))
     except Exception:  # its own class of errors
         raise ValueError(

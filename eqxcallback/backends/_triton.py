@@ -83,16 +83,13 @@ def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
     version = version_of(arch)
     if version < OLDEST_OF_TRITON:
         raise ValueError(f"{call.who}: expected arch to be sm_{OLDEST_OF_TRITON} or newer; got {arch}.")
-    is_cubin = arch.startswith("sm_") and version in _VERSIONS
-    # Several devices, and those that are newer than Triton, get PTX.
-    portable = min(version, _NEWEST_PORTABLE)
-    known = version if is_cubin else max(older for older in _VERSIONS if older <= portable)
+    is_cubin, known = _target(arch)
     types = tuple(None if aval is None else f"*{_type(aval.dtype, name, call)}" for name, aval in call.pointers)
     # A value that is a multiple of 16 lets the compiler load more at once.
     scalars = tuple((name, _type(dtype, name, call), _is_multiple(value)) for name, dtype, value in call.scalars)
     images, steps, hidden = [], [], 0
     for part in (kernel, *kernel.then):
-        settings = _settings(part, version, call)
+        settings = _settings(part, known, call)
         options = {name: settings.pop(name) for name in _OPTIONS}
         grid = call.value(part.grid, "grid", **settings)
         if part is not kernel and 0 in dims(grid, f"{call.who}: expected grid of {part.name}"):
@@ -110,10 +107,22 @@ def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
 def launches(kernel: TritonKernel, call: DeviceCall) -> Iterator[tuple[Any, _Settings, Any]]:
     """Yield for each launch the function, its constexprs and its grid."""
     for part in (kernel, *kernel.then):
-        settings = _settings(part, version_of(architecture(kernel.arch)), call)
+        settings = _settings(part, _target(architecture(kernel.arch))[1], call)
         for name in _OPTIONS:
             del settings[name]
         yield _imported(part, call.who), settings, dims(call.value(part.grid, "grid", **settings), f"{call.who}: grid")
+
+
+def _target(arch: str) -> tuple[bool, int]:
+    """Tell whether kernels are compiled to binaries, and the version that they are compiled for. Their tiles are for that one: a
+    newer GPU may have less shared memory.
+    """
+    version = version_of(arch)
+    if arch.startswith("sm_") and version in _VERSIONS:
+        return True, version
+    # Several devices, and those that are newer than Triton, get PTX.
+    portable = min(version, _NEWEST_PORTABLE)
+    return False, max((older for older in _VERSIONS if older <= portable), default=version)
 
 
 def _settings(kernel: TritonKernel, version: int, call: DeviceCall) -> _Settings:

@@ -49,7 +49,7 @@ def _ending_text(ending: tuple[str, int, int, bool, str], seconds: float) -> str
         where = f" at the address {address:#x}, which is none of its operands" if address else ""
         return f"the kernel crashed ({signal.Signals(number).name}: {signal.strsignal(number)}{where})"
     return {
-        "threw": f"the kernel threw a C++ exception, which ends the process: {text}",
+        "threw": f"the kernel threw a C++ exception: {text}",
         "exit": f"the kernel ended the process with status {number}",
         "time limit": f"the kernel did not end within {seconds:g} s. In checked mode it runs in a process of its own, without "
         "the threads of this one: a kernel that waits for them never ends",

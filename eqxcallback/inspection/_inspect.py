@@ -8,7 +8,7 @@ import jax
 from jax.errors import JaxRuntimeError
 
 from .. import xla
-from ..core import PyTree, Value, quiet
+from ..core import PyTree, Value, integer, quiet
 from . import _captured, _copies
 from ._calls import external_calls
 from ._program import Program, program_of
@@ -76,8 +76,7 @@ def inspect(
     """
     if platform is not None and platform not in _PLATFORMS:
         raise ValueError(f"eqxcallback.inspect: expected platform to be one of {_PLATFORMS} or None; got {platform!r}.")
-    if repeats < 1:
-        raise ValueError(f"eqxcallback.inspect: expected repeats of 1 or more; got {repeats}.")
+    repeats = integer("eqxcallback.inspect", "repeats of 1 or more", repeats, least=1)
     with warnings.catch_warnings(), quiet():  # the table says what is not donated, and what could be faster
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
         return _inspected(fn, args, platform, runs, repeats if profile else 0)

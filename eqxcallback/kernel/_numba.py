@@ -56,6 +56,12 @@ class NumbaKernel(KernelContract):
         if not callable(self.function):
             raise TypeError(f"NumbaKernel: expected a function; got {self.function!r}.")
         who = f"NumbaKernel({self.name})"
+        try:
+            _ = self.names
+        except ValueError:
+            raise TypeError(
+                f"{who}: expected a function in Python, whose parameters are known; got a builtin."
+            ) from None
         if not isinstance(self.options, Mapping):
             raise TypeError(f"{who}: expected options to be those of numba.njit; got {self.options!r}.")
         asked = {**getattr(self.function, "targetoptions", {}), **self.options}

@@ -63,9 +63,9 @@ ROWS: Mapping[str, Callable[[Subject, Findings], None]] = {
 }
 # Rows that run only if they are asked for.
 _ASKED = ("capture",)
-# Rows that call kernels with types or sizes which no row before had. In checked mode, they survive a kernel that writes beyond
-# its memory with those alone.
-_CHECKED = ("nested vmap", "dtypes", "zero size", "odd shapes")
+# Rows that call kernels with types, sizes or absent gradients which no row before had. In checked mode, they survive a kernel
+# that writes beyond its memory with those alone.
+_CHECKED = ("partial grads", "nested vmap", "dtypes", "zero size", "odd shapes")
 
 
 def check(

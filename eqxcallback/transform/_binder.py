@@ -111,7 +111,7 @@ class Binder:
 
     @property
     def _ranks(self) -> tuple[int, ...]:
-        return tuple(len(aval.shape) for aval in self.input_avals)
+        return tuple(len(xla.memory_aval(aval).shape) for aval in self.input_avals)
 
 
 def _declared(kernel: PythonKernel | TypedKernel, options: xla.CallOptions) -> xla.CallOptions:

@@ -85,6 +85,7 @@ from .types import (
     Factors as Factors,
     attributes as attributes,
     dtype_problem as dtype_problem,
+    memory_aval as memory_aval,
     no_mesh as no_mesh,
     result_aval as result_aval,
     vary_like as vary_like,

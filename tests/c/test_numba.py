@@ -183,6 +183,7 @@ def test_what_numba_does_not_compile():
     ("dtype", "options", "error"),
     [
         (jnp.bfloat16, {}, r"saxpy\[numba\]: expected arrays of types that Numba has; got bfloat16 for result"),
+        (jnp.float16, {}, r"saxpy\[numba\]: expected arrays of types that Numba has; got float16 for result"),
         (jnp.float32, {"a": "x"}, r"expected the option a to be a bool, an int or a float; got 'x'"),
     ],
 )
@@ -239,3 +240,30 @@ def test_equal_kernels_are_one():
     assert NumbaKernel(saxpy) == NumbaKernel(saxpy)
     assert hash(NumbaKernel(saxpy, options={"fastmath": True})) == hash(NumbaKernel(saxpy, options={"fastmath": True}))
     assert NumbaKernel(saxpy) != dataclasses.replace(NumbaKernel(saxpy), rows="parallel")
+
+
+def test_options_that_are_numbers_of_numpy():
+    x = jnp.ones(3)
+    for a in (np.float32(2), np.float64(2)):
+        np.testing.assert_array_equal(op()(x, x, a=a), 3 * x)
+
+
+def test_typed_keys():
+    def words(out, key, x):
+        for i in range(x.size):
+            out[i] = np.float32(key[0] ^ key[1]) + x[i]
+
+    def reference(key, x):
+        first, second = jax.random.key_data(key)
+        return (first ^ second).astype(jnp.float32) + x
+
+    x, key = jnp.arange(3.0), jax.random.key(7)
+    of_key = Op("words", kernels={"cpu": NumbaKernel(words)}, reference=reference)
+    np.testing.assert_array_equal(of_key(key, x), reference(key, x))
+
+
+def test_a_builtin():
+    with pytest.raises(
+        TypeError, match=r"NumbaKernel\(max\): expected a function in Python, whose parameters are known"
+    ):
+        NumbaKernel(max)

@@ -171,3 +171,39 @@ def test_equal_sources_are_one_kernel(tmp_path):
     assert make() == make()
     assert hash(make()) == hash(make())
     assert os.fspath(make().source or "") == str(tmp_path / "times.c")
+
+
+WORDS = """
+void words(long n, const unsigned* key, const float* x, float* out) {
+  for (long i = 0; i < n; ++i) out[i] = (float)(key[0] ^ key[1]) + x[i];
+}
+"""
+
+
+def test_typed_keys():
+    """A kernel gets their words, as many as their sizes say."""
+
+    def reference(key, x):
+        first, second = jax.random.key_data(key)
+        return (first ^ second).astype(jnp.float32) + x
+
+    function = CKernel(
+        "words", source=WORDS, parameters=("x.size", "key", "x", "out"), supports=lambda types: types.key.shape == ()
+    )
+    op = Op("words", kernels={"cpu": function}, reference=reference, vmap_method={"x": "fold", "key": "threads"})
+    x, key, keys = jnp.arange(3.0), jax.random.key(7), jax.random.split(jax.random.key(1), 4)
+    for call in (op, jax.jit(op)):
+        np.testing.assert_array_equal(call(key, x), reference(key, x))
+    for axes, args in (
+        ((0, None), (keys, x)),
+        ((None, 0), (key, jnp.stack([x] * 4))),
+        ((0, 0), (keys, jnp.stack([x] * 4))),
+    ):
+        np.testing.assert_array_equal(jax.vmap(op, axes)(*args), jax.vmap(reference, axes)(*args))
+    counted = CKernel(
+        "words",
+        source=WORDS,
+        parameters=("key.size", "key", "x", "out"),
+        out_type=lambda key, x: jax.ShapeDtypeStruct((2,), x.dtype),
+    )
+    assert Op("counted", kernels={"cpu": counted})(key, x).shape == (2,)

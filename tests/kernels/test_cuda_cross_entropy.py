@@ -121,15 +121,16 @@ def test_values_at_the_edges(size, options):
 
 @pytest.mark.parametrize("options", [{}, {"z_loss": 0.01}], ids=str)
 def test_targets_at_the_edges(options):
-    """One row each: large; hidden with and without a target; all hidden; inf; NaN; a target that is NaN; none."""
-    logits, targets = example((8, 40), F32, {}, True)
+    """One row each: large; hidden with and without a target; all hidden; inf; NaN; a target that is NaN; none, of any logits."""
+    logits, targets = example((11, 40), F32, {}, True)
     logits[0] = 1e4 + np.arange(40) / 16
     logits[1, 5:], targets[1, 5:] = -np.inf, 0
     logits[2, 5], targets[2, 5] = -np.inf, 0.5
     logits[3] = -np.inf
     logits[4, 2], logits[5, 4], targets[6, 1] = np.inf, np.nan, np.nan
-    targets[7] = 0
-    definition, dloss = with_options(cross_entropy_of_targets, **options), normal(3, (8,))
+    targets[7:] = 0
+    logits[8, 0], logits[9, 0], logits[10] = np.nan, np.inf, -np.inf
+    definition, dloss = with_options(cross_entropy_of_targets, **options), normal(3, (11,))
     loss = want(definition, logits, targets)
     assert np.isfinite(loss[[0, 1, 7]]).all()
     check(results(kernels.cross_entropy(logits, targets, **options))[0], loss, 40)

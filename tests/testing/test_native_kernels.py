@@ -98,3 +98,28 @@ class Late(eqxc.Layer):
 
 def test_a_late_read_in_python():
     assert "read after the output" in caught_by("late reads", Late(), X).detail
+
+
+MULTIPLY = """
+void multiply(long n, const float* x, const float* w, float* out) { for (long i = 0; i < n; ++i) out[i] = x[i] * w[i]; }
+void backward(long n, const float* x, const float* w, const float* dout, float* dx, float* dw) {
+  for (long i = 0; i < n; ++i) dx[i] = dout[i] * w[i], dw[i] = dout[i] * x[i];
+}
+"""
+
+
+def test_a_backward_kernel_that_writes_gradients_that_nobody_needs():
+    """They are null pointers, in no row before."""
+    multiply = eqxc.Op(
+        "multiply",
+        kernels={"cpu": eqxc.CKernel("multiply", source=MULTIPLY, parameters=("x.size", "x", "w", "out"))},
+        backward={
+            "cpu": eqxc.CKernel("backward", source=MULTIPLY, parameters=("x.size", "x", "w", "dout", "dx", "dw"))
+        },
+        reference=lambda x, w: x * w,
+        vmap_method="sequential",
+    )
+    rows = ("types", "grad", "partial grads", "grad of vmap")
+    failed = {row.name: row for row in failures(multiply, X, X + 1, only=rows)}
+    assert "partial grads" in failed
+    assert "the kernel crashed (SIGSEGV" in failed["partial grads"].detail

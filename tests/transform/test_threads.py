@@ -155,6 +155,11 @@ def test_an_exception_of_a_handler_is_an_error():
     x = jnp.ones((9, 5)).at[4, 1].set(-1.0)
     with pytest.raises(Exception, match=r"example 4 of 9: it threw a C.. exception: of a negative number"):
         jax.block_until_ready(jax.vmap(lambda x: throws(x, W, a=2.0))(x))
+    text = r"throws\[native\]: kernel Throws: it threw a C.. exception: of a negative number"
+    for call in (throws, jax.jit(throws, static_argnames="a")):
+        with pytest.raises(eqxc.KernelError, match=text), eqxc.raising():
+            call(x[4], W, a=2.0)
+    np.testing.assert_array_equal(throws(x[0], W, a=2.0), throws(x[1], W, a=2.0))
 
 
 @pytest.mark.parametrize("in_axes", [(0, None), (0, 0), (None, 0)])

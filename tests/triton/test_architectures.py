@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import eqxcallback as eqxc
 from eqxcallback import ops
+from eqxcallback.backends import most_shared_bytes
 
 from ..testing.triton_kernels import row_sums, sums_of
 
@@ -39,6 +40,20 @@ def test_known_by_name(arch, monkeypatch):
 def test_portable_code(arch, target, monkeypatch):
     """From sm_90 on, Triton's PTX has instructions of one architecture alone: a B200 refuses that of an H100."""
     assert f".target sm_{target}\n".encode() in image(monkeypatch, arch).replace(b",", b"\n")
+
+
+@pytest.mark.parametrize("size", [128, 256])
+@pytest.mark.parametrize("arch", ["compute_80", "compute_90", "compute_100"])
+def test_portable_code_fits_on_every_gpu_that_runs_it(arch, size, monkeypatch):
+    """One of sm_120 has less shared memory than one of sm_90."""
+    monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", arch)
+    x = jax.ShapeDtypeStruct((1, 1024, 4, size), jnp.bfloat16)
+    loss = lambda q, k, v: ops.attention(q, k, v, causal=True, implementation="triton").astype(jnp.float32).sum()
+    text = jax.jit(jax.grad(loss, (0, 1, 2))).trace(x, x, x).lower(lowering_platforms=("cuda",)).as_text()
+    geometries = re.findall(r"geometry = (?:array<i64: |dense<\[?)([^>\]]*)", text)
+    shared = [int(number) for geometry in geometries for number in geometry.split(",")[6::8]]
+    assert max(shared) > 0
+    assert max(shared) <= most_shared_bytes(arch)
 
 
 def test_an_old_one(monkeypatch):

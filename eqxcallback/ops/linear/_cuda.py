@@ -39,6 +39,10 @@ def _entry(x: ShapeAndDtype, blocks: ShapeAndDtype, *, encoding: str, **_: objec
     return name("quantized_linear", x, code, _rows_of_block(x))
 
 
+# Blocks of 64 rows, of which a grid has no more along its second axis.
+_MOST_ROWS = 64 * 65535
+
+
 def _grid(x: ShapeAndDtype, blocks: ShapeAndDtype, **_: object) -> tuple[int, int]:
     if _is_tiled(x):
         return ceil(blocks.shape[0], 64), ceil(_rows(x), 64)
@@ -48,6 +52,8 @@ def _grid(x: ShapeAndDtype, blocks: ShapeAndDtype, **_: object) -> tuple[int, in
 def _supports_any_rows(types: Types, *, encoding: str, activations: str = "exact") -> bool | str:
     if activations != "exact":
         return f"it has no {activations} activations"
+    if _rows(types.x) > _MOST_ROWS:
+        return f"x can have at most {_MOST_ROWS} rows, as many as a grid has; it has {_rows(types.x)}"
     supported = has_encoding(encoding, ENCODINGS)
     return floats(types) if supported is True else supported
 

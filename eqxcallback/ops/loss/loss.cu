@@ -198,9 +198,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const Span<T> span(row.exists ? size : 0, logits, logits);
   const auto softmax = softmax_of<true, kAheadOfTargets>(logits, span, targets);
   if (!row.exists || threadIdx.x != 0) return;
-  // Without any target the logits do not count, whatever they are.
-  const bool has_targets = softmax.weight != 0.0f || softmax.below != 0.0f;
-  const float of_targets = has_targets ? softmax.weight * logf(softmax.sum) + softmax.below : 0.0f;
+  // The logarithm of an empty sum times no weight is no number.
+  const float of_targets = size > 0 ? softmax.weight * logf(softmax.sum) + softmax.below : 0.0f;
   loss[row.index] = of_targets + softmax.penalty(z_loss);
 }
 

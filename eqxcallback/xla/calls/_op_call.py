@@ -15,6 +15,7 @@ from ..handles import JaxLowering, LaunchLowering, Lowering, PythonLowering, Run
 from ..types import (
     Factors,
     kernel_effect,
+    memory_aval,
     minor_to_major,
     on_current_mesh,
     result_aval,
@@ -320,12 +321,12 @@ def _lower_kernel(
             )
         if isinstance(lowering, JaxLowering):
             return jax_code(lowering, args, result_avals)
-        types = [jax.typeof(arg) for arg in args]
+        types, of_results = [memory_aval(jax.typeof(arg)) for arg in args], list(map(memory_aval, result_avals))
         if mapped is None:
-            launch = lowering.for_types(types, result_avals)
+            launch = lowering.for_types(types, of_results)
         else:
             (size,) = {aval.shape[0] for aval, has in zip(types, mapped, strict=True) if has}
-            launch = lowering.for_types(*of_one(types, result_avals, mapped)).for_each(mapped, size, len(result_avals))
+            launch = lowering.for_types(*of_one(types, of_results, mapped)).for_each(mapped, size, len(result_avals))
         outs = _native_call_p.bind(*args, lowering=launch, result_avals=(*result_avals, *launch.workspaces))
         return outs[: len(result_avals)]
 

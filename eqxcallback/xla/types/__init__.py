@@ -5,6 +5,7 @@ from ._avals import (
     KERNEL_DTYPES as KERNEL_DTYPES,
     dtype_problem as dtype_problem,
     first_axis as first_axis,
+    memory_aval as memory_aval,
     on_current_mesh as on_current_mesh,
     result_aval as result_aval,
     split_alike as split_alike,

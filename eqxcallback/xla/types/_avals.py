@@ -67,6 +67,14 @@ def result_aval(shape: Sequence[Size], dtype: DType) -> Aval:
     return ShapedArray(tuple(shape), dtype if is_extended else np.dtype(dtype))
 
 
+def memory_aval(aval: Aval) -> Aval:
+    """The abstract value of what is in memory: of typed PRNG keys, their words."""
+    if not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.prng_key):
+        return aval
+    words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    return result_aval(words.shape, words.dtype)
+
+
 @runtime_checkable
 class Splittable(Protocol):
     @property
