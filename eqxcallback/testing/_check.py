@@ -126,7 +126,8 @@ def check(
     - `checkpoint`, `scan`, `vmap of grad`, `grad of vmap`: values and gradients of programs.
     - `dtypes`: all floating arrays, parameters too, in f16, bf16, f32 and f64. A kernel may refuse one by a `TypeError` or a
         `ValueError`.
-    - `sharded jit`, `shard_map`: a batch over all devices; `export`: a program saved and loaded.
+    - `sharded jit`, `shard_map`: a batch over all devices, and in the former each array along each axis that they divide, as
+        `sharding` says; `export`: a program saved and loaded.
     - `capture`: each Python kernel that is declared `command_buffer_compatible` is recorded as XLA records it, and replayed:
         what it launches elsewhere, allocates, waits for or reads on the host is named, with its line.
 

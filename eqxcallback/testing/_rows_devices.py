@@ -19,11 +19,27 @@ _AXIS = "examples"
 
 
 def sharded_jit(subject: Subject, findings: Findings) -> None:
-    """A batch that is split over the devices, shared arrays on all of them."""
+    """A batch that is split over the devices, shared arrays on all of them; and each operand by itself, along each axis that they
+    divide: what the subject says of its dimensions.
+    """
     mesh, size = _mesh(subject)
     for where, is_mapped in subject.batched[:1]:
         in_axes = tuple(0 if it else None for it in is_mapped)
         over_batch(subject, findings, where, jax.vmap(subject.call, in_axes=in_axes), is_mapped, size, _placed_on(mesh))
+    for i, operand in enumerate(subject.operands):
+        for axis, length in enumerate(operand.value.shape[: operand.ndim]):
+            if length and length % jax.device_count() == 0:
+                with findings.case(f"{operand.name} split along axis {axis}"):
+                    _split(subject, findings, i, axis, mesh)
+
+
+def _split(subject: Subject, findings: Findings, index: int, axis: int, mesh: jax.sharding.Mesh) -> None:
+    specs = [PartitionSpec() for _ in subject.operands]
+    specs[index] = PartitionSpec(*[None] * axis, _AXIS)
+    arrays = jax.device_put(subject.arrays(), [NamedSharding(mesh, spec) for spec in specs])
+    got, where = subject.jitted(*arrays), f"{subject.operands[index].name} split along axis {axis}"
+    for name, reference in subject.references:
+        findings.close(got, reference(*subject.arrays()), f"{where}, against {name}")
 
 
 def shard_map(subject: Subject, findings: Findings) -> None:

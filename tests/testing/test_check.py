@@ -22,6 +22,7 @@ from eqxcallback.ops.rotary._rotary import _rotary_embedding
 from eqxcallback.testing import _rows_memory, check
 
 from ..layers import Scale
+from .catching import failures
 from .layers import Accumulate, Dense, NoReference, dense, normal, scale
 
 
@@ -277,3 +278,28 @@ def test_devices(count):
     assert f"sharded jit: {result}" in run.stdout
     assert f"shard_map: {result}" in run.stdout
     assert "export: not applicable" in run.stdout
+
+
+CUMULATE = """
+void cumulate(long n, const float* x, float* out) {
+  float sum = 0;
+  for (long i = 0; i < n; ++i) out[i] = sum += x[i];
+}
+"""
+
+
+@pytest.mark.parametrize(("sharding", "passes"), [(None, True), ("_ -> _", True), ("i -> i", False)])
+def test_a_rule_of_sharding_that_is_wrong(sharding, passes):
+    """Each device would begin again."""
+    op = eqxc.Op(
+        "cumulate",
+        kernels={"cpu": eqxc.CKernel("cumulate", source=CUMULATE, parameters=("x.size", "x", "out"))},
+        reference=lambda x: jnp.cumsum(x),
+        vmap_method="threads",
+        sharding=sharding,
+    )
+    x = jnp.arange(1.0, 1 + 2 * jax.device_count())
+    if passes:
+        assert eqxc.testing.check(op, x, only="sharded jit").passed
+    else:
+        assert "args[0] split along axis 0, against" in failures(op, x, only="sharded jit")[0].detail
