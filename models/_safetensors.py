@@ -1,23 +1,26 @@
-"""The tensors of safetensors files, read when they are asked for."""
+"""The tensors of safetensors files: read when they are asked for, and written."""
 
 import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from ._errors import ModelFileError
+from ._replacing import replace_file
 
 
 # What NumPy, and so this reader, has of the format's types.
-_DTYPES = {
+DTYPES = {
     "BOOL": np.dtype(bool),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+    "C64": np.dtype(np.complex64),
     **{f"F{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)},
     **{f"I{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"U{bits}": np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)},
@@ -56,6 +59,27 @@ def open_tensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
     return tensors
 
 
+def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file, which is replaced once the new one is whole.
+
+    **Arguments:**
+
+    - `path`: the file.
+    - `tensors`: by their names, in rows, and of one of `DTYPES`.
+    - `metadata`: texts in the file's header.
+
+    **Raises:** `OSError` if the file cannot be written.
+    """
+
+    def write(partial: pathlib.Path) -> None:
+        try:
+            save_file(dict(tensors), partial, dict(metadata))
+        except SafetensorError as error:  # also of a full disk, or a folder in which nobody may write
+            raise OSError(f"{os.fspath(path)}: {error}") from None
+
+    replace_file(path, write)
+
+
 def _files(folder: pathlib.Path) -> list[pathlib.Path]:
     index = folder / _INDEX
     if index.exists():
@@ -85,9 +109,9 @@ def _of_file(path: pathlib.Path) -> dict[str, Stored]:
 
 def _stored(path: pathlib.Path, file: Any, name: str) -> Stored:
     part = file.get_slice(name)
-    if part.get_dtype() not in _DTYPES:
+    if part.get_dtype() not in DTYPES:
         raise ModelFileError(
-            f"{path}: expected tensor {name!r} to be of one of {', '.join(_DTYPES)}; got {part.get_dtype()}, which is not "
+            f"{path}: expected tensor {name!r} to be of one of {', '.join(DTYPES)}; got {part.get_dtype()}, which is not "
             "supported."
         )
-    return Stored(tuple(part.get_shape()), _DTYPES[part.get_dtype()], lambda: file.get_tensor(name))
+    return Stored(tuple(part.get_shape()), DTYPES[part.get_dtype()], lambda: file.get_tensor(name))

@@ -20,15 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from gguf import GGUFValueType
-from safetensors.numpy import save_file
 
 import eqxcallback as eqxc
 
 from . import gguf_format
 from ._errors import ModelFileError
 from ._names import Table
-from ._replacing import replace_file
-from ._safetensors import Stored, open_tensors
+from ._safetensors import DTYPES, Stored, open_tensors, write_tensors
 from .gguf_writer import ENCODING_OF_DTYPE, Encoded, Field, write_gguf
 
 
@@ -132,10 +130,17 @@ def save_safetensors(
     - `module`: of which all leaves that are arrays are written.
     - `names`: as for `load`.
     - `metadata`: texts in the file's header; by default that its tensors are laid out as PyTorch's, which some readers ask for.
+
+    **Raises:** `OSError` if the file cannot be written.
     """
     arrays = {name: tensor.data for name, tensor in _tensors(module, names).items()}
-    header = {"format": "pt"} if metadata is None else dict(metadata)
-    replace_file(path, lambda partial: save_file(arrays, partial, header))
+    for name, array in arrays.items():
+        if array.dtype not in DTYPES.values():
+            raise ValueError(
+                f"save_safetensors: expected arrays of one of {', '.join(dtype.name for dtype in DTYPES.values())}; got {name} "
+                f"of {array.dtype}. Cast it first."
+            )
+    write_tensors(path, arrays, {"format": "pt"} if metadata is None else metadata)
 
 
 def save_gguf(
@@ -151,10 +156,10 @@ def save_gguf(
     """
     tensors = _tensors(module, names)
     for name, (encoding, array) in tensors.items():
-        if encoding not in gguf_format.ENCODINGS or not 1 <= array.ndim <= 4:
+        if encoding not in gguf_format.ENCODINGS or not 1 <= array.ndim <= 4 or 0 in array.shape:
             raise ValueError(
-                f"save_gguf: expected arrays of one of {', '.join(gguf_format.ENCODINGS)}, with 1 to 4 axes; got {name} of "
-                f"{encoding} and shape {array.shape}. Use save_safetensors."
+                f"save_gguf: expected arrays of one of {', '.join(gguf_format.ENCODINGS)}, with 1 to 4 axes, none of them empty; "
+                f"got {name} of {encoding} and shape {array.shape}. Use save_safetensors."
             )
     fields = {f"{architecture}.{key}": Field(value, GGUFValueType.get_type(value)) for key, value in metadata.items()}
     write_gguf(path, architecture, fields, tensors)
@@ -253,8 +258,10 @@ def _tensor(leaf: _Leaf) -> Encoded:
     if leaf.encoding in eqxc.ops.DEINTERLEAVED:
         array = eqxc.ops.deinterleave_rows(array, encoding=leaf.encoding)
     encoding = leaf.stored_encoding
-    # In rows: safetensors writes the memory as it lies.
-    return Encoded(ENCODING_OF_DTYPE.get(encoding, encoding), np.asarray(array, order="C"))
+    # In rows, and in native byte order: the memory is written as it lies.
+    array = np.asarray(array, order="C")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return Encoded(ENCODING_OF_DTYPE.get(encoding, encoding), array)
 
 
 def _some(lines: Sequence[str]) -> str:

@@ -17,6 +17,7 @@ class Answer:
 
     - `tokenizer`: of the model.
     - `stop`: texts that end the answer, and are not in it.
+    - `continues`: of `Tokenizer.stream`.
 
     **Attributes:**
 
@@ -26,12 +27,12 @@ class Answer:
     - `stop_string`: the one of `stop` that ended it, or `None`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()):
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, continues: bool = False):
         self.text = ""
         self.num_tokens = 0
         self.finish: Finish | None = None
         self._stop_tokens = tokenizer.stop_tokens
-        self._stream = tokenizer.stream()
+        self._stream = tokenizer.stream(continues=continues)
         self._stop_strings = StopStrings(stop)
 
     @property

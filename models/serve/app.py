@@ -3,8 +3,8 @@
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from . import replies
 from .embeddings import Embeddings
-from .errors import ApiError, json_response
+from .errors import ApiError, json_response, shutting_down
 from .fields import shown
 from .language import Language
 from .requests import parse_chat, parse_completion, parse_embeddings
@@ -24,9 +24,16 @@ MAX_BODY = 4 << 20  # bytes
 _BODY_TIMEOUT = 30.0  # seconds
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
+_T = TypeVar("_T")
 
 
-def make_app(language: Language, embeddings: Embeddings | None = None, *, api_key: str | None = None) -> Starlette:
+def make_app(
+    language: Language,
+    embeddings: Embeddings | None = None,
+    *,
+    api_key: str | None = None,
+    closing: asyncio.Event | None = None,
+) -> Starlette:
     """The server as an application of ASGI.
 
     **Arguments:**
@@ -34,25 +41,27 @@ def make_app(language: Language, embeddings: Embeddings | None = None, *, api_ke
     - `language`: which answers.
     - `embeddings`: which embeds, or `None`.
     - `api_key`: which clients have to send, or `None`.
+    - `closing`: set when the server shuts down: embeddings and bodies are waited for no more. The engine ends the answers.
+        `None` if others see to that.
     """
     created = int(time.time())
     names = [model.name for model in (language, embeddings) if model is not None]
 
     async def chat(http: Request) -> Response:
-        asked = parse_chat(await _body(http))
+        asked = parse_chat(await _unless_set(closing, _body(http)))
         _check_model(asked.model, language.name)
         return await language.answer(http, asked, is_chat=True)
 
     async def complete(http: Request) -> Response:
-        asked = parse_completion(await _body(http))
+        asked = parse_completion(await _unless_set(closing, _body(http)))
         _check_model(asked.model, language.name)
         return await language.answer(http, asked, is_chat=False)
 
     async def embed(http: Request) -> Response:
-        asked = parse_embeddings(await _body(http))
+        asked = parse_embeddings(await _unless_set(closing, _body(http)))
         _check_model(asked.model, None if embeddings is None else embeddings.name)
         assert embeddings is not None
-        return await embeddings.embed(http, asked)
+        return await _unless_set(closing, embeddings.embed(http, asked))
 
     async def models(http: Request) -> Response:
         return json_response(replies.models(names, created))
@@ -90,6 +99,21 @@ def make_app(language: Language, embeddings: Embeddings | None = None, *, api_ke
             Exception: _fail,
         },
     )
+
+
+async def _unless_set(closing: asyncio.Event | None, work: Coroutine[Any, Any, _T]) -> _T:
+    """Do some work, which is cancelled, with an `ApiError`, when the server shuts down."""
+    if closing is None:
+        return await work
+    working, ending = asyncio.create_task(work), asyncio.create_task(closing.wait())
+    try:
+        await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise shutting_down()
+        return working.result()
+    finally:
+        working.cancel()
+        ending.cancel()
 
 
 async def _body(http: Request) -> bytes:

@@ -41,7 +41,9 @@ class Language:
         """**Raises:** `ApiError`, and `ClientDisconnect` if nobody waits any more."""
         # In a thread: a long prompt takes a while, in which other answers go on.
         prompt = await asyncio.to_thread(self._encode, asked.prompt, is_chat)
-        answer = Answer(self._tokenizer, asked.stop)
+        # A completion goes on with its prompt, if that has any text: the two are to be joined.
+        continues = not is_chat and any(map(self._tokenizer.piece, prompt))
+        answer = Answer(self._tokenizer, asked.stop, continues=continues)
         max_tokens = self.engine.room if asked.max_tokens is None else asked.max_tokens
         reply = Reply(
             self.name,

@@ -49,7 +49,8 @@ class Server(uvicorn.Server):
         self._engine = Engine(batch, rows=options.rows, max_queue=options.max_queue, on_end=self._stop)
         name = "SmolLM2-135M-Instruct" if options.weights is None else name_of(options.weights)
         language = Language(name, self._engine, tokenizer, timeout=options.timeout)
-        app = make_app(language, embeddings, api_key=options.api_key)
+        self._closing = asyncio.Event()
+        app = make_app(language, embeddings, api_key=options.api_key, closing=self._closing)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -78,7 +79,8 @@ class Server(uvicorn.Server):
             report(f"serving at http://{host}:{port}/v1; Ctrl-C ends it")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the answers first: uvicorn waits for those who read them."""
+        """End the requests first: uvicorn waits for those who read their answers."""
+        self._closing.set()
         await asyncio.to_thread(self._engine.close)
         await super().shutdown(sockets)
 

@@ -10,6 +10,7 @@ import tokenizers
 
 from .._errors import ModelFileError
 from .._json import read_object
+from .._text import without_surrogates
 from .chat_template import ChatTemplate
 from .sentencepiece import bytes_of_piece
 from .vocabulary import Vocabulary, bytes_of, stop_tokens
@@ -59,6 +60,7 @@ def read_vocabulary(folder: pathlib.Path, vocab_size: int) -> Vocabulary:
         piece=lambda token: added[token].content.encode() if token in added else bytes_of_token(tokens.get(token, "")),
         stop_tokens=stop_tokens(control, [end, *_ends(folder, vocab_size)]),
         template=ChatTemplate(_template(folder), "a chat template", names),
+        first=_first(path, tokenizer, vocab_size),
         drops_space=drops_space,
     )
 
@@ -68,12 +70,26 @@ def _tokenizer(path: pathlib.Path, settings: Mapping[str, Any] | None = None) ->
     load = tokenizers.Tokenizer.from_file if settings is None else tokenizers.Tokenizer.from_str
     try:
         tokenizer = load(os.fspath(path) if settings is None else json.dumps(settings))
-    except Exception as error:  # of no class of its own
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # of no class of its own; Rust's panics are no Exceptions
         raise ModelFileError(f"{path}: expected a tokenizer; got {error}. {_REMEDY}") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True  # as texts: control tokens are not its concern
     return tokenizer
+
+
+def _first(path: pathlib.Path, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> int | None:
+    """The token that the post-processor puts before a text, or `None`."""
+    encoded = tokenizer.encode("a")  # not an empty text, as tokens may follow it as well
+    is_added = [*encoded.special_tokens_mask, 0]
+    before = encoded.ids[: is_added.index(0)]
+    if len(before) > 1 or any(token >= vocab_size for token in before):
+        raise ModelFileError(
+            f"{path}: expected one token below {vocab_size} before a text, or none; got {before}, which is not supported."
+        )
+    return before[0] if before else None
 
 
 def _decoder(path: pathlib.Path, settings: Mapping[str, Any]) -> tuple[Callable[[str], bytes], bool]:
@@ -104,7 +120,7 @@ def _special_tokens(folder: pathlib.Path) -> dict[str, str]:
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
         token = settings.get(name) or ""
         text = token.get("content") if isinstance(token, dict) else token
-        if not isinstance(text, str):
+        if not isinstance(text, str) or without_surrogates(text) != text:
             raise ModelFileError(f"{path}: expected {name} to be a token; got {token!r}. {_REMEDY}")
         texts[name] = text
     return texts

@@ -56,9 +56,14 @@ class Tokenizer:
             raise ValueError(f"Tokenizer: expected a token from 0 to {self.vocab_size - 1}; got {token}.")
         return b"" if token in self._control_tokens else self._vocabulary.piece(token)
 
-    def stream(self) -> "Stream":
-        """A decoder for tokens that come one after the other."""
-        return Stream(self.piece, drops_space=self._vocabulary.drops_space)
+    def stream(self, *, continues: bool = False) -> "Stream":
+        """A decoder for tokens that come one after the other.
+
+        **Arguments:**
+
+        - `continues`: whether a text is before them, so that a space that they begin with is part of it.
+        """
+        return Stream(self.piece, drops_space=self._vocabulary.drops_space and not continues)
 
     def chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
         """A conversation as the text that the model was trained on, up to where it answers. To read, not to encode.

@@ -153,6 +153,38 @@ def test_arrays_that_gguf_files_do_not_have(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_arrays_of_another_byte_order_keep_their_numbers(tmp_path):
+    numbers = np.arange(1, 4, dtype=">f4")
+    save_gguf(tmp_path / "gguf", {"x": numbers}, {"*": "*"}, architecture="anything")
+    save_safetensors(tmp_path / "safetensors", {"x": numbers}, {"*": "*"})
+    for name in ("gguf", "safetensors"):
+        np.testing.assert_array_equal(load(tmp_path / name, {"x": np.zeros(3, np.float32)}, {"*": "*"})["x"], numbers)
+
+
+def test_complex_numbers_there_and_back(tmp_path):
+    numbers = {"x": jnp.array([1 + 2j, -3j], jnp.complex64)}
+    save_safetensors(tmp_path / "model", numbers, {"*": "*"})
+    assert_same_bits(load(tmp_path / "model", {"x": jnp.zeros(2, jnp.complex64)}, {"*": "*"}), numbers)
+
+
+def test_a_file_stays_if_the_new_one_could_not_be_loaded(tmp_path):
+    save_safetensors(tmp_path / "safetensors", {"x": np.ones(4)}, {"*": "*"})
+    save_gguf(tmp_path / "gguf", {"x": np.ones(4, np.float32)}, {"*": "*"}, architecture="anything")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for dtype in (jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int4, np.complex128):
+        name = np.dtype(dtype).name
+        with pytest.raises(ValueError, match=f"arrays of one of bool, .*; got x of {name}. Cast it first"):
+            save_safetensors(tmp_path / "safetensors", {"x": np.ones(4, dtype)}, {"*": "*"})
+    with pytest.raises(ValueError, match=r"none of them empty; got x of F32 and shape \(0, 4\). Use save_safetensors"):
+        save_gguf(tmp_path / "gguf", {"x": np.ones((0, 4), np.float32)}, {"*": "*"}, architecture="anything")
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_file_that_cannot_be_written_is_an_error_of_the_system(tmp_path):
+    with pytest.raises(OSError, match=r"none/model: .*No such file"):
+        save_safetensors(tmp_path / "none" / "model", {"x": np.ones(4)}, {"*": "*"})
+
+
 def test_gguf_names_are_those_of_llama_cpp():
     theirs = gguf_package.get_tensor_name_map(gguf_package.MODEL_ARCH.BERT, 2)
     ours, safetensors = Table(bert.GGUF_NAMES), Table(bert.NAMES)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 from safetensors.numpy import load_file, save_file
-from tokenizers import decoders, models as token_models, normalizers, pre_tokenizers
+from tokenizers import decoders, models as token_models, normalizers, pre_tokenizers, processors
 
 from models import huggingface
 from models._errors import ModelFileError
@@ -107,6 +107,26 @@ def test_a_sentencepiece_tokenizer(scheme, tmp_path):
     pieces = [*map(stream.push, theirs.encode("😀 a").ids), stream.flush()]
     assert "".join(pieces) == theirs.decode(theirs.encode("😀 a").ids)
     assert "\ufffd" not in "".join(pieces)
+
+
+def test_the_token_that_the_post_processor_puts_before_texts(tmp_path):
+    """Also before another processor's work, or with one after the text; and once, where a template writes it."""
+    theirs = sentencepiece("first")
+    bos = [("<s>", 0), ("</s>", 1)]
+    after = processors.TemplateProcessing(single="<s> $A </s>", pair="$A $B", special_tokens=bos)
+    before = processors.TemplateProcessing(single="<s> $A", pair="$A $B", special_tokens=bos)
+    for processor in (processors.Sequence([processors.ByteLevel(), before]), after, before):
+        theirs.post_processor = processor
+        theirs.save(str(tmp_path / "tokenizer.json"))
+        ours = Tokenizer(read_vocabulary(tmp_path, SIZE))
+        assert ours.encode("a b") == [0, *theirs.encode("a b", add_special_tokens=False).ids]
+        assert ours.encode("") == [0]
+    assert ours.encode("a b") == theirs.encode("a b").ids
+    for template, text in (("{{ messages[0].content }}", "a"), ("{{ bos_token }}{{ messages[0].content }}", "<s>a")):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "chat_template": template}))
+        ours = Tokenizer(read_vocabulary(tmp_path, SIZE))
+        tokens = ours.encode_chat([{"role": "user", "content": "a"}])
+        assert tokens == [0, *theirs.encode(text, add_special_tokens=False).ids[text.startswith("<s>") :]]
 
 
 def test_a_message_cannot_end_its_turn(tmp_path):
@@ -264,6 +284,7 @@ def folder(tmp_path_factory):
             b'{"eos_token": 3}',
             "tokenizer_config.json: expected eos_token to be a token; got 3",
         ),
+        ("tokenizer_config.json", rb'{"eos_token": "\ud800"}', r"expected eos_token to be a token; got '\\ud800'"),
         ("tokenizer_config.json", b'{"chat_template": 3}', "expected chat_template to be a text; got int"),
         ("chat_template.jinja", b"\xff", "chat_template.jinja: expected a text; got"),
         ("generation_config.json", b'{"eos_token_id": [1, -1]}', "eos_token_id of tokens below .*; got -1"),
@@ -279,6 +300,16 @@ def test_files_that_are_refused(name, data, match, tmp_path):
     else:
         (tmp_path / name).write_bytes(data)
     refused(tmp_path, match)
+
+
+def test_a_prefix_that_is_longer_than_a_token_is_refused(tmp_path):
+    """`tokenizers` panics, which is not an `Exception`."""
+    write(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    settings["model"]["continuing_subword_prefix"] = "x" * 9
+    path.write_text(json.dumps(settings))
+    refused(tmp_path, "tokenizer.json: expected a tokenizer; got range end index")
 
 
 def test_truncated_weights_are_refused(tmp_path, capsys):
@@ -328,6 +359,10 @@ def test_a_part_that_is_missing(tmp_path):
     )
 
 
+def before(single, token):
+    return processors.TemplateProcessing(single=single, pair="$A $B", special_tokens=[("<eos>", token)])
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -339,6 +374,14 @@ def test_a_part_that_is_missing(tmp_path):
         (
             lambda tokenizer: tokenizer.add_special_tokens([tokenizers.AddedToken("<pad>", lstrip=True)]),
             "special tokens that keep the spaces around them; got '<pad>', which is not supported",
+        ),
+        (
+            lambda tokenizer: setattr(tokenizer, "post_processor", before("<eos> <eos> $A", 258)),
+            rf"one token below {SIZE} before a text, or none; got \[258, 258\], which is not supported",
+        ),
+        (
+            lambda tokenizer: setattr(tokenizer, "post_processor", before("<eos> $A", SIZE)),
+            rf"one token below {SIZE} before a text, or none; got \[{SIZE}\]",
         ),
     ],
 )

@@ -1,15 +1,23 @@
 """Sentencepiece's tokens in GGUF files: a random vocabulary against the rule as it is told, and what is refused."""
 
+import json
+from typing import Any
+
 import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 
 from models._errors import ModelFileError
+from models.decoding.answer import Answer
 from models.model_files import open_files
+from models.serve.app import make_app
+from models.serve.engine import Event
+from models.serve.language import Language
 from models.tokens.tokenizer import Tokenizer
 
 from . import families
+from .test_serve import send, serving
 from .test_tokenizer import properties
 
 
@@ -94,6 +102,40 @@ def test_tokens_that_are_not_text():
     ]
     stream = TOKENIZER.stream()
     assert "".join([*map(stream.push, TOKENIZER.encode("a 😀")), stream.flush()]) == "a 😀"
+
+
+def test_an_answer_that_continues_a_text_keeps_its_first_space():
+    prompt, tokens = TOKENIZER.encode("a"), [NUMBERS[SPACE], NUMBERS["b"]]
+    answer = Answer(TOKENIZER, continues=True)
+    assert TOKENIZER.decode(prompt) + "".join(map(answer.push, tokens)) == TOKENIZER.decode([*prompt, *tokens]) == "a b"
+    assert "".join(map(Answer(TOKENIZER).push, tokens)) == "b"
+
+
+class Told:
+    """An engine that answers a space and "b"."""
+
+    room, num_requests = 64, 0
+
+    def submit(self, request, deliver, timeout):
+        text = "".join(map(request.answer.push, [NUMBERS[SPACE], NUMBERS["b"]])) + request.answer.end("max_tokens")
+        deliver(Event(text, request.answer.finish))
+
+    def cancel(self, request):
+        pass
+
+
+def test_a_completion_continues_its_prompt_and_a_chat_does_not():
+    engine: Any = Told()
+    with serving(make_app(Language("llama", engine, TOKENIZER, timeout=60))) as address:
+
+        def ask(path, **fields):
+            status, _, body = send(address, "POST", f"/v1/{path}", json.dumps({"model": "llama", **fields}))
+            assert status == 200
+            return body["choices"][0]
+
+        assert ask("completions", prompt="a", echo=True)["text"] == "a b"
+        assert ask("completions", prompt=[1], echo=True)["text"] == "b"  # no text is before it
+        assert ask("chat/completions", messages=[{"role": "user", "content": "a"}])["message"]["content"] == "b"
 
 
 def test_a_message_cannot_end_its_turn():

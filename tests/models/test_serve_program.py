@@ -1,21 +1,28 @@
 """The program: `python -m models.serve`."""
 
+import concurrent.futures
+import contextlib
+import http.client
+import json
 import pathlib
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
+import numpy as np
 import openai
 import pytest
 
+from models.embedder import Embedder
 from models.serve.__main__ import _parse, main
 from models.serve.server import Server, name_of
 
 from .. import one_device
 from .test_huggingface import write
-from .test_serve import send, serving
+from .test_serve import send, serving, until
 
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -58,6 +65,46 @@ def test_a_signal_ends_it_and_its_streams(number, code):
             assert process.stderr.read() == ""
         finally:
             process.kill()
+
+
+def test_embeddings_and_bodies_that_are_not_there_at_the_end_are_told(tmp_path, monkeypatch, capfd):
+    """At once, not by uvicorn's cancelling them."""
+    write(tmp_path)
+    server = Server(_parse(["--weights", str(tmp_path), "--rows", "1", "--context", "64"]))
+    started, go_on = threading.Event(), threading.Event()
+
+    def embed(self, sentences):
+        started.set()
+        go_on.wait(20)
+        return np.zeros((len(sentences), self.size), np.float32)
+
+    monkeypatch.setattr(Embedder, "embed", embed)
+    with socket.create_server(("127.0.0.1", 0)) as bound, concurrent.futures.ThreadPoolExecutor(3) as pool:
+        served = pool.submit(server.serve_at, bound)
+        try:
+            address = f"127.0.0.1:{bound.getsockname()[1]}"
+            body = json.dumps({"model": "all-MiniLM-L6-v2", "input": ["a"] * 100})
+            asked = [pool.submit(send, f"http://{address}", "POST", "/v1/embeddings", body) for _ in range(2)]
+            half = http.client.HTTPConnection(address, timeout=20)
+            with contextlib.closing(half):
+                half.putrequest("POST", "/v1/completions")
+                half.putheader("Content-Length", "100")
+                half.endheaders(b"{")
+                assert started.wait(20)
+                until(lambda: len(server.server_state.tasks) == 3)
+                server.should_exit = True
+                response = half.getresponse()
+                answers = [(response.status, json.loads(response.read())["error"])]
+            for future in asked:
+                status, _, body = future.result()
+                answers.append((status, body["error"]))
+            served.result(4)  # before uvicorn would cancel anything
+        finally:
+            server.should_exit = True
+            go_on.set()
+    for status, error in answers:
+        assert (status, error["type"], error["code"]) == (503, "server_error", "shutting_down")
+    assert not re.search("Cancel|Traceback", capfd.readouterr().err)
 
 
 def test_the_name_of_a_model(tmp_path, monkeypatch):
