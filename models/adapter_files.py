@@ -11,6 +11,7 @@ import jax
 
 from . import checkpoints
 from ._errors import ModelFileError
+from ._safetensors import open_tensors
 from .gguf import Config
 from .lora import TARGETS, Adapters, init
 
@@ -75,6 +76,13 @@ def save(folder: str | os.PathLike[str], adapters: Adapters, *, alpha: float) ->
     }
     checkpoints.save_safetensors(folder / _TENSORS, adapters, NAMES)
     (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def check(folder: str | os.PathLike[str]) -> None:
+    """Raise `ModelFileError` if a folder has no adapters that `load` reads, of whatever model. JAX does not start."""
+    folder = pathlib.Path(folder)
+    _read(folder / _CONFIG)
+    open_tensors(folder / _TENSORS)
 
 
 def load(folder: str | os.PathLike[str], config: Config) -> Adapters:

@@ -15,6 +15,7 @@ import numpy as np
 
 from . import _program
 from ._program import DTYPES, UsageError
+from ._replacing import replace_file
 from ._text import read_stdin, read_text
 from .compilation_cache import keep_programs
 from .embedder import Embedder, default_folder
@@ -66,12 +67,18 @@ def _read(options: argparse.Namespace) -> list[str]:
 
 
 def _write(path: pathlib.Path, sentences: Sequence[str], vectors: np.ndarray) -> None:
-    try:
+    def write(partial: pathlib.Path) -> None:
         if path.suffix == ".npy":
-            np.save(path, vectors)
+            # Not by `np.save`, which says nothing if the disk is full at the last bytes.
+            with partial.open("wb") as file:
+                np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(vectors))
+                file.write(vectors.data)
         else:
-            with path.open("w", encoding="utf-8") as file:
+            with partial.open("w", encoding="utf-8") as file:
                 file.writelines(_json_lines(sentences, vectors))
+
+    try:
+        replace_file(path, write)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error}") from None
 
@@ -111,7 +118,10 @@ def _embed(arguments: list[str] | None) -> None:
     if options.output is not None:
         _write(options.output, sentences, vectors)
     if options.search is not None:
-        (query,) = embedder.encode([options.search], _program.progress)
+        asked = embedder.tokenize([options.search], _program.progress)
+        if asked.cut:
+            _program.report(f"embed: the query is longer than {embedder.max_tokens} tokens, and was cut")
+        (query,) = embedder.embed(asked.sentences, _program.progress)
         _program.write(_search(query, sentences, vectors, options.top or 5))
     elif options.output is None:
         _program.write(_json_lines(sentences, vectors))

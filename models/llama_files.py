@@ -7,12 +7,12 @@ import shutil
 
 import numpy as np
 from gguf import GGML_QUANT_VERSION, GGUFValueType
-from safetensors.numpy import save_file
 
 import eqxcallback as eqxc
 
 from ._json import read_object
 from ._replacing import replace_file
+from ._safetensors import write_tensors
 from .gguf import ModelFile
 from .gguf_writer import Encoded, Field, write_gguf
 from .huggingface import Folder, published_name
@@ -38,6 +38,8 @@ def save(path: str | os.PathLike[str], model: Llama, file: ModelFile | Folder) -
         replaced once the new one is whole.
     - `model`: without adapters, or with merged ones.
     - `file`: from which the model was loaded. Its config, tokenizer and chat template are copied.
+
+    **Raises:** `OSError` if a file cannot be written.
     """
     if model.config != file.config:
         raise ValueError("save: expected the file that the model was loaded from; got one with another config.")
@@ -73,7 +75,7 @@ def _save_folder(path: pathlib.Path, model: Llama, file: Folder) -> None:
     # In rows: safetensors writes the memory as it lies.
     arrays = {published_name(name): np.ascontiguousarray(tensor.data) for name, tensor in named.items()}
     path.mkdir(exist_ok=True)
-    replace_file(path / "model.safetensors", lambda partial: save_file(arrays, partial, {"format": "pt"}))
+    write_tensors(path / "model.safetensors", arrays, {"format": "pt"})
     settings = read_object(file.path / "config.json")
     settings |= {key: model.dtype.name for key in ("dtype", "torch_dtype") if key in settings}  # a new and an old name
     replace_file(path / "config.json", lambda partial: partial.write_text(json.dumps(settings, indent=2) + "\n"))

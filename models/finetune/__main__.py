@@ -10,6 +10,7 @@ import json
 import math
 import pathlib
 import sys
+import tempfile
 import time
 from functools import partial
 
@@ -86,6 +87,15 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
             parser.error(f"expected {expected}; got {got}")
 
 
+def _expect_writable(output: pathlib.Path) -> None:
+    """Raise `UsageError` if no file can be made where the adapter goes: before the training, which would be lost."""
+    try:
+        with tempfile.TemporaryFile(dir=output if output.is_dir() else output.parent) as file:
+            file.write(b"\0")
+    except OSError as error:
+        raise UsageError(f"expected --output in a folder that can be written; got {output}: {error}") from None
+
+
 def _split(count: int, share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """The examples that are trained on, and those that are held out."""
     if share == 0:
@@ -120,6 +130,7 @@ def _train(tuner: Tuner, epochs: list[list[Batch]]) -> tuple[list[float], float]
 
 def _finetune(arguments: list[str] | None) -> None:
     options = _parse(arguments)
+    _expect_writable(options.output)
     file, tokenizer = open_files(options.weights)
     if options.max_tokens > file.config.context_length:
         raise UsageError(

@@ -38,7 +38,9 @@ class _Program:
     def __init__(self, options: argparse.Namespace):
         self.options = options
         self.file, self.tokenizer = open_files(options.weights)
-        self.adapters = None if options.adapter is None else adapter_files.load(options.adapter, self.file.config)
+        if options.adapter is not None:
+            adapter_files.check(options.adapter)
+        self.adapters: lora.Adapters | None = None
         self.mesh: jax.sharding.Mesh | None = None
 
     def run(self) -> None:
@@ -54,6 +56,8 @@ class _Program:
             self._answer_all()
 
     def _answer_all(self) -> None:
+        if self.options.adapter is not None:  # not before: loading starts JAX, with the devices that it has then
+            self.adapters = adapter_files.load(self.options.adapter, self.file.config)
         if self.options.prompts is not None:
             self.answer_file()
         elif self.options.chat:

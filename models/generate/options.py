@@ -110,7 +110,7 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         (options.rows >= 1, "--rows of 1 or more", options.rows),
         (options.max_tokens >= 1, "--max-tokens of 1 or more", options.max_tokens),
         (finite(options.temperature, 0), "--temperature of 0 or more", options.temperature),
-        (options.top_k >= 0, "--top-k of 0 or more", options.top_k),
+        (0 <= options.top_k < 2**31, "--top-k from 0 to 2**31 - 1", options.top_k),
         (0 < options.top_p <= 1, "--top-p above 0 and up to 1", options.top_p),
         (0 <= options.min_p <= 1, "--min-p from 0 to 1", options.min_p),
         (penalty > 0 and math.isfinite(penalty), "--repetition-penalty above 0", penalty),

@@ -8,7 +8,7 @@ from typing import Any
 
 from .._program import DTYPES, Parser
 from ..parallel.options import add_devices, add_processes, check_devices
-from .text_data import SMALLEST_VOCABULARY
+from .text_data import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +124,8 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
     rules["temperature"] = (finite(getattr(options, "temperature", 0.0)), "of 0 or more")
     rules["seed"] = (0 <= getattr(options, "seed", 0) < 2**32, "from 0 to 2**32 - 1")
     vocab = getattr(options, "vocab", SMALLEST_VOCABULARY)
-    rules["vocab"] = (vocab >= SMALLEST_VOCABULARY, f"of {SMALLEST_VOCABULARY} or more, for all bytes")
+    fits = SMALLEST_VOCABULARY <= vocab <= LARGEST_VOCABULARY
+    rules["vocab"] = (fits, f"from {SMALLEST_VOCABULARY}, for all bytes, to {LARGEST_VOCABULARY}")
     for name, (holds, expected) in rules.items():
         if not holds:
             parser.error(f"expected --{name.replace('_', '-')} {expected}; got {getattr(options, name)}")

@@ -42,19 +42,26 @@ def save(folder: pathlib.Path, step: int, state: Any, options: Mapping[str, Any]
     - `step`: the number of steps behind it.
     - `state`: a PyTree of arrays.
     - `options`: which a run must have to go on from it: anything that JSON keeps.
+
+    **Raises:** `OSError` if it cannot be written. Then nothing of it is left.
     """
     path = folder / f"step-{step:08}{_SUFFIX}"
     unfinished = path.with_suffix(_UNFINISHED)
-    with unfinished.open("wb") as file:
-        summed = _Summed(file)
-        summed.write(json.dumps({"step": step, "options": options}).encode() + b"\n")
-        eqx.tree_serialise_leaves(summed, state)  # pyright: ignore[reportArgumentType]
-        file.write(summed.checksum.to_bytes(_CHECKSUM_BYTES, "big"))
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    for old in folder.glob(f"*{_UNFINISHED}"):  # of a process that was killed: this one may need the room
+        old.unlink()
+    try:
+        with unfinished.open("wb") as file:
+            summed = _Summed(file)
+            summed.write(json.dumps({"step": step, "options": options}).encode() + b"\n")
+            _write_arrays(summed, state)
+            file.write(summed.checksum.to_bytes(_CHECKSUM_BYTES, "big"))
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
     _sync_folder(folder)
-    for old in [*_paths(folder)[:-_KEPT], *folder.glob(f"*{_UNFINISHED}")]:
+    for old in _paths(folder)[:-_KEPT]:
         old.unlink()
 
 
@@ -93,6 +100,16 @@ def load_last(
     if problem is not None:
         raise ModelFileError(f"{problem}, and there is no other one. Remove it to begin with step 0.")
     return None
+
+
+def _write_arrays(file: _Summed, state: Any) -> None:
+    try:
+        eqx.tree_serialise_leaves(file, state)  # pyright: ignore[reportArgumentType]
+    except RuntimeError as error:  # Equinox's, which name an array, around that of a disk which is full
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__
+        raise cause or error from None
 
 
 def _paths(folder: pathlib.Path) -> list[pathlib.Path]:

@@ -21,6 +21,8 @@ from .._errors import ModelFileError
 TOKENS, TOKENIZER = "tokens.npy", "tokenizer.json"
 SMALLEST_VOCABULARY = 256
 """A token for each byte."""
+LARGEST_VOCABULARY = 2**20
+"""A tokenizer's trainer takes memory for as many tokens as it may make, before it sees the text."""
 
 _LINES = 4096  # so many are encoded at a time
 _HELD_OUT = 0.1
@@ -55,7 +57,7 @@ def prepare(
 
     **Arguments:**
 
-    - `vocab_size`: tokens at most, and 256 or more: a short text has fewer.
+    - `vocab_size`: tokens at most, from 256 to 2**20: a short text has fewer.
     - `progress`: as `_program.progress`.
     """
     lines = text.splitlines(keepends=True)
@@ -76,7 +78,8 @@ def prepare(
         for encoding in tokenizer.encode_batch_fast(lines[first : first + _LINES], add_special_tokens=False):
             parts.append(np.asarray(encoding.ids, np.int32))
     np.save(folder / TOKENS, np.concatenate(parts) if parts else np.zeros(0, np.int32))
-    tokenizer.save(os.fspath(folder / TOKENIZER))
+    # Not by its own `save`, which raises errors without a class.
+    (folder / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
 
 
 def open_tokenizer(folder: pathlib.Path) -> Tokenizer:

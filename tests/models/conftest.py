@@ -1,5 +1,7 @@
 """The language model, and programs that are started."""
 
+import contextlib
+import resource
 import signal
 
 import pytest
@@ -34,6 +36,22 @@ def tokenizer(file):
 @pytest.fixture(scope="session")
 def model(file):
     return llama.load(file)
+
+
+@pytest.fixture
+def full_disk():
+    """Return a context in which files can have so many bytes: a write beyond fails, as on a full disk."""
+
+    @contextlib.contextmanager
+    def limited(most=1000):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited
 
 
 @pytest.fixture

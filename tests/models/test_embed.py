@@ -92,6 +92,29 @@ def test_a_sentence_that_is_cut_is_told(capsys, tmp_path):
     assert 0.999 < (rounded * exact).sum(1).min() < 1 - 1e-6
 
 
+def test_a_query_that_is_cut_is_told(capsys):
+    assert main(["--search", "word " * 300, "short", "a word"]) == 0
+    written = capsys.readouterr()
+    assert "embed: the query is longer than 256 tokens, and was cut\n" in written.err
+    assert len(written.out.splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["out.npy", "out.jsonl"])
+def test_a_full_disk_keeps_the_old_vectors(name, tmp_path, capsys, full_disk):
+    (tmp_path / name).write_text("old")
+    with full_disk():
+        refused(["a", "b", "--output", tmp_path / name], f"{name} cannot be written: .*File too large", capsys)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "old"
+
+
+def test_the_page_shows_lines_as_they_are():
+    lines = (ROOT / "docs/gradients.md").read_text().split("\n")
+    shown = re.findall(r"^0\.\d{4}\t(\d+)\t(.*)$", (ROOT / "docs/embed.md").read_text(), re.MULTILINE)
+    assert len(shown) == 2
+    assert [lines[int(number) - 1] for number, _ in shown] == [line for _, line in shown]
+
+
 def copy_of_model(folder):
     for name in ("config.json", "tokenizer.json", "sentence_bert_config.json", "1_Pooling/config.json"):
         (folder / name).parent.mkdir(exist_ok=True, parents=True)

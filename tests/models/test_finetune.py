@@ -147,6 +147,10 @@ def test_weights_are_expanded_one_block_at_a_time(file, model):
         (["--learning-rate", "0"], "expected --learning-rate above 0; got 0.0"),
         (["--seed", "-1"], r"expected --seed from 0 to 2\*\*32 - 1; got -1"),
         (["--output", "/no/such/adapter"], "expected --output in a folder that exists; got /no/such/adapter"),
+        (
+            ["--output", "/proc/adapter"],
+            "expected --output in a folder that can be written; got /proc/adapter: .*No such",
+        ),
         (["--output", "README.md"], "expected --output to be a folder; got a file, README.md"),
         (["--weights", "README.md"], "README.md: expected a GGUF file"),
         (["--rank", "many"], "argument --rank: invalid int value: 'many'"),

@@ -149,6 +149,31 @@ def test_a_folder_keeps_its_tokenizer_and_says_its_dtype(tmp_path):
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.parametrize("kind", ["gguf", "folder"])
+def test_a_full_disk_is_an_error_of_the_system_and_the_old_file_stays(kind, tmp_path, full_disk):
+    settings = families.settings_of("qwen3")
+    weights = families.random_weights(settings)
+    if kind == "gguf":
+        path = source = families.write_gguf(tmp_path / "source.gguf", settings, weights)
+        file = gguf.open_model(source)
+    else:
+        path = families.write_folder(tmp_path / "source", settings, weights)
+        source, file = path / "model.safetensors", huggingface.open_folder(path)
+    model, before = llama.load(file), source.read_bytes()
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        llama_files.save(path, model, file)
+    assert source.read_bytes() == before
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_an_adapter_on_a_full_disk_is_an_error_of_the_system(tmp_path, full_disk):
+    write_tiny(tmp_path / "model.gguf")
+    adapters = random_adapters(gguf.open_model(tmp_path / "model.gguf").config)
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        adapter_files.save(tmp_path / "adapter", adapters, alpha=1.0)
+    assert not list((tmp_path / "adapter").iterdir())
+
+
 def test_models_that_do_not_fit(file, model, tmp_path):
     short = dataclasses.replace(model, config=dataclasses.replace(model.config, num_layers=2), blocks=model.blocks[:2])
     with pytest.raises(

@@ -25,6 +25,7 @@ from models.parallel import processes, tensor_parallel
 from models.parallel.data_parallel import replicate, split_rows
 
 from .. import one_device
+from ..devices.test_processes import free_port
 from . import families
 from .test_generate import ROOT, SPEED
 from .tiny import write_tiny
@@ -179,22 +180,69 @@ def test_a_prompt_of_a_file_and_of_stdin(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err.endswith(f"generate: error: {prompt}: expected a prompt; got space alone\n")
 
 
-SPLITS = ([], ["--devices", "2"], ["--devices", "3", "--split", "sequence"])
-
-
-def test_adapters_are_split_with_the_model(tmp_path, capsys):
-    write_tiny(tmp_path / "speaks.gguf", MIXED, "Q8_0", hidden=128, context=256, speaks=True)
-    config, random = gguf.open_model(tmp_path / "speaks.gguf").config, np.random.default_rng(0)
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A folder with a model that speaks, and one with an adapter for it."""
+    folder, random = tmp_path_factory.mktemp("tuned"), np.random.default_rng(0)
+    write_tiny(folder / "speaks.gguf", MIXED, "Q8_0", hidden=128, context=256, speaks=True)
+    config = gguf.open_model(folder / "speaks.gguf").config
     targets = [target for target in lora.TARGETS if target not in ("k_proj", "gate_proj")]
     adapters = lora.init(config, rank=3, scale=2.0, targets=targets, key=jax.random.key(0))
     tuned = jax.tree.map(lambda x: jnp.asarray(random.normal(scale=0.1, size=x.shape), x.dtype), adapters)
-    adapter_files.save(tmp_path / "tuned", tuned, alpha=6.0)
-    options = ["The fox", "--weights", str(tmp_path / "speaks.gguf"), "--max-tokens", "30"]
+    adapter_files.save(folder / "adapter", tuned, alpha=6.0)
+    return folder
+
+
+SPLITS = ([], ["--devices", "2"], ["--devices", "3", "--split", "sequence"])
+
+
+def test_adapters_are_split_with_the_model(tuned, capsys):
+    options = ["The fox", "--weights", str(tuned / "speaks.gguf"), "--max-tokens", "30"]
     texts = []
-    for more in ([], *(["--adapter", str(tmp_path / "tuned"), *split] for split in SPLITS)):
+    for more in ([], *(["--adapter", str(tuned / "adapter"), *split] for split in SPLITS)):
         assert main([*options, *more]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] != texts[1] == texts[2] == texts[3]
+
+
+@pytest.mark.parametrize("split", ["--devices 2", "--processes 2"])
+def test_adapters_wait_for_the_devices(split, tuned, capsys):
+    """A process of its own has one device until the program asks for more, which it can before JAX starts."""
+    options = ["The fox", "--weights", str(tuned / "speaks.gguf"), "--max-tokens", "5"]
+    options += ["--adapter", str(tuned / "adapter")]
+    assert main(options) == 0
+    command, several = [sys.executable, "-m", "models.generate", *options, *split.split()], []
+    if split == "--devices 2":
+        several = [command]
+    else:
+        command += ["--coordinator", f"localhost:{free_port()}", "--process"]
+        several = [[*command, "0"], [*command, "1"]]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    started = [subprocess.Popen(each, cwd=ROOT, env=one_device.environment(), **pipes) for each in several]
+    results = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0] * len(started), results
+    assert [out for out, _ in results] == [capsys.readouterr().out, ""][: len(started)]
+
+
+def test_an_adapter_of_another_model_is_told_on_all_devices(tuned, tmp_path, capsys):
+    write_tiny(tmp_path / "wider.gguf", width=128, hidden=128, speaks=True)
+    options = ["The fox", "--weights", str(tmp_path / "wider.gguf"), "--adapter", str(tuned / "adapter")]
+    for split in ([], ["--devices", "2"]):
+        assert main([*options, *split]) == 2
+        expected = r"generate: error: .*adapter_model.safetensors: expected the tensors of Adapters; got .* of another shape.*\n"
+        assert re.fullmatch(expected, capsys.readouterr().err)
+
+
+def test_a_folder_without_an_adapter_is_told_before_processes_meet(tuned, capsys):
+    options = ["The fox", "--weights", str(tuned / "speaks.gguf"), "--processes", "2", "--coordinator", "localhost:1"]
+    (tuned / "half").mkdir()
+    (tuned / "half" / "adapter_config.json").write_bytes((tuned / "adapter" / "adapter_config.json").read_bytes())
+    for adapter, message in (
+        (tuned / "none", "adapter_config.json: expected the configuration of an adapter; got: No such file"),
+        (tuned / "half", "adapter_model.safetensors: expected a file that can be read; got No such file"),
+    ):
+        assert main([*options, "--adapter", str(adapter)]) == 2
+        assert re.fullmatch(rf"generate: error: .*{message}.*\n", capsys.readouterr().err)
 
 
 def test_a_file_of_prompts(tmp_path, capsys):

@@ -97,6 +97,18 @@ def test_one_that_was_being_written_is_not_there(folder, monkeypatch):
     assert not list(folder.glob("*.unfinished"))
 
 
+def test_a_full_disk_is_told_and_gets_its_room_back(folder, full_disk):
+    """The first bytes stay in a buffer, and an array that is too large for it fails inside Equinox."""
+    large = {"x": np.zeros(100_000), "y": np.zeros(10)}
+    (folder / "step-00000019.unfinished").write_bytes(b"half")
+    for most in (10, 500_000, 800_200):
+        with full_disk(most), pytest.raises(OSError, match="File too large"):
+            snapshots.save(folder, 20, large, OPTIONS)
+        assert sorted(path.name for path in folder.iterdir()) == ["step-00000010.snapshot", "step-00000015.snapshot"]
+    snapshots.save(folder, 20, state(20), OPTIONS)
+    assert_is_state(load(folder)[0][1], 20)
+
+
 def test_other_options_are_told(folder):
     with pytest.raises(
         ModelFileError, match=r"^expected width 32, which .*015.snapshot was written with; got 64\. Put"

@@ -247,7 +247,8 @@ def refused(arguments, message, capsys):
         ("vit --width 30 --heads 4", "expected --width to be a multiple of --heads; got 30 and 4"),
         ("vit --rate nan", "expected --rate of 0 or more; got nan"),
         ("vit --seed -1", "expected --seed from 0 to 2**32 - 1; got -1"),
-        ("gpt --vocab 255", "expected --vocab of 256 or more, for all bytes; got 255"),
+        ("gpt --vocab 255", "expected --vocab from 256, for all bytes, to 1048576; got 255"),
+        ("gpt --vocab 1048577", "expected --vocab from 256, for all bytes, to 1048576; got 1048577"),
         ("gpt --plain --compare", "argument --compare: not allowed with argument --plain"),
         ("vit --text notes.txt", "unrecognized arguments: --text notes.txt"),
     ],
@@ -268,6 +269,13 @@ def test_a_text_that_cannot_be_used(tmp_path, capsys):
     message = "expected a text of 514 tokens or more, twice --length; got 10. Lower --length, or pass another text."
     refused(["gpt", "--out", out, "--text", short, "--vocab", 256], message, capsys)
     refused(["resume", out], f"expected the folder of a run, with options.json; got {out}", capsys)
+
+
+def test_a_tokenizer_that_cannot_be_written(text, tmp_path, capsys):
+    path = tmp_path / "tokenizer.json"
+    path.mkdir()
+    message = f"a file cannot be read or written: [Errno 21] Is a directory: '{path}'"
+    refused(["gpt", "--text", text, "--out", tmp_path, *TINY], message, capsys)
 
 
 def test_a_folder_has_one_run_and_one_process(compared, capsys):
