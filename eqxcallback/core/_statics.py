@@ -51,8 +51,8 @@ def _add(value: object, collected: list[Any]) -> None:
     kind = type(value)
     if kind in _PLAIN:
         collected.append(value)
-    elif kind is tuple or kind is list:
-        for item in value:  # type: ignore[attr-defined]
+    elif isinstance(value, tuple | list) and kind in (tuple, list):  # and not a named tuple
+        for item in value:
             _add(item, collected)
     else:
         key = strict(value)
