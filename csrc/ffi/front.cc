@@ -132,16 +132,15 @@ XLA_FFI_Error* call(Front& front, XLA_FFI_CallFrame* frame, XLA_FFI_Error_Create
   const CalledFunction function(front.function);
   const CalledForEach for_each(front.for_each, front.function);
   XLA_FFI_Error* error = nullptr;
-  std::string thrown = "it threw a C++ exception";
   try {
     error = front.is_checked ? run_checked_in_child([&front] { return front.who(); }, front.kernel, frame)
                              : front.kernel.handler(frame);
-    thrown.clear();
   } catch (const std::exception& exception) {
-    thrown += std::string(": ") + exception.what();
+    const std::string text = std::string("it threw a C++ exception: ") + exception.what();
+    error = create_error(frame->api, XLA_FFI_Error_Code_INTERNAL, text);
   } catch (...) {
+    error = create_error(frame->api, XLA_FFI_Error_Code_INTERNAL, "it threw a C++ exception");
   }
-  if (!thrown.empty()) error = create_error(frame->api, XLA_FFI_Error_Code_INTERNAL, thrown);
   frame->api = theirs;
   return error == nullptr ? nullptr : recorded(front, *frame, error);
 }
