@@ -186,21 +186,22 @@ struct GruGatesBackward {
 };
 
 // An operand that examples may share: the part of example b begins `at[b]` elements after `data`, and that of head h
-// another h * head elements later. `data` is null if the operand is absent.
+// another h * head elements later. Of an operand of pairs, the row of query s is another s * query elements later,
+// where `query` is 0 if queries share one row. `data` is null if the operand is absent.
 template <class T>
 struct Operand {
   const T* data;
   const int64_t* at;
-  int64_t head;
+  int64_t head, query;
 };
 
 // The keys that attention sees, and what it adds to the logits. Query s is at position p = offset + s among the keys.
 struct AttentionOptions {
   int64_t window;         // 0: none. Causal: it sees keys above p - window, else keys nearer than window
   float soft_cap;         // 0: none. The logits l become soft_cap * tanh(l / soft_cap)
-  Operand<void> bias;     // [S, T], added to the logits
+  Operand<void> bias;     // [S or 1, T], added to the logits
   Element bias_element;   // the type of the bias
-  Operand<uint8_t> mask;  // [S, T]: 0 is not seen
+  Operand<uint8_t> mask;  // [S or 1, T]: 0 is not seen
   Operand<float> slopes;  // one for each head: slope * |p - key| is subtracted from the logits
   Operand<int32_t> query_segments, key_segments;  // [S], [T]: seen where they are equal
   Operand<int32_t> lengths;                       // keys below the length are seen

@@ -147,7 +147,7 @@ ffi::Error decode_attention(ffi::ThreadPool pool, ffi::RemainingArgs args, Out o
                          : "scales of the shape of k without its last axis; got ") +
                   text(x->dimensions()));
       at = places(op, name, shape, query);
-      to = {x->typed_data<float>(), at.data(), 1};
+      to = {x->typed_data<float>(), at.data(), 1, 0};
     };
     take(call.slopes, "slopes", operands(4), slopes_at, 1);
     const Optional k_scale = operands(5), v_scale = operands(6);

@@ -78,15 +78,15 @@ class AttentionOperands {
     constexpr auto kInt = ffi::DataType::S32;
     places_.reserve(kAttentionSlots);  // options point to them
     if (const Optional bias = operands(kBias)) options.bias_element = element_of(op, *bias);
-    take(options.bias, kBias, "bias", {-1, queries, keys});
-    take(options.mask, kMask, "mask", {-1, queries, keys}, ffi::DataType::PRED);
+    take(options.bias, kBias, "bias", {kHeadsOrOne, kQueriesOrOne, keys});
+    take(options.mask, kMask, "mask", {kHeadsOrOne, kQueriesOrOne, keys}, ffi::DataType::PRED);
     take(options.slopes, kSlopes, "alibi_slopes", {heads}, ffi::DataType::F32, 1);
     take(options.query_segments, kQuerySegments, "query_segments", {queries}, kInt);
     take(options.key_segments, kKeySegments, "key_segments", {keys}, kInt);
     take(options.lengths, kLengths, "lengths", {}, kInt);
     take(options.offset, kOffset, "offset", {}, kInt);
     take(options.dropout_keys, kDropoutKeys, "dropout_keys", {heads, 2}, ffi::DataType::U32, 2);
-    take(options.kept, kKept, "kept", {-1, queries, keys}, ffi::DataType::PRED);
+    take(options.kept, kKept, "kept", {kHeadsOrOne, queries, keys}, ffi::DataType::PRED);
     REQUIRE((options.query_segments.data == nullptr) == (options.key_segments.data == nullptr), op,
             "segments of queries and of keys, or none");
   }
@@ -97,7 +97,9 @@ class AttentionOperands {
   const cpu::AttentionOptions* any() const { return any_ ? &options : nullptr; }
 
  private:
-  // `core`: -1 is all heads, or 1. `head`: elements from one head to the next, of operands that say nothing of pairs.
+  static constexpr int64_t kHeadsOrOne = -1, kQueriesOrOne = -2;
+
+  // `head`: elements from one head to the next, of operands that say nothing of pairs.
   template <class T>
   void take(cpu::Operand<T>& to, AttentionSlot slot, const char* name, std::initializer_list<int64_t> core,
             ffi::DataType type = ffi::DataType::INVALID, int64_t head = 0) {
@@ -110,12 +112,17 @@ class AttentionOperands {
     bool fits = true;
     for (size_t i = 0; i < core.size(); ++i) {
       const int64_t size = core.begin()[i];
-      fits = fits && (size < 0 ? shape[i] == 1 || shape[i] == query_[1] : shape[i] == size);
+      const bool is_one = size < 0 && shape[i] == 1;
+      fits = fits && (is_one || shape[i] == (size == kHeadsOrOne     ? query_[1]
+                                             : size == kQueriesOrOne ? query_[0]
+                                                                     : size));
     }
     REQUIRE(fits, op_, std::string(name) + " that fits queries, heads and keys; got " + text(x->dimensions()));
     places_.push_back(places(op_, name, shape, query_));
+    int64_t query = 0;
     if (core.size() == 3 && shape[0] > 1) head = shape[1] * shape[2];
-    to = {static_cast<const T*>(x->untyped_data()), places_.back().data(), head};
+    if (core.size() == 3 && shape[1] == query_[0]) query = shape[2];
+    to = {static_cast<const T*>(x->untyped_data()), places_.back().data(), head, query};
   }
 
   const char* op_;

@@ -15,7 +15,7 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from eqxcallback.ops.attention._operands import OPTIONAL
+from eqxcallback.ops.attention._operands import OF_KEYS, OPTIONAL
 from eqxcallback.ops.attention._reference_dropout import threshold
 
 
@@ -43,6 +43,8 @@ _POINTERS = {
     **dict.fromkeys(("query_segments", "key_segments", "lengths", "offset"), "*i32"),
     "dropout_keys": "*u32",
 }
+# The bits of the constant of that name.
+HAS = {name: 1 << i for i, name in enumerate(OPTIONAL)} | {f"{name} of keys": bit for name, bit in OF_KEYS.items()}
 # What no kernel asks for: they have no gradient.
 _INTEGERS = ("mask", "query_segments", "key_segments", "lengths", "offset", "dropout_keys", "kept")
 
@@ -120,7 +122,7 @@ def compiled(
         **choice.constants,
         **{"CAUSAL": causal, "NEGATIVE": False, "WINDOW": window, "SOFT_CAP": soft_cap, "DROPOUT": dropout},
         "KEEP": threshold(dropout),
-        "HAS": sum(1 << OPTIONAL.index(name) for name in has),
+        "HAS": sum(HAS[name] for name in has),
     }
     return _compiled(kernel, arch, dtype, tuple(settings.items()), absent, choice.num_warps, choice.num_stages)
 

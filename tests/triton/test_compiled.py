@@ -21,7 +21,7 @@ from eqxcallback.ops.attention import (
 )
 from eqxcallback.ops.attention._operands import OPTIONAL
 
-from .compiled import SHARED_MEMORY, compiled, loops, spills_in_the_main_loop
+from .compiled import HAS, SHARED_MEMORY, compiled, loops, spills_in_the_main_loop
 from .spilled import SPILLED
 
 
@@ -172,6 +172,7 @@ def test_backward_without_gradients_that_are_not_needed(step, absent):
         *[(name, 90, 128, EVERY_OPTION) for name in KERNELS if name != "rows"],
         *[(name, 86, 256, EVERY_OPTION) for name in ("forward", "keys", "queries")],
         *[(name, 120, 80, {"has": ("bias",)}) for name in ("forward", "keys", "queries", "bias")],
+        *[(name, 90, 128, {"has": ("bias", "bias of keys")}) for name in ("forward", "keys", "queries", "bias")],
         ("forward", 100, 128, {"has": ("lengths", "offset")}),  # a prompt into a cache
         ("forward", 90, 128, {"window": 1000}),
     ],
@@ -179,7 +180,7 @@ def test_backward_without_gradients_that_are_not_needed(step, absent):
 )
 def test_options(name, arch, size, chosen, check_spilled):
     kernel, choose = KERNELS[name]
-    has = sum(1 << OPTIONAL.index(option) for option in chosen.get("has", ()))
+    has = sum(HAS[option] for option in chosen.get("has", ()))
     choice = choose(arch, size, "bfloat16", queries=4096, has=has, soft_cap=chosen.get("soft_cap", 0.0))
     made = compiled(kernel, arch, "bfloat16", choice, **chosen)
     within_limits(made, arch)

@@ -40,7 +40,7 @@ void score_tile(const Attention& args, const QueryBlock& block, const Arranged& 
   const float factor = rest_of_scale<kOptions, T>(args) == 1.0f ? args.scale * kLog2E : 1.0f;
   row_products<kVectors>(scores, k, args.kv_heads * args.head_size, keys, args.head_size, queries, factor, rows);
   if constexpr (kOptions) {
-    apply_options(*args.options, block, args.kv_length, first, keys, scores, cap_derivative);
+    apply_options(*args.options, block, first, keys, scores, cap_derivative);
     mask_places(block, first, keys, scores);
   } else if (args.causal && first + keys - 1 > block.position) {
     for (int64_t j = larger<int64_t>(0, block.position + 1 - first); j < keys; ++j) {

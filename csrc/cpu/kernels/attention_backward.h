@@ -9,6 +9,11 @@
 namespace eqxcallback::cpu {
 namespace {
 
+// Blocks of queries or of keys.
+struct BlockRange {
+  int64_t begin, end;
+};
+
 // The data that all tasks of a call share. Rows are numbered by example, head and query.
 struct BackwardPlan {
   const AttentionBackward& args;
@@ -20,6 +25,8 @@ struct BackwardPlan {
   bool needs_keys() const { return args.dk != nullptr || args.dv != nullptr; }
   bool has_own_bias() const { return args.dbias != nullptr && own_bias; }
   bool has_shared_bias() const { return args.dbias != nullptr && !own_bias; }
+  bool queries_share_bias() const { return args.call.options->bias.query == 0 && args.call.q_length != 1; }
+  int64_t bias_rows() const { return queries_share_bias() ? 1 : args.call.q_length; }
   int64_t row(int64_t b, int64_t h) const { return b * args.call.heads + h; }
   int64_t num_queries() const { return args.call.batch * args.call.heads * args.call.q_length; }
 };
@@ -207,28 +214,56 @@ void key_gradients(const BackwardPlan& plan, int64_t kv_b, int64_t kv_h, int64_t
   store_keys<T>(plan, kv_b, kv_h, begin, keys, dk, dv);
 }
 
-// Computes one block of rows of the gradient of a bias that heads or examples share. `sums` is [T, kQueryBlock].
+// Adds up the gradients of logits of a bias that heads or examples share, of some blocks of queries and of keys, into
+// `sums`: [keys, kQueryBlock] from key `first` on.
 template <class T>
-void bias_gradients(const BackwardPlan& plan, int64_t at, int64_t begin, const TileBuffers& to, float* sums) {
+void sum_dlogits(const BackwardPlan& plan, int64_t at, BlockRange queries, BlockRange keys, const TileBuffers& to,
+                 float* sums) {
   const Attention& call = plan.args.call;
   const Operand<void>& bias = call.options->bias;
-  std::memset(sums, 0, static_cast<size_t>(call.kv_length * kQueryBlock) * sizeof(float));
+  const int64_t first = keys.begin * kKeyBlock, end = smaller(keys.end * kKeyBlock, call.kv_length);
+  std::memset(sums, 0, static_cast<size_t>((end - first) * kQueryBlock) * sizeof(float));
   const auto nothing = [](const KeyTile&) {};
+  const auto add = [&](const KeyTile& tile) {
+    float* line = sums + (tile.first - first) * kQueryBlock;
+    for (int64_t i = 0; i < tile.keys * kQueryBlock; i += kLanes) {
+      Simd::store(line + i, Simd::add(Simd::load(line + i), Simd::load(to.dlogits + i)));
+    }
+  };
   for (int64_t b = 0; b < call.batch; ++b) {
     for (int64_t h = 0; h < call.heads; ++h) {
       if (bias.at[b] + h * bias.head != at) continue;
-      const auto add = [&](const KeyTile& tile) {
-        float* line = sums + tile.first * kQueryBlock;
-        for (int64_t i = 0; i < tile.keys * kQueryBlock; i += kLanes) {
-          Simd::store(line + i, Simd::add(Simd::load(line + i), Simd::load(to.dlogits + i)));
-        }
-      };
-      again<T, true>(plan, query_block(call, b, h, begin), 0, plan.key_blocks, to, add, nothing);
+      for (int64_t block = queries.begin; block < queries.end; ++block) {
+        again<T, true>(plan, query_block(call, b, h, block * kQueryBlock), keys.begin, keys.end, to, add, nothing);
+      }
     }
   }
-  with_bias_rows(plan, at, begin, [&](auto* rows) {
-    store_bias(rows, sums, call.kv_length, smaller<int64_t>(kQueryBlock, call.q_length - begin), call.kv_length);
-  });
+}
+
+// Computes the gradient of a bias that heads, examples or queries share: of a block of rows, or, where there is one
+// row, of a block of keys.
+template <class T>
+void bias_gradients(const BackwardPlan& plan, int64_t bias, int64_t block, const TileBuffers& to, float* sums) {
+  const Attention& call = plan.args.call;
+  const int64_t keys_in_all = call.kv_length, at = bias * plan.bias_rows() * keys_in_all;
+  if (!plan.queries_share_bias()) {
+    sum_dlogits<T>(plan, at, {block, block + 1}, {0, plan.key_blocks}, to, sums);
+    const int64_t begin = block * kQueryBlock;
+    with_bias_rows(plan, at, begin, [&](auto* out) {
+      store_bias(out, sums, keys_in_all, smaller<int64_t>(kQueryBlock, call.q_length - begin), keys_in_all);
+    });
+  } else {
+    sum_dlogits<T>(plan, at, {0, plan.query_blocks}, {block, block + 1}, to, sums);
+    const int64_t first = block * kKeyBlock, keys = smaller<int64_t>(kKeyBlock, keys_in_all - first);
+    for (int64_t j = 0; j < keys; ++j) {
+      F sum = Simd::zero();
+      for (int i = 0; i < kQueryBlock; i += kLanes) sum = Simd::add(sum, Simd::load(sums + j * kQueryBlock + i));
+      sums[j] = Simd::sum(sum);
+    }
+    with_bias_rows(plan, at, 0, [&](auto* out) {
+      for_vectors(keys, [&](int64_t j, auto count) { store(out + first + j, load(sums + j, count), count); });
+    });
+  }
 }
 
 template <class T, bool kOptions>
@@ -283,16 +318,16 @@ void run_backward(const BackwardPlan& plan, const Executor& executor, bool is_wh
     });
   }
   if (!plan.has_shared_bias()) return;
-  const int64_t size = larger<int64_t>(1, call.q_length * call.kv_length), biases = plan.args.bias_size / size;
-  const double nanoseconds =
-      static_cast<double>(call.batch * call.heads) / static_cast<double>(larger<int64_t>(biases, 1)) * 2 * tile;
-  parallel_for(executor, biases * plan.query_blocks, nanoseconds, [&](int64_t begin, int64_t end) {
-    Scratch scratch(buffers + call.kv_length * kQueryBlock);
+  const int64_t biases = plan.args.bias_size / larger<int64_t>(1, plan.bias_rows() * call.kv_length);
+  const int64_t blocks = plan.queries_share_bias() ? plan.key_blocks : plan.query_blocks;
+  const double nanoseconds = static_cast<double>(call.batch * call.heads * plan.query_blocks) /
+                             static_cast<double>(larger<int64_t>(biases * blocks, 1)) * 2 * tile;
+  parallel_for(executor, biases * blocks, nanoseconds, [&](int64_t begin, int64_t end) {
+    Scratch scratch(buffers + larger<int64_t>(call.kv_length, kKeyBlock) * kQueryBlock);
     const TileBuffers to(call, scratch.data());
     [[maybe_unused]] const TilesFor<T> tiles;
     for (int64_t i = begin; i < end; ++i) {
-      bias_gradients<T>(plan, i / plan.query_blocks * size, i % plan.query_blocks * kQueryBlock, to,
-                        scratch.data() + buffers);
+      bias_gradients<T>(plan, i / blocks, i % blocks, to, scratch.data() + buffers);
     }
   });
 }

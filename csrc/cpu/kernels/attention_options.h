@@ -22,6 +22,12 @@ struct QueryBlock {
   int32_t lowest, highest;  // query at p sees key j if p - j is between them
 };
 
+// The rows of a block's queries in an operand of pairs.
+template <class T>
+const T* rows_of(const Operand<T>& operand, const QueryBlock& block) {
+  return operand_of(operand, block.b, block.h) + block.begin * operand.query;
+}
+
 // Tell if one query sees any of these keys, by its row of the mask; and if it misses any.
 bool sees_any(const uint8_t* mask, int64_t keys) {
   uint8_t any = 0;
@@ -36,10 +42,10 @@ bool misses_any(const uint8_t* mask, int64_t keys) {
 
 // Leaves out the keys before and after all that the mask lets a query of the block see: of a causal mask that is an
 // array, half of the keys.
-void trim_to_mask(const uint8_t* rows, int64_t kv_length, QueryBlock& block) {
+void trim_to_mask(const uint8_t* rows, int64_t stride, QueryBlock& block) {
   int64_t first = block.end, end = block.first;
   for (int64_t i = block.queries - 1; i >= 0; --i) {
-    const uint8_t* row = rows + i * kv_length;
+    const uint8_t* row = rows + i * stride;
     if (end < block.end && sees_any(row + end, block.end - end)) {
       for (end = block.end; row[end - 1] == 0;) --end;
     }
@@ -94,7 +100,7 @@ QueryBlock query_block(const Attention& args, int64_t b, int64_t h, int64_t begi
   block.first = larger<int64_t>(0, block.position - block.highest);
   block.end = larger(block.end, block.first);
   if (options != nullptr && options->mask.data != nullptr) {
-    trim_to_mask(operand_of(options->mask, b, h) + begin * args.kv_length, args.kv_length, block);
+    trim_to_mask(rows_of(options->mask, block), options->mask.query, block);
   }
   if (options != nullptr && options->query_segments.data != nullptr) {
     trim_to_segments(operand_of(options->query_segments, b) + begin, operand_of(options->key_segments, b), block);
@@ -139,17 +145,17 @@ class Distances {
 
 // Applies the options to the logits of `keys` keys from `first` on: powers of two, not yet capped. The softmax is of
 // the result.
-void apply_options(const AttentionOptions& options, const QueryBlock& block, int64_t kv_length, int64_t first,
-                   int64_t keys, float* tile, float* cap_derivative) {
+void apply_options(const AttentionOptions& options, const QueryBlock& block, int64_t first, int64_t keys, float* tile,
+                   float* cap_derivative) {
   constexpr float kUnseen = -__builtin_inff();
-  const int64_t b = block.b, h = block.h, queries = block.queries, row = block.begin * kv_length + first;
+  const int64_t b = block.b, h = block.h, queries = block.queries;
   if (options.soft_cap > 0) cap_logits(tile, cap_derivative, keys * kQueryBlock, options.soft_cap);
   if (options.bias.data != nullptr) {
     with_type(options.bias_element, [&](auto* type) {
       using T = Pointee<decltype(type)>;
-      const Operand<T> operand{static_cast<const T*>(options.bias.data), options.bias.at, options.bias.head};
-      const T* bias = operand_of(operand, b, h) + row;
-      for_columns(bias, kv_length, queries, keys, [&](int64_t j, int64_t i, F column) {
+      const Operand<void>& any = options.bias;
+      const Operand<T> bias{static_cast<const T*>(any.data), any.at, any.head, any.query};
+      for_columns(rows_of(bias, block) + first, bias.query, queries, keys, [&](int64_t j, int64_t i, F column) {
         float* line = tile + j * kQueryBlock + i;
         Simd::store(line, Simd::add(Simd::load(line), log2_of_bias(column)));
       });
@@ -167,11 +173,12 @@ void apply_options(const AttentionOptions& options, const QueryBlock& block, int
     }
   }
   if (options.mask.data != nullptr) {
-    const uint8_t* mask = operand_of(options.mask, b, h) + row;
+    const uint8_t* mask = rows_of(options.mask, block) + first;
+    const int64_t stride = options.mask.query;
     bool is_needed = false;
-    for (int64_t i = 0; i < queries && !is_needed; ++i) is_needed = misses_any(mask + i * kv_length, keys);
+    for (int64_t i = 0; i < queries && !is_needed; ++i) is_needed = misses_any(mask + i * stride, keys);
     const int64_t masked = is_needed ? keys : 0;
-    for_columns(reinterpret_cast<const int8_t*>(mask), kv_length, queries, masked, [&](int64_t j, int64_t i, F column) {
+    for_columns(reinterpret_cast<const int8_t*>(mask), stride, queries, masked, [&](int64_t j, int64_t i, F column) {
       float* line = tile + j * kQueryBlock + i;
       Simd::store(line, select_bytes(column, Simd::load(line), Simd::broadcast(kUnseen)));
     });
@@ -215,7 +222,7 @@ void dropout_factors(const AttentionOptions& options, const QueryBlock& block, i
                                   factors);
     return;
   }
-  const uint8_t* given = operand_of(options.kept, block.b, block.h) + block.begin * kv_length + first;
+  const uint8_t* given = rows_of(options.kept, block) + first;
   std::memset(factors, 0, static_cast<size_t>(keys * kQueryBlock) * sizeof(float));
   for_columns(reinterpret_cast<const int8_t*>(given), kv_length, block.queries, keys,
               [&](int64_t j, int64_t i, F column) {

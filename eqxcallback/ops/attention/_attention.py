@@ -91,10 +91,9 @@ def attention(
         the keys with `p - left <= j <= p + right`. `left` may be `None`, and under `causal`, where nothing after `p` is
         seen, `right` too. By default all.
     - `soft_cap`: $c$: logits $l$ become $c \tanh(l / c)$, before what is added to them. By default they stay.
-    - `bias`: added to the logits, of a shape that broadcasts to `(*batch, heads, queries, keys)`. It is shared among examples
-        and heads; one that is shared among queries or keys is copied. f32 or bf16 whatever `q` is. It may be `-inf`.
-    - `mask`: bool, of a shape that broadcasts as that of `bias`; `True` where a key is seen. One of keys alone, such as
-        `(*batch, 1, 1, keys)`, is not copied, unless there are `segment_ids`.
+    - `bias`: added to the logits, of a shape that broadcasts to `(*batch, heads, queries, keys)`. Examples, heads and queries
+        share it without a copy, as one of keys alone, `(*batch, 1, 1, keys)`. f32 or bf16 whatever `q` is. It may be `-inf`.
+    - `mask`: bool, of a shape that broadcasts as that of `bias`, and is shared as it is; `True` where a key is seen.
     - `alibi_slopes`: $m_h$, of shape `(heads,)` or `(*batch, heads)`: $m_h |p - j|$ is subtracted from the logits.
     - `segment_ids`: int32 arrays of shape `(*batch, queries)` and `(*batch, keys)`, a tuple, or one for both: a query sees the
         keys of its own segment.

@@ -10,6 +10,7 @@ from ...core import PyTree
 from ...kernel import PythonKernel
 from .._numpy import XpArray, finite, on_arrays, store, wide
 from ._numpy_dropout import kept as rows_kept
+from ._operands import is_of_keys
 
 
 _QUERIES, _KEYS = 64, 512  # in a block
@@ -47,13 +48,16 @@ def attend(
         stop = min(start + _QUERIES, queries)
         rows, index = slice(start, stop), xp.arange(start, stop)
 
+        def rows_of(x: XpArray, rows: slice = rows) -> slice:
+            return slice(None) if is_of_keys(x, queries) else rows
+
         def logits_of(logits: XpArray, columns: slice, rows: slice = rows, index: XpArray = index) -> XpArray:
             key = xp.arange(columns.start, columns.stop)
             away = index[:, None] + before - key
             if soft_cap:
                 logits = soft_cap * xp.tanh(logits / soft_cap)
             if bias is not None:
-                logits = logits + bias[..., rows, columns].astype(logits.dtype)
+                logits = logits + bias[..., rows_of(bias), columns].astype(logits.dtype)
             if alibi_slopes is not None:
                 slopes = alibi_slopes[..., None, None].astype(logits.dtype)
                 logits = logits - slopes * xp.abs(away).astype(logits.dtype)
@@ -61,7 +65,7 @@ def attend(
             if window:
                 seen += [away < window] if causal else [away < window, away > -window]
             if mask is not None:
-                seen.append(mask[..., rows, columns])
+                seen.append(mask[..., rows_of(mask), columns])
             if query_segments is not None:
                 seen.append(query_segments[..., None, rows, None] == key_segments[..., None, None, columns])
             if lengths is not None:

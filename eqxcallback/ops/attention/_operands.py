@@ -29,6 +29,9 @@ OPTIONAL = (
     "kept",
 )
 
+# Beside a bit for each of these: of an operand whose one row queries share.
+OF_KEYS = {"bias": 1 << len(OPTIONAL), "mask": 2 << len(OPTIONAL)}
+
 # How many axes each has beside those of the batch.
 OWN_AXES = {
     "bias": 3,
@@ -71,8 +74,8 @@ def operands(
         segments = {"query_segments": jnp.zeros((*[1] * len(batch), q.shape[-3]), jnp.int32), "key_segments": of_keys}
         array = None
     return {
-        "bias": None if bias is None else _every_pair(_bias(name, bias, q, keys), q, keys),
-        "mask": None if array is None else _every_pair(array, q, keys),
+        "bias": None if bias is None else _every_key(_bias(name, bias, q, keys), keys),
+        "mask": None if array is None else _every_key(array, keys),
         "alibi_slopes": None if alibi_slopes is None else slopes_of(name, alibi_slopes, q, batch, heads),
         **segments,
         "lengths": None if lengths is None else integers(name, "lengths", lengths, batch),
@@ -173,9 +176,14 @@ def _per_pair(name: str, what: str, x: Array, q: Array, keys: Size) -> Array:
     return x.reshape(*[1] * (len(shape) - x.ndim), *x.shape)
 
 
-def _every_pair(x: Array, q: Array, keys: Size) -> Array:
-    """`x` for each query and key: kernels share it among examples and heads only."""
-    return jnp.broadcast_to(x, (*x.shape[:-2], q.shape[-3], keys))
+def _every_key(x: Array, keys: Size) -> Array:
+    """`x` for each key: kernels share it among examples, heads and queries only."""
+    return jnp.broadcast_to(x, (*x.shape[:-1], keys))
+
+
+def is_of_keys(x: Any, queries: Size) -> bool:
+    """Tell whether several queries share the one row of `x`: a bias or a mask, or `None`."""
+    return x is not None and x.shape[-2] == 1 and queries != 1
 
 
 def _bias(name: str, bias: ArrayLike, q: Array, keys: Size) -> Array:

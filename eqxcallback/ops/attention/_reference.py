@@ -38,8 +38,8 @@ def attention_with_lse(
     q: Float[Array, "*batch queries heads size"],
     k: Float[Array, "*batch keys kv_heads size"],
     v: Float[Array, "*batch keys kv_heads size"],
-    bias: Float[Array, "*#batch #heads queries keys"] | None = None,
-    mask: Bool[Array, "*#batch #heads queries keys"] | None = None,
+    bias: Float[Array, "*#batch #heads #queries keys"] | None = None,
+    mask: Bool[Array, "*#batch #heads #queries keys"] | None = None,
     alibi_slopes: Float[Array, "*#batch heads"] | None = None,
     segment_ids: tuple[Int[Array, "*#batch queries"], Int[Array, "*#batch keys"]] | None = None,
     lengths: Int[Array, "*#batch"] | None = None,
@@ -107,11 +107,24 @@ def attention_with_lse(
         x = jnp.pad(x, padding).reshape(*x.shape[:axis], count, rows, *x.shape[axis + 1 :])
         return jnp.moveaxis(x, axis, 0)
 
-    per_row = (split(q, -3), split(bias, -2), split(mask, -2), split(ids, -1), split(kept, -2))
+    # All blocks have the row that queries share. Its gradient is rounded after it has been added up.
+    row = {
+        name: x if x.dtype == jnp.bool_ else x.astype(dtype)
+        for name, x in (("bias", bias), ("mask", mask))
+        if x is not None and x.shape[-2] != queries
+    }
+    per_row = {
+        "q": split(q, -3),
+        "bias": None if "bias" in row else split(bias, -2),
+        "mask": None if "mask" in row else split(mask, -2),
+        "ids": split(ids, -1),
+        "kept": split(kept, -2),
+    }
     # Twice: the first derivative uses up one of them, and the second would keep what it computes.
     for _ in range(2):
         block = jax.checkpoint(block, prevent_cse=False)
-    blocks = jax.lax.map(lambda x: block(*x), (rows * jnp.arange(count, dtype=jnp.int32), *per_row))
+    firsts = rows * jnp.arange(count, dtype=jnp.int32)
+    blocks = jax.lax.map(lambda x: block(x[0], **x[1] | row), (firsts, per_row))
 
     def join(x: Array, axis: int) -> Array:
         x = jnp.moveaxis(x, 0, axis - 1)

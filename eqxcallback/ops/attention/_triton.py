@@ -12,7 +12,7 @@ from ...kernel import TritonKernel
 from .._cuda import ceil, multiprocessors
 from .._supports import floats
 from . import _triton_tiles as tiles
-from ._operands import OPTIONAL, places_of
+from ._operands import OF_KEYS, OPTIONAL, is_of_keys, places_of
 from ._reference_dropout import threshold
 
 
@@ -114,6 +114,7 @@ def _settings(
     dropout: float,
 ) -> Mapping[str, Any]:
     has = sum(1 << i for i, x in enumerate(optional) if x is not None)
+    has += sum(bit for name, bit in OF_KEYS.items() if is_of_keys(optional[OPTIONAL.index(name)], q.shape[-3]))
     # Heads without elements have nothing to launch, but a kernel all the same.
     choice = tiles.CHOOSE[name](
         arch,

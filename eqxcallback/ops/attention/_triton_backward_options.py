@@ -9,7 +9,7 @@ import triton.language as tl
 
 from ._triton_backward import dlogits_of, weights_of
 from ._triton_forward import first_element, inner, load
-from ._triton_pairs import LOG2_E, filled_of, options_of
+from ._triton_pairs import BIAS_OF_KEYS, LOG2_E, filled_of, options_of
 
 
 @triton.jit
@@ -64,20 +64,31 @@ def attention_backward_bias(
     WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, DROPOUT: tl.constexpr, KEEP: tl.constexpr, HAS: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """`dbias` of one block of pairs. Grid: the blocks of queries, times those of keys, times `bias_heads * bias_batch`."""
+    """`dbias` of one block of pairs. Grid: the blocks of queries, times those of keys, times `bias_heads * bias_batch`.
+
+    If queries share a row, a program adds up all of their blocks, and the grid is that of one.
+    """
     program = tl.program_id(0)
     blocks = tl.cdiv(keys, BLOCK_KEYS)
     first_key = program % blocks * BLOCK_KEYS
     program //= blocks
     blocks = tl.cdiv(queries, BLOCK_QUERIES)
-    first = program % blocks * BLOCK_QUERIES
-    bias_head, bias_example = program // blocks % bias_heads, program // blocks // bias_heads
+    first = 0 if HAS & BIAS_OF_KEYS else program % blocks * BLOCK_QUERIES
+    program = program if HAS & BIAS_OF_KEYS else program // blocks
+    bias_head, bias_example = program % bias_heads, program // bias_heads
     rows = tl.arange(0, BLOCK_QUERIES)
     query, key = (first + rows)[:, None], first_key + tl.arange(0, BLOCK_KEYS)[None, :]
     left = queries - first
     gradient = tl.zeros([BLOCK_QUERIES, BLOCK_KEYS], tl.float32)
     group = heads // bias_heads
-    for sharer in range(0, group * (batch // bias_batch)):
+    sharers = group * (batch // bias_batch)
+    for turn in range(0, sharers * blocks if HAS & BIAS_OF_KEYS else sharers):
+        sharer = turn
+        if HAS & BIAS_OF_KEYS:
+            sharer = turn // blocks
+            first = turn % blocks * BLOCK_QUERIES
+            query = (first + rows)[:, None]
+            left = queries - first
         # A bias is of one head or of all.
         head = bias_head + sharer % group
         example = _sharer(sharer // group, bias_example, bias_every, bias_batch)
@@ -108,7 +119,11 @@ def attention_backward_bias(
             weights, inner(dout_main, dout_tail, v_main, v_tail, TAIL), deltas[:, None], query, key, options, queries, keys,
             DROPOUT, KEEP, HAS)
         # fmt: on
-    at = (tl.cast(bias_example, tl.int64) * bias_heads + bias_head) * queries * keys
-    inside = (query < queries) & (key < keys)
-    to = dbias + at + (tl.cast(query, tl.int64) * keys + key)
-    tl.store(to, gradient.to(dbias.dtype.element_ty), mask=inside)
+    at = (tl.cast(bias_example, tl.int64) * bias_heads + bias_head) * keys
+    if HAS & BIAS_OF_KEYS:
+        columns = first_key + tl.arange(0, BLOCK_KEYS)
+        tl.store(dbias + at + columns, tl.sum(gradient, 0).to(dbias.dtype.element_ty), mask=columns < keys)
+    else:
+        inside = (query < queries) & (key < keys)
+        to = dbias + at * queries + (tl.cast(query, tl.int64) * keys + key)
+        tl.store(to, gradient.to(dbias.dtype.element_ty), mask=inside)

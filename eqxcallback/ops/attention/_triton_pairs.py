@@ -1,7 +1,7 @@
 """The effect of attention's options on a query and a key, for all kernels in Triton.
 
-Which options there are is a constant, `HAS`, with a bit for each of `OPTIONAL`; a kernel without them has no instruction of
-theirs. Where the parameters of a kernel say `None`, `options_of` gives some number, which nobody reads.
+Which options there are is a constant, `HAS`, with a bit for each of `OPTIONAL`, and those of `OF_KEYS`; a kernel without them
+has no instruction of theirs. Where the parameters of a kernel say `None`, `options_of` gives some number, which nobody reads.
 
 Indices of queries and of keys are tiles that broadcast to one of pairs, in either order. Exponents are of two.
 """
@@ -13,7 +13,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from ._operands import OPTIONAL
+from ._operands import OF_KEYS, OPTIONAL
 from ._reference_dropout import ROTATIONS
 
 
@@ -23,6 +23,9 @@ LOG_2 = tl.constexpr(0.6931471805599453)
 BIAS, MASK, SLOPES, SEGMENTS, KEY_SEGMENTS, LENGTHS, OFFSET, DROPOUT_KEYS, KEPT = (
     tl.constexpr(1 << i) for i in range(len(OPTIONAL))
 )
+# Besides: queries share the one row of the bias, or of the mask.
+BIAS_OF_KEYS = tl.constexpr(OF_KEYS["bias"])
+MASK_OF_KEYS = tl.constexpr(OF_KEYS["mask"])
 # Segments that are compared at a time, to find a range.
 _SCANNED = tl.constexpr(1024)
 _LARGEST = tl.constexpr(2**31 - 1)
@@ -53,11 +56,13 @@ def options_of(
     pairs = tl.cast(queries, tl.int64) * keys
     # fmt: off
     bias_of = (
-        bias + (_one_of(example, bias_every, bias_batch) * bias_heads + head % bias_heads) * pairs
+        bias + (_one_of(example, bias_every, bias_batch) * bias_heads + head % bias_heads)
+        * (keys if HAS & BIAS_OF_KEYS else pairs)
         if HAS & BIAS else example
     )
     mask_of = (
-        mask + (_one_of(example, mask_every, mask_batch) * mask_heads + head % mask_heads) * pairs
+        mask + (_one_of(example, mask_every, mask_batch) * mask_heads + head % mask_heads)
+        * (keys if HAS & MASK_OF_KEYS else pairs)
         if HAS & MASK else example
     )
     slope = (
@@ -246,7 +251,9 @@ def is_seen(query, key, options, queries, keys, CAUSAL: tl.constexpr, WINDOW: tl
         seen = seen & (away < WINDOW)
         if not CAUSAL:
             seen = seen & (away > -WINDOW)
-    if HAS & MASK:
+    if HAS & MASK_OF_KEYS:
+        seen = seen & (tl.load(options[1] + key, mask=key < keys, other=0) != 0)
+    elif HAS & MASK:
         inside = (query < queries) & (key < keys)
         seen = seen & (tl.load(options[1] + (tl.cast(query, tl.int64) * keys + key), mask=inside, other=0) != 0)
     if HAS & SEGMENTS:
@@ -276,7 +283,9 @@ def exponents(products, query, key, options, queries, keys, scale, SOFT_CAP: tl.
     if SOFT_CAP != 0:
         tangents = tanh(logits * (LOG_2 / SOFT_CAP))
         logits = tangents * (SOFT_CAP * LOG2_E)
-    if HAS & BIAS:
+    if HAS & BIAS_OF_KEYS:
+        logits += tl.load(options[0] + key, mask=key < keys, other=0.0).to(tl.float32) * LOG2_E
+    elif HAS & BIAS:
         inside = (query < queries) & (key < keys)
         bias = tl.load(options[0] + (tl.cast(query, tl.int64) * keys + key), mask=inside, other=0.0)
         logits += bias.to(tl.float32) * LOG2_E

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from eqxcallback import ops
@@ -75,6 +76,22 @@ def exact_with_lse(
     return out, lse
 
 
+def gradients_with(given: Any, implementation: str) -> Any:
+    """Return what computes the gradients of q, k, v, and of the bias and the slopes if there are any."""
+    more = [name for name in ("bias", "alibi_slopes") if name in given]
+
+    def loss(q, k, v, *rest):
+        options = {**given, **dict(zip(more, rest, strict=True)), "implementation": implementation}
+        return (jnp.asarray(normal(9, q.shape)) * ops.attention(q, k, v, **options).astype(jnp.float32)).sum()
+
+    f = table.quickly_compiled(jax.grad(loss, tuple(range(3 + len(more)))))
+    return lambda *args: f(*args, *(jnp.asarray(given[name]) for name in more))
+
+
+def gradients(args: Any, given: Any, implementation: str) -> Any:
+    return gradients_with(given, implementation)(*args)
+
+
 def inputs(queries, keys, heads, kv_heads, size, dtype: Any = np.float32):
     return tuple(
         normal(i, shape, dtype) for i, shape in enumerate([(queries, heads, size), *[(keys, kv_heads, size)] * 2])
@@ -105,10 +122,16 @@ def options(queries, keys, heads) -> dict[str, dict[str, Any]]:
         "bias with -inf": {"bias": some_inf},
         "bf16 bias": {"bias": normal(1, (heads, queries, keys), table.DTYPES[1])},
         "bias of keys": {"bias": normal(1, (1, 1, keys))},
+        "bias of keys for each head": {"bias": normal(1, (heads, 1, keys)), "lengths": np.int32(keys - 1)},
+        "bf16 bias of keys": {"bias": normal(1, (1, 1, keys), table.DTYPES[1]), "soft_cap": 2.0},
+        "bias of keys with -inf": {"bias": some_inf[:1, :1], "causal": True},
         "bias of queries": {"bias": normal(1, (heads, queries, 1))},
         "mask": {"mask": mask},
         "mask of keys": {"mask": mask[:1, :1]},
         "mask of keys and segments": {"mask": mask[:1, :1], "segment_ids": segments},
+        "mask of keys for each head": {"mask": mask[:, :1]},
+        "mask of keys for each head, and bias": {"mask": mask[:, :1], "bias": normal(1, (heads, queries, keys))},
+        "mask and bias of keys": {"mask": mask[:1, :1], "bias": normal(1, (1, 1, keys)), "segment_ids": segments},
         "mask of queries": {"mask": mask[:, :, :1]},
         "causal mask of all heads": {"mask": mask[:1], "causal": True},
         "alibi": {"alibi_slopes": slopes},

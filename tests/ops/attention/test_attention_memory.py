@@ -29,21 +29,23 @@ def test_derivatives_of_attention_make_none_either(implementation):
     length = 4096
     q, k, v = (normal(seed, (length, 1, 8)) for seed in range(3))
     segments, slopes = np.zeros(length, np.int32), np.ones(1, np.float32)
+    bias, mask = normal(4, (1, 1, length)), np.ones((1, 1, length), bool)
 
-    def f(q, k, v, slopes, key):
+    def f(q, k, v, slopes, bias, key):
         return ops.attention(
             *(q, k, v),
             **{"causal": True, "window": 900, "soft_cap": 3.0, "alibi_slopes": slopes, "segment_ids": segments},
+            **{"bias": bias, "mask": mask},
             **{"lengths": length - 3, "dropout": 0.1, "key": key, "implementation": implementation},
         )
 
     def gradients(*args):
-        return jax.grad(lambda *args: jnp.sin(f(*args)).sum(), (0, 1, 2, 3))(*args)
+        return jax.grad(lambda *args: jnp.sin(f(*args)).sum(), (0, 1, 2, 3, 4))(*args)
 
     def second(*args):
-        return jax.grad(lambda *args: sum(jnp.sin(x).sum() for x in gradients(*args)), (0, 1, 2, 3))(*args)
+        return jax.grad(lambda *args: sum(jnp.sin(x).sum() for x in gradients(*args)), (0, 1, 2, 3, 4))(*args)
 
     for function in (f, gradients, second):
-        program: Any = quickly_compiled(function).lower(q, k, v, slopes, jax.random.key(0)).compile()
+        program: Any = quickly_compiled(function).lower(q, k, v, slopes, bias, jax.random.key(0)).compile()
         assert program.memory_analysis().temp_size_in_bytes < 4 * length**2 / 3
         assert f"{length},{length}" not in program.as_text()
