@@ -260,6 +260,29 @@ CASES = {
 }
 
 
+def of_ensemble(case: Case) -> Case:
+    """The case of several models at once, each with parameters of its own: `jax.vmap` of all of its formulations.
+
+    Its shapes begin with the number of models.
+    """
+
+    def args(shape: tuple[int, ...], dtype: Any) -> tuple[Any, ...]:
+        members = ([x * (1 + i / 8) for x in case.args(shape[1:], dtype)] for i in range(shape[0]))
+        return tuple(map(jnp.stack, zip(*members, strict=True)))
+
+    def mapped(of: Mapping[str, Callable[..., jax.Array]]) -> dict[str, Callable[..., jax.Array]]:
+        return {name: jax.vmap(f) for name, f in of.items()}
+
+    return case._replace(
+        name=f"{case.name} of an ensemble",
+        ours=jax.vmap(case.ours),
+        formulations=mapped(case.formulations),
+        peers=mapped(case.peers),
+        torch=None,  # it has no call for that: one for each model
+        args=args,
+    )
+
+
 def case_contestants(
     setting: Setting,
     case: Case,

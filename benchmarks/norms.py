@@ -2,11 +2,12 @@
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import jax.numpy as jnp
 
 from . import shapes
-from ._cases import CASES, case_contestants
+from ._cases import CASES, Case, case_contestants, of_ensemble
 from ._contestants import Pass
 from ._probes import COPY, copied_bytes, copy_runner
 from ._rows import BEST, Goal, Row, Setting
@@ -41,15 +42,27 @@ def measure(setting: Setting) -> Iterator[Row]:
                 # The others differ in size only.
                 chosen = list(of_models.items())[: 1 if setting.quick or which == "backward" or dtype == _BF16 else 4]
                 for model, shape in chosen:
-                    args = case.args(shape, dtype)
-                    contestants = case_contestants(setting, case, which, args, waited_for_on)
-                    contestants[COPY] = functools.partial(copy_runner, setting, args[0].nbytes)
-                    yield Row(
-                        f"{name} {which}, {jnp.dtype(dtype).name}, {model} {list(shape)}",
-                        "GB/s",
-                        (case.moved[0] if which == "forward" else case.moved[1] - case.moved[0]) * args[0].nbytes,
-                        setting.race(contestants),
-                        (Goal(BEST), *((Goal("probe", 0.9),) if model == _LARGE else ())),
-                        more_work={COPY: copied_bytes(setting, args[0].nbytes)},
-                        tolerance=1e-4 if dtype == _F32 else 0.05,
-                    )
+                    yield _row(setting, case, which, dtype, model, shape)
+    for name in ("layer_norm", "rms_norm"):
+        for dtype in (_F32, _BF16):
+            for which in ("forward", "backward"):
+                yield _row(setting, of_ensemble(CASES[name]), which, dtype, *_ensemble(setting))
+
+
+def _ensemble(setting: Setting) -> tuple[str, tuple[int, ...]]:
+    return ("tiny", (2, 3, 8)) if setting.tiny else ("8 of GPT-2", (8, 256, shapes.GPT2.embedding))
+
+
+def _row(setting: Setting, case: Case, which: Pass, dtype: Any, model: str, shape: tuple[int, ...]) -> Row:
+    args = case.args(shape, dtype)
+    contestants = case_contestants(setting, case, which, args, waited_for_on)
+    contestants[COPY] = functools.partial(copy_runner, setting, args[0].nbytes)
+    return Row(
+        f"{case.name} {which}, {jnp.dtype(dtype).name}, {model} {list(shape)}",
+        "GB/s",
+        (case.moved[0] if which == "forward" else case.moved[1] - case.moved[0]) * args[0].nbytes,
+        setting.race(contestants),
+        (Goal(BEST), *((Goal("probe", 0.9),) if model == _LARGE else ())),
+        more_work={COPY: copied_bytes(setting, args[0].nbytes)},
+        tolerance=1e-4 if dtype == _F32 else 0.05,
+    )

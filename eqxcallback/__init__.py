@@ -4,7 +4,7 @@ import importlib as _importlib
 import typing as _typing
 from importlib import metadata as _metadata
 
-from . import debug as debug, nn as nn, ops as ops
+from . import _built as _built, debug as debug, nn as nn, ops as ops
 from ._ext import Buffer as Buffer, ExecutionContext as ExecutionContext, ExecutionStage as ExecutionStage
 from .backends import available_backends as available_backends
 from .callback import buffer_callback as buffer_callback

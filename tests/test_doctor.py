@@ -1,5 +1,8 @@
 """`python -m eqxcallback doctor`, which the reports of bugs begin with."""
 
+import os
+import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -55,3 +58,22 @@ def test_a_wrong_command(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert "doctor" in capsys.readouterr().err
+
+
+def test_sources_that_are_not_built(tmp_path):
+    """In a checkout Python finds them before the package that is installed."""
+    package = pathlib.Path(eqxc.__file__).parent
+    shutil.copytree(package, tmp_path / "eqxcallback", ignore=shutil.ignore_patterns("_ext*.so", "__pycache__"))
+    command = [
+        sys.executable,
+        "-S",
+        "-m",
+        "eqxcallback",
+        "doctor",
+    ]  # without what an editable install hooks into imports
+    installed = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": installed}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert f"got the sources in {tmp_path}, which are not built" in done.stderr.splitlines()[-1]

@@ -27,7 +27,9 @@ const Driver* open(const std::string& where) {
   find(d, "cuDeviceGetCount", d.DeviceGetCount);
   find(d, "cuCtxGetCurrent", d.CtxGetCurrent);
   find(d, "cuCtxSetCurrent", d.CtxSetCurrent);
+  find(d, "cuCtxGetDevice", d.CtxGetDevice);
   find(d, "cuDevicePrimaryCtxRetain", d.DevicePrimaryCtxRetain);
+  find(d, "cuDevicePrimaryCtxRelease_v2", d.DevicePrimaryCtxRelease);
   find(d, "cuThreadExchangeStreamCaptureMode", d.ThreadExchangeStreamCaptureMode);
   find(d, "cuModuleLoadData", d.ModuleLoadData);
   find(d, "cuModuleUnload", d.ModuleUnload);
@@ -94,6 +96,18 @@ int driver_version() {
   if (count == 0) throw std::runtime_error("the CUDA driver finds no GPU");
   check(found, found.DriverGetVersion(&version), "cuDriverGetVersion");
   return version;
+}
+
+Retained::Retained(const Driver& driver, Context current) : driver_(driver) {
+  Context primary = nullptr;
+  check(driver, driver.CtxGetDevice(&device_), "cuCtxGetDevice");
+  check(driver, driver.DevicePrimaryCtxRetain(&primary, device_), "cuDevicePrimaryCtxRetain");
+  is_primary_ = primary == current;
+  if (!is_primary_) driver.DevicePrimaryCtxRelease(device_);
+}
+
+Retained::~Retained() {
+  if (is_primary_) driver_.DevicePrimaryCtxRelease(device_);
 }
 
 Context activate(const Driver& driver, int device) {

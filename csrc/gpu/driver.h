@@ -28,7 +28,9 @@ struct Driver {
   int (*DeviceGetCount)(int* count) = nullptr;
   int (*CtxGetCurrent)(Context* context) = nullptr;
   int (*CtxSetCurrent)(Context context) = nullptr;
+  int (*CtxGetDevice)(int* device) = nullptr;
   int (*DevicePrimaryCtxRetain)(Context* context, int device) = nullptr;
+  int (*DevicePrimaryCtxRelease)(int device) = nullptr;
   int (*ThreadExchangeStreamCaptureMode)(int* mode) = nullptr;
   int (*ModuleLoadData)(Module* module, const void* image) = nullptr;
   int (*ModuleUnload)(Module module) = nullptr;
@@ -89,6 +91,22 @@ class Relaxed {
  private:
   const Driver& driver_;
   int mode_ = Driver::kRelaxed;  // after the exchange, the mode that the thread had before
+};
+
+// While a Retained lives, so does the current context of the thread that made it, if it is the primary one of its
+// device: with a context the driver unloads what is in it, and the next one may get the same address. XLA lets go of
+// its own when its backends are cleared.
+class Retained {
+ public:
+  Retained(const Driver& driver, Context current);
+  ~Retained();
+  Retained(const Retained&) = delete;
+  Retained& operator=(const Retained&) = delete;
+
+ private:
+  const Driver& driver_;
+  int device_ = 0;
+  bool is_primary_;
 };
 
 // Makes the context of a device current in this thread, if no context is. Where XLA calls a handler, it has already

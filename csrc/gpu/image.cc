@@ -32,9 +32,10 @@ Function Image::function(const Driver& driver, Context context, const std::strin
   const Relaxed relaxed(driver);
   auto place = loaded_.find(context);
   if (place == loaded_.end()) {
-    Module module = nullptr;
-    check(driver, driver.ModuleLoadData(&module, bytes_.c_str()), "cuModuleLoadData");
-    place = loaded_.emplace(context, Loaded{&driver, module}).first;
+    place = loaded_.try_emplace(context, driver, context).first;
+    const int code = driver.ModuleLoadData(&place->second.module, bytes_.c_str());
+    if (code != 0) loaded_.erase(place);
+    check(driver, code, "cuModuleLoadData");
   }
   Function function = nullptr;
   check(driver, driver.ModuleGetFunction(&function, place->second.module, name.c_str()),

@@ -28,8 +28,11 @@ class Image {
 
  private:
   struct Loaded {
+    Loaded(const Driver& driver, Context context) : driver(&driver), retained(driver, context) {}
+
     const Driver* driver;
-    Module module;
+    Retained retained;
+    Module module = nullptr;
     // The most that each kernel may have. The driver keeps one number for all calls of a kernel, the one set last.
     std::map<std::string, unsigned> shared_bytes = {};
   };

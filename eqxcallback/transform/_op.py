@@ -70,7 +70,8 @@ class Op:
             parameter that the mapping lacks is sequential;
         - `"reference"`: the same, but that JAX maps the `reference` in the kernel's place, unless a call chooses the kernel.
 
-        `"threads"` is for all parameters, of kernels without Python: see [`eqxcallback.Layer`][].
+        - `"threads"`: for kernels without Python: XLA's threads share the examples of this operand, in one call. See
+            [`eqxcallback.Layer`][].
 
         The arrays of one argument, a PyTree, go together: if one of them is mapped, all have the axes. An operand that a result
         overwrites always has all axes.

@@ -56,13 +56,28 @@ def test_loaded_before_it_runs(run, driver):
     assert run("instantiate", image="image 2 stages") == ""
     assert driver.log == []  # compiling a program needs no driver
     assert run("initialize") == ""
-    assert [line.split()[0] for line in driver.log] == ["cuDevicePrimaryCtxRetain", "cuModuleLoadData"]
+    # For the thread, and for as long as the module is there.
+    assert [line.split()[0] for line in driver.log] == [*["cuDevicePrimaryCtxRetain"] * 2, "cuModuleLoadData"]
     for _ in range(2):
         assert run("execute") == ""
     assert driver.launches == ["cuLaunchKernel entry grid=(4,1,1) block=(32,1,1) shared=0 device=2 stream=0xabc0"] * 2
     words = [list(map(int, line.split()[1:])) for line in driver.log if line.startswith("parameters")]
     assert words == [run.pointers] * 2
     assert sum(line.startswith("cuModuleLoadData") for line in driver.log) == 1
+
+
+def test_a_context_that_its_owner_releases(run, driver):
+    """As XLA does when its backends are cleared. With a context that nobody retains, the driver would unload its modules."""
+    context = ctypes.c_void_p()
+    assert driver.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 2) == 0
+    driver.library.cuCtxSetCurrent(context)
+    assert run("instantiate", image="image 2 released") == ""
+    assert run("initialize") == run("execute") == ""
+    modules = driver.num_modules
+    assert driver.library.cuDevicePrimaryCtxRelease_v2(2) == 0
+    assert driver.num_modules == modules
+    assert run("execute") == ""
+    assert len(driver.launches) == 2
 
 
 def test_each_device_on_its_own_stream(run, driver):

@@ -35,6 +35,7 @@ struct StandIn {
 };
 struct Context {
   int device;
+  int references = 0;  // of who has retained it
 };
 struct Function;
 struct Module {
@@ -159,6 +160,26 @@ API int cuDevicePrimaryCtxRetain(Context** context, int device) {
   if (device < 0 || device >= kDevices) return 101;
   record("cuDevicePrimaryCtxRetain %d", device);
   *context = &contexts[device];
+  ++contexts[device].references;
+  return 0;
+}
+
+API int cuDevicePrimaryCtxRelease_v2(int device) {
+  CALLED("cuDevicePrimaryCtxRelease");
+  if (device < 0 || device >= kDevices) return 101;
+  if (contexts[device].references == 0) return kInvalidContext;
+  if (--contexts[device].references > 0) return 0;
+  // The context goes, and its modules with it. The next one gets the same address.
+  for (auto it = modules.begin(); it != modules.end();) {
+    it = (*it)->context == &contexts[device] ? modules.erase(it) : std::next(it);
+  }
+  return 0;
+}
+
+API int cuCtxGetDevice(int* device) {
+  CALLED("cuCtxGetDevice");
+  if (current == nullptr) return kInvalidContext;
+  *device = current->device;
   return 0;
 }
 

@@ -114,7 +114,8 @@ def _settings(
     dropout: float,
 ) -> Mapping[str, Any]:
     has = sum(1 << i for i, x in enumerate(optional) if x is not None)
-    has += sum(bit for name, bit in OF_KEYS.items() if is_of_keys(optional[OPTIONAL.index(name)], q.shape[-3]))
+    args = (q, kv, *optional)
+    has += sum(bit for name, bit in OF_KEYS.items() if is_of_keys(_optional(args, name), q.shape[-3]))
     # Heads without elements have nothing to launch, but a kernel all the same.
     choice = tiles.CHOOSE[name](
         arch,
