@@ -174,6 +174,8 @@ ffi::ErrorOr<std::unique_ptr<State>> instantiate(ffi::Dictionary attrs) {
                                    steps_of(attrs, *entries, images, *geometry), values_of(attrs));
   } catch (const std::invalid_argument& error) {
     return ffi::Unexpected(ffi::Error::InvalidArgument(error.what()));
+  } catch (const std::exception& error) {  // no memory for the images, say
+    return ffi::Unexpected(ffi::Error::Internal(error.what()));
   }
 }
 

@@ -140,16 +140,17 @@ void call(const Arrays& arrays, tvm_ffi::Device device, void* stream, Numbers pa
   }
   const size_t count = parameters.size() / kNumbers;
   const int64_t* const numbers = parameters.begin() + 1;  // after a number that keeps the attribute from being empty
-  size_t axes = 0;
+  size_t axes = 0, num_texts = 0;
   for (size_t i = 0; i < count; ++i) {
     const int64_t* p = numbers + i * kNumbers;
     if (p[0] == kTensor) axes += arrays[p[1]].dimensions().size();
+    num_texts += p[0] == kText;
   }
   Few<Value, 24> args(count);
   Few<tvm_ffi::Tensor, 16> tensors(count);
   Few<int64_t, 64> strides(axes);
   std::vector<std::string> copies;  // copies of texts, which end with a zero
-  if (!texts.empty()) copies.reserve(count);
+  copies.reserve(num_texts);        // arguments point into them
   int64_t* next_strides = strides.data();
   for (size_t i = 0; i < count; ++i) {
     const int64_t* p = numbers + i * kNumbers;

@@ -34,6 +34,7 @@ const Driver* open(const std::string& where) {
   find(d, "cuModuleLoadData", d.ModuleLoadData);
   find(d, "cuModuleUnload", d.ModuleUnload);
   find(d, "cuModuleGetFunction", d.ModuleGetFunction);
+  d.FuncGetParamInfo = reinterpret_cast<decltype(d.FuncGetParamInfo)>(dlsym(d.library, "cuFuncGetParamInfo"));
   find(d, "cuFuncSetAttribute", d.FuncSetAttribute);
   find(d, "cuLaunchKernel", d.LaunchKernel);
   check(d, d.Init(0), "cuInit");
@@ -107,7 +108,17 @@ Retained::Retained(const Driver& driver, Context current) : driver_(driver) {
 }
 
 Retained::~Retained() {
+  const Relaxed relaxed(driver_);
   if (is_primary_) driver_.DevicePrimaryCtxRelease(device_);
+}
+
+std::optional<size_t> parameters_of(const Driver& driver, Function function) {
+  if (driver.FuncGetParamInfo == nullptr) return std::nullopt;
+  size_t count = 0, offset, size;
+  int code;
+  while ((code = driver.FuncGetParamInfo(function, count, &offset, &size)) == 0) ++count;
+  if (code != Driver::kInvalidValue) return std::nullopt;
+  return count;
 }
 
 Context activate(const Driver& driver, int device) {

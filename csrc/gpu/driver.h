@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -16,6 +17,7 @@ using Stream = struct StreamTag*;
 
 // The functions of the driver that we call. The numbers are from the driver's stable ABI.
 struct Driver {
+  static constexpr int kInvalidValue = 1;             // CUDA_ERROR_INVALID_VALUE
   static constexpr int kMaxDynamicSharedBytes = 8;    // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
   static constexpr int kNonPortableClusterSize = 14;  // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
   static constexpr int kRelaxed = 2;                  // CU_STREAM_CAPTURE_MODE_RELAXED
@@ -35,6 +37,8 @@ struct Driver {
   int (*ModuleLoadData)(Module* module, const void* image) = nullptr;
   int (*ModuleUnload)(Module module) = nullptr;
   int (*ModuleGetFunction)(Function* function, Module module, const char* name) = nullptr;
+  // Null before CUDA 12.4.
+  int (*FuncGetParamInfo)(Function function, size_t index, size_t* offset, size_t* size) = nullptr;
   int (*FuncSetAttribute)(Function function, int attribute, int value) = nullptr;
   int (*LaunchKernel)(Function function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                       unsigned block_y, unsigned block_z, unsigned shared_bytes, Stream stream, void** parameters,
@@ -108,6 +112,9 @@ class Retained {
   int device_ = 0;
   bool is_primary_;
 };
+
+// Returns how many parameters a kernel has, if the driver knows. A launch reads so many of those that it is given.
+std::optional<size_t> parameters_of(const Driver& driver, Function function);
 
 // Makes the context of a device current in this thread, if no context is. Where XLA calls a handler, it has already
 // made one current: the primary context of its device.

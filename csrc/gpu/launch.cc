@@ -38,7 +38,7 @@ const Launch::Loaded& Launch::loaded(int device) {
   if (const Loaded* known = find()) return *known;
   std::lock_guard<std::mutex> lock(mutex_);
   if (const Loaded* known = find()) return *known;
-  auto added = std::make_unique<Loaded>(Loaded{&driver, context, {}, first_.load()});
+  auto added = std::make_unique<Loaded>(Loaded{&driver, context, {}, {}, first_.load()});
   if (!values_.maps.empty()) gpu::find(driver, "cuTensorMapEncodeTiled", added->encode_tiled);
   for (const Step& step : steps_) {
     const Function function = step.image->function(driver, context, step.entry, step.shared_bytes);
@@ -49,6 +49,7 @@ const Launch::Loaded& Launch::loaded(int device) {
       });
     }
     added->functions.push_back(function);
+    added->parameters.push_back(parameters_of(driver, function));
   }
   first_.store(added.get(), std::memory_order_release);
   return *added.release();
@@ -71,6 +72,7 @@ void Launch::run(int device, Stream stream, void* const* pointers, size_t count,
   void** parameters = addresses.data();
   for (size_t i = 0; i < count; ++i) parameters[i] = const_cast<void**>(pointers + i);
   for (size_t i = 0; i < values_.starts.size(); ++i) parameters[count + i] = words + values_.starts[i];
+  const size_t given = values_.order.empty() ? count + values_.starts.size() : values_.order.size();
   Pointers ordered(values_.order.size());
   if (!values_.order.empty()) {
     for (size_t i = 0; i < values_.order.size(); ++i) {
@@ -84,7 +86,11 @@ void Launch::run(int device, Stream stream, void* const* pointers, size_t count,
   bool encoded = false;
   for (size_t i = 0; i < steps_.size(); ++i) {
     const Step& step = steps_[i];
-    if (step.is_empty()) continue;        // the driver would call an empty grid an error
+    if (step.is_empty()) continue;  // the driver would call an empty grid an error
+    if (const auto& has = on_device.parameters[i]; has && *has != given) {
+      throw std::invalid_argument(step.entry + " has " + std::to_string(*has) + " parameters; the call gives it " +
+                                  std::to_string(given));
+    }
     if (!std::exchange(encoded, true)) {  // empty arrays have no maps
       for (const TensorMap& map : values_.maps) {
         if (map.pointer >= count) throw std::invalid_argument("a tensor map of no pointer");

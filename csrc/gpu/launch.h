@@ -66,6 +66,7 @@ class Launch {
     const Driver* driver;
     Context context;
     std::vector<Function> functions;
+    std::vector<std::optional<size_t>> parameters;  // how many each has, if that is known
     const Loaded* next;
     // Functions that old drivers lack; null if the call does not need them.
     LaunchKernelEx launch_with_attributes = nullptr;

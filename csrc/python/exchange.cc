@@ -81,7 +81,7 @@ nb::object Buffer::dlpack(nb::handle self, nb::kwargs kwargs) {
     if (place_.platform != Platform::kCpu) {
       throw nb::buffer_error("__dlpack__: copy=True would allocate device memory. Copy with the consuming library.");
     }
-    owner = numpy(self).attr("copy")();
+    owner = numpy(self).attr("copy")(nb::arg("order") = "K");  // which `capsule` describes, with the strides of this
     data = reinterpret_cast<void*>(nb::cast<uintptr_t>(owner.attr("ctypes").attr("data")));
     read_only = false;
   }

@@ -107,6 +107,14 @@ def test_attributes_are_checked_when_a_program_is_compiled(run, wrong, text):
     assert text in run("instantiate", **wrong)
 
 
+def test_as_many_parameters_as_the_kernel_has(run, driver):
+    """The driver would read further ones from wherever."""
+    run("instantiate", image="image 3 parameters")
+    assert run("initialize") == ""
+    assert "a test: entry has 3 parameters; the call gives it 2" in run("execute")
+    assert driver.launches == []
+
+
 def test_errors(run, driver):
     run("instantiate", image="image 2 errors")
     driver.fail("cuModuleLoadData", 209)

@@ -22,7 +22,7 @@
 namespace {
 
 constexpr int kInvalidValue = 1, kInvalidContext = 201, kInvalidClusterSize = 912, kNotFound = 500, kLaunchFailed = 719,
-              kCooperativeTooLarge = 720, kCaptureUnsupported = 900;
+              kCooperativeTooLarge = 720, kNotSupported = 801, kCaptureUnsupported = 900;
 constexpr int kDevices = 8;
 // Of each device, what an H100 has. The system takes 1 KiB of shared memory for each block.
 constexpr unsigned kMultiprocessors = 132, kResidentThreads = 2048, kResidentBlocks = 32, kSharedBytes = 228 << 10,
@@ -252,6 +252,16 @@ API int cuModuleGetFunction(Function** function, Module* module, const char* nam
     if (found->run == nullptr) return kNotFound;
   }
   *function = module->functions[name] = found;
+  return 0;
+}
+
+// Of images that say their parameters.
+API int cuFuncGetParamInfo(Function* function, size_t index, size_t* offset, size_t* size) {
+  const std::vector<size_t>& sizes = function->module->parameters;
+  if (sizes.empty()) return kNotSupported;
+  if (index >= sizes.size()) return kInvalidValue;
+  *offset = 0, *size = sizes[index];
+  for (size_t i = 0; i < index; ++i) *offset += sizes[i];
   return 0;
 }
 

@@ -121,6 +121,12 @@ def test_arguments_of_each_kind():
     assert all(row[1] == 0 for row in rows)
 
 
+def test_texts_that_are_all_empty():
+    """They are in no attribute, as it would be empty. Each still has a place of its own."""
+    rows = describe(("''",) * 40, X)
+    assert [row[:1] + row[2:4] for row in rows] == [[8, 0, 0]] * 40
+
+
 def test_no_arguments_but_arrays_in_order():
     """The arrays in order are what `arg_spec` is by default, as for `jax-tvm-ffi`."""
     rows = describe(("args",), X, jnp.zeros((1, 2)))
