@@ -52,15 +52,22 @@ def pytest_addoption(parser):
         "Of tests marked `compilers` all, where compilers are others, but for a third of those marked `compiled_code`",
     )
     parser.addoption(
+        "--no-row-else",
+        action="store_true",
+        help="with --part: of tests without a row in these parts none, in place of one",
+    )
+    parser.addoption(
         "--whole", metavar="MARK", help="all rows of tests with this mark, but for those marked `compilers`"
     )
 
 
 def pytest_collection_modifyitems(config, items):
+    no_row_else = config.getoption("--no-row-else")
     tests: dict[tuple[str, Part, bool], dict] = collections.defaultdict(dict)
     for item in items:
         if (of := _part_of(item, config.getoption("--part"), config.getoption("--whole"))) is not None:
-            once = item.get_closest_marker("any_jax_version") is not None and of is not _COMPILED_CODE
+            runs_once = no_row_else or item.get_closest_marker("any_jax_version") is not None
+            once = runs_once and of is not _COMPILED_CODE
             tests[item.nodeid.partition("[")[0], of, once][item.nodeid] = item
     left_out = set()
     for (_, of, once), rows in tests.items():

@@ -9,6 +9,8 @@ import zipfile
 
 import pytest
 
+from eqxcallback import _ext
+
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -25,8 +27,10 @@ def library(name):
 def build(sanitizers, folder):
     faulthandler.cancel_dump_traceback_later()  # pytest's: how long a compiler takes says nothing of deadlocks
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", str(ROOT), "-w", str(folder)]
+    tables = {path.stem.removeprefix("isa_") for path in (ROOT / "csrc/cpu").glob("isa_*.cc")}
     settings = {
         "cmake.define.EQXCALLBACK_SANITIZE": sanitizers,
+        "cmake.define.EQXCALLBACK_UNSANITIZED": ";".join(sorted(tables - set(_ext.available_isas()))),
         "cmake.define.CMAKE_CXX_FLAGS_RELEASE": "",  # with asserts, and nanobind is quicker to compile
         "build-dir": str(folder / "build"),
     }

@@ -43,9 +43,10 @@ def test_kernels_on_a_pool_of_late_threads(sanitizers, tmp_path):
     ]
     objects = [str(tmp_path / f"{i}.o") for i in range(len(sources))]
     for source, target in zip(sources, objects, strict=True):
-        subprocess.run(
-            [*common, *includes, "-DEQXCALLBACK_PORTABLE", "-c", str(ROOT / source), "-o", target], check=True
-        )
+        # The addresses of kernels have a test of their own: here they take minutes to compile.
+        plain = ["-fno-sanitize=all"] if sanitizers != "thread" and source.endswith("isa_portable.cc") else []
+        command = [*common, *plain, *includes, "-DEQXCALLBACK_PORTABLE", "-c", str(ROOT / source), "-o", target]
+        subprocess.run(command, check=True)
     program = str(tmp_path / "thread_pool_test")
     subprocess.run([*common, *objects, "-o", program, "-lpthread"], check=True)
     result = subprocess.run([program], capture_output=True, text=True)
