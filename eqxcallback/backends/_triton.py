@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..core import DType
+from ..core import DType, strict
 from ..kernel import TritonKernel, check_readable, dims
 from ._architecture import OLDEST_OF_TRITON, architecture, version_of
 from ._device_call import DeviceCall
@@ -96,7 +96,15 @@ def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
             continue  # nothing of it is launched: it need not be compiled
         fn = _function(part, call.who)
         made = _compiled_function(
-            fn, known, is_cubin, types, scalars, tuple(sorted(settings.items())), tuple(options.items()), call.who
+            fn,
+            known,
+            is_cubin,
+            types,
+            scalars,
+            tuple(sorted(settings.items())),
+            strict(settings),
+            tuple(options.items()),
+            call.who,
         )
         hidden = made.hidden
         images.append(made.image)
@@ -174,9 +182,11 @@ def _compiled_function(
     pointers: tuple[str | None, ...],  # `None` for a null pointer, which is a constant
     scalars: tuple[tuple[str, str, bool], ...],
     constexprs: tuple[tuple[str, Any], ...],
+    strictly: object,  # the same: 2, 2.0 and True are equal
     options: tuple[tuple[str, Any], ...],
     who: str,
 ) -> _Compiled:
+    del strictly
     from triton.backends.compiler import GPUTarget
     from triton.compiler import compile as compile_source
 

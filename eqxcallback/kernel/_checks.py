@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core import strict
 from ._tensor_map import TensorMap
 
 
@@ -46,7 +47,7 @@ class Strict(dict[str, Any]):
     """A mapping that compares by order, as parameters have one, and by type: `1` and `True` are two."""
 
     def _items(self) -> list[object]:
-        return [(name, type(value), value) for name, value in self.items()]
+        return [(name, strict(value)) for name, value in self.items()]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Strict) and self._items() == other._items()

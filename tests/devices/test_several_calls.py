@@ -1,7 +1,9 @@
 """Many calls of one op, in one program and in several that are alive: each one runs its own kernel, in its own form."""
 
 import gc
+from typing import ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,6 +51,33 @@ def layer_of(factor):
     return jax.vmap(Multiply())
 
 
+class JaxLayer(eqxc.Layer):
+    factor: float = eqx.field(static=True)
+    kernels: ClassVar = {"cpu": eqxc.JaxKernel(lambda self, x: x * self.factor)}
+    sharding = "n m -> n m"
+
+    def reference(self, x):
+        return x * self.factor
+
+
+def jax_op_of(function):
+    return eqxc.Op("multiply", {"cpu": eqxc.JaxKernel(function)}, reference=function, sharding="n m -> n m")
+
+
+def of_array(factor):
+    many = np.zeros(2000, np.float32)
+    many[1000] = factor  # `repr` leaves the middle out
+    return jax_op_of(lambda x: x * many[1000])
+
+
+class Holder:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def times(self, x):
+        return x * self.factor
+
+
 @pytest.fixture
 def x():
     return put(normal(4, 3), mesh_of(4), "a")
@@ -71,6 +100,22 @@ def test_closures_of_one_function(make, x):
     gc.collect()
     for factor in reversed(FACTORS):
         np.testing.assert_allclose(jax.jit(make(factor))(x), factor * normal(4, 3), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make", [JaxLayer, of_array, lambda factor: jax_op_of(Holder(factor).times)], ids=["static", "array", "method"]
+)
+def test_calls_that_no_text_tells_apart(make, x):
+    """A program names what it calls, for other processes. Two of one name are still two."""
+    functions = [make(factor) for factor in FACTORS]
+    for order in (slice(None), slice(None, None, -1)):
+        together = jax.jit(lambda x, chosen=tuple(functions[order]): [function(x) for function in chosen])(x)
+        for factor, value in zip(FACTORS[order], together, strict=True):
+            np.testing.assert_allclose(value, factor * normal(4, 3), rtol=1e-6)
+    programs = [jax.jit(function) for function in functions]
+    for _ in range(2):
+        for factor, program in zip(FACTORS, programs, strict=True):
+            np.testing.assert_allclose(program(x), factor * normal(4, 3), rtol=1e-6)
 
 
 def test_a_program_outlives_those_of_its_name(x):

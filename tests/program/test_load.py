@@ -153,3 +153,28 @@ def test_a_newer_version(monkeypatch):
         ValueError, match=r"'eqxcallback_softmax' for cpu, which this version of the package does not have"
     ):
         eqxc.load(data)
+
+
+def test_a_module_that_loads_a_program_itself(tmp_path):
+    """The kernel of the program that is loaded is in a module that loads another one as it is imported."""
+    kernel = "import numpy as np\n\ndef kernel(ctx, out, x):\n    out.write(np.asarray(x) * {})\n"
+    (tmp_path / "inner_kernel.py").write_text(kernel.format(2))
+    loads = "import os\nif 'INNER' in os.environ:\n    import eqxcallback\n    INNER = eqxcallback.load(os.environ['INNER'])\n"
+    (tmp_path / "outer_kernel.py").write_text(loads + kernel.format(3))
+    path = {"PYTHONPATH": str(tmp_path)}
+    save = (
+        "import inner_kernel, outer_kernel, pathlib\n"
+        "like = jax.ShapeDtypeStruct((3,), jnp.float32)\n"
+        "for module in (inner_kernel, outer_kernel):\n"
+        "    data = eqxc.export(jax.jit(eqxc.buffer_callback(module.kernel, like)))(like).serialize()\n"
+        "    pathlib.Path(sys.argv[1], module.__name__).write_bytes(data)\n"
+    )
+    done = run(save, tmp_path, **path)
+    assert done.returncode == 0, done.stderr
+    load = (
+        "outer = eqxc.load(sys.argv[1])\n"
+        "import outer_kernel\n"
+        "print(outer(jnp.ones(3)).tolist(), outer_kernel.INNER(jnp.ones(3)).tolist())\n"
+    )
+    done = run(load, tmp_path / "outer_kernel", INNER=str(tmp_path / "inner_kernel"), **path)
+    assert done.stdout == "[3.0, 3.0, 3.0] [2.0, 2.0, 2.0]\n", done.stderr

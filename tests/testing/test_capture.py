@@ -343,7 +343,13 @@ def test_an_old_driver_says_what_it_lacks(driver, tmp_path):
     """One that launches kernels, and knows no graphs."""
     names = ["Init", "GetErrorName", "GetErrorString", "DriverGetVersion", "DeviceGetCount", "CtxGetCurrent"]
     names += ["CtxGetDevice", "CtxSetCurrent", "DevicePrimaryCtxRetain", "DevicePrimaryCtxRelease_v2"]
-    names += ["ThreadExchangeStreamCaptureMode", "ModuleLoadData", "ModuleUnload", "ModuleGetFunction", "FuncSetAttribute"]
+    names += [
+        "ThreadExchangeStreamCaptureMode",
+        "ModuleLoadData",
+        "ModuleUnload",
+        "ModuleGetFunction",
+        "FuncSetAttribute",
+    ]
     names += ["LaunchKernel"]
     source = "".join(f'extern "C" int cu{name}() {{ return 0; }}\n' for name in names)
     library = tmp_path / "libold.so"

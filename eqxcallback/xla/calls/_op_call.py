@@ -303,7 +303,9 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Value, call: OpCall) -> Seq
     keys = [handle_for(lowering.body).key for lowering in python]
     described = [lowering.description for lowering in lowerings if lowering is not None]
     identity = f"{call.description} {described} {keys} {ctx.avals_in} {ctx.avals_out} {name_stack} {owned}"
-    return _partition.lower(ctx, operands, call.factors, whole, part, identity, call.has_side_effect)
+    return _partition.lower(
+        ctx, operands, call.factors, whole, part, identity, has_side_effect=call.has_side_effect, called=call
+    )
 
 
 def _lower_kernel(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -87,14 +87,17 @@ def lower(
     whole: Callable[..., Sequence[Value]],
     part: Callable[..., Sequence[Value]],
     identity: str,
+    *,
     has_side_effect: bool,
+    called: Hashable = None,
 ) -> Sequence[Value]:
     """Lower a call to one on each device's part of the operands.
 
     **Arguments:**
 
     - `whole`, `part`: the call, on whole operands and on one part of them.
-    - `identity`: the same text in each process, and another one for what calls something else.
+    - `identity`: the same text in each process, and another one for what calls something else, as far as texts tell.
+    - `called`: what tells two calls of one text apart, in this process.
     """
 
     # XLA partitions nothing that has no operand, or no result.
@@ -147,7 +150,7 @@ def lower(
         return list(call(*args) if num_operands else call(jnp.zeros((), jnp.uint8)))
 
     outs = mlir.lower_fun(with_operand, multiple_results=True)(ctx, *operands)
-    _rename(ctx, identity, has_side_effect)
+    _rename(ctx, identity, has_side_effect, called)
     return outs if num_results else []
 
 
@@ -180,7 +183,7 @@ def _rule(factors: Factors, shapes: Sequence[Sequence[Size]]) -> SdyShardingRule
     return SdyShardingRule(operands, results, need_replication_factors=tuple(whole), **groups)
 
 
-def _rename(ctx: mlir.LoweringRuleContext, identity: str, has_side_effect: bool) -> None:
+def _rename(ctx: mlir.LoweringRuleContext, identity: str, has_side_effect: bool, called: Hashable) -> None:
     """Give the custom call, which has an address in its text, a name that is the same in each process."""
     place: Any = mlir.ir.InsertionPoint.current
     *_, operation = place.block.operations
@@ -194,10 +197,13 @@ def _rename(ctx: mlir.LoweringRuleContext, identity: str, has_side_effect: bool)
     name = hashlib.blake2b(
         f"{identity} {info.mesh} {ctx.module_context.platforms}".encode(), digest_size=16
     ).hexdigest()
-    # A living one of that name does the same, and programs before this one may still need it.
+    # A living one of that name, which programs before this one may still need, does the same if its call is equal. If it is not,
+    # the address stays: another process has no such program.
+    info.eqxcallback_called = called
     living = _custom_partitioning._sharding_callbacks.setdefault(name.encode(), info)
     ctx.module_context.add_keepalive(living)
     string, boolean = mlir.ir.StringAttr, mlir.ir.BoolAttr
-    attributes["backend_config"] = string.get(name)
+    if living.eqxcallback_called == called:
+        attributes["backend_config"] = string.get(name)
     if has_side_effect:
         attributes["has_side_effect"] = boolean.get(True)

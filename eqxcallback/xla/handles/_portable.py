@@ -53,17 +53,19 @@ def import_exported(text: str) -> None:
 
 def _import(key: int, text: str) -> None:
     """Make the callable of an exported program. It stays: nobody tells when the program is gone."""
+    if key in _imported:
+        return
+    try:
+        # Without the lock: the module may load programs itself, or wait for a thread that imports it.
+        body = PythonBody.of_portable(pickle.loads(base64.b64decode(text)))
+    except Exception as error:
+        raise ImportError(
+            f"eqxcallback: the Python kernel of an exported program cannot be imported ({type(error).__name__}: {error}). "
+            "Make the module that it was exported from importable, with the names that it had."
+        ) from error
     with _lock:
-        if key in _imported:
-            return
-        try:
-            body = PythonBody.of_portable(pickle.loads(base64.b64decode(text)))
-        except Exception as error:
-            raise ImportError(
-                f"eqxcallback: the Python kernel of an exported program cannot be imported ({type(error).__name__}: {error}). "
-                "Make the module that it was exported from importable, with the names that it had."
-            ) from error
-        _imported[key] = _ext.Handle(key, body, body, direct=False)
+        if key not in _imported:
+            _imported[key] = _ext.Handle(key, body, body, direct=False)
 
 
 def _refuse_to_pickle(handle: _ext.Handle) -> NoReturn:
