@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from ..core import strict
 from ._tensor_map import TensorMap
 
 
@@ -44,10 +43,11 @@ _SCALAR_DTYPES = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in
 
 
 class Strict(dict[str, Any]):
-    """A mapping that compares by order, as parameters have one, and by type: `1` and `True` are two."""
+    """A mapping that compares by order, as parameters have one, and by type: `1` and `True` are two, as are `0.0` and `-0.0`."""
 
     def _items(self) -> list[object]:
-        return [(name, strict(value)) for name, value in self.items()]
+        signed = {name: repr(value) for name, value in self.items() if isinstance(value, float)}
+        return [(name, type(value), value, signed.get(name)) for name, value in self.items()]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Strict) and self._items() == other._items()
