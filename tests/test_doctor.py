@@ -64,13 +64,8 @@ def test_sources_that_are_not_built(tmp_path):
     """In a checkout Python finds them before the package that is installed."""
     package = pathlib.Path(eqxc.__file__).parent
     shutil.copytree(package, tmp_path / "eqxcallback", ignore=shutil.ignore_patterns("_ext*.so", "__pycache__"))
-    command = [
-        sys.executable,
-        "-S",
-        "-m",
-        "eqxcallback",
-        "doctor",
-    ]  # without what an editable install hooks into imports
+    # -S: without what an editable install hooks into imports.
+    command = [sys.executable, "-S", "-m", "eqxcallback", "doctor"]
     installed = os.pathsep.join(path for path in sys.path if path)
     done = subprocess.run(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": installed}, capture_output=True, text=True, check=False

@@ -68,16 +68,16 @@ void Launch::run(int device, Stream stream, void* const* pointers, size_t count,
     words[address.word] = reinterpret_cast<uintptr_t>(pointers[address.pointer]);
   }
   // The driver takes the address of each parameter.
-  Pointers addresses(count + values_.starts.size());
+  const size_t known = count + values_.starts.size();
+  const size_t given = values_.order.empty() ? known : values_.order.size();
+  Pointers addresses(known);
   void** parameters = addresses.data();
   for (size_t i = 0; i < count; ++i) parameters[i] = const_cast<void**>(pointers + i);
   for (size_t i = 0; i < values_.starts.size(); ++i) parameters[count + i] = words + values_.starts[i];
-  const size_t given = values_.order.empty() ? count + values_.starts.size() : values_.order.size();
   Pointers ordered(values_.order.size());
   if (!values_.order.empty()) {
     for (size_t i = 0; i < values_.order.size(); ++i) {
-      if (values_.order[i] >= count + values_.starts.size())
-        throw std::invalid_argument("a parameter that is not there");
+      if (values_.order[i] >= known) throw std::invalid_argument("a parameter that is not there");
       ordered.data()[i] = parameters[values_.order[i]];
     }
     parameters = ordered.data();

@@ -101,8 +101,7 @@ def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
             is_cubin,
             types,
             scalars,
-            tuple(sorted(settings.items())),
-            strict(settings),
+            tuple((name, value, strict(value)) for name, value in sorted(settings.items())),
             tuple(options.items()),
             call.who,
         )
@@ -181,16 +180,14 @@ def _compiled_function(
     is_cubin: bool,
     pointers: tuple[str | None, ...],  # `None` for a null pointer, which is a constant
     scalars: tuple[tuple[str, str, bool], ...],
-    constexprs: tuple[tuple[str, Any], ...],
-    strictly: object,  # the same: 2, 2.0 and True are equal
+    constexprs: tuple[tuple[str, Any, object], ...],  # with a key of the value: 2, 2.0 and True are equal
     options: tuple[tuple[str, Any], ...],
     who: str,
 ) -> _Compiled:
-    del strictly
     from triton.backends.compiler import GPUTarget
     from triton.compiler import compile as compile_source
 
-    constants = dict(constexprs)
+    constants = {name: value for name, value, _ in constexprs}
     names = _checked_names(fn, constants, len(pointers), [name for name, _, _ in scalars], who)
     kinds = dict(zip(names, [*pointers, *(kind for _, kind, _ in scalars)], strict=True))
     nulls = [name for name, kind in kinds.items() if kind is None]

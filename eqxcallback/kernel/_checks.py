@@ -46,8 +46,10 @@ class Strict(dict[str, Any]):
     """A mapping that compares by order, as parameters have one, and by type: `1` and `True` are two, as are `0.0` and `-0.0`."""
 
     def _items(self) -> list[object]:
-        signed = {name: repr(value) for name, value in self.items() if isinstance(value, float)}
-        return [(name, type(value), value, signed.get(name)) for name, value in self.items()]
+        return [
+            (name, type(value), value, repr(value) if isinstance(value, float) else None)
+            for name, value in self.items()
+        ]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Strict) and self._items() == other._items()

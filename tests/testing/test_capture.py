@@ -343,14 +343,8 @@ def test_an_old_driver_says_what_it_lacks(driver, tmp_path):
     """One that launches kernels, and knows no graphs."""
     names = ["Init", "GetErrorName", "GetErrorString", "DriverGetVersion", "DeviceGetCount", "CtxGetCurrent"]
     names += ["CtxGetDevice", "CtxSetCurrent", "DevicePrimaryCtxRetain", "DevicePrimaryCtxRelease_v2"]
-    names += [
-        "ThreadExchangeStreamCaptureMode",
-        "ModuleLoadData",
-        "ModuleUnload",
-        "ModuleGetFunction",
-        "FuncSetAttribute",
-    ]
-    names += ["LaunchKernel"]
+    names += ["ThreadExchangeStreamCaptureMode", "ModuleLoadData", "ModuleUnload", "ModuleGetFunction"]
+    names += ["FuncSetAttribute", "LaunchKernel"]
     source = "".join(f'extern "C" int cu{name}() {{ return 0; }}\n' for name in names)
     library = tmp_path / "libold.so"
     subprocess.run(["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", library], input=source, text=True, check=True)

@@ -13,12 +13,12 @@ pytestmark = pytest.mark.compilers
 
 
 @triton.jit
-def multiply(x, out, FACTOR: tl.constexpr):  # noqa: N803
-    tl.store(out, (tl.load(x) * FACTOR).to(tl.float32))
+def multiply(x, out, factor: tl.constexpr):
+    tl.store(out, (tl.load(x) * factor).to(tl.float32))
 
 
 def kernel(factor):
-    return eqxc.TritonKernel(multiply, grid=1, constexprs={"FACTOR": factor})
+    return eqxc.TritonKernel(multiply, grid=1, constexprs={"factor": factor})
 
 
 def program(factor):
