@@ -3,6 +3,7 @@
 import contextlib
 import resource
 import signal
+import warnings
 
 import pytest
 
@@ -47,7 +48,10 @@ def full_disk():
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
         try:
-            yield
+            with warnings.catch_warnings():
+                # The cache of programs is that of the tests, and has the limit too.
+                warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry")
+                yield
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
