@@ -17,7 +17,7 @@ from ._step import Program
 
 def compiled(kernel: CudaKernel, call: DeviceCall) -> Program:
     entries, geometry = launches(kernel, call)
-    text, file = read_source(kernel.source, call.who)
+    text, file = read_source(kernel.source, call.who, kernel.options)
     arch = architecture(kernel.arch)
     image, names = compiled_source(text, file, arch, tuple(kernel.options), entries, call.parameters, call.who)
     steps = tuple(steps_of(entries, geometry, names, call.who))

@@ -6,9 +6,10 @@ import hashlib
 import os
 import re
 import types
+import weakref
 from typing import Any
 
-from ..kernel import ImageKernel, Kernel
+from ..kernel import CKernel, CudaKernel, ImageKernel, Kernel, NativeKernel
 from ._source import read_image, read_source
 
 
@@ -18,20 +19,32 @@ def description(kernel: Kernel, who: str) -> str:
     return f"{who} {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 
-def _text(value: Any, who: str, seen: frozenset[int]) -> Any:
+# What a kernel's function is made of, as it was when it was described first: its calls may change what it refers to, as one
+# that counts them does.
+_functions: weakref.WeakKeyDictionary[types.FunctionType, Any] = weakref.WeakKeyDictionary()
+
+
+def _text(value: Any, who: str, seen: frozenset[int], *, in_function: bool = False) -> Any:
     if id(value) in seen:
         return "..."
     seen |= {id(value)}
 
     def of(item: object) -> Any:
-        return _text(item, who, seen)
+        return _text(item, who, seen, in_function=in_function)
+
+    def of_function(function: Any) -> Any:
+        cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
+        named = {name: function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__}
+        parts = function.__defaults__, function.__kwdefaults__, cells, named
+        return function.__qualname__, _code(function.__code__), _text(parts, who, seen, in_function=True)
 
     if isinstance(value, types.FunctionType):
         value = _without_checks(value)
-        cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
-        named = {name: value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__}
-        parts = value.__defaults__, value.__kwdefaults__, cells, named
-        return value.__qualname__, _code(value.__code__), of(parts)
+        if in_function:
+            return of_function(value)
+        if value not in _functions:
+            _functions[value] = of_function(value)
+        return _functions[value]
     if isinstance(value, types.ModuleType):
         return value.__name__
     if isinstance(value, type):
@@ -40,6 +53,8 @@ def _text(value: Any, who: str, seen: frozenset[int]) -> Any:
         return value.cache_key
     if isinstance(value, ImageKernel):
         value = dataclasses.replace(value, image=read_image(value.image, who))
+    if isinstance(value, CKernel | CudaKernel | NativeKernel) and value.source is not None:
+        value = dataclasses.replace(value, source=read_source(value.source, who, value.options)[0])
     if isinstance(value, bytes):
         return hashlib.blake2b(value, digest_size=16).hexdigest()
     if isinstance(value, os.PathLike):

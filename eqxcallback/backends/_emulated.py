@@ -91,7 +91,7 @@ def _run_of_cuda(kernel: EmulatedCuda, call: DeviceCall) -> Run:
     if call.maps:
         raise NotEmulated(f"{call.who}: copies by the tensor memory accelerator, of tensor maps, are not emulated.")
     names = tuple(dict.fromkeys(entries))
-    text, file = read_source(kernel.source, call.who)
+    text, file = read_source(kernel.source, call.who, kernel.options)
     text = f'#line 1 "{file}"\n{text}\n{_signature.checks_at_run_time(names)}'
     try:
         library = CudaLibrary.built(text, names, _flags(kernel.options))

@@ -23,7 +23,7 @@ def built(source: str | os.PathLike[str], options: Sequence[str], who: str, *, i
 
     **Raises:** `ValueError` with what the compiler says, or where there is none.
     """
-    text, file = read_source(source, who)
+    text, file = read_source(source, who, options)
     is_cpp = is_handler or 'extern "C"' in text or file.endswith((".cc", ".cpp", ".cxx"))
     language = "c++" if is_cpp else "c"
     file = file if not isinstance(source, str) else "source.cc" if is_cpp else "source.c"

@@ -1,19 +1,37 @@
-"""The text of a kernel, with what it includes from beside it: all that tells one image from another."""
+"""The text of a kernel, with all that it includes: what tells one image from another."""
 
+import hashlib
+import itertools
 import os
 import pathlib
 import re
+from collections.abc import Iterator, Sequence
 
 
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"[^\n]*$', re.MULTILINE)
+_BESIDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"[^\n]*$', re.MULTILINE)
+_ANYWHERE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">\n]+)[">]', re.MULTILINE)
+_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b", re.MULTILINE)
+# Of GCC, Clang and NVRTC: joined to a folder, or before it.
+_FOLDER_OPTIONS = ("--include-path", "-isystem", "-iquote", "-idirafter", "-I")
+_FILE_OPTIONS = ("--pre-include", "-include", "-imacros")
 
 
-def read_source(source: str | os.PathLike[str], who: str) -> tuple[str, str]:
-    """The text, and the name of its file for the compiler's messages."""
+def read_source(source: str | os.PathLike[str], who: str, options: Sequence[str] = ()) -> tuple[str, str]:
+    """The text, and the name of its file for the compiler's messages.
+
+    A file that a file includes from beside it is in the text. Where `options` of the compiler say that headers are elsewhere, a
+    comment at the end of the text differs with what is in them. The system's are not looked at.
+    """
     if isinstance(source, str):
-        return source, "source.cu"
-    path = pathlib.Path(source)
-    return _expanded(path, who, set()), path.name
+        text, file, beside = source, "source.cu", []
+    else:
+        path = pathlib.Path(source)
+        text, file, beside = _expanded(path.resolve(), who, (), set(), path.name), path.name, [path.parent]
+    headers = dict(_headers(text, beside, _given(options, _FOLDER_OPTIONS), _given(options, _FILE_OPTIONS)))
+    if headers:
+        digest = hashlib.blake2b(b"\0".join(headers.values()), digest_size=16).hexdigest()
+        text += f"\n// Headers: {digest}\n"
+    return text, file
 
 
 def read_image(image: bytes | str | os.PathLike[str], who: str) -> bytes:
@@ -26,20 +44,56 @@ def read_image(image: bytes | str | os.PathLike[str], who: str) -> bytes:
         raise ValueError(f"{who}: the image {os.fspath(image)} cannot be read ({error}).") from None
 
 
-def _expanded(path: pathlib.Path, who: str, seen: set[pathlib.Path]) -> str:
-    """Each file is included once. Lines keep the numbers that they have in their files."""
-    seen.add(path)
+def _expanded(
+    path: pathlib.Path, who: str, inside: tuple[pathlib.Path, ...], once: set[pathlib.Path], name: str
+) -> str:
+    """Lines keep the numbers that they have in their files. `inside` are the files that include this one."""
     try:
         text = path.read_text()
     except OSError as error:
         raise ValueError(f"{who}: the source {path} cannot be read ({error}).") from None
+    if _ONCE.search(text):
+        once.add(path)
 
     def replace(match: re.Match[str]) -> str:
         included = (path.parent / match[1]).resolve()
         if not included.is_file():
             return match[0]  # the compiler may find it elsewhere
         line = text.count("\n", 0, match.start()) + 2
-        inner = "" if included in seen else _expanded(included, who, seen)
-        return f'#line 1 "{included.name}"\n{inner}\n#line {line} "{path.name}"'
+        # A guard makes it end where files include each other.
+        is_void = included in once or included in inside or included == path
+        inner = "" if is_void else _expanded(included, who, (*inside, path), once, included.name)
+        return f'#line 1 "{included.name}"\n{inner}\n#line {line} "{name}"'
 
-    return _INCLUDE.sub(replace, text)
+    return _BESIDE.sub(replace, text)
+
+
+def _given(options: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The values that `options` have for these names: `-Ifolder`, `--include-path=folder` or the next of the options."""
+    values = []
+    for option, following in itertools.zip_longest(options, options[1:], fillvalue=""):
+        name = next((name for name in names if option.startswith(name)), None)
+        if name is not None:
+            values.append(option.removeprefix(name).removeprefix("=") or following)
+    return values
+
+
+def _headers(
+    text: str, beside: Sequence[pathlib.Path], folders: Sequence[str], files: Sequence[str]
+) -> Iterator[tuple[pathlib.Path, bytes]]:
+    """Each header that can be found, and what is in it."""
+    seen: set[pathlib.Path] = set()
+    waiting = [
+        *((name, [pathlib.Path(), *beside]) for name in files),
+        *((name, beside) for name in _ANYWHERE.findall(text)),
+    ]
+    while waiting:
+        name, near = waiting.pop()
+        found = (pathlib.Path(folder, name) for folder in (*near, *folders))
+        path = next((path.resolve() for path in found if path.is_file()), None)
+        if path is None or path in seen:
+            continue
+        seen.add(path)
+        content = path.read_bytes()
+        yield path, content
+        waiting += [(inner, [path.parent]) for inner in _ANYWHERE.findall(content.decode(errors="replace"))]

@@ -61,6 +61,7 @@ from ._types import (
 )
 from ._warnings import (
     PerformanceWarning as PerformanceWarning,
+    is_quiet as is_quiet,
     quiet as quiet,
     warn as warn,
     warn_once as warn_once,

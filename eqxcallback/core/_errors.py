@@ -147,11 +147,16 @@ def raising() -> Iterator[None]:
     """
     with Failures() as failures:
         try:
-            yield
-        except KernelError:
+            try:
+                yield
+            except KernelError:
+                raise
+            except Exception as error:
+                failures.reraise(error)
+        except BaseException as error:
+            for poisoned in _take_poisoned():  # it may be why, and it is not for the next such context
+                error.add_note(f"Before that, {str(poisoned).partition(';')[0]}.")
             raise
-        except Exception as error:
-            failures.reraise(error)
     raise_poisoned()
 
 
@@ -249,11 +254,16 @@ def record_poison(error: BaseException, layer: str, operands: str) -> None:
 
 def raise_poisoned() -> None:
     """Raise the first error that was kept, and forget the others, which are logged."""
+    failures = _take_poisoned()
+    if failures:
+        raise failures[0] from failures[0].original
+
+
+def _take_poisoned() -> list[KernelError]:
     with _lock:
         failures = _poisoned[:]
         _poisoned.clear()
-    if failures:
-        raise failures[0] from failures[0].original
+    return failures
 
 
 def callable_name(function: Callable[..., object] | OwnCallable) -> str:

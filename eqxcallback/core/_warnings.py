@@ -33,8 +33,12 @@ def quiet() -> Iterator[None]:
         _is_quiet.reset(token)
 
 
+def is_quiet() -> bool:
+    return _is_quiet.get()
+
+
 def warn_once(text: str) -> None:
-    if not _is_quiet.get():
+    if not is_quiet():
         _warn(text)
 
 

@@ -19,7 +19,7 @@ class Stream(Protocol):
     def write(self, text: str, /) -> object: ...
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a stream may be written to by what prints itself
 
 
 class Printer(OwnCallable):

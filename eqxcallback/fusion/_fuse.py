@@ -16,7 +16,7 @@ from ._report import Change, Fused, FusionReport
 from ._rules import FuseRule, Given, replacements, sequence
 from ._select import Selection, Which
 from ._twins import PLAIN, reason_to_leave, title
-from ._walk import Path, rebuilt
+from ._walk import Place, rebuilt
 
 
 def fuse(
@@ -47,6 +47,7 @@ def fuse(
     - `model`: a PyTree with layers in it: a model, the state of its optimizer, or both.
     - `only`, `exclude`: which layers: classes, `equinox.nn.Linear` or a user's Module with all that is in it; paths as the
         report has them, with all that is below, where `[*]` is any index; functions of path and layer; or a sequence of these.
+        A layer in several places is replaced if one of them is in `only`, and left alone if one is in `exclude`.
     - `rules`: what stands for other classes, or in place of our choice: [`eqxcallback.FuseRule`][]s, which `unfuse` undoes, and
         which share the layers' arrays; or `{class: function}`, from a layer of just this class to any other in its place, or to a
         text that says why it is left alone. They go before those that installed packages register, which go before ours.
@@ -76,25 +77,25 @@ def fuse(
     changes: list[Change] = []
     paths: list[str] = []
 
-    def why_not(node: PyTree, where: str, above: tuple[PyTree, ...]) -> str | None:
+    def why_not(node: PyTree, places: Sequence[Place]) -> str | None:
         """`""` for a layer that is replaced, and `None` for what has no line in the report."""
         reason = reason_to_leave(node, twins, fused_already)
         if reason or type(node) not in {*twins, *fused_already}:
             return reason
-        if included is not None and not included(where, node, above):  # it may mean one that is ours already
+        if included is not None and included.place_of(node, places) is None:  # it may mean one that is ours already
             reason = "not in `only`"
-        elif excluded is not None and excluded(where, node, above):
-            reason = "in `exclude`"
+        elif excluded is not None and (place := excluded.place_of(node, places)) is not None:
+            reason = "in `exclude`" + ("" if place is places[0] else f", as {keystr(place.path)}")
         elif type(node) in twins and not twins[type(node)].whose:
             reason = no_kernel(node, where_it_runs)
         else:
             reason = ""
         return reason if type(node) in twins else None
 
-    def replace(path: Path, node: PyTree, above: tuple[PyTree, ...]) -> PyTree:
-        where = keystr(path)
-        paths.append(where)
-        reason = why_not(node, where, above)
+    def replace(node: PyTree, places: Sequence[Place]) -> PyTree:
+        where = keystr(places[0].path)
+        paths.extend(keystr(place.path) for place in places)
+        reason = why_not(node, places)
         if reason is None:
             return node
         if reason:
@@ -139,7 +140,8 @@ def unfuse(model: PyTree, *, rules: Given = None) -> PyTree:
         model, others = model.model, others + list(model.report.rules)
     backs |= {rule.by: rule.undone for rule in others}
 
-    def replace(path: Path, node: PyTree, above: tuple[PyTree, ...]) -> PyTree:
+    def replace(node: PyTree, places: Sequence[Place]) -> PyTree:
+        del places
         return backs[type(node)](node) if type(node) in backs else node
 
     return rebuilt(model, replace)

@@ -3,14 +3,17 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from jax.tree_util import keystr
+
 from ..core import PyTree
+from ._walk import Place
 
 
 Which = type | str | Callable[[str, PyTree], bool]
 
 
 class Selection:
-    """`only` or `exclude`, as it was given: called with a layer's path, the layer, and the nodes that it is in."""
+    """`only` or `exclude`, as it was given."""
 
     def __init__(self, which: Which | Sequence[Which], name: str):
         self._name = name
@@ -23,10 +26,13 @@ class Selection:
                 )
         self._matched = False
 
-    def __call__(self, path: str, layer: PyTree, above: tuple[PyTree, ...]) -> bool:
-        matches = any(_is_of(given, path, layer, above) for given in self._given)
-        self._matched |= matches
-        return matches
+    def place_of(self, layer: PyTree, places: Sequence[Place]) -> Place | None:
+        """The first of a layer's places that is meant."""
+        for place in places:
+            if any(_is_of(given, keystr(place.path), layer, place.above) for given in self._given):
+                self._matched = True
+                return place
+        return None
 
     def check_paths(self, paths: Iterable[str], layers: Sequence[str]) -> None:
         """A path that is not in the model is a mistake.

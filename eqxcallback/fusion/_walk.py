@@ -1,7 +1,8 @@
 """A PyTree with some of its nodes made anew, and everything else the very same."""
 
-from collections.abc import Callable
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from jax.tree_util import tree_flatten_with_path, tree_unflatten
 
@@ -11,29 +12,46 @@ from ..core import PyTree
 Path = tuple[Any, ...]
 
 
-def rebuilt(tree: PyTree, replace: Callable[[Path, PyTree, tuple[PyTree, ...]], PyTree]) -> PyTree:
-    """`tree` with `replace(path, node, above)` for each node, the inner ones first.
+class Place(NamedTuple):
+    """**Attributes:** `above`: the nodes that one at `path` is in."""
+
+    path: Path
+    above: tuple[PyTree, ...]
+
+
+def rebuilt(tree: PyTree, replace: Callable[[PyTree, Sequence[Place]], PyTree]) -> PyTree:
+    """`tree` with `replace(node, places)` for each node, the inner ones first.
 
     A node that is in several places is replaced once, so that it stays one. Nodes in which nothing changes are kept.
 
     **Arguments:**
 
-    - `replace`: gets a node that already has its new children, and the nodes that it is in, which do not.
+    - `replace`: gets a node that already has its new children, and all its places, in nodes that do not.
     """
-    # The originals are kept alive: another object might get the `id` of one that is gone.
-    done: dict[int, tuple[PyTree, PyTree]] = {}
+    # By `id`. The originals are kept alive: another object might get the `id` of one that is gone.
+    known: dict[int, tuple[PyTree, Sequence[tuple[Path, PyTree]], Any]] = {}
+    places: dict[int, list[Place]] = defaultdict(list)
+    done: dict[int, PyTree] = {}
 
-    def walk(node: PyTree, path: Path, above: tuple[PyTree, ...]) -> PyTree:
+    def find(node: PyTree, path: Path, above: tuple[PyTree, ...]) -> None:
+        if id(node) not in known:
+            children, treedef = tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+            is_leaf = len(children) == 1 and children[0][1] is node
+            known[id(node)] = node, [] if is_leaf else children, treedef
+        places[id(node)].append(Place(path, above))
+        for key, child in known[id(node)][1]:
+            find(child, (*path, *key), (*above, node))
+
+    def walk(node: PyTree) -> PyTree:
         if id(node) not in done:
-            done[id(node)] = node, replace(path, with_children(node, path, above), above)
-        return done[id(node)][1]
+            done[id(node)] = replace(with_new_children(node), places[id(node)])
+        return done[id(node)]
 
-    def with_children(node: PyTree, path: Path, above: tuple[PyTree, ...]) -> PyTree:
-        children, treedef = tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-        if len(children) == 1 and children[0][1] is node:
-            return node
-        new = [walk(child, (*path, *key), (*above, node)) for key, child in children]
+    def with_new_children(node: PyTree) -> PyTree:
+        _, children, treedef = known[id(node)]
+        new = [walk(child) for _, child in children]
         same = all(a is b for a, (_, b) in zip(new, children, strict=True))
         return node if same else tree_unflatten(treedef, new)
 
-    return walk(tree, (), ())
+    find(tree, (), ())
+    return walk(tree)

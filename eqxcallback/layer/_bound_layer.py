@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import inspect
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,6 +31,7 @@ from ..transform import (
     BoundOp,
     ForwardCall,
     Options,
+    Settings,
     Slots,
     Structure,
     is_array,
@@ -43,6 +43,7 @@ from ..transform import (
 from . import _declarations as declarations, _rules as rules, _statics as statics
 from ._bodies import KernelForward, LayerBackward, LayerForward
 from ._declarations import LayerClass
+from ._poison import Poisoning
 from ._refs import WithRefs
 
 
@@ -65,11 +66,10 @@ class BoundLayer:
 
 @functools.lru_cache(maxsize=512)  # it holds static arguments, such as a lambda with all that it captures
 def bind_layer(
-    cls: LayerClass, inputs: Structure, avals: tuple[Aval, ...], refs: tuple[int, ...], x64: bool
+    cls: LayerClass, inputs: Structure, avals: tuple[Aval, ...], refs: tuple[int, ...], settings: Settings
 ) -> BoundLayer:
     """**Arguments:** `inputs` is the structure of `(layer, args, kwargs)`, `avals` are the types of its arrays, of which
     `refs` are changed in place: what becomes of them are results after those of the layer."""
-    del x64  # the types of results may depend on it
     name = cls.__qualname__
     if any(aval.dtype == jax.dtypes.float0 for aval in avals):
         raise TypeError(
@@ -103,12 +103,13 @@ def bind_layer(
         return statics.of(kernel, others, layer, args, kwargs)
 
     order = declarations.in_order(cls, kwargs)
-    shared = Options({}, name), name, layer.on_error
+    no_options = Options({}, name)
 
     def backward_body(needs_grad: tuple[int, ...], function: Callable[..., None] = _nothing) -> LayerBackward:
-        return LayerBackward(
-            function, inputs, kernel_outputs, shared[0], outputs, needs_grad, *shared[1:], keywords=order
-        )
+        return LayerBackward(function, inputs, kernel_outputs, no_options, outputs, needs_grad, name, keywords=order)
+
+    def with_errors(body: Callable[..., None]) -> Callable[..., None]:
+        return Poisoning(body) if layer.on_error == "poison" else body
 
     def backward_arguments(needs_grad: tuple[int, ...]) -> Any:
         body = backward_body(needs_grad)
@@ -132,18 +133,18 @@ def bind_layer(
 
     def forward(kernel: Kernel | Callable[..., None], position: int) -> backends.BoundKernel:
         if isinstance(kernel, JaxKernel):
-            call = functools.partial(functions.kernel, kernel.function)
+            call = functools.partial(functions.kernel, settings.around(kernel.function))
             return binder.forward(kernel, position, xla.CallOptions(), jax_forward(call, jax_name(kernel)))
         alias_pairs, body = pairs, None
         if isinstance(kernel, Kernel) and kernel.aliases:
             alias_pairs = _alias_pairs(kernel.aliases, leaves_in, num_own, leaves_out, name)
         if isinstance(kernel, PythonKernel):
-            body = KernelForward(kernel.body, inputs, kernel_outputs, *shared)
+            body = KernelForward(kernel.body, inputs, kernel_outputs, no_options, name)
         elif not isinstance(kernel, Kernel):
-            body = LayerForward(kernel, inputs, kernel_outputs, *shared)
+            body = LayerForward(kernel, inputs, kernel_outputs, no_options, name)
             kernel = PythonKernel(kernel, command_buffer_compatible=layer.command_buffer_compatible)
-        if refs and body is not None:
-            body = WithRefs(body, refs, num_results)
+        if body is not None:
+            body = with_errors(WithRefs(body, refs, num_results) if refs else body)
         options = xla.CallOptions(
             tuple(sorted(alias_pairs + ref_pairs)),
             layer.has_side_effect,
@@ -155,7 +156,8 @@ def bind_layer(
     def backward_kernel(kernel: Kernel, position: int, needs_grad: tuple[int, ...]) -> backends.BoundKernel:
         if not isinstance(kernel, JaxKernel):
             return binder.backward(kernel, position, needs_grad, None)
-        call = functools.partial(functions.backward_kernel, kernel.function, backward_body(needs_grad), needs_grad)
+        function = settings.around(kernel.function)
+        call = functools.partial(functions.backward_kernel, function, backward_body(needs_grad), needs_grad)
         body = jax_backward(call, needs_grad, jax_name(kernel))
         return binder.backward(kernel, position, needs_grad, body)
 
@@ -167,7 +169,7 @@ def bind_layer(
         }
         if method is not None:
             kernel = PythonKernel(method, command_buffer_compatible=layer.command_buffer_compatible)
-            in_python = binder.backward(kernel, "backward", needs_grad, backward_body(needs_grad, method))
+            in_python = binder.backward(kernel, "backward", needs_grad, with_errors(backward_body(needs_grad, method)))
             for platform in declarations.kernels_of(cls):
                 if platform in xla.PYTHON_PLATFORMS:
                     by_platform[platform] = (*by_platform.get(platform, ()), in_python)
@@ -179,7 +181,15 @@ def bind_layer(
 
     has_backward = not refs and (declarations.method(cls, "backward") or cls.backward_kernels)
     bound = BoundOp(
-        key=(cls, inputs, avals, refs, kernel_outputs, tuple((aval.shape, aval.dtype) for aval in result_avals)),
+        key=(
+            cls,
+            inputs,
+            avals,
+            refs,
+            kernel_outputs,
+            tuple((aval.shape, aval.dtype) for aval in result_avals),
+            settings,
+        ),
         name=name,
         who=f"Layer {name}",
         remedy="Define `backward` (a kernel) or `reference` (pure JAX) in the layer.",
@@ -192,9 +202,9 @@ def bind_layer(
         },
         backward=functools.cache(backward) if has_backward else None,
         types=supports_types,
-        reference=None if declarations.method(cls, "reference") is None else functions.reference,
-        jvp=None if refs or declarations.method(cls, "jvp") is None else functions.jvp,
-        batch=None if refs or declarations.method(cls, "batch") is None else functions.batch,
+        reference=None if declarations.method(cls, "reference") is None else settings.around(functions.reference),
+        jvp=None if refs or declarations.method(cls, "jvp") is None else settings.around(functions.jvp),
+        batch=None if refs or declarations.method(cls, "batch") is None else settings.around(functions.batch),
         batching=layer.vmap_method,
         sharding=None
         if layer.sharding is None
@@ -375,19 +385,3 @@ def _layouts(layouts: Any, avals: Sequence[Aval], num_own: int, who: str) -> tup
                 f"{who}: expected the axes of {type_text(aval.dtype, aval.shape)} from major to minor, each once; got {layout}."
             )
     return full
-
-
-def bind(
-    signature: inspect.Signature, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
-) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
-    """The arguments in the order of the signature, defaults filled in."""
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.args, bound.kwargs
-
-
-def is_positional(signature: inspect.Signature) -> int | None:
-    """Return the number of arguments of a call if all of them are always given by position, else `None`."""
-    parameters = signature.parameters.values()
-    plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-    return len(parameters) if plain else None

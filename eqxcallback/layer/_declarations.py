@@ -6,6 +6,7 @@ from inspect import Parameter
 from typing import Any, TypeAlias
 
 from .. import xla
+from ..core import PyTree
 from ..kernel import Kernel, as_tuple
 
 
@@ -88,3 +89,19 @@ def names_of(cls: type, num_positional: int) -> list[str]:
         elif parameter.kind is Parameter.VAR_POSITIONAL:
             names.extend([parameter.name] * (num_positional - len(names)))
     return names[:num_positional]
+
+
+def bind(
+    signature: inspect.Signature, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]
+) -> tuple[tuple[PyTree, ...], dict[str, PyTree]]:
+    """The arguments in the order of the signature, defaults filled in."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.args, bound.kwargs
+
+
+def is_positional(signature: inspect.Signature) -> int | None:
+    """Return the number of arguments of a call if all of them are always given by position, else `None`."""
+    parameters = signature.parameters.values()
+    plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    return len(parameters) if plain else None

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import equinox as eqx
 import jax
@@ -12,9 +12,9 @@ from jax.tree_util import tree_flatten
 from .. import backends, xla
 from ..core import Aliases, PyTree
 from ..kernel import Kernel, as_tuple
-from ..transform import DEFAULT_METHOD, Structure, check_typed, is_array, typed
+from ..transform import DEFAULT_METHOD, Structure, check_typed, is_array, settings, typed
 from . import _declarations as declarations
-from ._bound_layer import bind, bind_layer, is_positional, named_arrays
+from ._bound_layer import bind_layer, named_arrays
 from ._check import check
 from ._class import check_class
 from ._declarations import LayerClass
@@ -24,9 +24,6 @@ from ._rules import unwrapped, wrapped
 
 # The name of a method, or a kernel of any kind.
 LayerKernel: TypeAlias = str | Kernel
-
-
-_config: Any = jax.config  # its options are made at run time: no type checker knows them
 
 
 class Layer(eqx.Module):
@@ -150,7 +147,7 @@ class Layer(eqx.Module):
             kwargs.pop("key", None)
         if kwargs or len(args) != count:
             try:
-                args, kwargs = bind(signature, args, kwargs)
+                args, kwargs = declarations.bind(signature, args, kwargs)
             except TypeError as error:
                 raise TypeError(
                     f"{cls.__qualname__}: a call takes {signature}; got {len(args)} positional arguments and the keywords "
@@ -168,7 +165,7 @@ class Layer(eqx.Module):
         except TypeError:  # JAX does not say whose argument it was
             check_typed(named_arrays(self, args, kwargs), cls.__qualname__)
             raise
-        bound = bind_layer(cls, inputs, avals, refs, _config.jax_enable_x64)
+        bound = bind_layer(cls, inputs, avals, refs, settings())
         outs = xla.op_call(bound.call, *unwrapped(arrays, bound.input_keys))
         for ref, value in zip(mutable, outs[bound.num_results :], strict=False):
             ref[...] = value
@@ -184,4 +181,4 @@ def _check(cls: LayerClass) -> None:
 def _signature(cls: type) -> tuple[inspect.Signature, int | None, bool]:
     signature = declarations.signature_of(cls)
     takes_key = any(p.name == "key" or p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    return signature, is_positional(signature), takes_key
+    return signature, declarations.is_positional(signature), takes_key

@@ -1,7 +1,7 @@
 """`jax.Ref`s among the arguments of a layer: arrays that its kernel changes in place."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ def new(arrays: Sequence[Value], refs: Sequence[int]) -> Sequence[Any]:
 class WithRefs(OwnCallable):
     """A body whose operands `refs` are results: what it changes of them, it changes there. They come after `num_results`."""
 
-    body: Any
+    body: Callable[..., Any]
     refs: tuple[int, ...]
     num_results: int
 

@@ -4,9 +4,13 @@ Tuples, lists and dicts of arrays stay as they are. Anything else becomes a dict
 in the program; its text is a key of the dict, so that another value of it is another tree.
 """
 
+import collections
 import dataclasses
 import enum
+import functools
+import hashlib
 import operator
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +19,7 @@ import jax
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from ..core import PyTree, callable_name
+from ..core import PyTree, callable_name, type_text
 
 
 _NUMBERS = (bool, int, float, complex)
@@ -67,20 +71,35 @@ def _like(x: PyTree, children: list[PyTree]) -> Any:
     return dict(zip(sorted(x), children, strict=True)) if isinstance(x, dict) else type(x)(children)
 
 
+# Their keys and lengths are in the paths of what is in them.
+_CONTAINERS = (tuple, list, dict, collections.OrderedDict, collections.defaultdict)
+
+
 def _statics(x: PyTree, path: str, is_array: IsArray) -> Iterator[tuple[str, Any]]:
-    """Static leaves, and static fields of Modules, with their paths."""
-    for keys, leaf in tree_flatten_with_path(x, is_leaf=lambda node: isinstance(node, eqx.Module))[0]:
-        here = path + keystr(keys)
-        if not isinstance(leaf, eqx.Module):
-            if not is_array(leaf):
-                yield here, leaf
-            continue
-        for field in dataclasses.fields(leaf):
-            value = getattr(leaf, field.name, None)
+    """All that is static, with its path: leaves, fields of Modules, and what other nodes keep beside their children."""
+    if isinstance(x, eqx.Module):
+        for field in dataclasses.fields(x):
+            value, here = getattr(x, field.name, None), f"{path}.{field.name}"
             if field.metadata.get("static", False):
-                yield f"{here}.{field.name}", value
+                yield here, value
             else:
-                yield from _statics(value, f"{here}.{field.name}", is_array)
+                yield from _statics(value, here, is_array)
+        return
+    children, treedef = tree_flatten_with_path(x, is_leaf=lambda node: node is not x)
+    node = treedef.node_data()
+    if node is None:
+        if not is_array(x):
+            yield path, x
+        return
+    kind, kept = node
+    if kind not in _CONTAINERS and kept is not None and not (isinstance(kept, tuple) and not any(map(_says, kept))):
+        yield path, kept
+    for keys, child in children:
+        yield from _statics(child, path + keystr(keys), is_array)
+
+
+def _says(kept: object) -> bool:
+    return kept is not None and kept != () and kept != {}
 
 
 def _text(value: object) -> str:
@@ -91,4 +110,32 @@ def _text(value: object) -> str:
         return f"({', '.join(map(_text, value))})"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{_text(key)}: {_text(item)}' for key, item in value.items())}}}"
+    if isinstance(value, np.ndarray | np.generic):
+        array = np.ascontiguousarray(value)
+        return f"{type_text(array.dtype, array.shape)} {hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()}"
+    if isinstance(value, functools.partial):
+        return f"{_text(value.func)} with {_text((value.args, value.keywords))}"
+    if isinstance(value, types.FunctionType):
+        return _text_of_function(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
+        return f"{type(value).__qualname__} {_text(fields)}"
     return callable_name(value) if callable(value) else type(value).__qualname__
+
+
+def _text_of_function(function: types.FunctionType) -> str:
+    """Its name. A lambda has none, and is told by the names and the numbers in it."""
+    name = callable_name(function)
+    if not name.endswith("<lambda>"):
+        return name
+    code = function.__code__
+    constants = [value for value in code.co_consts if isinstance(value, int | float | complex | str)]
+    held = [cell.cell_contents for cell in function.__closure__ or () if _is_plain(cell)]
+    return f"{name} of {_text((code.co_varnames, sorted(code.co_names), sorted(map(repr, constants)), held))}"
+
+
+def _is_plain(cell: types.CellType) -> bool:
+    try:
+        return isinstance(cell.cell_contents, _PLAIN)
+    except ValueError:  # it is empty
+        return False

@@ -92,7 +92,7 @@ def tune(fn: Callable[..., PyTree], *args: PyTree) -> list[Tuned]:
 
     def called(arrays: PyTree) -> PyTree:
         function, args = eqx.combine(arrays, static)
-        return eqx.filter(function(*args), eqx.is_array)
+        return jax.tree.map(_without_keys, eqx.filter(function(*args), eqx.is_array))
 
     winners: dict[Contest, int] = {}
     results = []
@@ -140,6 +140,11 @@ def _measured(called: _Called, arrays: PyTree, contest: Contest, winners: Mappin
         tuple(failed),
         min(seconds, key=seconds.__getitem__),
     )
+
+
+def _without_keys(result: Any) -> Any:
+    """Typed keys have no zeros, and are no numbers."""
+    return jax.random.key_data(result) if jnp.issubdtype(result.dtype, jax.dtypes.prng_key) else result
 
 
 def _compiled(called: _Called, arrays: PyTree) -> _Run:

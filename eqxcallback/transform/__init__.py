@@ -36,5 +36,6 @@ from ._jax_functions import jax_backward as jax_backward, jax_forward as jax_for
 from ._op import Op as Op
 from ._options import Options as Options
 from ._preference import Contest as Contest, store as store, trial as trial
+from ._settings import Settings as Settings, settings as settings
 from ._sharding import parse_sharding as parse_sharding
 from ._structure import Structure as Structure, check_typed as check_typed, is_array as is_array, typed as typed

@@ -33,13 +33,14 @@ from ._choice import named_types
 from ._forward_call import ForwardCall
 from ._jax_functions import jax_backward, jax_forward
 from ._options import Options
+from ._settings import Settings
 from ._sharding import parse_sharding
 from ._structure import Structure
 
 
 @functools.lru_cache(maxsize=512)  # it holds static fields and options, such as a lambda with all that it captures
 def bind_op(
-    op: Any, in_tree: PyTreeDef, statics: tuple[Any, ...], avals: tuple[Aval, ...], options: Options, x64: bool
+    op: Any, in_tree: PyTreeDef, statics: tuple[Any, ...], avals: tuple[Aval, ...], options: Options, settings: Settings
 ) -> tuple[ForwardCall, Any]:
     """Check and make an op for one type of arguments. This runs once for each type. `statics` are the tree's, for equal trees."""
     who = f"Op({op.name})"
@@ -76,7 +77,7 @@ def bind_op(
             _check_body(kernel.body, ("ctx", "out", *args), options, who)
             body = Forward(kernel.body, *trees, options)
         elif isinstance(kernel, JaxKernel):
-            body = jax_forward(functools.partial(results, kernel.function), _who(who, kernel))
+            body = jax_forward(functools.partial(results, settings.around(kernel.function)), _who(who, kernel))
         aliases = resolve_aliases(check_aliases(kernel.aliases, who), inputs, outputs, who)
         return binder.forward(kernel, position, xla.CallOptions(aliases), body)
 
@@ -92,7 +93,7 @@ def bind_op(
             _check_body(kernel.body, ("ctx", "grads", "args", "out", "cotangents"), options, who)
             body = backward_body(needs_grad, kernel.body)
         elif isinstance(kernel, JaxKernel):
-            call = functools.partial(gradients, kernel.function, needs_grad)
+            call = functools.partial(gradients, settings.around(kernel.function), needs_grad)
             body = jax_backward(call, needs_grad, _who(who, kernel))
         return binder.backward(kernel, position, needs_grad, body)
 
@@ -104,7 +105,7 @@ def bind_op(
         return function(*trees, **options.values), numbers
 
     def flat(function: Callable[..., object]) -> Callable[..., Sequence[Value]]:
-        return lambda *args: tree_leaves(results(function, args))
+        return settings.around(lambda *args: tree_leaves(results(function, args)))
 
     def types(structs: Sequence[ShapeAndDtype]) -> tuple[Any, Mapping[str, Any]]:
         return named_types(op._parameters, tree_unflatten(in_tree, structs)), options.values
@@ -115,7 +116,7 @@ def bind_op(
     }
     rule = _sharding(op.sharding, args, options, who)
     bound = BoundOp(
-        key=(op, in_tree, statics, avals, options, x64),
+        key=(op, in_tree, statics, avals, options, settings),
         name=op.name,
         who=who,
         remedy="Give the Op a reference, or a kernel.",

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import xla
-from ..core import Aval, Size, Value, warn_once
+from ..core import Aval, Size, Value, is_quiet, warn_once
 from ..kernel import NativeKernel
 from . import _batching, _preference
 from ._axes import Axes
@@ -88,7 +88,9 @@ class FlatCall(abc.ABC):
         key = platform, _preference.version()
         known = self._choices.get(key)
         if known is None:
-            known = self._choices[key] = self._choice(platform, anywhere=False)
+            known = self._choice(platform, anywhere=False)
+            if not is_quiet():  # what it warns of has been said
+                self._choices[key] = known
         return known
 
     def _choice(self, platform: str, *, anywhere: bool) -> Choice:

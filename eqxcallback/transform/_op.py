@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-import jax
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import backends, xla
@@ -16,10 +15,8 @@ from ._batching import DEFAULT_METHOD, METHODS, REFERENCE, is_stated, uses_threa
 from ._bind_op import bind_op, named_operands
 from ._choice import Implementation, check_implementation
 from ._options import Options
+from ._settings import settings
 from ._structure import check_typed, typed
-
-
-_config: Any = jax.config  # its options are made at run time: no type checker knows them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +204,7 @@ class Op:
             raise
         static = Options(options, f"Op({self.name})")
         statics = strict_statics(in_tree)
-        call, out_tree = bind_op(self, in_tree, statics, avals, static, _config.jax_enable_x64)
+        call, out_tree = bind_op(self, in_tree, statics, avals, static, settings())
         return tree_unflatten(out_tree, xla.op_call(call, *arrays))
 
     def using(self, implementation: Implementation) -> "Op":

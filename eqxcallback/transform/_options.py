@@ -40,6 +40,8 @@ def _frozen(value: object) -> Any:
 def _key(value: object) -> Any:
     if isinstance(value, dict):
         return dict, tuple((name, _key(item)) for name, item in sorted(value.items(), key=lambda item: str(item[0])))
+    if type(value) in (float, complex):  # its text tells all of it, and of NaN, which is not equal to itself
+        return type(value), repr(value)
     return type(value), repr(value), value
 
 

@@ -74,6 +74,42 @@ def test_a_file_and_what_is_beside_it(tmp_path):
     assert jax.jit(lambda x: op(x, a=1.0))(jnp.ones(1)).tolist() == [6]
 
 
+@pytest.mark.parametrize("include", ['"factor.h"', "<factor.h>"])
+@pytest.mark.parametrize("joined", [True, False])
+def test_headers_in_a_folder_of_the_options(tmp_path, include, joined):
+    (tmp_path / "factor.h").write_text('#include "inner.h"\n')
+    inner = tmp_path / "inner.h"
+    source = f"#include {include}\n" + TIMES.replace("a *", "FACTOR *")
+    options = (f"-I{tmp_path}",) if joined else ("-I", str(tmp_path))
+    op = op_of(CKernel("times", source=source, parameters=PARAMETERS, options=options))
+    for factor in (5, 6, 5):
+        inner.write_text(f"#define FACTOR {factor}\n")
+        assert jax.jit(lambda x: op(x, a=1.0))(jnp.ones(1)).tolist() == [factor]
+
+
+def test_a_header_before_the_source(tmp_path):
+    header = tmp_path / "factor.h"
+    options = ("-include", str(header))
+    op = op_of(CKernel("times", source=TIMES.replace("a *", "FACTOR *"), parameters=PARAMETERS, options=options))
+    for factor in (5, 6):
+        header.write_text(f"#define FACTOR {factor}\n")
+        assert jax.jit(lambda x: op(x, a=1.0))(jnp.ones(1)).tolist() == [factor]
+
+
+def test_files_that_are_included_more_than_once(tmp_path):
+    """A list of the same lines for several macros; and files with guards that include each other."""
+    (tmp_path / "list.h").write_text("ADD(2)\nADD(3)\n")
+    (tmp_path / "a.h").write_text('#ifndef A\n#define A\n#include "b.h"\n#define FACTOR (SUM * TERMS)\n#endif\n')
+    (tmp_path / "b.h").write_text(
+        '#ifndef B\n#define B\n#include "a.h"\nenum { SUM = 0\n#define ADD(n) + n\n#include "list.h"\n#undef ADD\n'
+        '#define ADD(n) + 1\n, TERMS = 0\n#include "list.h"\n};\n#endif\n'
+    )
+    file = tmp_path / "times.c"
+    file.write_text('#include "a.h"\n#include "b.h"\n#include "a.h"\n' + TIMES.replace("a *", "FACTOR *"))
+    op = op_of(CKernel("times", source=file, parameters=PARAMETERS))
+    assert op(jnp.ones(1), a=1.0).tolist() == [10]
+
+
 def test_it_is_compiled_once(cache, monkeypatch):
     op = op_of(CKernel("times", source=TIMES, parameters=PARAMETERS))
     op(jnp.ones(2), a=1.0)

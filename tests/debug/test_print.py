@@ -116,6 +116,15 @@ def test_lines_do_not_interleave(stream):
     assert sorted(writes[1::2]) == sorted(f"{i}\n" for i in range(4) for _ in range(20))
 
 
+def test_a_stream_that_prints_itself(stream):
+    class Loud:
+        def write(self, text):
+            debug.print(jnp.zeros(0), what=f"got {text.strip()}", output_stream=stream)
+
+    debug.print(1, output_stream=Loud())
+    assert stream.taken() == ["what: got 1\n", "[]\n"]
+
+
 def test_the_same_print_is_one_program(stream):
     def f(x):
         return debug.print(x, what="the same", output_stream=stream)

@@ -196,6 +196,41 @@ def test_only_and_exclude(model, options, expected):
     np.testing.assert_allclose(fused(TOKENS), model(TOKENS), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize(
+    "where",
+    [".blocks[2]", ".blocks[2].norm", lambda path, _: path == ".blocks[2].norm"],
+    ids=["above", "path", "function"],
+)
+def test_only_and_exclude_of_any_place(model, where):
+    """Blocks 0 and 2 are one."""
+    fused, report = eqxc.fuse(model, only=where)
+    assert type(fused.blocks[2].norm) is eqxc.nn.LayerNorm
+    assert fused.blocks[0] is fused.blocks[2]
+    fused, report = eqxc.fuse(model, exclude=where)
+    assert fused.blocks[0].norm is fused.blocks[2].norm is model.blocks[2].norm
+    (reason,) = [change.reason for change in report.left_alone if change.path == ".blocks[0].norm"]
+    assert reason == "in `exclude`, as .blocks[2].norm"
+
+
+def test_nodes_that_are_made_anew_when_they_are_flattened():
+    @jax.tree_util.register_pytree_node_class
+    class Pair:
+        def __init__(self, both):
+            self.both = both
+
+        def tree_flatten(self):
+            return ({"both": list(self.both)},), None
+
+        @classmethod
+        def tree_unflatten(cls, _, children):
+            return cls(tuple(children[0]["both"]))
+
+    norm = eqx.nn.LayerNorm(3)
+    fused, _ = eqxc.fuse([Pair((norm, norm)), norm])
+    assert type(fused[1]) is eqxc.nn.LayerNorm
+    assert fused[0].both == (fused[1], fused[1])
+
+
 @pytest.mark.parametrize("option", ["only", "exclude"])
 def test_a_selection_that_is_none(model, option):
     wrong: Any = {option: [eqx.nn.Linear, 3]}

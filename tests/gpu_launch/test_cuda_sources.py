@@ -109,6 +109,17 @@ def test_source_in_files(tmp_path):
         lowered(simple(file), F32)
 
 
+@pytest.mark.parametrize("option", ["-I{}", "--include-path={}"])
+def test_headers_in_a_folder_of_the_options(tmp_path, option):
+    header = tmp_path / "common.cuh"
+    source = '#include <common.cuh>\nextern "C" __global__ void entry(const float* x, float* out) { out[0] = FACTOR * x[0]; }'
+    images = []
+    for factor in (2, 3, 2):
+        header.write_text(f"#define FACTOR {factor}\n")
+        images.append(image_of(lowered(simple(source, arch="sm_90", options=(option.format(tmp_path),)), F32)))
+    assert images[0] == images[2] != images[1]
+
+
 def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"the source .*none\.cu cannot be read"):
         lowered(simple(tmp_path / "none.cu"), F32)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -140,3 +141,61 @@ def test_the_first_of_several_is_raised_and_the_others_are_forgotten():
         [Numbered(i)(X) for i in range(100)]
     with eqxc.raising():
         pass
+
+
+def test_an_error_of_the_user_takes_the_poison_along():
+    def fails():
+        assert np.isnan(Poisoned()(X)).all()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught, eqxc.raising():
+        fails()
+    assert caught.value.__notes__ == ["Before that, Poisoned failed, and poisoned its results."]
+    with eqxc.raising():
+        pass
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_ref_is_poisoned(jit):
+    """It may be changed in part."""
+
+    class Adds(eqxc.Layer):
+        fails: bool
+        on_error = "poison"
+
+        def kernel(self, ctx, out, ref, x):
+            np.asarray(ref)[:1] = 7
+            if self.fails:
+                raise Oops
+            np.asarray(out)[...] = np.asarray(x)
+
+        def reference(self, ref, x):
+            ref[...] = ref[...] + x
+            return x
+
+    call = eqx.filter_jit if jit else lambda f: f
+    ref = jax.new_ref(jnp.ones(3))
+    got, error = poisoned(call(Adds(True)), ref, X)
+    assert np.isnan(got).all()
+    assert np.isnan(ref[...]).all()
+    assert error.layer.endswith(".Adds")
+    ref[...] = jnp.ones(3)
+    with eqxc.raising():
+        np.testing.assert_array_equal(call(Adds(False))(ref, X), X)
+    np.testing.assert_array_equal(ref[...], [7, 1, 1])
+
+
+def test_a_result_that_is_not_written_beside_a_ref():
+    class Forgets(eqxc.Layer):
+        on_error = "poison"
+
+        def kernel(self, ctx, out, ref, x):
+            pass
+
+        def reference(self, ref, x):
+            ref[...] = x
+            return x
+
+    got, error = poisoned(Forgets(), jax.new_ref(jnp.ones(3)), X)
+    assert np.isnan(got).all()
+    assert "never written" in str(error)

@@ -1,6 +1,7 @@
 """`export`: statics are those of `filter_jit`, sizes may be symbols, and other processes need no classes."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.tree_util import Partial
 
 import eqxcallback as eqxc
 
@@ -28,9 +30,9 @@ class Net(eqx.Module):
     activation: Any
     name: str = eqx.field(static=True)
 
-    def __init__(self, scale=2.0, name="net"):
+    def __init__(self, scale=2.0, name="net", activation=jax.nn.relu):
         self.layers = [eqxc.nn.Linear(16, 16, key=KEY), eqxc.nn.RMSNorm(16)]
-        self.scale, self.activation, self.name = scale, jax.nn.relu, name
+        self.scale, self.activation, self.name = scale, activation, name
 
     def __call__(self, x):
         for layer in self.layers:
@@ -85,6 +87,51 @@ def test_another_static_value(other, message):
     program = eqxc.export(apply)(Net(), TYPE)
     with pytest.raises(TypeError, match=message):
         program.call(other, X)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    scale: Any
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["scale"])
+@dataclasses.dataclass
+class Scaled:
+    x: jax.Array
+    scale: float
+
+
+class Configured(eqx.Module):
+    config: Any = eqx.field(static=True)
+
+
+def times(scale, x):
+    return scale * x
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "other"),
+    [
+        (Partial, jnp.sin, jnp.cos),
+        (lambda scale: Partial(times, scale), 2.0, 3.0),
+        (lambda scale: functools.partial(times, scale), 2.0, 3.0),
+        (lambda scale: functools.partial(times, x=scale), 2.0, 3.0),
+        (lambda scale: Scaled(X, scale), 2.0, 3.0),
+        (Configured, Config(2.0), Config(3.0)),
+        (Configured, Config(np.arange(3)), Config(np.arange(3) + 1)),
+        (Configured, Config(np.float32(2)), Config(np.float32(3))),
+        (lambda function: Net(activation=function), lambda x: jnp.sin(x), lambda x: jnp.cos(x)),
+        (lambda function: Net(activation=function), lambda x: x * 2.0, lambda x: x * 3.0),
+        (lambda k: Net(activation=lambda x: x * k), 2.0, 3.0),
+    ],
+)
+def test_what_is_static_beside_leaves(make, given, other):
+    program = eqxc.export(lambda tree, x: x)(make(given), TYPE)
+    np.testing.assert_array_equal(program.call(make(given), X), X)
+    with pytest.raises(
+        TypeError, match=r"expected the arguments that the program was exported with; missing args\[0\]"
+    ):
+        program.call(make(other), X)
 
 
 def test_static_arguments():

@@ -153,6 +153,41 @@ def test_where_none_runs_the_error_says_why():
         eqxc.tune(op, X)
 
 
+calls = 0
+log = []
+
+
+def counted(ctx, out, x):
+    global calls
+    calls += 1
+    log.append("counted")
+    slow(ctx, out, x)
+
+
+def test_a_kernel_that_changes_what_it_refers_to():
+    op = op_of(counted, fast)
+    (tuned,) = eqxc.tune(op, X)
+    assert tuned.winner == 1
+    assert calls == len(log) > 0
+    assert runs(op, X) == ["fast"]
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch):
+    """The process that measured knows the winner."""
+    monkeypatch.setenv("EQXCALLBACK_CACHE_DIR", "/proc/nowhere")
+    op = op_of(slow, fast)
+    assert runs(op, X) == ["slow"]
+    (tuned,) = eqxc.tune(op, X)
+    assert tuned.winner == 1
+    assert runs(op, X) == ["fast"]
+
+
+def test_results_that_are_keys():
+    op = op_of(slow, fast)
+    (tuned,) = eqxc.tune(lambda x, key: (op(x), jax.random.split(key)), X, jax.random.key(0))
+    assert tuned.winner == 1
+
+
 def test_one_kernel_is_no_contest(cache):
     assert eqxc.tune(op_of(slow), X) == []
     assert not list(cache.rglob("*"))

@@ -100,6 +100,13 @@ def test_it_is_said_once(no_triton):
     assert caught[0].filename == __file__
 
 
+def test_it_is_said_of_a_call_that_was_inspected(no_triton):
+    op = op_of(triton())
+    eqxc.inspect(op, X, platform="cuda")
+    with pytest.warns(eqxc.PerformanceWarning, match="triton kernels are passed over"):
+        lowered(op, X)
+
+
 def test_what_runs_on_a_cpu_asks_for_nothing(no_triton, no_nvrtc):
     op = op_of(triton(), cuda())
     x = jnp.ones(96)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import eqxcallback as eqxc
+from eqxcallback.transform._bind_op import bind_op
 
 from .library import SAXPY
 
@@ -71,6 +72,14 @@ def test_equal_ops_share_programs():
     assert op == eqxc.Op("saxpy", native("Saxpy"), reference)
     assert op != eqxc.Op("saxpy", native("Saxpy"), reference, "broadcast_all")
     assert len(traces) == 1
+
+
+def test_options_that_are_nan_share_programs():
+    op = eqxc.Op("fill", {"cuda": eqxc.PythonKernel(lambda ctx, out, x, value: None)}, lambda x, value: x + value)
+    bind_op.cache_clear()
+    for _ in range(3):
+        assert np.isnan(op(X, value=float("nan"))).all()
+    assert bind_op.cache_info().misses == 1
 
 
 def test_results_follow_x64():
