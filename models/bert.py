@@ -6,7 +6,7 @@ Shape letters: S tokens, E embedding size, H heads.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -66,6 +66,25 @@ class Config:
     num_kinds: int
     """The rows in the table of token types, of which a sentence alone has the first."""
     layer_norm_eps: float
+
+
+class Pooling(NamedTuple):
+    """Makes one vector of those of a sentence's tokens; see `pool`.
+
+    **Attributes:**
+
+    - `mode`: one of `POOLING_MODES`.
+    - `normalizes`: whether the vector is divided by its norm.
+    """
+
+    mode: str
+    normalizes: bool
+
+
+# The mean of all tokens, the first one, which is `[CLS]`, or the last one. The names are sentence-transformers'.
+POOLING_MODES = ("mean", "cls", "lasttoken")
+# All-MiniLM-L6-v2's.
+MEAN = Pooling("mean", normalizes=True)
 
 
 def config_of(settings: Mapping[str, Any]) -> Config:
@@ -150,12 +169,14 @@ class Bert(eqx.Module):
     kinds: eqxc.nn.Embedding
     norm: eqxc.nn.LayerNorm
     blocks: list[Block]
+    pooling: Pooling = eqx.field(static=True)
 
-    def __init__(self, config: Config, dtype: Any = None, *, key: PRNGKeyArray):
+    def __init__(self, config: Config, dtype: Any = None, *, pooling: Pooling = MEAN, key: PRNGKeyArray):
         """**Arguments:**
 
         - `config`: the sizes.
         - `dtype`: of the parameters and the activations; by default JAX's default float.
+        - `pooling`: makes one vector of all tokens'; by default their mean, divided by its norm.
         - `key`: initialises the parameters.
         """
         size = config.embedding_size
@@ -165,6 +186,7 @@ class Bert(eqx.Module):
         self.kinds = eqxc.nn.Embedding(config.num_kinds, size, dtype=dtype, key=keys[2])
         self.norm = eqxc.nn.LayerNorm(size, config.layer_norm_eps, dtype=dtype)
         self.blocks = [Block(config, dtype, key=key) for key in keys[3:]]
+        self.pooling = pooling
 
     def __call__(self, tokens: Int[Array, " S"], length: Int[Array, ""]) -> Float[Array, " E"]:
         """**Arguments:**
@@ -172,12 +194,12 @@ class Bert(eqx.Module):
         - `tokens`: of a sentence, and padding behind them.
         - `length`: how many are of the sentence.
 
-        **Returns:** the mean over the sentence's tokens, divided by its norm, in f32.
+        **Returns:** the vector that `pooling` makes of the sentence's tokens, in f32.
         """
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x, length)
-        return pool(x, length)
+        return pool(x, length, self.pooling)
 
     def embed(self, tokens: Int[Array, " S"]) -> Float[Array, "S E"]:
         """The sum of the embeddings, normalised: the first block takes it."""
@@ -209,9 +231,14 @@ def with_one_projection(model: Bert) -> Bert:
     return eqx.tree_at(lambda model: model.blocks, model, [joined(block) for block in model.blocks])
 
 
-def pool(x: Float[Array, "S E"], length: Int[Array, ""]) -> Float[Array, " E"]:
-    """The mean of the first `length` rows, divided by its norm, in f32."""
-    is_real = jnp.arange(len(x)) < length
-    # Not the mean: the norm takes the count out. Without tokens the vector is zero.
-    total = jnp.sum(jnp.where(is_real[:, None], x.astype(jnp.float32), 0.0), axis=0)
-    return total / jnp.maximum(jnp.linalg.norm(total), 1e-12)
+def pool(x: Float[Array, "S E"], length: Int[Array, ""], pooling: Pooling = MEAN) -> Float[Array, " E"]:
+    """The vector of a sentence, in f32, of the first `length` rows of `x`; the others are padding."""
+    if pooling.mode == "mean":
+        is_real = jnp.arange(len(x)) < length
+        vector = jnp.sum(jnp.where(is_real[:, None], x.astype(jnp.float32), 0.0), axis=0)
+        if not pooling.normalizes:  # else the norm takes the count out
+            vector = vector / jnp.maximum(length, 1).astype(jnp.float32)
+    else:
+        vector = x[0 if pooling.mode == "cls" else jnp.maximum(length, 1) - 1].astype(jnp.float32)
+    # Without tokens the mean is zero.
+    return vector / jnp.maximum(jnp.linalg.norm(vector), 1e-12) if pooling.normalizes else vector

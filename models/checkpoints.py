@@ -19,7 +19,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from gguf import GGUFValueType
 
 import eqxcallback as eqxc
 
@@ -27,7 +26,7 @@ from . import gguf_format
 from ._errors import ModelFileError
 from ._names import Table
 from ._safetensors import DTYPES, Stored, open_tensors, write_tensors
-from .gguf_writer import ENCODING_OF_DTYPE, Encoded, Field, write_gguf
+from .gguf_writer import ENCODING_OF_DTYPE, Encoded, field_of, write_gguf
 
 
 _M = TypeVar("_M")
@@ -152,7 +151,11 @@ def save_gguf(
 
     - `path`, `module`, `names`: as for `save_safetensors`. Arrays are of f32, f16 or bf16, or the blocks of a
         `QuantizedLinear` in an encoding that GGUF files have.
-    - `architecture`: the file's `general.architecture`, before whose name and a dot `metadata` goes.
+    - `architecture`: the file's `general.architecture`.
+    - `metadata`: values that the file has after the architecture's name and a dot: booleans, numbers, texts, or lists or arrays
+        of them. Their types are those that llama.cpp reads: UINT32 for an integer, FLOAT32 for a float.
+
+    **Raises:** `ValueError` for what such files do not have, and `OSError` if the file cannot be written.
     """
     tensors = _tensors(module, names)
     for name, (encoding, array) in tensors.items():
@@ -161,7 +164,7 @@ def save_gguf(
                 f"save_gguf: expected arrays of one of {', '.join(gguf_format.ENCODINGS)}, with 1 to 4 axes, none of them empty; "
                 f"got {name} of {encoding} and shape {array.shape}. Use save_safetensors."
             )
-    fields = {f"{architecture}.{key}": Field(value, GGUFValueType.get_type(value)) for key, value in metadata.items()}
+    fields = {f"{architecture}.{key}": field_of(value) for key, value in metadata.items()}
     write_gguf(path, architecture, fields, tensors)
 
 

@@ -1,7 +1,7 @@
 """Vectors of sentences, and search by meaning, on a CPU: `python -m models.embed --file NOTES.txt --search "how to install"`.
 
-The model is all-MiniLM-L6-v2, or any BERT that sentence-transformers keeps in a folder, with mean pooling. Sentences come from
-arguments, a file's lines or stdin; vectors go to stdout or to a file, one for each sentence and in their order.
+The model is all-MiniLM-L6-v2, or any BERT that sentence-transformers keeps in a folder. Sentences come from arguments, a file's
+lines or stdin; vectors go to stdout or to a file, one for each sentence and in their order.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from . import _program
 from ._program import DTYPES, UsageError
 from ._replacing import replace_file
 from ._text import read_stdin, read_text
+from ._writable import expect_writable
 from .compilation_cache import keep_programs
 from .embedder import Embedder, default_folder
 
@@ -44,6 +45,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         parser.error(f"expected --output to end in {' or '.join(_SUFFIXES)}; got {options.output}")
     if options.output is not None and not options.output.parent.is_dir():
         parser.error(f"expected --output in a folder that exists; got {options.output}")
+    if options.output is not None and options.output.is_dir():
+        parser.error(f"expected --output to be a file; got a folder, {options.output}")
     if options.search is None and options.top is not None:
         parser.error("expected --search QUERY with --top")
     if options.top is not None and options.top < 1:
@@ -93,7 +96,8 @@ def _json_lines(sentences: Iterable[str], vectors: np.ndarray) -> Iterator[str]:
 def _search(query: np.ndarray, sentences: Sequence[str], vectors: np.ndarray, top: int) -> Iterator[str]:
     """The best ones: cosine, number of the line, and text. An empty line means nothing, and is not a result."""
     lines = np.array([i for i, sentence in enumerate(sentences) if sentence.strip()], int)
-    scores = vectors[lines] @ query
+    norms = np.linalg.norm(vectors[lines], axis=1) * np.linalg.norm(query)  # not 1 for all models
+    scores = vectors[lines] @ query / np.maximum(norms, 1e-12)
     for best in np.argsort(-scores, kind="stable")[:top]:
         line = int(lines[best])
         yield f"{scores[best]:.4f}\t{line + 1}\t{sentences[line]}\n"
@@ -104,12 +108,14 @@ def _embed(arguments: list[str] | None) -> None:
     sentences = _read(options)
     if not sentences:
         raise UsageError("expected at least one sentence; got none")
+    if options.output is not None:
+        expect_writable(options.output)
     embedder = Embedder(
         default_folder() if options.weights is None else options.weights,
         dtype=jnp.dtype(DTYPES[options.dtype]),
         progress=_program.progress,
     )
-    tokens = embedder.tokenize(sentences, _program.progress)
+    tokens = embedder.tokenize(sentences, _program.progress, task=None if options.search is None else "document")
     if tokens.cut:
         _program.report(
             f"embed: {tokens.cut} of {len(sentences)} sentences are longer than {embedder.max_tokens} tokens, and were cut"
@@ -118,7 +124,7 @@ def _embed(arguments: list[str] | None) -> None:
     if options.output is not None:
         _write(options.output, sentences, vectors)
     if options.search is not None:
-        asked = embedder.tokenize([options.search], _program.progress)
+        asked = embedder.tokenize([options.search], _program.progress, task="query")
         if asked.cut:
             _program.report(f"embed: the query is longer than {embedder.max_tokens} tokens, and was cut")
         (query,) = embedder.embed(asked.sentences, _program.progress)

@@ -11,14 +11,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tokenizers
 
 from . import bert, checkpoints
 from ._errors import ModelFileError
 from ._huge_pages import start_moving
-from ._json import read_object
 from ._text import without_surrogates
 from .captured import jit_captured
+from .embedder_files import Task, blaming, read_folder
 
 
 # Lengths that sentences are padded to: each is compiled once, and is at most half above the one before. The longest one is the
@@ -84,11 +83,11 @@ def default_folder() -> pathlib.Path:
 
 
 class Embedder:
-    """A model of sentences, as sentence-transformers keeps them: BERT, the mean of its tokens, divided by its norm.
+    """A model of sentences, as sentence-transformers keeps them: BERT, and what makes one vector of all tokens'.
 
     **Arguments:**
 
-    - `folder`: with `config.json`, `tokenizer.json`, safetensors files, and what sentence-transformers adds.
+    - `folder`: with `modules.json`, `config.json`, `tokenizer.json`, safetensors files, and what sentence-transformers adds.
     - `dtype`: of the products and attention: f32 or bf16. Norms, and the sums between them, are f32.
     - `progress`: wraps iterations, as `tqdm` does.
 
@@ -98,47 +97,46 @@ class Embedder:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, dtype: Any = jnp.float32, progress: Progress = _silent):
-        folder = pathlib.Path(folder)
-        if not folder.is_dir():
-            what = "a file" if folder.exists() else "a path that does not exist"
-            raise ModelFileError(f"{folder}: expected a model's folder; got {what}.")
-        settings = read_object(folder / "config.json")
-        try:
-            config = bert.config_of(settings)
-        except ModelFileError as error:
-            raise ModelFileError(f"{folder / 'config.json'}: {error}") from None
-        _check_pooling(folder / "1_Pooling" / "config.json")
-        like = eqx.filter_eval_shape(bert.Bert, config, jnp.float32, key=jax.random.key(0))
+        files = read_folder(pathlib.Path(folder))
+        like = eqx.filter_eval_shape(bert.Bert, files.config, jnp.float32, pooling=files.pooling, key=jax.random.key(0))
         loading = functools.partial(progress, desc="loading", unit="tensor")
-        model = checkpoints.load(folder, like, bert.NAMES, unused=bert.UNUSED, progress=loading)
+        model = checkpoints.load(files.weights, like, bert.NAMES, unused=bert.UNUSED, progress=loading)
         self.model = bert.with_one_projection(bert.with_products_of(model, dtype))
         start_moving(self.model)
         # Flat, and so faster to pass than Modules; and only what is read, as JAX looks at each array.
         first = eqx.tree_at(lambda model: model.blocks, self.model, [])
         self._first, self._blocks = jax.tree.leaves(first), [jax.tree.leaves(block) for block in self.model.blocks]
-        self._programs = _programs(jax.tree.structure(first), jax.tree.structure(self.model.blocks[0]))
-        self.size = config.embedding_size
-        self.max_tokens = _max_tokens(folder / "sentence_bert_config.json", config.num_positions)
-        self._tokenizer = _tokenizer(folder / "tokenizer.json", config.vocab_size, self.max_tokens)
+        self._programs = _programs(
+            jax.tree.structure(first), jax.tree.structure(self.model.blocks[0]), self.model.pooling
+        )
+        self.size = files.config.embedding_size
+        self.max_tokens = files.max_tokens
+        self._files = files
 
-    def encode(self, sentences: Sequence[str], progress: Progress = _silent) -> np.ndarray:
+    def encode(self, sentences: Sequence[str], progress: Progress = _silent, *, task: Task | None = None) -> np.ndarray:
         """The vectors of sentences.
 
         **Arguments:**
 
         - `sentences`: texts. The end of one of more than `max_tokens` tokens is left out.
         - `progress`: wraps iterations, as `tqdm` does.
+        - `task`: `"query"` for texts to search with and `"document"` for texts to be found, which some models have prompts for.
+            Without, and without such a prompt, the model's default prompt is written before the texts, if it has one.
 
-        **Returns:** an f32 array of shape `(sentences, size)`, in the order of the sentences. Its rows have the norm 1.
+        **Returns:** an f32 array of shape `(sentences, size)`, in the order of the sentences. Its rows have the norm 1, if the
+            model has a module that normalises.
         """
-        return self.embed(self.tokenize(sentences, progress).sentences, progress)
+        return self.embed(self.tokenize(sentences, progress, task=task).sentences, progress)
 
-    def tokenize(self, sentences: Sequence[str], progress: Progress = _silent) -> Tokens:
+    def tokenize(self, sentences: Sequence[str], progress: Progress = _silent, *, task: Task | None = None) -> Tokens:
+        """The tokens of sentences, of which `embed` makes vectors. **Arguments:** as for `encode`."""
         tokens: list[np.ndarray] = []
-        cut = 0
+        cut, prompt = 0, self._files.prompts[task]
         for start in progress(range(0, len(sentences), _CHUNK), desc="tokenizing", unit="chunk"):
-            texts = map(without_surrogates, sentences[start : start + _CHUNK])
-            for encoding in self._tokenizer.encode_batch_fast(list(texts)):
+            texts = [without_surrogates(prompt + sentence) for sentence in sentences[start : start + _CHUNK]]
+            with blaming(self._files.weights / "tokenizer.json"):
+                encodings = self._files.tokenizer.encode_batch_fast(texts)
+            for encoding in encodings:
                 tokens.append(np.asarray(encoding.ids, np.int32))
                 cut += bool(encoding.overflowing)
         return Tokens(tokens, cut)
@@ -167,12 +165,12 @@ class _Programs(NamedTuple):
 
 
 @functools.cache
-def _programs(first: Any, block: Any) -> _Programs:
+def _programs(first: Any, block: Any, pooling: bert.Pooling = bert.MEAN) -> _Programs:
     """The programs of models of one structure, which take their leaves."""
     return _Programs(
         embed=jit_captured(lambda leaves, tokens: jax.vmap(jax.tree.unflatten(first, leaves).embed)(tokens)),
         apply=jit_captured(lambda leaves, x, lengths: jax.vmap(jax.tree.unflatten(block, leaves))(x, lengths)),
-        pool=jit_captured(jax.vmap(bert.pool)),
+        pool=jit_captured(jax.vmap(functools.partial(bert.pool, pooling=pooling))),
     )
 
 
@@ -193,36 +191,3 @@ def make_batches(sentences: Sequence[np.ndarray], max_tokens: int) -> Iterator[B
             tokens[row, : lengths[row]] = sentences[sentence]
         yield Batch(which, tokens, lengths)
         start += len(which)
-
-
-def _check_pooling(path: pathlib.Path) -> None:
-    settings = read_object(path) if path.exists() else {}
-    modes = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value is True]
-    if modes not in ([], ["pooling_mode_mean_tokens"]):
-        raise ModelFileError(
-            f"{path}: expected the mean of all tokens; got {', '.join(modes)}, which is not supported."
-        )
-
-
-def _max_tokens(path: pathlib.Path, num_positions: int) -> int:
-    value = read_object(path).get("max_seq_length", num_positions) if path.exists() else num_positions
-    if type(value) is not int or not 2 < value <= num_positions:
-        raise ModelFileError(
-            f"{path}: expected max_seq_length from 3 to {num_positions}, the positions; got {value!r}."
-        )
-    return value
-
-
-def _tokenizer(path: pathlib.Path, vocab_size: int, max_tokens: int) -> tokenizers.Tokenizer:
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(os.fspath(path))
-    except Exception as error:  # of no class of its own
-        raise ModelFileError(f"{path}: expected a tokenizer; got {error}.") from None
-    if tokenizer.get_vocab_size() > vocab_size:
-        raise ModelFileError(
-            f"{path}: expected at most {vocab_size} tokens, those of the model; got {tokenizer.get_vocab_size()}."
-        )
-    # The file's own settings are of the training.
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(max_tokens)
-    return tokenizer

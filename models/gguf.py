@@ -6,7 +6,7 @@ import math
 import mmap
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ import numpy as np
 from gguf import GGUFValueType
 
 from ._errors import ModelFileError
-from .gguf_format import CORRUPT, Cursor, Tensor, field, map_file, naming, read_metadata, read_tensors
+from .gguf_format import CORRUPT, Tensor, field, naming, read_header, read_tensors
 
 
 _T = TypeVar("_T")
@@ -59,8 +59,8 @@ class ModelFile:
     """Python's own scalars and strings, lists of strings, and NumPy arrays of numbers."""
     types: Mapping[str, GGUFValueType]
     """The types that the file has them in."""
-    mapped: mmap.mmap
-    """The file's bytes."""
+    mapped: Sequence[mmap.mmap]
+    """The file's bytes, or those of each of its parts."""
 
     @property
     def rotates_neighbours(self) -> bool:
@@ -69,7 +69,8 @@ class ModelFile:
 
     def forget_pages(self) -> None:
         """Take what was read of the file out of this process' memory. It is read again where it is used again."""
-        self.mapped.madvise(mmap.MADV_DONTNEED)
+        for mapped in self.mapped:
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def default_path() -> pathlib.Path:
@@ -101,7 +102,8 @@ def open_model(path: str | os.PathLike[str]) -> ModelFile:
 
     **Arguments:**
 
-    - `path`: the file. It stays mapped for as long as any tensor's `data` lives.
+    - `path`: the file, or the first part of one that llama.cpp has split, whose other parts are beside it. It stays mapped for
+        as long as any tensor's `data` lives.
 
     **Returns:**
 
@@ -112,15 +114,14 @@ def open_model(path: str | os.PathLike[str]) -> ModelFile:
     - `ModelFileError`, whatever is wrong with the file.
     """
     with naming(path):
-        mapped = map_file(path)
-        cursor = Cursor(mapped)
-        num_tensors, metadata, types = read_metadata(cursor)
+        header = read_header(path)
+        metadata = header.metadata
         config = _read_config(metadata)
-        tensors = read_tensors(cursor, num_tensors, metadata)
+        tensors, mapped = read_tensors(path, header)
         config = dataclasses.replace(config, biases=tuple(_biases(metadata["general.architecture"], tensors)))
         _check_tensors(tensors, config)
         config = dataclasses.replace(config, rope_factors=_rope_factors(tensors, config.rope_factors))
-    return ModelFile(config, tensors, metadata, types, mapped)
+    return ModelFile(config, tensors, metadata, header.types, mapped)
 
 
 def _read_config(metadata: Mapping[str, Any]) -> Config:

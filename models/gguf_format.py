@@ -10,7 +10,7 @@ import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +25,7 @@ Encoding = Literal["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0",
 _T = TypeVar("_T")
 
 CORRUPT = "The file is truncated or corrupt: get it again."
+_JOIN_PARTS = "Keep all parts in one folder by their names, or join them with `llama-gguf-split --merge`."
 NUMBERS = {
     GGUFValueType.UINT8: np.dtype("<u1"),
     GGUFValueType.INT8: np.dtype("<i1"),
@@ -60,7 +61,7 @@ def open_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
     **Arguments:**
 
-    - `path`: the file. It stays mapped for as long as any tensor's `data` lives.
+    - `path`: the file, or the first of its parts. It stays mapped for as long as any tensor's `data` lives.
 
     **Returns:**
 
@@ -71,9 +72,7 @@ def open_tensors(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     - `ModelFileError` if the file is broken, or has a tensor of an encoding that is not one of `Encoding`.
     """
     with naming(path):
-        cursor = Cursor(map_file(path))
-        num_tensors, metadata, _ = read_metadata(cursor)
-        return read_tensors(cursor, num_tensors, metadata)
+        return read_tensors(path, read_header(path))[0]
 
 
 @contextlib.contextmanager
@@ -111,7 +110,7 @@ def field(metadata: Mapping[str, Any], key: str, kind: type[_T], default: _T | N
     return value
 
 
-class Cursor:
+class _Cursor:
     """Reads a mapped file from its beginning, and never past its end."""
 
     def __init__(self, data: mmap.mmap):
@@ -175,7 +174,7 @@ class Cursor:
         )
 
 
-def map_file(path: str | os.PathLike[str]) -> mmap.mmap:
+def _map_file(path: str | os.PathLike[str]) -> mmap.mmap:
     """Return the bytes of a GGUF file, which are not read yet."""
     path = pathlib.Path(path)
     remedy = "Pass the path of a GGUF file."
@@ -195,8 +194,66 @@ def map_file(path: str | os.PathLike[str]) -> mmap.mmap:
         raise ModelFileError(f"expected a file that can be read; got {error}. {remedy}") from None
 
 
-def read_metadata(cursor: Cursor) -> tuple[int, dict[str, Any], dict[str, GGUFValueType]]:
-    """Return the number of tensors, the metadata, and the types that the file has them in."""
+class Header(NamedTuple):
+    """All that a file has before its tensors."""
+
+    cursor: _Cursor
+    """After the metadata."""
+    num_tensors: int
+    metadata: dict[str, Any]
+    types: dict[str, GGUFValueType]
+    """The types that the file has the metadata in."""
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Map a GGUF file, and read what is before its tensors. It has to be the first part, if llama.cpp has split the file."""
+    header = _read_header(path)
+    number, count = _part(header.metadata)
+    if number > 1:
+        raise ModelFileError(f"expected the first of {count} parts of a file; got part {number}. Pass the first one.")
+    return header
+
+
+def read_tensors(path: str | os.PathLike[str], header: Header) -> tuple[dict[str, Tensor], list[mmap.mmap]]:
+    """Return the tensors of a file, by their names, and its bytes.
+
+    **Arguments:**
+
+    - `path`: the file, or the first of its parts, such as `model-00001-of-00003.gguf`. The others are beside it.
+    - `header`: from `read_header`.
+    """
+    path, maps = pathlib.Path(path), [header.cursor.data]
+    tensors = _read_tensors(header)
+    _, count = _part(header.metadata)
+    ending = f"-00001-of-{count:05}.gguf"
+    if count > 1 and not path.name.endswith(ending):
+        raise ModelFileError(f"expected a name that ends with {ending!r}, as it is part 1 of {count}. {_JOIN_PARTS}")
+    for number in range(2, count + 1):
+        part = path.with_name(f"{path.name.removesuffix(ending)}-{number:05}-of-{count:05}.gguf")
+        if not part.exists():
+            raise ModelFileError(f"expected part {number} of {count} beside it, {part.name}; got none. {_JOIN_PARTS}")
+        with naming(part.name):
+            another = _read_header(part)
+            if (got := _part(another.metadata)) != (number, count):
+                raise ModelFileError(f"expected part {number} of {count}; got part {got[0]} of {got[1]}. {CORRUPT}")
+            more = _read_tensors(another)
+            if again := tensors.keys() & more.keys():
+                raise ModelFileError(f"expected tensor {min(again)!r} in one part; got it again. {CORRUPT}")
+        tensors |= more
+        maps.append(another.cursor.data)
+    expected = field(header.metadata, "split.tensors.count", int, len(tensors))
+    if count > 1 and len(tensors) != expected:
+        raise ModelFileError(f"expected {expected} tensors in {count} parts; got {len(tensors)}. {CORRUPT}")
+    return tensors, maps
+
+
+def _part(metadata: Mapping[str, Any]) -> tuple[int, int]:
+    """The number of a part, from 1 on, and how many there are."""
+    return field(metadata, "split.no", int, 0) + 1, field(metadata, "split.count", int, 1)
+
+
+def _read_header(path: str | os.PathLike[str]) -> Header:
+    cursor = _Cursor(_map_file(path))
     cursor.skip(4)  # the magic
     version = cursor.number(4)
     if version not in (2, 3):
@@ -213,11 +270,11 @@ def read_metadata(cursor: Cursor) -> tuple[int, dict[str, Any], dict[str, GGUFVa
         kind = cursor.number(4)
         metadata[key] = cursor.value(kind)
         types[key] = GGUFValueType(kind)
-    return num_tensors, metadata, types
+    return Header(cursor, num_tensors, metadata, types)
 
 
-def read_tensors(cursor: Cursor, num_tensors: int, metadata: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors, by their names. The cursor is after the metadata."""
+def _read_tensors(header: Header) -> dict[str, Tensor]:
+    cursor, num_tensors, metadata, _ = header
     alignment = field(metadata, "general.alignment", int, 32)
     if alignment <= 0 or alignment % 8:
         raise ModelFileError(f"expected general.alignment to be a multiple of 8; got {alignment}. {CORRUPT}")
@@ -244,7 +301,7 @@ def read_tensors(cursor: Cursor, num_tensors: int, metadata: Mapping[str, Any]) 
     return tensors
 
 
-def _read_tensor(cursor: Cursor, name: str, shape: tuple[int, ...], kind: int) -> Tensor:
+def _read_tensor(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: int) -> Tensor:
     if kind not in _ENCODING_OF:
         known = {member.value: member.name for member in GGMLQuantizationType}
         raise ModelFileError(

@@ -16,6 +16,7 @@ ENCODING_OF_DTYPE = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """The encodings of tensors that are not quantised."""
 
 _TYPE_OF_DTYPE = {dtype: kind for kind, dtype in NUMBERS.items()}
+_INTEGERS = (GGUFValueType.UINT32, GGUFValueType.INT32, GGUFValueType.UINT64, GGUFValueType.INT64)
 
 
 class Encoded(NamedTuple):
@@ -31,6 +32,26 @@ class Field(NamedTuple):
 
     value: Any
     type: GGUFValueType
+
+
+def field_of(value: Any) -> Field:
+    """A value in the type that llama.cpp reads it in, if nothing else says which: it takes a size as UINT32 alone.
+
+    **Arguments:**
+
+    - `value`: of Python or NumPy: a boolean, a number, a text, or a list or an array of them.
+
+    **Raises:** `ValueError` if it is of another type, or an integer of more than 64 bits.
+    """
+    value = value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+    if type(value) is int:
+        for kind in _INTEGERS:
+            bounds = np.iinfo(NUMBERS[kind])
+            if bounds.min <= value <= bounds.max:
+                return Field(value, kind)
+        raise ValueError(f"save_gguf: expected integers of up to 64 bits; got {value}.")
+    # Of a list's elements the package finds the type, INT32 for integers, which llama.cpp takes there.
+    return Field(value, GGUFValueType.get_type(value))
 
 
 def write_gguf(

@@ -53,7 +53,11 @@ def _save_gguf(path: str | os.PathLike[str], model: Llama, file: ModelFile) -> N
     named = tensors(model, rotates_neighbours=file.rotates_neighbours)
     if "rope_freqs.weight" in file.tensors:  # a linear scaling is in the metadata
         named["rope_freqs.weight"] = Encoded("F32", file.tensors["rope_freqs.weight"].data)
-    fields = {key: Field(value, file.types[key]) for key, value in file.metadata.items()}
+    fields = {
+        key: Field(value, file.types[key])
+        for key, value in file.metadata.items()
+        if not key.startswith("split.")  # whatever parts it came in
+    }
     architecture = fields.pop("general.architecture").value
     if any(
         name not in file.tensors or file.tensors[name].encoding != tensor.encoding for name, tensor in named.items()

@@ -10,7 +10,6 @@ import json
 import math
 import pathlib
 import sys
-import tempfile
 import time
 from functools import partial
 
@@ -19,6 +18,7 @@ import numpy as np
 
 from .. import _program, adapter_files, llama, lora
 from .._program import Parser, UsageError, add_weights
+from .._writable import expect_writable
 from ..compilation_cache import keep_programs
 from ..model_files import open_files
 from .examples import Batch, batches, read_examples
@@ -87,23 +87,14 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
             parser.error(f"expected {expected}; got {got}")
 
 
-def _expect_writable(output: pathlib.Path) -> None:
-    """Raise `UsageError` if no file can be made where the adapter goes: before the training, which would be lost."""
-    try:
-        with tempfile.TemporaryFile(dir=output if output.is_dir() else output.parent) as file:
-            file.write(b"\0")
-    except OSError as error:
-        raise UsageError(f"expected --output in a folder that can be written; got {output}: {error}") from None
-
-
 def _split(count: int, share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """The examples that are trained on, and those that are held out."""
+    """The lines that are trained on, and those that are held out."""
     if share == 0:
         return np.arange(count), np.arange(0)
     held_out = max(1, round(count * share))
     if held_out >= count:
         raise UsageError(
-            f"expected more examples than the {held_out} that are held out; got {count}. Pass more, or --held-out 0."
+            f"expected more lines than the {held_out} that are held out; got {count}. Pass more, or --held-out 0."
         )
     order = rng.permutation(count)
     return order[held_out:], order[:held_out]
@@ -130,19 +121,20 @@ def _train(tuner: Tuner, epochs: list[list[Batch]]) -> tuple[list[float], float]
 
 def _finetune(arguments: list[str] | None) -> None:
     options = _parse(arguments)
-    _expect_writable(options.output)
+    expect_writable(options.output)
     file, tokenizer = open_files(options.weights)
     if options.max_tokens > file.config.context_length:
         raise UsageError(
             f"expected --max-tokens up to the model's context, {file.config.context_length}; got {options.max_tokens}"
         )
-    examples, cut = read_examples(options.data, tokenizer, max_tokens=options.max_tokens)
+    lines, cut = read_examples(options.data, tokenizer, max_tokens=options.max_tokens)
     if cut:
         _program.report(
-            f"finetune: {cut} of {len(examples)} lines have more than {options.max_tokens} tokens, and were cut"
+            f"finetune: {cut} of {len(lines)} lines have more than {options.max_tokens} tokens, and were cut"
         )
     rng = np.random.default_rng(options.seed)
-    chosen, held_out = ([examples[index] for index in part] for part in _split(len(examples), options.held_out, rng))
+    parts = _split(len(lines), options.held_out, rng)
+    chosen, held_out = ([example for index in part for example in lines[index]] for part in parts)
     epochs = [batches(chosen, options.batch, rng) for _ in range(options.epochs)]
     model = llama.load(file, progress=partial(_program.progress, desc="loading", unit="block"))
     adapters = lora.init(
@@ -160,7 +152,7 @@ def _finetune(arguments: list[str] | None) -> None:
 
     before = perplexity()
     if before is not None:
-        _program.report(f"perplexity of {len(held_out)} held-out lines before: {before:.2f}")
+        _program.report(f"perplexity of {len(parts[1])} held-out lines before: {before:.2f}")
     losses, speed = _train(tuner, epochs)
     after = perplexity()
     try:
@@ -169,15 +161,20 @@ def _finetune(arguments: list[str] | None) -> None:
         raise UsageError(f"{options.output} cannot be written: {error}") from None
     record = {
         "adapter": str(options.output),
-        "lines": len(chosen),
-        "held_out_lines": len(held_out),
+        "lines": len(parts[0]),
+        "held_out_lines": len(parts[1]),
         "steps": sum(map(len, epochs)),
         "losses": losses,
-        "perplexity_before": before,
-        "perplexity_after": after,
+        "perplexity_before": _in_json(before),
+        "perplexity_after": _in_json(after),
         "tokens_per_second": round(speed, 1),
     }
-    _program.write([f"{json.dumps(record)}\n"])
+    _program.write([f"{json.dumps(record, allow_nan=False)}\n"])
+
+
+def _in_json(number: float | None) -> float | None:
+    """The number, or `None` for one that JSON does not have."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._errors import ModelFileError
 from .._program import UsageError
 from .._text import parse_json, read_lines
 from ..tokens.tokenizer import Tokenizer
@@ -31,10 +32,12 @@ class Batch(NamedTuple):
     targets: np.ndarray
 
 
-def read_examples(path: pathlib.Path, tokenizer: Tokenizer, *, max_tokens: int) -> tuple[list[Example], int]:
-    """The examples of a file, which has a JSON object in each line.
+def read_examples(path: pathlib.Path, tokenizer: Tokenizer, *, max_tokens: int) -> tuple[list[list[Example]], int]:
+    """The examples of each line of a file, which has JSON objects in its lines.
 
-    Of a conversation the answers count, with the tokens that end them. Of a text all tokens count.
+    Of a conversation the answers count, with the tokens that end them. It is one example if the model's chat template only adds
+    to it. Else an answer that is followed by others is not as it was given, as with Qwen3, and is an example of its own.
+    Of a text all tokens count.
 
     **Arguments:**
 
@@ -42,24 +45,28 @@ def read_examples(path: pathlib.Path, tokenizer: Tokenizer, *, max_tokens: int) 
     - `tokenizer`: of the model.
     - `max_tokens`: of an example, which loses its end if it has more.
 
-    **Returns:** the examples, and how many of them were cut.
+    **Returns:** the examples of each line, and how many lines were cut.
 
     **Raises:** `UsageError`, which says what was expected, and in which line.
     """
-    examples, cut = [], 0
+    lines, cut = [], 0
     for place, line in read_lines(path):
-        tokens, counts = _tokens(place, _parsed(place, line), tokenizer)
-        cut += len(tokens) > max_tokens
-        targets = [token if counts else -1 for token, counts in zip(tokens, counts, strict=True)][1:max_tokens]
-        if max(targets, default=-1) < 0:
+        try:
+            parts = list(_parts(_parsed(place, line), tokenizer))
+        except ModelFileError as error:  # of the chat template, which takes not all conversations
+            raise UsageError(f"{place}: {error}") from None
+        cut += any(len(tokens) > max_tokens for tokens, _ in parts)
+        examples = [_example(tokens[:max_tokens], counts) for tokens, counts in parts]
+        examples = [example for example in examples if max(example.targets, default=-1) >= 0]
+        if not examples:
             raise UsageError(
                 f"{place}: expected an answer, or a text, that begins within {max_tokens} tokens; got none. "
                 "Leave the line out, or raise --max-tokens."
             )
-        examples.append(Example(tokens[: len(targets)], targets))
-    if not examples:
+        lines.append(examples)
+    if not lines:
         raise UsageError(f"{path}: expected at least one example; got empty lines alone")
-    return examples, cut
+    return lines, cut
 
 
 def batches(examples: Sequence[Example], rows: int, rng: np.random.Generator | None = None) -> list[Batch]:
@@ -126,23 +133,33 @@ def _messages(record: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
     return [{"role": role, "content": record[name]} for name, role in roles.items() if name in record]
 
 
-def _tokens(place: str, record: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
-    """The tokens of an example, and which of them count."""
+def _example(tokens: list[int], counts: list[bool]) -> Example:
+    targets = [token if is_target else -1 for token, is_target in zip(tokens, counts, strict=False)][1:]
+    return Example(tokens[: len(targets)], targets)
+
+
+def _parts(record: Mapping[str, Any], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[bool]]]:
+    """The tokens of each example of a line, and which of them count."""
     if "text" in record:
         tokens = tokenizer.encode(record["text"])
-        return tokens, [True] * len(tokens)
+        yield tokens, [True] * len(tokens)
+        return
     tokens: list[int] = []
     counts: list[bool] = []
     for before, whole in _turns(_messages(record), tokenizer):
-        # An answer is tokens of its own only if the conversation goes on as the model saw it when it answered.
-        if whole[: len(before)] != before or before[: len(tokens)] != tokens:
-            raise UsageError(
-                f"{place}: expected a conversation that the model's chat template only adds to; it changes what was before"
+        if whole[: len(before)] != before:
+            raise ModelFileError(
+                "expected a chat template that continues with an answer as the model does; it changes what the model saw "
+                'before. Write the line as a "text".'
             )
+        if before[: len(tokens)] != tokens:
+            # The model no longer sees its last answers as it gave them: they count as they were, and from here on they do not.
+            yield tokens, counts
+            tokens, counts = [], []
         end = next((i + 1 for i in range(len(before), len(whole)) if whole[i] in tokenizer.stop_tokens), len(whole))
         counts += [False] * (len(before) - len(tokens)) + [True] * (end - len(before))
         tokens = whole[:end]
-    return tokens, counts
+    yield tokens, counts
 
 
 def _turns(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> Iterator[tuple[list[int], list[int]]]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from .. import _program, adapter_files, llama, llama_files, lora
 from .._program import Parser, UsageError, add_weights
+from .._writable import expect_writable
 from ..compilation_cache import keep_programs
 from ..gguf import ModelFile
 from ..model_files import open_files
@@ -63,6 +64,7 @@ def _merge(arguments: list[str] | None) -> None:
         raise UsageError(
             f"expected --encoding F32 or BF16 for layers of {sorted(sizes)} features; got {options.encoding}"
         )
+    expect_writable(output)
     adapters = adapter_files.load(options.adapter, file.config)
     shown = partial(_program.progress, desc="loading", unit="block")
     model = lora.attach(llama.load(file, dtype=jnp.dtype(dtype), progress=shown), adapters)

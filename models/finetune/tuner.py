@@ -73,14 +73,14 @@ class Tuner:
     def perplexity(
         self, batches: Sequence[Batch], progress: Callable[[Iterable[Batch]], Iterable[Batch]] = iter
     ) -> float:
-        """The exponential of the mean loss, over all targets that count."""
+        """The exponential of the mean loss, over all targets that count: infinity if it is more than a float holds."""
         losses, count = 0.0, 0
         for batch in progress(batches):
             arguments = self._adapters, self._blocks, self._model, batch
             losses += float(self._compiled(total_loss, arguments)(*arguments))
             count += int((batch.targets >= 0).sum())
         mean = losses / count
-        return math.exp(mean) if mean < 700 else math.inf  # what a float holds
+        return math.inf if mean > 700 else math.exp(mean)  # NaN stays NaN
 
     def _step(self, adapters: Stacked, state: Any, blocks: list[Block], model: Llama, batch: Batch) -> Any:
         def mean_loss(adapters: Stacked) -> Float[Array, ""]:

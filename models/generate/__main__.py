@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from .. import adapter_files, llama, lora
+from .._errors import ModelFileError
 from .._program import UsageError, progress, report, rounding_of, run, write
 from ..compilation_cache import keep_programs
 from ..decoding.answer import Answer
@@ -140,7 +141,7 @@ class _Program:
         for place, record in records:
             try:
                 tokens.append(self.encode(record["prompt"], record.get("system", options.system)))
-            except UsageError as error:
+            except (UsageError, ModelFileError) as error:
                 raise UsageError(f"{place}: {error}") from None
         batch = Batch(
             self.placed_model(),
@@ -164,7 +165,7 @@ class _Program:
     def chat(self) -> None:
         """Answer one line after the other."""
         options = self.options
-        self.tokenizer.encode_chat([{"role": "user", "content": ""}])  # a model that cannot chat says so here
+        self.encode("", options.system)  # a model that cannot chat, or takes no system message, says so here
         generator = self.generator(self.placed_model(), options.context)
         conversation = Chat(
             generator, self.tokenizer, system=options.system, max_tokens=options.max_tokens, stop=options.stop

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
+from .._errors import ModelFileError
 from .._program import progress, report
 from ..decoding.answer import Answer
 from ..decoding.generator import Generator
@@ -60,7 +61,8 @@ class Chat:
         - `write`: takes the answer piece by piece.
         - `stopped`: whether to stop it; asked before each token, and each chunk of a prompt.
 
-        **Raises:** `ConversationFull` if there is no room for an answer.
+        **Raises:** `ConversationFull` if there is no room for an answer, and `ModelFileError` if the chat template refuses the
+            message. The conversation is as it was.
         """
         messages = [*self.messages, {"role": "user", "content": text}]
         tokens = self._tokenizer.encode_chat(messages)
@@ -115,7 +117,7 @@ def converse(chat: Chat, write: Callable[[str], object], answered: Callable[[Ans
                 with _interrupt_stops() as stopped:
                     answer = chat.say(line, write, stopped)
                 answered(answer)
-            except ConversationFull as error:
+            except (ConversationFull, ModelFileError) as error:
                 report(str(error))
 
 

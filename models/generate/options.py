@@ -67,18 +67,30 @@ def sampling_of(options: argparse.Namespace) -> Sampling:
 
 
 def _add_sampling(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--temperature", type=float, default=0.0, help="0 takes the most likely token (default)")
-    group.add_argument("--top-k", type=int, default=0, help="draw from so many of the most likely tokens (0: all)")
+    group.add_argument("--temperature", type=float, help="0 takes the most likely token (default); above it, draw one")
     group.add_argument(
-        "--top-p", type=float, default=1.0, help="draw from the most likely tokens of this much probability"
+        "--top-k", type=int, help="draw from so many of the most likely tokens (default: 0, which is all)"
     )
+    group.add_argument("--top-p", type=float, help="draw from the most likely tokens of this much probability")
     group.add_argument(
-        "--min-p", type=float, default=0.0, help="draw from tokens with this much of the most likely one's probability"
+        "--min-p", type=float, help="draw from tokens with this much of the most likely one's probability"
     )
     group.add_argument(
         "--repetition-penalty", type=float, default=1.0, help="make tokens less likely that were there before (1: off)"
     )
-    group.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
+    group.add_argument("--seed", type=int, help="of the draws (default: 0)")
+
+
+def _fill_sampling(options: argparse.Namespace) -> str:
+    """Put the defaults in, and return the options that were given for draws, where no temperature was given."""
+    defaults = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 0}
+    given = [name for name in defaults if getattr(options, name) is not None]
+    for name in defaults.keys() - given:
+        setattr(options, name, defaults[name])
+    if options.temperature is not None:  # with 0 there are no draws, and the user knows
+        return ""
+    options.temperature = 0.0
+    return " and ".join(f"--{name.replace('_', '-')}" for name in given)
 
 
 def _check(parser: Parser, options: argparse.Namespace) -> None:
@@ -104,7 +116,7 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
             setattr(options, name, default)
         elif not getattr(options, needed):
             parser.error(f"expected --{name} with --{needed}; got it without")
-    penalty = options.repetition_penalty
+    drawn, penalty = _fill_sampling(options), options.repetition_penalty
     rules = [
         (options.context >= 1, "--context of 1 or more", options.context),
         (options.rows >= 1, "--rows of 1 or more", options.rows),
@@ -116,6 +128,7 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         (penalty > 0 and math.isfinite(penalty), "--repetition-penalty above 0", penalty),
         (0 <= options.seed < 2**32, "--seed from 0 to 2**32 - 1", options.seed),
         ("" not in options.stop, "--stop of at least one character", repr("")),
+        (not drawn, f"--temperature with {drawn}, as nothing is drawn without", "none"),
     ]
     for holds, expected, got in rules:
         if not holds:

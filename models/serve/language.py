@@ -68,13 +68,13 @@ class Language:
 
     def _encode(self, prompt: Any, is_chat: bool) -> list[int]:
         name = "messages" if is_chat else "prompt"
-        if is_chat:
-            try:
+        try:
+            if is_chat:
                 tokens = self._tokenizer.encode_chat(prompt)
-            except ModelFileError as error:
-                raise ApiError(f"messages: {error}", param="messages") from None
-        else:
-            tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            else:
+                tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        except ModelFileError as error:
+            raise ApiError(f"{name}: {error}", param=name) from None
         if not tokens:
             raise ApiError(f"{name}: expected at least one token; got none.", param=name)
         if not 0 <= min(tokens) <= max(tokens) < self._tokenizer.vocab_size:

@@ -16,7 +16,10 @@ _MOST = 2**31 - 1  # of integers without a limit of their own
 # A completion has so many tokens if it does not say, as OpenAI's; a chat goes on to its end.
 _COMPLETION_TOKENS = 16
 # Fields for OpenAI's own servers, or for what is kept there. They change no answer.
-_IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+_IGNORED = (
+    *("user", "metadata", "store", "service_tier", "safety_identifier", "parallel_tool_calls"),
+    *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+)
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 
@@ -81,7 +84,7 @@ def parse_completion(body: bytes) -> AnswerRequest:
     prompt = _prompt(fields.required("prompt"))
     max_tokens = fields.integer("max_tokens", _COMPLETION_TOKENS, 1, _MOST)
     echo = fields.flag("echo")
-    fields.only("logprobs", 0)
+    fields.only("logprobs", None)  # 0 asks for those of the tokens themselves
     fields.only("suffix", "")
     fields.only("best_of", 1)
     return _answer_request(fields, model, prompt, max_tokens, echo)
@@ -147,23 +150,38 @@ def _message(name: str, message: Any) -> dict[str, str]:
         raise ApiError(
             f"{name}.role: expected {', '.join(map(shown, _ROLES))}; got {shown(role)}.", param=f"{name}.role"
         )
+    answers = role == "assistant"
+    fields = ("role", "content", "name", "refusal") if answers else ("role", "content", "name")
     for key, value in message.items():
         # Clients send back what they got, with fields that say nothing.
-        if key not in ("role", "content", "name") and value not in (None, [], {}, ""):
-            message = f"{name}: expected a role and a content alone; got {shown(key)}, which is not supported."
+        if key not in fields and value not in (None, [], {}, ""):
+            message = f"{name}: expected {', '.join(fields)} alone; got {shown(key)}, which is not supported."
             raise ApiError(message, param=name, code="unsupported_parameter")
-    return {"role": _ROLES[role], "content": _content(f"{name}.content", message.get("content"))}
+    given = {key: value for key, value in message.items() if value is not None}
+    if answers:  # it may have refused, in place of a content
+        content = _content(f"{name}.content", given.get("content", ""), "text", "refusal")
+        content += text(f"{name}.refusal", given.get("refusal", ""))
+    else:
+        content = _content(f"{name}.content", given.get("content"), "text")
+    taken = {"role": _ROLES[role], "content": content}
+    if "name" in given:  # for the chat template, which may write it
+        taken["name"] = text(f"{name}.name", given["name"])
+    return taken
 
 
-def _content(name: str, content: Any) -> str:
+def _content(name: str, content: Any, *kinds: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise ApiError(f"{name}: expected a string, or a list of parts; got {shown(content)}.", param=name)
+    words = list[str]()
     for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise ApiError(f'{name}: expected parts of the type "text"; got {shown(part)}.', param=name)
-    return "".join(part["text"] for part in content)
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in kinds or not isinstance(part.get(kind), str):
+            message = f"{name}: expected parts of the type {' or '.join(map(shown, kinds))}; got {shown(part)}."
+            raise ApiError(message, param=name)
+        words.append(part[kind])
+    return "".join(words)
 
 
 def _prompt(prompt: Any) -> str | list[int]:

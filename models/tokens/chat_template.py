@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.sandbox
+from jinja2 import ext, nodes, parser
 
 from .._errors import ModelFileError
 
@@ -54,9 +55,20 @@ class ChatTemplate:
             ) from None
 
 
+class _Generation(ext.Extension):
+    """Renders what is between `{% generation %}` and `{% endgeneration %}`, by which transformers finds answers, as it is."""
+
+    tags = frozenset(["generation"])  # pyright: ignore[reportAssignmentType] it is only read
+
+    def parse(self, parser: parser.Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        # A scope, as with transformers: what is set inside is not set after it.
+        return nodes.Scope(list(parser.parse_statements(("name:endgeneration",), drop_needle=True)), lineno=line)
+
+
 def _compile(template: str, name: str) -> jinja2.Template:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)

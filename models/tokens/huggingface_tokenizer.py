@@ -18,6 +18,10 @@ from .vocabulary import Vocabulary, bytes_of, stop_tokens
 
 _REMEDY = "Get it again."
 
+# Classes of transformers 4 that do what the settings say, and not what the post-processor does. Version 5 writes no such setting,
+# and llama.cpp's converter takes it for each class.
+_TAKES_ADD_BOS = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")
+
 
 def read_vocabulary(folder: pathlib.Path, vocab_size: int) -> Vocabulary:
     """The tokens of a folder, as Hugging Face's transformers has them.
@@ -26,7 +30,8 @@ def read_vocabulary(folder: pathlib.Path, vocab_size: int) -> Vocabulary:
 
     - `folder`: with `tokenizer.json`, and, where the model has them, `tokenizer_config.json`, `generation_config.json`, and
         `chat_template.jinja`.
-    - `vocab_size`: the number of tokens that the model has logits for, which may be more than the tokenizer has.
+    - `vocab_size`: the number of tokens that the model has logits for. The tokenizer may have fewer, or tokens that were added to
+        it alone, with which `models.tokens.tokenizer.Tokenizer` encodes no text.
 
     **Raises:**
 
@@ -41,9 +46,10 @@ def read_vocabulary(folder: pathlib.Path, vocab_size: int) -> Vocabulary:
     if inner != pre_tokenizer:  # a space before the first word of a text
         later = _tokenizer(path, settings | {"pre_tokenizer": json.loads(inner)})
     tokens = {i: token for token, i in tokenizer.get_vocab(with_added_tokens=True).items()}
-    if max(tokens, default=-1) >= vocab_size:
-        raise ModelFileError(f"{path}: expected tokens below {vocab_size}; got {max(tokens)}. {_REMEDY}")
     added = tokenizer.get_added_tokens_decoder()
+    last = max(tokens.keys() - added.keys(), default=-1)
+    if last >= vocab_size:
+        raise ModelFileError(f"{path}: expected tokens below {vocab_size}, but for added ones; got {last}. {_REMEDY}")
     special = [token for token in added.values() if token.special]
     if stripping := [token.content for token in special if token.lstrip or token.rstrip]:
         raise ModelFileError(
@@ -51,7 +57,9 @@ def read_vocabulary(folder: pathlib.Path, vocab_size: int) -> Vocabulary:
         )
     control = {token.content: i for i, token in added.items() if token.special}
     bytes_of_token, drops_space = _decoder(path, settings)
-    names = _special_tokens(folder)
+    config_path = folder / "tokenizer_config.json"
+    config = read_object(config_path) if config_path.exists() else {}
+    names = _special_tokens(config_path, config)
     end = tokenizer.token_to_id(names["eos_token"])
     return Vocabulary(
         size=vocab_size,
@@ -59,8 +67,8 @@ def read_vocabulary(folder: pathlib.Path, vocab_size: int) -> Vocabulary:
         encode=lambda text, is_first: (tokenizer if is_first else later).encode(text, add_special_tokens=False).ids,
         piece=lambda token: added[token].content.encode() if token in added else bytes_of_token(tokens.get(token, "")),
         stop_tokens=stop_tokens(control, [end, *_ends(folder, vocab_size)]),
-        template=ChatTemplate(_template(folder), "a chat template", names),
-        first=_first(path, tokenizer, vocab_size),
+        template=ChatTemplate(_template(folder, config), "a chat template", names),
+        first=_first(path, tokenizer, vocab_size, config, names["bos_token"]),
         drops_space=drops_space,
     )
 
@@ -80,11 +88,20 @@ def _tokenizer(path: pathlib.Path, settings: Mapping[str, Any] | None = None) ->
     return tokenizer
 
 
-def _first(path: pathlib.Path, tokenizer: tokenizers.Tokenizer, vocab_size: int) -> int | None:
-    """The token that the post-processor puts before a text, or `None`."""
-    encoded = tokenizer.encode("a")  # not an empty text, as tokens may follow it as well
-    is_added = [*encoded.special_tokens_mask, 0]
-    before = encoded.ids[: is_added.index(0)]
+def _first(
+    path: pathlib.Path, tokenizer: tokenizers.Tokenizer, vocab_size: int, config: Mapping[str, Any], bos_token: str
+) -> int | None:
+    """The token that the settings, or else the post-processor, put before a text, or `None`."""
+    adds_bos, bos = config.get("add_bos_token"), tokenizer.token_to_id(bos_token)
+    takes_it = str(config.get("tokenizer_class")).removesuffix("Fast") in _TAKES_ADD_BOS
+    if takes_it and adds_bos is True and bos is not None:
+        before = [bos]
+    elif takes_it and adds_bos is False:
+        before = list[int]()
+    else:
+        encoded = tokenizer.encode("a")  # not an empty text, as tokens may follow it as well
+        is_added = [*encoded.special_tokens_mask, 0]
+        before = encoded.ids[: is_added.index(0)]
     if len(before) > 1 or any(token >= vocab_size for token in before):
         raise ModelFileError(
             f"{path}: expected one token below {vocab_size} before a text, or none; got {before}, which is not supported."
@@ -112,13 +129,11 @@ def _flat(decoder: Any) -> Iterator[dict[str, Any]]:
         yield from (part for part in parts or [] if isinstance(part, dict))
 
 
-def _special_tokens(folder: pathlib.Path) -> dict[str, str]:
+def _special_tokens(path: pathlib.Path, config: Mapping[str, Any]) -> dict[str, str]:
     """The texts of tokens that templates use by name, or empty ones."""
-    path = folder / "tokenizer_config.json"
-    settings = read_object(path) if path.exists() else {}
     texts: dict[str, str] = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        token = settings.get(name) or ""
+        token = config.get(name) or ""
         text = token.get("content") if isinstance(token, dict) else token
         if not isinstance(text, str) or without_surrogates(text) != text:
             raise ModelFileError(f"{path}: expected {name} to be a token; got {token!r}. {_REMEDY}")
@@ -141,18 +156,18 @@ def _ends(folder: pathlib.Path, vocab_size: int) -> list[int]:
     return []
 
 
-def _template(folder: pathlib.Path) -> str:
+def _template(folder: pathlib.Path, config: Mapping[str, Any]) -> str:
     path = folder / "chat_template.jinja"
     if path.exists():
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ModelFileError(f"{path}: expected a text; got {error}. {_REMEDY}") from None
-    path = folder / "tokenizer_config.json"
-    template = read_object(path).get("chat_template") if path.exists() else None
+    template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
         by_name = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = by_name.get("default")
     if not isinstance(template, str | None):
+        path = folder / "tokenizer_config.json"
         raise ModelFileError(f"{path}: expected chat_template to be a text; got {type(template).__name__}. {_REMEDY}")
     return template or ""

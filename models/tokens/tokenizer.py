@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from .._errors import ModelFileError
 from .._text import without_surrogates
 from .vocabulary import Vocabulary, gguf_vocabulary
 
@@ -42,6 +43,10 @@ class Tokenizer:
 
         Bytes that the vocabulary lacks are dropped: of SmolLM2, those of six control characters, and of
         characters from U+40000 to U+BFFFF.
+
+        **Raises:**
+
+        - `ModelFileError` if the text has a token that the tokenizer knows, and the model does not.
         """
         return self._encode(without_surrogates(text))
 
@@ -118,6 +123,13 @@ class Tokenizer:
                 tokens += vocabulary.encode(part.translate(self._show), i == 0)
         if vocabulary.first is not None and tokens[:1] != [vocabulary.first]:  # which a template may have written
             tokens.insert(0, vocabulary.first)
+        last = max(tokens, default=0)
+        if last >= vocabulary.size:  # a token that was added to the tokenizer, and not to the model
+            text = vocabulary.piece(last).decode("utf-8", "replace")
+            raise ModelFileError(
+                f"expected tokens below {vocabulary.size}, all that the model has; got {text!r}, which is token {last}. "
+                "Leave it out, or use a model with that token."
+            )
         return tokens
 
 

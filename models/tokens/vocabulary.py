@@ -25,8 +25,18 @@ _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = sorted(set(range(256)).difference(_PRINTABLE))
 _BYTE_OF = {chr(byte): byte for byte in _PRINTABLE} | {chr(0x100 + i): byte for i, byte in enumerate(_OTHERS)}
 
-# Control tokens that end an answer, whatever else a model's files say.
-_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>")
+# Tokens that end an answer, whatever else a model's files say: llama.cpp's, without those of models that are not supported, and
+# of texts that are to be filled in.
+_ENDS = frozenset(
+    (
+        *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>", "<end_of_turn>"),
+        *("<EOT>", "<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+    )
+)
+# Only where it is a control token: elsewhere it is the end of a text that HTML strikes out.
+_END_OR_TEXT = "</s>"
+# Sentencepiece's tokens, for files that do not say.
+_SPECIAL_OF_SENTENCEPIECE = {"bos": 1, "eos": 2}
 
 
 @dataclass(frozen=True)
@@ -69,17 +79,21 @@ def gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
             f"and {len(kinds)} types. {_CORRUPT}"
         )
 
+    is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
+    defaults = _SPECIAL_OF_SENTENCEPIECE if is_sentencepiece else {}
+
     def special(name: str) -> int | None:
         key = f"tokenizer.ggml.{name}_token_id"
         if key not in metadata:
-            return None
+            return defaults.get(name)
         token = field(metadata, key, int)
         if not 0 <= token < len(tokens):
             raise ModelFileError(f"expected {key} to be one of {len(tokens)} tokens; got {token}. {_CORRUPT}")
         return token
 
-    bos, eos, end_of_turn = special("bos"), special("eos"), special("eot")
-    is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
+    # Files have some of them as tokens that are text, by which a message could end its turn.
+    kinds = np.where([token in _ENDS for token in tokens], _CONTROL, kinds)
+    bos, eos = special("bos"), special("eos")
     not_text = (_UNKNOWN, _CONTROL) if is_sentencepiece else (_CONTROL,)
     control = {tokens[i]: i for i in np.flatnonzero(np.isin(kinds, not_text)).tolist()}
     as_they_are = frozenset(np.flatnonzero(kinds == _USER_DEFINED).tolist())
@@ -92,9 +106,9 @@ def gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         control=control,
         encode=lambda text, _: encode(text),
         piece=lambda token: (str.encode if token in as_they_are else bytes_of_token)(tokens[token]),
-        stop_tokens=stop_tokens(control, (eos, end_of_turn)),
+        stop_tokens=stop_tokens(control, (eos, special("eot"), special("eom"))),
         template=ChatTemplate(field(metadata, name, str, ""), name, names),
-        first=bos if field(metadata, "tokenizer.ggml.add_bos_token", bool, is_sentencepiece) else None,
+        first=bos if _adds_bos(metadata) else None,
         drops_space=is_sentencepiece and _adds_space(metadata),
     )
 
@@ -108,7 +122,7 @@ def bytes_of(token: str) -> bytes:
 
 def stop_tokens(control: Mapping[str, int], more: Sequence[int | None]) -> frozenset[int]:
     """The tokens that end an answer: those of the control tokens that do so for all models, and `more`."""
-    stops = (*more, *(control.get(end) for end in _ENDS))
+    stops = (*more, *(control.get(end) for end in (*_ENDS, _END_OR_TEXT)))
     return frozenset(token for token in stops if token is not None)
 
 
@@ -127,6 +141,12 @@ def _check_kind(metadata: Mapping[str, Any]) -> None:
     for key in switches:
         if field(metadata, f"tokenizer.ggml.{key}", bool, False):
             raise ModelFileError(f"expected tokenizer.ggml.{key} to be false; got true, {_UNSUPPORTED}")
+
+
+def _adds_bos(metadata: Mapping[str, Any]) -> bool:
+    """True if texts begin with the token `bos`: as the file says, or else as llama.cpp has it for such a tokenizer."""
+    default = metadata["tokenizer.ggml.model"] == "llama" or metadata["tokenizer.ggml.pre"] in words.LLAMA3
+    return field(metadata, "tokenizer.ggml.add_bos_token", bool, default)
 
 
 def _adds_space(metadata: Mapping[str, Any]) -> bool:
@@ -167,7 +187,7 @@ def _byte_level_bpe(
     kind = metadata["tokenizer.ggml.pre"]
     try:
         # Merges of another length than two are refused when they are taken.
-        model = tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=kind in words.TAKES_WHOLE_WORDS)  # pyright: ignore[reportArgumentType]
+        model = tokenizers.models.BPE(vocab=vocab, merges=merges, ignore_merges=kind in words.LLAMA3)  # pyright: ignore[reportArgumentType]
     except Exception as error:  # of no class of its own
         raise ModelFileError(f"expected pairs of tokens in tokenizer.ggml.merges; got {error}. {_CORRUPT}") from None
     bpe = tokenizers.Tokenizer(model)

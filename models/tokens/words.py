@@ -39,8 +39,9 @@ _PATTERNS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 NAMES = tuple(_PATTERNS)
-TAKES_WHOLE_WORDS = frozenset(["llama-bpe", "llama3", "llama-v3"])
-"""The names of those that take a whole word that is a token first, whatever the merges."""
+LLAMA3 = frozenset(["llama-bpe", "llama3", "llama-v3"])
+"""The names of Llama 3's. Its tokenizer takes a whole word that is a token first, whatever the merges, and puts a token before
+each text."""
 
 
 def pre_tokenizer(name: str) -> pre_tokenizers.PreTokenizer:

@@ -89,6 +89,68 @@ def test_gguf_there_and_back(dtype, tmp_path):
     assert weight.data.tobytes() == np.asarray(model.blocks[1].up.weight).tobytes()
 
 
+@pytest.mark.parametrize(
+    ("value", "types"),
+    [
+        (2, ["UINT32"]),
+        (np.int64(2), ["UINT32"]),
+        (2**31, ["UINT32"]),
+        (2**32, ["UINT64"]),
+        (-1, ["INT32"]),
+        (-(2**40), ["INT64"]),
+        (0.5, ["FLOAT32"]),
+        (np.float32(0.5), ["FLOAT32"]),
+        (True, ["BOOL"]),
+        (np.bool_(True), ["BOOL"]),
+        ("text", ["STRING"]),
+        (["a", "b"], ["ARRAY", "STRING"]),
+        ([1, 2], ["ARRAY", "INT32"]),
+        (np.arange(3), ["ARRAY", "INT32"]),
+        (np.ones(2), ["ARRAY", "FLOAT32"]),
+    ],
+)
+def test_metadata_have_the_types_that_llama_cpp_reads(value, types, tmp_path):
+    """It fails where a size is not UINT32."""
+    save_gguf(tmp_path / "gguf", {"x": np.ones(4, np.float32)}, {"*": "*"}, architecture="llama", **{"a.b": value})
+    field = gguf_package.GGUFReader(tmp_path / "gguf").get_field("llama.a.b")
+    assert field is not None
+    assert [kind.name for kind in field.types] == types
+    assert field.contents() == (value.tolist() if isinstance(value, np.ndarray) else value)
+
+
+def test_metadata_are_those_of_the_package(tmp_path):
+    """Keys of a BERT: its writer, which llama.cpp's converter uses, has a method for each."""
+    values = {
+        "block_count": 2,
+        "context_length": 16,
+        "embedding_length": 12,
+        "feed_forward_length": 20,
+        "attention.head_count": 3,
+        "attention.layer_norm_epsilon": 0.5,
+        "attention.causal": False,
+        "pooling_type": gguf_package.PoolingType.MEAN,
+    }
+    writer = gguf_package.GGUFWriter(tmp_path / "theirs", "bert")
+    names = ("head_count", "layer_norm_eps", "causal_attention", "pooling_type")
+    methods = dict(zip([*values][4:], names, strict=True))
+    for key, value in values.items():
+        getattr(writer, f"add_{methods.get(key, key)}")(value)
+    writer.add_tensor("x", np.ones(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    values["pooling_type"] = int(values["pooling_type"])
+    save_gguf(tmp_path / "ours", {"x": np.ones(4, np.float32)}, {"*": "*"}, architecture="bert", **values)
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes()
+
+
+def test_integers_that_no_file_has(tmp_path):
+    with pytest.raises(ValueError, match="save_gguf: expected integers of up to 64 bits; got 18446744073709551616"):
+        save_gguf(tmp_path / "gguf", {"x": np.ones(4, np.float32)}, {"*": "*"}, architecture="llama", size=2**64)
+    assert not list(tmp_path.iterdir())
+
+
 class Quantised(eqx.Module):
     """Layers of all encodings, one of them with a bias, some as a CPU multiplies them fastest."""
 

@@ -29,7 +29,7 @@ def counted(tokenizer, example):
 
 def test_answers_count(tokenizer, tmp_path):
     record = {"prompt": "What is two plus two?", "response": "Four.", "system": "Be brief."}
-    ((example,), cut) = examples_of(tokenizer, tmp_path, record)
+    (((example,),), cut) = examples_of(tokenizer, tmp_path, record)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": record["prompt"]}]
     before = tokenizer.encode_chat(messages)
     answer = [*tokenizer.encode("Four."), *tokenizer.encode("<|im_end|>")]
@@ -46,14 +46,14 @@ def test_every_answer_of_a_conversation_counts(tokenizer, tmp_path):
         {"role": "assistant", "content": "Second, at last."},
         {"role": "user", "content": "Nobody answers this."},
     ]
-    ((example,), _) = examples_of(tokenizer, tmp_path, {"messages": messages})
+    (((example,),), _) = examples_of(tokenizer, tmp_path, {"messages": messages})
     assert counted(tokenizer, example) == ["First.", "Second, at last."]
     whole = tokenizer.encode_chat(messages[:4], add_generation_prompt=False)
     assert [*example.tokens, example.targets[-1]] == whole[:-1]  # up to where the turn ends: no new line
 
 
 def test_all_of_a_text_counts(tokenizer, tmp_path):
-    ((example,), cut) = examples_of(tokenizer, tmp_path, {"text": "The sea is wide."}, max_tokens=4)
+    (((example,),), cut) = examples_of(tokenizer, tmp_path, {"text": "The sea is wide."}, max_tokens=4)
     tokens = tokenizer.encode("The sea is wide.")
     assert len(tokens) > 4
     assert (example.tokens, example.targets, cut) == (tokens[:3], tokens[1:4], 1)

@@ -181,7 +181,7 @@ def test_errors_are_one_line(options, message, tmp_path, capsys, monkeypatch):
         ('{"text": ""}', "jsonl:1: expected an answer, or a text, that begins within 512 tokens; got none"),
         (
             '{"text": "One. Two."}',
-            "expected more examples than the 1 that are held out; got 1. Pass more, or --held-out 0",
+            "expected more lines than the 1 that are held out; got 1. Pass more, or --held-out 0",
         ),
         (b"\xff", "expected .*lines.jsonl to be UTF-8; got byte 0xff at 0"),
         (None, "expected .*lines.jsonl to be a file that can be read; got .*No such file or directory"),

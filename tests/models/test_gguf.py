@@ -55,9 +55,9 @@ SHAPES = {"token_embd.weight": (5, 64), "output_norm.weight": (64,)} | {
 }
 
 
-def write(path, *, fields=None, tensors=None, architecture="llama"):
-    """A small model. `fields` and `tensors` replace what is in it, or remove it where they are `None`."""
-    writer = gguf.GGUFWriter(path, architecture)
+def write(path, *, fields=None, tensors=None, architecture="llama", **options):
+    """A small model. `fields` and `tensors` replace what is in it, or remove it where they are `None`; `options` split it."""
+    writer = gguf.GGUFWriter(path, architecture, **options)
     for key, value in (FIELDS | (fields or {})).items():
         match value:
             case bool():

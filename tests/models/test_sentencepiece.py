@@ -104,6 +104,19 @@ def test_tokens_that_are_not_text():
     assert "".join([*map(stream.push, TOKENIZER.encode("a 😀")), stream.flush()]) == "a 😀"
 
 
+def test_files_that_do_not_say_the_tokens_of_beginning_and_end():
+    """Sentencepiece has them at 1 and 2, which llama.cpp takes then."""
+    said = ("tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id")
+    tokenizer = Tokenizer({key: value for key, value in METADATA.items() if key not in said})
+    assert tokenizer.encode("a") == TOKENIZER.encode("a")
+    assert tokenizer.stop_tokens == {2}
+    assert tokenizer.chat([{"role": "user", "content": "a"}]) == "<s>[a]</s>"
+    renamed = METADATA | {
+        "tokenizer.ggml.tokens": ["<unk>", "<begin>", "<end>", *METADATA["tokenizer.ggml.tokens"][3:]]
+    }
+    assert Tokenizer({key: value for key, value in renamed.items() if key not in said}).stop_tokens == {2}
+
+
 def test_an_answer_that_continues_a_text_keeps_its_first_space():
     prompt, tokens = TOKENIZER.encode("a"), [NUMBERS[SPACE], NUMBERS["b"]]
     answer = Answer(TOKENIZER, continues=True)

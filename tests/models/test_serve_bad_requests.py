@@ -50,6 +50,13 @@ BAD_MESSAGES = [
     {"role": ["user"], "content": "x"},
     {"role": "tool", "content": "x"},
     {"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]},
+    {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+    {"role": "assistant", "content": None, "refusal": 3},
+    {"role": "assistant", "content": [{"type": "refusal", "text": "x"}]},
+    {"role": "user", "content": None},
+    {"role": "user", "content": "x", "refusal": "no"},
+    {"role": "user", "content": [{"type": "refusal", "refusal": "no"}]},
+    {"role": "user", "content": "x", "name": 3},
 ]
 WRONG_OF = {
     CHAT: {
@@ -63,6 +70,7 @@ WRONG_OF = {
     TEXT: {
         "prompt": ["", [], 3, {}, ["a", "b"], [[1], [2]], [1.5], [True], [-1], [10**6], ["a", 1], "word " * 300],
         "echo": ["yes", 1],
+        "logprobs": [0, 1, False],
         "suffix": ["x"],
         "best_of": [2],
         **WRONG,

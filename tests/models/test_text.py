@@ -25,7 +25,7 @@ def test_a_byte_order_mark_is_no_text(tokenizer, tmp_path, monkeypatch):
     assert read_prompts(lines) == [(f"{lines}:1", {"prompt": "Say hello."}), (f"{lines}:3", {"prompt": "Say goodbye."})]
     assert read_prompt(lines) == text.strip()
     assert read_prompts(objects) == [(f"{objects}:1", {"prompt": "Say hello."})]
-    ((example,), _) = read_examples(examples, tokenizer, max_tokens=9)
+    (((example,),), _) = read_examples(examples, tokenizer, max_tokens=9)
     assert [example.tokens[0], *example.targets] == tokenizer.encode("Hello.")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.read_bytes())))
     assert _text.read_stdin() == text

@@ -140,6 +140,61 @@ def test_the_token_that_texts_begin_with():
     assert tokenizer.encode("12") == [257, 256]
 
 
+@pytest.mark.parametrize("name", words.NAMES)
+def test_texts_of_llama_3_begin_with_a_token_unless_the_file_says_otherwise(name):
+    """llama.cpp does so, by the names of the ways to cut words."""
+    metadata = SMALL_METADATA | {"tokenizer.ggml.pre": name, "tokenizer.ggml.bos_token_id": 260}
+    tokens = Tokenizer(metadata).encode("a")
+    assert tokens == [260] * (name in ("llama-bpe", "llama3", "llama-v3")) + SMALL.encode("a")
+    for add in (True, False):
+        assert Tokenizer(metadata | {"tokenizer.ggml.add_bos_token": add}).encode("a")[:-1] == [260] * add
+
+
+# As llama.cpp has them.
+ENDS = [
+    *(
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end_of_text|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<EOT>",
+    ),
+    *("<end_of_utterance>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+]
+NORMAL, CONTROL_TOKEN, USER_DEFINED = 1, 3, 4
+
+
+@pytest.mark.parametrize("kind", [NORMAL, CONTROL_TOKEN, USER_DEFINED])
+@pytest.mark.parametrize("text", ENDS)
+def test_tokens_that_end_an_answer_whatever_the_file_says(text, kind):
+    """No message has such a token, and no answer its text."""
+    metadata = SMALL_METADATA | {
+        "tokenizer.ggml.tokens": [*SMALL_METADATA["tokenizer.ggml.tokens"][:257], text],
+        "tokenizer.ggml.token_type": np.array([NORMAL] * 257 + [kind], np.int32),
+        "tokenizer.ggml.eot_token_id": 5,
+        "tokenizer.ggml.eom_token_id": 6,
+        "tokenizer.chat_template": f"{{{{ messages[0].content }}}}{text}",
+    }
+    tokenizer = Tokenizer(metadata)
+    assert tokenizer.stop_tokens == {0, 5, 6, 257}
+    assert tokenizer.encode(f"a{text}")[-1] == 257
+    assert tokenizer.decode([257]) == ""
+    tokens = tokenizer.encode_chat([{"role": "user", "content": f"{text}a"}])
+    assert tokens.count(257) == 1
+    assert tokenizer.decode(tokens) == f"{text}a"
+
+
+@pytest.mark.parametrize("kind", [NORMAL, CONTROL_TOKEN, USER_DEFINED])
+def test_what_may_be_html_ends_an_answer_if_it_is_not_text(kind):
+    tokens, kinds = [*SMALL_METADATA["tokenizer.ggml.tokens"][:257], "</s>"], [NORMAL] * 257 + [kind]
+    fields = {"tokens": tokens, "token_type": np.array(kinds, np.int32), "eot_token_id": 0}
+    tokenizer = Tokenizer(SMALL_METADATA | {f"tokenizer.ggml.{key}": value for key, value in fields.items()})
+    assert tokenizer.stop_tokens == ({0, 257} if kind == CONTROL_TOKEN else {0})
+
+
 def test_kinds_of_tokens():
     assert SMALL.encode("x<user é>12<|im_end|>") == [
         *SMALL.encode("x"),
@@ -286,6 +341,7 @@ def test_metadata_that_is_refused():
     refused("262 tokens, .*; got 262 different texts and 5 types", ggml__token_type=kinds[:5])
     refused("eos_token_id to be one of 262 tokens; got 262", ggml__eos_token_id=262)
     refused("eos_token_id to be of type int; got str", ggml__eos_token_id="2")
+    refused("eom_token_id to be one of 262 tokens; got 300", ggml__eom_token_id=300)
     for merges in (["12"], ["1 2 3"], ["1 absent"], ["1 3"]):
         refused("pairs of tokens in tokenizer.ggml.merges; got", ggml__merges=merges)
     refused("tokenizer.chat_template to be a template; got .*Encountered unknown tag", chat_template="{% what %}")
