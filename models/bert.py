@@ -94,9 +94,9 @@ def config_of(settings: Mapping[str, Any]) -> Config:
 
     - `ModelFileError` if it is of another architecture, or lacks something.
     """
-    only = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
+    only = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute", "is_decoder": False}
     for key, supported in only.items():
-        value = settings.get(key, supported if key == "position_embedding_type" else None)
+        value = settings.get(key, supported if key in ("position_embedding_type", "is_decoder") else None)
         if value != supported:
             raise ModelFileError(f"expected {key} to be {supported!r}; got {value!r}, which is not supported.")
 

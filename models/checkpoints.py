@@ -111,6 +111,11 @@ def load(
     for name in progress(wanted):
         position, like_leaf, encoding = wanted[name]
         array = stored[name].read()
+        if not isinstance(like_leaf, np.ndarray) and jax.dtypes.canonicalize_dtype(array.dtype) != array.dtype:
+            raise ModelFileError(
+                f"{os.fspath(path)}: expected tensors of up to 32 bits without jax_enable_x64; got {name} of {array.dtype}. "
+                "Enable it, or have a NumPy array in `like`."
+            )
         if encoding in eqxc.ops.DEINTERLEAVED:
             leaves[position] = eqxc.ops.interleave_rows(array, encoding=eqxc.ops.DEINTERLEAVED[encoding])
         else:

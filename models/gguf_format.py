@@ -105,6 +105,10 @@ def field(metadata: Mapping[str, Any], key: str, kind: type[_T], default: _T | N
     value = metadata.get(key, default)
     if value is None:
         raise ModelFileError(f"expected the metadata to have {key}; got none. Use a file of a Llama-family model.")
+    if isinstance(value, np.ndarray) and kind in (int, float, bool):
+        raise ModelFileError(
+            f"expected {key} to be one value for all layers; got {len(value)}, which is not supported."
+        )
     if type(value) is not kind:  # a bool is not an int here
         raise ModelFileError(f"expected {key} to be of type {kind.__name__}; got {type(value).__name__}. {CORRUPT}")
     return value

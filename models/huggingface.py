@@ -17,11 +17,12 @@ from ._safetensors import Stored, open_tensors
 from .gguf import Config, shapes
 
 
+_EMBEDDING, _OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 # Names in safetensors files, and in GGUF files. `models.checkpoints.load` cannot put them into a `Llama`, in which several of
 # these tensors are one array, and dtypes are those of the computation.
 _NAMES = Table(
     {
-        "model.embed_tokens.weight": "token_embd.weight",
+        _EMBEDDING: "token_embd.weight",
         "model.layers.*.input_layernorm.weight": "blk.*.attn_norm.weight",
         "model.layers.*.self_attn.q_proj.*": "blk.*.attn_q.*",
         "model.layers.*.self_attn.k_proj.*": "blk.*.attn_k.*",
@@ -34,7 +35,7 @@ _NAMES = Table(
         "model.layers.*.mlp.up_proj.*": "blk.*.ffn_up.*",
         "model.layers.*.mlp.down_proj.*": "blk.*.ffn_down.*",
         "model.norm.weight": "output_norm.weight",
-        "lm_head.weight": "output.weight",
+        _OUTPUT: "output.weight",
     }
 )
 # Old files have the frequencies of the rotary embedding, which follow from the config.
@@ -99,7 +100,7 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     one = path / "model.safetensors"
     tensors = open_tensors(one if one.exists() else path)
     try:
-        stored = _check(tensors, config, ties=settings.get("tie_word_embeddings", False))
+        stored = _check(tensors, config, ties=settings.get("tie_word_embeddings", False) and _are_one(tensors))
         # Now that the size of a head is known to be right.
         config = replace(config, rope_factors=_rope_factors(settings, config))
     except ModelFileError as error:
@@ -156,6 +157,7 @@ def _config_of(settings: Mapping[str, Any]) -> Config:
             repr(rope["rope_type"]),
         ),
         (part in (None, 1), "a rotary embedding of whole heads", f"partial_rotary_factor {part}"),
+        (settings.get("is_causal", True), "attention to earlier tokens alone", "is_causal false"),
         (not settings.get("use_sliding_window"), "attention to all tokens", "a sliding window"),
         (layers == ["full_attention"] * len(layers), "attention to all tokens", f"layer_types {layers}"),
         (settings.get("quantization_config") is None, "weights that are not quantised", "a quantization_config"),
@@ -178,7 +180,7 @@ def _biases(kind: str, settings: Mapping[str, Any]) -> Iterator[str]:
 
 def _rope(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the rotary embedding, which older files have under other names."""
-    rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
+    rope = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
         raise ModelFileError(f"expected one rotary embedding for all layers; got {rope!r}, {_UNSUPPORTED}")
     return {"rope_type": rope.get("type", "default"), **rope}
@@ -194,6 +196,9 @@ def _rope_factors(settings: Mapping[str, Any], config: Config) -> tuple[float, .
     names = ["factor"]
     if kind == "llama3":
         names += ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
+        length = settings.get("original_max_position_embeddings")
+        rope.setdefault("original_max_position_embeddings", config.context_length)
+        rope |= {} if length is None else {"original_max_position_embeddings": length}
     values: Any = [rope.get(name) for name in names]
     are_numbers = all(type(value) in (int, float) and 0 < value < _LIMIT for value in values)
     if not are_numbers or (kind == "llama3" and values[1] >= values[2]):
@@ -206,6 +211,15 @@ def _rope_factors(settings: Mapping[str, Any], config: Config) -> tuple[float, .
     waves = 2 * math.pi * config.rope_theta ** (np.arange(0, config.head_size, 2) / config.head_size)
     share = np.clip((length / waves - low) / (high - low), 0, 1)  # of what stays
     return tuple((1 / ((1 - share) / factor + share)).tolist())
+
+
+def _are_one(tensors: Mapping[str, Stored]) -> bool:
+    """False if the file of a model that ties the output to the embedding has another output, which is used then."""
+    output, embedding = tensors.get(_OUTPUT), tensors.get(_EMBEDDING)
+    if output is None or embedding is None:
+        return True
+    types = [(tensor.shape, tensor.dtype) for tensor in (output, embedding)]
+    return types[0] == types[1] and output.read().tobytes() == embedding.read().tobytes()
 
 
 def _check(tensors: Mapping[str, Stored], config: Config, *, ties: bool) -> dict[str, Stored]:
@@ -226,7 +240,7 @@ def _check(tensors: Mapping[str, Stored], config: Config, *, ties: bool) -> dict
             )
         checked[name] = tensor
         rest.discard(theirs)
-    unexpected = [name for name in rest if _UNUSED.path(name) is None and not (ties and name == "lm_head.weight")]
+    unexpected = [name for name in rest if _UNUSED.path(name) is None and not (ties and name == _OUTPUT)]
     if unexpected:  # a bias, say, that would be left out of the computation
         raise ModelFileError(
             f"expected only the tensors of a model with {config.num_layers} layers; got {min(unexpected)!r} as well, "

@@ -162,6 +162,7 @@ def test_padding_is_not_read():
         ({"model_type": "roberta"}, "expected model_type to be 'bert'; got 'roberta', which is not supported"),
         ({"hidden_act": "gelu_new"}, "expected hidden_act to be 'gelu'; got 'gelu_new'"),
         ({"position_embedding_type": "relative_key"}, "expected position_embedding_type to be 'absolute'"),
+        ({"is_decoder": True}, "expected is_decoder to be False; got True, which is not supported"),
         ({"hidden_size": None}, "expected hidden_size to be a positive integer; got None"),
         ({"vocab_size": True}, "expected vocab_size to be a positive integer; got True"),
         ({"num_attention_heads": 7}, "expected heads that divide hidden_size, 384; got 7"),

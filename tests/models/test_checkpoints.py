@@ -229,6 +229,18 @@ def test_complex_numbers_there_and_back(tmp_path):
     assert_same_bits(load(tmp_path / "model", {"x": jnp.zeros(2, jnp.complex64)}, {"*": "*"}), numbers)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "float64"])
+def test_64_bits_are_not_cast(dtype, tmp_path):
+    numbers = {"x": np.array([2**40 + 5, 7], dtype)}
+    save_safetensors(tmp_path / "model", numbers, {"*": "*"})
+    like = {"x": jax.ShapeDtypeStruct((2,), np.dtype(dtype))}
+    with pytest.raises(ModelFileError, match=rf"without jax_enable_x64; got x of {dtype}\. Enable it, or have"):
+        load(tmp_path / "model", like, {"*": "*"})
+    with jax.enable_x64(True):
+        assert_same_bits(load(tmp_path / "model", like, {"*": "*"}), numbers)
+    assert_same_bits(load(tmp_path / "model", numbers, {"*": "*"}), numbers)
+
+
 def test_a_file_stays_if_the_new_one_could_not_be_loaded(tmp_path):
     save_safetensors(tmp_path / "safetensors", {"x": np.ones(4)}, {"*": "*"})
     save_gguf(tmp_path / "gguf", {"x": np.ones(4, np.float32)}, {"*": "*"}, architecture="anything")

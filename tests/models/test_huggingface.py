@@ -225,6 +225,7 @@ LLAMA3 = families.LLAMA3
         ({"head_dim": 15}, "an even head size, for the rotary embedding; got 15, which is not supported"),
         ({"num_key_value_heads": 3}, "kv heads that divide 4 heads; got 3, which is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act of 'silu'; got gelu, which is not supported"),
+        ({"is_causal": False}, "attention to earlier tokens alone; got is_causal false, which is not supported"),
         ({"use_sliding_window": True}, "attention to all tokens; got a sliding window, which is not supported"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, r"attention to all tokens; got layer_types \["),
         ({"layer_types": 5}, r"attention to all tokens; got layer_types \[5\], which is not supported"),
