@@ -72,7 +72,13 @@ def rounding_of(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def run(name: str, program: Callable[[list[str] | None], None], arguments: list[str] | None) -> int:
+def run(
+    name: str,
+    program: Callable[[list[str] | None], None],
+    arguments: list[str] | None,
+    *,
+    remedy: str = "Use a machine with more.",
+) -> int:
     """Run a program and say what went wrong.
 
     **Arguments:**
@@ -80,6 +86,7 @@ def run(name: str, program: Callable[[list[str] | None], None], arguments: list[
     - `name`: of the program, which errors begin with.
     - `program`: a function of its arguments.
     - `arguments`: by default those of the process.
+    - `remedy`: what makes the program take less memory, for when there is too little.
 
     **Returns:** the exit code.
     """
@@ -95,6 +102,12 @@ def run(name: str, program: Callable[[list[str] | None], None], arguments: list[
         return 0
     except OSError as error:
         return _fail(name, f"a file cannot be read or written: {error}")
+    except (MemoryError, RuntimeError) as error:
+        # JAX's error is a RuntimeError with the name of XLA's in its text.
+        if not isinstance(error, MemoryError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        got = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+        return _fail(name, f"expected enough memory; got {got}. {remedy}")
     return 0
 
 

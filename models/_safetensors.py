@@ -25,7 +25,7 @@ DTYPES = {
     **{f"I{bits}": np.dtype(f"i{bits // 8}") for bits in (8, 16, 32, 64)},
     **{f"U{bits}": np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)},
 }
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 _REMEDY = "Pass a safetensors file, or a folder of them."
 
 
@@ -51,12 +51,28 @@ def open_tensors(path: str | os.PathLike[str]) -> dict[str, Stored]:
     if not path.is_dir():
         return _of_file(path)
     tensors: dict[str, Stored] = {}
-    for file in _files(path):
+    for file in weight_files(path):
         of_file = _of_file(file)
         if both := tensors.keys() & of_file.keys():
             raise ModelFileError(f"{file}: expected each tensor in one file; got {min(both)!r} again. {_REMEDY}")
         tensors |= of_file
     return tensors
+
+
+def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The safetensors files of a folder: those that its index names, or all if it has no index. Raises `ModelFileError`."""
+    index = folder / INDEX
+    if index.exists():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            if elsewhere := [name for name in names if pathlib.Path(name).name != name]:
+                raise ValueError(f"{elsewhere[0]!r}, which is not a file of this folder")
+            return [folder / name for name in names]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ModelFileError(f"{index}: expected an index of files; got {error!r}. Get it again.") from None
+    if files := sorted(folder.glob("*.safetensors")):
+        return files
+    raise ModelFileError(f"{folder}: expected a folder with safetensors files; got none in it. {_REMEDY}")
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
@@ -78,21 +94,6 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray
             raise OSError(f"{os.fspath(path)}: {error}") from None
 
     replace_file(path, write)
-
-
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    index = folder / _INDEX
-    if index.exists():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-            if elsewhere := [name for name in names if pathlib.Path(name).name != name]:
-                raise ValueError(f"{elsewhere[0]!r}, which is not a file of this folder")
-            return [folder / name for name in names]
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ModelFileError(f"{index}: expected an index of files; got {error!r}. Get it again.") from None
-    if files := sorted(folder.glob("*.safetensors")):
-        return files
-    raise ModelFileError(f"{folder}: expected a folder with safetensors files; got none in it. {_REMEDY}")
 
 
 def _of_file(path: pathlib.Path) -> dict[str, Stored]:

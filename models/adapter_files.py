@@ -11,6 +11,7 @@ import jax
 
 from . import checkpoints
 from ._errors import ModelFileError
+from ._replacing import replace_files
 from ._safetensors import open_tensors
 from .gguf import Config
 from .lora import TARGETS, Adapters, init
@@ -52,9 +53,14 @@ class _Settings(NamedTuple):
 def save(folder: str | os.PathLike[str], adapters: Adapters, *, alpha: float) -> None:
     """Write adapters into a folder, which is made if there is none.
 
+    Adapters that it has are replaced once the new ones are on the disk. If just that is interrupted, the folder has no
+    configuration, and `load` refuses it.
+
     **Arguments:**
 
     - `alpha`: their scale times their rank, which the file has in place of the scale.
+
+    **Raises:** `OSError` if a file cannot be written.
     """
     folder = pathlib.Path(folder)
     folder.mkdir(exist_ok=True)
@@ -74,8 +80,13 @@ def save(folder: str | os.PathLike[str], adapters: Adapters, *, alpha: float) ->
         "target_modules": sorted(updates),
         "task_type": "CAUSAL_LM",
     }
-    checkpoints.save_safetensors(folder / _TENSORS, adapters, NAMES)
-    (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    text = json.dumps(config, indent=2) + "\n"
+    replace_files(
+        {
+            folder / _TENSORS: lambda partial: checkpoints.save_safetensors(partial, adapters, NAMES),
+            folder / _CONFIG: lambda partial: partial.write_text(text),
+        }
+    )
 
 
 def check(folder: str | os.PathLike[str]) -> None:

@@ -134,7 +134,7 @@ def _embed(arguments: list[str] | None) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return _program.run("embed", _embed, arguments)
+    return _program.run("embed", _embed, arguments, remedy="Pass fewer sentences at a time.")
 
 
 if __name__ == "__main__":

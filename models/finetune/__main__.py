@@ -101,22 +101,21 @@ def _split(count: int, share: float, rng: np.random.Generator) -> tuple[np.ndarr
 
 
 def _train(tuner: Tuner, epochs: list[list[Batch]]) -> tuple[list[float], float]:
-    """Take all steps. Returns the mean loss of each epoch, and the tokens per second, without the time to compile."""
-    losses: list[float] = []
-    tokens, seconds = 0, 0.0
+    """Take all steps. Returns the mean loss of each epoch, over its targets, and the seconds, without the time to compile."""
+    seconds = 0.0
     steps = ((epoch, batch) for epoch, of_epoch in enumerate(epochs) for batch in of_epoch)
-    sums = np.zeros(len(epochs))
+    sums, counts = np.zeros(len(epochs)), np.zeros(len(epochs))
     for epoch, batch in _program.progress(steps, desc="training", unit="step", total=sum(map(len, epochs))):
         tuner.program(batch)
         start = time.perf_counter()
         loss = tuner.step(batch)
         seconds += time.perf_counter() - start
-        tokens += batch.tokens.size
         if not math.isfinite(loss):
             raise UsageError(f"expected a finite loss; got {loss} in epoch {epoch + 1}. Pass a lower --learning-rate.")
-        sums[epoch] += loss
-    losses = [float(total) / len(of_epoch) for total, of_epoch in zip(sums, epochs, strict=True)]
-    return losses, tokens / max(seconds, 1e-9)
+        count = (batch.targets >= 0).sum()
+        sums[epoch] += loss * count
+        counts[epoch] += count
+    return (sums / counts).tolist(), seconds
 
 
 def _finetune(arguments: list[str] | None) -> None:
@@ -136,15 +135,19 @@ def _finetune(arguments: list[str] | None) -> None:
     parts = _split(len(lines), options.held_out, rng)
     chosen, held_out = ([example for index in part for example in lines[index]] for part in parts)
     epochs = [batches(chosen, options.batch, rng) for _ in range(options.epochs)]
-    model = llama.load(file, progress=partial(_program.progress, desc="loading", unit="block"))
-    adapters = lora.init(
-        file.config,
-        rank=options.rank,
-        scale=options.alpha / options.rank,
-        targets=options.targets,
-        key=jax.random.key(options.seed),
+    # The tuner has copies of the blocks and the adapters, so no name here keeps what it was given.
+    tuner = Tuner(
+        llama.load(file, progress=partial(_program.progress, desc="loading", unit="block")),
+        lora.init(
+            file.config,
+            rank=options.rank,
+            scale=options.alpha / options.rank,
+            targets=options.targets,
+            key=jax.random.key(options.seed),
+        ),
+        learning_rate=options.learning_rate,
+        steps=sum(map(len, epochs)),
     )
-    tuner = Tuner(model, adapters, learning_rate=options.learning_rate, steps=sum(map(len, epochs)))
 
     def perplexity() -> float | None:
         shown = partial(_program.progress, desc="held-out lines", unit="batch")
@@ -153,7 +156,8 @@ def _finetune(arguments: list[str] | None) -> None:
     before = perplexity()
     if before is not None:
         _program.report(f"perplexity of {len(parts[1])} held-out lines before: {before:.2f}")
-    losses, speed = _train(tuner, epochs)
+    losses, seconds = _train(tuner, epochs)
+    tokens = options.epochs * sum(len(example.tokens) for example in chosen)  # without padding
     after = perplexity()
     try:
         adapter_files.save(options.output, tuner.adapters, alpha=options.alpha)
@@ -167,7 +171,7 @@ def _finetune(arguments: list[str] | None) -> None:
         "losses": losses,
         "perplexity_before": _in_json(before),
         "perplexity_after": _in_json(after),
-        "tokens_per_second": round(speed, 1),
+        "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
     }
     _program.write([f"{json.dumps(record, allow_nan=False)}\n"])
 
@@ -178,7 +182,7 @@ def _in_json(number: float | None) -> float | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return _program.run("finetune", _finetune, arguments)
+    return _program.run("finetune", _finetune, arguments, remedy="Lower --batch or --max-tokens.")
 
 
 if __name__ == "__main__":

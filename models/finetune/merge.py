@@ -1,7 +1,7 @@
 """Write a language model with an adapter inside its weights: `python -m models.finetune.merge ADAPTER --output MODEL.gguf`.
 
 The file is of the kind that the model came in, a GGUF file or a folder with safetensors files, and every program that reads such
-files takes it.
+files takes it. Tensors that no adapter changes are those of the model, bit by bit.
 """
 
 import argparse
@@ -13,20 +13,25 @@ from typing import Any
 
 import jax.numpy as jnp
 
+import eqxcallback as eqxc
+
 from .. import _program, adapter_files, llama, llama_files, lora
 from .._program import Parser, UsageError, add_weights
 from .._writable import expect_writable
 from ..compilation_cache import keep_programs
 from ..gguf import ModelFile
+from ..gguf_writer import Encoded
+from ..huggingface import Folder
+from ..llama_tensors import tensors
 from ..model_files import open_files
 
 
-# The choices of `--encoding`: the dtype of weights that are not quantised, and the encoding of the merged weights.
-_ENCODINGS: dict[str, tuple[str, Any]] = {
-    "F32": ("float32", None),
-    "BF16": ("bfloat16", None),
-    "Q8_0": ("float32", "Q8_0"),
-    "Q4_1": ("float32", "Q4_1"),
+# The choices of `--encoding`.
+_ENCODINGS = ("F32", "BF16", "Q8_0", "Q4_1")
+# The layers of a block in GGUF files, by their names in an adapter.
+_LAYERS = {
+    **{f"{part}_proj": f"attn_{part}" for part in "qkv"},
+    **{"o_proj": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"},
 }
 
 
@@ -52,31 +57,52 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 def _merge(arguments: list[str] | None) -> None:
     options = _parse(arguments)
     file, _ = open_files(options.weights)
-    dtype, encoding = _ENCODINGS[options.encoding]
+    quantises = options.encoding in eqxc.ops.ENCODINGS
     output, kind = options.output, "file" if isinstance(file, ModelFile) else "folder"
     if not output.parent.is_dir() or (output.is_dir() if kind == "file" else output.is_file()):
         raise UsageError(f"expected --output to be a {kind}, in a folder that exists; got {output}")
-    if kind == "folder" and encoding is not None:
+    if kind == "folder" and quantises:
         raise UsageError(f"expected --encoding F32 or BF16 for a folder with safetensors files; got {options.encoding}")
     config = file.config
     sizes = {config.embedding_size, config.num_heads * config.head_size, config.hidden_size}
-    if encoding is not None and any(size % 32 for size in sizes):
+    if quantises and any(size % 32 for size in sizes):
         raise UsageError(
             f"expected --encoding F32 or BF16 for layers of {sorted(sizes)} features; got {options.encoding}"
         )
+    if isinstance(file, Folder):
+        try:
+            llama_files.check_folder(output, file)
+        except FileExistsError as error:
+            raise UsageError(f"--output: {error}") from None
     expect_writable(output)
     adapters = adapter_files.load(options.adapter, file.config)
-    shown = partial(_program.progress, desc="loading", unit="block")
-    model = lora.attach(llama.load(file, dtype=jnp.dtype(dtype), progress=shown), adapters)
     try:
-        merged = lora.merge(model, encoding=encoding)
+        changed = _changed(file, adapters, options.encoding)
     except ValueError as error:  # numbers that are too large for the encoding
         raise UsageError(f"the adapter cannot be merged: {error}") from None
+    others = {name: Encoded(tensor.encoding, tensor.data) for name, tensor in file.tensors.items()}
     try:
-        llama_files.save(output, merged, file)
+        llama_files.write(output, others | changed, file)
     except OSError as error:
         raise UsageError(f"{output} cannot be written: {error}") from None
     _program.write([f"{json.dumps({'model': str(output), 'encoding': options.encoding})}\n"])
+
+
+def _changed(file: ModelFile | Folder, adapters: lora.Adapters, encoding: Any) -> dict[str, Encoded]:
+    """The weights that adapters change, by their names in GGUF files. They are added up in f32, and rounded once."""
+    model = llama.load(file, progress=partial(_program.progress, desc="loading", unit="block"))
+    quantised = encoding if encoding in eqxc.ops.ENCODINGS else None
+    merged = lora.merge(lora.attach(model, adapters), encoding=quantised)
+    named = tensors(merged, rotates_neighbours=file.rotates_neighbours)
+    changed = {
+        name: named[name]
+        for index, block in enumerate(adapters.blocks)
+        for adapter in block.values()
+        for name in (f"blk.{index}.{_LAYERS[target]}.weight" for target in adapter.updates)
+    }
+    if encoding == "BF16":
+        return {name: Encoded(encoding, tensor.data.astype(jnp.bfloat16)) for name, tensor in changed.items()}
+    return changed
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -181,7 +181,7 @@ def _generate(arguments: list[str] | None) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return run("generate", _generate, arguments)
+    return run("generate", _generate, arguments, remedy="Lower --max-tokens, --context or --rows.")
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def _serve(arguments: list[str] | None) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return run("serve", _serve, arguments)
+    return run("serve", _serve, arguments, remedy="Lower --context or --rows.")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def _devices(options: argparse.Namespace, count: int) -> contextlib.AbstractCont
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return run("train", _train, arguments)
+    return run("train", _train, arguments, remedy="Begin a run with a lower --batch.")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import IO, Any, TypeVar
 import equinox as eqx
 
 from .._errors import ModelFileError
+from .._replacing import sync
 
 
 _KEPT = 2
@@ -60,7 +61,7 @@ def save(folder: pathlib.Path, step: int, state: Any, options: Mapping[str, Any]
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
-    _sync_folder(folder)
+    sync(folder)  # the new name too
     for old in _paths(folder)[:-_KEPT]:
         old.unlink()
 
@@ -138,12 +139,3 @@ def _load(path: pathlib.Path, like: _T, options: Mapping[str, Any]) -> tuple[int
             return header["step"], eqx.tree_deserialise_leaves(file, like)
         except (RuntimeError, ValueError, EOFError) as error:
             raise ModelFileError(f"expected the arrays of this model in {path}; got {error}") from None
-
-
-def _sync_folder(folder: pathlib.Path) -> None:
-    """Put the new name on the disk too."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,21 +1,29 @@
 """The program `python -m models.finetune`: SmolLM2 tuned on a few lines, and what it refuses."""
 
+import gc
+import itertools
 import json
 import math
 import pathlib
 import re
+import threading
+import types
+import weakref
 
 import jax
 import numpy as np
 import pytest
 
-from models import adapter_files, gguf, lora
+from models import adapter_files, gguf, llama, lora
+from models._program import UsageError
 from models.finetune import __main__ as finetune, merge
-from models.finetune.examples import Example, batches
+from models.finetune.examples import Example, batches, read_examples
 from models.finetune.tuner import Tuner
 from models.generate import __main__ as generate
+from models.model_files import open_files
 
 from .test_huggingface import write as write_folder
+from .tiny import write_tiny
 
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -110,6 +118,66 @@ def test_the_memory_that_the_page_names(file, model):
     assert memory.argument_size_in_bytes / 1e6 == pytest.approx(int(row[1]), abs=1)
     assert memory.temp_size_in_bytes / 1e6 == pytest.approx(int(row[2]), abs=1)
     assert f"{row[2]} MB for a step's arrays" in (ROOT / "README.md").read_text()
+
+
+def tune_tiny(folder, *options):
+    """Take steps on two texts of very different lengths that change next to nothing, and return what the program prints."""
+    write_tiny(folder / "model.gguf", speaks=True, context=512)
+    texts = ["ab", "the quick brown fox jumps over it " * 8]
+    (folder / "lines.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    arguments = [
+        str(folder / "lines.jsonl"),
+        "--weights",
+        str(folder / "model.gguf"),
+        "--output",
+        str(folder / "adapter"),
+    ]
+    arguments += ["--held-out", "0", "--rank", "1", "--learning-rate", "1e-12", *options]
+    written = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("models._program.write", written.extend)
+        code = finetune.main(arguments)
+    return code, "".join(written)
+
+
+def test_losses_and_tokens_are_those_that_count(tmp_path, monkeypatch):
+    """However the lines are put into batches, and without their padding."""
+    seconds = itertools.count()
+    monkeypatch.setattr(finetune, "time", types.SimpleNamespace(perf_counter=lambda: next(seconds)))  # a step takes one
+    records = []
+    for batch in ("1", "2"):
+        code, printed = tune_tiny(tmp_path, "--epochs", "2", "--batch", batch)
+        assert code == 0
+        records.append(json.loads(printed))
+    one, two = (record["losses"] for record in records)
+    np.testing.assert_allclose(one, two, rtol=1e-5)
+    _, tokenizer = open_files(tmp_path / "model.gguf")
+    lines, _ = read_examples(tmp_path / "lines.jsonl", tokenizer, max_tokens=512)
+    tokens = sum(len(example.tokens) for line in lines for example in line)
+    assert [record["tokens_per_second"] for record in records] == [2 * tokens / 4, 2 * tokens / 2]
+
+
+def test_the_blocks_are_in_memory_once(tmp_path, monkeypatch, capsys):
+    """The tuner has stacks of them, and what was loaded is gone when it begins."""
+    arrays = []
+
+    def load(*args, **kwargs):
+        model = llama.load(*args, **kwargs)
+        arrays.extend(weakref.ref(leaf) for leaf in jax.tree.leaves(model.blocks))
+        return model
+
+    def step(tuner, batch):
+        for thread in threading.enumerate():
+            if thread.name == "huge pages":
+                thread.join()
+        gc.collect()
+        raise UsageError(f"{sum(array() is not None for array in arrays)} of {len(arrays)} arrays are alive")
+
+    monkeypatch.setattr(finetune, "llama", types.SimpleNamespace(load=load))
+    monkeypatch.setattr(Tuner, "step", step)
+    assert tune_tiny(tmp_path) == (2, "")
+    assert f"0 of {len(arrays)} arrays are alive" in capsys.readouterr().err
+    assert arrays
 
 
 def test_weights_are_expanded_one_block_at_a_time(file, model):

@@ -225,10 +225,7 @@ def test_default_path_without_the_package(monkeypatch):
         ({"llama.block_count": 0}, "llama.block_count to be positive; got 0"),
         ({"llama.block_count": 2**32 - 1}, "expected tensor 'blk.2.attn_norm.weight'; got 20 tensors without it"),
         ({"llama.block_count": 1}, "a Llama with 1 layers; got 'blk.1.attn_k.weight' as well"),
-        (
-            {"llama.attention.head_count_kv": [2, 2]},
-            "head_count_kv to be one value for all layers; got 2, which is not",
-        ),
+        ({"llama.attention.head_count_kv": [2, 2]}, "head_count_kv to be one value for all layers; got 2, which"),
         ({"llama.attention.head_count_kv": 3}, "kv heads that divide 4 heads; got 3"),
         ({"llama.attention.head_count": 64}, "an even head size, for the rotary embedding; got 1"),
         ({"llama.attention.head_count": 128}, "key_length to be positive; got 0"),
