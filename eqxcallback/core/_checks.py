@@ -15,11 +15,13 @@ from ._types import AnyNumber, Size
 
 def check(condition: bool | np.bool_, op: str, expected: str, **got: object) -> None:
     if not condition:
-        types = ", ".join(
-            f"{name}: {value if isinstance(value, int) else jax.typeof(value).str_short()}"
-            for name, value in got.items()
-        )
+        types = ", ".join(f"{name}: {_shown(value)}" for name, value in got.items())
         raise ValueError(f"{op}: expected {expected}; got {types}.")
+
+
+def _shown(value: Any) -> str:
+    is_size = isinstance(value, int) or jax.export.is_symbolic_dim(value)
+    return str(value) if is_size else jax.typeof(value).str_short()
 
 
 def check_one_of(who: str, name: str, value: object, known: Iterable[str]) -> None:
@@ -97,15 +99,27 @@ def check_loss_options(
     return (
         number(who, "label_smoothing from 0 to 1", label_smoothing, least=0, most=1),
         number(who, "z_loss to be a number", z_loss),
-        None if ignore_index is None else integer(who, "ignore_index to be an integer or None", ignore_index),
+        None
+        if ignore_index is None
+        else int(_in_int32(integer(who, "ignore_index to be an integer or None", ignore_index))),  # as labels are
     )
+
+
+def _in_int32(x: Any) -> Any:
+    """Python's and NumPy's integers, the nearest in int32: without x64, JAX cuts off their upper bits."""
+    least, most = -(2**31), 2**31 - 1
+    if isinstance(x, int) and not isinstance(x, bool):
+        return np.int32(min(max(x, least), most))
+    if isinstance(x, np.ndarray | np.generic) and np.issubdtype(x.dtype, np.integer) and x.dtype.itemsize > 4:
+        return np.clip(x, 0 if x.dtype.kind == "u" else least, most).astype(np.int32)
+    return x
 
 
 def integers(op: str, name: str, x: ArrayLike, batch: tuple[Size, ...]) -> jax.Array:
     """`x`, of shape `batch` or `()`, as int32 of shape `batch`. What int32 lacks becomes its nearest."""
-    x = jnp.asarray(x)
+    x = jnp.asarray(_in_int32(x))
     fits = x.shape in ((), batch) and jnp.issubdtype(x.dtype, jnp.integer)
-    check(fits, op, f"{name} to be integers of shape () or {batch}", **{name: x})
+    check(fits, op, f"{name} to be integers of shape {' or '.join(dict.fromkeys(('()', str(batch))))}", **{name: x})
     limits, int32 = jnp.iinfo(x.dtype), jnp.iinfo(jnp.int32)
     if limits.max > int32.max:
         x = jnp.minimum(x, jnp.asarray(int32.max, x.dtype))

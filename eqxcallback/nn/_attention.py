@@ -1,19 +1,19 @@
 """Multi-head attention, as Equinox has it."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Num, PRNGKeyArray
 
 from .. import ops
 from ..core import AnyArray, AnyNumber, warn
 from ._adopt import adopt
-from ._arrays import are_floats
+from ._arrays import are_floats, others_of
 from ._linear import Linear
 
 
@@ -86,8 +86,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             dtype,
             key=key,
         )
-        # Not all backends that have attention have products.
-        others = "reference" if implementation == "reference" else "auto"
+        others = others_of(implementation)
         self.query_proj = adopt(Linear, self.query_proj, implementation=others)
         self.key_proj = adopt(Linear, self.key_proj, implementation=others)
         self.value_proj = adopt(Linear, self.value_proj, implementation=others)
@@ -127,22 +126,14 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
                 "MultiheadAttention()(deterministic=...) is deprecated in favour of MultiheadAttention()(inference=...)"
             )
         rate = self._dropout_rate(key, inference)
-        arrays = (leaf for leaf in jax.tree.leaves(self) if eqx.is_array(leaf))
-        if rate is None or not are_floats(query, key_, value, *arrays):
+        heads = None if rate is None or not are_floats(query, key_, value) else self._heads(query, key_, value)
+        if rate is None or heads is None or not are_floats(*heads):
             if causal:
                 seen = jnp.tri(query.shape[0], key_.shape[0], key_.shape[0] - query.shape[0], dtype=bool)
                 mask = seen if mask is None else mask & jnp.broadcast_to(seen, mask.shape)
             equinox: Any = super()
             return equinox.__call__(query, key_, value, mask, key=key, inference=inference, process_heads=process_heads)
-        queries, _ = query.shape
-        keys, _ = key_.shape
-        if value.shape[0] != keys:
-            raise ValueError("key and value must both be sequences of equal length.")
-        heads = (
-            self._project(self.query_proj, query),
-            self._project(self.key_proj, key_),
-            self._project(self.value_proj, value),
-        )
+        queries, keys = query.shape[0], key_.shape[0]
         if process_heads is not None:
             shapes = [x.shape for x in heads]
             heads = tuple(process_heads(*heads))
@@ -151,20 +142,26 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         if mask is not None:
             mask = self._per_head(mask, queries, keys)
         q, k, v = (x.astype(jnp.result_type(*heads)) for x in heads)
-        qk_size, vo_size = q.shape[-1], v.shape[-1]
-        size = max(qk_size, vo_size)
         out = ops.attention(
-            _padded(q, size),
-            _padded(k, size),
-            _padded(v, size),
+            q,
+            k,
+            v,
             causal=causal,
-            scale=1 / math.sqrt(max(qk_size, 1)),
             mask=mask,
             dropout=rate,
             key=key if rate else None,
             implementation=self.implementation,
         )
-        return jax.vmap(self.output_proj)(out[..., :vo_size].reshape(queries, self.num_heads * vo_size))
+        return jax.vmap(self.output_proj)(out.reshape(queries, self.num_heads * v.shape[-1]))
+
+    def _heads(self, query: AnyArray, key_: AnyArray, value: AnyArray) -> tuple[Array, Array, Array]:
+        if value.shape[0] != key_.shape[0]:
+            raise ValueError("key and value must both be sequences of equal length.")
+        return (
+            self._project(self.query_proj, query),
+            self._project(self.key_proj, key_),
+            self._project(self.value_proj, value),
+        )
 
     def _project(self, proj: Any, x: AnyArray) -> Array:
         """Equinox's, for empty sequences too."""
@@ -175,7 +172,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
     def _dropout_rate(self, key: PRNGKeyArray | None, inference: bool | None) -> float | None:
         """`None` if it is not known now, but an array."""
         p = self.dropout.p
-        is_known = isinstance(p, int | float)
+        is_known = isinstance(p, int | float | np.number)
         if (self.dropout.inference if inference is None else inference) or (is_known and p == 0):
             return 0.0
         if key is None:
@@ -191,8 +188,3 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
                 f"{self.num_heads} heads. Got {mask.shape}."
             )
         return mask.astype(bool).reshape(-1, queries, keys)
-
-
-def _padded(x: Array, size: int) -> Array:
-    """Zeros add nothing to a logit, and what they add to a result is cut off."""
-    return x if x.shape[-1] == size else jnp.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, size - x.shape[-1])])

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from .. import ops
-from ..core import AnyArray, AnyInt, AnyNumber, DType, Size, Value, check, check_floats, integer, scale_of
+from ..core import AnyArray, AnyInt, AnyNumber, DType, Size, Value, check, check_floats, integer, integers, scale_of
 from . import _int8_cache, _ring
 
 
@@ -89,8 +89,9 @@ class KVCache(eqx.Module):
             ring buffer does not take them.
         """
         k, v = jnp.asarray(k), jnp.asarray(v)
-        self._check_rows("KVCache.append", k, v)
-        return self._append(self._stored(k, v), None if valid is None else jnp.asarray(valid, jnp.int32))
+        who = "KVCache.append"
+        self._check_rows(who, k, v)
+        return self._append(self._stored(k, v), _valid(who, valid, k.shape[0]))
 
     def append_rotary(
         self,
@@ -118,7 +119,7 @@ class KVCache(eqx.Module):
         heads = qkv.shape[1] - 2 * kv_heads
         k, v = qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
         self._check_rows(who, k, v)
-        kept = None if valid is None else jnp.asarray(valid, jnp.int32)
+        kept = _valid(who, valid, qkv.shape[0])
         if self.window is None and self.k.dtype == qkv.dtype:
             q, *written = ops.rotary_append(qkv, cos, sin, self.k, self.v, self.length)
             return q, self._with((*written, None, None), qkv.shape[0], kept)
@@ -182,7 +183,7 @@ class KVCache(eqx.Module):
             bias=bias,
             mask=mask,
             lengths=self.length,
-            offset=self.length - count if offset is None else jnp.asarray(offset, jnp.int32),
+            offset=self.length - count if offset is None else offset,
             **options,
         )
         return out.reshape(q.shape)
@@ -228,7 +229,7 @@ class KVCache(eqx.Module):
             "alibi_slopes": alibi_slopes,
             "implementation": implementation,
         }
-        count, rows, kept = q.shape[0], self._stored(k, v), None if valid is None else jnp.asarray(valid, jnp.int32)
+        count, rows, kept = q.shape[0], self._stored(k, v), _valid(who, valid, q.shape[0])
         if self.window is None or count == 1:
             cache, offset = self._append(rows, kept), None if count == 1 else self.length
             return cache.attend(q, bias=bias, mask=mask, offset=offset, **options), cache
@@ -266,7 +267,13 @@ class KVCache(eqx.Module):
         else:
             age = _ring.ages(self.window, self.length)[None, None]
             mask = age < jnp.minimum(self.length, self.window if window is None else window)
-            bias = None if slopes is None else -slopes.astype(jnp.float32)[:, None, None] * age.astype(jnp.float32)
+            bias = None
+            if slopes is not None:
+                slopes = jnp.asarray(slopes)
+                fits = slopes.shape == q.shape[:1] and jnp.issubdtype(slopes.dtype, jnp.floating)
+                expected = f"alibi_slopes of shape ({q.shape[0]},) and a floating dtype"
+                check(fits, "KVCache.attend", expected, alibi_slopes=slopes)
+                bias = -slopes.astype(jnp.float32)[:, None, None] * age.astype(jnp.float32)
             k, v = self._floats(self._arrays, x.dtype)
             out = ops.attention(x[None], k, v, bias=bias, mask=mask, **options)[0]
         return out.astype(q.dtype)
@@ -343,3 +350,13 @@ class KVCache(eqx.Module):
                 f"{who}: expected a window of at most {self.window}, which is what the ring buffer has; got {window}."
             )
         return window
+
+
+def _valid(who: str, valid: Any, count: Size) -> Array | None:
+    """The number of tokens that count, of `count`; `None` for all."""
+    if valid is None:
+        return None
+    if not hasattr(valid, "shape"):
+        valid = integer(who, f"valid from 0 to {count}", valid, least=0)
+        check(jax.export.is_symbolic_dim(count) or valid <= count, who, f"valid from 0 to {count}", valid=valid)
+    return integers(who, "valid", valid, ())

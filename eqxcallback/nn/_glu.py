@@ -7,7 +7,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from .. import ops
-from ..core import AnyArray, Value
+from ..core import AnyArray, Value, integer
 from ._linear import Linear
 
 
@@ -51,10 +51,12 @@ class SwiGLU(eqx.Module):
         - `key`: initialises them.
         - `implementation`: of the activation; see [`eqxcallback.Op.using`][].
         """
-        self.in_features, self.hidden_features = in_features, hidden_features
-        self.out_features = in_features if out_features is None else out_features
+        out_features = in_features if out_features is None else out_features
+        self.in_features, self.hidden_features, self.out_features = _sizes(
+            type(self).__name__, in_features=in_features, hidden_features=hidden_features, out_features=out_features
+        )
         self.use_bias = use_bias
-        layers = _projections(in_features, hidden_features, self.out_features, use_bias, dtype, key)
+        layers = _projections(self.in_features, self.hidden_features, self.out_features, use_bias, dtype, key)
         self.gate_proj, self.up_proj, self.down_proj = layers
         self.implementation = implementation
 
@@ -117,10 +119,12 @@ class GEGLU(eqx.Module):
         - `key`: initialises them.
         - `implementation`: of the activation; see [`eqxcallback.Op.using`][].
         """
-        self.in_features, self.hidden_features = in_features, hidden_features
-        self.out_features = in_features if out_features is None else out_features
+        out_features = in_features if out_features is None else out_features
+        self.in_features, self.hidden_features, self.out_features = _sizes(
+            type(self).__name__, in_features=in_features, hidden_features=hidden_features, out_features=out_features
+        )
         self.use_bias, self.approximate = use_bias, approximate
-        layers = _projections(in_features, hidden_features, self.out_features, use_bias, dtype, key)
+        layers = _projections(self.in_features, self.hidden_features, self.out_features, use_bias, dtype, key)
         self.gate_proj, self.up_proj, self.down_proj = layers
         self.implementation = implementation
 
@@ -141,6 +145,10 @@ class GEGLU(eqx.Module):
             self.gate_proj(x), self.up_proj(x), approximate=self.approximate, implementation=self.implementation
         )
         return self.down_proj(hidden)
+
+
+def _sizes(who: str, **sizes: int) -> tuple[int, ...]:
+    return tuple(integer(who, f"{name} to be an integer of at least 0", size, least=0) for name, size in sizes.items())
 
 
 def _projections(

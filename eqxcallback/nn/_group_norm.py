@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, PRNGKeyArray
 
 from .. import ops
-from ..core import AnyArray, AnyInt, AnyNumber, Value
+from ..core import AnyArray, AnyInt, AnyNumber, Value, epsilon
 from ._arrays import are_floats
 from ._compiled import compiled
 
@@ -73,7 +73,7 @@ class GroupNorm(eqx.nn.GroupNorm):
         """
         weight, bias = (self.weight, self.bias) if self.channelwise_affine else (None, None)
         if _fits(x, self.groups, weight, bias):
-            options: dict[str, Any] = {"eps": self.eps, "implementation": self.implementation}
+            options: dict[str, Any] = {"eps": epsilon("GroupNorm", self.eps), "implementation": self.implementation}
             out = _group_norm(x, weight, bias, groups=self.groups, **options)
         else:
             equinox: Any = super()

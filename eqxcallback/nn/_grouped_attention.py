@@ -1,6 +1,7 @@
 """Self-attention and cross-attention with grouped queries, as language models have it."""
 
 import math
+import sys
 from typing import Any, overload
 
 import equinox as eqx
@@ -11,7 +12,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Integer, PRNGKeyArray
 
 from .. import ops
-from ..core import AnyArray, AnyInt, AnyNumber, Size, check, check_arrays, integer, number, soft_cap_of
+from ..core import AnyArray, AnyInt, AnyNumber, Size, check, check_arrays, check_flags, integer, number, soft_cap_of
+from ._arrays import others_of
 from ._cache import KVCache
 from ._linear import Linear
 
@@ -118,17 +120,17 @@ class GroupedQueryAttention(eqx.Module):
         )
         output_size = query_size if output_size is None else output_size
         output_size = integer(who, "output_size to be an integer of at least 0", output_size, least=0)
+        check_flags(who, causal=causal, alibi=alibi)
         if num_kv_heads < 1 or num_heads % num_kv_heads != 0:
             raise ValueError(f"{who}: expected num_kv_heads to divide num_heads, {num_heads}; got {num_kv_heads}.")
         if rope_theta is not None:
-            rope_theta = number(who, "rope_theta to be a number or None", rope_theta)
+            rope_theta = number(who, "rope_theta to be a positive number or None", rope_theta, least=sys.float_info.min)
             if head_size % 2 != 0:
                 raise ValueError(f"{who}: expected an even head_size for a rotary embedding; got {head_size}.")
         if window is not None:
             window = integer(who, "a window of at least 1, or None", window, least=1)
 
-        # Not all backends that have attention have products.
-        others: ops.Implementation = "reference" if implementation == "reference" else "auto"
+        others = others_of(implementation)
 
         def linear(size_in: int, size_out: int, use_bias: bool, key: PRNGKeyArray) -> Linear:
             return Linear(size_in, size_out, use_bias, dtype, key=key, implementation=others)
@@ -269,8 +271,7 @@ class GroupedQueryAttention(eqx.Module):
         positions = first + jnp.arange(heads.shape[0], dtype=jnp.int32)
         dtype = jnp.float64 if heads.dtype == jnp.float64 else jnp.float32
         table = ops.rotary_table(positions, self.head_size, theta=theta, dtype=dtype)
-        implementation = "reference" if self.implementation == "reference" else "auto"
-        return ops.rotary_embedding(heads, *table, implementation=implementation)
+        return ops.rotary_embedding(heads, *table, implementation=others_of(self.implementation))
 
     def _dropout(self, key: PRNGKeyArray | None, inference: bool | None) -> float:
         p = self.dropout.p

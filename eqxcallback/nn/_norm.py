@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Num, PRNGKeyArray
 
 from .. import ops
-from ..core import AnyArray, AnyNumber, Value
+from ..core import AnyArray, AnyNumber, Value, epsilon
 from ._arrays import are_floats
 from ._compiled import compiled
 
@@ -73,7 +73,7 @@ class LayerNorm(eqx.nn.LayerNorm):
         """
         weight, bias = _parameters(self)
         if _fits(x, self.shape, weight, bias):
-            out = _layer_norm(x, weight, bias, eps=self.eps, implementation=self.implementation)
+            out = _layer_norm(x, weight, bias, eps=epsilon("LayerNorm", self.eps), implementation=self.implementation)
         else:
             equinox: Any = super()
             out = equinox.__call__(x, key=key)
@@ -134,7 +134,7 @@ class RMSNorm(eqx.nn.RMSNorm):
         """
         weight, bias = _parameters(self)
         if _fits(x, self.shape, weight, bias):
-            out = _rms_norm(x, weight, bias, eps=self.eps, implementation=self.implementation)
+            out = _rms_norm(x, weight, bias, eps=epsilon("RMSNorm", self.eps), implementation=self.implementation)
         else:
             equinox: Any = super()
             out = equinox.__call__(x, key=key)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int8, PRNGKeyArray, UInt8
 
 from .. import ops
 from ..core import AnyArray, check, check_arrays, check_one_of
+from ._arrays import others_of
 from ._linear import check_linear
 
 
@@ -193,7 +194,7 @@ class QuantizedLinear(eqx.Module):
         **Returns:** an array of shape `(out_features / 2,)` and the dtype of `x`.
         """
         if self.encoding == "int8" or self.bias is not None or self.implementation != "auto":
-            return ops.swiglu(self(x))
+            return ops.swiglu(self(x), implementation=others_of(self.implementation))
         return ops.quantized_linear_swiglu(x, self.blocks, encoding=self.encoding, activations=self.activations)
 
     def rows(self, index: AnyArray) -> Float[Array, "*index in_features"]:
@@ -203,8 +204,9 @@ class QuantizedLinear(eqx.Module):
 
         - `index`: integers of any shape.
         """
+        index = jnp.asarray(index)
         if self.encoding in ops.DEINTERLEAVED:
-            index, count = jnp.asarray(index), ops.INTERLEAVED_ROWS
+            count = ops.INTERLEAVED_ROWS
             groups = self.blocks.reshape(self.out_features // count, count, self.blocks.shape[-1])
             groups = ops.deinterleave_rows(jnp.take(groups, index // count, axis=0), encoding=self.encoding)
             blocks = jnp.take_along_axis(groups, (index % count)[..., None, None], axis=-2)[..., 0, :]

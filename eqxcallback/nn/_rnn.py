@@ -10,7 +10,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from .. import ops
 from ..core import AnyArray, Value
-from ._arrays import are_floats
+from ._arrays import are_floats, others_of
 from ._compiled import compiled
 
 
@@ -166,7 +166,9 @@ def _lstm_step(
     return ops.lstm_gates(gates.astype(cell_dtype), jnp.asarray(cell, cell_dtype), implementation=implementation)
 
 
-def _product(x: Array, weight: Array, bias: Array | None, dtype: DTypeLike, implementation: str) -> Array:
+def _product(
+    x: Array, weight: Array, bias: Array | None, dtype: DTypeLike, implementation: ops.Implementation
+) -> Array:
     # The other choices are meant for the gates: there need not be such a kernel of products.
-    of_products = "reference" if implementation == "reference" else "auto"
+    of_products = others_of(implementation)
     return ops.linear(jnp.asarray(x, dtype), weight.astype(dtype), bias, implementation=of_products)

@@ -248,7 +248,7 @@ def test_mistakes():
         ((2, 8), {"output_size": -1}, r"output_size to be an integer of at least 0; got -1\."),
         ((2, 8), {"window": "3"}, r"a window of at least 1, or None; got '3'\."),
         ((2, 8), {"soft_cap": 0}, r"soft_cap to be a positive number or None; got 0\."),
-        ((2, 8), {"rope_theta": "1e4"}, r"rope_theta to be a number or None; got '1e4'\."),
+        ((2, 8), {"rope_theta": "1e4"}, r"rope_theta to be a positive number or None; got '1e4'\."),
     )
     for args, options, expected in cases:
         with pytest.raises(ValueError, match=f"GroupedQueryAttention: expected {expected}"):

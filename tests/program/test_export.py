@@ -214,6 +214,14 @@ OF_ANY_SIZE: dict[str, Any] = {
     "norm": (eqxc.ops.rms_norm, [symbolic(B, 8)]),
     "mapped": (jax.vmap(eqxc.nn.LayerNorm(8)), [symbolic(B, 8)]),
     "attention": (lambda x: eqxc.ops.attention(x, x, x, causal=True), [symbolic(B, 2, 8)]),
+    "attention, a mask of keys": (
+        lambda x, y: eqxc.ops.attention(x, x, x, mask=y[:, 0] > 0),
+        [symbolic(B, 2, 8), symbolic(B, 1)],
+    ),
+    "attention, dropout": (
+        lambda x: eqxc.ops.attention(x, x, x, dropout=0.5, key=KEY),
+        [symbolic(B, 2, 8)],
+    ),
     "attention, mapped": (jax.vmap(lambda x: eqxc.ops.attention(x, x, x)), [symbolic(N, B, 2, 8)]),
     "gradient": (jax.grad(lambda x: eqxc.ops.attention(x, x, x, causal=True).sum()), [symbolic(B, 2, 8)]),
     "softmax": (eqxc.ops.softmax, [symbolic(B, N)]),

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Bool, Float, Integer
 
-from ...core import AnyArray, AnyNumber, Keys, ShapeAndDtype, check, integers, scale_of, soft_cap_of
+from ...core import AnyArray, AnyNumber, Keys, ShapeAndDtype, check, check_flags, integers, scale_of, soft_cap_of
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import floats
@@ -119,7 +119,8 @@ def attention(
     Memory, beside operands and results, is proportional to `queries + keys`, in the value and in its first and second
     derivatives. One exception is dropout with a key that is not of Threefry, or
     without `jax_threefry_partitionable`, or with `jax_enable_x64`: which weights stay is then an array of bools of
-    shape `(*batch, heads, queries, keys)`. A `bias` has a gradient of its own size.
+    shape `(*batch, heads, queries, keys)`. Another one is a `bias` or a `mask` of one key that stands for all,
+    `(..., queries, 1)`. A `bias` has a gradient of its own size.
 
     On a GPU a kernel in Triton takes every option, and so do its gradients: products are of the dtype of `q` with sums in f32,
     where weights are rounded to that dtype before they multiply values. Blocks of keys that no query of a block sees are not
@@ -228,6 +229,7 @@ def _attend(
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     check(q.ndim >= 3, name, "q of shape (*batch, queries, heads, size)", q=q)
     check_keys(name, q, k, v, q.shape[:-3])
+    check_flags(name, causal=causal, deterministic=deterministic)
     causal, kept_keys, ahead = causal_window(name, window, bool(causal), alibi_slopes is not None)
     options: dict[str, Any] = {
         "causal": causal,

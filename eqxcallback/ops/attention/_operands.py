@@ -67,7 +67,7 @@ def operands(
     dropout_keys, kept = _dropout(name, q, keys, dropout, key)
     segments = _segments(name, segment_ids, q, keys)
     array = None if mask is None else _mask(name, mask, q, keys)
-    if array is not None and segment_ids is None and array.shape[-3:-1] == (1, 1) and q.shape[-3] > 1:
+    if array is not None and segment_ids is None and array.shape[-3] == 1 and is_of_keys(array, q.shape[-3]):
         # A mask of keys is two segments, the seen and the hidden: no array of queries times keys.
         seen = jnp.broadcast_to(array[..., 0, 0, :], (*array.shape[:-3], keys))
         of_keys = jnp.where(seen, 0, 1).astype(jnp.int32)
@@ -204,6 +204,10 @@ def _segments(name: str, segment_ids: Segments, q: Array, keys: Size) -> dict[st
         return {"query_segments": None, "key_segments": None}
     batch, queries = q.shape[:-3], q.shape[-3]
     both: Any = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+    if len(both) != 2:
+        raise ValueError(
+            f"{name}: expected segment_ids of queries and of keys, a tuple, or one for both; got a tuple of {len(both)}."
+        )
     if both is not segment_ids:
         check(queries == keys, name, "segment_ids of queries and of keys, a tuple", queries=queries, keys=keys)
     ids = [jnp.asarray(x) for x in both]
@@ -222,8 +226,13 @@ def _dropout(name: str, q: Array, keys: Size, dropout: AnyNumber, key: Any) -> t
     """The data of a key for each head, from which kernels compute what is kept; or, of other generators, what is kept."""
     if not dropout:
         return None, None
-    if not jnp.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key):
-        key = jax.random.wrap_key_data(jnp.asarray(key))
+    try:
+        if not jnp.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key):
+            key = jax.random.wrap_key_data(jnp.asarray(key))
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name}: expected key to be a key for each example, of jax.random.key; got {key!r} ({error})."
+        ) from None
     batch, queries, heads = q.shape[:-3], q.shape[-3], q.shape[-2]
     check(key.shape == batch, name, f"a key for each example, of shape {batch}", key=key)
     per_head = jax.vmap(lambda key: jax.random.split(key, heads))(key.reshape(-1)).reshape(*batch, heads)

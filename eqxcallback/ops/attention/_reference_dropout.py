@@ -35,7 +35,7 @@ def counters(
     rows: Int[Array, " rows"], columns: int
 ) -> tuple[UInt32[Array, "rows columns"], UInt32[Array, "rows columns"]]:
     """The upper and the lower half of `row * columns + column`, in 64 bits, which JAX does not have by default."""
-    i, n = rows.astype(jnp.uint32)[:, None], columns
+    i, n = rows.astype(jnp.uint32)[:, None], jnp.asarray(columns).astype(jnp.uint32)  # it may be a symbol
     # Long multiplication, in digits of 16 bits.
     digits = [
         [(i & 0xFFFF) * (n & 0xFFFF), (i & 0xFFFF) * (n >> 16)],
@@ -43,7 +43,7 @@ def counters(
     ]
     middle = (digits[0][0] >> 16) + (digits[0][1] & 0xFFFF) + (digits[1][0] & 0xFFFF)
     high = digits[1][1] + (digits[0][1] >> 16) + (digits[1][0] >> 16) + (middle >> 16)
-    start = i * jnp.uint32(n)
+    start = i * n
     shape = (rows.shape[0], columns)
     start = jnp.broadcast_to(start, shape)
     low = start + jax.lax.broadcasted_iota(jnp.uint32, shape, 1)

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Integer
 
-from ...core import AnyArray, ShapeAndDtype, check, integers
+from ...core import AnyArray, ShapeAndDtype, check, integer, integers
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from . import _cuda, _numpy, _reference
@@ -53,7 +53,8 @@ def cache_append(
     """
     name = "cache_append"
     cache, rows = jnp.asarray(cache), jnp.asarray(rows)
-    check(cache.ndim > batch_dims >= 0, name, f"cache to have a length after its {batch_dims} batch axes", cache=cache)
+    batch_dims = integer(name, "batch_dims to be an integer of at least 0", batch_dims, least=0)
+    check(cache.ndim > batch_dims, name, f"cache to have a length after its {batch_dims} batch axes", cache=cache)
     batch = cache.shape[:batch_dims]
     fits = (
         rows.ndim == cache.ndim

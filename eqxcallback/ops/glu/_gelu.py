@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ...core import AnyArray, check_floats
+from ...core import AnyArray, check_flags, check_floats
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import floats
@@ -49,5 +49,6 @@ def gelu(
     """
     x = jnp.asarray(x)
     check_floats("gelu", x=x)
+    check_flags("gelu", approximate=approximate)
     result: jax.Array = _gelu.using(implementation)(x, activation="gelu_tanh" if approximate else "gelu")
     return result

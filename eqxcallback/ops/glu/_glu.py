@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ...core import AnyArray, ShapeAndDtype, check, check_floats
+from ...core import AnyArray, ShapeAndDtype, check, check_flags, check_floats
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._supports import floats
@@ -77,6 +77,7 @@ def geglu(
 
         [GLU Variants Improve Transformer](https://arxiv.org/abs/2002.05202)
     """
+    check_flags("geglu", approximate=approximate)
     return _gated(_geglu, gate, up, implementation, "gelu_tanh" if approximate else "gelu")
 
 

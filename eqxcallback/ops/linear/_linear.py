@@ -118,7 +118,7 @@ def embedding(
 
     The gradient of a table in f16 or bf16 is summed in f32.
     """
-    index, weight = jnp.asarray(index), jnp.asarray(weight)
+    weight = jnp.asarray(weight)
     check(weight.ndim == 2, "embedding", "weight of shape (rows, size)", weight=weight)
-    index = integers("embedding", "index", index, index.shape)
+    index = integers("embedding", "index", index, jnp.shape(index))
     return _embedding.using(implementation)(index, weight)

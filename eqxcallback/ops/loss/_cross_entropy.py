@@ -74,6 +74,7 @@ def softmax_cross_entropy(
     check_floats(name, logits=logits)
     check(logits.ndim > 0, name, "logits with at least one axis", logits=logits)
     options = loss_options(name, label_smoothing, z_loss, ignore_index)
+    ignore_index = options.get("ignore_index")
     weights = None if class_weights is None else weights_of(name, class_weights, logits.shape[-1], logits.dtype)
     if jnp.issubdtype(jnp.result_type(labels), jnp.floating):
         targets = _targets(name, logits, jnp.asarray(labels), weights, **options)

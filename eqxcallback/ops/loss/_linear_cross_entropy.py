@@ -86,6 +86,7 @@ def linear_cross_entropy(
     check(fits, name, "weight of shape (size, in_features) for the last axis of x", x=x, weight=weight)
     cap = soft_cap_of(name, soft_cap)
     options = loss_options(name, label_smoothing, z_loss, ignore_index)
+    ignore_index = options.get("ignore_index")
     options |= {} if cap is None else {"soft_cap": cap}
     if reduction not in get_args(Reduction):
         raise ValueError(f"{name}: expected reduction to be one of {get_args(Reduction)}; got {reduction!r}.")
@@ -114,4 +115,4 @@ def linear_cross_entropy(
 @functools.partial(jax.jit, static_argnames=("op", "label_smoothing", "z_loss", "ignore_index", "soft_cap"))
 def _sum(x: Array, weight: Array, labels: Array, *args: Array | None, op: Op, **options: Any) -> Array:
     """A program of its own, from which XLA removes the gradients if nobody needs them."""
-    return op(x.reshape(-1, x.shape[-1]), weight, labels.reshape(-1), *args, **options)[0]
+    return op(x.reshape(labels.size, x.shape[-1]), weight, labels.reshape(-1), *args, **options)[0]

@@ -51,5 +51,6 @@ def add_rms_norm(
     if weight is not None:
         weight = jnp.asarray(weight)
         check(weight.shape == x.shape[-1:], name, "weight of the shape of the last axis of x", weight=weight, x=x)
+        check_floats(name, weight=weight)
         weight = weight.astype(wide(x.dtype))
     return _add_rms_norm.using(implementation)(x, residual, weight, eps=epsilon(name, eps))

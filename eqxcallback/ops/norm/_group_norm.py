@@ -70,5 +70,6 @@ def group_norm(
         if parameter is not None:
             parameter = jnp.asarray(parameter)
             check(parameter.shape == (channels,), name, f"{key} of shape (channels,)", **{key: parameter}, x=x)
+            check_floats(name, **{key: parameter})
             parameters[key] = parameter.astype(wide(x.dtype))
     return _group_norm.using(implementation)(x, *parameters.values(), groups=groups, eps=epsilon(name, eps))

@@ -101,5 +101,6 @@ def _normalize(
             parameter = jnp.asarray(parameter)
             expected = f"{name} of the shape of the last axis of x"
             check(parameter.shape == x.shape[-1:], op.name, expected, **{name: parameter}, x=x)
+            check_floats(op.name, **{name: parameter})
             parameters[name] = parameter.astype(wide(x.dtype))
     return op.using(implementation)(x, *parameters.values(), eps=epsilon(op.name, eps), center=center)

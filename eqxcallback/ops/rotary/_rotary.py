@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Integer
 
-from ...core import AnyArray, AnyNumber, check, check_floats
+from ...core import AnyArray, AnyNumber, check, check_floats, integer
 from ...kernel import NativeKernel
 from ...transform import Implementation, Op
 from .._precision import wide
@@ -53,15 +53,20 @@ def rotary_table(
 
     **Returns:** two arrays of shape `(*positions.shape, head_size / 2)`.
     """
-    check(head_size % 2 == 0, "rotary_table", "an even head_size", head_size=head_size)
-    if dtype not in (jnp.float32, jnp.float64):
-        raise ValueError(f"rotary_table: expected dtype to be float32 or float64; got {jnp.dtype(dtype)}.")
+    name = "rotary_table"
+    if not jax.export.is_symbolic_dim(head_size):
+        head_size = integer(name, "head_size to be an even number", head_size, least=0)
+    check(head_size % 2 == 0, name, "an even head_size", head_size=head_size)
+    if jnp.dtype(dtype) not in (jnp.float32, jnp.float64):
+        raise ValueError(f"{name}: expected dtype to be float32 or float64; got {jnp.dtype(dtype)}.")
+    positions = jnp.asarray(positions)
+    check(jnp.issubdtype(positions.dtype, jnp.integer), name, "positions to be integers", positions=positions)
     frequencies = theta ** (-jnp.arange(0, head_size, 2, dtype=dtype) / head_size)
     if factors is not None:
         factors = jnp.asarray(factors, dtype)
-        check(factors.shape == frequencies.shape, "rotary_table", "factors of shape (head_size / 2,)", factors=factors)
+        check(factors.shape == frequencies.shape, name, "factors of shape (head_size / 2,)", factors=factors)
         frequencies = frequencies / factors
-    angles = jnp.expand_dims(jnp.asarray(positions), -1).astype(dtype)
+    angles = jnp.expand_dims(positions, -1).astype(dtype)
     angles = angles * jnp.expand_dims(frequencies, range(angles.ndim - 1))
     return jnp.cos(angles), jnp.sin(angles)
 

@@ -24,6 +24,10 @@ REFUSED = [
     ),
     (lambda: ops.attention(f32(3, 2, 4), f32(1, 3, 1, 4), f32(1, 3, 1, 4)), r"k and v of shape \(\*batch, keys"),
     (
+        lambda: ops.attention(*[f32(3, 2, 4)] * 3, segment_ids=(i32(3),)),  # pyright: ignore[reportArgumentType]
+        r"segment_ids of queries and of keys, a tuple, or one for both; got a tuple of 1\.",
+    ),
+    (
         lambda: ops.attention(f32(5, 3, 2, 4), f32(1, 3, 1, 4), f32(1, 3, 1, 4)),
         r"attention: expected q and k of the same batch axes and head size",
     ),

@@ -79,7 +79,7 @@ def attend(batch=(), queries=3, keys=5, size=4, **options: Any):
         ({"segment_ids": (i32(3), i32(3))}, r"segment_ids to be int32 of shape \(5,\); got segment_ids: int32\[3\]"),
         ({"segment_ids": (f32(3), i32(5))}, r"segment_ids to be int32 of shape \(3,\)"),
         ({"segment_ids": i32(3), "keys": 3, "batch": (2,)}, r"segment_ids to be int32 of shape \(2, 3\)"),
-        ({"lengths": f32()}, r"attention: expected lengths to be integers of shape \(\) or \(\); got lengths: float32"),
+        ({"lengths": f32()}, r"attention: expected lengths to be integers of shape \(\); got lengths: float32"),
         ({"lengths": i32(3), "batch": (2,)}, r"expected lengths to be integers of shape \(\) or \(2,\)"),
         ({"offset": i32(3)}, r"attention: expected offset to be integers"),
         (

@@ -17,6 +17,13 @@ REFUSED = [
         lambda: ops.rms_norm(f32(2, 3), f32(2)),
         r"rms_norm: expected weight of the shape of the last axis of x; got weight: float32\[2\], x: float32\[2,3\]",
     ),
+    (
+        lambda: ops.rms_norm(f32(2, 3), c64(3)),
+        r"rms_norm: expected weight of one floating dtype; got weight: complex64",
+    ),
+    (lambda: ops.layer_norm(f32(2, 3), f32(3), i32(3)), r"layer_norm: expected bias of one floating dtype; got bias"),
+    (lambda: ops.add_rms_norm(f32(3), f32(3), i32(3)), r"add_rms_norm: expected weight of one floating dtype"),
+    (lambda: ops.group_norm(F32, i32(2), groups=2), r"group_norm: expected weight of one floating dtype"),
     (lambda: ops.rms_norm(f32(2, 3), f32(1, 3)), r"weight of the shape of the last axis"),
     (lambda: ops.rms_norm(f32(2, 3), f32()), r"weight of the shape of the last axis"),
     (

@@ -52,5 +52,12 @@ REFUSED = [
         r"rotary_append: expected position to be integers of shape \(\)",
     ),
     (lambda: ops.rotary_table(i32(2), 3), r"rotary_table: expected an even head_size; got head_size: 3"),
+    (lambda: ops.rotary_table(i32(2), 4.0), r"rotary_table: expected head_size to be an even number; got 4\.0\."),  # pyright: ignore[reportArgumentType]
+    (lambda: ops.rotary_table(i32(2), -4), r"rotary_table: expected head_size to be an even number; got -4\."),
+    (
+        lambda: ops.rotary_table(f32(2), 4),
+        r"rotary_table: expected positions to be integers; got positions: float32\[2\]",
+    ),
+    (lambda: ops.rotary_table(i32(2), 4, dtype="bfloat16"), r"dtype to be float32 or float64; got bfloat16\."),
     (lambda: ops.rotary_table(i32(2), 4, factors=[1.0]), r"rotary_table: expected factors of shape \(head_size / 2,\)"),
 ]
