@@ -30,7 +30,7 @@ def read_source(source: str | os.PathLike[str], who: str, options: Sequence[str]
     headers = dict(_headers(text, beside, _given(options, _FOLDER_OPTIONS), _given(options, _FILE_OPTIONS)))
     if headers:
         digest = hashlib.blake2b(b"\0".join(headers.values()), digest_size=16).hexdigest()
-        text += f"\n// Headers: {digest}\n"
+        text += f"\n/* Headers: {digest} */\n"
     return text, file
 
 
