@@ -47,6 +47,7 @@ def test_valid(call, window):
             call(cache, valid)
 
 
+@pytest.mark.wrong_types  # a list in place of an array
 def test_offset_and_slopes():
     cache = cache_of().append(ROWS, ROWS)
     with pytest.raises(ValueError, match=r"expected offset to be integers of shape \(\)"):
@@ -61,6 +62,7 @@ def test_offset_and_slopes():
                 cache.attend(q, alibi_slopes=slopes)
 
 
+@pytest.mark.wrong_types  # Equinox takes them
 @pytest.mark.filterwarnings("ignore:A JAX array is being set as static")  # Equinox's
 @pytest.mark.parametrize("make", [np.float32, np.array, jnp.float32, float])
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm, lambda size, eps: nn.GroupNorm(2, size, eps=eps)])
@@ -119,6 +121,7 @@ def test_choices_of_a_quantised_layer_hold_for_all_of_it():
     assert len(calls) == 2
 
 
+@pytest.mark.wrong_types  # a list in place of an array
 @pytest.mark.parametrize("encoding", ["int8", "Q4_1", "Q4_1_R16"])
 def test_rows_of_a_list(encoding):
     layer = nn.QuantizedLinear.from_linear(

@@ -5,6 +5,7 @@ index of each element, so that a part of it needs no other part. That is so whil
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +17,10 @@ ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def kept(
-    key: UInt32[Array, "*batch 2"], rows: Int[Array, " rows"], columns: int, dropout: float
+    key: UInt32[Array, "*batch 2"], rows: Int[Array, " rows"], columns: Any, dropout: float
 ) -> Bool[Array, "*batch rows columns"]:
-    """The rows `rows` of `jax.random.bernoulli(key, 1 - dropout, (any, columns))`. `key` is what `jax.random.key_data` gives."""
+    """The rows `rows` of `jax.random.bernoulli(key, 1 - dropout, (any, columns))`. `key` is what `jax.random.key_data` gives,
+    `columns` a number, or a symbol for one."""
     shape = (*key.shape[:-1], rows.shape[0], columns)
     high, low = (jnp.broadcast_to(jnp.expand_dims(x, range(len(shape) - 2)), shape) for x in counters(rows, columns))
     first, second = (jnp.broadcast_to(key[..., i, None, None], shape) for i in range(2))
@@ -32,7 +34,7 @@ def threshold(dropout: float) -> int:
 
 
 def counters(
-    rows: Int[Array, " rows"], columns: int
+    rows: Int[Array, " rows"], columns: Any
 ) -> tuple[UInt32[Array, "rows columns"], UInt32[Array, "rows columns"]]:
     """The upper and the lower half of `row * columns + column`, in 64 bits, which JAX does not have by default."""
     i, n = rows.astype(jnp.uint32)[:, None], jnp.asarray(columns).astype(jnp.uint32)  # it may be a symbol
