@@ -125,10 +125,10 @@ def test_quantised_weights_with_biases(tmp_path):
 
 
 def test_what_a_folder_may_have_besides(tmp_path):
-    """Settings of transformers 5, the output matrix of a model without one of its own, and old files' frequencies."""
+    """Settings of transformers 5, a copy of the embedding for the output, and old files' frequencies."""
     settings = families.settings_of("llama3")
     weights = families.random_weights(settings)
-    extra = {"lm_head.weight": np.zeros((80, 64), np.float32)}
+    extra = {"lm_head.weight": weights["model.embed_tokens.weight"]}
     extra |= {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.zeros(8, np.float32) for i in range(2)}
     new = dict(settings, rope_parameters={**settings["rope_scaling"], "rope_theta": settings["rope_theta"]})
     del new["rope_scaling"], new["rope_theta"]
