@@ -1,7 +1,6 @@
 """A model of sentences in a folder, as sentence-transformers writes it: what its files say beside the weights."""
 
 import contextlib
-import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from tokenizers import normalizers
 
 from . import bert
 from ._errors import ModelFileError
-from ._json import read_object
+from ._json import read_json, read_object
 
 
 _REMEDY = "Get it again."
@@ -102,10 +101,7 @@ def _modules(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path, bool]:
     path = folder / "modules.json"
     if not path.exists():  # an encoder alone
         return folder, folder / "1_Pooling", True
-    try:
-        modules: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path}: expected a file of JSON; got {error}. {_REMEDY}") from None
+    modules = read_json(path)
 
     def has_texts(module: Any) -> bool:
         return isinstance(module, dict) and all(isinstance(module.get(key), str) for key in ("path", "type"))

@@ -113,7 +113,7 @@ def _write_folder(path: pathlib.Path, named: Mapping[str, Encoded], file: Folder
         for name in _COPIED:
             if (file.path / name).exists():
                 shutil.copyfile(file.path / name, path / name)
-    # The config comes last: a folder without it is no model.
+    # The config comes last: readers refuse a folder that has none.
     replace_files(
         {
             weights: lambda partial: write_tensors(partial, arrays, {"format": "pt"}),

@@ -27,9 +27,9 @@ def read_source(source: str | os.PathLike[str], who: str, options: Sequence[str]
     else:
         path = pathlib.Path(source)
         text, file, beside = _expanded(path.resolve(), who, (), set(), path.name), path.name, [path.parent]
-    headers = dict(_headers(text, beside, _given(options, _FOLDER_OPTIONS), _given(options, _FILE_OPTIONS)))
+    headers = list(_headers(text, beside, _given(options, _FOLDER_OPTIONS), _given(options, _FILE_OPTIONS)))
     if headers:
-        digest = hashlib.blake2b(b"\0".join(headers.values()), digest_size=16).hexdigest()
+        digest = hashlib.blake2b(b"\0".join(headers), digest_size=16).hexdigest()
         text += f"\n/* Headers: {digest} */\n"
     return text, file
 
@@ -52,6 +52,7 @@ def _expanded(
         text = path.read_text()
     except OSError as error:
         raise ValueError(f"{who}: the source {path} cannot be read ({error}).") from None
+    inside = (*inside, path)
     if _ONCE.search(text):
         once.add(path)
 
@@ -61,8 +62,8 @@ def _expanded(
             return match[0]  # the compiler may find it elsewhere
         line = text.count("\n", 0, match.start()) + 2
         # A guard makes it end where files include each other.
-        is_void = included in once or included in inside or included == path
-        inner = "" if is_void else _expanded(included, who, (*inside, path), once, included.name)
+        is_void = included in once or included in inside
+        inner = "" if is_void else _expanded(included, who, inside, once, included.name)
         return f'#line 1 "{included.name}"\n{inner}\n#line {line} "{name}"'
 
     return _BESIDE.sub(replace, text)
@@ -80,8 +81,8 @@ def _given(options: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def _headers(
     text: str, beside: Sequence[pathlib.Path], folders: Sequence[str], files: Sequence[str]
-) -> Iterator[tuple[pathlib.Path, bytes]]:
-    """Each header that can be found, and what is in it."""
+) -> Iterator[bytes]:
+    """The content of each header that can be found."""
     seen: set[pathlib.Path] = set()
     waiting = [
         *((name, [pathlib.Path(), *beside]) for name in files),
@@ -95,5 +96,5 @@ def _headers(
             continue
         seen.add(path)
         content = path.read_bytes()
-        yield path, content
+        yield content
         waiting += [(inner, [path.parent]) for inner in _ANYWHERE.findall(content.decode(errors="replace"))]

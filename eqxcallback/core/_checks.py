@@ -119,7 +119,8 @@ def integers(op: str, name: str, x: ArrayLike, batch: tuple[Size, ...]) -> jax.A
     """`x`, of shape `batch` or `()`, as int32 of shape `batch`. What int32 lacks becomes its nearest."""
     x = jnp.asarray(_in_int32(x))
     fits = x.shape in ((), batch) and jnp.issubdtype(x.dtype, jnp.integer)
-    check(fits, op, f"{name} to be integers of shape {' or '.join(dict.fromkeys(('()', str(batch))))}", **{name: x})
+    shapes = f"() or {batch}" if batch else "()"
+    check(fits, op, f"{name} to be integers of shape {shapes}", **{name: x})
     limits, int32 = jnp.iinfo(x.dtype), jnp.iinfo(jnp.int32)
     if limits.max > int32.max:
         x = jnp.minimum(x, jnp.asarray(int32.max, x.dtype))

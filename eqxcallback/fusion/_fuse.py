@@ -4,8 +4,6 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from jax.tree_util import keystr
-
 from ..core import PyTree
 from ..nn._adopt import adopt
 from ._compare import compared
@@ -85,7 +83,7 @@ def fuse(
         if included is not None and included.place_of(node, places) is None:  # it may mean one that is ours already
             reason = "not in `only`"
         elif excluded is not None and (place := excluded.place_of(node, places)) is not None:
-            reason = "in `exclude`" + ("" if place is places[0] else f", as {keystr(place.path)}")
+            reason = "in `exclude`" + ("" if place is places[0] else f", as {place.path}")
         elif type(node) in twins and not twins[type(node)].whose:
             reason = no_kernel(node, where_it_runs)
         else:
@@ -93,8 +91,8 @@ def fuse(
         return reason if type(node) in twins else None
 
     def replace(node: PyTree, places: Sequence[Place]) -> PyTree:
-        where = keystr(places[0].path)
-        paths.extend(keystr(place.path) for place in places)
+        where = places[0].path
+        paths.extend(place.path for place in places)
         reason = why_not(node, places)
         if reason is None:
             return node

@@ -3,8 +3,6 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from jax.tree_util import keystr
-
 from ..core import PyTree
 from ._walk import Place
 
@@ -29,7 +27,7 @@ class Selection:
     def place_of(self, layer: PyTree, places: Sequence[Place]) -> Place | None:
         """The first of a layer's places that is meant."""
         for place in places:
-            if any(_is_of(given, keystr(place.path), layer, place.above) for given in self._given):
+            if any(_is_of(given, place.path, layer, place.above) for given in self._given):
                 self._matched = True
                 return place
         return None

@@ -4,18 +4,15 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jax.tree_util import tree_flatten_with_path, tree_unflatten
+from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 
 from ..core import PyTree
 
 
-Path = tuple[Any, ...]
-
-
 class Place(NamedTuple):
-    """**Attributes:** `above`: the nodes that one at `path` is in."""
+    """**Attributes:** `path`, as `jax.tree_util.keystr` writes it; `above`: the nodes that one there is in."""
 
-    path: Path
+    path: str
     above: tuple[PyTree, ...]
 
 
@@ -29,18 +26,18 @@ def rebuilt(tree: PyTree, replace: Callable[[PyTree, Sequence[Place]], PyTree]) 
     - `replace`: gets a node that already has its new children, and all its places, in nodes that do not.
     """
     # By `id`. The originals are kept alive: another object might get the `id` of one that is gone.
-    known: dict[int, tuple[PyTree, Sequence[tuple[Path, PyTree]], Any]] = {}
+    known: dict[int, tuple[PyTree, Sequence[tuple[Any, PyTree]], Any]] = {}
     places: dict[int, list[Place]] = defaultdict(list)
     done: dict[int, PyTree] = {}
 
-    def find(node: PyTree, path: Path, above: tuple[PyTree, ...]) -> None:
+    def find(node: PyTree, path: str, above: tuple[PyTree, ...]) -> None:
         if id(node) not in known:
             children, treedef = tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
             is_leaf = len(children) == 1 and children[0][1] is node
             known[id(node)] = node, [] if is_leaf else children, treedef
         places[id(node)].append(Place(path, above))
         for key, child in known[id(node)][1]:
-            find(child, (*path, *key), (*above, node))
+            find(child, path + keystr(key), (*above, node))
 
     def walk(node: PyTree) -> PyTree:
         if id(node) not in done:
@@ -53,5 +50,5 @@ def rebuilt(tree: PyTree, replace: Callable[[PyTree, Sequence[Place]], PyTree]) 
         same = all(a is b for a, (_, b) in zip(new, children, strict=True))
         return node if same else tree_unflatten(treedef, new)
 
-    find(tree, (), ())
+    find(tree, "", ())
     return walk(tree)

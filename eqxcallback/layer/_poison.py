@@ -42,7 +42,7 @@ class Poisoning(OwnCallable):
 
 
 def poison(out: PyTree) -> None:
-    """NaN, or zero where there is none."""
+    """Fill `out` with NaN, or with zeros if its dtype has no NaN."""
     nan = np.asarray(np.nan if jnp.issubdtype(out.dtype, jnp.inexact) else 0).astype(out.dtype)
     value = nan if nan != nan else np.zeros((), out.dtype)
     (out.cupy() if hasattr(out, "__cuda_array_interface__") else out.numpy())[...] = value

@@ -92,14 +92,14 @@ def _statics(x: PyTree, path: str, is_array: IsArray) -> Iterator[tuple[str, Any
             yield path, x
         return
     kind, kept = node
-    if kind not in _CONTAINERS and kept is not None and not (isinstance(kept, tuple) and not any(map(_says, kept))):
+    if kind not in _CONTAINERS and not _is_empty(kept):
         yield path, kept
     for keys, child in children:
         yield from _statics(child, path + keystr(keys), is_array)
 
 
-def _says(kept: object) -> bool:
-    return kept is not None and kept != () and kept != {}
+def _is_empty(kept: object) -> bool:
+    return kept is None or (isinstance(kept, tuple | dict) and all(map(_is_empty, kept)))
 
 
 def _text(value: object) -> str:

@@ -80,17 +80,15 @@ class FlatCall(abc.ABC):
     is_plain = False
 
     @functools.cached_property
-    def _choices(self) -> dict[tuple[str, int], Choice]:
+    def _choices(self) -> dict[tuple[str, int, bool], Choice]:
         return {}
 
     def choice(self, platform: str) -> Choice:
         """The kernel that runs. Eager calls ask for it each time."""
-        key = platform, _preference.version()
+        key = platform, _preference.version(), is_quiet()  # a quiet choice has not said what it warns of
         known = self._choices.get(key)
         if known is None:
-            known = self._choice(platform, anywhere=False)
-            if not is_quiet():  # what it warns of has been said
-                self._choices[key] = known
+            known = self._choices[key] = self._choice(platform, anywhere=False)
         return known
 
     def _choice(self, platform: str, *, anywhere: bool) -> Choice:

@@ -73,7 +73,7 @@ def test_an_epsilon_that_is_an_array(norm, make):
 
 
 class Square(eqx.Module):
-    """A projection that is no linear layer, and has integers."""
+    """A projection that is not a linear layer, and has an array of integers."""
 
     kind: jax.Array
 
