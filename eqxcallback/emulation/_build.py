@@ -20,9 +20,11 @@ _ALIGN = r"(?:(?:__align__|alignas)\s*\(\s*\w+\s*\)\s*)?"
 _DYNAMIC = re.compile(rf"\bextern\s+{_ALIGN}__shared__\s+{_ALIGN}([\w:<>]+(?:\s+[\w:<>]+)*)\s+(\w+)\s*\[\s*\]\s*;")
 # -O1 is built faster than it is slower. Aliasing: kernels read elements in packs of 16 bytes. longjmp between stacks is
 # what _FORTIFY_SOURCE takes for an attack. A kernel may have the name of a function of the process, or of another build.
+# GPUs refuse a vector at an address that is not a multiple of its alignment: the trap is a signal, see cuda_cpu_faults.h.
 _FLAGS = (
     *("-std=c++17", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"),
     *("-fno-gnu-unique", "-Wl,-Bsymbolic"),
+    *("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
     # Kernels that run one after the other have the same parameters.
     *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-unused-parameter"),
 )

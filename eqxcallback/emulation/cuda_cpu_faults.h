@@ -1,5 +1,5 @@
-// A kernel that touches memory which is not there, as by a null pointer: an error of its launch, not the end of the
-// process. What lies next to an array is there, and is not found here.
+// A kernel that touches memory which is not there, as by a null pointer, or a vector where a GPU reads none: an error
+// of its launch, not the end of the process. What lies next to an array is there, and is not found here.
 #pragma once
 
 #include <csignal>
@@ -30,12 +30,23 @@ class FaultGuard {
   FaultGuard& operator=(const FaultGuard&) = delete;
 
  private:
-  static constexpr unsigned kSignals = 3;
-  static constexpr int signals[kSignals] = {SIGSEGV, SIGBUS, SIGFPE};
+  static constexpr unsigned kSignals = 4;
+  static constexpr int signals[kSignals] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
   static inline std::mutex mutex;
   static inline int count = 0;
   static inline struct sigaction before[kSignals] = {};
   static inline thread_local bool is_passing_on = false;
+
+  // x86 does not say which address it was where none can be, as in the middle of all that 64 bits count. It is zero
+  // then.
+  static bool is_without_address(const siginfo_t* info) {
+#ifdef SI_KERNEL
+    return info->si_code == SI_KERNEL;
+#else
+    (void)info;
+    return false;
+#endif
+  }
 
   static void handle(int signal, siginfo_t* info, void* context) {
     if (current != nullptr && current->fiber != nullptr) {
@@ -48,6 +59,10 @@ class FaultGuard {
       const size_t size = sizeof(text) - static_cast<size_t>(length);
       if (signal == SIGFPE) {
         std::snprintf(rest, size, "divides an integer by zero");
+      } else if (signal == SIGILL) {  // what the compiler was asked to put where addresses are wrong
+        std::snprintf(rest, size, "reads or writes at an address that is not a multiple of the alignment of its type");
+      } else if (is_without_address(info)) {
+        std::snprintf(rest, size, "reads or writes far from all memory");
       } else if (address < 1 << 16) {
         std::snprintf(rest, size,
                       "reads or writes by a null pointer: what is absent, or a gradient that is not needed");

@@ -1,5 +1,6 @@
 """Kernels for GPUs that `check` runs on a CPU."""
 
+import platform
 from typing import Any, ClassVar, cast
 
 import equinox as eqx
@@ -15,6 +16,10 @@ from eqxcallback.testing import CheckFailed, check, emulated
 
 from .catching import failed_rows
 
+
+X86 = pytest.mark.skipif(
+    platform.machine() not in {"x86_64", "AMD64"}, reason="other processors say which address it was"
+)
 
 # y = a * x + weight, where 32 elements at a time go through shared memory; and its gradients. What is shorter than the
 # result repeats itself, and what is longer than a gradient is summed: so it is right under `vmap`.
@@ -207,9 +212,18 @@ def test_a_gradient_that_is_not_needed_is_a_null_pointer():
         check(affine(backward_source=SOURCE.replace("float of_x", "dx[0] = 1; float of_x")), X, only="partial grads")
 
 
-def test_memory_that_is_not_there():
-    with pytest.raises(CheckFailed, match="where there is no memory"):
-        check(affine(SOURCE.replace("weight[i % nw]", "weight[i + (1ll << 40)]")), X, only="reference")
+@pytest.mark.parametrize(
+    ("element", "error"),
+    [
+        ("reinterpret_cast<const float*>(1ll << 40)[i]", r"where\s+there\s+is"),
+        pytest.param("reinterpret_cast<const float*>(1ull << 63)[i]", r"far\s+from", marks=X86),
+        ("vector(weight + 1)", r"the\s+alignment"),
+    ],
+)
+def test_memory_that_is_not_there(element, error):
+    function = "__device__ float vector(const float* x) { return reinterpret_cast<const float4*>(x)->w; }\n"
+    with pytest.raises(CheckFailed, match=error):
+        check(affine(function + SOURCE.replace("weight[i % nw]", element)), X, only="reference")
 
 
 def test_writes_beyond_the_end():
