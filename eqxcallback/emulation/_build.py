@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 _HERE = pathlib.Path(__file__).parent
 _HEADERS = sorted(_HERE.glob("cuda_cpu*.h"))
-_INCLUDE = re.compile(r'^[ \t]*#include[ \t]+"([^"\n]+)"', re.MULTILINE)
 # Shared memory whose size the launch says, inside of a function.
 _ALIGN = r"(?:(?:__align__|alignas)\s*\(\s*\w+\s*\)\s*)?"
 _DYNAMIC = re.compile(rf"\bextern\s+{_ALIGN}__shared__\s+{_ALIGN}([\w:<>]+(?:\s+[\w:<>]+)*)\s+(\w+)\s*\[\s*\]\s*;")
@@ -39,7 +38,7 @@ extern "C" int soft_launch_{index}(void** params, const unsigned grid[3], const 
 
 
 def build(
-    source: str | pathlib.Path, entries: Sequence[str], *, flags: Sequence[str] = (), sanitize: str | None = None
+    source: str, entries: Sequence[str], *, flags: Sequence[str] = (), sanitize: str | None = None
 ) -> pathlib.Path:
     """The path of a shared library that exports, for entry `i`,
 
@@ -51,15 +50,14 @@ def build(
 
     **Arguments:**
 
-    - `source`: CUDA C++: a text, or the path of a file, whose quoted includes are put into it.
+    - `source`: CUDA C++.
     - `entries`: kernels as C++ expressions, such as `eqxcallback::cross_entropy<float>`.
     - `flags`: more flags of g++.
     - `sanitize`: `"address"`, say. The process that loads the library needs the runtime of that sanitizer.
 
     **Raises:** `RuntimeError` with what g++ says, and `OSError` where it is not installed.
     """
-    text = _expanded(source, set()) if isinstance(source, pathlib.Path) else source
-    text += "".join(_EXPORT.format(index=index, entry=entry) for index, entry in enumerate(entries))
+    text = source + "".join(_EXPORT.format(index=index, entry=entry) for index, entry in enumerate(entries))
     text = _DYNAMIC.sub(r"DYN_SHARED(\1, \2);", text)
     include = cuda_include_dir()
     command = ["g++", *_FLAGS, *flags, *(["-g1", f"-fsanitize={sanitize}"] if sanitize else [])]
@@ -118,16 +116,3 @@ def _folder() -> pathlib.Path:
     if status.st_uid != os.getuid() or status.st_mode & 0o022 or not folder.is_dir() or folder.is_symlink():
         raise PermissionError(f"{folder} belongs to others, or others may write to it. Remove it.")
     return folder
-
-
-def _expanded(path: pathlib.Path, seen: set[pathlib.Path]) -> str:
-    """The text of a file with its quoted includes in it, each once, and the lines that errors should name."""
-    seen.add(path.resolve())
-
-    def included(match: re.Match[str]) -> str:
-        inner = path.parent / match[1]
-        text = "" if inner.resolve() in seen else _expanded(inner, seen)
-        line = match.string.count("\n", 0, match.start()) + 2
-        return f'{text}\n#line {line} "{path}"'
-
-    return f'#line 1 "{path}"\n' + _INCLUDE.sub(included, path.read_text())

@@ -11,6 +11,7 @@ import pytest
 
 import eqxcallback
 from eqxcallback import CudaKernel
+from eqxcallback.backends._source import read_source
 from eqxcallback.emulation import build
 from eqxcallback.kernel import dims
 from eqxcallback.ops.attention import _cuda as attention_cuda, _cuda_decode_mma as decode_mma_cuda
@@ -49,7 +50,8 @@ def entries(file: str, dtypes: Any = DTYPES) -> list[str]:
 
 
 def library(file: str, names: list[str], **options: Any) -> pathlib.Path:
-    return build(FOLDER / file, [f"eqxcallback::{name}" for name in names], **options)
+    source, _ = read_source(FOLDER / file, file)
+    return build(source, [f"eqxcallback::{name}" for name in names], **options)
 
 
 @functools.cache
