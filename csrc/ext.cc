@@ -20,6 +20,7 @@
 #include "python/context.h"
 #include "python/handle.h"
 #include "python/recording.h"
+#include "python/visit.h"
 
 namespace nb = nanobind;
 
@@ -32,6 +33,7 @@ NB_MODULE(_ext, m) {
   eqxcallback::bind_context(m);
   eqxcallback::bind_handle(m);
   eqxcallback::bind_recording(m);
+  eqxcallback::bind_visit(m);
   eqxcallback::bind_checked_call(m);
   eqxcallback::bind_front(m);
   eqxcallback::bind_c_call(m);

@@ -82,4 +82,16 @@ constexpr const DType* find_dtype(XLA_FFI_DataType type) {
   return nullptr;
 }
 
+inline size_t elements_of(const int64_t* dims, int64_t rank) {
+  size_t elements = 1;
+  for (int64_t i = 0; i < rank; ++i) elements *= static_cast<size_t>(dims[i]);
+  return elements;
+}
+
+// The bytes of an array; 0 for a type that no array has.
+inline size_t bytes_of(const XLA_FFI_Buffer& buffer) {
+  const DType* dtype = find_dtype(buffer.dtype);
+  return dtype == nullptr ? 0 : dtype->bytes_for(elements_of(buffer.dims, buffer.rank));
+}
+
 }  // namespace eqxcallback

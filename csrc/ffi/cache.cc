@@ -1,6 +1,7 @@
 // The handler that appends to a cache.
 #include <cstring>
 
+#include "core/dtype.h"
 #include "ffi/cpu_call.h"
 
 namespace eqxcallback {
@@ -23,7 +24,8 @@ ffi::Error cache_append(ffi::AnyBuffer cache, ffi::AnyBuffer rows, ffi::AnyBuffe
     require_type(op, "position", position, ffi::DataType::S32, "int32");
     REQUIRE(start.shared_by(to), op, "a position for each cache; got the shape " + text(position.dimensions()));
     if (out->element_count() == 0) return;
-    REQUIRE(out->size_bytes() > 0, op, "elements of whole bytes");
+    const DType* dtype = find_dtype(static_cast<XLA_FFI_DataType>(cache.element_type()));
+    REQUIRE(dtype != nullptr && !dtype->packed(), op, "elements of whole bytes");
     // XLA has put the operand where the result is, and copied it first if anything else still needs it.
     REQUIRE(cache.untyped_data() == out->untyped_data(), op, "the result in the memory of the cache");
     const int64_t row_bytes = static_cast<int64_t>(cache.size_bytes()) / (to.batch() * to[0]);

@@ -22,13 +22,6 @@ struct Said {
   char message[4096];
 };
 
-size_t bytes_of(const XLA_FFI_Buffer& buffer) {
-  const DType* dtype = find_dtype(buffer.dtype);
-  size_t elements = 1;
-  for (int64_t i = 0; i < buffer.rank; ++i) elements *= static_cast<size_t>(buffer.dims[i]);
-  return dtype == nullptr ? 0 : dtype->bytes_for(elements);
-}
-
 // Copies of operands and results in guarded memory. Arrays that shared memory share it again.
 class GuardedBuffers {
  public:

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -15,7 +16,7 @@
 #include "ffi/created_error.h"
 #include "ffi/struct_copy.h"
 #include "python/handle.h"
-#include "python/interpreter.h"
+#include "python/visit.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace eqxcallback {
@@ -82,8 +83,8 @@ class NativeCall {
   bool lend() {
     size_t slot = 0;
     for (const Memory* memory : {&outputs_, &inputs_}) {
-      for (const XLA_FFI_Buffer& buffer : memory->buffers) {
-        if (!lend(slot++, buffer, memory == &outputs_)) return false;
+      for (const auto& buffer : memory->buffers) {
+        if (!lend(slot++, *buffer->get(), memory == &outputs_)) return false;
       }
     }
     return true;
@@ -93,8 +94,8 @@ class NativeCall {
     forget_error();  // Python has handled it
     size_t slot = 0;
     for (Memory* memory : {&outputs_, &inputs_}) {
-      for (XLA_FFI_Buffer& buffer : memory->buffers) {
-        buffer.data = reinterpret_cast<void*>(nb::inst_ptr<Buffer>(lent_.buffer_object(slot++))->address());
+      for (const auto& buffer : memory->buffers) {
+        (*buffer)->data = reinterpret_cast<void*>(nb::inst_ptr<Buffer>(lent_.buffer_object(slot++))->address());
       }
     }
     StructCopy<XLA_FFI_CallFrame> inner(*frame_);
@@ -119,20 +120,19 @@ class NativeCall {
   // Copies of XLA's descriptions of operands or results, with memory of our choice.
   struct Memory {
     Memory(void* const* all, int64_t size) {
-      for (int64_t i = 0; i < size; ++i) buffers.push_back(*static_cast<XLA_FFI_Buffer*>(all[i]));
-      for (XLA_FFI_Buffer& buffer : buffers) pointers.push_back(&buffer);
+      for (int64_t i = 0; i < size; ++i) {
+        buffers.push_back(std::make_unique<StructCopy<XLA_FFI_Buffer>>(*static_cast<XLA_FFI_Buffer*>(all[i])));
+        pointers.push_back(buffers.back()->get());
+      }
     }
-    Memory(const Memory&) = delete;
-    Memory& operator=(const Memory&) = delete;
 
-    std::vector<XLA_FFI_Buffer> buffers;
+    std::vector<std::unique_ptr<StructCopy<XLA_FFI_Buffer>>> buffers;
     std::vector<void*> pointers;
   };
 
   void forget_error() {
     if (error_ == nullptr) return;
-    XLA_FFI_Error_Destroy_Args args{XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, take_error()};
-    frame_->api->XLA_FFI_Error_Destroy(&args);
+    destroy_error(frame_->api, take_error());
   }
 
   nb::object run_in_child(const XLA_FFI_CallFrame& inner) {
@@ -159,9 +159,7 @@ class NativeCall {
       return true;
     }
     // Python gets the bytes of the elements, which it would otherwise unpack.
-    size_t elements = 1;
-    for (size_t i = 0; i < rank; ++i) elements *= static_cast<size_t>(buffer.dims[i]);
-    const auto bytes = static_cast<int64_t>(dtype->bytes_for(elements));
+    const auto bytes = static_cast<int64_t>(bytes_of(buffer));
     lent_.buffer(slot).lend(buffer.data, &bytes, 1, *find_dtype(XLA_FFI_DataType_U8), writeable, {});
     return true;
   }
@@ -176,9 +174,10 @@ class NativeCall {
 };
 
 XLA_FFI_Error* run(const std::function<std::string()>& who, XLA_FFI_Handler* handler, UserKernel* kernel,
-                   XLA_FFI_CallFrame* frame) {
+                   XLA_FFI_CallFrame* frame, const XLA_FFI_Api* api) {
   const bool is_call = frame->extension_start == nullptr && frame->stage == XLA_FFI_ExecutionStage_EXECUTE;
-  if (!is_call || !python_is_running()) return handler(frame);
+  const Visit visit;
+  if (!is_call || !visit.is_allowed()) return handler(frame);
 
   nb::gil_scoped_acquire gil;
   try {
@@ -195,11 +194,11 @@ XLA_FFI_Error* run(const std::function<std::string()>& who, XLA_FFI_Handler* han
     } catch (nb::python_error& error) {
       if (XLA_FFI_Error* of_call = call.take_error()) return of_call;
       if (!call.is_asynchronous())
-        return error_of(frame->api, report_failure(nb::str(symbol.c_str()), error, call.lent(), ""));
+        return error_of(api, report_failure(nb::str(symbol.c_str()), error, call.lent(), ""));
     }
     if (!call.is_asynchronous()) return nullptr;
   } catch (const std::exception& error) {
-    return error_of(frame->api, std::string("eqxcallback: ") + error.what());
+    return error_of(api, std::string("eqxcallback: ") + error.what());
   }
   nb::gil_scoped_release released;
   return handler(frame);
@@ -209,13 +208,13 @@ XLA_FFI_Error* run(const std::function<std::string()>& who, XLA_FFI_Handler* han
 
 XLA_FFI_Error* run_checked(const char* symbol, XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame) {
   if (!is_checked.load(std::memory_order_relaxed)) return handler(frame);
-  return run([symbol] { return std::string(symbol); }, handler, nullptr, frame);
+  return run([symbol] { return std::string(symbol); }, handler, nullptr, frame, frame->api);
 }
 
 XLA_FFI_Error* run_checked_in_child(const std::function<std::string()>& who, UserKernel& kernel,
-                                    XLA_FFI_CallFrame* frame) {
+                                    XLA_FFI_CallFrame* frame, const XLA_FFI_Api* api) {
   if (!is_checked.load(std::memory_order_relaxed)) return kernel.handler(frame);
-  return run(who, kernel.handler, &kernel, frame);
+  return run(who, kernel.handler, &kernel, frame, api);
 }
 
 nb::object text_object(const std::string& text) {

@@ -15,8 +15,9 @@ namespace eqxcallback {
 XLA_FFI_Error* run_checked(const char* symbol, XLA_FFI_Handler* handler, XLA_FFI_CallFrame* frame);
 
 // Does the same for a user's kernel, whose name is `who()`. Here `run()` calls it in a child process, for at most the
-// seconds that were set with the function, and returns a dictionary of what it did: see `child_call_object`.
+// seconds that were set with the function, and returns a dictionary of what it did: see `child_call_object`. Errors of
+// checked mode itself, which begin with the name, are made by `api`.
 XLA_FFI_Error* run_checked_in_child(const std::function<std::string()>& who, UserKernel& kernel,
-                                    XLA_FFI_CallFrame* frame);
+                                    XLA_FFI_CallFrame* frame, const XLA_FFI_Api* api);
 
 }  // namespace eqxcallback

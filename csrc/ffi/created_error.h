@@ -24,4 +24,9 @@ inline XLA_FFI_Error* create_error(const XLA_FFI_Api* api, XLA_FFI_Error_Code co
   return api->XLA_FFI_Error_Create(&args);
 }
 
+inline void destroy_error(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
+  XLA_FFI_Error_Destroy_Args args{XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, error};
+  api->XLA_FFI_Error_Destroy(&args);
+}
+
 }  // namespace eqxcallback

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "ffi/aligned_example.h"
 #include "ffi/c_call.h"
 #include "ffi/created_error.h"
 #include "ffi/example_futures.h"
@@ -88,8 +90,7 @@ class Batch {
     }
     examples_ = buffer.dims[0];
     const DType* dtype = find_dtype(buffer.dtype);
-    size_t elements = 1;
-    for (int64_t axis = 1; axis < buffer.rank; ++axis) elements *= static_cast<size_t>(buffer.dims[axis]);
+    const size_t elements = elements_of(buffer.dims + 1, buffer.rank - 1);
     if (dtype == nullptr || elements * dtype->bits % 8 != 0) {
       throw std::invalid_argument(std::string("expected examples that begin with a byte; got an array of ") +
                                   (dtype == nullptr ? "another type" : dtype->name) +
@@ -118,10 +119,21 @@ class ExampleFrame {
         (*buffers_[i])->dims += 1;
       }
       pointers_.push_back(buffers_[i]->get());
+      const bool is_result = i >= static_cast<size_t>(batch_->frame().args.size);
+      if (batch_->bytes(i).value_or(0) % AlignedExample::kAlignment == 0) continue;
+      // Arrays that share memory, as a result in the place of an operand does, share the copy.
+      Copy& copy = copies_[batch_->buffer(i).data];
+      copy.buffers.push_back(i);
+      copy.is_result |= is_result;
+      if (copy.example == nullptr) copy.example = std::make_unique<AlignedExample>(*batch_->bytes(i));
     }
     frame_->api = api;
     batch_->put(*frame_.get(), pointers_.data());
   }
+
+  ~ExampleFrame() { finish(); }
+  ExampleFrame(const ExampleFrame&) = delete;
+  ExampleFrame& operator=(const ExampleFrame&) = delete;
 
   XLA_FFI_CallFrame* of(int64_t example) {
     for (size_t i = 0; i < batch_->size(); ++i) {
@@ -129,15 +141,39 @@ class ExampleFrame {
       (*buffers_[i])->data =
           static_cast<char*>(batch_->buffer(i).data) + static_cast<size_t>(example) * *batch_->bytes(i);
     }
+    for (auto& [data, copy] : copies_) {
+      void* const own = copy.example->take((*buffers_[copy.buffers[0]])->data);
+      for (const size_t i : copy.buffers) (*buffers_[i])->data = own;
+    }
     frame_->future = nullptr;
     return frame_.get();
   }
 
+  // To be called when the handler has ended. Names an operand or result beside which it has written, as far as that
+  // shows.
+  std::optional<std::string> finish() {
+    std::optional<std::string> beside;
+    const auto args = static_cast<size_t>(frame_->args.size);
+    for (auto& [data, copy] : copies_) {
+      if (copy.example->give_back(copy.is_result)) continue;
+      const size_t i = copy.buffers.back();
+      beside = i < args ? "operand " + std::to_string(i) : "result " + std::to_string(i - args);
+    }
+    return beside;
+  }
+
  private:
+  struct Copy {
+    std::vector<size_t> buffers;
+    bool is_result = false;
+    std::unique_ptr<AlignedExample> example;
+  };
+
   std::shared_ptr<Batch> batch_;
   StructCopy<XLA_FFI_CallFrame> frame_;
   std::vector<std::unique_ptr<StructCopy<XLA_FFI_Buffer>>> buffers_;
   std::vector<void*> pointers_;
+  std::map<void*, Copy> copies_;
 };
 
 // The first example's error, of those that have one.
@@ -156,8 +192,7 @@ class FirstError {
       example_ = example;
     }
     if (lost == nullptr) return;
-    XLA_FFI_Error_Destroy_Args args{XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, lost};
-    api_->XLA_FFI_Error_Destroy(&args);
+    destroy_error(api_, lost);
   }
 
   // Returns the error as if this thread had made it.
@@ -188,10 +223,16 @@ struct Call {
   void one(int64_t example, std::shared_ptr<ExampleFrame>& frame) {
     if (frame == nullptr) frame = std::make_shared<ExampleFrame>(batch, api);
     XLA_FFI_CallFrame* of_example = frame->of(example);
-    if (XLA_FFI_Error* failed = handler(of_example)) error.add(example, failed);
+    XLA_FFI_Error* failed = handler(of_example);
     XLA_FFI_Future* future = of_example->future;
-    if (future != nullptr)
+    if (failed != nullptr) error.add(example, failed);
+    if (future != nullptr) {
       unfinished->add(future, std::exchange(frame, nullptr), unfinished);  // the handler may still read it
+    } else if (const auto beside = frame->finish(); beside && failed == nullptr) {
+      const std::string text = "it has written before or beyond the memory of " + *beside;
+      error.add(example, create_error(api, XLA_FFI_Error_Code_INTERNAL, text));
+      frame = nullptr;
+    }
   }
 
   void some(int64_t begin, int64_t end) {

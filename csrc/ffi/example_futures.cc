@@ -4,6 +4,8 @@
 #include <map>
 #include <utility>
 
+#include "ffi/created_error.h"
+
 namespace eqxcallback {
 namespace {
 
@@ -45,11 +47,6 @@ XLA_FFI_Error* set_error(XLA_FFI_Future_SetError_Args* args) {
   return nullptr;
 }
 
-void destroy(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
-  XLA_FFI_Error_Destroy_Args args{XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, error};
-  api->XLA_FFI_Error_Destroy(&args);
-}
-
 }  // namespace
 
 void Unfinished::add(XLA_FFI_Future* future, std::shared_ptr<void> kept, const std::shared_ptr<Unfinished>& self) {
@@ -78,7 +75,7 @@ XLA_FFI_Future* Unfinished::close(XLA_FFI_Error* error) {
     if (!is_needed_) return nullptr;
   }
   XLA_FFI_Future_Create_Args args{XLA_FFI_Future_Create_Args_STRUCT_SIZE, nullptr, nullptr};
-  if (XLA_FFI_Error* failed = api_->XLA_FFI_Future_Create(&args)) destroy(api_, failed);
+  if (XLA_FFI_Error* failed = api_->XLA_FFI_Future_Create(&args)) destroy_error(api_, failed);
   // Only this thread reads it before the call's own count is given back.
   future_ = args.future;
   XLA_FFI_Future* future = future_;
@@ -92,11 +89,12 @@ void Unfinished::done(XLA_FFI_Error* error) {
     if (error != nullptr && error_ == nullptr) {
       error_ = error;
     } else if (error != nullptr) {
-      destroy(api_, error);
+      destroy_error(api_, error);
     }
     if (--left_ > 0) return;
   }
   // All examples are done, so no other thread is here any more.
+  kept_.clear();  // which may copy results to their places
   XLA_FFI_Error* failed = nullptr;
   if (error_ != nullptr) {
     XLA_FFI_Future_SetError_Args args{XLA_FFI_Future_SetError_Args_STRUCT_SIZE, nullptr, future_, error_};
@@ -105,7 +103,7 @@ void Unfinished::done(XLA_FFI_Error* error) {
     XLA_FFI_Future_SetAvailable_Args args{XLA_FFI_Future_SetAvailable_Args_STRUCT_SIZE, nullptr, future_};
     failed = api_->XLA_FFI_Future_SetAvailable(&args);
   }
-  if (failed != nullptr) destroy(api_, failed);
+  if (failed != nullptr) destroy_error(api_, failed);
 }
 
 const XLA_FFI_Api* with_example_futures(const XLA_FFI_Api* api) {

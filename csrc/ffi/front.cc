@@ -24,7 +24,7 @@
 #include "ffi/each_example.h"
 #include "ffi/probe.h"
 #include "ffi/struct_copy.h"
-#include "python/interpreter.h"
+#include "python/visit.h"
 
 namespace eqxcallback {
 namespace {
@@ -84,7 +84,8 @@ void type_texts(std::string& text, void* const* buffers, int64_t size) {
 // Lets Python record the error, and returns the same error with the text that Python gives it.
 XLA_FFI_Error* recorded(Front& front, const XLA_FFI_CallFrame& frame, XLA_FFI_Error* error) {
   const CreatedError created = last_created_error();
-  if (created.error != error || !python_is_running()) return error;
+  const Visit visit;
+  if (created.error != error || !visit.is_allowed()) return error;
   std::string operands;
   type_texts(operands, frame.args.args, frame.args.size);
   operands += " -> ";
@@ -100,8 +101,7 @@ XLA_FFI_Error* recorded(Front& front, const XLA_FFI_CallFrame& frame, XLA_FFI_Er
       return error;
     }
   }
-  XLA_FFI_Error_Destroy_Args destroyed{XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, nullptr, error};
-  frame.api->XLA_FFI_Error_Destroy(&destroyed);
+  destroy_error(frame.api, error);
   return create_error(frame.api, created.code, text);
 }
 
@@ -133,7 +133,7 @@ XLA_FFI_Error* call(Front& front, XLA_FFI_CallFrame* frame, XLA_FFI_Error_Create
   const CalledForEach for_each(front.for_each, front.function);
   XLA_FFI_Error* error = nullptr;
   try {
-    error = front.is_checked ? run_checked_in_child([&front] { return front.who(); }, front.kernel, frame)
+    error = front.is_checked ? run_checked_in_child([&front] { return front.who(); }, front.kernel, frame, theirs)
                              : front.kernel.handler(frame);
   } catch (const std::exception& exception) {
     const std::string text = std::string("it threw a C++ exception: ") + exception.what();

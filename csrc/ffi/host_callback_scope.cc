@@ -8,6 +8,9 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "ffi/struct_copy.h"
+#include "python/visit.h"
+
 namespace eqxcallback {
 namespace {
 
@@ -43,24 +46,26 @@ XLA_FFI_Error* run_in_host_callback_scope(XLA_FFI_Handler* handler, XLA_FFI_Call
   if (is_metadata_query || jax_handler == nullptr || !on_pool_thread()) return handler(frame);
   std::optional<uint64_t> index = host_callback_index(frame->attrs);
   if (!index) return handler(frame);
+  const Visit visit;
+  if (!visit.is_allowed()) return handler(frame);  // which says so
 
   XLA_FFI_Scalar scalar{XLA_FFI_DataType_U64, &*index};
   XLA_FFI_ByteSpan name{"index", 5};
   XLA_FFI_AttrType type = XLA_FFI_AttrType_SCALAR;
   XLA_FFI_ByteSpan* names[] = {&name};
   void* values[] = {&scalar};
-  XLA_FFI_CallFrame inner = *frame;
-  inner.args.size = 0;
-  inner.rets.size = 0;
-  inner.attrs.size = 1;
-  inner.attrs.types = &type;
-  inner.attrs.names = names;
-  inner.attrs.attrs = values;
+  StructCopy<XLA_FFI_CallFrame> inner(*frame);
+  inner->args.size = 0;
+  inner->rets.size = 0;
+  inner->attrs.size = 1;
+  inner->attrs.types = &type;
+  inner->attrs.names = names;
+  inner->attrs.attrs = values;
 
   Pending call{handler, frame, nullptr};
   Pending* outer = pending;
   pending = &call;
-  XLA_FFI_Error* error = jax_handler(&inner);
+  XLA_FFI_Error* error = jax_handler(inner.get());
   pending = outer;
   return error != nullptr ? error : call.error;
 }

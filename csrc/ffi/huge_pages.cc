@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "xla/ffi/api/ffi.h"
+#include "core/dtype.h"
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
@@ -15,12 +15,6 @@ namespace {
 // For smaller results the time of the system call would show, and malloc keeps their memory mapped from call to call.
 constexpr size_t kSmallestResult = size_t{4} << 20;
 constexpr uintptr_t kPage = uintptr_t{2} << 20;
-
-size_t bytes_of(const XLA_FFI_Buffer& buffer) {
-  size_t bytes = xla::ffi::ByteWidth(static_cast<xla::ffi::DataType>(buffer.dtype));
-  for (int64_t i = 0; i < buffer.rank; ++i) bytes *= static_cast<size_t>(buffer.dims[i]);
-  return bytes;
-}
 
 bool is_operand(const XLA_FFI_CallFrame& frame, const void* data) {
   for (int64_t i = 0; i < frame.args.size; ++i) {

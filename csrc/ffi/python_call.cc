@@ -4,6 +4,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,7 +14,7 @@
 #include "ffi/capsule.h"
 #include "ffi/host_callback_scope.h"
 #include "python/handle.h"
-#include "python/interpreter.h"
+#include "python/visit.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace eqxcallback {
@@ -48,7 +49,7 @@ ffi::Error lend(Frame& frame, size_t slot, const ffi::AnyBuffer& buffer, bool wr
   }
   const auto dims = buffer.dimensions();
   if (!frame.buffer(slot).lend(buffer.untyped_data(), dims.begin(), dims.size(), *dtype, writeable, place)) {
-    frame.set_proven(false);
+    frame.set_proven(std::nullopt);
   }
   return ffi::Error::Success();
 }
@@ -111,8 +112,10 @@ bool is_ordered(const ffi::RemainingRets& rets) {
 
 ffi::Error call_python(uint64_t key, const Place& place, const ffi::RemainingArgs& args, size_t first_arg,
                        const ffi::RemainingRets& rets, const ffi::Dictionary& attrs) {
-  if (!python_is_running()) {
-    return ffi::Error(ffi::ErrorCode::kFailedPrecondition, "eqxcallback: a callback was due after Python had exited");
+  const Visit visit;
+  if (!visit.is_allowed()) {
+    return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
+                      "eqxcallback: a callback was due while Python exits, or after");
   }
   nb::gil_scoped_acquire gil;
   host_calls.fetch_add(1, std::memory_order_relaxed);

@@ -50,10 +50,23 @@ std::string describe(const Driver& driver, int code, const std::string& call) {
   switch (code) {
     case 200:  // CUDA_ERROR_INVALID_IMAGE
     case 218:  // CUDA_ERROR_INVALID_PTX
+      return message + ". The image is damaged, or its compiler is newer than the driver.";
     case 222:  // CUDA_ERROR_UNSUPPORTED_PTX_VERSION
       return message + ". The compiler is newer than the driver: update the driver, or install an older compiler.";
     case 209:  // CUDA_ERROR_NO_BINARY_FOR_GPU
       return message + ". The kernel was compiled for another architecture: pass the device's as `arch`.";
+    case 700:  // CUDA_ERROR_ILLEGAL_ADDRESS
+    case 702:  // CUDA_ERROR_LAUNCH_TIMEOUT
+    case 714:  // CUDA_ERROR_HARDWARE_STACK_ERROR
+    case 715:  // CUDA_ERROR_ILLEGAL_INSTRUCTION
+    case 716:  // CUDA_ERROR_MISALIGNED_ADDRESS
+    case 717:  // CUDA_ERROR_INVALID_ADDRESS_SPACE
+    case 718:  // CUDA_ERROR_INVALID_PC
+    case 719:  // CUDA_ERROR_LAUNCH_FAILED
+      return message +
+             ". A kernel that ran before has done this, and no more can run on the device: CUDA_LAUNCH_BLOCKING=1 in "
+             "the "
+             "environment shows which.";
     case 720:  // CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
       return message +
              ". All blocks of a cooperative launch run at once: make the grid smaller, or let more blocks fit on a "

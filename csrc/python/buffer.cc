@@ -80,7 +80,9 @@ Buffer::Buffer(nb::object array, nb::object writeable, nb::object order) {
   std::vector<int64_t> shape(dims, dims + PyArray_NDIM(source));
   std::vector<int64_t> axes;
   if (!order.is_none()) {
-    for (nb::handle axis : order) axes.push_back(nb::cast<int64_t>(axis));
+    for (nb::handle axis : order) {
+      if (!nb::try_cast(axis, axes.emplace_back())) throw nb::type_error("Buffer: expected order to have numbers.");
+    }
     std::vector<int64_t> all(shape.size());
     std::iota(all.begin(), all.end(), 0);
     if (!std::is_permutation(axes.begin(), axes.end(), all.begin(), all.end())) {

@@ -10,6 +10,20 @@
 #include "python/context.h"
 
 namespace eqxcallback {
+namespace {
+
+// The major version of DLPack that the consumer knows, or 0 for those that do not say.
+int major_version(nb::handle max_version) {
+  if (max_version.is_none()) return 0;
+  int version = 0;
+  const bool is_pair = PyTuple_Check(max_version.ptr()) && PyTuple_Size(max_version.ptr()) > 0;
+  if (!is_pair || !nb::try_cast(max_version[0], version)) {
+    throw nb::type_error("__dlpack__: expected `max_version` to be (major, minor).");
+  }
+  return version;
+}
+
+}  // namespace
 
 nb::dict Buffer::cuda_array_interface() {
   check_alive();
@@ -64,9 +78,12 @@ nb::object Buffer::dlpack(nb::handle self, nb::kwargs kwargs) {
   if (!dl_device.is_none() && !nb::tuple(dl_device).equal(dlpack_device())) {
     throw nb::buffer_error("__dlpack__: dl_device is another device than this Buffer's. Copy it there afterwards.");
   }
-  if (place_.platform != Platform::kCpu && !stream.is_none()) {
-    // A consumer means the legacy default stream by 1, and by -1 promises to order the work itself.
-    const auto wanted = nb::cast<int64_t>(stream);
+  if (place_.platform != Platform::kCpu) {
+    // A consumer means the legacy default stream by 1 and by None, and by -1 promises to order the work itself.
+    int64_t wanted = 1;
+    if (!stream.is_none() && !nb::try_cast(stream, wanted)) {
+      throw nb::type_error("__dlpack__: expected `stream` to be a number or None.");
+    }
     const auto ours = static_cast<int64_t>(place_.stream);
     if (wanted != -1 && wanted != ours && !(wanted == 1 && ours == 0)) {
       throw nb::buffer_error(
@@ -85,11 +102,13 @@ nb::object Buffer::dlpack(nb::handle self, nb::kwargs kwargs) {
     data = reinterpret_cast<void*>(nb::cast<uintptr_t>(owner.attr("ctypes").attr("data")));
     read_only = false;
   }
-  const bool versioned = !max_version.is_none() && nb::cast<int>(nb::tuple(max_version)[0]) >= 1;
+  const bool versioned = major_version(max_version) >= 1;
   if (read_only && !versioned) {
-    throw nb::buffer_error(
-        "__dlpack__: this Buffer is read-only, which DLPack can say from version 1.0 on. Pass max_version=(1, 0) or "
-        "copy=True.");
+    const std::string other = place_.platform == Platform::kCpu ? " or copy=True." : ".";
+    throw nb::buffer_error(("__dlpack__: this Buffer is read-only, which DLPack can say from version 1.0 on. Pass "
+                            "max_version=(1, 0)" +
+                            other)
+                               .c_str());
   }
   return capsule(data, owner, read_only, max_version);
 }

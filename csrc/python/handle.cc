@@ -109,6 +109,23 @@ uint64_t Frame::types() const {
   return hash;
 }
 
+bool Frame::is_watched(size_t output) const {
+  const Buffer& buffer = lent(output);
+  if (buffer.place().platform != Platform::kCpu || buffer.size() == 0) return false;
+  for (size_t i = num_outputs_; i < size(); ++i) {
+    if (lent(i).address() == buffer.address()) return false;
+  }
+  return true;
+}
+
+uint64_t Frame::watched() const {
+  uint64_t hash = 0;
+  for (size_t i = 0; i < num_outputs_; ++i) {
+    if (is_watched(i)) hash = mixed(hash ^ (i + 1));
+  }
+  return hash;
+}
+
 Handle::Handle(uint64_t key, nb::object body, nb::object owner, bool direct)
     : key_(key), body_(std::move(body)), owner_(std::move(owner)), direct_(direct) {
   if (!handles().add(key, *this)) throw std::invalid_argument("the key belongs to another Handle");
@@ -132,9 +149,10 @@ std::unique_ptr<Frame> Handle::take_frame(size_t num_outputs, size_t num_inputs)
 void Handle::give_back(std::unique_ptr<Frame> frame) { idle_.push_back(std::move(frame)); }
 
 void Handle::call(Frame& frame) {
-  // Checked mode watches all calls.
-  if (frame.is_proven() || checked_call().is_valid()) return run(frame);
-  const uint64_t types = frame.types();
+  if (checked_call().is_valid()) return run(frame);  // which watches all calls
+  const uint64_t watched = frame.watched();
+  if (frame.is_proven(watched)) return run(frame);
+  const uint64_t types = mixed(frame.types() ^ watched);
   if (proven_.count(types) != 0) {
     run(frame);
   } else if (run_watched(frame)) {
@@ -142,21 +160,10 @@ void Handle::call(Frame& frame) {
   } else {
     return;
   }
-  frame.set_proven(true);
+  frame.set_proven(watched);
 }
 
 namespace {
-
-// True for an output that only the kernel writes: an output that overwrites an input holds the input. On a CPU alone:
-// on a GPU the comparison would wait for the device, which is not allowed while a command buffer is recorded.
-bool is_watched(const Frame& frame, size_t output) {
-  const Buffer& buffer = frame.lent(output);
-  if (buffer.place().platform != Platform::kCpu || buffer.size() == 0) return false;
-  for (size_t i = frame.num_outputs(); i < frame.size(); ++i) {
-    if (frame.lent(i).address() == buffer.address()) return false;
-  }
-  return true;
-}
 
 // Returns a new seed for each output and call, so that a kernel that writes a value of the noise by chance does not do
 // so again. Needs the GIL.
@@ -171,7 +178,7 @@ uint64_t next_seed() {
 bool Handle::run_watched(const Frame& frame) {
   std::vector<std::pair<size_t, uint64_t>> watched;
   for (size_t i = 0; i < frame.num_outputs(); ++i) {
-    if (!is_watched(frame, i)) continue;
+    if (!frame.is_watched(i)) continue;
     watched.emplace_back(i, next_seed());
     frame.lent(i).fill(watched.back().second);
   }

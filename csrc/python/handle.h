@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -40,16 +41,21 @@ class Frame {
 
   void release(bool commit) noexcept;
 
-  // True if a call on these types has written all of its outputs. Decided anew when a type changes.
-  bool is_proven() const { return is_proven_; }
-  void set_proven(bool value) { is_proven_ = value; }
+  // True for an output that only the kernel writes: an output that overwrites an input holds the input. On a CPU alone:
+  // on a GPU a comparison would wait for the device, which is not allowed while a command buffer is recorded.
+  bool is_watched(size_t output) const;
+  // A hash of the outputs that are watched.
+  uint64_t watched() const;
   // A hash of all shapes and dtypes, and of the platform.
   uint64_t types() const;
+  // True if a call on these types has written all outputs that were watched. Decided anew when a type changes.
+  bool is_proven(uint64_t watched) const { return proven_ == watched; }
+  void set_proven(std::optional<uint64_t> watched) { proven_ = watched; }
 
  private:
   nb::tuple slice(size_t begin, size_t end) const;
 
-  bool is_proven_ = false;
+  std::optional<uint64_t> proven_;
   size_t num_outputs_;
   nb::object context_;
   std::vector<nb::object> buffers_;
@@ -89,7 +95,7 @@ class Handle {
   nb::object owner_;
   bool direct_;
   std::vector<std::unique_ptr<Frame>> idle_;
-  std::unordered_set<uint64_t> proven_;  // types on which a call has written all of its outputs
+  std::unordered_set<uint64_t> proven_;  // types on which a call has written all outputs that were watched
 };
 
 // Calls the Python function that was set with `_ext.on_failure`, which records the exception and returns the text for

@@ -126,9 +126,11 @@ void Buffer::assign(nb::handle self, nb::handle index, nb::handle value, const c
   nb::object given_shape = source.attr("shape"), given_dtype = source.attr("dtype");
   if (is_gradient_ && whole && !given_shape.equal(shape)) source = summed(source);
   if (!source.attr("shape").equal(shape) || !given_dtype.equal(numpy_dtype())) {
+    const bool is_one = nb::len(given_shape) == 0 && nb::len(shape) > 0 && place_.platform == Platform::kCpu;
+    const std::string more = is_one ? " The array over its memory broadcasts: numpy.asarray(x)[...] = value." : "";
     throw nb::value_error((std::string(who) + ": expected " + type_text(numpy_dtype(), shape) + "; got " +
                            type_text(given_dtype, given_shape) +
-                           ". Reshape or cast it first: a Buffer is written without broadcasts and casts.")
+                           ". Reshape or cast it first: a Buffer is written without broadcasts and casts." + more)
                               .c_str());
   }
   if (PyObject_SetItem(array.ptr(), index.ptr(), source.ptr()) < 0) throw nb::python_error();
@@ -181,6 +183,41 @@ void bind_refusals(nb::class_<Buffer>& type) {
   });
 }
 
+// Numbers of Python, of a Buffer without axes: what it has is then used as an index, or by Python's own functions.
+void bind_conversions(nb::class_<Buffer>& type) {
+  constexpr std::pair<const char*, const char*> conversions[] = {
+      {"__int__", "int"}, {"__index__", "int"}, {"__float__", "float"}, {"__complex__", "complex"}};
+  for (const auto& [name, function] : conversions) {
+    const bool is_index = std::string(name) == "__index__";
+    type.def(name, [function = function, is_index](nb::handle_t<Buffer> self) {
+      Buffer& buffer = lent(self);
+      const std::string call = std::string(is_index ? "an index" : function) + ": ";
+      if (buffer.ndim() != 0) {
+        throw nb::type_error((call + "expected a Buffer without axes; got " +
+                              type_text(buffer.numpy_dtype(), buffer.shape()) + ". " + kAnArray)
+                                 .c_str());
+      }
+      nb::object number = buffer.numpy(self).attr("item")();
+      if (is_index && !PyLong_Check(number.ptr())) {
+        throw nb::type_error((call + "expected a Buffer of integers; got " +
+                              type_text(buffer.numpy_dtype(), buffer.shape()) + ". Convert it: int(x).")
+                                 .c_str());
+      }
+      return nb::module_::import_("builtins").attr(function)(number);
+    });
+  }
+  type.def("__len__", [](nb::handle_t<Buffer> self) {
+    const Buffer& buffer = lent(self);
+    if (buffer.ndim() == 0) throw nb::type_error("len: a Buffer without axes has no length.");
+    return buffer.dims()[0];
+  });
+  type.def("__getattr__", [](nb::handle self, const std::string& name) -> nb::object {
+    std::string text = "'" + nb::cast<std::string>(self.type().attr("__name__")) + "' object has no attribute '" + name;
+    text += nb::hasattr(import_numpy_module().attr("ndarray"), name.c_str()) ? std::string("'. ") + kAnArray : "'";
+    throw nb::attribute_error(text.c_str());
+  });
+}
+
 }  // namespace
 
 void bind_items(nb::class_<Buffer>& type) {
@@ -193,6 +230,7 @@ void bind_items(nb::class_<Buffer>& type) {
           nb::arg("index").none(), nb::arg("value").none())
       .def("write", [](Self self, nb::handle value) { lent(self).write(self, value); }, nb::arg("value").none());
   bind_refusals(type);
+  bind_conversions(type);
 }
 
 }  // namespace eqxcallback

@@ -100,7 +100,9 @@ def test_device_memory_is_not_for_numpy(fake_xla):
             with pytest.raises(TypeError, match=r"in the memory of a cuda device. Use buffer.cupy\(\)"):
                 use(out)
         with pytest.raises(BufferError, match="copy=True would allocate"):
-            x.__dlpack__(copy=True)
+            x.__dlpack__(stream=ctx.stream, copy=True)
+        with pytest.raises(BufferError, match=r"read-only, .* Pass max_version=\(1, 0\)\.$"):
+            x.__dlpack__(stream=ctx.stream)
 
     code, message, _ = run_on_fake_gpu(fake_xla, callback, np.zeros(1, np.float32), F32)
     assert (code, message) == (OK, "")
@@ -108,9 +110,15 @@ def test_device_memory_is_not_for_numpy(fake_xla):
 
 def test_dlpack_wants_the_same_stream(fake_xla):
     def callback(ctx, out, x):
-        with pytest.raises(BufferError, match="the consumer works on another stream than XLA"):
-            out.__dlpack__(stream=1)
-        for stream in (ctx.stream, -1, None):
+        for stream in (
+            1,
+            None,
+        ):  # by None, too, a consumer means the legacy default stream, for which XLA's do not wait
+            with pytest.raises(BufferError, match="the consumer works on another stream than XLA"):
+                out.__dlpack__(stream=stream)
+        with pytest.raises(TypeError, match="expected `stream` to be a number or None"):
+            out.__dlpack__(stream="main")
+        for stream in (ctx.stream, -1):
             assert "dltensor" in repr(out.__dlpack__(stream=stream))
 
     code, message, _ = run_on_fake_gpu(fake_xla, callback, np.zeros(1, np.float32), F32)

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import eqxcallback as eqxc
+
 from .dlpack_consumer import DTYPES, take
 from .kernels import address, callback_like
 from .test_dtypes import WHOLE, random_array, same_bits
@@ -117,3 +119,9 @@ def test_jnp_from_dlpack_is_the_same_memory():
 
     x = jnp.arange(3.0)
     np.testing.assert_array_equal(callback_like(callback, x)(x), x)
+
+
+@pytest.mark.parametrize("max_version", [(), ("a",), 1, [1, 0]])
+def test_a_version_that_is_none(max_version):
+    with pytest.raises(TypeError, match=r"expected `max_version` to be \(major, minor\)"):
+        eqxc.Buffer(np.zeros(3)).__dlpack__(max_version=max_version)

@@ -108,3 +108,46 @@ def test_an_exiting_interpreter_is_clean(tmp_path):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "leaked" not in result.stderr  # nanobind reports what is still alive
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_exit_waits_for_kernels_that_run(devices, tmp_path):
+    """On threads of XLA's: those of several devices, and that of an exported program."""
+    (tmp_path / "slow_kernels.py").write_text("""
+import time
+
+begun = []
+
+def slow(ctx, out, x):
+    begun.append(1)
+    time.sleep(0.3)
+    out.write(x)
+    print("written", flush=True)
+""")
+    code = """
+import time, jax, jax.numpy as jnp, eqxcallback as eqxc
+from jax.sharding import NamedSharding, PartitionSpec
+from slow_kernels import begun, slow
+
+def f(x):
+    return eqxc.buffer_callback(slow, jax.ShapeDtypeStruct(x.shape, x.dtype))(jnp.sin(x @ x.T) @ x)
+
+x = jnp.ones((600, 600))  # a small program runs on the thread that calls it
+if jax.device_count() > 1:
+    mesh = jax.make_mesh((jax.device_count(),), ("d",))
+    program = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec("d"), out_specs=PartitionSpec("d")))
+    x = jax.device_put(x, NamedSharding(mesh, PartitionSpec("d")))
+else:
+    program = jax.jit(eqxc.export(f)(x).call)
+jax.block_until_ready(program(x))
+kept = program(x)
+while len(begun) < 2 * jax.device_count():
+    time.sleep(0.001)
+print("end", flush=True)
+"""
+    environment = one_device.environment() | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.count("written") == 2 * devices
+    assert "end\nwritten" in result.stdout

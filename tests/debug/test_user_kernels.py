@@ -45,6 +45,7 @@ def test_what_is_wrong(what, distance, text, jit):
         in_checked_mode(harm(what, distance), X, jit=jit)
     first = str(caught.value.original).partition("checked mode found: ")[2]
     assert re.search(text, first), first
+    assert str(caught.value).count("kernel Harm") == 1
     if not jit:
         assert str(caught.value).startswith("mine[native]: kernel Harm: checked mode found: ")
         assert caught.value.layer == "mine"

@@ -196,6 +196,8 @@ def test_an_empty_grid_launches_nothing(driver, xy):
         ("cuInit", 100, "cuInit failed"),
         ("cuModuleLoadData", 209, r"NO_BINARY_FOR_GPU\). The kernel was compiled for another architecture"),
         ("cuModuleLoadData", 222, "The compiler is newer than the driver"),
+        ("cuModuleLoadData", 218, "The image is damaged, or its compiler is newer than the driver"),
+        ("cuLaunchKernel", 700, "A kernel that ran before has done this.*CUDA_LAUNCH_BLOCKING=1"),
         ("cuModuleGetFunction", 500, r"cuModuleGetFunction\(entry_lowered\) failed: .*CUDA_ERROR_NOT_FOUND"),
         ("cuLaunchKernel", 900, "not allowed while XLA records a command buffer"),
         (

@@ -175,14 +175,20 @@ def test_backward_without_gradients_that_are_not_needed(step, absent):
         *[(name, 90, 128, {"has": ("bias", "bias of keys")}) for name in ("forward", "keys", "queries", "bias")],
         ("forward", 100, 128, {"has": ("lengths", "offset")}),  # a prompt into a cache
         ("forward", 90, 128, {"window": 1000}),
+        *[
+            (name, 86, 256, {"has": (option,), "dtype": "float32"})
+            for name in ("keys", "queries")
+            for option in ("bias", "mask")
+        ],
     ],
     ids=lambda x: "-".join(map(str, x)) if isinstance(x, dict) else str(x),
 )
 def test_options(name, arch, size, chosen, check_spilled):
     kernel, choose = KERNELS[name]
+    dtype, chosen = chosen.get("dtype", "bfloat16"), {key: x for key, x in chosen.items() if key != "dtype"}
     has = sum(HAS[option] for option in chosen.get("has", ()))
-    choice = choose(arch, size, "bfloat16", queries=4096, has=has, soft_cap=chosen.get("soft_cap", 0.0))
-    made = compiled(kernel, arch, "bfloat16", choice, **chosen)
+    choice = choose(arch, size, dtype, queries=4096, has=has, soft_cap=chosen.get("soft_cap", 0.0))
+    made = compiled(kernel, arch, dtype, choice, **chosen)
     within_limits(made, arch)
     check_spilled(made, 512)
 

@@ -41,6 +41,19 @@ def test_logits_far_below_zero(causal, request):
         np.testing.assert_allclose(x, right, rtol=0, atol=5e-3)  # a sum with 1e4 is exact to 5e-4
 
 
+@pytest.mark.parametrize(("dtype", "value"), [(np.float32, 100), (np.float16, 12)])
+def test_a_bias_of_keys_that_weighs_much(dtype, value, request):
+    """The last block of queries is not full. A query of zeros past the end would have an infinite weight for that key."""
+    operands = tuple(x.astype(dtype) for x in inputs(21, KEYS, HEADS, 2, 20))
+    bias = np.zeros((1, 1, KEYS), dtype)
+    bias[..., 3] = value
+    want = value_and_gradients(operands, {"bias": bias})[1]
+    request.getfixturevalue("interpreted")
+    got = value_and_gradients(operands, {"bias": bias})[1]
+    for x, right in zip(got[:3], want[:3], strict=True):
+        np.testing.assert_allclose(x, right, rtol=0, atol=1e-4 if dtype == np.float32 else 3e-2)
+
+
 @pytest.mark.parametrize("others", [(), (0,), (1,)], ids=["alone", "and of queries", "and of keys"])
 def test_gradients_of_slopes(others, request):
     """Their parts are of the kernel of queries, also where no gradient of these is needed."""
@@ -61,6 +74,18 @@ def test_gradients_of_slopes(others, request):
 def test_gradients_of_nothing():
     for queries, keys in ((0, 17), (5, 0)):
         assert not any(np.any(x) for x in jax.tree.leaves(value_and_gradients(inputs(queries, keys, 2, 1, 20), {})[1]))
+
+
+def test_heads_without_elements(request):
+    """Weights of a bias alone, which has gradients."""
+    operands, bias = inputs(3, 5, 2, 1, 0), np.ones((1, 3, 5), np.float32)
+
+    def gradient():
+        return jax.value_and_grad(lambda bias: ops.attention_with_lse(*operands, bias=bias)[1].sum())(bias)
+
+    want = gradient()
+    request.getfixturevalue("interpreted")
+    check_each(gradient(), want)
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -31,7 +31,7 @@ def _batch(x: ShapeAndDtype) -> int:
 
 def _blocks(x: ShapeAndDtype, rows: int) -> int:
     """The number of blocks of `rows` rows of one head of one example."""
-    return ceil(x.shape[-3], rows) * x.shape[-2] * _batch(x) if x.shape[-1] else 0
+    return ceil(x.shape[-3], rows) * x.shape[-2] * _batch(x)
 
 
 def _optional(args: PyTree, name: str) -> Any:
@@ -92,8 +92,8 @@ def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:
 
 def _supports(types: Types, **options: object) -> bool | str:
     q = types[0]
-    if q.shape[-1] > _MAX_SIZE:
-        return f"heads have to be no longer than {_MAX_SIZE}; they are {q.shape[-1]}"
+    if not 0 < q.shape[-1] <= _MAX_SIZE:
+        return f"heads have to be no longer than {_MAX_SIZE}, and to have elements; they are {q.shape[-1]}"
     for name in OPTIONAL:
         x = _optional(types, name)
         if places_of(name, q.shape[:-3], x) is None:
@@ -116,10 +116,9 @@ def _settings(
     has = sum(1 << i for i, x in enumerate(optional) if x is not None)
     args = (q, kv, *optional)
     has += sum(bit for name, bit in OF_KEYS.items() if is_of_keys(_optional(args, name), q.shape[-3]))
-    # Heads without elements have nothing to launch, but a kernel all the same.
     choice = tiles.CHOOSE[name](
         arch,
-        max(q.shape[-1], 1),
+        q.shape[-1],
         q.dtype.name,
         queries=q.shape[-3],
         rows=_packed_rows(q, kv),
@@ -188,7 +187,7 @@ def _forward_grid(
 
 
 def _joining_constants(arch: int, q: ShapeAndDtype, *_: object, **__: object) -> Mapping[str, Any]:
-    size = max(q.shape[-1], 1)
+    size = q.shape[-1]
     return {"SIZE": size, "WIDTH": 1 << (size - 1).bit_length(), "BLOCK_PARTS": 16}
 
 

@@ -29,6 +29,7 @@ import triton.language as tl
 
 from ._triton_forward import first_element, inner, load, outer, place, store, zeros
 from ._triton_pairs import (
+    BIAS_OF_KEYS,
     LENGTHS,
     LOG2_E,
     MASK,
@@ -126,9 +127,12 @@ def _visit_keys(
         step, left = tl.cast(at, tl.int64) * stride, queries - at
         rows = tl.arange(0, BLOCK_QUERIES)
         query = (at + rows)[None, :]
-        # Rows past the end are zeros all through, and add nothing whatever their weights are, unless slopes make these infinite.
+        # Rows past the end are zeros all through, and add nothing whatever their weights are, unless slopes, or a bias of keys
+        # that these rows have too, make the weights infinite.
         q_main, q_tail = load(q + step, stride, left, BLOCK_QUERIES, SIZE, MAIN, TAIL)
-        of_rows = tl.load(sums + at + rows, mask=rows < left, other=float("inf") if HAS & SLOPES else 0.0)
+        of_rows = tl.load(
+            sums + at + rows, mask=rows < left, other=float("inf") if HAS & (SLOPES | BIAS_OF_KEYS) else 0.0
+        )
         products = inner(k, k_tail, q_main, q_tail, TAIL)
         # fmt: off
         weights, tangents = weights_of(

@@ -130,7 +130,7 @@ def _keys_tile(arch: int, width: int, dtype: str, of_pairs: bool) -> _Tile:
     and are slower: shared memory feeds half of the products then.
     """
     if dtype == "float32":
-        return _full_precision_tile(width)
+        return _full_precision_tile(width, of_pairs)
     if arch == 90 and width <= 64 and not of_pairs:
         # Measured on an H100, forward and backward, in bf16: eight examples of 1,024 tokens and 32 heads of 64, causal, have 216
         # TFLOP/s, and 192 with 128 keys and eight warps, of whose registers fewer spill.
@@ -145,7 +145,7 @@ def _keys_tile(arch: int, width: int, dtype: str, of_pairs: bool) -> _Tile:
 def _queries_tile(arch: int, width: int, dtype: str, of_pairs: bool) -> _Tile:
     """One accumulator, and three products of a block of keys."""
     if dtype == "float32":
-        return _full_precision_tile(width)
+        return _full_precision_tile(width, of_pairs)
     if arch == 90 and width <= 128 and not of_pairs:
         # Measured on an H100, forward and backward, in bf16. Four examples of 4,096 tokens and 16 heads of 128 have 350 TFLOP/s
         # causal and 385 not, and with 128 queries and eight warps 331 and 368; with a third stage 338 causal, with 32 keys and
@@ -160,9 +160,14 @@ def _queries_tile(arch: int, width: int, dtype: str, of_pairs: bool) -> _Tile:
     return (128, 64, 8, 2) if width <= 128 else (64, 32, 8, 2)
 
 
-def _full_precision_tile(width: int) -> _Tile:
-    """f32 is multiplied by ordinary instructions, whose operands are all in registers: tiles are small."""
-    return (32, 32, 8, 2) if width <= 128 else (16, 32, 8, 2)
+def _full_precision_tile(width: int, of_pairs: bool = False) -> _Tile:
+    """f32 is multiplied by ordinary instructions, whose operands are all in registers: tiles are small.
+
+    **Arguments:** `of_pairs`: of a gradient, in which 32 keys of 256 leave 1 KiB of 99 to options.
+    """
+    if width <= 128:
+        return 32, 32, 8, 2
+    return 16, 16 if of_pairs else 32, 8, 2
 
 
 def _little_shared_memory(arch: int) -> bool:

@@ -1,5 +1,6 @@
 """The handlers of the extension, registered with XLA at import, and what else is registered later."""
 
+import atexit
 import functools
 import os
 import platform as host
@@ -44,6 +45,8 @@ def jax_handler() -> object:
 
 
 def register() -> None:
+    # What is registered later runs before: the wait for programs with effects, which debug/_barrier.py does.
+    atexit.register(_ext.end_visits)
     if (handler := jax_handler()) is not None:
         _ext.set_jax_handler(handler)
     for name, handlers in _ext.python_call_targets().items():

@@ -54,3 +54,12 @@ def test_positions_of_64_bits(x64):
     for position, first in ((np.int64(2**32), 4), (np.int64(-(2**40)), 0), (np.uint64(2**63), 4)):
         out = ops.cache_append(jnp.zeros((6, 1)), jnp.ones((2, 1)), position)
         assert np.flatnonzero(out).tolist() == [first, first + 1]
+
+
+def test_the_handler_refuses_elements_of_less_than_a_byte():
+    cache, rows = jnp.zeros((4, 6), jnp.int4), jnp.ones((1, 6), jnp.int4)
+    call = jax.ffi.ffi_call(
+        "eqxcallback_cache_append", jax.ShapeDtypeStruct(cache.shape, cache.dtype), input_output_aliases={0: 0}
+    )
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"cache_append.*: expected elements of whole bytes"):
+        jax.block_until_ready(jax.jit(lambda *args: call(*args, row_rank=np.int64(1)))(cache, rows, jnp.int32(1)))
