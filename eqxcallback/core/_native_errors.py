@@ -1,6 +1,7 @@
 """Errors of handlers in C++ as exceptions: they have a code and a text, and no frames."""
 
 import collections
+import re
 import threading
 
 from jax.errors import JaxRuntimeError
@@ -23,12 +24,23 @@ class InvalidArgument(KernelError, ValueError):
 def record_native_error(ops: str, symbol: str, code: int, message: str, operands: str) -> str:
     """Log the error of the handler `symbol`, keep it for whoever calls it, and return its text for XLA."""
     # Handlers of this package name the op themselves, and have no symbol here.
-    text = f"{ops}[native]: kernel {symbol}: {message}" if symbol else message
+    text = f"{ops}[native]: kernel {symbol}: {message}{_remedy(message)}" if symbol else message
     layer = ops or message.partition("[")[0]
     is_invalid = code == _INVALID_ARGUMENT
     original = ValueError(message) if is_invalid else RuntimeError(message)
     kind = InvalidArgument if is_invalid else KernelError
     return keep_native(original, layer, f"{text}\nnative lane, {operands}", operands, kind)
+
+
+def _remedy(message: str) -> str:
+    """Say what to do about an error of XLA's that does not say it itself."""
+    counts = re.search(r"Wrong number of attributes: expected (\d+) but got (\d+)", message)
+    if counts is None or int(counts[1]) <= int(counts[2]):
+        return ""
+    return (
+        ". A layer's static fields are passed only if they are named, NativeKernel(..., attributes=('k',)), and an Op's options "
+        "only if the call states them."
+    )
 
 
 def keep_native(

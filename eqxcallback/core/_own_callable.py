@@ -1,7 +1,7 @@
 """The questions that programs ask of our own callables."""
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
@@ -19,6 +19,10 @@ class OwnCallable(abc.ABC):
     def _refusal(self, what: str) -> Exception | None:
         """The error for a transformation that the callable has no rule for; `None` is the usual one."""
         del what
+        return None
+
+    def _gradients(self) -> tuple[str, Mapping[int, str]] | None:
+        """If it computes gradients, what errors call it, and each of its outputs."""
         return None
 
     def _takes(self, error: Exception, outputs: Sequence[Any], inputs: Sequence[Any]) -> bool:

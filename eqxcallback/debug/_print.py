@@ -1,10 +1,12 @@
 """A tap that prints."""
 
+import reprlib
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+import jax
 import numpy as np
 
 from ..core import AnyBool, AnyInt, OwnCallable, PyTree, identity
@@ -19,6 +21,7 @@ class Stream(Protocol):
     def write(self, text: str, /) -> object: ...
 
 
+_WHO = "eqxcallback.debug.print"
 _lock = threading.RLock()  # a stream may be written to by what prints itself
 
 
@@ -41,19 +44,20 @@ class Printer(OwnCallable):
     ):
         """**Arguments:** those of [`eqxcallback.debug.print`][].
 
-        **Raises:** `TypeError` for an `output_stream` without `write`, and a `threshold` that is not a number.
+        **Raises:** `TypeError` for a label that is an array or a stream, an `output_stream` without `write`, and a `threshold`
+        that is not a number.
         """
-        who = "eqxcallback.debug.print"
+        who = _WHO
         if output_stream is not None and not callable(getattr(output_stream, "write", None)):
             raise TypeError(f"{who}: expected output_stream to have a method write(text); got {output_stream!r}.")
         if threshold is not None and (not isinstance(threshold, int | np.integer) or isinstance(threshold, bool)):
             raise TypeError(f"{who}: expected threshold to be a number of elements, or None; got {threshold!r}.")
         self._write = None if output_stream is None else output_stream.write
         self._threshold = threshold
-        self._labels = {name: str(value) for name, value in (labels or {}).items()}
+        self._labels = {name: _label(name, value) for name, value in (labels or {}).items()}
 
     def _named_like(self) -> str:
-        return "eqxcallback.debug.print"
+        return _WHO
 
     def _identity(self) -> object:
         labels = tuple(sorted(self._labels.items()))
@@ -75,9 +79,24 @@ class Printer(OwnCallable):
                 write(line + "\n")
 
 
+def _label(name: str, value: object) -> str:
+    if any(isinstance(leaf, jax.Array | np.ndarray) for leaf in jax.tree.leaves(value)):  # tracers are arrays too
+        raise TypeError(
+            f"{_WHO}: expected the label {name} to be static, as text and numbers are; got {reprlib.repr(value)} of "
+            f"type {type(value).__name__}. Put arrays into the tree: debug.print({{{name!r}: {name}}})."
+        )
+    if callable(getattr(value, "write", None)):
+        raise TypeError(
+            f"{_WHO}: expected the label {name} to be static, as text and numbers are; got {value!r}, a stream. Pass it as "
+            "output_stream."
+        )
+    return str(value)
+
+
 def print(
     x: PyTree,
-    *,
+    /,
+    *others: PyTree,
     what: object = None,
     result: PyTree = None,
     with_device: AnyBool = False,
@@ -104,14 +123,23 @@ def print(
 
     **Arguments:**
 
-    - `what`, `labels`: what to print before. They are made text when the program is traced.
+    - `x`: the value, one PyTree of arrays. There are no `others`, and no format: this is not `jax.debug.print`.
+    - `what`, `labels`: what to print before, which is made text when the program is traced. Arrays belong into `x`.
     - `with_device`: whether `device` is one of the labels. `transforms` is one wherever there are any.
     - `output_stream`: something with a method `write`, in place of `sys.stdout`. It is called once for each of the two.
     - `threshold`: the number of elements above which the middle of an array is left out. `None` for NumPy's own.
     - `result`, `device_index`, `ordered`, `mode`: those of [`eqxcallback.debug.tap`][].
 
     **Returns:** `x`, or `result`.
+
+    **Raises:** `TypeError` for a text as `x`, for several values, for a label that is an array, and for other wrong options.
     """
+    if others or isinstance(x, str):
+        got = f"the text {x!r}" if isinstance(x, str) else "several values"
+        raise TypeError(
+            f"{_WHO}: expected one value to print, a PyTree of arrays; got {got}. This is not jax.debug.print: write "
+            "debug.print(value, what='loss'), or debug.print({'loss': loss, 'x': x}) for several values."
+        )
     if what is not None:
         labels["what"] = what
     printer = Printer(labels, output_stream=output_stream, threshold=threshold)

@@ -2,9 +2,12 @@
 
 import dataclasses
 import functools
+import reprlib
 from collections.abc import Sequence
 
-from ..core import PyTree
+import jax
+
+from ..core import PyTree, callable_name
 from ..nn._adopt import adopt
 from ._compare import compared
 from ._packages import of_packages
@@ -61,11 +64,13 @@ def fuse(
 
     **Raises:** `ValueError` if a result of the example differs by more than the tolerance, for an `only` that matches no layer,
     for a path that does not exist, and for a rule that fails. `TypeError` for an `only`, an `exclude`, `rules` or a `platform`
-    that is none of the above.
+    that is none of the above, and for a `model` in which there can be no layer: a class, a function, `None` or a number. A model
+    may have functions and `None` in it.
 
     A subclass of a layer may do something else, and is left alone. Layers that are not in the PyTree cannot be seen: in static
     fields, and in functions that hold them.
     """
+    _check_model(model)
     included = None if only is None else Selection(only, "only")
     excluded = None if exclude is None else Selection(exclude, "exclude")
     where_it_runs = checked(platform)
@@ -121,6 +126,17 @@ def fuse(
     if example is not None:
         report = dataclasses.replace(report, error=compared(model, fused, example, tolerance, report.by_rules))
     return Fused(fused, report)
+
+
+def _check_model(model: PyTree) -> None:
+    if model is not None and not jax.tree_util.all_leaves([model]):
+        return
+    got = f"got {reprlib.repr(model)} of type {type(model).__name__}, which has no parts."
+    if isinstance(model, type):
+        got = f"got a class, {title(model)}. Make an instance."
+    elif callable(model):
+        got = f"got the function {callable_name(model)}, which hides its layers. Pass the model that it calls."
+    raise TypeError(f"fuse: expected a model, a PyTree with layers in it; {got}")
 
 
 def unfuse(model: PyTree, *, rules: Given = None) -> PyTree:

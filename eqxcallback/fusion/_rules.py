@@ -85,6 +85,8 @@ class FuseRule:
         return back
 
 
+_EXPECTED = "fuse: expected rules to be FuseRules, or a mapping from classes of layers to functions of a layer"
+
 Given = Mapping[type, Callable[[PyTree], PyTree]] | FuseRule | Sequence[FuseRule] | None
 
 
@@ -114,25 +116,26 @@ def replacements(given: Given, packages: Sequence[tuple[str, FuseRule]]) -> dict
     """Rules of the caller go before those of packages, and these before ours."""
     ours = {theirs: Replacement(functools.partial(adopt, ours)) for theirs, ours in FUSED.items()}
     others = {rule.replaces: Replacement(rule.made, whose, rule) for whose, rule in reversed(packages)}
+    callers = {rule.replaces: Replacement(rule.made, "in `rules`", rule) for rule in sequence(given)}
     if isinstance(given, Mapping):
         callers = {cls: Replacement(function, "in `rules`") for cls, function in given.items()}
-    else:
-        callers = {rule.replaces: Replacement(rule.made, "in `rules`", rule) for rule in sequence(given)}
     return {**ours, **others, **callers}
 
 
 def sequence(given: Any) -> tuple[FuseRule, ...]:
-    """The rules that can be undone, of what a user or a package gave as `Given`."""
-    if given is None or isinstance(given, Mapping):
+    """The rules that can be undone, of what a user or a package gave as `Given`, all of which is checked."""
+    if given is None:
         return ()
-    rules = (given,) if isinstance(given, FuseRule) else tuple(given)
+    if isinstance(given, Mapping):
+        for cls, function in given.items():
+            if not isinstance(cls, type) or not callable(function):
+                raise TypeError(f"{_EXPECTED}; got the entry {cls!r}: {function!r}.")
+        return ()
+    rules = tuple(given) if isinstance(given, Sequence) else (given,)
     kinds: dict[type, FuseRule] = {}
     for rule in rules:
         if not isinstance(rule, FuseRule):
-            raise TypeError(
-                "fuse: expected rules to be FuseRules, or a mapping from classes to functions; got "
-                f"{rule!r} of type {type(rule).__name__}."
-            )
+            raise TypeError(f"{_EXPECTED}; got {rule!r} of type {type(rule).__name__}.")
         for cls in (rule.replaces, rule.by):
             if kinds.setdefault(cls, rule) is not rule:
                 raise ValueError(

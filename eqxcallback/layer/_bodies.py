@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import xla
-from ..transform import Backward, Body, as_gradients
+from ..core import PyTree
+from ..transform import Backward, Body
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -51,7 +52,12 @@ class LayerBackward(Backward):
         grads = (d_layer, *d_args, *(d_kwargs[name] for name in self.keywords))
         return layer, grads, (*args, *(kwargs[name] for name in self.keywords)), out, cotangents
 
-    def __call__(self, ctx: xla.ExecutionContext, outputs: Sequence[xla.Buffer], inputs: Sequence[xla.Buffer]) -> None:
-        as_gradients(outputs)
+    def _who(self) -> str:
+        return f"{self.layer}.backward"
+
+    def gradient_tree(self, outputs: Sequence[object], inputs: Sequence[object]) -> PyTree:
+        return self.arguments(outputs, inputs)[1]
+
+    def call(self, ctx: xla.ExecutionContext, outputs: Sequence[object], inputs: Sequence[object]) -> object:
         layer, grads, args, out, cotangents = self.arguments(outputs, inputs)
         return self.function(layer, ctx, grads, args, out, cotangents)

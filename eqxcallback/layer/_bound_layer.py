@@ -2,12 +2,11 @@
 
 import dataclasses
 import functools
-import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import tree_flatten, tree_flatten_with_path, tree_leaves
+from jax.tree_util import tree_flatten_with_path, tree_leaves
 
 from .. import backends, xla
 from ..core import (
@@ -16,7 +15,6 @@ from ..core import (
     PyTree,
     ShapeAndDtype,
     Value,
-    blaming,
     check_alias_pairs,
     check_aliases,
     path_text,
@@ -34,13 +32,14 @@ from ..transform import (
     Settings,
     Slots,
     Structure,
+    called_with_a_buffer,
     is_array,
     jax_backward,
     jax_forward,
     named_types,
     parse_sharding,
 )
-from . import _declarations as declarations, _rules as rules, _statics as statics
+from . import _declarations as declarations, _results as results, _rules as rules, _statics as statics
 from ._bodies import KernelForward, LayerBackward, LayerForward
 from ._declarations import LayerClass
 from ._poison import Poisoning
@@ -77,17 +76,19 @@ def bind_layer(
         )
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     layer, args, kwargs = inputs.build(types)
-    outputs, result_types = _result_types(cls, inputs, types, refs)
+    _check_no_buffers(cls, layer, args, kwargs)
+    outputs, result_types = results.result_types(cls, inputs, types, refs, settings)
     num_results = len(result_types)
     if not (result_types or refs or layer.has_side_effect):
-        _check_computes(cls, args, outputs.build(()))
-    residuals, residual_types = _structure_of(
+        results.check_computes(cls, args, outputs.build(()))
+    residuals, residual_types = results.structure_of(
         None
         if (residual_type := declarations.method(cls, "residual_type")) is None
         else residual_type(layer, *args, **kwargs),
         f"{name}.residual_type",
     )
-    kernel_outputs = outputs if residual_type is None else _pair(outputs, residuals)
+    settings.check_widths(residual_types, f"{name}.residual_type")
+    kernel_outputs = outputs if residual_type is None else results.pair(outputs, residuals)
 
     input_keys, input_avals = _as_words(avals)
     output_keys, result_avals = _as_words([*result_types, *(types[i] for i in refs), *residual_types])
@@ -216,71 +217,6 @@ def bind_layer(
     return BoundLayer(ForwardCall(bound, Axes.none(len(avals))), outputs, num_results, input_keys, visible_keys)
 
 
-def _result_types(
-    cls: LayerClass, inputs: Structure, types: Sequence[ShapeAndDtype], refs: Sequence[int]
-) -> tuple[Structure, Sequence[Any]]:
-    """The tree of the results and the types of its arrays, on which `out_type` and `reference` agree."""
-    declared: dict[str, tuple[Structure, Sequence[Any]]] = {}
-    layer, args, kwargs = inputs.build(types)
-    if cls._has_own_out_type():
-        with blaming(cls.__qualname__, "out_type", args, kwargs):
-            out = layer.out_type(*args, **kwargs)
-        declared["out_type"] = _structure_of(out, f"{cls.__qualname__}.out_type")
-    reference = declarations.method(cls, "reference")
-    if reference is not None:
-        with blaming(cls.__qualname__, "reference", args, kwargs):
-            declared["reference"] = rules.eval_type(cls, reference, inputs, types, refs)
-    (first, expected), *rest = declared.items()
-    for other, got in rest:
-        if expected[0] != got[0] or _texts(expected[1]) != _texts(got[1]):
-            raise ValueError(
-                f"{cls.__qualname__}: expected out_type and reference to agree; {first} says {_texts(expected[1])} in "
-                f"{expected[0]!r}, and {other} gives {_texts(got[1])} in {got[0]!r}."
-            )
-    return expected
-
-
-def _check_computes(cls: LayerClass, args: Sequence[Value], out: PyTree) -> None:
-    """Numbers of Python are static, and the result of such arguments alone is one that no kernel computes."""
-    if not any(isinstance(leaf, int | float | complex) for leaf in tree_leaves(out)):
-        return
-    named = zip(declarations.names_of(cls, len(args)), args, strict=True)
-    numbers = [
-        f"{path_text(name, path)} = {leaf!r}"
-        for name, arg in named
-        for path, leaf in tree_flatten_with_path(arg)[0]
-        if isinstance(leaf, int | float | complex)
-    ]
-    raise TypeError(
-        f"{cls.__qualname__}: expected an array among the arguments; got {', '.join(numbers[:3]) or 'none'}. Python's numbers "
-        f"are static, and the result would be {reprlib.repr(out)}, without a call of the kernel. Pass jnp.asarray(...)."
-    )
-
-
-def _texts(types: Sequence[ShapeAndDtype]) -> list[str]:
-    return [type_text(leaf.dtype, leaf.shape) for leaf in types]
-
-
-def _structure_of(tree: PyTree, who: str) -> tuple[Structure, Sequence[Any]]:
-    leaves, treedef = tree_flatten(tree)
-    marked = [Structure.array if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf for leaf in leaves]
-    arrays = [leaf for leaf, mark in zip(leaves, marked, strict=True) if mark is Structure.array]
-    if leaves and not arrays:
-        raise TypeError(f"{who}: expected the types of arrays, `jax.ShapeDtypeStruct`s; got {tree!r}.")
-    for leaf in arrays:
-        try:
-            xla.result_aval(leaf.shape, leaf.dtype)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{who}: expected the types of arrays; got {leaf!r} ({error}).") from None
-    return Structure(treedef, marked, who), [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in arrays]
-
-
-def _pair(outputs: Structure, residuals: Structure) -> Structure:
-    arrays = [Structure.array] * outputs.num_arrays, [Structure.array] * residuals.num_arrays
-    leaves, treedef = tree_flatten((outputs.build(arrays[0]), residuals.build(arrays[1])))
-    return Structure(treedef, leaves, "")
-
-
 def _as_words(avals: Sequence[Aval]) -> tuple[dict[int, str], tuple[Any, ...]]:
     """The typed PRNG keys among `avals`, and the types with the words in place of keys."""
     keys, words = {}, []
@@ -324,6 +260,14 @@ def _with_absent(
         for path, leaf in tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)[0]
         if leaf is None or id(leaf) in arrays
     ]
+
+
+def _check_no_buffers(cls: type, layer: PyTree, args: Sequence[Value], kwargs: dict[str, PyTree]) -> None:
+    """A kernel has Buffers in place of arrays, and they would be static here."""
+    buffers = [leaf for leaf in tree_leaves((layer, args, kwargs)) if isinstance(leaf, xla.Buffer)]
+    if buffers:
+        path = _leaves(cls, layer, args, kwargs, buffers)[0].path
+        raise called_with_a_buffer(cls.__qualname__, path, "the kernel of a layer, self.inner.kernel(ctx, out, x)")
 
 
 def named_arrays(layer: PyTree, args: Sequence[Value], kwargs: dict[str, PyTree]) -> list[tuple[str, Any]]:

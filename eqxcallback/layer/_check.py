@@ -172,7 +172,8 @@ def _faults_of_aliases(cls: LayerClass) -> Iterator[Fault]:
             continue
         what = "a field of the layer" if key.startswith("self.") else "a parameter of the kernel"
         names = ", ".join(fields if key.startswith("self.") else parameters) or "none"
-        yield ValueError, f"input_output_aliases has the input {key!r}, which is not {what} ({names})."
+        remedy = f" It is an array of the layer: write 'self.{key}'." if f"self.{key}" in fields else ""
+        yield ValueError, f"input_output_aliases has the input {key!r}, which is not {what} ({names}).{remedy}"
 
 
 def _takes(function: Any, names: tuple[str, ...], what: str, exactly: bool = False) -> Iterator[Fault]:

@@ -36,11 +36,13 @@ def _misspelt(cls: type, base: type) -> Iterator[tuple[str, str]]:
     for name, value in vars(cls).items():
         if name.startswith("_") or name in known or name in named or _is_field(cls, name):
             continue
+        # A name that goes on after the nearest one, such as `kernel2` or `batched`, is a helper's; a plural is a mistake.
+        nearest = difflib.get_close_matches(name, known, 1, _CLOSE)
+        if nearest and name.startswith(nearest[0]) and name != f"{nearest[0]}s":
+            continue
         is_function = isinstance(getattr(value, "method", value), FunctionType)  # Equinox wraps methods
         for meant in difflib.get_close_matches(name, METHODS if is_function else options, 1, _CLOSE):
-            # A name that goes on after another one, such as `kernel2` or `batched`, is a helper's; a plural is a mistake.
-            if not name.startswith(meant) or name == f"{meant}s":
-                yield name, meant
+            yield name, meant
 
 
 def _is_field(cls: type, name: str) -> bool:

@@ -1,7 +1,7 @@
 """A kernel that fails, in a layer with `on_error = "poison"`: its results are poison, and the program goes on."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,6 +24,9 @@ class Poisoning(OwnCallable):
 
     def _named_like(self) -> Any:
         return self.body
+
+    def _gradients(self) -> tuple[str, Mapping[int, str]] | None:
+        return self.body._gradients() if isinstance(self.body, OwnCallable) else None
 
     def _takes(self, error: Exception, outputs: Sequence[xla.Buffer], inputs: Sequence[xla.Buffer]) -> bool:
         for out in outputs:

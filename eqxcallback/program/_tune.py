@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import transform
-from ..core import PyTree
+from ..core import Failures, KernelError, PyTree
 from ..transform import Contest
 
 
@@ -123,10 +123,10 @@ def _measured(called: _Called, arrays: PyTree, contest: Contest, winners: Mappin
         try:
             with transform.trial({**winners, contest: i}):
                 run = _compiled(called, arrays)
-            jax.block_until_ready(run(1))
+            _try(run)
             runs[i] = run
         except Exception as error:  # one kernel that does not compile must not end it for all
-            failed[i] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            failed[i] = _reason(error)
     if not runs:
         raise ValueError(f"eqxcallback.tune: no kernel of {contest.op} runs this call: {'; '.join(failed)}.")
     seconds = _race(runs)
@@ -140,6 +140,20 @@ def _measured(called: _Called, arrays: PyTree, contest: Contest, winners: Mappin
         tuple(failed),
         min(seconds, key=seconds.__getitem__),
     )
+
+
+def _try(run: _Run) -> None:
+    """Call it once. A kernel in Python that fails raises its own exception: XLA's has the text of a traceback."""
+    with Failures() as failures:
+        try:
+            jax.block_until_ready(run(1))
+        except Exception as error:
+            failures.reraise(error)
+
+
+def _reason(error: Exception) -> str:
+    original = error.original if isinstance(error, KernelError) else error
+    return f"{type(original).__name__}: {str(original).strip().partition(chr(10))[0]}"
 
 
 def _without_keys(result: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -20,6 +21,7 @@ from . import (
     _rows_values as values,
     _rows_vmap as vmap,
 )
+from ._arguments import check_arguments
 from ._emulated import Part, parts, refusal
 from ._findings import Findings, NotApplicable, Tolerance, error_text
 from ._progress import Progress
@@ -112,7 +114,8 @@ def check(
 
     **Rows:**
 
-    - `types`: `out_type`, the reference and a call agree; `reference`: so do the values; `jit`: and a compiled call.
+    - `types`: `out_type`, the reference and a call agree; `reference`: so do the values; `jit`: and a compiled call. A call that
+        returns nothing and has no side effect fails `types`, whichever rows were chosen, and no other row is run.
     - `inputs untouched`, `outputs written`, `late reads`, `attributes`, `buffers released`: what kernels do to memory, in
         [checked mode][eqxcallback.debug.checked]: a late read is one of an operand whose memory a result has overwritten, and
         attributes are those of a native kernel, which it has to read. `aliasing`: what results overwrite is donated or
@@ -132,7 +135,8 @@ def check(
         what it launches elsewhere, allocates, waits for or reads on the host is named, with its line.
 
     **Raises:** [`eqxcallback.testing.CheckFailed`][], with the table, if a row failed. Rows come in the order in which they
-    explain each other: mend the first one that failed, and check again. `TypeError` or `ValueError` for a wrong option.
+    explain each other: mend the first one that failed, and check again. `TypeError` or `ValueError` for a wrong option, and
+    `TypeError` for arguments that no call takes.
 
     **Limitations:** other examples than the given one are made of it: floating values vary by a quarter, others are moved
     along their first axis. Other shapes come from `vmap` alone. What cannot be tried on this machine is not applicable, and
@@ -147,12 +151,18 @@ def check(
     with quiet(), jax.default_matmul_precision("highest"):
         for part in parts(layer_or_op, emulate, names, only is not None):
             it = subject(part.target, args, options, reference, seed)
+            check_arguments(it, part.target, args, options, _options())
             title = (title or it.name) + part.note
             rows += _rows(part, it, tolerance, shown)
     report = Report(title, tuple(rows))
     if report.failed:
         raise CheckFailed(report)
     return report
+
+
+def _options() -> list[str]:
+    """The names of the options of `check` itself."""
+    return [name for name, option in inspect.signature(check).parameters.items() if option.kind is option.KEYWORD_ONLY]
 
 
 def _selected(only: str | Sequence[str] | None, skip: str | Sequence[str], capture: bool) -> list[str]:
@@ -173,7 +183,7 @@ def _rows(part: Part, it: Subject, tolerance: Tolerance, shown: Progress) -> lis
     reason = part.reason or (refusal(it) if part.note else None)
     if reason is not None:
         return [Row(part.prefix + name, NOT_RUN, None, 0.0, reason) for name in part.names]
-    rows = _overrun(part.names, it) or (_row(name, it, tolerance) for name in part.names)
+    rows = _nothing(part.names, it) or _overrun(part.names, it) or (_row(name, it, tolerance) for name in part.names)
     return [shown.row(dataclasses.replace(row, name=part.prefix + row.name)) for row in rows]
 
 
@@ -187,9 +197,21 @@ def _overrun(names: Sequence[str], it: Subject) -> tuple[Row, ...]:
         return ()
     told = Row("inputs untouched", FAILED, None, time.perf_counter() - start, "\n".join(faults))
     what = "writes beyond its memory" if any("its memory" in fault for fault in faults) else "ends its process"
-    reason = f"not run: a kernel {what}"
-    others = {name: Row(name, NOT_APPLICABLE, None, 0.0, reason) for name in names}
-    rows = others | {told.name: told}
+    return _alone(told, names, f"not run: a kernel {what}")
+
+
+def _nothing(names: Sequence[str], it: Subject) -> tuple[Row, ...]:
+    """The rows of what returns nothing: they would compare nothing, and pass. Else nothing."""
+    start = time.perf_counter()
+    if not values.does_nothing(it):
+        return ()
+    told = Row("types", FAILED, None, time.perf_counter() - start, values.DOES_NOTHING)
+    return _alone(told, names, "not run: there is nothing to compare")
+
+
+def _alone(told: Row, names: Sequence[str], reason: str) -> tuple[Row, ...]:
+    """The one row that failed, and the others that are not run for this reason."""
+    rows = {name: Row(name, NOT_APPLICABLE, None, 0.0, reason) for name in names} | {told.name: told}
     return tuple(rows[name] for name in ROWS if name in rows)
 
 

@@ -5,8 +5,10 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+import jax
+
 from .. import debug, xla
-from ..core import raising
+from ..core import PyTree, raising
 from ..emulation import NotEmulated
 from ..kernel import Emulated, ImageKernel, SourceKernel, as_tuple, emulated as for_cpu
 from ..layer import Layer
@@ -102,8 +104,8 @@ def emulated(layer_or_op: LayerOrOp) -> LayerOrOp:
 
     **Returns:** a layer with the same arrays and fields, or an op.
 
-    **Raises:** `ValueError` if it has no such kernel. Where a kernel cannot be emulated, a call raises
-    [`eqxcallback.KernelError`][], which says why.
+    **Raises:** `ValueError` if it has no such kernel. Where a kernel is wrong, or cannot be emulated, a call outside of `jit`
+    raises [`eqxcallback.KernelError`][], which says why.
     """
     kernels = kernels_of(layer_or_op)
     device_kernels = _device_kernels(layer_or_op, kernels)
@@ -116,14 +118,28 @@ def emulated(layer_or_op: LayerOrOp) -> LayerOrOp:
     if isinstance(layer_or_op, Op):
         backward: Any = layer_or_op.backward or {}
         gradients = _for_cpu(backward.get(_PLATFORM, ()))
-        return dataclasses.replace(
-            layer_or_op, kernels={"cpu": _for_cpu(device_kernels)}, backward={"cpu": gradients} if gradients else None
-        )
+        fields = {field.name: getattr(layer_or_op, field.name) for field in dataclasses.fields(Op) if field.init}
+        fields |= {"kernels": {"cpu": _for_cpu(device_kernels)}, "backward": {"cpu": gradients} if gradients else None}
+        made: Any = _EmulatedOp(**fields)
+        return made
     # As Equinox makes a Module from leaves: without `__init__`.
     made = object.__new__(_emulated_class(type(layer_or_op)))
     for name, value in vars(layer_or_op).items():
         object.__setattr__(made, name, value)
     return made
+
+
+class _Raising:
+    """Calls that raise what an emulated kernel raises, as those of kernels in Python do: XLA's error has its text alone."""
+
+    def __call__(self, *args: PyTree, **kwargs: PyTree) -> PyTree:
+        with raising():
+            # Tracers, which `jit` and other transformations have here, are ready.
+            return jax.block_until_ready(super().__call__(*args, **kwargs))  # type: ignore[misc]
+
+
+class _EmulatedOp(_Raising, Op):
+    pass
 
 
 @functools.lru_cache(maxsize=256)
@@ -132,7 +148,7 @@ def _emulated_class(cls: Any) -> Any:
     backward = _for_cpu(cls.backward_kernels.get(_PLATFORM, ()))
     return type(cls)(
         cls.__name__,
-        (cls,),
+        (_Raising, cls),
         {
             "__module__": cls.__module__,
             "__qualname__": cls.__qualname__,

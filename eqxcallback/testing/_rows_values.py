@@ -16,6 +16,21 @@ _THREADS = 8
 _CALLS = 4  # by each thread, eager and compiled
 
 
+DOES_NOTHING = (
+    "expected a call to return arrays, or to have a side effect; it does neither, so there is nothing to compare. Return the "
+    "results, from the reference too, or declare has_side_effect"
+)
+
+
+def does_nothing(subject: Subject) -> bool:
+    """True if a call has no results and no effects. One that cannot be traced has an error, for the rows to say."""
+    try:
+        jaxpr = jax.make_jaxpr(subject.call)(*subject.arrays())
+    except Exception:
+        return False
+    return not jaxpr.out_avals and not jaxpr.effects
+
+
 def types(subject: Subject, findings: Findings) -> None:
     """The reference, `out_type` and what a call returns have one type."""
     arrays = subject.arrays()

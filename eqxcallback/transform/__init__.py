@@ -21,7 +21,7 @@ from ._batching import (
     REFERENCE as REFERENCE,
     why_no_threads as why_no_threads,
 )
-from ._bodies import Backward as Backward, Body as Body, as_gradients as as_gradients
+from ._bodies import Backward as Backward, Body as Body
 from ._binder import Binder as Binder, Slots as Slots
 from ._bound_op import BoundOp as BoundOp
 from ._checkpoint_policy import save_only_these_kernels as save_only_these_kernels
@@ -38,4 +38,10 @@ from ._options import Options as Options
 from ._preference import Contest as Contest, store as store, trial as trial
 from ._settings import Settings as Settings, settings as settings
 from ._sharding import parse_sharding as parse_sharding
-from ._structure import Structure as Structure, check_typed as check_typed, is_array as is_array, typed as typed
+from ._structure import (
+    Structure as Structure,
+    called_with_a_buffer as called_with_a_buffer,
+    check_typed as check_typed,
+    is_array as is_array,
+    typed as typed,
+)

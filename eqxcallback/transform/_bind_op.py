@@ -47,7 +47,7 @@ def bind_op(
     structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     args = tree_unflatten(in_tree, structs)
     inputs = _inputs(op, args)
-    out_tree, outputs = _result_types(op, args, options, who)
+    out_tree, outputs = _result_types(op, args, options, settings, who)
     trees = Structure.of_arrays(in_tree), Structure.of_arrays(out_tree)
     # An argument that was not given is absent as well, if that is what it is by default.
     left_out = [(name, None) for name, default in list(op._defaults.items())[len(args) :] if default is None]
@@ -182,7 +182,7 @@ def _sharding(
     return rule
 
 
-def _result_types(op: Any, args: Any, options: Options, who: str) -> tuple[Any, list[Leaf]]:
+def _result_types(op: Any, args: Any, options: Options, settings: Settings, who: str) -> tuple[Any, list[Leaf]]:
     """The tree and the leaves of the results, on which all who define them agree."""
     types = {}
     if op.reference is not None:
@@ -193,12 +193,16 @@ def _result_types(op: Any, args: Any, options: Options, who: str) -> tuple[Any, 
             with _calling(kernel.out_type, f"out_type for {platform}", args, options, who):
                 types[f"the out_type for {platform}"] = kernel.out_type(*args, **options.values)
     leaves = {name: _results(tree, f"{who}: {name}") for name, tree in types.items()}
+    for name, got in leaves.items():
+        settings.check_widths(got, f"{who}: {name}")
     (first, expected), *rest = leaves.items()
     for name, got in rest:
         if [(leaf.shape, leaf.dtype) for leaf in got] != [(leaf.shape, leaf.dtype) for leaf in expected]:
             raise ValueError(
                 f"{who}: expected one type of results from all; {first} has {_text(expected)}, and {name} has {_text(got)}."
             )
+    if types[first] is None:
+        raise TypeError(f"{who}: {first} returned None; did it forget 'return'? The results of an op are arrays.")
     return jax.tree.structure(types[first]), expected
 
 

@@ -1,11 +1,13 @@
 """The bodies of Python kernels as XLA calls them: on flat buffers, of which they make what the user's function takes."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jax.tree_util import tree_flatten_with_path
+
 from .. import xla
-from ..core import OwnCallable, PyTree, callable_name, identity
+from ..core import OwnCallable, PyTree, callable_name, identity, path_text
 from ._options import Options
 from ._structure import Structure
 
@@ -57,12 +59,29 @@ class Backward(Body):
         args, out = self.inputs.build(inputs[:n]), self.outputs.build(inputs[n : n + m])
         return grads, args, out, self.results.build(inputs[n + m :])
 
-    def __call__(self, ctx: xla.ExecutionContext, outputs: Sequence[xla.Buffer], inputs: Sequence[xla.Buffer]) -> None:
-        as_gradients(outputs)
+    def call(self, ctx: xla.ExecutionContext, outputs: Sequence[object], inputs: Sequence[object]) -> object:
+        """Call the user's function, and return what it returns."""
         return self.function(ctx, *self.trees(outputs, inputs), **self.options.values)
 
+    def gradient_tree(self, outputs: Sequence[object], inputs: Sequence[object]) -> PyTree:
+        """Return what the user's function gets as `grads`."""
+        return self.trees(outputs, inputs)[0]
 
-def as_gradients(outputs: Sequence[xla.Buffer]) -> None:
-    """Make `write` of these Buffers sum over axes that the primals lack."""
-    for grad in outputs:
-        grad._is_gradient = True
+    def _gradients(self) -> tuple[str, Mapping[int, str]]:
+        nothing = [None] * (self.inputs.num_arrays + self.outputs.num_arrays + self.results.num_arrays)
+        grads = self.gradient_tree(range(len(self.needs_grad)), nothing)
+        return self._who(), {i: path_text("grads", path) for path, i in tree_flatten_with_path(grads)[0]}
+
+    def _who(self) -> str:
+        return callable_name(self.function)
+
+    def __call__(self, ctx: xla.ExecutionContext, outputs: Sequence[xla.Buffer], inputs: Sequence[xla.Buffer]) -> None:
+        for grad in outputs:
+            grad._is_gradient = True  # its `write` sums over axes that the primal lacks
+        result = self.call(ctx, outputs, inputs)
+        if result is not None:
+            who, names = self._gradients()
+            raise ValueError(
+                f"{who} must return None, because gradients are what it writes; got {type(result).__name__}. Write each Buffer "
+                f"in grads: {', '.join(names.values())}."
+            )

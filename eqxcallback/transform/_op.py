@@ -9,12 +9,12 @@ from typing import Any, cast
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import backends, xla
-from ..core import PyTree, check_aliases, identity, strict_statics
+from ..core import PyTree, callable_name, check_aliases, identity, strict_statics
 from ..kernel import Kernel, as_tuple
 from ._batching import DEFAULT_METHOD, METHODS, REFERENCE, is_stated, uses_threads, why_no_threads
 from ._bind_op import bind_op, named_operands
 from ._choice import Implementation, check_implementation
-from ._options import Options
+from ._options import Options, are_same
 from ._settings import settings
 from ._structure import check_typed, typed
 
@@ -142,7 +142,19 @@ class Op:
         if self.reference is None and not any(self._kernels.values()):
             raise ValueError(f"{who}: expected a kernel or a reference; got neither.")
         check_implementation(self.implementation, self.name, self._kernels, self.reference)
+        self._check_defaults(who)
         self._check_vmap_method(who)
+
+    def _check_defaults(self, who: str) -> None:
+        """Each function takes what a call leaves out from its own signature, so they have to agree."""
+        expected = _defaults_of(self.reference)
+        for function in self._every_function:
+            for name, default in _defaults_of(function).items():
+                if name in expected and not are_same(default, expected[name]):
+                    raise ValueError(
+                        f"{who}: expected one default of {name}; got {expected[name]!r} in its reference, and {default!r} in "
+                        f"{callable_name(function)}. A call without {name} would compute with both: give both the same one."
+                    )
 
     def _check_vmap_method(self, who: str) -> None:
         methods = [self.vmap_method] if isinstance(self.vmap_method, str) else self.vmap_method.values()
@@ -194,6 +206,11 @@ class Op:
 
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined]
+
+    @property
+    def __name__(self) -> str:
+        """For JAX, which names programs like the functions that they are of."""
+        return self.name
 
     def __call__(self, *args: PyTree, **options: object) -> PyTree:
         leaves, in_tree = tree_flatten(args)
@@ -249,6 +266,17 @@ class Op:
             return {}
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         return {parameter.name: parameter.default for parameter in parameters if parameter.kind in kinds}
+
+
+def _defaults_of(function: Callable[..., object] | None) -> dict[str, object]:
+    """Defaults of parameters, but for functions, by which an implementation shares its code with another one."""
+    try:
+        signature = inspect.signature(function, follow_wrapped=False) if function else None
+    except (TypeError, ValueError):  # some callables written in C have none
+        return {}
+    parameters = signature.parameters.values() if signature else ()
+    defaults = {parameter.name: parameter.default for parameter in parameters}
+    return {name: value for name, value in defaults.items() if not callable(value)}  # `empty` is a class
 
 
 def _candidates(declared: object, field: str, who: str) -> dict[str, tuple[Kernel, ...]]:

@@ -33,6 +33,14 @@ class Options:
         return ", ".join(f"{name}={value!r}" for name, value in self.values.items())
 
 
+def are_same(first: object, second: object) -> bool:
+    """True if two values of an option are the same, or are arrays, of which nobody can tell."""
+    try:
+        return _key(first) == _key(second)
+    except ValueError:
+        return True
+
+
 def _frozen(value: object) -> Any:
     return {name: _frozen(item) for name, item in value.items()} if isinstance(value, Mapping) else value
 

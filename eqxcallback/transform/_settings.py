@@ -5,13 +5,18 @@ A reference is traced when the program around the call is lowered. The `with` bl
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 
+from ..core import ShapeAndDtype, type_text
+
 
 _config: Any = jax.config  # its options are made at run time: no type checker knows them
+
+
+_WIDE = ("int64", "uint64", "float64", "complex128")
 
 
 class Settings(NamedTuple):
@@ -41,6 +46,17 @@ class Settings(NamedTuple):
                 return function(*args, **kwargs)
 
         return under_settings
+
+    def check_widths(self, results: Iterable[ShapeAndDtype], who: str) -> None:
+        """Raise `ValueError` for results of 64 bits, where JAX has no such types: its next operation would change them."""
+        if self.enable_x64:
+            return
+        for result in results:
+            if str(result.dtype) in _WIDE:
+                raise ValueError(
+                    f"{who}: expected results without 64-bit types, because jax_enable_x64 is off; got "
+                    f"{type_text(result.dtype, result.shape)}. Return narrower types, or enable x64."
+                )
 
 
 def settings() -> Settings:

@@ -24,9 +24,10 @@ def parse_sharding(
 ) -> xla.Factors:
     """The factors of `"... d, d -> ... d"`: for each flat operand and result, the names of its dimensions.
 
-    A name may be split between devices if all results have it: then each device calls the kernel on its own part. `_` is a
-    dimension that is whole, `(d _)` one of several elements for each of `d`, and `...` stands for leading dimensions, aligned at
-    their right end. A dimension of the length 1 whose name has another length elsewhere is shared, and so whole.
+    A name may be split between devices if all results have it, and an operand: then each device calls the kernel on its own
+    part. `_` is a dimension that is whole, `(d _)` one of several elements for each of `d`, and `...` stands for leading
+    dimensions, aligned at their right end. A dimension of the length 1 whose name has another length elsewhere is shared, and
+    so whole.
 
     **Arguments:** `operands` and `results` are types. `slots` has `None` for an operand that is absent, of which the rule
     may have a term all the same.
@@ -59,7 +60,8 @@ def parse_sharding(
         [split(dims, aval) for dims, aval in zip(side, avals, strict=True)]
         for side, avals in zip(named, (operands, results), strict=True)
     )
-    everywhere = set.intersection(*map(set, of_results)) if of_results else set()
+    # What no operand has, a kernel makes whole.
+    everywhere = set.intersection(*map(set, of_results)) & set().union(*of_operands) if of_results else set()
 
     def kept(dims: xla.Dims) -> xla.Dims:
         return tuple(name if name in everywhere else None for name in dims)

@@ -115,11 +115,19 @@ def check_typed(named: Iterable[tuple[str, Any]], who: str) -> None:
         try:
             jax.typeof(leaf)
         except TypeError as error:
+            if isinstance(leaf, xla.Buffer):
+                raise called_with_a_buffer(who, path, "the function of its kernel") from None
             if is_array(leaf):
                 problem = f"{type(leaf).__name__} of dtype {leaf.dtype}. {xla.dtype_problem(leaf.dtype)}"
             else:
                 problem = f"{reprlib.repr(leaf)} of type {type(leaf).__name__}. Static options are passed by keyword"
             raise TypeError(f"{who}: expected {path} to be an array or a number; got {problem}.") from error
+
+
+def called_with_a_buffer(who: str, path: str, kernel: str) -> TypeError:
+    return TypeError(
+        f"{who}: expected arrays; called inside a kernel with a Buffer, {path}. Call {kernel}, or pass arrays, such as x[...]."
+    )
 
 
 def _unhashable(values: Sequence[object]) -> str:

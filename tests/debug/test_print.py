@@ -1,5 +1,7 @@
 """`debug.print`: labels, then the value, each line in one piece."""
 
+import re
+import sys
 import threading
 from typing import Any
 
@@ -31,8 +33,8 @@ def stream():
     return Stream()
 
 
-def printed(stream, x, **options):
-    debug.print(x, output_stream=stream, **options)
+def printed(stream, value, /, **options):
+    debug.print(value, output_stream=stream, **options)
     return stream.taken()
 
 
@@ -142,5 +144,41 @@ def test_bad_options():
         TypeError, match=r"debug\.print: expected threshold to be a number of elements, or None; got 'x'"
     ):
         debug.print(1, threshold=text)
-    with pytest.raises(TypeError, match=r"debug\.print: expected x to be an array or a number; got 'text'"):
-        debug.print("text")
+    with pytest.raises(TypeError, match=r"debug\.print: expected x\['a'\] to be an array or a number; got 'text'"):
+        debug.print({"a": "text"})
+
+
+@pytest.mark.parametrize(
+    ("args", "labels", "got"),
+    [
+        pytest.param(("loss",), {}, "the text 'loss'", id="text"),
+        pytest.param(("x={x}",), {"x": ONE}, "the text 'x={x}'", id="format"),
+        pytest.param(("loss", ONE), {}, "the text 'loss'", id="text and value"),
+        pytest.param((ONE, ONE), {}, "several values", id="values"),
+    ],
+)
+def test_it_is_not_the_print_of_jax(args, labels, got):
+    with pytest.raises(
+        TypeError, match=rf"expected one value .*; got {re.escape(got)}\. This is not jax\.debug\.print"
+    ):
+        debug.print(*args, **labels)
+
+
+def test_x_is_a_label_like_others(stream):
+    assert printed(stream, ONE, **{"x": 3}) == ["x: 3\n", "1.\n"]
+
+
+@pytest.mark.parametrize("label", [lambda x: x.max(), lambda x: (1, x), lambda x: np.arange(3)])
+def test_labels_are_static(label):
+    error = r"debug\.print: expected the label step to be static, .*Put arrays into the tree: debug\.print\({'step': step}\)"
+    with pytest.raises(TypeError, match=error):
+        jax.jit(lambda x: debug.print(x, step=label(x)))(jnp.arange(3))
+    with pytest.raises(TypeError, match=error):
+        debug.Printer({"step": label(jnp.arange(3))})
+
+
+def test_a_stream_is_no_label():
+    with pytest.raises(
+        TypeError, match=r"expected the label file to be static, .* a stream\. Pass it as output_stream"
+    ):
+        debug.print(ONE, file=sys.stderr)

@@ -180,6 +180,23 @@ def test_dimensions_that_are_whole(grid):
         np.testing.assert_allclose(ran.values[1], normal(4, SIZE).sum(-1), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("rule", ["row n -> row bins", "row n -> row _", "row bins -> row new"])
+def test_a_dimension_of_results_alone_is_whole(grid, rule):
+    def kernel(ctx, out, x):
+        calls.append(("forward", x.shape))
+        out.write(np.repeat(np.asarray(x).sum(-1, keepdims=True), 3, -1))
+
+    plain = lambda x: jnp.repeat(x.sum(-1, keepdims=True), 3, -1)
+    op = eqxc.Op("bins", {"cpu": eqxc.PythonKernel(kernel)}, plain, "fold", sharding=rule)
+    lane = Lane("bins", op, plain)
+    x = put(normal(4, SIZE), grid, ("a", "b"))
+    ran = run_and_compare(lambda f: f, lane, x)
+    assert ran.calls == {("forward", (1, SIZE)): 4}
+    assert (ran.gathers, spec_of(ran.values)) == (0, jax.P(("a", "b")))
+    assert run_and_compare(lambda f: jax.grad(squares(f)), lane, x).gathers == 0
+    assert run_and_compare(jax.vmap, lane, put(normal(2, 4, SIZE), grid, None, ("a", "b"))).gathers == 0
+
+
 def test_a_length_of_one_is_shared(grid):
     """By all devices, as by all rows."""
     plain = lambda x, shift: x + shift

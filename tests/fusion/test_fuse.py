@@ -346,3 +346,26 @@ def test_an_ensemble():
     x = jnp.arange(12.0).reshape(4, 3)
     call = eqx.filter_vmap(lambda layer, x: layer(x))
     np.testing.assert_allclose(call(fused, x), call(layers, x), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        pytest.param(eqx.nn.MLP, r"got a class, equinox\.nn\.MLP\. Make an instance", id="class"),
+        pytest.param(None, r"got None of type NoneType, which has no parts", id="None"),
+        pytest.param(3, r"got 3 of type int, which has no parts", id="number"),
+        pytest.param(jax.nn.relu, r"got the function relu, which hides its layers\. Pass the model", id="function"),
+    ],
+)
+def test_what_has_no_layers_is_no_model(wrong, got):
+    with pytest.raises(TypeError, match=r"fuse: expected a model, a PyTree with layers in it; " + got):
+        eqxc.fuse(wrong)
+
+
+def test_a_model_may_have_functions_and_none_in_it():
+    linear = eqx.nn.Linear(2, 2, key=jr.key(0))
+    for model in ([linear, jax.nn.relu, None, eqx.nn.MLP], eqx.nn.Sequential([linear, eqx.nn.Lambda(jax.nn.relu)])):
+        fused, report = eqxc.fuse(model)
+        assert type(fused[0]) is eqxc.nn.Linear
+        assert len(report.changes) == 1
+    assert eqxc.fuse([linear, jax.nn.relu]).model[1] is jax.nn.relu

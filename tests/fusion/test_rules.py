@@ -183,6 +183,23 @@ def test_rules_that_are_none():
         eqxc.fuse(model(), rules=[SUB, OTHER])
 
 
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        pytest.param({"a": 1}, r"the entry 'a': 1", id="key"),
+        pytest.param({"a": lambda layer: layer}, r"the entry 'a': <function", id="key of a function"),
+        pytest.param({eqx.nn.Linear: 1}, r"the entry <class 'equinox.*Linear'>: 1", id="value"),
+        pytest.param(eqx.nn.Linear, r"<class 'equinox.*Linear'> of type", id="class"),
+        pytest.param(3, r"3 of type int", id="number"),
+    ],
+)
+def test_rules_of_wrong_types(wrong, got):
+    """The model has what no rule is asked for, or a class that is none of ours: both look at the rules."""
+    for any_model in (eqx.nn.MLP(2, 2, 2, 1, key=KEY), model()):
+        with pytest.raises(TypeError, match=rf"fuse: expected rules to be FuseRules, or a mapping .*; got {got}"):
+            eqxc.fuse(any_model, rules=wrong)
+
+
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """A function that installs a package with one module and an entry point."""

@@ -90,8 +90,9 @@ def test_64_bit_types_stay():
 
     wide = jax.ShapeDtypeStruct((3,), np.float64)
     assert only(eqxc.inspect(eqxc.buffer_callback(kernel, wide), X)).results == ("float64[3]",)
-    op = eqxc.Op("wide", kernels={"cpu": eqxc.PythonKernel(kernel, out_type=lambda x: wide)})
-    assert only(eqxc.inspect(op, X)).results == ("float64[3]",)
+    with jax.enable_x64(True):
+        op = eqxc.Op("wide", kernels={"cpu": eqxc.PythonKernel(kernel, out_type=lambda x: wide)})
+        assert only(eqxc.inspect(op, X)).results == ("float64[3]",)
 
 
 def test_a_dtype_that_no_kernel_takes():

@@ -41,6 +41,8 @@ def derived(**members):
         ("refrence", lambda self, x: x, "reference"),
         ("residual_types", lambda self, x: x, "residual_type"),
         ("out_types", lambda self, x: x, "out_type"),
+        ("backward_kernel", {}, "backward_kernels"),
+        ("backward_kernals", {}, "backward_kernels"),
     ],
 )
 def test_a_misspelt_declaration(name, value, meant):
@@ -61,6 +63,8 @@ def test_names_of_ones_own():
         kernel_size = 3
         block_size = 256
         _kernal = None
+        kernel1 = eqxc.PythonKernel(lambda ctx, out, self, x: None)
+        vmap_method2 = "sequential"
         kernels: ClassVar[Any] = {"cpu": "kernal"}  # it is named there
 
         def kernal(self, ctx, out, x):

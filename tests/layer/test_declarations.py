@@ -264,7 +264,9 @@ def test_what_is_checked_of_fields():
 
     for name in ("self.w", "x"):
         np.testing.assert_array_equal(declared(Field, input_output_aliases={name: 0})(jnp.asarray(X))(X), X)
-    with pytest.raises(ValueError, match=r"'w', which is not a parameter of the kernel \(x\)"):
+    with pytest.raises(
+        ValueError, match=r"'w', .* of the kernel \(x\)\. It is an array of the layer: write 'self\.w'\.$"
+    ):
         declared(Field, input_output_aliases={"w": 0})(jnp.asarray(X))
 
 

@@ -70,3 +70,52 @@ def test_arrays_that_are_none_of_jax(layer, x, path):
         TypeError, match=rf"^Scale: expected {path} to be an array .*; got ndarray of dtype .*\. No kernel"
     ):
         layer(x)
+
+
+class Forgets(eqxc.Layer):
+    def kernel(self, ctx, out, x):
+        np.copyto(np.asarray(out), np.asarray(x))
+
+    def reference(self, x):
+        _ = 2 * x
+
+
+def test_a_forgotten_return():
+    """No kernel would run for a result without arrays."""
+
+    class Types(eqxc.Layer):
+        kernel = Forgets.kernel
+
+        def out_type(self, x):
+            jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    for f in (Forgets(), jax.jit(Forgets().__call__), jax.vmap(Forgets())):
+        with pytest.raises(TypeError, match=r"^Forgets: reference returned None; did it forget 'return'\?"):
+            f(X)
+    with pytest.raises(TypeError, match=r"Types: out_type returned None; did it forget 'return'\?"):
+        Types()(X)
+    assert type("Empty", (Forgets,), {"reference": lambda self, x: ()})()(X) == ()
+
+
+def test_kernels_without_results():
+    ran = []
+
+    class Prints(Forgets):
+        has_side_effect = True
+
+        def kernel(self, ctx, out, x):
+            ran.append(out)
+
+    assert Prints()(X) is None
+    assert ran == [None]
+
+    class Adds(eqxc.Layer):
+        def kernel(self, ctx, out, x, total):
+            np.asarray(total)[...] += np.asarray(x)
+
+        def reference(self, x, total):
+            total[...] += x
+
+    total = jax.new_ref(jnp.zeros(3))
+    assert Adds()(X, total) is None
+    np.testing.assert_array_equal(total[...], X)

@@ -9,7 +9,7 @@ import pytest
 
 import eqxcallback as eqxc
 
-from .layers import Identity, W, Wave, X, lowered
+from .layers import Identity, W, Wave, X, lowered, struct
 
 
 # Typed keys: kernels have the words.
@@ -158,3 +158,31 @@ def test_read_only_inputs():
 
     with pytest.raises(eqxc.KernelError, match="read-only"):
         Writes()(X)
+
+
+def wide(dtype, function="out_type"):
+    """A layer whose results, or residuals, have the dtype."""
+
+    class Wide(eqxc.Layer):
+        def kernel(self, ctx, out, x):
+            np.copyto(np.asarray(out), np.asarray(x), casting="unsafe")
+
+        def backward(self, ctx, grads, args, out, cotangents):
+            raise NotImplementedError
+
+    of_x = lambda self, x: struct(x)
+    wide_type = lambda self, x: jax.ShapeDtypeStruct(x.shape, dtype)
+    return type("Wide", (Wide,), {"out_type": of_x, function: wide_type})()
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint64, np.complex128])
+def test_results_of_64_bits(dtype):
+    """JAX has no such types without x64, and `jax.pure_callback` refuses them as well."""
+    text = rf"expected results without 64-bit types, because jax_enable_x64 is off; got {np.dtype(dtype)}\[3\]\. Return"
+    for f in (wide(dtype), jax.jit(wide(dtype).__call__)):
+        with pytest.raises(ValueError, match=rf"^Wide\.out_type: {text}"):
+            f(X)
+        with jax.enable_x64(True):
+            assert f(X).dtype == dtype
+    with pytest.raises(ValueError, match=rf"^Wide\.residual_type: {text}"):
+        wide(dtype, "residual_type")(X)

@@ -144,6 +144,19 @@ def test_a_kernel_that_fails_is_passed_over():
     assert runs(op, X) == ["fast"]
 
 
+def refusing(ctx, out, x):
+    raise ValueError("no more than 3 rows")
+
+
+def test_a_kernel_in_python_that_fails_says_why():
+    (tuned,) = eqxc.tune(op_of(fast, refusing), X)
+    assert tuned.failed == ("", "ValueError: no more than 3 rows")
+    with pytest.raises(
+        ValueError, match=r"tune: no kernel of double runs this call: ValueError: no more than 3 rows; Val"
+    ):
+        eqxc.tune(op_of(refusing, lambda ctx, out, x: refusing(ctx, out, x)), X)
+
+
 def test_where_none_runs_the_error_says_why():
     def broken(x):
         raise ValueError("this one is broken")

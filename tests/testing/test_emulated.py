@@ -123,6 +123,25 @@ def test_under_transformations():
 affine_once = affine()
 
 
+BEYOND = SOURCE.replace("out[i] = a", "out[n] = a")
+
+
+def test_an_eager_call_raises_what_the_kernel_raises():
+    layer = affine(BEYOND)
+    ones = eqxc.CudaKernel(
+        'extern "C" __global__ void ones(const float* x, float* out) { out[threadIdx.x + 1] = 1; }',
+        "ones",
+        eqxc.Launch(1, lambda x: x.size),
+    )
+    for call in (emulated(layer), emulated(eqxc.Op("ones", {"cuda": ones}, lambda x: jnp.ones_like(x), "fold"))):
+        for f, x in ((call, X), (jax.vmap(call), X[None])):
+            with pytest.raises(eqxc.KernelError) as caught:
+                f(x)
+            assert "the kernel writes before or beyond the memory of" in str(caught.value.original)
+        with pytest.raises(eqxc.KernelError), eqxc.raising():
+            jax.block_until_ready(jax.jit(lambda x, call=call: call(x))(X))
+
+
 def test_what_has_no_kernel_for_a_gpu():
     with pytest.raises(
         ValueError, match=r"testing\.emulated: expected a layer or an op with a CudaKernel or a TritonKernel"

@@ -1,5 +1,8 @@
 """An op of the function below a decorator."""
 
+import functools
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +15,15 @@ import eqxcallback as eqxc
 def saxpy(ctx, out, x, y, *, a):
     result = np.asarray(out)
     np.add(np.multiply(x, a), y, out=result)
+
+
+def double(x):
+    return 2 * x
+
+
+@eqxc.op(reference=double)
+def doubled(ctx, out, x):
+    np.multiply(x, 2, out=np.asarray(out))
 
 
 def test_it_is_an_op():
@@ -68,3 +80,32 @@ def test_without_its_brackets():
 
     with pytest.raises(ValueError, match="needs an out_type"):
         eqxc.op()(lambda ctx, out, x: None)
+
+
+def test_programs_and_reports_have_its_name():
+    x = jnp.arange(3.0)
+    program = jax.jit(saxpy, static_argnames="a")
+    assert saxpy.__name__ == "saxpy"
+    assert eqxc.Op.__name__ == "Op"
+    assert "module @jit_saxpy" in program.lower(x, x, a=2.0).as_text()
+    report = eqxc.inspect(doubled, x)
+    assert str(report).startswith("doubled: 1 external call")
+    assert report.calls[0].path == "jit(doubled)/doubled"
+
+
+def test_an_op_with_a_name_is_one_value():
+    """Two that are equal share programs, and another name is another op."""
+    first, second = (eqxc.Op(name, {}, double) for name in ("a", "b"))
+    again = pickle.loads(pickle.dumps(first))
+    assert (again, again.__name__, hash(again)) == (first, "a", hash(first))
+    assert first != second
+    traces = []
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def call(op, x):
+        traces.append(op.name)
+        return op(x)
+
+    for op in (first, again, second, first.using("reference").using("auto")):
+        call(op, jnp.ones(2))
+    assert traces == ["a", "b"]

@@ -20,6 +20,10 @@ def op(kernels: Any = None, reference: Any = lambda x, y=None, **_: x, vmap_meth
     return eqxc.Op("norm", {"cpu": KERNEL} if kernels is None else kernels, reference, vmap_method)
 
 
+def doubled(ctx, out, x, *, s=2.0):
+    np.multiply(x, s, out=np.asarray(out))
+
+
 def aliased(aliases: Any):
     return eqxc.NativeKernel("f", aliases=aliases)
 
@@ -44,6 +48,23 @@ def aliased(aliases: Any):
         ),
         (lambda: op(reference=3), TypeError, r"Op\(norm\): expected reference to be a function; got 3"),
         (lambda: op({}, None), ValueError, r"Op\(norm\): expected a kernel or a reference; got neither"),
+        (
+            lambda: op({"cpu": eqxc.PythonKernel(doubled)}, lambda x, *, s=3.0: x * s),
+            ValueError,
+            r"Op\(norm\): expected one default of s; got 3\.0 in its reference, and 2\.0 in doubled\. A call without s would",
+        ),
+        (
+            lambda: op({"cpu": eqxc.PythonKernel(doubled)}, lambda x, *, s=2: x * s),
+            ValueError,
+            "one default of s; got 2 in",
+        ),
+        (
+            lambda: op(
+                {"cpu": eqxc.JaxKernel(lambda x, *, s=3.0: x * s, differentiable=doubled)}, lambda x, *, s=3.0: x * s
+            ),
+            ValueError,
+            r"one default of s; got 3\.0 in its reference, and 2\.0 in doubled",
+        ),
         (
             lambda: op(vmap_method="expand"),
             ValueError,
@@ -256,3 +277,46 @@ def test_a_wrong_call_is_wrong_again():
     for _ in range(2):
         with pytest.raises(TypeError, match="the out_type for cpu has result"):
             wrong(X)
+
+
+ONES, OTHER_ONES = np.ones(3), np.ones(3)
+
+
+def test_defaults_that_are_no_options():
+    """A kernel's own parameters may have any, as may functions that it shares with the reference, and arrays."""
+
+    def reference(x, y=ONES, *, s=2.0, times=np.multiply):
+        return x * s
+
+    def kernel(ctx, out, x, y=OTHER_ONES, *, s=2.0, times=np.add, block=64):
+        np.multiply(x, s, out=np.asarray(out))
+
+    f = eqxc.Op("own", {"cpu": eqxc.PythonKernel(kernel)}, reference)
+    np.testing.assert_array_equal(f(X), 2 * X)
+    np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(X), np.full(3, 2))
+
+
+def test_a_forgotten_return():
+    def function(ctx, out, x):
+        np.copyto(np.asarray(out), np.asarray(x))
+
+    nothing = lambda x: None
+    for made, who in (
+        (eqxc.op(reference=nothing), "the reference"),
+        (eqxc.op(out_type=nothing), "the out_type for cpu"),
+    ):
+        with pytest.raises(TypeError, match=rf"^Op\(function\): {who} returned None; did it forget 'return'\?"):
+            made(function)(X)
+
+
+def test_results_of_64_bits():
+    @eqxc.op(out_type=lambda x: jax.ShapeDtypeStruct(x.shape, np.float64))
+    def wide(ctx, out, x):
+        np.copyto(np.asarray(out), np.asarray(x))
+
+    text = r"^Op\(wide\): the out_type for cpu: expected results without 64-bit types, .*; got float64\[3\]"
+    for f in (wide, jax.jit(wide)):
+        with pytest.raises(ValueError, match=text):
+            f(X)
+    with jax.enable_x64(True):
+        assert wide(X).dtype == np.float64

@@ -5,7 +5,9 @@ import pickle
 import subprocess
 import sys
 import traceback
+from typing import Any, ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
@@ -93,6 +95,23 @@ def test_what_xla_itself_says(args, options, text):
     options = {"text": "", "is_invalid": True} | options
     with pytest.raises(ValueError, match=rf"(?s)any_call\[native\]: kernel Refuse: .*{text}"):
         any_call(*args, **options)
+
+
+def test_a_static_field_that_is_not_named():
+    """XLA says how many attributes are missing. A field is one only if it is named."""
+
+    class Refuse(eqxc.Layer):
+        text: str = eqx.field(static=True)
+        kernels: ClassVar[Any] = {"cpu": eqxc.NativeKernel("Refuse", library())}
+
+        def reference(self, x):
+            return x
+
+    remedy = r"Wrong number of attributes: expected 2 but got 0\. A layer's static fields .* attributes=\('k',\)"
+    with pytest.raises(ValueError, match=rf"Refuse\[native\]: kernel Refuse: .*{remedy}"):
+        Refuse("odd")(X)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=remedy):
+        jax.block_until_ready(jax.jit(Refuse("odd").__call__)(X))
 
 
 def test_two_ops_of_one_kernel():

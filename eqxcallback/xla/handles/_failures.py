@@ -41,15 +41,22 @@ def _on_unwritten(
     unwritten: Sequence[tuple[int, int]],
 ) -> RuntimeError | None:
     """`unwritten` has the indices of outputs, and the seeds of the noise that is left in them. Returns what the call raises."""
+    function = _callable(body)
+    gradients = function._gradients() if isinstance(function, OwnCallable) else None
+    if gradients is None:
+        who, names = callable_name(function), {i: f"output {i}" for i, _ in unwritten}
+        remedy = (
+            "Results are what a kernel writes into `out`: `out[...] = value` writes, and `out = value` only gives the name to "
+            "something else. Write every element, in every call."
+        )
+    else:
+        who, names = gradients
+        remedy = "Write each Buffer in grads, as in `grads[0][...] = value`, and every element of it."
     faults = [
-        f"output {i}, {type_text(outputs[i].dtype, outputs[i].shape)}: {unwritten_text(outputs[i], outputs[i]._left(seed)[0])}"
+        f"{names[i]}, {type_text(outputs[i].dtype, outputs[i].shape)}: {unwritten_text(outputs[i], outputs[i]._left(seed)[0])}"
         for i, seed in unwritten
     ]
-    function = _callable(body)
-    error = RuntimeError(
-        f"{callable_name(function)}: {'; '.join(faults)}. Results are what a kernel writes into `out`: `out[...] = value` "
-        "writes, and `out = value` only gives the name to something else. Write every element, in every call."
-    )
+    error = RuntimeError(f"{who}: {'; '.join(faults)}. {remedy}")
     return None if isinstance(function, OwnCallable) and function._takes(error, outputs, inputs) else error
 
 
