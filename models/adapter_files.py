@@ -58,16 +58,31 @@ def save(folder: str | os.PathLike[str], adapters: Adapters, *, alpha: float) ->
 
     **Arguments:**
 
-    - `alpha`: their scale times their rank, which the file has in place of the scale.
+    - `alpha`: their scale times their rank, which the file has in place of the scale. Of rank-stabilised LoRA, whose folder
+        says `use_rslora`, it is their scale times the root of their rank.
 
-    **Raises:** `OSError` if a file cannot be written.
+    **Raises:**
+
+    - `ValueError` if it is neither.
+    - `OSError` if a file cannot be written.
     """
     folder = pathlib.Path(folder)
-    folder.mkdir(exist_ok=True)
     updates = {
         name: update for of_projection in adapters.blocks[0].values() for name, update in of_projection.updates.items()
     }
     (rank,) = {update.a.shape[0] for update in updates.values()}
+    scales = {adapter.scale for of_block in adapters.blocks for adapter in of_block.values()}
+    is_plain, is_rslora = (
+        all(math.isclose(scale * divisor, alpha, rel_tol=1e-6) for scale in scales)
+        for divisor in (rank, math.sqrt(rank))
+    )
+    if not (is_plain or is_rslora):
+        got = " and ".join(map(str, sorted(scales)))
+        raise ValueError(
+            f"adapter_files.save: expected alpha to be the adapters' scale, {got}, times their rank, {rank}; got {alpha}. "
+            "Pass their product."
+        )
+    folder.mkdir(exist_ok=True)
     config = {
         "base_model_name_or_path": None,
         "bias": "none",
@@ -80,6 +95,8 @@ def save(folder: str | os.PathLike[str], adapters: Adapters, *, alpha: float) ->
         "target_modules": sorted(updates),
         "task_type": "CAUSAL_LM",
     }
+    if not is_plain:
+        config["use_rslora"] = True
     text = json.dumps(config, indent=2) + "\n"
     replace_files(
         {

@@ -85,7 +85,13 @@ def init(config: Config, *, rank: int, scale: float, targets: Sequence[str] = TA
     - `scale`: what updates are multiplied with; `alpha / R` in the paper.
     - `targets`: the layers that are tuned, of `TARGETS`.
     - `key`: of the numbers in `A`, which are as PEFT draws them.
+
+    **Raises:** `ValueError` if `rank` is less than 1, or a target is not one of `TARGETS`, or there is none.
     """
+    if rank < 1:
+        raise ValueError(f"lora.init: expected a rank of 1 or more; got {rank}.")
+    if not targets or not set(targets) <= set(TARGETS):
+        raise ValueError(f"lora.init: expected targets of {', '.join(TARGETS)}; got {targets!r}.")
     blocks: list[dict[str, Adapter]] = []
     for of_block in jax.random.split(key, config.num_layers):
         keys: dict[str, PRNGKeyArray] = dict(zip(TARGETS, jax.random.split(of_block, len(TARGETS)), strict=True))

@@ -65,7 +65,15 @@ class GPT(eqx.Module):
         self.norm = eqx.nn.LayerNorm(size)
 
     def __call__(self, tokens: Int[Array, " length"]) -> Float[Array, "length size"]:
-        """Rows that are multiplied with the embedding, which gives logits."""
+        """Rows that are multiplied with the embedding, which gives logits.
+
+        **Raises:** `ValueError` if there are more tokens than `Config.length`.
+        """
+        if len(tokens) > self.positions.num_embeddings:
+            raise ValueError(
+                f"GPT: expected at most {self.positions.num_embeddings} tokens, its length; got {len(tokens)}. "
+                "Pass the last ones, or make a longer GPT."
+            )
         x = jax.vmap(self.embedding)(tokens) + jax.vmap(self.positions)(jnp.arange(tokens.shape[0]))
         for block in self.blocks:
             x = block(x, causal=True)

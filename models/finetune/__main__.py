@@ -14,6 +14,7 @@ import time
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .. import _program, adapter_files, llama, lora
@@ -110,12 +111,16 @@ def _train(tuner: Tuner, epochs: list[list[Batch]]) -> tuple[list[float], float]
         start = time.perf_counter()
         loss = tuner.step(batch)
         seconds += time.perf_counter() - start
-        if not math.isfinite(loss):
-            raise UsageError(f"expected a finite loss; got {loss} in epoch {epoch + 1}. Pass a lower --learning-rate.")
+        _expect_finite(loss, f"loss in epoch {epoch + 1}")
         count = (batch.targets >= 0).sum()
         sums[epoch] += loss * count
         counts[epoch] += count
     return (sums / counts).tolist(), seconds
+
+
+def _expect_finite(number: float, name: str) -> None:
+    if not math.isfinite(number):
+        raise UsageError(f"expected a finite {name}; got {number}. Pass a lower --learning-rate.")
 
 
 def _finetune(arguments: list[str] | None) -> None:
@@ -159,6 +164,12 @@ def _finetune(arguments: list[str] | None) -> None:
     losses, seconds = _train(tuner, epochs)
     tokens = options.epochs * sum(len(example.tokens) for example in chosen)  # without padding
     after = perplexity()
+    # A step's loss is that before it, so this alone says if the last step has broken the adapter. Then the old one stays.
+    last = tuner.perplexity(epochs[-1][-1:]) if after is None else after
+    if before is None or math.isfinite(before) or math.isnan(last):  # else the model alone was no better
+        _expect_finite(last, "perplexity after the last step")
+    if not all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tuner.adapters)):
+        raise UsageError("expected an adapter of finite numbers; got others. Pass a lower --learning-rate.")
     try:
         adapter_files.save(options.output, tuner.adapters, alpha=options.alpha)
     except OSError as error:

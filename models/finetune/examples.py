@@ -12,9 +12,10 @@ from .._text import parse_json, read_lines
 from ..tokens.tokenizer import Tokenizer
 
 
+_ANSWERS = ("response", "completion")  # the names that an answer to a "prompt" may have
 _SHAPE = (
-    'an object with "prompt", "response" and, if need be, "system"; with "messages", each of them a "role" and a "content", '
-    'and one of the role "assistant"; or with a "text"'
+    'an object with "prompt", "response" or "completion", and, if need be, "system"; with "messages", each of them a "role" and '
+    'a "content", and one of the role "assistant"; or with a "text"; and with one of these alone'
 )
 
 
@@ -58,6 +59,11 @@ def read_examples(path: pathlib.Path, tokenizer: Tokenizer, *, max_tokens: int) 
         cut += any(len(tokens) > max_tokens for tokens, _ in parts)
         examples = [_example(tokens[:max_tokens], counts) for tokens, counts in parts]
         examples = [example for example in examples if max(example.targets, default=-1) >= 0]
+        if max(len(tokens) for tokens, _ in parts) < 2:
+            raise UsageError(
+                f"{place}: expected a text of 2 tokens or more, as each is learnt from those before it; got {len(parts[0][0])}. "
+                "Leave the line out."
+            )
         if not examples:
             raise UsageError(
                 f"{place}: expected an answer, or a text, that begins within {max_tokens} tokens; got none. "
@@ -114,22 +120,26 @@ def _fits(record: Mapping[str, Any]) -> bool:
     def texts(record: Any, *names: str) -> bool:
         return isinstance(record, dict) and all(isinstance(record.get(name), str) for name in names)
 
-    if record.keys() == {"messages"}:
+    shapes = [name for name in ("messages", "text") if name in record]
+    shapes += [name for name in _ANSWERS if name in record and "prompt" in record]
+    if len(shapes) != 1 or ("system" in record and shapes[0] not in _ANSWERS):  # which would not be seen
+        return False
+    if shapes == ["messages"]:
         messages = record["messages"]
         return (
             isinstance(messages, list)
             and all(texts(message, "role", "content") and len(message) == 2 for message in messages)
             and any(message["role"] == "assistant" for message in messages)
         )
-    if record.keys() == {"text"}:
+    if shapes == ["text"]:
         return texts(record, "text")
-    return {"prompt", "response"} <= record.keys() <= {"prompt", "response", "system"} and texts(record, *record)
+    return texts(record, "prompt", *shapes) and isinstance(record.get("system", ""), str)
 
 
 def _messages(record: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
     if "messages" in record:
         return record["messages"]
-    roles = {"system": "system", "prompt": "user", "response": "assistant"}
+    roles = {"system": "system", "prompt": "user"} | dict.fromkeys(_ANSWERS, "assistant")
     return [{"role": role, "content": record[name]} for name, role in roles.items() if name in record]
 
 

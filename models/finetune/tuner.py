@@ -60,7 +60,7 @@ class Tuner:
         return Adapters(blocks)
 
     def step(self, batch: Batch) -> float:
-        """Take one step, and return the mean loss before it."""
+        """Take one step, and return the mean loss before it: NaN as well if the gradients have no finite norm."""
         arguments = self._adapters, self._state, self._blocks, self._model, batch
         self._adapters, self._state, loss = self.program(batch)(*arguments)
         return float(loss)
@@ -88,6 +88,8 @@ class Tuner:
 
         loss, gradients = jax.value_and_grad(mean_loss)(adapters)
         with jax.numpy_dtype_promotion("standard"):  # optax promotes
+            # The optimizer has the same norm: XLA computes it once.
+            loss = jnp.where(jnp.isfinite(optax.tree.norm(gradients)), loss, jnp.nan)
             updates, state = self._optimizer.update(gradients, state, adapters)
         return optax.apply_updates(adapters, updates), state, loss
 

@@ -80,7 +80,9 @@ def mesh_of(devices: Sequence[Any]) -> jax.sharding.Mesh:
 
 
 def put(x: Any, sharding: NamedSharding) -> Array:
-    """Put an array onto devices, which may be of several processes, each of which has it whole."""
+    """Put an array, or PRNG keys, onto devices, which may be of several processes, each of which has it whole."""
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(put(jax.random.key_data(x), sharding), impl=jax.random.key_impl(x))
     values = np.asarray(x)  # not `jax.device_put`, by which the processes would compare all values
     return jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
 

@@ -6,6 +6,7 @@ options, snapshots, losses and their plot. Results go to stdout, and progress to
 
 import argparse
 import contextlib
+import dataclasses
 import sys
 
 import jax
@@ -25,9 +26,10 @@ from .text_sample import go_on
 
 def begin(options: argparse.Namespace, folder: RunFolder, text: str | None) -> None:
     """Write all that a run needs."""
-    if text is not None:
-        text_data.prepare(text, folder.path, vocab_size=options.vocab, progress=progress)
     begun = run_options(options)
+    if text is not None:
+        checksum = text_data.prepare(text, folder.path, vocab_size=options.vocab, progress=progress)
+        begun = dataclasses.replace(begun, checksum=checksum)
     make_task(begun, folder.path)  # which says if the text is too short
     folder.begin(begun)
 
@@ -65,15 +67,17 @@ def _train(arguments: list[str] | None) -> None:
     count = (run_options(options) if is_new else folder.options()).devices  # before a folder is made
     if count % options.processes:
         raise UsageError(f"expected --processes to divide the {count} devices of the run; got {options.processes}")
+    if is_new and is_first:
+        folder.expect_new()
     with folder.locked() if is_first else contextlib.nullcontext():  # process 0 alone writes
         if is_new and is_first:
-            folder.expect_no_run()
+            folder.expect_new()  # still: until the lock was there, another process may have begun one
         with _devices(options, count) as mesh:
             if is_new and is_first:
                 begin(options, folder, text)
             if mesh is not None:
                 processes.total(mesh, 0)  # now it is there for the others to read
-            if is_new and folder.options() != run_options(options):
+            if is_new and dataclasses.replace(folder.options(), checksum=None) != run_options(options):
                 raise UsageError(
                     f"process {options.process} expected the options of process 0; got others. Pass the same ones."
                 )

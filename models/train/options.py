@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import math
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._program import DTYPES, Parser
 from ..parallel.options import add_devices, add_processes, check_devices
@@ -32,12 +32,17 @@ class RunOptions:
     seed: int
     devices: int = 1
     """The number of devices that share a batch, in all processes."""
+    checksum: int | None = None
+    """The checksum of a GPT's tokens; see `text_data.prepare`. None: of a run that an older version began, or of a ViT."""
 
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "gpt": {"steps": 1000, "batch": 8, "layers": 4, "width": 256, "heads": 4, "rate": 1e-3, "save_every": 100},
     "vit": {"steps": 500, "batch": 64, "layers": 2, "width": 64, "heads": 4, "rate": 3e-3, "save_every": 100},
 }
+
+
+_CHOICES = {"model": tuple(_DEFAULTS), "dtype": tuple(DTYPES), "contestants": ("fused", "plain", "both")}
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -113,26 +118,47 @@ def _add_training(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> 
     parser.set_defaults(**defaults, contestants="fused")
 
 
-def _check(parser: Parser, options: argparse.Namespace) -> None:
-    def finite(value: float) -> bool:
-        return value >= 0 and math.isfinite(value)
+class Problem(NamedTuple):
+    """An option, what was expected of it, and what it is."""
+
+    name: str
+    expected: str
+    got: object
+
+
+def problem_of(options: RunOptions | argparse.Namespace) -> Problem | None:
+    """Return what is wrong with the values of a run, or of a command line, which has some of them: None if nothing is."""
+    values = {name: value for name, value in vars(options).items() if value is not None}
+
+    def is_finite(name: str) -> bool:
+        return 0 <= values.get(name, 0.0) < math.inf
 
     rules: dict[str, tuple[bool, str]] = {}
-    for name in ("steps", "batch", "layers", "width", "heads", "length", "save_every", "tokens"):
-        rules[name] = (getattr(options, name, 1) >= 1, "of 1 or more")
-    rules["rate"] = (finite(getattr(options, "rate", 0.0)), "of 0 or more")
-    rules["temperature"] = (finite(getattr(options, "temperature", 0.0)), "of 0 or more")
-    rules["seed"] = (0 <= getattr(options, "seed", 0) < 2**32, "from 0 to 2**32 - 1")
-    vocab = getattr(options, "vocab", SMALLEST_VOCABULARY)
-    fits = SMALLEST_VOCABULARY <= vocab <= LARGEST_VOCABULARY
+    for name in ("steps", "batch", "layers", "width", "heads", "length", "save_every", "tokens", "devices"):
+        rules[name] = (values.get(name, 1) >= 1, "of 1 or more")
+    rules["rate"] = (is_finite("rate"), "of 0 or more")
+    rules["temperature"] = (is_finite("temperature"), "of 0 or more")
+    rules["seed"] = (0 <= values.get("seed", 0) < 2**32, "from 0 to 2**32 - 1")
+    fits = SMALLEST_VOCABULARY <= values.get("vocab", SMALLEST_VOCABULARY) <= LARGEST_VOCABULARY
     rules["vocab"] = (fits, f"from {SMALLEST_VOCABULARY}, for all bytes, to {LARGEST_VOCABULARY}")
+    for name, choices in _CHOICES.items():
+        rules[name] = (values.get(name, choices[0]) in choices, f"of {', '.join(choices)}")
+    if values.get("model") == "gpt":
+        rules |= {name: (False, "of a gpt") for name in ("length", "vocab") if name not in values}
     for name, (holds, expected) in rules.items():
         if not holds:
-            parser.error(f"expected --{name.replace('_', '-')} {expected}; got {getattr(options, name)}")
-    if hasattr(options, "heads") and options.width % options.heads:
-        parser.error(f"expected --width to be a multiple of --heads; got {options.width} and {options.heads}")
+            return Problem(name, expected, values.get(name))
+    if "heads" in values and values["width"] % values["heads"]:
+        return Problem("width", "to be a multiple of --heads", f"{values['width']} and {values['heads']}")
+    count = values.get("devices", 1) * values.get("processes", 1)
+    if "batch" in values and values["batch"] % count:
+        return Problem("batch", f"to be a multiple of the {count} devices", values["batch"])
+    return None
+
+
+def _check(parser: Parser, options: argparse.Namespace) -> None:
     if hasattr(options, "processes"):
         check_devices(parser, options)
-    if hasattr(options, "batch") and options.batch % (options.devices * options.processes):
-        count = options.devices * options.processes
-        parser.error(f"expected --batch to be a multiple of the {count} devices; got {options.batch}")
+    problem = problem_of(options)
+    if problem is not None:
+        parser.error(f"expected --{problem.name.replace('_', '-')} {problem.expected}; got {problem.got}")

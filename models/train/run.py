@@ -69,15 +69,14 @@ class Training:
 
     def model(self) -> Any:
         """Return the first model as it is now."""
-        which = self.contestants[0]
-        return self._trainers[which].model(self.states[which])
+        return self._model(copy=True)
 
     def train(self) -> None:
         """Go on to the last step.
 
         **Raises:**
 
-        - `UsageError` if a loss is not a number.
+        - `UsageError` if a loss, a gradient or the held-out loss is not finite. The weights of that step are not saved.
         - `KeyboardInterrupt` after Ctrl-C or SIGTERM, when a snapshot is written.
         """
         if self._speaks:
@@ -94,10 +93,12 @@ class Training:
                 annotate(bar, loss=f"{record['loss']:.3f}")
                 is_regular = self.step % self.options.save_every == 0 or self.step == steps
                 if is_regular:
-                    record |= self.task.evaluate(self.contestants[0], self.model())
+                    record |= self._evaluate()
                 if self._speaks:
                     self.run.append(record)
                 is_last = self._in_any_process(stop.is_set)  # read once: it may be set at any moment
+                if is_last and not is_regular:
+                    self._evaluate()  # no weights that are broken are saved
                 if self._speaks and (is_regular or is_last):
                     self._save()
                 if is_regular:
@@ -110,6 +111,16 @@ class Training:
         if self.step < steps:
             self._report(f"stopped after step {self.step}; `python -m models.train resume {self.run.path}` goes on")
             raise KeyboardInterrupt
+
+    def _model(self, *, copy: bool) -> Any:
+        which = self.contestants[0]
+        return self._trainers[which].model(self.states[which], copy=copy)
+
+    def _evaluate(self) -> dict[str, float]:
+        """Return the scores of what is held out. The loss of a step is that before it, so this one says if the step was good."""
+        scores = self.task.evaluate(self.contestants[0], self._model(copy=False))
+        _expect_finite(scores["held_out"], f"the held-out loss after step {self.step}")
+        return scores
 
     def _in_any_process(self, is_set: bool) -> bool:
         """Return true if this is so in one of the processes, after a wait for all."""
@@ -144,10 +155,7 @@ class Training:
             start = time.perf_counter()
             self.states[which], loss = self._trainers[which].step(self.states[which], batch)
             seconds = time.perf_counter() - start
-            if not math.isfinite(loss):
-                raise UsageError(
-                    f"the loss of step {step + 1} is {loss}. Begin anew with a lower --rate than this run's."
-                )
+            _expect_finite(loss, f"the loss of step {step + 1}")
             record |= {key(self.contestants, which, "loss"): loss, key(self.contestants, which, "seconds"): seconds}
         self.step = step + 1
         return record
@@ -159,6 +167,11 @@ class Training:
         if self.options.devices > 1:
             kind += f" on each of {self.options.devices} devices"
         return f"{kind}, step {self.step} of {self.options.steps}; compiling"
+
+
+def _expect_finite(loss: float, name: str) -> None:
+    if not math.isfinite(loss):
+        raise UsageError(f"{name} is {loss}. Begin anew with a lower --rate than this run's.")
 
 
 def _line(record: dict[str, Any], total: int) -> str:

@@ -11,10 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .._errors import ModelFileError
-from .options import RunOptions
+from .._replacing import replace_file
+from .options import RunOptions, problem_of
 
 
 _OPTIONS, _LOSSES, _LOCK = "options.json", "losses.jsonl", "lock"
+# The text in the lock of a run. It tells the folder of a run that was killed before it had begun from that of another program.
+_MARK = b"python -m models.train\n"
 
 
 class RunFolder:
@@ -33,7 +36,7 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / _LOCK).open("w")
+            file = (self.path / _LOCK).open("ab")
         except (OSError, ValueError) as error:  # a ValueError: NUL in the path
             raise ModelFileError(f"expected {self.path} to be a folder that can be written; got {error}") from None
         with file:
@@ -43,20 +46,35 @@ class RunFolder:
                 raise ModelFileError(
                     f"expected {self.path} for this process alone; another one trains there. Wait for it, or stop it."
                 ) from None
+            if file.tell() == 0:
+                file.write(_MARK)
+                file.flush()
             yield
 
-    def expect_no_run(self) -> None:
-        """Raise `ModelFileError` if a run has begun, or snapshots of one are here."""
-        if (self.path / _OPTIONS).exists() or any(self.path.glob("*.snapshot")):
+    def expect_new(self) -> None:
+        """Raise `ModelFileError` if a run has begun, or snapshots of one are here, or files of other programs."""
+        try:
+            names = sorted(os.listdir(self.path))
+            mark = (self.path / _LOCK).read_bytes() if _LOCK in names else b""
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            raise ModelFileError(f"expected {self.path} to be a folder that can be written; got {error}") from None
+        if any(name == _OPTIONS or name.endswith(".snapshot") for name in names):
             raise ModelFileError(
                 f"expected a folder without a run; got {self.path}. "
                 f"Go on with `python -m models.train resume {self.path}`, or pass another --out."
+            )
+        others = [name for name in names if name != _LOCK or mark]  # an empty lock is of a run that begins right now
+        if others and mark != _MARK:
+            raise ModelFileError(
+                f"expected a new folder, or an empty one; got {self.path} with {others[0]}. Pass another --out."
             )
 
     def begin(self, options: RunOptions) -> None:
         """Write the options of a new run. Losses of a run whose options were removed go too."""
         self.truncate_losses(0)
-        _replace(self.path / _OPTIONS, json.dumps(dataclasses.asdict(options), indent=2) + "\n")
+        self._replace(_OPTIONS, json.dumps(dataclasses.asdict(options), indent=2).encode() + b"\n")
 
     def options(self) -> RunOptions:
         """Return the options. Raises `ModelFileError` if no run has begun, or they cannot be read."""
@@ -66,11 +84,16 @@ class RunFolder:
             for name, kind in typing.get_type_hints(RunOptions).items():
                 if not isinstance(getattr(options, name), kind):
                     raise TypeError(f"{name} {getattr(options, name)!r}")
-            return options
         except FileNotFoundError:
             raise ModelFileError(f"expected the folder of a run, with {_OPTIONS}; got {self.path}") from None
         except (OSError, TypeError, ValueError) as error:
             raise ModelFileError(f"expected the options of a run in {path}; got {error}") from None
+        problem = problem_of(options)
+        if problem is not None:
+            raise ModelFileError(
+                f"expected {problem.name} {problem.expected} in {path}; got {problem.got}. Put the run's options back."
+            )
+        return options
 
     def records(self) -> list[dict[str, Any]]:
         """Return what `append` wrote, a record for each step."""
@@ -96,18 +119,12 @@ class RunFolder:
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         if len(lines) < steps:
             raise ModelFileError(f"expected {steps} steps in {path}, as the snapshot has; got {len(lines)}")
-        _replace(path, b"".join(lines[:steps]).decode())
+        self._replace(_LOSSES, b"".join(lines[:steps]))
 
     def sync_losses(self) -> None:
         """Put the records on the disk, before a snapshot that counts on them."""
         with (self.path / _LOSSES).open("rb") as file:
             os.fsync(file.fileno())
 
-
-def _replace(path: pathlib.Path, text: str) -> None:
-    new = path.with_name(path.name + ".new")
-    with new.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    def _replace(self, name: str, data: bytes) -> None:
+        replace_file(self.path / name, lambda partial: partial.write_bytes(data))

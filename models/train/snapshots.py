@@ -1,17 +1,21 @@
 """Snapshots of a training that goes on where the last one was, to the bit.
 
-A snapshot is a file: a line of JSON with the step and the options of the run, the arrays as Equinox writes them, and the CRC-32
-of all that. It appears under its name when it is whole and on the disk. The last two are kept, in case the disk spoils one.
+A snapshot is a file: a line of JSON with the step, the options of the run and the dtypes, the arrays as Equinox writes them, and
+the CRC-32 of all that. Of a PRNG key, the line has the implementation, and the arrays have the key's data. A snapshot appears
+under its name when it is whole and on the disk. The last two are kept, in case the disk spoils one.
 """
 
 import json
 import os
 import pathlib
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Any, TypeVar
 
 import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from .._errors import ModelFileError
 from .._replacing import sync
@@ -41,7 +45,7 @@ def save(folder: pathlib.Path, step: int, state: Any, options: Mapping[str, Any]
     **Arguments:**
 
     - `step`: the number of steps behind it.
-    - `state`: a PyTree of arrays.
+    - `state`: a PyTree of arrays, PRNG keys among them.
     - `options`: which a run must have to go on from it: anything that JSON keeps.
 
     **Raises:** `OSError` if it cannot be written. Then nothing of it is left.
@@ -53,8 +57,9 @@ def save(folder: pathlib.Path, step: int, state: Any, options: Mapping[str, Any]
     try:
         with unfinished.open("wb") as file:
             summed = _Summed(file)
-            summed.write(json.dumps({"step": step, "options": options}).encode() + b"\n")
-            _write_arrays(summed, state)
+            header = {"step": step, "options": options, "dtypes": [_recorded(leaf) for leaf in jax.tree.leaves(state)]}
+            summed.write(json.dumps(header).encode() + b"\n")
+            _write_arrays(summed, jax.tree.map(_without_key, state))
             file.write(summed.checksum.to_bytes(_CHECKSUM_BYTES, "big"))
             file.flush()
             os.fsync(file.fileno())
@@ -105,7 +110,7 @@ def load_last(
 
 def _write_arrays(file: _Summed, state: Any) -> None:
     try:
-        eqx.tree_serialise_leaves(file, state)  # pyright: ignore[reportArgumentType]
+        eqx.tree_serialise_leaves(file, state, _write_array)  # pyright: ignore[reportArgumentType]
     except RuntimeError as error:  # Equinox's, which name an array, around that of a disk which is full
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
@@ -136,6 +141,60 @@ def _load(path: pathlib.Path, like: _T, options: Mapping[str, Any]) -> tuple[int
                     "Put the run's options back."
                 )
         try:
-            return header["step"], eqx.tree_deserialise_leaves(file, like)
+            dtypes = header.get("dtypes", [])  # snapshots of older versions have none, and no keys
+            return header["step"], _read_arrays(file, like, dtypes)
         except (RuntimeError, ValueError, EOFError) as error:
             raise ModelFileError(f"expected the arrays of this model in {path}; got {error}") from None
+
+
+def _read_arrays(file: IO[bytes], like: _T, dtypes: Sequence[str]) -> _T:
+    arrays = eqx.tree_deserialise_leaves(file, jax.tree.map(_without_key, like), _read_array)
+    leaves, structure = jax.tree.flatten(arrays)
+    for index, (name, expected) in enumerate(zip(dtypes, jax.tree.leaves(like), strict=False)):
+        if _is_key(expected):
+            leaves[index] = jax.random.wrap_key_data(leaves[index], impl=name)
+            name = str(leaves[index].dtype)
+        if name != _dtype(expected):
+            raise ValueError(f"{name} in place of {_dtype(expected)}")
+    return structure.unflatten(leaves)
+
+
+def _write_array(file: Any, leaf: Any) -> None:
+    nameless = _is_nameless(leaf)
+    eqx.default_serialise_filter_spec(file, np.asarray(leaf).view(f"V{leaf.dtype.itemsize}") if nameless else leaf)
+
+
+def _read_array(file: IO[bytes], like: Any) -> Any:
+    if not _is_nameless(like):
+        return eqx.default_deserialise_filter_spec(file, like)
+    array = np.load(file).view(like.dtype)
+    return array if isinstance(like, np.ndarray) else jnp.asarray(array)
+
+
+def _is_nameless(leaf: Any) -> bool:
+    """True if NumPy's format has no name for the dtype, such as bf16, float8 and int4: it gets the bytes alone."""
+    return _is_array(leaf) and leaf.dtype.isbuiltin != 1
+
+
+def _recorded(leaf: Any) -> str:
+    return str(jax.random.key_impl(leaf)) if _is_key(leaf) else _dtype(leaf)
+
+
+def _without_key(leaf: Any) -> Any:
+    """Return what a file has of a leaf, or the structure of that for a `ShapeDtypeStruct`."""
+    if not _is_key(leaf):
+        return leaf
+    data = jax.random.key_data
+    return jax.eval_shape(data, leaf) if isinstance(leaf, jax.ShapeDtypeStruct) else data(leaf)
+
+
+def _is_key(leaf: Any) -> bool:
+    return _is_array(leaf) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray)
+
+
+def _dtype(leaf: Any) -> str:
+    return str(getattr(leaf, "dtype", type(leaf).__name__))

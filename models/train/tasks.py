@@ -72,7 +72,14 @@ def _gpt(options: RunOptions, folder: pathlib.Path) -> Task:
     losses = {FUSED: fused if options.devices == 1 else of_each, PLAIN: plain_loss}
     return Task(
         functools.partial(GPT, _config(options, options.length), options.vocab, key=jax.random.key(options.seed)),
-        Text(folder, length=options.length, batch=options.batch, seed=options.seed),
+        Text(
+            folder,
+            length=options.length,
+            batch=options.batch,
+            seed=options.seed,
+            vocab_size=options.vocab,
+            checksum=options.checksum,
+        ),
         {which: functools.partial(gpt_loss, loss) for which, loss in losses.items()},
         lambda loss, model, batch: {"held_out": loss(model, batch)},
         "tokens",

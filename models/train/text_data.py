@@ -4,10 +4,15 @@ The first nine tenths of the text are trained on, and the rest is held out. Toke
 that a run that goes on needs the text no more.
 """
 
+import contextlib
 import itertools
 import os
 import pathlib
-from collections.abc import Callable, Iterable
+import re
+import signal
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,6 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from .. import _text
 from .._errors import ModelFileError
+from .._replacing import replace_file
 
 
 TOKENS, TOKENIZER = "tokens.npy", "tokenizer.json"
@@ -24,7 +30,10 @@ SMALLEST_VOCABULARY = 256
 LARGEST_VOCABULARY = 2**20
 """A tokenizer's trainer takes memory for as many tokens as it may make, before it sees the text."""
 
-_LINES = 4096  # so many are encoded at a time
+# The time for a word grows with its square, and the memory for a piece is 165 times its own. A piece ends where words end, before
+# space or punctuation, so that its tokens are those that the line has. Only a longer word, such as one of DNA, is cut.
+_PIECE = re.compile(r"(?s).{1,2048}(?:\Z|(?<=\S)(?=\s)|(?<=[^\W_])(?=[^\w\s]))|.{1,2048}")
+_PIECES = 256  # so many are encoded at a time
 _HELD_OUT = 0.1
 _BATCHES_HELD_OUT = 8
 
@@ -52,15 +61,17 @@ def prepare(
     *,
     vocab_size: int,
     progress: Callable[..., Iterable[Any]],
-) -> None:
+) -> int:
     """Train a tokenizer on a text, and write it and the text's tokens to a folder.
 
     **Arguments:**
 
     - `vocab_size`: tokens at most, from 256 to 2**20: a short text has fewer.
     - `progress`: as `_program.progress`.
+
+    **Returns:** a checksum of the tokens, for `Text`.
     """
-    lines = text.splitlines(keepends=True)
+    pieces = [piece for line in text.splitlines(keepends=True) for piece in _PIECE.findall(line)]
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
@@ -70,16 +81,37 @@ def prepare(
         show_progress=False,
     )
     # Of one item more than it counts: so the bar is there while what was counted is merged.
-    bar = iter(progress([*lines, ""], desc="training a tokenizer", unit="line"))
-    tokenizer.train_from_iterator(itertools.islice(bar, len(lines)), trainer)
+    bar = iter(progress([*pieces, ""], desc="training a tokenizer", unit="line"))
+    with _ended_by_ctrl_c():
+        tokenizer.train_from_iterator(itertools.islice(bar, len(pieces)), trainer)
     del bar  # which ends it
-    parts = []
-    for first in progress(range(0, len(lines), _LINES), desc="encoding", unit="part"):
-        for encoding in tokenizer.encode_batch_fast(lines[first : first + _LINES], add_special_tokens=False):
+    parts = [np.zeros(0, np.int32)]
+    for first in progress(range(0, len(pieces), _PIECES), desc="encoding", unit="part"):
+        for encoding in tokenizer.encode_batch_fast(pieces[first : first + _PIECES], add_special_tokens=False):
             parts.append(np.asarray(encoding.ids, np.int32))
-    np.save(folder / TOKENS, np.concatenate(parts) if parts else np.zeros(0, np.int32))
+    tokens = np.concatenate(parts)
+
+    def write_tokens(partial: pathlib.Path) -> None:
+        with partial.open("wb") as file:
+            np.save(file, tokens)
+
+    replace_file(folder / TOKENS, write_tokens)
     # Not by its own `save`, which raises errors without a class.
-    (folder / TOKENIZER).write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    replace_file(folder / TOKENIZER, lambda partial: partial.write_text(tokenizer.to_str(pretty=True), "utf-8"))
+    return zlib.crc32(tokens.data)
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, as Python would wait for code in Rust to end. Only the main thread may say so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def open_tokenizer(folder: pathlib.Path) -> Tokenizer:
@@ -93,18 +125,43 @@ def open_tokenizer(folder: pathlib.Path) -> Tokenizer:
 class Text:
     """The tokens of a run, and its batches: windows that the seed and the step's number draw."""
 
-    def __init__(self, folder: pathlib.Path, *, length: int, batch: int, seed: int):
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        *,
+        length: int,
+        batch: int,
+        seed: int,
+        vocab_size: int = LARGEST_VOCABULARY,
+        checksum: int | None = None,
+    ):
         """**Arguments:**
 
         - `folder`: what `prepare` wrote.
         - `length`: the tokens of a window that a model reads.
         - `batch`: the windows of a step.
         - `seed`: of the draws.
+        - `vocab_size`: the number of tokens that the model has.
+        - `checksum`: what `prepare` returned, or None if that is not known.
+
+        **Raises:** `ModelFileError` if the tokens are not those of `prepare`, or too few.
         """
+        path = folder / TOKENS
         try:
-            tokens = np.load(folder / TOKENS, mmap_mode="r")
+            tokens = np.load(path, mmap_mode="r")
+            if tokens.dtype != np.int32 or tokens.ndim != 1:
+                raise ValueError(f"{tokens.dtype} of shape {tokens.shape}")
         except (OSError, ValueError, EOFError) as error:
-            raise ModelFileError(f"expected tokens in {folder / TOKENS}; got {error}") from None
+            raise ModelFileError(f"expected tokens in {path}; got {error}") from None
+        if checksum is not None and zlib.crc32(tokens.data) != checksum:
+            raise ModelFileError(
+                f"expected {path} as the run began with it; it was changed. Put it back, or begin anew."
+            )
+        if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+            raise ModelFileError(
+                f"expected tokens from 0 to {vocab_size - 1} in {path}; got {tokens.min()} to {tokens.max()}. "
+                "Put it back, or begin anew."
+            )
         held_out = max(int(len(tokens) * _HELD_OUT), length + 1)
         self.trained, self._held_out = tokens[: len(tokens) - held_out], tokens[len(tokens) - held_out :]
         if len(self.trained) <= length:

@@ -113,17 +113,26 @@ class Trainer:
         return state if self._mesh is None else replicate(state, self._mesh)
 
     def step(self, state: State, batch: Any) -> tuple[State, float]:
-        """Take a step, which `compile` made. The memory of `state`, which is on all devices, is that of the next state.
+        """Take a step, which is compiled now if `compile` was not called. The memory of `state`, which is on all devices, is that
+        of the next state.
 
-        **Returns:** the next state, and the loss before it.
+        **Returns:** the next state, and the loss before it, which is NaN as well if the gradients have no finite norm: then the
+        next state is of no use.
         """
-        state, loss = self._compiled(state, self._split(batch))
+        if self._compiled is None:
+            self.compile(batch)
+        state, loss = self._compiled(state, self._split(batch))  # pyright: ignore[reportOptionalCall]
         return state, float(loss)
 
-    def model(self, state: State) -> Any:
-        """Return the model as the loss sees it, on one device."""
+    def model(self, state: State, *, copy: bool = True) -> Any:
+        """Return the model as the loss sees it, on one device.
+
+        **Arguments:**
+
+        - `copy`: False saves memory for who needs the model only until the next step, which takes the memory of f32 weights.
+        """
         weights = jax.tree.map(lambda x: x.addressable_data(0), state.weights)
-        return eqx.combine(_cast(weights, self._dtype), self._static)
+        return eqx.combine(jax.tree.map(lambda x: jnp.array(x, self._dtype, copy=copy), weights), self._static)
 
     def _split(self, batch: Any) -> Any:
         return batch if self._mesh is None else split_rows(batch, self._mesh)
@@ -135,6 +144,8 @@ class Trainer:
         loss, gradients = jax.value_and_grad(of_weights)(_cast(state.weights, self._dtype))
         gradients = _cast(gradients, jnp.float32)
         with jax.numpy_dtype_promotion("standard"):  # which Optax counts on
+            # The optimizer of `make_optimizer` has the same norm: XLA computes it once.
+            loss = jnp.where(jnp.isfinite(optax.tree.norm(gradients)), loss, jnp.nan)
             updates, optimizer = self._optimizer.update(gradients, state.optimizer, state.weights)
         return State(optax.apply_updates(state.weights, updates), optimizer), loss
 

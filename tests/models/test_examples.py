@@ -52,6 +52,21 @@ def test_every_answer_of_a_conversation_counts(tokenizer, tmp_path):
     assert [*example.tokens, example.targets[-1]] == whole[:-1]  # up to where the turn ends: no new line
 
 
+def test_other_keys_change_nothing(tokenizer, tmp_path):
+    conversation = [{"role": "user", "content": "Two?"}, {"role": "assistant", "content": "Four."}]
+    for record, other in (
+        ({"text": "The sea is wide."}, {"id": 3, "response": "None."}),
+        ({"messages": conversation}, {"prompt": "Two?", "source": None}),
+        ({"prompt": "Two?", "response": "Four."}, {"score": [1, 2]}),
+    ):
+        ((example,), (same,)), _ = examples_of(tokenizer, tmp_path, record, record | other)
+        assert example == same
+    ((example,), (same,)), _ = examples_of(
+        tokenizer, tmp_path, {"prompt": "Two?", "response": "Four."}, {"prompt": "Two?", "completion": "Four."}
+    )
+    assert example == same
+
+
 def test_all_of_a_text_counts(tokenizer, tmp_path):
     (((example,),), cut) = examples_of(tokenizer, tmp_path, {"text": "The sea is wide."}, max_tokens=4)
     tokens = tokenizer.encode("The sea is wide.")

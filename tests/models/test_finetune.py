@@ -140,6 +140,20 @@ def tune_tiny(folder, *options):
     return code, "".join(written)
 
 
+@pytest.mark.parametrize("held_out", ["0", "0.5"])
+def test_an_adapter_that_breaks_is_not_written(held_out, tmp_path, capsys):
+    """The loss of the one step is that before it."""
+    assert tune_tiny(tmp_path, "--epochs", "1")[0] == 0
+    files = {path.name: path.read_bytes() for path in (tmp_path / "adapter").iterdir()}
+    broken = ["--epochs", "1", "--learning-rate", "1e30", "--held-out", held_out]
+    assert tune_tiny(tmp_path, *broken) == (2, "")
+    message = (
+        "finetune: error: expected a finite perplexity after the last step; got nan. Pass a lower --learning-rate.\n"
+    )
+    assert capsys.readouterr().err.endswith(message)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "adapter").iterdir()} == files
+
+
 def test_losses_and_tokens_are_those_that_count(tmp_path, monkeypatch):
     """However the lines are put into batches, and without their padding."""
     seconds = itertools.count()
@@ -246,7 +260,11 @@ def test_errors_are_one_line(options, message, tmp_path, capsys, monkeypatch):
         ('{"messages": [{"role": "user", "content": "One."}]}', "jsonl:1: expected an object with"),
         ('{"messages": "One."}', "jsonl:1: expected an object with"),
         ("[" * 100_000, "jsonl:1: expected a JSON object; got"),
-        ('{"text": ""}', "jsonl:1: expected an answer, or a text, that begins within 512 tokens; got none"),
+        ('{"text": ""}', "jsonl:1: expected a text of 2 tokens or more, as .* before it; got 0. Leave the line out"),
+        ('{"text": "a"}', "jsonl:1: expected a text of 2 tokens or more, as .* before it; got 1. Leave the line out"),
+        ('{"prompt": "One.", "response": "Two.", "completion": "Three."}', "jsonl:1: expected an object with"),
+        ('{"prompt": "One.", "response": "Two.", "text": "Three."}', "jsonl:1: expected an object .* of these alone"),
+        ('{"system": "One.", "text": "Two."}', "jsonl:1: expected an object with"),
         (
             '{"text": "One. Two."}',
             "expected more lines than the 1 that are held out; got 1. Pass more, or --held-out 0",

@@ -225,7 +225,40 @@ def test_files_are_those_of_peft(short, adapters, tmp_path):
     few = lora.init(short.config, rank=4, scale=2.0, targets=["up_proj"], key=jax.random.key(0))
     adapter_files.save(tmp_path, few, alpha=8)
     change_config(tmp_path, use_rslora=True)
-    assert adapter_files.load(tmp_path, short.config).blocks[0]["gate_up"].scale == 4.0
+    again = adapter_files.load(tmp_path, short.config)
+    assert again.blocks[0]["gate_up"].scale == 4.0
+    # Both kinds of scale are kept, and no other is written.
+    for alpha, uses_rslora in ((8, True), (16, False)):
+        adapter_files.save(tmp_path, again, alpha=alpha)
+        assert json.loads((tmp_path / "adapter_config.json").read_text()).get("use_rslora", False) == uses_rslora
+        assert adapter_files.load(tmp_path, short.config).blocks[0]["gate_up"].scale == 4.0
+    message = (
+        r"^adapter_files.save: expected alpha to be the adapters' scale, 4\.0, times their rank, 4; got 4\.0\. Pass"
+    )
+    with pytest.raises(ValueError, match=message):
+        adapter_files.save(tmp_path, again, alpha=4.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 0}, "a rank of 1 or more; got 0."),
+        ({"targets": ["query"]}, f"targets of {', '.join(lora.TARGETS)}; got ['query']."),
+        ({"targets": []}, f"targets of {', '.join(lora.TARGETS)}; got []."),
+    ],
+)
+def test_adapters_that_are_refused(options, message, short):
+    with pytest.raises(ValueError, match=f"^lora.init: expected {re.escape(message)}$"):
+        lora.init(short.config, **({"rank": RANK, "scale": SCALE, "key": jax.random.key(0)} | options))
+
+
+def test_a_gradient_that_is_not_finite_is_told(short, batch):
+    """The loss is, as `B` is zero."""
+    tuner = Tuner(
+        short, lora.init(short.config, rank=1, scale=1e30, key=jax.random.key(0)), learning_rate=1e-3, steps=1
+    )
+    assert np.isfinite(tuner.perplexity([batch]))
+    assert np.isnan(tuner.step(batch))
 
 
 def change_config(folder, **changes):
@@ -249,14 +282,14 @@ def change_config(folder, **changes):
     ],
 )
 def test_configurations_that_are_refused(changes, message, short, adapters, tmp_path):
-    adapter_files.save(tmp_path, adapters, alpha=1)
+    adapter_files.save(tmp_path, adapters, alpha=SCALE * RANK)
     change_config(tmp_path, **changes)
     with pytest.raises(ModelFileError, match=f"adapter_config.json: {message}"):
         adapter_files.load(tmp_path, short.config)
 
 
 def test_files_that_are_refused(short, adapters, tmp_path):
-    adapter_files.save(tmp_path, adapters, alpha=1)
+    adapter_files.save(tmp_path, adapters, alpha=SCALE * RANK)
     with pytest.raises(CheckpointError, match=r"expected the tensors of Adapters; got 14 unexpected: .*layers\.1\."):
         adapter_files.load(tmp_path, dataclasses.replace(short.config, num_layers=1))
     change_config(tmp_path, r=RANK + 1)

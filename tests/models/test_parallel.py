@@ -345,3 +345,21 @@ def test_a_step_of_training(files):
         ValueError, match=r"split_rows: expected arrays whose first axis is a multiple of 4 devices; got shape"
     ):
         split_rows(examples[:7], mesh)
+
+
+def test_keys_of_draws_are_replicated_and_split():
+    """A number stays as it is."""
+    mesh, key = mesh_of(4), jax.random.key(3)
+    tree = replicate({"key": key, "x": jnp.ones(3)}, mesh)
+    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(tree))
+    np.testing.assert_array_equal(jax.random.normal(tree["key"], (5,)), jax.random.normal(key, (5,)))
+
+    keys = jax.random.split(key, 8)
+    batch: Any = split_rows((keys, np.ones((8, 2)), 1.0), mesh)
+    split, x, number = batch
+    assert [leaf.sharding.spec for leaf in (split, x)] == [jax.sharding.PartitionSpec(tensor_parallel.AXIS)] * 2
+    assert number == 1.0
+    draw = jax.jit(jax.vmap(lambda key: jax.random.normal(key, (5,))))
+    np.testing.assert_array_equal(draw(split), draw(keys))
+    with pytest.raises(ValueError, match=r"a multiple of 4 devices; got shape \(7,\)"):
+        split_rows(keys[:7], mesh)

@@ -2,6 +2,9 @@
 
 import os
 import pathlib
+import signal
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -41,10 +44,35 @@ def test_two_writers_do_not_meet(tmp_path):
     def write(partial):
         partial.write_text("outer")
         replace_file(tmp_path / "x", lambda partial: partial.write_text("inner"))
-        assert texts(tmp_path)["x"] == "inner"
+        assert (tmp_path / "x").read_text() == "inner"
 
     replace_file(tmp_path / "x", write)
     assert texts(tmp_path) == {"x": "outer"}
+
+
+KILLED = """
+import os, pathlib, signal, sys
+from models._replacing import replace_file
+
+def write(partial):
+    partial.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+replace_file(sys.argv[1], write)
+"""
+
+
+@pytest.mark.parametrize("name", ["x", "x" * 255])
+def test_what_a_killed_process_left_goes_with_the_next_write(name, tmp_path):
+    """Nothing of another name goes, nor of a process that lives, as `test_two_writers_do_not_meet` says."""
+    (tmp_path / ".x.mine.partial").write_text("mine")
+    root = pathlib.Path(__file__).parents[2]
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / name)], cwd=root)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert texts(left) == {name: "half"}
+    replace_file(tmp_path / name, lambda partial: partial.write_text("new"))
+    assert texts(tmp_path) == {name: "new", ".x.mine.partial": "mine"}
 
 
 def test_permissions_are_those_of_a_new_file(tmp_path):
@@ -108,7 +136,8 @@ def test_an_adapter_whose_save_is_interrupted_is_the_old_one_or_refused(tmp_path
     write_tiny(tmp_path / "model.gguf")
     config = gguf.open_model(tmp_path / "model.gguf").config
     old = lora.init(config, rank=1, scale=2.0, targets=["q_proj"], key=jax.random.key(0))
-    new = jax.tree.map(jnp.ones_like, old)
+    new = lora.init(config, rank=1, scale=8.0, targets=["q_proj"], key=jax.random.key(0))
+    new = jax.tree.map(jnp.ones_like, new)
     outcomes = []
     for step in range(20):
         adapter_files.save(tmp_path / "adapter", old, alpha=2.0)
@@ -141,10 +170,11 @@ def test_an_adapter_on_a_disk_that_fills_up_at_its_end_stays(tmp_path, monkeypat
     write_tiny(tmp_path / "model.gguf")
     config = gguf.open_model(tmp_path / "model.gguf").config
     old = lora.init(config, rank=1, scale=2.0, targets=["q_proj"], key=jax.random.key(0))
+    new = lora.init(config, rank=1, scale=8.0, targets=["q_proj"], key=jax.random.key(0))
     adapter_files.save(tmp_path / "adapter", old, alpha=2.0)
     with full_disk(100), monkeypatch.context() as patch:
         patch.setattr(adapter_files.checkpoints, "save_safetensors", lambda *_: None)
         with pytest.raises(OSError, match="File too large"):
-            adapter_files.save(tmp_path / "adapter", old, alpha=8.0)
+            adapter_files.save(tmp_path / "adapter", new, alpha=8.0)
     assert _adapter(tmp_path / "adapter", config) == (2.0, False)
     assert len(list((tmp_path / "adapter").iterdir())) == 2

@@ -1,5 +1,7 @@
 """Snapshots: what is read is what was written, and never half of it."""
 
+import json
+import zlib
 from typing import Any
 
 import equinox as eqx
@@ -50,6 +52,43 @@ def test_the_last_one_comes_back_to_the_bit_and_two_are_kept(folder):
     assert_is_state(got, 15)
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000010.snapshot", "step-00000015.snapshot"]
     assert reports == []
+
+
+def test_small_dtypes_and_keys_come_back(tmp_path):
+    """NumPy's format does not have their names."""
+
+    def small():
+        x = jnp.arange(-4, 4, dtype=jnp.float32).reshape(2, 4)
+        numbers = [x.astype(dtype) for dtype in (jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int4)]
+        return {"numbers": numbers, "keys": [jax.random.key(1), jax.random.split(jax.random.key(2, impl="rbg"), 3)]}
+
+    expected, like = small(), jax.eval_shape(small)
+    snapshots.save(tmp_path, 1, expected, OPTIONS)
+    (_, got), _ = load(tmp_path, like=like)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+    for a, b in zip(got["numbers"], expected["numbers"], strict=True):
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    for a, b in zip(got["keys"], expected["keys"], strict=True):
+        np.testing.assert_array_equal(jax.random.key_data(a), jax.random.key_data(b))
+    for name, other, message in (
+        ("numbers", like["numbers"][1::-1] + like["numbers"][2:], "float8_e4m3fn in place of float8_e5m2"),
+        ("keys", [jax.ShapeDtypeStruct((), like["keys"][1].dtype), like["keys"][1]], "got "),
+    ):
+        with pytest.raises(ModelFileError, match=f"^expected the arrays of this model in .*1.snapshot; .*{message}"):
+            load(tmp_path, like=like | {name: other})
+
+
+def test_snapshots_of_older_versions_come_back(tmp_path):
+    """They have no dtypes in their first line."""
+    snapshots.save(tmp_path, 1, state(1), OPTIONS)
+    (path,) = tmp_path.iterdir()
+    first, rest = path.read_bytes()[:-4].split(b"\n", 1)
+    header = json.loads(first)
+    assert header.pop("dtypes") == ["float32", "bfloat16", "int32"]
+    data = json.dumps(header).encode() + b"\n" + rest
+    path.write_bytes(data + zlib.crc32(data).to_bytes(4, "big"))
+    assert_is_state(load(tmp_path)[0][1], 1)
 
 
 def test_there_may_be_none(tmp_path):

@@ -273,9 +273,13 @@ def test_a_text_that_cannot_be_used(tmp_path, capsys):
 
 def test_a_tokenizer_that_cannot_be_written(text, tmp_path, capsys):
     path = tmp_path / "tokenizer.json"
-    path.mkdir()
-    message = f"a file cannot be read or written: [Errno 21] Is a directory: '{path}'"
-    refused(["gpt", "--text", text, "--out", tmp_path, *TINY], message, capsys)
+    with RunFolder(tmp_path).locked():  # as a run that was killed early
+        path.mkdir()
+    assert main(["gpt", "--text", str(text), "--out", str(tmp_path), *TINY]) == 2
+    error = capsys.readouterr().err
+    start, end = "train: error: a file cannot be read or written: [Errno 21] Is a directory: ", f" -> '{path}'\n"
+    assert error.startswith(start)
+    assert error.endswith(end)
 
 
 def test_a_folder_has_one_run_and_one_process(compared, capsys):

@@ -15,6 +15,7 @@ from models.train import text_data
 from models.train.digits_data import Digits
 from models.train.text_data import Text
 from models.train.trainer import Trainer, make_optimizer
+from models.transformer import GPT, Config
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,36 @@ def test_masters_keep_what_bf16_rounds_away():
         np.testing.assert_allclose(state.weights.weight, 1 - 150 * 2e-5, rtol=1e-5)
     assert np.all(np.asarray(trainer.model(state).weight, np.float32) == 1 - 2**-8)
     assert np.all(np.asarray(model.weight) == 1)  # the model's own arrays are not used up
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_model_outlives_the_steps_after_it(dtype):
+    """Also without `compile`, which the first step calls then."""
+    model = eqx.nn.Linear(8, 8, use_bias=False, key=jax.random.key(0))
+    loss = lambda model, x: jnp.sum(model(x.astype(model.weight.dtype)), dtype=jnp.float32)
+    trainer = Trainer(model, loss, optax.sgd(0.1), dtype=jnp.dtype(dtype))
+    state = trainer.begin(model)
+    kept = trainer.model(state)
+    state, _ = trainer.step(state, np.ones(8, np.float32))
+    np.testing.assert_array_equal(kept.weight, model.weight.astype(dtype))
+    assert np.all(np.asarray(trainer.model(state).weight) < np.asarray(kept.weight))
+
+
+def test_gradients_that_are_not_finite_are_told():
+    """The loss before the step is."""
+    model = eqx.nn.Linear(8, 8, use_bias=False, key=jax.random.key(0))
+    loss = lambda model, x: jnp.sqrt(jnp.sum(model(x)) * 0)
+    trainer = Trainer(model, loss, make_optimizer(rate=1e-2, steps=20), dtype=jnp.dtype("float32"))
+    assert loss(model, jnp.ones(8)) == 0
+    assert np.isnan(trainer.step(trainer.begin(model), np.ones(8, np.float32))[1])
+
+
+@pytest.mark.parametrize("change", [lambda model: model, lambda model: eqxc.fuse(model).model])
+def test_a_gpt_refuses_more_tokens_than_its_length(change):
+    model = change(GPT(Config(1, 32, 128, 2, 16), 64, key=jax.random.key(0)))
+    assert model(jnp.zeros(16, jnp.int32)).shape == (16, 32)
+    with pytest.raises(ValueError, match=r"^GPT: expected at most 16 tokens, its length; got 20\. Pass the last ones"):
+        model(jnp.zeros(20, jnp.int32))
 
 
 def test_the_rate_rises_and_falls_and_matrices_decay():
