@@ -18,21 +18,27 @@ class Answer:
     - `tokenizer`: of the model.
     - `stop`: texts that end the answer, and are not in it.
     - `continues`: of `Tokenizer.stream`.
+    - `echo`: the tokens of the prompt, if its text is to be read together with the answer's: the last character of the prompt
+        may become whole with the answer's first tokens, and is the answer's then.
 
     **Attributes:**
 
+    - `echoed`: the text of `echo`, in whole characters.
     - `text`: the answer so far, in whole characters.
     - `num_tokens`: how many tokens came, the one that ended it included.
     - `finish`: why it ended, or `None`.
     - `stop_string`: the one of `stop` that ended it, or `None`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, continues: bool = False):
+    def __init__(
+        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, continues: bool = False, echo: Sequence[int] = ()
+    ):
         self.text = ""
         self.num_tokens = 0
         self.finish: Finish | None = None
         self._stop_tokens = tokenizer.stop_tokens
         self._stream = tokenizer.stream(continues=continues)
+        self.echoed = "".join(map(self._stream.push, echo))
         self._stop_strings = StopStrings(stop)
 
     @property

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -76,7 +77,7 @@ class Batch:
 
     **Attributes:**
 
-    - `room`: for how many tokens there is room, `room` or more.
+    - `room`: for how many tokens there is room.
     - `speed`: what all took so far.
     """
 
@@ -104,9 +105,11 @@ class Batch:
         return self._reading is not None or (bool(self._waiting) and self._count < self._widths[-1])
 
     def programs(self) -> list[Callable[[], object]]:
-        """The programs of all widths and chunks, as functions that compile them."""
-        widths = (functools.partial(self._caches.programs, width) for width in self._widths)
-        return [*self._reader.programs(), self._chooser.prepare, *widths]
+        """The programs of all widths and chunks, and of the moves between widths, as functions that compile them."""
+        caches = self._caches
+        widths = (functools.partial(make, width) for width in self._widths for make in (caches.programs, caches.empty))
+        moves = (functools.partial(caches.moves, *pair) for pair in itertools.permutations(self._widths, 2))
+        return [*self._reader.programs(), self._chooser.prepare, *widths, *moves]
 
     def add(self, request: Request) -> None:
         """Take a request.

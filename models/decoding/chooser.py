@@ -1,7 +1,9 @@
 """The choice of tokens from logits, for programs that have it, and as a small program of its own."""
 
+import collections
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,31 +15,63 @@ from jaxtyping import Array, Bool, Float, Int, UInt32
 from .sampling import Sampling, Steps, sample
 
 
+@dataclasses.dataclass(frozen=True)
+class Bias:
+    """The changes of logits that OpenAI's requests ask for. By default there are none.
+
+    **Attributes:**
+
+    - `frequency`: subtracted from the logit of a token for each time that the answer has it.
+    - `presence`: subtracted once from the logits of tokens that the answer has.
+    - `of_tokens`: added to the logits of these tokens.
+    """
+
+    frequency: float = 0.0
+    presence: float = 0.0
+    of_tokens: Mapping[int, float] = dataclasses.field(default_factory=dict)
+
+    def of(self, token: int, count: int) -> float:
+        """Return what is added for a token that the answer has so many times."""
+        return self.of_tokens.get(token, 0.0) - count * self.frequency - (count > 0) * self.presence
+
+
 class Choice:
     """The way in which the tokens of one text are chosen.
 
     **Arguments:**
 
     - `sampling`, `seed`: by default the most likely token is taken. What a text draws depends on these and its tokens alone.
+    - `bias`: changes logits before that. For a `Batch`; the programs of one text have no such step.
     """
 
-    def __init__(self, sampling: Sampling | None = None, seed: int = 0):
+    def __init__(self, sampling: Sampling | None = None, seed: int = 0, bias: Bias | None = None):
+        bias = bias or Bias()
         self.sampling = sampling or Sampling()
-        self.steps = self.sampling.steps
+        self.steps = self.sampling.steps._replace(bias=bias != Bias())
         self.seed = seed
+        self.bias = bias
         self.tokens: set[int] = set()  # which a penalty asks for
+        self.added = dict(bias.of_tokens)  # what the bias of each token has come to
+        self._counts: collections.Counter[int] = collections.Counter()  # of the answer's tokens
 
     def start(self, tokens: Sequence[int]) -> None:
-        """Let the text have these tokens."""
+        """Let the text have these tokens, after which the answer comes."""
         if self.steps.penalty:
             self.tokens = set(tokens)
+        self.added = dict(self.bias.of_tokens)
+        self._counts.clear()
 
     def add(self, token: int) -> None:
         if self.steps.penalty:
             self.tokens.add(token)
+        if self.steps.bias:
+            self._counts[token] += 1
+            self.added[token] = self.bias.of(token, self._counts[token])
 
     def operands(self, vocab_size: int) -> tuple[Any, Any, Any]:
         """Return what `choose` takes for this text: the seed, the values of options, and the tokens seen before."""
+        if self.steps.bias:
+            raise ValueError("Choice: expected no bias for a program of one text; got one. Use a Batch.")
         seen = _seen([self], vocab_size)[0] if self.steps.penalty else None
         return np.uint32(self.seed), jax.tree.map(lambda x: x[0], _values([self])), seen
 
@@ -51,10 +85,12 @@ def choose(
     seed: UInt32[Array, ""],
     sampling: Sampling,
     seen: Bool[Array, " V"] | None,
+    bias: Float[Array, " V"] | None = None,
+    *,
     steps: Steps,
 ) -> Int[Array, ""]:
     """The token at this position of a text, in a program that has these steps."""
-    return sample(logits, jax.random.fold_in(jax.random.key(seed), position), sampling, seen, steps)
+    return sample(logits, jax.random.fold_in(jax.random.key(seed), position), sampling, seen, bias, steps)
 
 
 def choose_each(
@@ -63,28 +99,35 @@ def choose_each(
     seeds: UInt32[Array, " texts"],
     sampling: Sampling,
     seen: Bool[Array, "texts V"],
+    bias: Float[Array, "texts V"],
     steps: Steps,
 ) -> Int[Array, " texts"]:
     """The tokens at these positions of several texts. All that follows the positions is of `operands_of`."""
     each = jax.vmap(functools.partial(choose, steps=steps))  # `steps` of all, so that a step runs or does not
-    return each(logits, positions, seeds, sampling, seen)
+    return each(logits, positions, seeds, sampling, seen, bias)
 
 
 def operands_of(
-    choices: Sequence[Choice | None], unseen: Bool[Array | np.ndarray, "texts V"]
-) -> tuple[UInt32[np.ndarray, " texts"], Sampling, Any, Steps]:
+    choices: Sequence[Choice | None],
+    unseen: Bool[Array | np.ndarray, "texts V"],
+    unbiased: Float[Array | np.ndarray, "texts V"] | None = None,
+) -> tuple[UInt32[np.ndarray, " texts"], Sampling, Any, Any, Steps]:
     """Return what `choose_each` takes of these texts. A text without a choice gets any token.
 
     **Arguments:**
 
-    - `unseen`: falses, for texts of which none has a penalty. Those on the device need not be copied there.
+    - `unseen`, `unbiased`: falses and zeros, for texts of which none has a penalty or a bias. Those on the device need not be
+        copied there.
 
-    **Returns:** the seeds, the options, the tokens seen before, and the steps that one of the texts needs.
+    **Returns:** the seeds, the options, the tokens seen before, the bias, and the steps that one of the texts needs.
     """
     every = [choice or _GREEDY for choice in choices]
     steps = Steps(*(np.bool_(any(step)) for step in zip(*(choice.steps for choice in every), strict=True)))
     seen = _seen(every, unseen.shape[1]) if steps.penalty else unseen
-    return np.asarray([choice.seed for choice in every], np.uint32), _values(every), seen, steps
+    bias = np.zeros(unseen.shape, np.float32) if unbiased is None else unbiased
+    if steps.bias:
+        bias = _added(every, unseen.shape[1])
+    return np.asarray([choice.seed for choice in every], np.uint32), _values(every), seen, bias, steps
 
 
 class Chooser:
@@ -124,8 +167,9 @@ class Chooser:
         choice.add(token)
         return token
 
-    def _run(self, logits: Any, positions: Any, seeds: Any, sampling: Any, seen: Any, steps: Steps) -> Any:
-        return choose_each(logits, positions, seeds, sampling, seen, steps if self._steps is None else self._steps)
+    def _run(self, logits: Any, positions: Any, seeds: Any, sampling: Any, seen: Any, bias: Any, steps: Steps) -> Any:
+        steps = steps if self._steps is None else self._steps
+        return choose_each(logits, positions, seeds, sampling, seen, bias, steps)
 
 
 def _seen(choices: Sequence[Choice], vocab_size: int) -> np.ndarray:
@@ -133,6 +177,13 @@ def _seen(choices: Sequence[Choice], vocab_size: int) -> np.ndarray:
     for row, choice in zip(seen, choices, strict=True):
         row[list(choice.tokens)] = True
     return seen
+
+
+def _added(choices: Sequence[Choice], vocab_size: int) -> np.ndarray:
+    added = np.zeros((len(choices), vocab_size), np.float32)
+    for row, choice in zip(added, choices, strict=True):
+        row[list(choice.added)] = list(choice.added.values())
+    return added
 
 
 def _values(choices: Sequence[Choice]) -> Any:

@@ -75,7 +75,7 @@ class Generator:
 
     **Attributes:**
 
-    - `room`: how many tokens there is room for, `room` or more.
+    - `room`: how many tokens there is room for.
     - `reader`: what has the cache.
     - `speed`: what the last generation took so far.
 

@@ -38,19 +38,21 @@ class Reader:
 
     **Attributes:**
 
-    - `room`: how many tokens there is room for, `room` or more.
+    - `room`: how many tokens there is room for.
     - `tokens`: those that are in the cache.
     - `shapes`: of `blocks`.
     - `blocks`: the cache, of a `models.llama.Cache`, or `None` before the first token.
     """
 
     def __init__(self, model: Model, room: int, longest_chunk: int = LONGEST_CHUNK):
-        self.room = min(round_up(room, _CACHE_STEP), model.config.context_length)
+        context = model.config.context_length
+        self.room = min(room, context)
         self.tokens: list[int] = []
         self.blocks: Any = None
         # Flat, and so faster to pass than a tree of Modules.
         self._weights, self._tree = jax.tree.flatten(model)
-        self._entries = self.room + _SHORTEST_CHUNK  # wherever a chunk begins, it may be padded
+        # Wherever a chunk begins, it may be padded.
+        self._entries = min(round_up(room, _CACHE_STEP), context) + _SHORTEST_CHUNK
         self._longest_chunk = longest_chunk
         init = jax.jit(lambda: model.init_cache(self._entries).blocks).lower()
         self.shapes, self._new_blocks = init.out_info, init.compile()
@@ -188,7 +190,7 @@ class Reader:
         # Not by `jax.vmap`: so the choice of each row is, to the bit, that of one alone.
         for i in range(len(tokens)):
             before = None if seen is None else seen.at[tokens[: i + 1]].set(True)
-            chosen.append(choose(logits[i], start + i + 1, seed, sampling, before, steps))
+            chosen.append(choose(logits[i], start + i + 1, seed, sampling, before, steps=steps))
         tokens = jnp.stack(chosen)
         if self._everywhere is not None:
             tokens = jax.lax.with_sharding_constraint(tokens, self._everywhere)

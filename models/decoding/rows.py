@@ -37,22 +37,25 @@ class Rows:
         # Flat, and so faster to pass than a tree of Modules.
         self._weights, self._tree = jax.tree.flatten(model)
         self._programs: dict[int, tuple[Any, Any]] = {}
+        self._empty_programs: dict[int, Any] = {}
+        self._move_programs: dict[tuple[Any, int], Any] = {}
         self._vocab_size = model.config.vocab_size
         self._logits = model.logits_sharding
-        self._unseen: dict[int, jax.Array] = {}
+        self._blank: dict[int, tuple[jax.Array, jax.Array]] = {}  # for texts without a penalty, and without a bias
 
     def resize(self, width: int, kept: Sequence[int] = ()) -> None:
         """Have another number of caches. The first of them are those that had the indices `kept`."""
         if kept:
             indices = np.resize(np.asarray(kept, np.int32), width)  # the rest has anything
+            moves = self.moves(self.width, width)
             leaves, tree = jax.tree.flatten(self._blocks)
             self._blocks = None
-            for i, leaf in enumerate(leaves):  # one at a time: two of all would need the memory twice
-                leaves[i] = _taken(leaf, indices)
+            for i, move in enumerate(moves):  # one at a time: two of all would need the memory twice
+                leaves[i] = move(leaves[i], indices)
             self._blocks = jax.tree.unflatten(tree, leaves)
         elif width != self.width:
             self._blocks = None
-            self._blocks = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self._many(width))
+            self._blocks = self.empty(width)()
         self.width = width
 
     def put(self, i: int, blocks: Any) -> None:
@@ -76,7 +79,7 @@ class Rows:
         **Returns:** the next tokens.
         """
         _, step = self.programs(self.width)
-        operands = operands_of(choices, self._unseen[self.width])
+        operands = operands_of(choices, *self._blank[self.width])
         chosen, self._blocks = step(self._weights, tokens[:, None], lengths, self._blocks, *operands)
         tokens = np.asarray(chosen)
         for choice, token in zip(choices, tokens, strict=True):
@@ -91,14 +94,35 @@ class Rows:
             index, lengths = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((), (width,)))
             tokens = jax.ShapeDtypeStruct((width, 1), jnp.int32)
             put = jax.jit(_put, donate_argnums=0).lower(many, self._shapes, index)
-            unseen = np.zeros((width, self._vocab_size), bool)
-            self._unseen[width] = (
-                jax.device_put(unseen) if self._logits is None else tensor_parallel.put(unseen, self._logits)
+            unseen, unbiased = (
+                self._on_device(np.zeros((width, self._vocab_size), dtype)) for dtype in (bool, np.float32)
             )
-            operands = operands_of([None] * width, self._unseen[width])
+            self._blank[width] = unseen, unbiased
+            operands = operands_of([None] * width, unseen, unbiased)
             step = compile_captured(self._step, self._weights, tokens, lengths, many, *operands, donate_argnums=3)
             self._programs[width] = put.compile(), step
         return self._programs[width]
+
+    def empty(self, width: int) -> Any:
+        """Return the program that makes so many caches, compiled if need be."""
+        if width not in self._empty_programs:
+            many = self._many(width)
+            zeros = jax.jit(
+                lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), many),
+                out_shardings=jax.tree.map(lambda x: x.sharding, many),
+            )
+            self._empty_programs[width] = zeros.lower().compile()
+        return self._empty_programs[width]
+
+    def moves(self, old: int, new: int) -> list[Any]:
+        """Return what `resize` runs to move caches, a program for each of their arrays, compiled if need be."""
+        indices = jax.ShapeDtypeStruct((new,), jnp.int32)
+        leaves = jax.tree.leaves(self._many(old))
+        for leaf in leaves:
+            if (leaf, new) not in self._move_programs:
+                move = jax.jit(_taken, out_shardings=leaf.sharding).lower(leaf, indices)
+                self._move_programs[leaf, new] = move.compile()
+        return [self._move_programs[leaf, new] for leaf in leaves]
 
     def _step(
         self,
@@ -109,6 +133,7 @@ class Rows:
         seeds: Any,
         sampling: Sampling,
         seen: Any,
+        bias: Any,
         steps: Steps,
     ) -> Any:
         model = jax.tree.unflatten(self._tree, weights)
@@ -118,10 +143,13 @@ class Rows:
             return model.logits(x)[0], cache.blocks
 
         logits, blocks = jax.vmap(one)(tokens, lengths, blocks)
-        chosen = choose_each(logits, lengths + 1, seeds, sampling, seen, steps)
+        chosen = choose_each(logits, lengths + 1, seeds, sampling, seen, bias, steps)
         if self._logits is not None:
             chosen = jax.lax.with_sharding_constraint(chosen, NamedSharding(self._logits.mesh, PartitionSpec()))
         return chosen, blocks
+
+    def _on_device(self, values: np.ndarray) -> jax.Array:
+        return jax.device_put(values) if self._logits is None else tensor_parallel.put(values, self._logits)
 
     def _many(self, width: int) -> Any:
         """The shapes of so many caches."""
@@ -139,7 +167,6 @@ def _put(blocks: Any, row: Any, i: jax.Array) -> Any:
     return jax.tree.map(lambda many, one: jax.lax.dynamic_update_index_in_dim(many, one, i, 0), blocks, row)
 
 
-@jax.jit
 def _taken(x: jax.Array, indices: jax.Array) -> jax.Array:
     """`x[indices]`, by copies: as a gather it takes five times as long."""
     rows = [jax.lax.dynamic_index_in_dim(x, indices[i], 0, keepdims=False) for i in range(len(indices))]

@@ -10,6 +10,10 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 
+# The values that programs and servers take: float32 can hold them, and the logits that they change.
+TEMPERATURES = 0.0, 2.0
+PENALTIES = 0.01, 100.0
+
 _LEAST_TEMPERATURE = 1e-6  # nobody can tell a lower one from 0, and the division might overflow
 
 
@@ -24,6 +28,7 @@ class Steps(NamedTuple):
     top_k: bool | np.bool_ | Array = False
     top_p: bool | np.bool_ | Array = False
     min_p: bool | np.bool_ | Array = False
+    bias: bool | np.bool_ | Array = False
 
 
 @jax.tree_util.register_dataclass
@@ -63,6 +68,7 @@ def sample(
     key: PRNGKeyArray,
     sampling: Sampling,
     seen: Bool[Array, " V"] | None = None,
+    bias: Float[Array, " V"] | None = None,
     steps: Steps | None = None,
 ) -> Int[Array, ""]:
     """The next token.
@@ -70,9 +76,10 @@ def sample(
     **Arguments:**
 
     - `seen`: the tokens that were there before, which a repetition penalty needs.
-    - `steps`: by default those that `sampling` needs. Steps that it does not need change nothing.
+    - `bias`: added to the logits after that penalty.
+    - `steps`: by default those that `sampling` and `bias` need. Steps that they do not need change nothing.
     """
-    steps = sampling.steps if steps is None else steps
+    steps = sampling.steps._replace(bias=bias is not None) if steps is None else steps
 
     def drawn(logits: Float[Array, " V"]) -> Float[Array, " V"]:
         # As `jax.random.categorical` draws, but that texts which are greedy, beside others, get no noise.
@@ -80,20 +87,20 @@ def sample(
         return logits + jnp.where(_is_greedy(sampling), 0.0, jax.random.gumbel(key, logits.shape, logits.dtype))
 
     def chosen(logits: Float[Array, " V"]) -> Int[Array, ""]:
-        logits = _when(steps.penalty, lambda logits: _penalised(logits, sampling, seen), logits)
-        return _likeliest(_when(steps.draw, drawn, logits))
+        return _likeliest(_when(steps.draw, drawn, _shifted(logits, sampling, seen, bias, steps)))
 
-    return _if(steps.penalty | steps.draw, chosen, _likeliest, logits)
+    return _if(steps.penalty | steps.bias | steps.draw, chosen, _likeliest, logits)
 
 
 def adjusted(
     logits: Float[Array, " V"],
     sampling: Sampling,
     seen: Bool[Array, " V"] | None = None,
+    bias: Float[Array, " V"] | None = None,
 ) -> Float[Array, " V"]:
     """The logits that `sample` draws by: those of tokens that are left out are `-inf`."""
-    steps = sampling.steps
-    logits = _when(steps.penalty, lambda logits: _penalised(logits, sampling, seen), logits)
+    steps = sampling.steps._replace(bias=bias is not None)
+    logits = _shifted(logits, sampling, seen, bias, steps)
     return _when(steps.draw, lambda logits: _divided(logits, sampling, steps), logits)
 
 
@@ -117,6 +124,18 @@ def _likeliest(logits: Float[Array, " V"]) -> Int[Array, ""]:
 
 def _is_greedy(sampling: Sampling) -> Any:
     return sampling.temperature < _LEAST_TEMPERATURE
+
+
+def _shifted(
+    logits: Float[Array, " V"],
+    sampling: Sampling,
+    seen: Bool[Array, " V"] | None,
+    bias: Float[Array, " V"] | None,
+    steps: Steps,
+) -> Float[Array, " V"]:
+    """The logits after what holds for greedy choices too."""
+    logits = _when(steps.penalty, lambda logits: _penalised(logits, sampling, seen), logits)
+    return _when(steps.bias, lambda logits: logits + bias, logits)
 
 
 def _penalised(logits: Float[Array, " V"], sampling: Sampling, seen: Bool[Array, " V"] | None) -> Float[Array, " V"]:

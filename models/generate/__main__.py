@@ -165,7 +165,13 @@ class _Program:
     def chat(self) -> None:
         """Answer one line after the other."""
         options = self.options
-        self.encode("", options.system)  # a model that cannot chat, or takes no system message, says so here
+        # A model that cannot chat, or takes no system message, says so here.
+        begun = len(self.encode("", options.system))
+        if begun >= options.context:
+            raise UsageError(
+                f"expected --context above {begun} tokens, with which a conversation begins; got {options.context}. "
+                "Shorten --system, or give a larger --context."
+            )
         generator = self.generator(self.placed_model(), options.context)
         conversation = Chat(
             generator, self.tokenizer, system=options.system, max_tokens=options.max_tokens, stop=options.stop

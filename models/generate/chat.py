@@ -67,7 +67,8 @@ class Chat:
         messages = [*self.messages, {"role": "user", "content": text}]
         tokens = self._tokenizer.encode_chat(messages)
         if len(tokens) >= self._generator.room:
-            raise ConversationFull(len(tokens), self._generator.room)
+            remedy = "Shorten the message" if self.messages == self._first else "Say /reset"
+            raise ConversationFull(len(tokens), self._generator.room, remedy)
         answer = Answer(self._tokenizer, self._stop)
         answer.take(
             self._generator.generate(
@@ -88,9 +89,9 @@ class Chat:
 class ConversationFull(Exception):
     """Raised by `Chat.say`. The conversation is as it was."""
 
-    def __init__(self, tokens: int, room: int):
+    def __init__(self, tokens: int, room: int, remedy: str):
         super().__init__(
-            f"expected a conversation of less than {room} tokens; got {tokens}. Say /reset, or start with a larger --context."
+            f"expected a conversation of less than {room} tokens; got {tokens}. {remedy}, or start with a larger --context."
         )
 
 

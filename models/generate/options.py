@@ -1,11 +1,10 @@
 """The options of `python -m models.generate`."""
 
 import argparse
-import math
 import pathlib
 
 from .._program import Parser, add_rounding, add_weights
-from ..decoding.sampling import Sampling
+from ..decoding.sampling import PENALTIES, TEMPERATURES, Sampling
 from ..parallel.options import add_devices, check_devices
 
 
@@ -94,8 +93,8 @@ def _fill_sampling(options: argparse.Namespace) -> str:
 
 
 def _check(parser: Parser, options: argparse.Namespace) -> None:
-    def finite(value: float, low: float) -> bool:
-        return value >= low and math.isfinite(value)
+    def within(value: float, bounds: tuple[float, float]) -> bool:
+        return bounds[0] <= value <= bounds[1]
 
     has_prompt = options.prompt is not None or options.prompt_file is not None
     given = {
@@ -121,11 +120,15 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         (options.context >= 1, "--context of 1 or more", options.context),
         (options.rows >= 1, "--rows of 1 or more", options.rows),
         (options.max_tokens >= 1, "--max-tokens of 1 or more", options.max_tokens),
-        (finite(options.temperature, 0), "--temperature of 0 or more", options.temperature),
+        (
+            within(options.temperature, TEMPERATURES),
+            "--temperature from {:g} to {:g}".format(*TEMPERATURES),
+            options.temperature,
+        ),
         (0 <= options.top_k < 2**31, "--top-k from 0 to 2**31 - 1", options.top_k),
         (0 < options.top_p <= 1, "--top-p above 0 and up to 1", options.top_p),
         (0 <= options.min_p <= 1, "--min-p from 0 to 1", options.min_p),
-        (penalty > 0 and math.isfinite(penalty), "--repetition-penalty above 0", penalty),
+        (within(penalty, PENALTIES), "--repetition-penalty from {:g} to {:g}".format(*PENALTIES), penalty),
         (0 <= options.seed < 2**32, "--seed from 0 to 2**32 - 1", options.seed),
         ("" not in options.stop, "--stop of at least one character", repr("")),
         (not drawn, f"--temperature with {drawn}, as nothing is drawn without", "none"),

@@ -4,16 +4,15 @@ The models are SmolLM2-135M-Instruct and all-MiniLM-L6-v2, or others of their fa
 """
 
 import argparse
-import contextlib
 import math
 import pathlib
 import re
 import signal
-import socket
 import sys
 
 from .._program import Parser, UsageError, add_rounding, add_weights, run
 from ..compilation_cache import keep_programs
+from .listening import bind
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -21,6 +20,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
     parser.add_argument("--api-key", metavar="KEY", help="refuse clients that do not send this key")
+    parser.add_argument(
+        "--cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="let pages of this origin ask, such as http://localhost:3000, or of all (*); may be repeated",
+    )
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--rows", type=int, default=8, metavar="N", help="answers that are made at a time (default: %(default)s)"
@@ -48,9 +54,12 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     key = options.api_key
     fits_header = re.compile("[!-~]+").fullmatch
+    is_origin = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+").fullmatch
+    not_origins = [origin for origin in options.cors if not is_origin(origin)]
     rules = [
         (0 <= options.port < 2**16, "--port from 0 to 65535", options.port),
         (key is None or fits_header(key), "--api-key of ASCII letters, digits and signs", repr(key)),
+        (not not_origins, "--cors of SCHEME://HOST:PORT or *", ", ".join(map(repr, not_origins))),
         (options.rows >= 1, "--rows of 1 or more", options.rows),
         (options.context >= 1, "--context of 1 or more", options.context),
         (options.max_queue >= 0, "--max-queue of 0 or more", options.max_queue),
@@ -63,28 +72,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket that does not listen yet: until the models are there, clients are refused."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with contextlib.ExitStack() as stack:
-            bound = stack.enter_context(socket.socket(family, kind, protocol))
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
-            stack.pop_all()
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"expected to listen at {host}, port {port}; got: {reason}") from None
-    return bound
-
-
 def _serve(arguments: list[str] | None) -> None:
     options = _parse(arguments)
     try:
         from .server import Server
     except ModuleNotFoundError as error:
         raise UsageError(f"expected the extra serve; got no {error.name}. Run `pip install '.[serve]'`.") from None
-    with _bind(options.host, options.port) as bound:
+    with bind(options.host, options.port) as bound:
         server = Server(options)
         signal.signal(signal.SIGTERM, lambda *_: None)  # the server handles it, and raises it again when all is done
         server.serve_at(bound)

@@ -3,28 +3,30 @@
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from . import replies
 from .embeddings import Embeddings
-from .errors import ApiError, json_response, shutting_down
+from .errors import ApiError, json_response
 from .fields import shown
 from .language import Language
 from .requests import parse_chat, parse_completion, parse_embeddings
+from .waiting import unless_set
 
 
 MAX_BODY = 4 << 20  # bytes
 _BODY_TIMEOUT = 30.0  # seconds
 
 _Endpoint = Callable[[Request], Awaitable[Response]]
-_T = TypeVar("_T")
 
 
 def make_app(
@@ -32,6 +34,7 @@ def make_app(
     embeddings: Embeddings | None = None,
     *,
     api_key: str | None = None,
+    origins: Sequence[str] = (),
     closing: asyncio.Event | None = None,
 ) -> Starlette:
     """The server as an application of ASGI.
@@ -41,27 +44,28 @@ def make_app(
     - `language`: which answers.
     - `embeddings`: which embeds, or `None`.
     - `api_key`: which clients have to send, or `None`.
-    - `closing`: set when the server shuts down: embeddings and bodies are waited for no more. The engine ends the answers.
-        `None` if others see to that.
+    - `origins`: of pages that a browser lets ask, as `"https://example.org"`, or `"*"` for all.
+    - `closing`: set when the server shuts down: bodies, tokens and embeddings are waited for no more. The engine ends the
+        answers. `None` if others see to that.
     """
     created = int(time.time())
     names = [model.name for model in (language, embeddings) if model is not None]
 
     async def chat(http: Request) -> Response:
-        asked = parse_chat(await _unless_set(closing, _body(http)))
+        asked = parse_chat(await unless_set(closing, _body(http)))
         _check_model(asked.model, language.name)
-        return await language.answer(http, asked, is_chat=True)
+        return await language.answer(http, asked, is_chat=True, closing=closing)
 
     async def complete(http: Request) -> Response:
-        asked = parse_completion(await _unless_set(closing, _body(http)))
+        asked = parse_completion(await unless_set(closing, _body(http)))
         _check_model(asked.model, language.name)
-        return await language.answer(http, asked, is_chat=False)
+        return await language.answer(http, asked, is_chat=False, closing=closing)
 
     async def embed(http: Request) -> Response:
-        asked = parse_embeddings(await _unless_set(closing, _body(http)))
+        asked = parse_embeddings(await unless_set(closing, _body(http)))
         _check_model(asked.model, None if embeddings is None else embeddings.name)
         assert embeddings is not None
-        return await _unless_set(closing, embeddings.embed(http, asked))
+        return await unless_set(closing, embeddings.embed(http, asked))
 
     async def models(http: Request) -> Response:
         return json_response(replies.models(names, created))
@@ -83,7 +87,16 @@ def make_app(
 
         return checked
 
+    # Any header may come: the package of OpenAI for pages sends some of its own.
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After"],
+    )
     return Starlette(
+        middleware=[cors] if origins else [],
         routes=[
             Route("/v1/chat/completions", guarded(chat), methods=["POST"]),
             Route("/v1/completions", guarded(complete), methods=["POST"]),
@@ -99,21 +112,6 @@ def make_app(
             Exception: _fail,
         },
     )
-
-
-async def _unless_set(closing: asyncio.Event | None, work: Coroutine[Any, Any, _T]) -> _T:
-    """Do some work, which is cancelled, with an `ApiError`, when the server shuts down."""
-    if closing is None:
-        return await work
-    working, ending = asyncio.create_task(work), asyncio.create_task(closing.wait())
-    try:
-        await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise shutting_down()
-        return working.result()
-    finally:
-        working.cancel()
-        ending.cancel()
 
 
 async def _body(http: Request) -> bytes:

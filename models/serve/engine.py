@@ -1,9 +1,10 @@
 """The thread that makes the answers of all requests."""
 
+import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ..decoding.answer import Finish
@@ -29,15 +30,15 @@ class Job:
 
     request: Request
     deliver: Callable[[Event], object]
-    deadline: float  # of `time.monotonic`
+    deadline: float
 
 
 class QueueFull(Exception):
-    """Raised by `Engine.submit` when as many requests wait as may."""
+    """Raised by `Engine.place` when as many requests wait as may."""
 
 
 class EngineClosed(Exception):
-    """Raised by `Engine.submit` when no more answers are made."""
+    """Raised by `Engine.place` and `Engine.submit` when no more answers are made."""
 
 
 class Engine:
@@ -66,6 +67,7 @@ class Engine:
         self._on_end = on_end
         self._changed = threading.Condition()
         # All that follows is used with the lock.
+        self._coming = 0  # places of requests that are not submitted yet
         self._jobs: dict[Request, Job] = {}
         self._arrived: list[Request] = []
         self._cancelled: list[Request] = []
@@ -77,25 +79,43 @@ class Engine:
     def num_requests(self) -> int:
         """Return how many requests have no end yet."""
         with self._changed:
-            return len(self._jobs)
+            return self._coming + len(self._jobs)
 
-    def submit(self, request: Request, deliver: Callable[[Event], object], timeout: float) -> None:
-        """Take a request.
-
-        **Arguments:**
-
-        - `request`: whose prompt has from 1 to `room - 1` tokens.
-        - `deliver`: called in the engine's thread with each event, until one has a `finish`.
-        - `timeout`: after so many seconds the answer ends, or, if it has no token yet, begins no more. Its finish is `"time"`.
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """A place for a request, which `submit` takes, until the context ends: before that its prompt may take long to become
+        tokens, and there is no need for it if the queue is full.
 
         **Raises:** `QueueFull` and `EngineClosed`.
         """
         with self._changed:
             if self._closed:
                 raise EngineClosed
-            if len(self._jobs) >= self._capacity:
+            if self._coming + len(self._jobs) >= self._capacity:
                 raise QueueFull
-            self._jobs[request] = Job(request, deliver, time.monotonic() + timeout)
+            self._coming += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._coming -= 1
+
+    def submit(self, request: Request, deliver: Callable[[Event], object], deadline: float) -> None:
+        """Take a request, in a context of `place`.
+
+        **Arguments:**
+
+        - `request`: whose prompt has from 1 to `room - 1` tokens.
+        - `deliver`: called in the engine's thread with each event, until one has a `finish`.
+        - `deadline`: the time of `time.monotonic` at which the answer ends, or, if it has no token yet, begins no more. Its
+            finish is `"time"` then.
+
+        **Raises:** `EngineClosed`.
+        """
+        with self._changed:
+            if self._closed:
+                raise EngineClosed
+            self._jobs[request] = Job(request, deliver, deadline)
             self._arrived.append(request)
             self._changed.notify()
 
@@ -106,13 +126,16 @@ class Engine:
                 self._cancelled.append(request)
                 self._changed.notify()
 
-    def close(self) -> None:
-        """End all answers, with the finish `"interrupted"`, and take no more requests."""
+    def stop(self) -> None:
+        """End all answers, with the finish `"interrupted"`, and take no more requests. The thread may take a turn to do so."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+
+    def close(self) -> None:
+        """Stop, and wait for the end of the thread."""
+        self.stop()
+        self._thread.join()
 
     def _run(self) -> None:
         try:

@@ -1,17 +1,21 @@
 """OpenAI's requests in our terms."""
 
 import dataclasses
+import re
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
-from ..decoding.chooser import Choice
-from ..decoding.sampling import Sampling
+from ..decoding.chooser import Bias, Choice
+from ..decoding.sampling import PENALTIES, TEMPERATURES, Sampling
 from .errors import ApiError
 from .fields import Fields, shown, text
 
 
 _MAX_STOPS, _MAX_STOP_LENGTH = 4, 1000
 _MAX_INPUTS = 2048
+_MAX_BIAS = 100
+_TOKEN = re.compile("[0-9]{1,9}")  # a key of JSON, which is a text
 _MOST = 2**31 - 1  # of integers without a limit of their own
 # A completion has so many tokens if it does not say, as OpenAI's; a chat goes on to its end.
 _COMPLETION_TOKENS = 16
@@ -117,22 +121,24 @@ def _answer_request(
 ) -> AnswerRequest:
     stop = _stop(fields.any("stop"))
     sampling = Sampling(
-        temperature=fields.number("temperature", 1.0, 0, 2),
+        temperature=fields.number("temperature", 1.0, *TEMPERATURES),
         top_k=fields.integer("top_k", 0, 0, _MOST) or 0,
         top_p=fields.number("top_p", 1.0, 0, 1),
         min_p=fields.number("min_p", 0.0, 0, 1),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.01, 100),
+        repetition_penalty=fields.number("repetition_penalty", 1.0, *PENALTIES),
+    )
+    bias = Bias(
+        frequency=fields.number("frequency_penalty", 0.0, -2, 2),
+        presence=fields.number("presence_penalty", 0.0, -2, 2),
+        of_tokens=_logit_bias(fields.any("logit_bias")),
     )
     seed = fields.integer("seed", None, -(2**63), 2**63 - 1)
     stream = fields.flag("stream")
     include_usage = _include_usage(fields.any("stream_options"), stream)
     fields.only("n", 1)
-    fields.only("frequency_penalty", 0)
-    fields.only("presence_penalty", 0)
-    fields.only("logit_bias", {})
     fields.ignore(_IGNORED)
     fields.end()
-    choice = Choice(sampling, secrets.randbits(32) if seed is None else seed % 2**32)
+    choice = Choice(sampling, secrets.randbits(32) if seed is None else seed % 2**32, bias)
     return AnswerRequest(model, prompt, max_tokens, stop, choice, stream, include_usage, echo)
 
 
@@ -152,11 +158,7 @@ def _message(name: str, message: Any) -> dict[str, str]:
         )
     answers = role == "assistant"
     fields = ("role", "content", "name", "refusal") if answers else ("role", "content", "name")
-    for key, value in message.items():
-        # Clients send back what they got, with fields that say nothing.
-        if key not in fields and value not in (None, [], {}, ""):
-            message = f"{name}: expected {', '.join(fields)} alone; got {shown(key)}, which is not supported."
-            raise ApiError(message, param=name, code="unsupported_parameter")
+    _check_alone(name, message, fields)
     given = {key: value for key, value in message.items() if value is not None}
     if answers:  # it may have refused, in place of a content
         content = _content(f"{name}.content", given.get("content", ""), "text", "refusal")
@@ -180,8 +182,17 @@ def _content(name: str, content: Any, *kinds: str) -> str:
         if kind not in kinds or not isinstance(part.get(kind), str):
             message = f"{name}: expected parts of the type {' or '.join(map(shown, kinds))}; got {shown(part)}."
             raise ApiError(message, param=name)
+        _check_alone(name, part, ("type", kind))
         words.append(part[kind])
     return "".join(words)
+
+
+def _check_alone(name: str, value: dict[str, Any], fields: Sequence[str]) -> None:
+    """Refuse other fields, but for those that say nothing: clients send back what they got."""
+    for key, field in value.items():
+        if key not in fields and field not in (None, [], {}, ""):
+            message = f"{name}: expected {', '.join(fields)} alone; got {shown(key)}, which is not supported."
+            raise ApiError(message, param=name, code="unsupported_parameter")
 
 
 def _prompt(prompt: Any) -> str | list[int]:
@@ -204,6 +215,19 @@ def _stop(stop: Any) -> list[str]:
     return stops
 
 
+def _logit_bias(bias: Any) -> dict[int, float]:
+    bias = {} if bias is None else bias
+    if not isinstance(bias, dict) or not all(map(_is_bias, bias.keys(), bias.values())):
+        expected = f"an object with numbers from -{_MAX_BIAS} to {_MAX_BIAS} by tokens"
+        raise ApiError(f"logit_bias: expected {expected}; got {shown(bias)}.", param="logit_bias")
+    return {int(token): float(value) for token, value in bias.items()}
+
+
+def _is_bias(token: str, value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return _TOKEN.fullmatch(token) is not None and is_number and -_MAX_BIAS <= value <= _MAX_BIAS
+
+
 def _include_usage(options: Any, stream: bool) -> bool:
     name = "stream_options"
     if options is None:
@@ -213,4 +237,7 @@ def _include_usage(options: Any, stream: bool) -> bool:
     known = isinstance(options, dict) and options.keys() <= {"include_usage", "include_obfuscation"}
     if not known or not all(value is None or isinstance(value, bool) for value in options.values()):
         raise ApiError(f"{name}: expected an object with include_usage; got {shown(options)}.", param=name)
+    if options.get("include_obfuscation"):
+        message = f"{name}.include_obfuscation: expected false, all that is supported; got true. Leave it out."
+        raise ApiError(message, param=f"{name}.include_obfuscation", code="unsupported_parameter")
     return options.get("include_usage") is True

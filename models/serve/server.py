@@ -19,6 +19,7 @@ from .app import make_app
 from .embeddings import Embeddings
 from .engine import Engine
 from .language import Language
+from .listening import cannot_listen
 
 
 # A prompt is read in chunks of this many tokens at most, between which other answers go on.
@@ -50,7 +51,7 @@ class Server(uvicorn.Server):
         name = "SmolLM2-135M-Instruct" if options.weights is None else name_of(options.weights)
         language = Language(name, self._engine, tokenizer, timeout=options.timeout)
         self._closing = asyncio.Event()
-        app = make_app(language, embeddings, api_key=options.api_key, closing=self._closing)
+        app = make_app(language, embeddings, api_key=options.api_key, origins=options.cors, closing=self._closing)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -65,23 +66,30 @@ class Server(uvicorn.Server):
     def serve_at(self, bound: socket.socket) -> None:
         """Serve until a signal comes.
 
-        **Raises:** what ended the engine, if a mistake of ours did.
+        **Raises:** `UsageError` if another program has taken the address, and what ended the engine, if a mistake of ours did.
         """
-        self.run([bound])
+        try:
+            self.run([bound])
+        finally:
+            self._engine.close()
         if self._engine.error is not None:
             raise self._engine.error
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listening in sockets or []:
-            host, port = listening.getsockname()[:2]
+        addresses = [listening.getsockname()[:2] for listening in sockets or []]
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another program has listened at the address while the models were loaded
+            host, port = addresses[0]
+            raise cannot_listen(host, port, error) from None
+        for listening, (host, port) in zip(sockets or [], addresses, strict=True):
             host = f"[{host}]" if listening.family == socket.AF_INET6 else host
             report(f"serving at http://{host}:{port}/v1; Ctrl-C ends it")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End the requests first: uvicorn waits for those who read their answers."""
         self._closing.set()
-        await asyncio.to_thread(self._engine.close)
+        self._engine.stop()
         await super().shutdown(sockets)
 
     def _stop(self) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tokenizers
@@ -61,14 +61,20 @@ def read_vocabulary(folder: pathlib.Path, vocab_size: int) -> Vocabulary:
     config = read_object(config_path) if config_path.exists() else {}
     names = _special_tokens(config_path, config)
     end = tokenizer.token_to_id(names["eos_token"])
+
+    def encode(text: str, is_first: bool) -> Sequence[int]:
+        # As a batch of one: the method `encode` keeps Python's lock, and so all threads from running, for as long as it takes.
+        return (tokenizer if is_first else later).encode_batch_fast([text], add_special_tokens=False)[0].ids
+
     return Vocabulary(
         size=vocab_size,
         control=control,
-        encode=lambda text, is_first: (tokenizer if is_first else later).encode(text, add_special_tokens=False).ids,
+        encode=encode,
         piece=lambda token: added[token].content.encode() if token in added else bytes_of_token(tokens.get(token, "")),
         stop_tokens=stop_tokens(control, [end, *_ends(folder, vocab_size)]),
         template=ChatTemplate(_template(folder, config), "a chat template", names),
         first=_first(path, tokenizer, vocab_size, config, names["bos_token"]),
+        shortens=tokenizer.normalizer is not None,
         drops_space=drops_space,
     )
 

@@ -10,6 +10,14 @@ from .._text import without_surrogates
 from .vocabulary import Vocabulary, gguf_vocabulary
 
 
+# Normalisers make one byte of up to 3.5: of U+1FBE and two accents, which have 7 bytes, NFC makes a character of 2.
+_SHORTENED = 4
+
+
+class TextTooLong(Exception):
+    """Raised for a text of more bytes than may be. The message is what was got."""
+
+
 class Tokenizer:
     """The tokens of a model, and the chat template that the model was trained on.
 
@@ -38,17 +46,29 @@ class Tokenizer:
         self._hide = {first: chr(0xD800 + i) for i, first in enumerate(firsts)}
         self._show = str.maketrans({hidden: first for first, hidden in self._hide.items()})
 
-    def encode(self, text: str) -> list[int]:
+    @property
+    def longest(self) -> int:
+        """The most bytes of a text that become one token. Bytes that the vocabulary lacks become none, and do not count."""
+        texts = map(str.encode, self._vocabulary.control)
+        longest = max(map(len, (*texts, *map(self.piece, range(self.vocab_size)))), default=0)
+        return longest * _SHORTENED if self._vocabulary.shortens else longest
+
+    def encode(self, text: str, *, max_bytes: int | None = None) -> list[int]:
         """The tokens of a text, which may name control tokens, such as `<|im_end|>`.
 
         Bytes that the vocabulary lacks are dropped: of SmolLM2, those of six control characters, and of
         characters from U+40000 to U+BFFFF.
 
+        **Arguments:**
+
+        - `max_bytes`: refuse a longer text, which may take seconds to encode. Of one token there are at most `longest`.
+
         **Raises:**
 
         - `ModelFileError` if the text has a token that the tokenizer knows, and the model does not.
+        - `TextTooLong`.
         """
-        return self._encode(without_surrogates(text))
+        return self._encode(without_surrogates(text), max_bytes)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens, without control tokens. Bytes that are no UTF-8 become replacement characters."""
@@ -88,7 +108,13 @@ class Tokenizer:
         """
         return self._vocabulary.template.render(messages, add_generation_prompt=add_generation_prompt)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        max_bytes: int | None = None,
+    ) -> list[int]:
         """The tokens of a conversation, up to where the model answers.
 
         Like `encode(chat(messages))`, except that control tokens come from the template alone: a message that contains the
@@ -97,6 +123,7 @@ class Tokenizer:
         **Arguments:**
 
         - `messages`, `add_generation_prompt`: as for `chat`.
+        - `max_bytes`: as for `encode`.
 
         **Returns:**
 
@@ -104,17 +131,20 @@ class Tokenizer:
 
         **Raises:**
 
-        - `ModelFileError`, as `chat` does.
+        - `ModelFileError`, as `chat` does, and `TextTooLong`.
         """
         # Not piece by piece: a template may trim a message, and BPE merges across its edges.
         hidden = [{key: self._hidden(value) for key, value in message.items()} for message in messages]
-        return self._encode(self.chat(hidden, add_generation_prompt=add_generation_prompt))
+        return self._encode(self.chat(hidden, add_generation_prompt=add_generation_prompt), max_bytes)
 
     def _hidden(self, text: str) -> str:
         """A surrogate, which no text has, for the first character of each control token."""
         return self._first_character.sub(lambda match: self._hide[match[0]], without_surrogates(text))
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, max_bytes: int | None) -> list[int]:
+        size = len(text.encode("utf-8", "ignore"))  # without what is hidden
+        if max_bytes is not None and size > max_bytes:
+            raise TextTooLong(f"{size} bytes, which are more")
         vocabulary, tokens = self._vocabulary, list[int]()
         for i, part in enumerate(self._split(text)):
             if part in vocabulary.control:

@@ -35,6 +35,8 @@ _ENDS = frozenset(
 )
 # Only where it is a control token: elsewhere it is the end of a text that HTML strikes out.
 _END_OR_TEXT = "</s>"
+# The kind of words before which texts are normalised.
+_NORMALISED = "qwen2"
 # Sentencepiece's tokens, for files that do not say.
 _SPECIAL_OF_SENTENCEPIECE = {"bos": 1, "eos": 2}
 
@@ -55,6 +57,8 @@ class Vocabulary:
     template: ChatTemplate
     first: int | None = None
     """The token that texts have to begin with."""
+    shortens: bool = False
+    """True if texts are normalised before they become tokens, which may make them shorter."""
     drops_space: bool = False
     """True if the first space of a text comes from the tokenizer, and is not part of it."""
 
@@ -108,6 +112,7 @@ def gguf_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         piece=lambda token: (str.encode if token in as_they_are else bytes_of_token)(tokens[token]),
         stop_tokens=stop_tokens(control, (eos, special("eot"), special("eom"))),
         template=ChatTemplate(field(metadata, name, str, ""), name, names),
+        shortens=not is_sentencepiece and metadata["tokenizer.ggml.pre"] == _NORMALISED,
         first=bos if _adds_bos(metadata) else None,
         drops_space=is_sentencepiece and _adds_space(metadata),
     )
@@ -191,9 +196,10 @@ def _byte_level_bpe(
     except Exception as error:  # of no class of its own
         raise ModelFileError(f"expected pairs of tokens in tokenizer.ggml.merges; got {error}. {_CORRUPT}") from None
     bpe = tokenizers.Tokenizer(model)
-    if kind == "qwen2":
+    if kind == _NORMALISED:
         bpe.normalizer = normalizers.NFC()
     bpe.pre_tokenizer = words.pre_tokenizer(kind)
     as_they_are = np.flatnonzero(kinds == _USER_DEFINED).tolist()
     bpe.add_tokens([tokenizers.AddedToken(tokens[i], normalized=False) for i in as_they_are])
-    return lambda text: bpe.encode(text).ids
+    # As a batch of one: `encode` keeps Python's lock, and so all threads from running, for as long as it takes.
+    return lambda text: bpe.encode_batch_fast([text])[0].ids

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from models import llama
 from models._program import UsageError
 from models.decoding.answer import Answer
 from models.decoding.batch import Batch, Request
@@ -168,6 +169,32 @@ def test_a_step_is_one_program_whatever_the_choices(model):
         for sampling in [*every, Sampling(repetition_penalty=1.2)]:
             tokens = caches.step(np.asarray([1, 2], np.int32), np.zeros(2, np.int32), [Choice(sampling), None])
             assert tokens.shape == (2,)
+    assert not compiled
+
+
+@pytest.mark.parametrize("cache_dtype", [None, "int8"])
+def test_rows_that_come_and_go_compile_nothing(cache_dtype, tokenizer, file):
+    """Once the programs are there: neither the widths nor what moves caches between them."""
+    batch = Batch(llama.load(file, cache_dtype=cache_dtype), widths=[1, 2, 3], room=256, longest_chunk=32)
+    for compile_program in batch.programs():
+        compile_program()
+    compiled, widths, caches = [], [], batch._caches
+
+    def listen(event, duration_secs, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        for width, kept in ((1, []), (2, [0]), (1, [1]), (3, [0]), (2, [0, 2]), (2, []), (3, [])):
+            caches.resize(width, kept)
+            widths.append(jax.tree.leaves(caches._blocks)[0].shape[0])
+        for text in SAID:
+            batch.add(ask(tokenizer, text))
+        assert len(list(batch.run())) == len(SAID)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert widths == [1, 2, 1, 3, 2, 2, 3]
     assert not compiled
 
 

@@ -84,7 +84,19 @@ def test_a_full_conversation(generator, tokenizer):
         chat.say("And now?", nothing)
     assert chat.messages == before
     chat.reset()
+    with pytest.raises(ConversationFull, match=r"got \d+\. Shorten the message, or start with a larger --context\."):
+        chat.say("word " * 256, nothing)
     assert "Paris" in chat.say(SAID[0], nothing).text
+
+
+def test_a_context_that_is_full_before_the_first_message(capsys):
+    """As wide as it was asked for, and not as the cache is."""
+    begun = r"expected --context above (\d+) tokens, with which a conversation begins; got 40"
+    assert main(["--chat", "--context", "40", "--system", "word " * 40]) == 2
+    error = capsys.readouterr().err
+    said = re.fullmatch(rf"generate: error: {begun}\. Shorten --system, or give a larger --context\.\n", error)
+    assert said is not None
+    assert int(said[1]) > 40
 
 
 def test_lines_of_stdin(monkeypatch, capsys):

@@ -172,6 +172,15 @@ def test_prompts_of_a_wrong_length(length, model):
         Generator(model, room=2000).generate([1] * length, max_tokens=1)
 
 
+def test_the_room_is_what_was_asked_for(model):
+    """The cache has more, so that few lengths of it are compiled."""
+    generator = Generator(model, room=100)
+    assert generator.room == 100
+    assert len(list(generator.generate([1] * 93, max_tokens=50))) == 7
+    with pytest.raises(ValueError, match="expected a prompt of 1 to 99 tokens; got 100 tokens"):
+        generator.generate([1] * 100, max_tokens=1)
+
+
 def test_the_end_of_the_context(model):
     generator = Generator(model, room=2000)
     assert generator.room == 1000

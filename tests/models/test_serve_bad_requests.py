@@ -39,8 +39,8 @@ WRONG = {
     "max_tokens": [0, -1, 1.0, "3", True],
     "stop": ["", ["a"] * 5, [""], "x" * 1001, 3, [3]],
     "n": [2, 0, True, "1"],
-    "logit_bias": [{"50": 1}],
-    "presence_penalty": [0.1, "0", False],
+    "logit_bias": [{"50": 101}, {"50": "1"}, {"x": 1}, {"-1": 1}, {"50000": 1}, [1]],
+    "presence_penalty": [2.1, "0", False],
     "stream_options": [{"include_usage": True}, [], 1],
 }
 BAD_MESSAGES = [

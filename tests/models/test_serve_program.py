@@ -19,6 +19,7 @@ import pytest
 from models.embedder import Embedder
 from models.serve.__main__ import _parse, main
 from models.serve.server import Server, name_of
+from models.tokens.tokenizer import Tokenizer
 
 from .. import one_device
 from .test_huggingface import write
@@ -107,6 +108,38 @@ def test_embeddings_and_bodies_that_are_not_there_at_the_end_are_told(tmp_path, 
     assert not re.search("Cancel|Traceback", capfd.readouterr().err)
 
 
+def test_prompts_that_are_not_tokens_yet_at_the_end_are_told(tmp_path, monkeypatch):
+    """More of them than threads: none is answered, nobody waits for them, and nobody else can connect."""
+    write(tmp_path)
+    server = Server(_parse(["--weights", str(tmp_path), "--rows", "1", "--context", "64", "--no-embeddings"]))
+    going, go_on = [], threading.Event()
+
+    def encode(self, text, **options):
+        going.append(text)
+        go_on.wait(20)
+        return [1]
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    with socket.create_server(("127.0.0.1", 0)) as bound, concurrent.futures.ThreadPoolExecutor(21) as pool:
+        served = pool.submit(server.serve_at, bound)
+        try:
+            address = f"http://127.0.0.1:{bound.getsockname()[1]}"
+            body = json.dumps({"model": tmp_path.name, "prompt": "a", "max_tokens": 1})
+            asked = [pool.submit(send, address, "POST", "/v1/completions", body) for _ in range(20)]
+            until(lambda: len(server.server_state.tasks) == 20 and going)
+            server.should_exit = True
+            for future in asked:
+                status, _, answer = future.result(4)
+                assert (status, answer["error"]["code"]) == (503, "shutting_down")
+            served.result(4)
+            with pytest.raises(ConnectionRefusedError):
+                send(address, "GET", "/health")
+        finally:
+            server.should_exit = True
+            go_on.set()
+    assert len(going) < 20  # those that waited for a thread never began
+
+
 def test_the_name_of_a_model(tmp_path, monkeypatch):
     """A folder's dots belong to its name."""
     folder, file = tmp_path / "Qwen3-0.6B", tmp_path / "Qwen3-0.6B.Q4_K_M.gguf"
@@ -141,6 +174,8 @@ def test_help(capsys):
         (["--timeout", "nan"], "expected --timeout above 0; got nan"),
         (["--api-key", ""], "expected --api-key of ASCII letters, digits and signs; got ''"),
         (["--api-key", "a b"], "expected --api-key of ASCII letters, digits and signs; got 'a b'"),
+        (["--cors", "localhost"], r"expected --cors of SCHEME://HOST:PORT or \*; got 'localhost'"),
+        (["--cors", "http://a/"], r"expected --cors of SCHEME://HOST:PORT or \*; got 'http://a/'"),
         (["--embeddings", ".", "--no-embeddings"], "expected --embeddings or --no-embeddings; got both"),
         (["--host", "no.such.host.invalid"], "expected to listen at no.such.host.invalid, port 8000; got: .*"),
         (
@@ -163,6 +198,30 @@ def test_a_port_that_is_taken(capsys):
         assert main(["--port", str(port)]) == 2
     error = f"serve: error: expected to listen at 127.0.0.1, port {port}; got: Address already in use\n"
     assert capsys.readouterr().err == error
+
+
+def test_a_port_that_is_taken_while_the_models_load(tmp_path, monkeypatch, capsys):
+    """Two programs may bind it, of which one can listen."""
+    write(tmp_path)
+    taken = socket.socket()
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    class Slow(Server):
+        def serve_at(self, bound):
+            taken.bind(bound.getsockname())
+            taken.listen()
+            super().serve_at(bound)
+            raise AssertionError
+
+    monkeypatch.setattr("models.serve.server.Server", Slow)
+    options = ["--port", "0", "--weights", str(tmp_path)]
+    before = signal.getsignal(signal.SIGTERM)
+    with taken:
+        assert main([*options, "--rows", "1", "--context", "64", "--no-embeddings"]) == 2
+        port = taken.getsockname()[1]
+    signal.signal(signal.SIGTERM, before)  # which the program has set
+    error = f"serve: error: expected to listen at 127.0.0.1, port {port}; got: Address already in use\n"
+    assert capsys.readouterr().err.rpartition("\r")[2] == error  # after the bars of what took long
 
 
 def test_without_the_extra(monkeypatch, capsys):

@@ -74,6 +74,25 @@ def test_only_assistants_have_no_content_or_refuse():
     assert parsed({**USER, "refusal": None}) == [USER]
 
 
+def test_parts_have_nothing_else_to_say():
+    """A field that is not done is refused, as in a message, and one without a value is not one."""
+    part = {"type": "text", "text": "a"}
+    for key, value in (("cache_control", {"type": "ephemeral"}), ("refusal", "no"), ("image_url", {"url": "x"})):
+        match = rf'messages\[0\]\.content: expected type, text alone; got "{key}", which is not supported\.'
+        error = refused(match, {**USER, "content": [part, {**part, key: value}]})
+        assert error["code"] == "unsupported_parameter"
+        assert parsed({**USER, "content": [{**part, key: None}]}) == [USER]
+
+
+def test_streams_are_not_obfuscated():
+    """A client that asks for it would believe that they are."""
+    for value in (False, None):
+        parsed(USER, stream=True, stream_options={"include_obfuscation": value})
+    match = r"stream_options\.include_obfuscation: expected false, all that is supported; got true\. Leave it out\."
+    error = refused(match, USER, stream=True, stream_options={"include_obfuscation": True})
+    assert error["code"] == "unsupported_parameter"
+
+
 @pytest.fixture(scope="module")
 def opened():
     tokenizer = Tokenizer(METADATA | {"tokenizer.chat_template": TEMPLATE})

@@ -70,7 +70,7 @@ class Forgets(Scale):
     """Its reference has no `return`."""
 
     def reference(self, x):
-        self.weight * x
+        _ = self.weight * x
 
 
 @pytest.mark.parametrize(
