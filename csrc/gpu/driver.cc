@@ -63,10 +63,7 @@ std::string describe(const Driver& driver, int code, const std::string& call) {
     case 717:  // CUDA_ERROR_INVALID_ADDRESS_SPACE
     case 718:  // CUDA_ERROR_INVALID_PC
     case 719:  // CUDA_ERROR_LAUNCH_FAILED
-      return message +
-             ". A kernel that ran before has done this, and no more can run on the device: CUDA_LAUNCH_BLOCKING=1 in "
-             "the "
-             "environment shows which.";
+      return message + ". A kernel that ran before has done this: CUDA_LAUNCH_BLOCKING=1 shows which. No more can run.";
     case 720:  // CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
       return message +
              ". All blocks of a cooperative launch run at once: make the grid smaller, or let more blocks fit on a "
