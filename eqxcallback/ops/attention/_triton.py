@@ -92,8 +92,10 @@ def _scalars(arguments: Callable[..., Any]) -> Mapping[str, Any]:
 
 def _supports(types: Types, **options: object) -> bool | str:
     q = types[0]
-    if not 0 < q.shape[-1] <= _MAX_SIZE:
-        return f"heads have to be no longer than {_MAX_SIZE}, and to have elements; they are {q.shape[-1]}"
+    if q.shape[-1] == 0:
+        return "heads have to have elements"
+    if q.shape[-1] > _MAX_SIZE:
+        return f"heads have to be no longer than {_MAX_SIZE}; they are {q.shape[-1]}"
     for name in OPTIONAL:
         x = _optional(types, name)
         if places_of(name, q.shape[:-3], x) is None:
