@@ -86,7 +86,7 @@ def init(config: Config, *, rank: int, scale: float, targets: Sequence[str] = TA
     - `targets`: the layers that are tuned, of `TARGETS`.
     - `key`: of the numbers in `A`, which are as PEFT draws them.
 
-    **Raises:** `ValueError` if `rank` is less than 1, or a target is not one of `TARGETS`, or there is none.
+    **Raises:** `ValueError` if `rank` is less than 1, if there are no targets, or if one is not of `TARGETS`.
     """
     if rank < 1:
         raise ValueError(f"lora.init: expected a rank of 1 or more; got {rank}.")

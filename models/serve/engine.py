@@ -83,8 +83,9 @@ class Engine:
 
     @contextlib.contextmanager
     def place(self) -> Iterator[None]:
-        """A place for a request, which `submit` takes, until the context ends: before that its prompt may take long to become
-        tokens, and there is no need for it if the queue is full.
+        """Keep a place for a request until the context ends, in which `submit` takes it.
+
+        A prompt may take long to become tokens, so the place is asked for first: a full queue refuses at once.
 
         **Raises:** `QueueFull` and `EngineClosed`.
         """

@@ -121,7 +121,7 @@ class Trainer:
         """
         if self._compiled is None:
             self.compile(batch)
-        state, loss = self._compiled(state, self._split(batch))  # pyright: ignore[reportOptionalCall]
+        state, loss = self._compiled(state, self._split(batch))  # pyright: ignore[reportOptionalCall]: `compile` sets it
         return state, float(loss)
 
     def model(self, state: State, *, copy: bool = True) -> Any:

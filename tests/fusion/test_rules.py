@@ -194,7 +194,7 @@ def test_rules_that_are_none():
     ],
 )
 def test_rules_of_wrong_types(wrong, got):
-    """The model has what no rule is asked for, or a class that is none of ours: both look at the rules."""
+    """Also where the model has no layer that a rule is for: the rules are checked all the same."""
     for any_model in (eqx.nn.MLP(2, 2, 2, 1, key=KEY), model()):
         with pytest.raises(TypeError, match=rf"fuse: expected rules to be FuseRules, or a mapping .*; got {got}"):
             eqxc.fuse(any_model, rules=wrong)
