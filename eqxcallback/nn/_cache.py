@@ -183,7 +183,7 @@ class KVCache(eqx.Module):
             bias=bias,
             mask=mask,
             lengths=self.length,
-            offset=self.length - count if offset is None else offset,
+            offset=self.length - count if offset is None else integers(who, "offset", offset, ()),
             **options,
         )
         return out.reshape(q.shape)

@@ -43,6 +43,19 @@ def test_several_tokens_of_int8_in_parts(options):
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("offset", [7, np.int64(7), np.uint32(7), jnp.uint8(7), -(2**31), -(2**40)])
+def test_offsets_of_any_integers(offset):
+    k, v, q = (jnp.asarray(normal(i, 1200, KV_HEADS, SIZE)) for i in (1, 2, 3))
+    cache = append(nn.KVCache(1200, KV_HEADS, SIZE, jnp.int8), k, v, jnp.int32(1200))
+    q = jnp.repeat(q[:3], HEADS // KV_HEADS, axis=1)
+    out = cache.attend(q, offset=offset)
+    if int(offset) == 7:
+        first = append(nn.KVCache(1200, KV_HEADS, SIZE, jnp.int8), k[:10], v[:10], jnp.int32(10))
+        np.testing.assert_array_equal(out, first.attend(q, offset=7))
+    else:  # before all keys: no query sees one
+        np.testing.assert_array_equal(out, 0)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_ring_of_int8_takes_several_tokens_in_parts(dtype):
     q, k, v = (jnp.asarray(normal(i, 1400, heads, SIZE)) for i, heads in enumerate((HEADS, KV_HEADS, KV_HEADS)))
