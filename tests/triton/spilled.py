@@ -21,10 +21,12 @@ SPILLED = {
         "test_options[bias-90-128-has-window-soft_cap-dropout]": 32,
         "test_options[keys-86-256-has-window-soft_cap-dropout]": 240,
         "test_options[queries-86-256-has-window-soft_cap-dropout]": 8,
-        "test_options[keys-90-128-has]": 184,
+        "test_options[keys-90-128-has]": 192,
         "test_options[forward-120-80-has]": 16,
         "test_options[keys-120-80-has]": 264,
         "test_options[bias-120-80-has]": 32,
+        "test_options[keys-86-256-has-dtype0]": 32,
+        "test_options[queries-86-256-has-dtype1]": 8,
     },
     "3.9": {
         "test_forward[90-256-bfloat16]": 96,
