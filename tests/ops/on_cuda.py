@@ -130,7 +130,7 @@ def _attention(array: Callable[..., Any]) -> Iterator[Call]:
 
 
 BY_TENSOR_CORES = "9 to 64 rows in 16 bits of Q4_1, Q8_0, Q4_K or Q5_K"
-_OPTIONS = ("window", "soft cap", "bias", "mask", "alibi", "segments", "length", "offset", "dropout")
+_OPTIONS = ("window", "soft cap", "bias", "mask", "alibi", "segments", "lengths", "offset", "dropout")
 
 
 def _blocks(rows: int, features: int, encoding: Any) -> Any:

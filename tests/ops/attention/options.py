@@ -137,7 +137,7 @@ def options(queries, keys, heads) -> dict[str, dict[str, Any]]:
         "alibi": {"alibi_slopes": slopes},
         "alibi before the keys": {"alibi_slopes": slopes, "offset": np.int32(-3)},
         "segments": {"segment_ids": segments},
-        "length": {"lengths": np.int32(keys - keys // 3)},
+        "lengths": {"lengths": np.int32(keys - keys // 3)},
         "no length": {"lengths": np.int32(0)},
         "offset": {"offset": np.int32(2), "causal": True},
         "offset before the keys": {"offset": np.int32(-2), "causal": True},
