@@ -103,7 +103,7 @@ docs: $(VENV)/.installed-docs
 docs-serve: $(VENV)/.installed-docs
 	$(MKDOCS) serve
 
-# Half an hour, on a quiet machine. Peers are installed in an environment of their own: PyTorch brings 5 GB of CUDA's libraries.
+# Most of an hour, on a quiet machine. Peers are installed in an environment of their own: PyTorch brings 5 GB of CUDA's libraries.
 bench: $(BENCH)/.installed
 	$(BENCH)/bin/python -m benchmarks --readme
 
@@ -158,4 +158,4 @@ $(WHEELS)/.installed: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf .venv* build
+	rm -rf .venv* build site

@@ -1,10 +1,14 @@
 """Other processes, for a time."""
 
+import contextlib
 import os
 import pathlib
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+
+
+_running: set[int] = set()  # what `run_for` has started, in any thread
 
 
 def run_for(
@@ -24,14 +28,44 @@ def run_for(
         cwd=folder,
         start_new_session=True,
     )
+    _running.add(process.pid)
     try:
         said, _ = process.communicate(timeout=seconds)
         code = process.returncode
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        _end(process.pid)
         said, _ = process.communicate()
         code = None
+    except BaseException:
+        # A terminal's Ctrl-C does not reach what has a session of its own: it would go on, and use the GPU.
+        _end(process.pid)
+        process.communicate()
+        raise
+    finally:
+        _running.discard(process.pid)
     return code, said
+
+
+def end_all() -> None:
+    """End what `run_for` runs, in threads too: Ctrl-C interrupts only the main thread, and that waits for the others."""
+    for pid in tuple(_running):
+        _end(pid)
+
+
+def _end(pid: int) -> None:
+    """Kill the group of a process, and the groups of what it has started: `run_for` there makes new ones."""
+    for member in (pid, *_below(pid)):
+        with contextlib.suppress(ProcessLookupError):  # it has ended, or is in the group of another
+            os.killpg(member, signal.SIGKILL)
+
+
+def _below(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have. Linux tells them; elsewhere there are none."""
+    children: list[int] = []
+    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            children += map(int, path.read_text().split())
+    return children + [other for child in children for other in _below(child)]
 
 
 def last_line(said: str) -> str:

@@ -1,5 +1,6 @@
 """MkDocs calls these: what the site has beside docs/. Plots of the stored results, notebooks that have run, and MathJax."""
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -8,6 +9,8 @@ import os
 import pathlib
 import shutil
 import sys
+import tempfile
+from collections.abc import Callable
 from typing import Any
 
 
@@ -64,10 +67,8 @@ def plots() -> dict[str, str]:
         text = (RESULTS / f"{suite}.json").read_text()
         drawing = importlib.import_module("benchmarks._plot")
         program = (ROOT / "benchmarks" / "_plot.py").read_text()
-        kept = _kept(f"{suite}.svg", text + program)
-        if not kept.exists():
-            (drawing.stacked if suite == _STACKED else drawing.plot)(json.loads(text), kept)
-        drawn[suite] = kept.read_text()
+        draw = functools.partial(drawing.stacked if suite == _STACKED else drawing.plot, json.loads(text))
+        drawn[suite] = _made_once(f"{suite}.svg", text + program, draw)
     return drawn
 
 
@@ -75,18 +76,40 @@ def run(path: pathlib.Path) -> str:
     """The notebook with what its cells print. A cell that raises ends the build."""
     nbformat, nbclient = importlib.import_module("nbformat"), importlib.import_module("nbclient")
     text = path.read_text()
-    kept = _kept(path.name, text)
-    if not kept.exists():
+
+    def execute(to: pathlib.Path) -> None:
         notebook = nbformat.reads(text, as_version=4)
         # As tests do, with XLA's compiler for a GPU that is only described.
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(pathlib.Path(sys.prefix) / "deviceless")}
         client = nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(ROOT)}})
         client.execute(env=environment)
-        kept.write_text(nbformat.writes(notebook))
+        to.write_text(nbformat.writes(notebook))
+
+    return _made_once(path.name, text + _library(), execute)
+
+
+def _library() -> str:
+    """A hash of what notebooks import of ours, and of the C++ behind it: what they print depends on it."""
+    digest = hashlib.sha256()
+    for folder in ("eqxcallback", "models", "csrc"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                digest.update(str(path.relative_to(ROOT)).encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _made_once(name: str, source: str, make: Callable[[pathlib.Path], None]) -> str:
+    """The text that `make` writes to a file, or has written for the same source. What it wrote for another is removed."""
+    kept = KEPT / f"{hashlib.sha256(source.encode()).hexdigest()[:12]}-{name}"
+    if not kept.exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        # A build that is interrupted leaves no half of a file.
+        with tempfile.TemporaryDirectory(dir=KEPT) as folder:
+            made = pathlib.Path(folder) / name
+            make(made)
+            made.replace(kept)
+        for old in KEPT.glob(f"{'?' * 12}-{name}"):
+            if old != kept:
+                old.unlink()
     return kept.read_text()
-
-
-def _kept(name: str, source: str) -> pathlib.Path:
-    KEPT.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256(source.encode()).hexdigest()[:12]
-    return KEPT / f"{digest}-{name}"

@@ -1,12 +1,14 @@
 """Every Python example in the README and in docs/ runs, in order, one namespace for each page."""
 
 import itertools
+import json
 import pathlib
 import re
 import shlex
 import shutil
 import warnings
 
+import jax
 import pytest
 
 
@@ -35,6 +37,23 @@ def test_examples(page):
     namespace = {"__name__": "__main__"}  # as in a script
     for example in examples(page):
         exec(compile(example, str(page), "exec"), namespace)
+
+
+NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
+def test_notebooks(notebook, monkeypatch):
+    """`make docs` keeps what they have printed for the pages. Here they run in this process, within a few seconds each."""
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    warnings.filterwarnings("ignore", message="FigureCanvasAgg is non-interactive")
+    cells = json.loads(notebook.read_text())["cells"]
+    codes = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert codes
+    namespace = {"__name__": "__main__"}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # as users have them
+        for number, code in enumerate(codes, 1):
+            exec(compile(code, f"{notebook.name}, code {number}", "exec"), namespace)
 
 
 def anchors(page):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import time
+import types
 import venv
 
 import pytest
@@ -152,6 +152,81 @@ def test_tests_that_take_too_long_are_counted(gpu_check, tmp_path, monkeypatch):
     assert shard["why"] == "out of time after 1 that passed"
 
 
+def test_the_limit_is_of_all_processes_of_the_tests(gpu_check, monkeypatch):
+    """On one core, what comes late has no time."""
+    module, check = gpu_check
+    check.ends = 1e6
+    clock, asked = [100.0], []
+
+    def python(name, seconds, *_, **__):
+        asked.append(seconds)
+        clock[0] += 100.0
+        return None, ""
+
+    monkeypatch.setattr(check, "python", python)
+    monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 1)
+    check.step("tests", check.tests)
+    assert asked == [240.0, 140.0, 40.0]
+    shards = check.results["steps"]["tests"]["shards"]
+    assert [shard["why"] for shard in shards.values()] == ["out of time after 0 that passed"] * len(shards)
+
+
+REPORT = '<testsuites><testsuite errors="{}" failures="0" skipped="1" tests="{}"/></testsuites>'
+
+
+@pytest.mark.parametrize(
+    ("code", "errors_and_tests", "ok", "text"),
+    [
+        (5, (0, 1), True, "1 skipped"),
+        (0, (0, 3), True, "1 skipped"),
+        (2, (1, 1), False, "1 failed, 1 skipped"),
+        (4, (0, 0), False, "; all: exit code 4, 0 failed, 1 skipped"),
+        (4, None, False, "; all: exit code 4: Segmentation fault"),
+        (-11, None, False, "; all: exit code -11: Segmentation fault"),
+        (None, None, False, "; all: out of time after 0 that passed"),
+    ],
+)
+def test_without_a_gpu_tests_are_skipped_and_nothing_else(gpu_check, monkeypatch, code, errors_and_tests, ok, text):
+    _, check = gpu_check
+    check.options.no_gpu = True
+
+    def python(*_, **__):
+        if errors_and_tests is not None:
+            (check.out / "tests-all.xml").write_text(REPORT.format(*errors_and_tests))
+        return code, "Segmentation fault"
+
+    monkeypatch.setattr(check, "python", python)
+    result = check.tests()
+    assert result["ok"] is ok
+    assert result["says"].endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("code", "data", "ok"),
+    [
+        (0, {"plans": {"rms_norm": {}}}, True),
+        (0, {"plans": {}, "unavailable": "no plugin"}, True),
+        (0, {"plans": {}}, False),
+        (0, {"plans": {"rms_norm": {"error": "no"}}}, False),
+        (-11, {"plans": {"rms_norm": {}}}, False),
+        (1, None, False),
+        (None, None, False),
+    ],
+)
+def test_without_a_gpu_plans_may_lack_a_compiler_and_nothing_else(gpu_check, monkeypatch, code, data, ok):
+    _, check = gpu_check
+    check.options.no_gpu = True
+
+    def python(*_, **__):
+        if data is not None:
+            (check.out / "plans-described.json").write_text(json.dumps(data))
+        return code, "ImportError: no module"
+
+    monkeypatch.setattr(check, "python", python)
+    assert check.plans()["ok"] is ok
+
+
 def test_a_step_that_fails_is_written_down(gpu_check):
     _, check = gpu_check
     check.step("broken", lambda: 1 / 0)
@@ -250,14 +325,6 @@ def test_the_profiler_leaves_a_table(tmp_path, monkeypatch):
     assert "rms_norm" in (tmp_path / "kernels.csv").read_text()
     monkeypatch.setattr(tools, "_tool", lambda name: "/bin/false")
     assert tools.profile(python, 20.0, tmp_path)["ok"] is None
-
-
-def test_a_process_is_ended_with_what_it_has_started():
-    code = "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); print('begun', flush=True); time.sleep(60)"
-    start = time.monotonic()
-    assert run_for([sys.executable, "-c", code], 2, os.environ, ROOT) == (None, "begun\n")
-    assert time.monotonic() - start < 20
-    assert run_for([sys.executable, "-c", "raise SystemExit(3)"], 20, os.environ, ROOT) == (3, "")
 
 
 def plan(captured="2 yes", copies=0, command_buffers=1):

@@ -1,9 +1,11 @@
 """The site has every public name and every page. `make docs` builds it, and finds links that lead nowhere."""
 
 import importlib
+import importlib.util
 import inspect
 import pathlib
 import re
+import sys
 import types
 
 import pytest
@@ -65,3 +67,71 @@ def test_every_page_has_a_place_on_the_site():
     nav = re.findall(r"(\S+\.(?:md|ipynb))$", (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1], re.MULTILINE)
     pages = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*") if path.suffix in (".md", ".ipynb")]
     assert sorted(nav) == sorted(pages), "mkdocs.yml: `nav` has each page of docs/ once"
+
+
+@pytest.fixture
+def hooks(tmp_path, monkeypatch):
+    """The hooks of a small checkout, in place of the packages that build the site; and how often a notebook ran."""
+    ran = []
+
+    class Client:
+        def __init__(self, notebook, **_):
+            self.notebook = notebook
+
+        def execute(self, **_):
+            ran.append(self.notebook["text"])
+            if "raise" in self.notebook["text"]:
+                raise ValueError("a cell")
+            self.notebook["text"] += f", run {len(ran)}"
+
+    plugins = types.SimpleNamespace(event_priority=lambda _: lambda function: function)
+    formats = types.SimpleNamespace(reads=lambda text, **_: {"text": text}, writes=lambda notebook: notebook["text"])
+    modules = {"mkdocs.plugins": plugins, "nbformat": formats, "nbclient": types.SimpleNamespace(NotebookClient=Client)}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "scripts" / "site_hooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module, "KEPT", tmp_path / "build" / "site")
+    for name in ("eqxcallback/ops.py", "models/llama.py", "csrc/copy.cc", "docs/some.ipynb"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("first")
+    return module, ran
+
+
+@pytest.mark.parametrize("changed", ["docs/some.ipynb", "eqxcallback/ops.py", "models/llama.py", "csrc/copy.cc"])
+def test_a_notebook_runs_when_it_or_the_library_has_changed(hooks, tmp_path, changed):
+    module, ran = hooks
+    notebook = tmp_path / "docs" / "some.ipynb"
+    assert [module.run(notebook), module.run(notebook)] == ["first, run 1"] * 2
+    (tmp_path / "eqxcallback" / "__pycache__").mkdir()
+    (tmp_path / "eqxcallback" / "__pycache__" / "ops.pyc").touch()
+    assert module.run(notebook) == "first, run 1"
+    (tmp_path / changed).write_text("second")
+    assert module.run(notebook).endswith(", run 2")
+    assert len(ran) == 2
+    assert len(list(module.KEPT.iterdir())) == 1  # the older one is removed
+
+
+def test_a_notebook_that_fails_leaves_nothing(hooks, tmp_path):
+    module, _ = hooks
+    notebook = tmp_path / "docs" / "some.ipynb"
+    notebook.write_text("raise")
+    with pytest.raises(ValueError, match="a cell"):
+        module.run(notebook)
+    assert list(module.KEPT.iterdir()) == []
+
+
+def test_half_a_file_is_not_taken_for_a_whole_one(hooks):
+    module, _ = hooks
+
+    def stops(path):
+        path.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        module._made_once("plot.svg", "data", stops)
+    assert module._made_once("plot.svg", "data", lambda path: path.write_text("whole")) == "whole"
