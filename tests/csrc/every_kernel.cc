@@ -202,8 +202,8 @@ static void attention(cpu::Element element, int64_t tokens, int64_t heads, int64
   const int64_t begin = 0;
   for (const int64_t biases : {heads, int64_t{1}}) {
     cpu::AttentionOptions options{};
-    options.bias = {bias.data(), &begin, biases > 1 ? pairs : 0}, options.bias_element = cpu::Element::kF32;
-    options.slopes = {slopes.data(), &begin, 1};
+    options.bias = {bias.data(), &begin, biases > 1 ? pairs : 0, tokens}, options.bias_element = cpu::Element::kF32;
+    options.slopes = {slopes.data(), &begin, 1, 0};
     options.keep = 1;
     const cpu::Attention call{out.data(), q.data(), k.data(), v.data(), 1,    1,     tokens,
                               tokens,     heads,    kv_heads, size,     0.4f, false, &options};
@@ -242,10 +242,10 @@ static void decode_attention(cpu::Element element, int64_t tokens, int64_t heads
   const std::vector<float> scales(static_cast<size_t>(tokens * kv_heads), 0.01f);
   cpu::DecodeAttention small = call;
   small.k = small_k.data(), small.v = small_v.data();
-  small.k_scale = small.v_scale = {scales.data(), &begin, 1};
+  small.k_scale = small.v_scale = {scales.data(), &begin, 1, 0};
   kernels.decode_attention(element, small, kExecutor);
   show(out);
-  call.window = tokens - 1, call.soft_cap = 2.0f, call.slopes = {slopes.data(), &begin, 1};
+  call.window = tokens - 1, call.soft_cap = 2.0f, call.slopes = {slopes.data(), &begin, 1, 0};
   call.prefetching.into_first_cache = true;
   kernels.decode_attention(element, call, kExecutor);
   show(out);
