@@ -87,6 +87,7 @@ def test_weights_are_moved_into_huge_pages():
     for x, value in zip(arrays, values, strict=True):
         np.testing.assert_array_equal(x, value)
     assert eqxc.use_huge_pages(model) == moved
+    assert eqxc.use_huge_pages([model, model]) == moved  # as are weights that are tied
 
 
 def test_other_leaves_are_left_alone():

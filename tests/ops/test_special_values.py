@@ -53,6 +53,22 @@ def test_large_and_small_numbers_elementwise(dtype, isa):
             same(case, case.op(*case.args), rtol=max(table.ROUNDING[dtype], 2e-6), atol=atol)
 
 
+@pytest.mark.parametrize("scale", [3e38, -3e38])
+def test_the_highest_scales_of_softmax(scale, isa):
+    x = np.array([[1.0, 2.0, 2.0, -3.0]], np.float32)
+    value, pull = jax.vjp(lambda x: ops.softmax(x, scale=scale, implementation="native"), x)
+    np.testing.assert_array_equal(value, [[0, 0.5, 0.5, 0]] if scale > 0 else [[0, 0, 0, 1]])
+    assert np.all(np.isfinite(pull(np.ones_like(x))[0]))
+
+
+@by_dtype
+def test_groups_of_one_element_have_no_gradient(dtype, isa):
+    """Whatever is added to such an element is subtracted again."""
+    x, weight = normal(1, (4, 8, 1), dtype), np.linspace(0.3, 100, 8, dtype=np.float32)
+    grad = jax.grad(lambda x: ops.group_norm(x, weight, groups=8, implementation="native").astype(np.float32).sum())
+    np.testing.assert_array_equal(grad(x), 0)
+
+
 @by_dtype
 def test_subnormal_operands(dtype, isa):
     x = np.full((3, 17), 1e-40).astype(dtype)

@@ -32,6 +32,30 @@ bool steps_of(Steps& steps, const float* x, int64_t size, float limit = -kLowest
   return highest <= limit;
 }
 
+// Calls multiply(x) for rows of `size` values. If it returns false as some rows have values above `limit`, or such that
+// are not finite, it gets zeros in their place, and alone(r) multiplies each of them: the other rows get what they get
+// without them. Returns false if it returns false for another reason.
+template <class Multiply, class Alone>
+bool multiply_apart(const float* x, int64_t rows, int64_t size, float limit, const Multiply& multiply,
+                    const Alone& alone) {
+  if (multiply(x)) return true;
+  const auto has_form = [&](int64_t r) { return magnitude_of(x + r * size, size) <= limit; };
+  int64_t count = 0;
+  for (int64_t r = 0; r < rows; ++r) count += has_form(r);
+  if (count == 0 || count == rows) return false;
+  Scratch others(rows * size);
+  const auto bytes = static_cast<size_t>(size) * sizeof(float);
+  for (int64_t r = 0; r < rows; ++r) {
+    float* row = others.data() + r * size;
+    has_form(r) ? std::memcpy(row, x + r * size, bytes) : std::memset(row, 0, bytes);
+  }
+  if (!multiply(static_cast<const float*>(others.data()))) return false;
+  for (int64_t r = 0; r < rows; ++r) {
+    if (!has_form(r)) alone(r);
+  }
+  return true;
+}
+
 // Calls tile(count, first) for at most kMost rows of x at a time, `count` an `Int`.
 template <int kMost = 4, class Tile>
 void for_few_rows(int64_t num_rows, const Tile& tile, int64_t first = 0) {

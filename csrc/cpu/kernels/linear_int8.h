@@ -102,9 +102,23 @@ void int8_linear_as(const Int8Linear& args, const Executor& executor) {
   const auto put = [&](int64_t r, int64_t o, float sum) {
     from_float(sum * args.scale[o], out[r * args.out_features + o]);
   };
+#ifdef EQXCALLBACK_BYTES
+  const auto apart = [&](float limit, const auto& multiply) {
+    return multiply_apart(x, rows, padded, limit, multiply, [&](int64_t r) {
+      Int8Linear row = args;
+      row.rows = 1;
+      row.x = static_cast<const T*>(args.x) + r * size;
+      row.out = out + r * args.out_features;
+      int8_linear_as<T>(row, executor);
+    });
+  };
+#endif
   if (args.quantized_activations) {
 #ifdef EQXCALLBACK_BYTES
-    if (multiply_quantized(out, x, padded, args, executor, put)) return;
+    const auto quantized = [&](const float* some) {
+      return multiply_quantized(out, some, padded, args, executor, put);
+    };
+    if (apart(-kLowest, quantized)) return;
 #endif
     for (int64_t r = 0; r < rows; ++r) quantize_activations(scratch.data() + r * padded, size, size);
   }
@@ -116,7 +130,7 @@ void int8_linear_as(const Int8Linear& args, const Executor& executor) {
         [&](int64_t begin, int64_t end) { few_rows.multiply(args.weight, begin, end, put); }, 8);
   }
 #ifdef EQXCALLBACK_BYTES
-  if (multiply_panels_of_rows(out, x, args, executor)) return;
+  if (apart(kSummable, [&](const float* some) { return multiply_panels_of_rows(out, some, args, executor); })) return;
 #endif
   multiply_decoded(
       out, x, rows, args.out_features, padded, static_cast<double>(size) * 0.1, executor,

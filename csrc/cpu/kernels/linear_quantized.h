@@ -128,22 +128,33 @@ void multiply_matrix(const QuantizedLinear& args, const float* x, const Executor
 
 template <Encoding encoding, class T>
 void quantized_linear_as(const QuantizedLinear& args, const float* x, const Executor& executor) {
+  const auto alone = [&](int64_t r) {
+    QuantizedLinear row = args;
+    row.rows = 1;
+    row.out = static_cast<T*>(args.out) + r * args.out_features;
+    quantized_linear_as<encoding, T>(row, x + r * args.in_features, executor);
+  };
+  const auto apart = [&](const auto& multiply) {
+    return multiply_apart(x, args.rows, args.in_features, kSummable, multiply, alone);
+  };
   if (args.rows <= rows_as_alone(encoding, args.quantized_activations)) {
-    if (multiply_few<encoding, T>(args, x, executor)) return;
-    if (args.rows > 1) {  // if a row is not finite, say, the other rows get what they get alone
-      QuantizedLinear row = args;
-      row.rows = 1;
-      for (int64_t r = 0; r < args.rows; ++r) {
-        row.out = static_cast<T*>(args.out) + r * args.out_features;
-        quantized_linear_as<encoding, T>(row, x + r * args.in_features, executor);
-      }
+    if (apart([&](const float* rows) { return multiply_few<encoding, T>(args, rows, executor); })) return;
+    if (args.rows > 1) {
+      for (int64_t r = 0; r < args.rows; ++r) alone(r);
       return;
     }
   }
+#ifdef EQXCALLBACK_BYTES
+  const auto multiply_panels_of = [&](auto digits) {
+    return args.rows > 1 && apart([&](const float* rows) {
+             return multiply_panels_of_blocks<encoding, decltype(digits)::value, T>(args, rows, executor);
+           });
+  };
+#endif
   if (args.quantized_activations) {
 #ifdef EQXCALLBACK_BYTES
     if constexpr (!is_interleaved(encoding)) {
-      if (args.rows > 1 && multiply_panels_of_blocks<encoding, 1, T>(args, x, executor)) return;
+      if (multiply_panels_of(Int<1>{})) return;
     }
 #endif
     const int64_t size = args.rows * args.in_features;
@@ -159,7 +170,7 @@ void quantized_linear_as(const QuantizedLinear& args, const float* x, const Exec
   }
 #ifdef EQXCALLBACK_BYTES
   if constexpr (!is_interleaved(encoding)) {
-    if (args.rows > 1 && multiply_panels_of_blocks<encoding, 3, T>(args, x, executor)) return;
+    if (multiply_panels_of(Int<3>{})) return;
   }
 #endif
   multiply_matrix<encoding, T>(args, x, executor);

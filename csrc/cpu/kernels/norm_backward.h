@@ -93,7 +93,8 @@ void group_norm_backward_dx(Put put, T* dx, const T* x, const T* dout, const flo
   const F mean = Simd::broadcast(total / n), minus_slope = Simd::broadcast(-slope / n);
   const F inverse = Simd::broadcast(moments.inverse), scale = Simd::broadcast(moments.scale);
   const auto gradient = [&](F v, F upstream, F factor) {
-    const F g = Simd::fma(upstream, factor, Simd::sub(Simd::zero(), mean));
+    // Rounded before the subtraction, as in the mean: of a group with one element nothing is left.
+    const F g = Simd::sub(Simd::mul(upstream, factor), mean);
     return Simd::mul(Simd::mul(Simd::fma(moments.normalize<true>(v), minus_slope, g), inverse), scale);
   };
   if (size == 1) {

@@ -26,7 +26,8 @@ const int8_t* mask_row(const RowMask& mask, int64_t r, int64_t size) {
 template <bool kMask, class T, class Added>
 float softmax_powers(const T* x, const int8_t* mask, float* powers, int64_t size, float scale, const Added& added) {
   const float sign = scale < 0 ? -1.0f : 1.0f;
-  const F direction = Simd::broadcast(sign), factor = Simd::broadcast(scale * kLog2E);
+  const F direction = Simd::broadcast(sign),
+          factor = Simd::broadcast(larger(kLowest, smaller(-kLowest, scale * kLog2E)));
   const float highest = Simd::maximum(fold(
       size, Simd::broadcast(-__builtin_inff()),
       [&](F acc, int64_t i, auto count) {
@@ -35,7 +36,7 @@ float softmax_powers(const T* x, const int8_t* mask, float* powers, int64_t size
       },
       Simd::max));
   // Subtracted before the multiplication, so that no product overflows. NaN, infinity, and a row of -inf become NaN
-  // here.
+  // here. The factor is finite, as the highest element times infinity would be NaN.
   const F shift = Simd::broadcast(highest * sign);
   return sum_of(size, [&](F acc, int64_t i, auto count) {
     F power = Simd::exp2(Simd::mul(Simd::sub(load(x + i, count), shift), factor));

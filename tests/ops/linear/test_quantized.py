@@ -162,6 +162,29 @@ def test_each_of_many_rows_gets_what_it_gets_among_more(rows, encoding, isa):
     np.testing.assert_array_equal(product(x[:rows], weights), product(x, weights)[:rows])
 
 
+@pytest.mark.parametrize("activations", ["exact", "int8"])
+@pytest.mark.parametrize("encoding", ["int8", *cases.ENCODINGS])
+@pytest.mark.parametrize("value", [np.nan, 3e38])
+def test_no_row_changes_what_many_others_get(value, encoding, activations, isa):
+    """Bit by bit, if it has no form in bytes."""
+    x = np.array(table.normal(1, (20, 96)))
+    if encoding == "int8":
+        parts = ops.quantize_int8(table.normal(2, (48, 96)))
+        product = table.quickly_compiled(lambda x: ops.int8_linear(x, *parts, activations=activations))
+    else:
+        weights = cases.blocks(2, 48, 96, encoding)
+        options: Any = {"encoding": encoding, "activations": activations}
+        product = table.quickly_compiled(lambda x: ops.quantized_linear(x, weights, **options))
+    want = np.asarray(product(x))
+    for row in (0, 7, 19):
+        changed = x.copy()
+        changed[row, 40] = value
+        got = np.asarray(product(changed))
+        others = np.arange(20) != row
+        np.testing.assert_array_equal(got[others], want[others])
+        np.testing.assert_array_equal(got[row], product(changed[row]))
+
+
 def blocks(encoding, rows, features, seed=0):
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (rows, features // 32, ops.ENCODINGS[encoding]), np.uint8)
