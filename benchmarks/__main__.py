@@ -45,8 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := [suite for suite in options.suites if suite not in _ALL]:
         parser.error(f"no suite {', '.join(unknown)}: there are {', '.join(_ALL)}")
     suites = options.suites or list(_ALL)
-    if options.readme and (options.quick or options.tiny):
-        parser.error("--readme needs a full run")
+    if options.readme and (options.quick or options.tiny or not {1, 2} <= set(options.threads)):
+        parser.error("--readme needs a full run, on one core and on two")
     mode = "tiny" if options.tiny else "quick" if options.quick else "full"
     folder = options.out or _report.RESULTS
     if options.measure is not None:

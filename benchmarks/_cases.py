@@ -16,7 +16,7 @@ from eqxcallback.ops.norm import _reference as norm_reference
 from eqxcallback.ops.rotary import _reference as rotary_reference
 from eqxcallback.ops.softmax import _reference as softmax_reference
 
-from ._contestants import Pass, after_forward, normal, of_pass, operands, torch, torch_call
+from ._contestants import Pass, after_forward, compiled, normal, of_pass, operands, torch, torch_call
 from ._rows import OURS, Setting
 from ._timing import Runner
 
@@ -26,7 +26,7 @@ class Case(NamedTuple):
 
     - `formulations`: for XLA: the best of them is its figure.
     - `peers`: other libraries on XLA.
-    - `torch`: a function of `torch.nn.functional` and the arguments as tensors. None: there is none in one kernel.
+    - `torch`: a function of the module `torch` and the arguments as tensors. None: there is none in one kernel.
     - `args`: of a shape, as the op has it, and a dtype.
     - `moved`: arrays of the size of the first operand that the forward pass reads and writes, and both passes.
     - `differentiable`: the operands that are differentiated, or none.
@@ -144,14 +144,16 @@ def _optax_loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)
 
 
-def _torch_norm(name: str, functional: Any, x: Any, *parameters: Any) -> Any:
-    return getattr(functional, name)(x, x.shape[-1:], *(parameter.to(x.dtype) for parameter in parameters), eps=1e-5)
+def _torch_norm(name: str, torch: Any, x: Any, *parameters: Any) -> Any:
+    return getattr(torch.nn.functional, name)(
+        x, x.shape[-1:], *(parameter.to(x.dtype) for parameter in parameters), eps=1e-5
+    )
 
 
-def _torch_rotation(functional: Any, x: Any, cos: Any, sin: Any) -> Any:
+def _torch_rotation(torch: Any, x: Any, cos: Any, sin: Any) -> Any:
     a, b = x.float().chunk(2, -1)
     cos, sin = cos[None, :, None], sin[None, :, None]
-    return torch().cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
 
 # The most telling ones first.
@@ -177,7 +179,7 @@ CASES = {
             ops.softmax_cross_entropy,
             {"reference": loss_reference.softmax_cross_entropy, "sums": _loss_of_sums, "one hot": _loss_of_one_hot},
             {"optax": _optax_loss},
-            lambda functional, x, labels: functional.cross_entropy(x, labels.long(), reduction="none"),
+            lambda torch, x, labels: torch.nn.functional.cross_entropy(x, labels.long(), reduction="none"),
             _loss_args,
             (1, 3),
             (0,),
@@ -187,7 +189,7 @@ CASES = {
             ops.swiglu,
             {"reference": glu_reference.swiglu, "in its dtype": lambda gate, up: jax.nn.silu(gate) * up},
             {},
-            lambda functional, gate, up: functional.silu(gate) * up,
+            lambda torch, gate, up: torch.nn.functional.silu(gate) * up,
             _gate_args,
             (3, 8),
             (0, 1),
@@ -228,7 +230,7 @@ CASES = {
             ops.gelu,
             {"reference": functools.partial(glu_reference.gelu, approximate=True)},
             {"jax.nn": jax.nn.gelu},
-            lambda functional, x: functional.gelu(x, approximate="tanh"),
+            lambda torch, x: torch.nn.functional.gelu(x, approximate="tanh"),
             _gelu_args,
             (2, 5),
             (0,),
@@ -241,7 +243,7 @@ CASES = {
                 "in its dtype": lambda gate, up: jax.nn.gelu(gate) * up,
             },
             {},
-            lambda functional, gate, up: functional.gelu(gate, approximate="tanh") * up,
+            lambda torch, gate, up: torch.nn.functional.gelu(gate, approximate="tanh") * up,
             _gate_args,
             (3, 8),
             (0, 1),
@@ -251,7 +253,7 @@ CASES = {
             ops.softmax,
             {"reference": functools.partial(softmax_reference.softmax, scale=1.0), "powers": _wide(_softmax_of_powers)},
             {"jax.nn": _wide(jax.nn.softmax), "jax.nn in its dtype": jax.nn.softmax},
-            lambda functional, x: functional.softmax(x, -1),
+            lambda torch, x: torch.nn.functional.softmax(x, -1),
             functools.partial(_norm_args, 0),
             (2, 5),
             (0,),
@@ -273,12 +275,18 @@ def of_ensemble(case: Case) -> Case:
     def mapped(of: Mapping[str, Callable[..., jax.Array]]) -> dict[str, Callable[..., jax.Array]]:
         return {name: jax.vmap(f) for name, f in of.items()}
 
+    of_one = case.torch
+
+    def of_torch(torch: Any, *args: Any) -> Any:
+        assert of_one is not None
+        return torch.func.vmap(functools.partial(of_one, torch))(*args)
+
     return case._replace(
         name=f"{case.name} of an ensemble",
         ours=jax.vmap(case.ours),
         formulations=mapped(case.formulations),
         peers=mapped(case.peers),
-        torch=None,  # it has no call for that: one for each model
+        torch=None if of_one is None else of_torch,
         args=args,
     )
 
@@ -301,9 +309,9 @@ def case_contestants(
         backward, operands_of_it = after_forward(f, case.differentiable, given)
         return setting.clock.runner(backward, *operands_of_it)
 
-    def of_torch() -> Runner:
+    def of_torch(prepare: Callable[[Any], Any]) -> Runner:
         assert case.torch is not None
-        f = functools.partial(case.torch, torch().nn.functional)
+        f = prepare(functools.partial(case.torch, torch()))
         return torch_runner(functools.partial(torch_call, f, which, case.differentiable), given)
 
     xla = {f"XLA: {name}": f for name, f in case.formulations.items()}
@@ -314,4 +322,8 @@ def case_contestants(
         made |= {
             f"{name}{', kept' if ':' in name else ': kept'}": functools.partial(kept, f) for name, f in rivals.items()
         }
-    return made | ({"torch": of_torch} if setting.torch and case.torch is not None else {})
+    if setting.torch and case.torch is not None:
+        made["torch: eager"] = functools.partial(of_torch, lambda f: f)
+        if not setting.tiny:  # the compiler takes seconds
+            made["torch: compiled"] = functools.partial(of_torch, compiled)
+    return made

@@ -79,6 +79,15 @@ def torch() -> Any:
     return importlib.import_module("torch")
 
 
+def compiled(f: Callable[..., Any]) -> Callable[..., Any]:
+    """PyTorch's compiler on a function of tensors. Raises where it cannot take the function as a whole."""
+    # A backward pass alone runs many times after one forward pass.
+    options: Any = importlib.import_module("torch._functorch.config")
+    options.donated_buffer = False
+    # Rows share functions, and each has shapes of its own: with the programs of others, rows after the eighth would stay eager.
+    return torch().compile(f, fullgraph=True, dynamic=False, isolate_recompiles=True)
+
+
 def to_torch(x: jax.Array) -> Any:
     return torch().from_dlpack(x)
 

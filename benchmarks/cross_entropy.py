@@ -1,4 +1,4 @@
-"""The loss of a language model over its logits: bytes by second, against XLA, optax and PyTorch."""
+"""The loss of a language model over its logits: GB/s, against XLA, optax and PyTorch."""
 
 import functools
 from collections.abc import Iterator

@@ -158,7 +158,7 @@ def measure(threads: int, rounds: int) -> dict[str, Any]:
         if i == 1:
             speeds.clear()  # the first round warmed up
         for length, what in ((_SHORT, "decode at 64"), (_LONG, "decode at 512")):
-            for name, contestant in contestants.items():
+            for name, contestant in contestants.items() if i % 2 else reversed(contestants.items()):
                 if length == _PROMPT:
                     record(name, "prompt of 512", length, contestant.prompt, _tokens(length))
                 else:

@@ -1,4 +1,4 @@
-"""GPT-2, one token after the other: all of the model, with random weights, against the same in plain JAX and f32."""
+"""GPT-2, one token after the other: all of the model, with random weights, against the same in plain JAX, in f32 and in bf16."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -114,6 +114,11 @@ def both_params(model: shapes.Model, layers: int, encoding: str) -> tuple[Params
     return ours_, Params(embedding, positions, wide, norm, wide_output)
 
 
+def half(params: Params) -> Params:
+    """The parameters in bf16."""
+    return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+
+
 def runner(parts: Parts, model: shapes.Model, params: Params, dtype: Any, filled: int, steps: int) -> Runner:
     """The same tokens again in each call, into the same places of the caches."""
     jitted = jax.jit(functools.partial(step, parts, model.heads), donate_argnums=1)
@@ -154,6 +159,8 @@ def measure(setting: Setting) -> Iterator[Row]:
         }
         for name, parts in _XLA.items():
             made[f"XLA: f32, {name}"] = functools.partial(runner, parts, model, wide, jnp.float32, filled, steps)
+            if dtype == jnp.bfloat16:
+                made[f"XLA: bf16, {name}"] = functools.partial(runner, parts, model, half(wide), dtype, filled, steps)
         yield Row(
             f"{encoding}, {layers} layers, {filled} tokens before",
             "tokens/s",

@@ -11,7 +11,7 @@ import numpy as np
 
 from eqxcallback import ops
 
-from . import shapes
+from . import _onnx_linear, shapes
 from ._contestants import normal, to_torch, torch
 from ._probes import BYTES, FMA, PAIRS, READ, multiply_operations, multiply_runner, read_bytes, read_runner
 from ._rows import BEST, OURS, Goal, Row, Setting
@@ -27,14 +27,15 @@ def weights(sizes: Sequence[tuple[int, int]]) -> list[jax.Array]:
     return [normal(i, *size) * np.float32(size[1] ** -0.5) for i, size in enumerate(sizes)]
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def quantized(encoding: Any, weight: jax.Array) -> tuple[Any, jax.Array]:
     """Return a weight's parts as an op takes them, and what they stand for in f32: all contestants compute the same."""
     if encoding == "int8":
-        parts = ops.quantize_int8(weight)
+        parts = jax.jit(ops.quantize_int8)(weight)
         return parts, parts[0].astype(jnp.float32) * parts[1][:, None]
-    blocks = ops.quantize(weight, encoding=encoding)
-    return blocks, ops.dequantize(blocks, encoding=encoding)
+    blocks = jax.jit(functools.partial(ops.quantize, encoding=encoding))(weight)
+    if encoding == "Q4_1":
+        blocks = jnp.asarray(_onnx_linear.with_integer_zeros(blocks))
+    return blocks, jax.jit(functools.partial(ops.dequantize, encoding=encoding))(blocks)
 
 
 def ours(encoding: Any, activations: ops.Activations = "exact") -> Apply:
@@ -123,8 +124,11 @@ def contestants(
 
         return waited_for(call)
 
-    runners: dict[str, Callable[[], Runner]] = {
-        OURS: functools.partial(on_jax, ours(encoding, activations), small),
+    def of_onnx() -> Runner:
+        run, given = _onnx_linear.program(encoding, small, sizes, activations, setting.threads), np.asarray(x)
+        return waited_for(lambda: run(given))
+
+    runners: dict[str, Callable[[], Runner]] = _ours(on_jax, encoding, activations, small) | {
         "XLA: f32 weights": functools.partial(on_jax, f32, wide),
         "XLA: f32 weights, transposed": lambda: on_jax(jnp.matmul, [jnp.array(weight.T) for weight in wide]),
         "XLA: expanded in the program": functools.partial(on_jax, expanded(encoding), small),
@@ -135,7 +139,23 @@ def contestants(
         if encoding in _TORCH:
             name, pack = _TORCH[encoding]
             runners[f"torch: {name}"] = functools.partial(of_torch, pack, small)
+    if _onnx_linear.has_operator(encoding):
+        runners["onnxruntime"] = of_onnx
     return runners
+
+
+def _ours(
+    on_jax: Callable[[Apply, Sequence[Any]], Runner], encoding: Any, activations: ops.Activations, layers: Sequence[Any]
+) -> dict[str, Callable[[], Runner]]:
+    """The weights as a file has them, and as `QuantizedLinear.packed` puts them, where it does."""
+    if encoding not in ops.INTERLEAVED or any(blocks.shape[0] % ops.INTERLEAVED_ROWS for blocks in layers):
+        return {OURS: functools.partial(on_jax, ours(encoding, activations), layers)}
+
+    def packed() -> Runner:
+        side_by_side = [ops.interleave_rows(blocks, encoding=encoding) for blocks in layers]
+        return on_jax(ours(ops.INTERLEAVED[encoding], activations), side_by_side)
+
+    return {f"{OURS}: rows": functools.partial(on_jax, ours(encoding, activations), layers), f"{OURS}: packed": packed}
 
 
 # What is done to weights, and to activations: where there is one row, and many.

@@ -1,4 +1,4 @@
-"""Norms, gates and rotation, forward and backward: what each has to move, by second, against XLA, Equinox and PyTorch."""
+"""Norms, gates and rotation, forward and backward: GB/s of what each has to move, against XLA, Equinox and PyTorch."""
 
 import functools
 from collections.abc import Iterator
@@ -64,5 +64,6 @@ def _row(setting: Setting, case: Case, which: Pass, dtype: Any, model: str, shap
         setting.race(contestants),
         (Goal(BEST), *((Goal("probe", 0.9),) if model == _LARGE else ())),
         more_work={COPY: copied_bytes(setting, args[0].nbytes)},
-        tolerance=1e-4 if dtype == _F32 else 0.05,
+        # Gradients of parameters are sums over rows, which PyTorch rounds to bf16 as it goes.
+        tolerance=1e-3 if dtype == _F32 else 0.1,
     )

@@ -172,7 +172,8 @@ def measure(mode: str) -> dict[str, Any]:
         }
         for variant, quality in results.items()
     ]
-    return {"mode": mode, "texts": _TEXTS, "tokens": sum(map(len, given)), "variants": rows}
+    tokens = sum(map(len, given))
+    return {"machine": _report.machine(), "mode": mode, "texts": _TEXTS, "tokens": tokens, "variants": rows}
 
 
 def _speed(timing: Timing, count: int) -> dict[str, float]:
@@ -200,7 +201,7 @@ def markdown(data: Mapping[str, Any]) -> str:
         "squares over the standard deviation of the logits of the first row, and ratios are to its speeds; *same token* is how "
         "often the most likely one is that of the first row."
     )
-    return "\n\n".join([_report.table(header, lines), about, _report.measured_on()])
+    return "\n\n".join([_report.table(header, lines), about, _report.measured_on(data["machine"])])
 
 
 def in_own_process(mode: str, results: pathlib.Path) -> None:

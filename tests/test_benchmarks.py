@@ -6,16 +6,17 @@ import subprocess
 import sys
 import xml.etree.ElementTree
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import _memory, _plot, _report, _suite, _summary, training_parts
+from benchmarks import _memory, _onnx_linear, _plot, _report, _suite, _summary, linear, training_parts
 from benchmarks.__main__ import main
 from benchmarks._check import check
 from benchmarks._json import dumps
 from benchmarks._limits import limit_of
 from benchmarks._rows import BEST, Goal, Row, Setting, best_of, best_of_row, speed, tables
-from benchmarks._timing import Memory, Race, Timing, WaitingClock, probe, race, samples, waited_for
+from benchmarks._timing import Memory, Race, Timing, WaitingClock, family, probe, race, samples, waited_for
 from benchmarks.quality import quality_of
 
 from . import one_device
@@ -62,7 +63,7 @@ def test_contestants_compute_the_same(results, suite):
         # A peer that is not installed here is none.
         broken = {name: why for name, why in row["failed"].items() if not why.startswith("ModuleNotFoundError")}
         assert not broken, row["case"]
-        assert next(iter(row["figures"])) == "eqxcallback", row["case"]
+        assert family(next(iter(row["figures"]))) == "eqxcallback", row["case"]
         computed = [name for name in row["figures"] if not name.startswith("probe")][1:]
         assert computed, row["case"]
         for name in computed:
@@ -176,7 +177,7 @@ def test_the_summary(results, tmp_path):
     for suite, title in _suite.TITLES.items():
         ratios = {}
         for row in rows_of(results, suite):
-            peers = [name for name in best_of_row(row) if name in ("XLA", "jax.nn", "Equinox", "torch")]
+            peers = best_of_row(row).keys() - {"eqxcallback", "probe"}
             if peers and row["unit"] != "MB" and row["curve"] is None:
                 ratios[f"{row['case']}, 1 thread"] = min(
                     speed(row["figures"], row["unit"], "eqxcallback", peer) or 0.0 for peer in peers
@@ -189,6 +190,28 @@ def test_the_summary(results, tmp_path):
         assert f"| {title} | {min(ratios.values()):.2f} | {np.median([*ratios.values()]):.2f} |" in text
     _summary.plot(results, tmp_path / "summary.svg")
     assert xml.etree.ElementTree.parse(tmp_path / "summary.svg").getroot().tag.endswith("svg")
+
+
+def test_no_summary_leaves_out_what_ours_did_not_run(results, tmp_path):
+    data = json.loads((results / "linear.json").read_text())
+    row = data["threads"]["1"]["rows"][0]
+    row["failed"] = {"eqxcallback: rows": "ValueError: why"}
+    (tmp_path / "linear.json").write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=r"linear: expected a figure of eqxcallback for 'one token.*ValueError: why"):
+        _summary.summaries(tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["Q4_1", "int8"])
+def test_onnxruntime_gets_the_same_weights(encoding):
+    """Digits and zero points of four bits are two in a byte, and products with scales are exact."""
+    (weight,) = linear.weights([(16, 384)])
+    parts, want = linear.quantized(encoding, weight)
+    assert float(jnp.max(jnp.abs(want - weight))) < 0.03
+    codes, scales, zeros = _onnx_linear.parts_of(encoding, parts)
+    if encoding == "Q4_1":
+        codes, zeros = (np.stack([x & 15, x >> 4], -1).reshape(*x.shape[:-1], -1) for x in (codes, zeros))
+    got = (codes.astype(np.float32) - zeros[..., None]) * scales[..., None]
+    np.testing.assert_array_equal(got.reshape(weight.shape), want)
 
 
 def test_the_pages_show_the_results_that_are_kept():

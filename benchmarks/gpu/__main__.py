@@ -66,10 +66,17 @@ def measure(part: str, options: argparse.Namespace, path: pathlib.Path) -> None:
     data: dict[str, Any] = {"clock": clock.name, "clock_why": why, "rows": []}
     for row in measurement(part)(setting):
         data["rows"].append(row.as_data())
-        path.write_text(json.dumps(data))
+        _replace(path, data)
         print(one_line(data["rows"][-1]), flush=True)
     data["is_whole"] = setting.has_time()
-    path.write_text(json.dumps(data))
+    _replace(path, data)
+
+
+def _replace(path: pathlib.Path, data: Mapping[str, Any]) -> None:
+    """Write the file so that whoever ends this process at any time leaves a whole one."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(data))
+    new.replace(path)
 
 
 def measured(part: str, seconds: float, options: argparse.Namespace, folder: pathlib.Path) -> dict[str, Any]:
@@ -165,11 +172,11 @@ def main(arguments: list[str] | None = None) -> int:
             if "error" in results[part]:
                 print(f"{part} is not finished: {results[part]['error']}", flush=True)
             _write(results, options)
-    _write(results, options)
+    _write(results, options, is_last=True)
     return 1 if any("error" in data and data["error"] != "out of time" for data in results.values()) else 0
 
 
-def _write(results: Mapping[str, Any], options: argparse.Namespace) -> None:
+def _write(results: Mapping[str, Any], options: argparse.Namespace, *, is_last: bool = False) -> None:
     about = {**_report.machine(), **device()}
     text = markdown(results, about)
     if options.out is not None:
@@ -178,7 +185,7 @@ def _write(results: Mapping[str, Any], options: argparse.Namespace) -> None:
         (options.out / "gpu.md").write_text(text + "\n")
     # Only a whole run on a GPU is worth keeping.
     measured_some = any(data["rows"] for data in results.values())
-    if measured_some and not (options.no_gpu or options.quick or options.only):
+    if is_last and measured_some and not (options.no_gpu or options.quick or options.only):
         stored = {part: {**data, "rows": [kept(row) for row in data["rows"]]} for part, data in results.items()}
         _report.write("gpu", text, {"gpu": about, "parts": stored})
         _report.put(PAGE, "gpu", text)

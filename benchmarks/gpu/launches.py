@@ -4,9 +4,7 @@ import ctypes
 import functools
 import importlib
 import itertools
-import pathlib
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +16,7 @@ from jax.experimental.buffer_callback import buffer_callback as jax_buffer_callb
 import eqxcallback as eqxc
 
 from .._empty import empty, empty_but_first
+from .._native import folder
 from .._rows import OURS, Goal, Row, Setting
 from .._timing import Runner, waited_for
 
@@ -49,12 +48,11 @@ def add_one_op() -> eqxc.Op:
 @functools.cache
 def bare_call() -> Callable[[jax.Array], jax.Array]:
     """A handler as JAX's documentation has it, that launches nothing: what XLA and its FFI take themselves."""
-    folder = pathlib.Path(tempfile.mkdtemp())
-    (folder / "nothing.cc").write_text(_HANDLER)
-    library = str(folder / "nothing.so")
+    source, library = folder() / "nothing.cc", str(folder() / "nothing.so")
+    source.write_text(_HANDLER)
     include = f"-I{jax.ffi.include_dir()}"
     subprocess.run(
-        ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-w", include, str(folder / "nothing.cc"), "-o", library],
+        ["g++", "-std=c++17", "-O2", "-shared", "-fPIC", "-w", include, str(source), "-o", library],
         check=True,
     )
     capsule = jax.ffi.pycapsule(ctypes.CDLL(library).Nothing)
