@@ -19,25 +19,25 @@ def gpt(model: shapes.Model, of: GPT) -> tuple[Any, Callable[..., Any]]:
         read = tokens[:, :-1]
         x = functional.embedding(read, parameters.embedding.weight) + parameters.positions.weight[: read.shape[1]]
         for block in parameters.blocks:
-            x = _block(model, block, x)
-        logits = functional.linear(_norm(parameters.norm, x), parameters.embedding.weight)
+            x = _block(functional, model, block, x)
+        logits = functional.linear(_norm(functional, parameters.norm, x), parameters.embedding.weight)
         return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten().long())
 
     return parameters, loss
 
 
 def vit(model: shapes.Model, of: ViT) -> tuple[Any, Callable[..., Any]]:
-    functional = torch().nn.functional
+    functional, join = torch().nn.functional, torch().cat  # a compiled function cannot import a module
     parameters = _parameters(of)
 
     def loss(parameters: Any, images: Any) -> Any:
         patches, labels = images
-        x = _linear(parameters.patches, patches)
+        x = _linear(functional, parameters.patches, patches)
         first = parameters.first.expand(x.shape[0], 1, -1)
-        x = torch().cat([first, x], dim=1) + parameters.positions
+        x = join([first, x], dim=1) + parameters.positions
         for block in parameters.blocks:
-            x = _block(model, block, x)
-        logits = _linear(parameters.head, _norm(parameters.norm, x[:, 0]))
+            x = _block(functional, model, block, x)
+        logits = _linear(functional, parameters.head, _norm(functional, parameters.norm, x[:, 0]))
         return functional.cross_entropy(logits.float(), labels.long())
 
     return parameters, loss
@@ -68,22 +68,26 @@ def _parameters(model: Any) -> Any:
     return jax.tree.map(tensor, model)
 
 
-def _linear(linear: Any, x: Any) -> Any:
-    return torch().nn.functional.linear(x, linear.weight, linear.bias)
+def _linear(functional: Any, linear: Any, x: Any) -> Any:
+    return functional.linear(x, linear.weight, linear.bias)
 
 
-def _norm(norm: Any, x: Any) -> Any:
-    return torch().nn.functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
+def _norm(functional: Any, norm: Any, x: Any) -> Any:
+    return functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
 
 
-def _block(model: shapes.Model, block: Any, x: Any) -> Any:
-    functional, attention = torch().nn.functional, block.attention
-    normed = _norm(block.attention_norm, x)
+def _block(functional: Any, model: shapes.Model, block: Any, x: Any) -> Any:
+    attention = block.attention
+    normed = _norm(functional, block.attention_norm, x)
     heads = [
-        _linear(proj, normed).unflatten(-1, (model.heads, -1)).transpose(1, 2)
+        _linear(functional, proj, normed).unflatten(-1, (model.heads, -1)).transpose(1, 2)
         for proj in (attention.query_proj, attention.key_proj, attention.value_proj)
     ]
     attended = functional.scaled_dot_product_attention(*heads, is_causal=model.causal)
-    x = x + _linear(attention.output_proj, attended.transpose(1, 2).flatten(2))
+    x = x + _linear(functional, attention.output_proj, attended.transpose(1, 2).flatten(2))
     up, down = block.mlp.layers
-    return x + _linear(down, functional.gelu(_linear(up, _norm(block.mlp_norm, x)), approximate="tanh"))
+    return x + _linear(
+        functional,
+        down,
+        functional.gelu(_linear(functional, up, _norm(functional, block.mlp_norm, x)), approximate="tanh"),
+    )

@@ -7,10 +7,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.tree_util import tree_flatten_with_path
 
 from .. import xla
-from ..core import Leaf, PyTree, path_text
+from ..core import Leaf, PyTree, path_text, ref_text
 
 
 def signature_of(callback: Callable[..., object]) -> inspect.Signature | None:
@@ -50,12 +51,25 @@ def check_leaves(
     """
     for path, _, leaf in _named_leaves(signature, args, kwargs):
         if isinstance(leaf, jax.Array | np.ndarray | np.generic):
-            _array_types.add(type(leaf))
+            if not isinstance(leaf, Tracer):  # a tracer may be one of a Ref's
+                _array_types.add(type(leaf))
             got, problem = f"{type(leaf).__name__} of dtype {leaf.dtype}", xla.dtype_problem(leaf.dtype)
         else:
-            got, problem = f"{reprlib.repr(leaf)} of type {type(leaf).__name__}", _problem(leaf)
+            got = ref_text(leaf) or f"{reprlib.repr(leaf)} of type {type(leaf).__name__}"
+            problem = _problem(leaf)
         if problem is not None:
             raise TypeError(f"{who}: expected {path} to be an array or a number; got {got}. {problem}.")
+
+
+def check_places(
+    error: ValueError,
+    signature: inspect.Signature | None,
+    args: Sequence[PyTree],
+    kwargs: Mapping[str, PyTree],
+    who: str,
+) -> None:
+    """Raise the `ValueError` that names two arrays, if `error` is JAX's because they are on different devices."""
+    xla.check_devices(error, who, ((path, leaf) for path, _, leaf in _named_leaves(signature, args, kwargs)))
 
 
 def inputs(signature: inspect.Signature | None, args: Sequence[PyTree], kwargs: Mapping[str, PyTree]) -> list[Leaf]:
@@ -83,6 +97,8 @@ def _named_leaves(
 
 
 def _problem(leaf: object) -> str | None:
+    if ref_text(leaf) is not None:
+        return "Pass the values there, ref[...]: a Layer takes Refs, a callback does not"
     try:
         jax.typeof(leaf)
     except TypeError:

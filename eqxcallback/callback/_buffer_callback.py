@@ -11,6 +11,7 @@ from ..core import (
     Aliases,
     AnyBool,
     Leaf,
+    Memo,
     PyTree,
     PyTreeDef,
     ShapeAndDtype,
@@ -93,7 +94,7 @@ def buffer_callback(
     signature = _arguments.signature_of(callback)
 
     # What is checked and made once for each tree of arguments, and for each of their types where aliases depend on them.
-    calls: dict[Any, tuple[xla.PythonBody, xla.CallSpec, xla.EagerState]] = {}
+    calls: dict[Any, tuple[xla.PythonBody, xla.CallSpec, xla.EagerState]] = Memo()
 
     def bind(
         args: tuple[PyTree, ...], kwargs: dict[str, PyTree], in_tree: PyTreeDef
@@ -116,7 +117,11 @@ def buffer_callback(
         if bound is None:
             bound = calls[key] = bind(args, kwargs, in_tree)
         body, spec, _ = bound
-        return tree_unflatten(out_tree, xla.python_call(body, spec, leaves))
+        try:
+            return tree_unflatten(out_tree, xla.python_call(body, spec, leaves))
+        except ValueError as error:
+            _arguments.check_places(error, signature, args, kwargs, who)
+            raise
 
     call.__name__ = call.__qualname__ = name
     return call

@@ -20,6 +20,7 @@ from ._checks import (
     integer as integer,
     integers as integers,
     number as number,
+    ref_text as ref_text,
     scale_of as scale_of,
     soft_cap_of as soft_cap_of,
 )
@@ -43,7 +44,7 @@ from ._native_errors import (
     reraise_native as reraise_native,
 )
 from ._own_callable import OwnCallable as OwnCallable
-from ._statics import strict as strict, strict_statics as strict_statics
+from ._statics import Memo as Memo, strict as strict, strict_statics as strict_statics
 from ._types import (
     AnyArray as AnyArray,
     AnyBool as AnyBool,

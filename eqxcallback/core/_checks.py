@@ -38,6 +38,13 @@ def check_arrays(who: str, **arrays: object) -> None:
             )
 
 
+def ref_text(leaf: Any) -> str | None:
+    """Say what `leaf` is, if it is a `jax.Ref` or a view of one, which is no array and has no type."""
+    if isinstance(leaf, jax.Ref):
+        return "a jax.Ref"
+    return "a view of a jax.Ref" if isinstance(getattr(leaf, "ref", None), jax.Ref) else None
+
+
 def check_floats(op: str, **arrays: jax.Array) -> None:
     dtypes = {jnp.result_type(array) for array in arrays.values()}
     floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)

@@ -25,7 +25,8 @@ _logger.addHandler(logging.NullHandler())
 
 
 class KernelError(JaxRuntimeError):
-    """A kernel raised an exception. It is chained: `__cause__` and `original` are what the kernel raised.
+    """A kernel raised an exception. `original` is what the kernel raised, and so is `__cause__`, which Python shows, unless JAX
+    puts an exception of its own between them, for the call's place: in derivatives and in `jax.checkpoint`, outside of `jit`.
 
     Raised by eager calls, which wait for their kernel on a CPU, and inside [`eqxcallback.raising`][]. A program under
     `jax.jit` raises JAX's own `JaxRuntimeError` otherwise, of which this is a subclass.

@@ -14,6 +14,10 @@ from ._types import PyTreeDef
 _PLAIN = frozenset((str, bytes, type(None), type, types.FunctionType, types.BuiltinFunctionType))
 
 
+class Memo(dict[Any, Any]):
+    """A dict of what a function has computed before, which makes it no other function."""
+
+
 def strict(value: object) -> Any:
     """Return a key for a static value: equal keys mean the same value, and not only an equal one."""
     if isinstance(value, float | complex | np.generic):

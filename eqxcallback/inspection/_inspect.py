@@ -9,6 +9,7 @@ from jax.errors import JaxRuntimeError
 
 from .. import xla
 from ..core import PyTree, Value, integer, quiet
+from ..program import PLATFORMS
 from . import _captured, _copies
 from ._calls import external_calls
 from ._program import Program, program_of
@@ -16,8 +17,6 @@ from ._report import ExternalCall, Inspection
 from ._runs import check_runnable, host_calls, profile as profile_of
 
 
-# What programs are lowered for, in JAX's spelling.
-_PLATFORMS = (*xla.PLATFORMS, "tpu")
 _GPUS = ("cuda", "rocm")
 
 
@@ -74,8 +73,9 @@ def inspect(
     program is compiled a second time to find out why. A profile is of XLA's thunks, which are its steps: what an op in the lanes
     `"jax"` or `"reference"` takes is in the rows of XLA's own code.
     """
-    if platform is not None and platform not in _PLATFORMS:
-        raise ValueError(f"eqxcallback.inspect: expected platform to be one of {_PLATFORMS} or None; got {platform!r}.")
+    if platform is not None and platform not in PLATFORMS:
+        raise ValueError(f"eqxcallback.inspect: expected platform to be one of {PLATFORMS} or None; got {platform!r}.")
+    runs = integer("eqxcallback.inspect", "runs of 0 or more", runs, least=0)
     repeats = integer("eqxcallback.inspect", "repeats of 1 or more", repeats, least=1)
     with warnings.catch_warnings(), quiet():  # the table says what is not donated, and what could be faster
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")

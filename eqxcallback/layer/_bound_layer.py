@@ -18,6 +18,7 @@ from ..core import (
     check_alias_pairs,
     check_aliases,
     path_text,
+    ref_text,
     resolve_aliases,
     root_name,
     type_text,
@@ -77,7 +78,7 @@ def bind_layer(
     types = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     layer, args, kwargs = inputs.build(types)
     _check_no_buffers(cls, layer, args, kwargs)
-    outputs, result_types = results.result_types(cls, inputs, types, refs, settings)
+    outputs, result_types, has_refs = results.result_types(cls, inputs, types, refs, settings)
     num_results = len(result_types)
     if not (result_types or refs or layer.has_side_effect):
         results.check_computes(cls, args, outputs.build(()))
@@ -117,6 +118,7 @@ def bind_layer(
         return lambda operands, results: (body.arguments(results, operands), {})
 
     functions = rules.Functions(cls, inputs, outputs, input_keys, output_keys, tuple(result_types), order, refs)
+    reference = xla.without_refs(functions.reference) if has_refs else functions.reference
 
     def jax_name(kernel: JaxKernel) -> str:
         return f"Layer {name}: {kernel.name}"
@@ -193,7 +195,7 @@ def bind_layer(
         ),
         name=name,
         who=f"Layer {name}",
-        remedy="Define `backward` (a kernel) or `reference` (pure JAX) in the layer.",
+        remedy=f"Define {_remedy(refs, has_backward)} in the layer.",
         names=tuple(str(leaf.root) for leaf in leaves_in),
         input_avals=input_avals,
         result_avals=result_avals,
@@ -203,8 +205,10 @@ def bind_layer(
         },
         backward=functools.cache(backward) if has_backward else None,
         types=supports_types,
-        reference=None if declarations.method(cls, "reference") is None else settings.around(functions.reference),
-        jvp=None if refs or declarations.method(cls, "jvp") is None else settings.around(functions.jvp),
+        reference=None if declarations.method(cls, "reference") is None else settings.around(reference),
+        jvp=None
+        if refs or declarations.method(cls, "jvp") is None
+        else settings.around(xla.without_refs(functions.jvp)),
         batch=None if refs or declarations.method(cls, "batch") is None else settings.around(functions.batch),
         batching=layer.vmap_method,
         sharding=None
@@ -215,6 +219,13 @@ def bind_layer(
     )
     visible_keys = {i: impl for i, impl in output_keys.items() if i < num_results}
     return BoundLayer(ForwardCall(bound, Axes.none(len(avals))), outputs, num_results, input_keys, visible_keys)
+
+
+def _remedy(refs: Sequence[int], has_backward: object) -> str:
+    """Name the methods that a layer without derivatives lacks. With Refs, neither `backward` nor `jvp` is used."""
+    if refs:
+        return "`reference` (pure JAX)"
+    return "`reference` or `jvp` (pure JAX)" if has_backward else "`backward` (a kernel) or `reference` (pure JAX)"
 
 
 def _as_words(avals: Sequence[Aval]) -> tuple[dict[int, str], tuple[Any, ...]]:
@@ -268,6 +279,17 @@ def _check_no_buffers(cls: type, layer: PyTree, args: Sequence[Value], kwargs: d
     if buffers:
         path = _leaves(cls, layer, args, kwargs, buffers)[0].path
         raise called_with_a_buffer(cls.__qualname__, path, "the kernel of a layer, self.inner.kernel(ctx, out, x)")
+
+
+def check_no_views(layer: PyTree, args: Sequence[Value], kwargs: dict[str, PyTree]) -> None:
+    """Raise `TypeError` for a view of a Ref, which JAX has no type for."""
+    views = [leaf for leaf in tree_leaves((layer, args, kwargs)) if ref_text(leaf) and not is_array(leaf)]
+    if views:
+        cls = type(layer)
+        raise TypeError(
+            f"{cls.__qualname__}: expected {_leaves(cls, layer, args, kwargs, views)[0].path} to be an array or a whole "
+            f"jax.Ref; got {ref_text(views[0])}. Pass the Ref, or the values there, ref[...]."
+        )
 
 
 def named_arrays(layer: PyTree, args: Sequence[Value], kwargs: dict[str, PyTree]) -> list[tuple[str, Any]]:

@@ -14,7 +14,7 @@ from ..core import Aliases, PyTree
 from ..kernel import Kernel, as_tuple
 from ..transform import DEFAULT_METHOD, Structure, check_typed, is_array, settings, typed
 from . import _declarations as declarations
-from ._bound_layer import bind_layer, named_arrays
+from ._bound_layer import bind_layer, check_no_views, named_arrays
 from ._check import check
 from ._class import check_class
 from ._declarations import LayerClass
@@ -24,6 +24,15 @@ from ._rules import unwrapped, wrapped
 
 # The name of a method, or a kernel of any kind.
 LayerKernel: TypeAlias = str | Kernel
+
+
+class _Name:
+    """The name of an instance, for JAX, which names programs like the functions that they are of. A property would take it from
+    the layers that have a field `__name__`.
+    """
+
+    def __get__(self, layer: object, cls: type) -> str:
+        return cls.__name__
 
 
 class Layer(eqx.Module):
@@ -135,6 +144,8 @@ class Layer(eqx.Module):
     def _has_own_out_type(cls) -> bool:
         return declarations.method(cls, "out_type") is not declarations.method(Layer, "out_type")
 
+    __name__ = _Name()  # type: ignore[assignment]
+
     @property
     def __signature__(self) -> inspect.Signature:
         """The signature for `inspect.signature`, and for tools that show it or bind arguments by it."""
@@ -154,7 +165,11 @@ class Layer(eqx.Module):
                     f"{sorted(kwargs)} ({error})."
                 ) from None
         leaves, treedef = tree_flatten((self, args, kwargs))
-        inputs = Structure(treedef, leaves, cls.__qualname__)
+        try:
+            inputs = Structure(treedef, leaves, cls.__qualname__)
+        except TypeError:  # it does not say whose argument it was
+            check_no_views(self, args, kwargs)
+            raise
         arrays = [leaf for leaf in leaves if is_array(leaf)]
         refs = indices(arrays, cls.__qualname__)
         mutable = [arrays[i] for i in refs]
@@ -166,7 +181,11 @@ class Layer(eqx.Module):
             check_typed(named_arrays(self, args, kwargs), cls.__qualname__)
             raise
         bound = bind_layer(cls, inputs, avals, refs, settings())
-        outs = xla.op_call(bound.call, *unwrapped(arrays, bound.input_keys))
+        try:
+            outs = xla.op_call(bound.call, *unwrapped(arrays, bound.input_keys))
+        except ValueError as error:
+            xla.check_devices(error, cls.__qualname__, named_arrays(self, args, kwargs))
+            raise
         for ref, value in zip(mutable, outs[bound.num_results :], strict=False):
             ref[...] = value
         return bound.outputs.build(wrapped(outs[: bound.num_results], bound.output_keys))

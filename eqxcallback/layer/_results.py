@@ -16,28 +16,32 @@ from ._declarations import LayerClass
 
 def result_types(
     cls: LayerClass, inputs: Structure, types: Sequence[ShapeAndDtype], refs: Sequence[int], settings: Settings
-) -> tuple[Structure, Sequence[Any]]:
-    """The tree of the results and the types of its arrays, on which `out_type` and `reference` agree."""
+) -> tuple[Structure, Sequence[Any], bool]:
+    """The tree of the results and the types of its arrays, on which `out_type` and `reference` agree, and whether there are Refs
+    in the reference.
+    """
     declared: dict[str, tuple[Structure, Sequence[Any]]] = {}
     layer, args, kwargs = inputs.build(types)
     if cls._has_own_out_type():
         with blaming(cls.__qualname__, "out_type", args, kwargs):
             out = layer.out_type(*args, **kwargs)
         declared["out_type"] = structure_of(out, f"{cls.__qualname__}.out_type")
-    reference = declarations.method(cls, "reference")
+    reference, has_refs = declarations.method(cls, "reference"), False
     if reference is not None:
         with blaming(cls.__qualname__, "reference", args, kwargs):
-            declared["reference"] = rules.eval_type(cls, reference, inputs, types, refs)
+            tree, of_arrays, has_refs = rules.eval_type(cls, reference, inputs, types, refs)
+        declared["reference"] = tree, of_arrays
     for function, (_, of_results) in declared.items():
         settings.check_widths(of_results, f"{cls.__qualname__}.{function}")
     (first, expected), *rest = declared.items()
     for other, got in rest:
         if expected[0] != got[0] or _texts(expected[1]) != _texts(got[1]):
+            trees = ("", "") if expected[0] == got[0] else (f" in {expected[0]!r}", f" in {got[0]!r}")
             raise ValueError(
-                f"{cls.__qualname__}: expected out_type and reference to agree; {first} says {_texts(expected[1])} in "
-                f"{expected[0]!r}, and {other} gives {_texts(got[1])} in {got[0]!r}."
+                f"{cls.__qualname__}: expected out_type and reference to agree; {first} says {_texts(expected[1])}"
+                f"{trees[0]}, and {other} gives {_texts(got[1])}{trees[1]}."
             )
-    return expected
+    return (*expected, has_refs)
 
 
 def check_computes(cls: LayerClass, args: Sequence[Value], out: PyTree) -> None:

@@ -48,8 +48,8 @@ class Arguments(tuple[Any, ...]):
 
 def eval_type(
     cls: LayerClass, function: Any, inputs: Structure, types: Sequence[ShapeAndDtype], refs: Sequence[int]
-) -> tuple[Structure, Sequence[Any]]:
-    """The tree of what a method in JAX returns, and the types of its arrays."""
+) -> tuple[Structure, Sequence[Any], bool]:
+    """The tree of what a method in JAX returns, the types of its arrays, and whether there are Refs in it."""
     structures: list[Structure] = []
 
     def flat(*arrays: Value) -> Sequence[Value]:
@@ -59,8 +59,8 @@ def eval_type(
         return [leaf for leaf in leaves if is_array(leaf)]
 
     with xla.no_mesh():
-        types = jax.eval_shape(flat, *types)
-    return structures[0], [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in types]
+        types, has_refs = xla.eval_shape(flat, *types)
+    return structures[0], [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in types], has_refs
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

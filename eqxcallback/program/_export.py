@@ -8,8 +8,12 @@ import jax
 
 from .. import xla
 from ..core import PyTree
-from ._portable import is_array_or_number, portable, restore
+from ._portable import portable, portable_results, restore
 from ._program import Program
+
+
+# What programs are lowered for, in JAX's spelling.
+PLATFORMS = (*xla.PLATFORMS, "tpu")
 
 
 def export(fn: Callable[..., PyTree], *, platforms: Sequence[str] | None = None) -> Callable[..., jax.export.Exported]:
@@ -44,10 +48,17 @@ def export(fn: Callable[..., PyTree], *, platforms: Sequence[str] | None = None)
 
     A function of the arguments, or of `jax.ShapeDtypeStruct`s in place of arrays, that returns a `jax.export.Exported`.
 
-    **Raises:** `ValueError` for a Python kernel that cannot be imported by name.
+    **Raises:** `ValueError` for unknown platforms, and for a Python kernel that cannot be imported by name.
     """
     if not callable(fn):
         raise TypeError(f"eqxcallback.export: expected a function; got {fn!r} of type {type(fn).__name__}.")
+    # A text is a sequence too, of letters.
+    if platforms is not None and (
+        isinstance(platforms, str) or not all(platform in PLATFORMS for platform in platforms)
+    ):
+        raise ValueError(
+            f"eqxcallback.export: expected platforms to be a list of some of {PLATFORMS} or None; got {platforms!r}."
+        )
 
     def exported(*args: PyTree, **kwargs: PyTree) -> jax.export.Exported:
         given, named = tuple(map(portable, args)), {name: portable(value) for name, value in kwargs.items()}
@@ -66,7 +77,7 @@ def _jitted(fn: Any, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Any
 
     def program(*given: PyTree, **named: PyTree) -> PyTree:
         restored = {name: restore(value, named[name]) for name, value in kwargs.items()}
-        return portable(fn(*map(restore, args, given), **restored), is_array_or_number)
+        return portable_results(fn(*map(restore, args, given), **restored))
 
     if hasattr(fn, "trace") and all(portable(x) is x for x in (*args, *kwargs.values())):
         results = fn.eval_shape(*args, **kwargs)

@@ -34,9 +34,10 @@ def use_huge_pages(tree: PyTree) -> int:
     How many of their bytes are in such pages now: 0 on a system that cannot move them, for which it takes Linux 6.1.
     """
     arrays = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer)]
-    return sum(
-        _ext.move_into_huge_pages(shard.data.unsafe_buffer_pointer(), shard.data.nbytes)
+    parts = {  # an array may be in a tree twice, and arrays may share memory
+        (shard.data.unsafe_buffer_pointer(), shard.data.nbytes)
         for array in jax.block_until_ready(arrays)
         for shard in array.addressable_shards
         if shard.device.platform == "cpu"
-    )
+    }
+    return sum(_ext.move_into_huge_pages(*part) for part in parts)

@@ -6,24 +6,19 @@ in the program; its text is a key of the dict, so that another value of it is an
 
 import collections
 import dataclasses
-import enum
-import functools
-import hashlib
 import operator
-import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
 import jax
-import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from ..core import PyTree, callable_name, type_text
+from ..core import PyTree
+from ._static_text import static_text
 
 
 _NUMBERS = (bool, int, float, complex)
-_PLAIN = (*_NUMBERS, str, bytes, type(None), type(Ellipsis), np.dtype, enum.Enum)
 
 IsArray = Callable[[Any], bool]
 
@@ -37,16 +32,30 @@ def is_array_or_number(leaf: object) -> bool:
     return is_array(leaf) or isinstance(leaf, _NUMBERS)
 
 
-def portable(x: PyTree, is_array: IsArray = is_array) -> PyTree:
-    """`x` itself, or a tree in which dicts stand for what another process cannot read."""
+def portable(x: PyTree, is_array: IsArray = is_array, inside: IsArray | None = None) -> PyTree:
+    """`x` itself, or a tree in which dicts stand for what another process cannot read.
+
+    **Arguments:**
+
+    - `is_array`: what is an array where it stands alone, or in tuples, lists and dicts.
+    - `inside`: what is an array inside of other nodes, by default the same.
+    """
     if _is_container(x):
         children = _children(x)
-        made = [portable(child, is_array) for child in children]
+        made = [portable(child, is_array, inside) for child in children]
         return x if all(map(operator.is_, made, children)) else _like(x, made)
     if x is None or is_array(x):
         return x
-    parts: dict[str, Any] = {f"{path} = {_text(value)}": None for path, value in _statics(x, "", is_array)}
-    return parts | {keystr(path): leaf for path, leaf in tree_flatten_with_path(x)[0] if is_array(leaf)}
+    inside = is_array if inside is None else inside
+    parts: dict[str, Any] = {f"{path} = {static_text(value)}": None for path, value in _statics(x, "", inside)}
+    return parts | {keystr(path): leaf for path, leaf in tree_flatten_with_path(x)[0] if inside(leaf)}
+
+
+def portable_results(x: PyTree) -> PyTree:
+    """`x` as a program returns it. A number alone is an array there. In a Module it is static, as in arguments: such a result
+    may be one.
+    """
+    return portable(x, is_array_or_number, is_array)
 
 
 def restore(x: PyTree, given: PyTree) -> PyTree:
@@ -100,42 +109,3 @@ def _statics(x: PyTree, path: str, is_array: IsArray) -> Iterator[tuple[str, Any
 
 def _is_empty(kept: object) -> bool:
     return kept is None or (isinstance(kept, tuple | dict) and all(map(_is_empty, kept)))
-
-
-def _text(value: object) -> str:
-    """The same in each process."""
-    if isinstance(value, _PLAIN):
-        return repr(value)
-    if isinstance(value, tuple | list):
-        return f"({', '.join(map(_text, value))})"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_text(key)}: {_text(item)}' for key, item in value.items())}}}"
-    if isinstance(value, np.ndarray | np.generic):
-        array = np.ascontiguousarray(value)
-        return f"{type_text(array.dtype, array.shape)} {hashlib.blake2b(array.tobytes(), digest_size=8).hexdigest()}"
-    if isinstance(value, functools.partial):
-        return f"{_text(value.func)} with {_text((value.args, value.keywords))}"
-    if isinstance(value, types.FunctionType):
-        return _text_of_function(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-        return f"{type(value).__qualname__} {_text(fields)}"
-    return callable_name(value) if callable(value) else type(value).__qualname__
-
-
-def _text_of_function(function: types.FunctionType) -> str:
-    """Its name. A lambda has none, and is told by the names and the numbers in it."""
-    name = callable_name(function)
-    if not name.endswith("<lambda>"):
-        return name
-    code = function.__code__
-    constants = [value for value in code.co_consts if isinstance(value, int | float | complex | str)]
-    held = [cell.cell_contents for cell in function.__closure__ or () if _is_plain(cell)]
-    return f"{name} of {_text((code.co_varnames, sorted(code.co_names), sorted(map(repr, constants)), held))}"
-
-
-def _is_plain(cell: types.CellType) -> bool:
-    try:
-        return isinstance(cell.cell_contents, _PLAIN)
-    except ValueError:  # it is empty
-        return False

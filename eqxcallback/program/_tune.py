@@ -9,6 +9,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from .. import transform
 from ..core import Failures, KernelError, PyTree
@@ -84,10 +85,15 @@ def tune(fn: Callable[..., PyTree], *args: PyTree) -> list[Tuned]:
 
     What was measured: one [`eqxcallback.Tuned`][] for each call that several kernels take, none if there is no such call.
 
-    **Raises:** what `fn` raises.
+    **Raises:** what `fn` raises, and `ValueError` under `jit` or for types in place of arrays.
     """
     if not callable(fn):
         raise TypeError(f"eqxcallback.tune: expected a function; got {fn!r} of type {type(fn).__name__}.")
+    for leaf in jax.tree.leaves((fn, args)):
+        if isinstance(leaf, Tracer | jax.ShapeDtypeStruct):
+            raise ValueError(
+                f"eqxcallback.tune: expected arrays, called outside of jit; got {leaf}. It runs the function."
+            )
     arrays, static = eqx.partition((fn, args), eqx.is_array)
 
     def called(arrays: PyTree) -> PyTree:
@@ -106,9 +112,11 @@ def tune(fn: Callable[..., PyTree], *args: PyTree) -> list[Tuned]:
 
 
 def _unmeasured(called: _Called, arrays: PyTree, winners: Mapping[Contest, int]) -> list[Contest]:
+    # Tracing under `vmap` or `grad` asks for kernels of calls that are not in the program.
+    traced = jax.jit(lambda arrays: called(arrays)).trace(arrays)
     with transform.trial(winners) as met:
         try:
-            jax.jit(lambda arrays: called(arrays)).lower(arrays)
+            traced.lower()
         except Exception:
             # A kernel that does not compile is not an error yet, if there is another one to take its place.
             if met.keys() <= winners.keys():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.core import ShapedArray
 from jax.tree_util import tree_flatten_with_path, tree_leaves, tree_unflatten
 from jaxtyping import PyTree
 
@@ -46,8 +47,14 @@ def bind_op(
     who = f"Op({op.name})"
     structs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     args = tree_unflatten(in_tree, structs)
+    for (path, _, _), aval in zip(named_operands(op, args), avals, strict=True):
+        if not isinstance(aval, ShapedArray):
+            raise TypeError(
+                f"{who}: expected {path} to be an array; got {aval}. Pass the values of a jax.Ref, {path}[...]: a Layer takes "
+                "Refs, an Op does not."
+            )
     inputs = _inputs(op, args)
-    out_tree, outputs = _result_types(op, args, options, settings, who)
+    out_tree, outputs, has_refs = _result_types(op, args, options, settings, who)
     trees = Structure.of_arrays(in_tree), Structure.of_arrays(out_tree)
     # An argument that was not given is absent as well, if that is what it is by default.
     left_out = [(name, None) for name, default in list(op._defaults.items())[len(args) :] if default is None]
@@ -104,8 +111,11 @@ def bind_op(
         numbers, *trees = backward_body(needs_grad).trees(needs_grad, operands)
         return function(*trees, **options.values), numbers
 
-    def flat(function: Callable[..., object]) -> Callable[..., Sequence[Value]]:
-        return settings.around(lambda *args: tree_leaves(results(function, args)))
+    def flat(function: Callable[..., object], *, may_have_refs: bool) -> Callable[..., Sequence[Value]]:
+        def of_arrays(*args: Value) -> Sequence[Value]:
+            return tree_leaves(results(function, args))
+
+        return settings.around(xla.without_refs(of_arrays) if may_have_refs else of_arrays)
 
     def types(structs: Sequence[ShapeAndDtype]) -> tuple[Any, Mapping[str, Any]]:
         return named_types(op._parameters, tree_unflatten(in_tree, structs)), options.values
@@ -128,10 +138,10 @@ def bind_op(
         backward=functools.cache(backward) if op.backward else None,
         types=types,
         sharding=None if rule is None else parse_sharding(rule, slots.indices, avals, outputs, who),
-        reference=None if op.reference is None else flat(op.reference),
+        reference=None if op.reference is None else flat(op.reference, may_have_refs=has_refs),
         differentiable={
             platform: [
-                (bound, flat(bound.kernel.differentiable))
+                (bound, flat(bound.kernel.differentiable, may_have_refs=True))
                 for bound in of_platform
                 if isinstance(bound.kernel, JaxKernel) and bound.kernel.differentiable is not None
             ]
@@ -182,12 +192,12 @@ def _sharding(
     return rule
 
 
-def _result_types(op: Any, args: Any, options: Options, settings: Settings, who: str) -> tuple[Any, list[Leaf]]:
-    """The tree and the leaves of the results, on which all who define them agree."""
-    types = {}
+def _result_types(op: Any, args: Any, options: Options, settings: Settings, who: str) -> tuple[Any, list[Leaf], bool]:
+    """The tree and the leaves of the results, on which all who define them agree, and whether there are Refs in the reference."""
+    types, has_refs = {}, False
     if op.reference is not None:
         with _calling(op.reference, "reference", args, options, who), xla.no_mesh():
-            types["the reference"] = jax.eval_shape(functools.partial(op.reference, **options.values), *args)
+            types["the reference"], has_refs = xla.eval_shape(functools.partial(op.reference, **options.values), *args)
     for platform, kernel in op._every_kernel:
         if kernel.out_type is not None:
             with _calling(kernel.out_type, f"out_type for {platform}", args, options, who):
@@ -203,7 +213,7 @@ def _result_types(op: Any, args: Any, options: Options, settings: Settings, who:
             )
     if types[first] is None:
         raise TypeError(f"{who}: {first} returned None; did it forget 'return'? The results of an op are arrays.")
-    return jax.tree.structure(types[first]), expected
+    return jax.tree.structure(types[first]), expected, has_refs
 
 
 def _inputs(op: Any, args: Sequence[Value]) -> list[Leaf]:

@@ -83,7 +83,7 @@ class ForwardCall(FlatCall):
         """
 
         def some_of(function: Callable[..., Sequence[Value]]) -> Callable[..., Sequence[Value]]:
-            return make(self.axes.mapped(lambda *args: [function(*args)[i] for i in results]))
+            return make(self.axes.mapped(_picked(function, results)))
 
         return self._by_platform(make(self._differentiable(results)), some_of, args)
 
@@ -177,7 +177,7 @@ class ForwardCall(FlatCall):
         """`results` as a function in pure JAX that has the right derivatives, and, with a rule of its own, those alone."""
         own_rule = self.bound.jvp
         if own_rule is None:
-            return lambda *args: [FlatCall.reference(self, *args)[i] for i in results]
+            return _picked(super().reference, results)
 
         @jax.custom_jvp
         def example(*args: Value) -> Sequence[Value]:
@@ -204,3 +204,13 @@ class ForwardCall(FlatCall):
                     for out, lacks in zip(outs, missing, strict=True)
                 ], [0] * len(outs)
         return super().batch(args, dims)
+
+
+def _picked(function: Callable[..., Sequence[Value]], results: Sequence[int]) -> Callable[..., Sequence[Value]]:
+    """Return some of the results of `function`, of one call: gradients of several calls are rounded before they are added."""
+
+    def some(*args: Value) -> Sequence[Value]:
+        outs = function(*args)
+        return [outs[i] for i in results]
+
+    return some

@@ -216,13 +216,21 @@ class Op:
         leaves, in_tree = tree_flatten(args)
         try:
             arrays, avals = typed(leaves)
-        except TypeError:  # JAX does not say whose argument it was
-            check_typed(((path, leaf) for path, _, leaf in named_operands(self, args)), f"Op({self.name})")
+        except Exception:  # JAX does not say whose argument it was, and of a view of a Ref it is not a TypeError
+            check_typed(self._named(args), f"Op({self.name})")
             raise
         static = Options(options, f"Op({self.name})")
         statics = strict_statics(in_tree)
         call, out_tree = bind_op(self, in_tree, statics, avals, static, settings())
-        return tree_unflatten(out_tree, xla.op_call(call, *arrays))
+        try:
+            return tree_unflatten(out_tree, xla.op_call(call, *arrays))
+        except ValueError as error:
+            xla.check_devices(error, f"Op({self.name})", self._named(args))
+            raise
+
+    def _named(self, args: Sequence[PyTree]) -> Iterator[tuple[str, Any]]:
+        """The arrays of a call with their paths."""
+        return ((path, leaf) for path, _, leaf in named_operands(self, args))
 
     def using(self, implementation: Implementation) -> "Op":
         """This op with one implementation alone.

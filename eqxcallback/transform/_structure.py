@@ -11,7 +11,7 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import xla
-from ..core import Aval, PyTree, PyTreeDef, Value, strict, strict_statics
+from ..core import Aval, PyTree, PyTreeDef, Value, ref_text, strict, strict_statics
 from ._builder import Build, Slot, builder
 
 
@@ -114,10 +114,12 @@ def check_typed(named: Iterable[tuple[str, Any]], who: str) -> None:
     for path, leaf in named:
         try:
             jax.typeof(leaf)
-        except TypeError as error:
+        except Exception as error:  # of views of Refs, JAX has one of its own
             if isinstance(leaf, xla.Buffer):
                 raise called_with_a_buffer(who, path, "the function of its kernel") from None
-            if is_array(leaf):
+            if (text := ref_text(leaf)) is not None:
+                problem = f"{text}. Pass the values there, ref[...]"
+            elif is_array(leaf):
                 problem = f"{type(leaf).__name__} of dtype {leaf.dtype}. {xla.dtype_problem(leaf.dtype)}"
             else:
                 problem = f"{reprlib.repr(leaf)} of type {type(leaf).__name__}. Static options are passed by keyword"

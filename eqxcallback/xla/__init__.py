@@ -7,8 +7,10 @@ from .calls import (
     Tap as Tap,
     batch as batch,
     call_of as call_of,
+    check_devices as check_devices,
     cudnn_attention as cudnn_attention,
     cudnn_attention_backward as cudnn_attention_backward,
+    eval_shape as eval_shape,
     inline as inline,
     mapped_first as mapped_first,
     of_one as of_one,
@@ -21,6 +23,7 @@ from .calls import (
     tap as tap,
     transpose as transpose,
     why_no_cudnn as why_no_cudnn,
+    without_refs as without_refs,
 )
 from .handles import (
     CPU_OPS as CPU_OPS,

@@ -158,3 +158,26 @@ def test_lowering_for_another_platform():
         ValueError, match="add_one cannot be lowered for tpu: the python lane has handlers for cpu, cuda"
     ):
         jax.jit(f).trace(jnp.zeros(2)).lower(lowering_platforms=("tpu",))
+
+
+def test_refs_are_refused():
+    """Also after arrays of the same kind were taken, of whose types a callback keeps a list."""
+    f = eqxc.buffer_callback(add_one, F32)
+    text = r"add_one\): expected x to be an array or a number; got a jax\.Ref\. Pass the values there, ref\[\.\.\.\]: a Layer"
+    ref = jax.new_ref(jnp.zeros(2))
+    for of in (lambda f: f, jax.jit):
+        of(f)(jnp.zeros(2))
+        with pytest.raises(TypeError, match=text):
+            of(f)(ref)
+    with pytest.raises(TypeError, match=r"expected x to be an array or a number; got a view of a jax\.Ref"):
+        jax.jit(lambda ref: f(ref.at[:]))(ref)
+    np.testing.assert_array_equal(f(ref[...]), [1, 1])
+
+
+def test_arrays_on_two_devices():
+    x, y = (jax.device_put(jnp.zeros(2), device) for device in jax.devices()[:2])
+    f = eqxc.buffer_callback(lambda ctx, out, x, y: out.write(x), F32)
+    with pytest.raises(
+        ValueError, match=r"expected arrays on the same devices; got x on \S*cpu:0 and y on \S*cpu:1\. jax"
+    ):
+        f(x, y)

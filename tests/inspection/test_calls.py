@@ -156,6 +156,13 @@ def test_custom_derivatives_and_partitioning():
     assert [call.op for call in report.calls] == ["Scale", "AddOne"]
 
 
+def test_only_the_solver_of_a_linear_solve_runs():
+    """Its derivatives run the other functions: the product with the matrix, its transpose, and the transposed solver."""
+    report = eqxc.inspect(lambda b: jax.scipy.sparse.linalg.cg(scale, b)[0], X)
+    assert [call.path.rpartition("custom_linear_solve/")[2] for call in report.calls] == ["Scale", "while/body/Scale"]
+    assert [call.operands for call in report.calls] == [("float32[3]", "float32[3]")] * 2
+
+
 def test_shard_map(mesh):
     sharded = jax.shard_map(scale, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d"))
     call = only(eqxc.inspect(sharded, jnp.ones(12)))

@@ -35,6 +35,12 @@ def test_nothing_runs_unless_asked():
     assert eqxc.inspect(two, jnp.ones(2)).host_calls == ()
 
 
+@pytest.mark.parametrize("runs", [-1, 1.5, "1", True])
+def test_runs_are_counted_in_integers(runs):
+    with pytest.raises(ValueError, match=r"inspect: expected runs of 0 or more; got "):
+        eqxc.inspect(two, jnp.ones(2), runs=runs)
+
+
 def test_another_platform_cannot_run():
     with pytest.raises(ValueError, match="expected no runs for cuda, which is not in use; got 2"):
         eqxc.inspect(two, jnp.ones(2), platform="cuda", runs=2)

@@ -81,3 +81,28 @@ def test_ops(returned, text):
     with pytest.raises(eqxc.KernelError) as caught:
         jax.grad(lambda tree: times(tree, X).sum())({"a": X})
     assert text in str(caught.value)
+
+
+def test_derivatives_of_a_backward_alone():
+    """The remedy is what the layer lacks."""
+
+    class Doubled(eqxc.Layer):
+        def kernel(self, ctx, out, x):
+            np.multiply(x, 2, out=np.asarray(out))
+
+        def out_type(self, x):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+        def backward(self, ctx, grads, args, out, cotangents):
+            np.multiply(cotangents, 2, out=np.asarray(grads[1]))
+
+    text = r"`backward` is for the first derivative .*\. Define `reference` or `jvp` \(pure JAX\) in the layer\."
+    for derive in (lambda x: jax.jvp(Doubled(), (x,), (x,)), jax.hessian(lambda x: Doubled()(x).sum())):
+        with pytest.raises(ValueError, match=text):
+            derive(X)
+
+    class WithRule(Doubled):
+        def jvp(self, args, tangents):
+            return 2 * tangents[0]
+
+    np.testing.assert_array_equal(jax.jvp(WithRule(), (X,), (X,))[1], 2 * X)

@@ -41,6 +41,18 @@ def test_eager_calls_raise_from_the_original(name):
         assert error.operands.startswith("(float32[")
 
 
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint], ids=["plain", "checkpoint"])
+@pytest.mark.parametrize("name", FAILING)
+def test_the_original_is_what_the_kernel_raised(name, wrap):
+    """Also where JAX puts an exception of its own between them, which says where the call was: in `grad` and `checkpoint`."""
+    f, _ = FAILING[name]
+    with pytest.raises(eqxc.KernelError) as caught, eqxc.raising():
+        jax.block_until_ready(wrap(f)(jnp.asarray(X)))
+    error = caught.value
+    assert isinstance(error.original, Oops)
+    assert error.original in (error.__cause__, error.__cause__ and error.__cause__.__cause__)
+
+
 def fails(ctx, out, x):
     helper()
 
@@ -178,3 +190,25 @@ def test_native_kernels():
     for f in (Fails(), jax.jit(Fails().__call__)):
         with pytest.raises(JaxRuntimeError, match="this kernel always fails"):
             jax.block_until_ready(f(X))
+
+
+def test_arrays_on_two_devices():
+    class Sum(eqx.Module):
+        inner: Any
+
+    class Scaled(eqxc.Layer):
+        weight: Any
+        vmap_method = "fold"
+
+        def kernel(self, ctx, out, x):
+            out.write(np.asarray(x) * np.asarray(self.weight.inner))
+
+        def reference(self, x):
+            return x * self.weight.inner
+
+    weight, x = (jax.device_put(X, device) for device in jax.devices()[:2])
+    text = r"Scaled: expected arrays on the same devices; got self\.weight\.inner on \S*cpu:0 and x on \S*cpu:1\. jax\.device_put"
+    for f in (Scaled(Sum(weight)), jax.grad(lambda x: Scaled(Sum(weight))(x).sum())):
+        with pytest.raises(ValueError, match=text):
+            f(x)
+    np.testing.assert_array_equal(Scaled(Sum(jnp.asarray(X)))(x), X * X)  # not committed to a device

@@ -239,3 +239,24 @@ def test_pickle():
 
 def test_the_program_names_the_layer():
     assert "op_call[call=Wave]" in str(eqx.filter_make_jaxpr(Wave(jnp.asarray(W)))(X)[0])
+
+
+def test_programs_have_the_name_of_the_class():
+    layer = Scale(jnp.asarray(W))
+    assert (layer.__name__, Scale.__name__, eqxc.Layer.__name__) == ("Scale", "Scale", "Layer")
+    for f in (jax.vmap(layer), jax.grad(lambda x: jax.checkpoint(layer)(x).sum())):
+        assert f.__name__ != "<unnamed function>"
+    assert "module @jit_Scale " in jax.jit(jax.vmap(layer)).lower(X[None]).as_text()
+
+
+def test_a_layer_may_have_a_name_of_its_own():
+    class Named(Scale):
+        __name__: str
+
+    class Attribute(Scale):
+        __name__ = "of_all"
+
+    layer = Named(jnp.asarray(W), "mine")
+    assert (layer.__name__, Named.__name__) == ("mine", "Named")
+    assert (Attribute(jnp.asarray(W)).__name__, Attribute.__name__) == ("of_all", "Attribute")
+    np.testing.assert_array_equal(layer(X), X * W)

@@ -92,6 +92,24 @@ def test_a_ref_is_what_it_is_for_the_reference(use):
         np.testing.assert_allclose(a, b, rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda f: jax.linearize(f, X),
+        lambda f: jax.jvp(f, (X,), (X,)),
+        lambda f: jax.grad(lambda x: f(x).sum())(X),
+        lambda f: jax.jit(jax.grad(lambda x: f(x).sum()))(X),
+    ],
+    ids=["linearize", "jvp", "grad", "jit of grad"],
+)
+def test_a_ref_from_outside_takes_no_differentiated_value(of):
+    """As for the reference. It has no tangent to write."""
+    total = jax.new_ref(jnp.zeros(3))
+    for function in (LAYER, LAYER.reference):
+        with pytest.raises(Exception, match="differentiated value on a non-differentiated array reference"):
+            of(lambda x, function=function: function(x, total))
+
+
 def test_nothing_is_copied():
     layer = Accumulate(jnp.ones(4096))
     total = jax.new_ref(jnp.zeros(4096))
@@ -131,3 +149,32 @@ def test_a_ref_and_an_array_are_two_programs():
     assert Last()(X)[0] == 0
     assert Last()(jax.new_ref(X))[0] == 1
     assert Last()(X)[0] == 0
+
+
+def test_without_a_reference_there_is_no_derivative():
+    """A backward kernel takes no Refs: it would not help."""
+
+    class Last(eqxc.Layer):
+        def kernel(self, ctx, out, x, total):
+            out.write(x)
+
+        def out_type(self, x, total):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+        def backward(self, ctx, grads, args, out, cotangents):
+            pass
+
+    with pytest.raises(ValueError, match=r"Define `reference` \(pure JAX\) in the layer\."):
+        jax.grad(lambda x: Last()(x, jax.new_ref(X)).sum())(X)
+
+
+def test_a_view_of_a_ref_is_refused():
+    def run(total):
+        with pytest.raises(
+            TypeError, match=r"^Accumulate: expected total to be an array or a whole jax\.Ref; got a view of a jax\.Ref"
+        ):
+            LAYER(X, total.at[1])
+        with pytest.raises(TypeError, match=r"^Accumulate: expected self\.weight to be an array or a whole jax\.Ref"):
+            Accumulate(total.at[1])(X, X)
+
+    jax.jit(run)(jax.new_ref(jnp.zeros((2, 3))))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import eqxcallback as eqxc
+from eqxcallback import _ext
 
 
 SMAPS = pathlib.Path("/proc/self/smaps")
@@ -87,7 +88,12 @@ def test_weights_are_moved_into_huge_pages():
     for x, value in zip(arrays, values, strict=True):
         np.testing.assert_array_equal(x, value)
     assert eqxc.use_huge_pages(model) == moved
-    assert eqxc.use_huge_pages([model, model]) == moved  # as are weights that are tied
+
+
+def test_weights_that_are_tied_count_once(monkeypatch):
+    monkeypatch.setattr(_ext, "move_into_huge_pages", lambda pointer, size: size)
+    x, y = jnp.ones((64, 64)), jnp.ones(3)
+    assert eqxc.use_huge_pages([x, x, y]) == eqxc.use_huge_pages([x, y]) == x.nbytes + y.nbytes
 
 
 def test_other_leaves_are_left_alone():

@@ -1,7 +1,6 @@
 """`export`: statics are those of `filter_jit`, sizes may be symbols, and other processes need no classes."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import equinox as eqx
@@ -9,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.tree_util import Partial
 
 import eqxcallback as eqxc
 
@@ -89,51 +87,6 @@ def test_another_static_value(other, message):
         program.call(other, X)
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    scale: Any
-
-
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["scale"])
-@dataclasses.dataclass
-class Scaled:
-    x: jax.Array
-    scale: float
-
-
-class Configured(eqx.Module):
-    config: Any = eqx.field(static=True)
-
-
-def times(scale, x):
-    return scale * x
-
-
-@pytest.mark.parametrize(
-    ("make", "given", "other"),
-    [
-        (Partial, jnp.sin, jnp.cos),
-        (lambda scale: Partial(times, scale), 2.0, 3.0),
-        (lambda scale: functools.partial(times, scale), 2.0, 3.0),
-        (lambda scale: functools.partial(times, x=scale), 2.0, 3.0),
-        (lambda scale: Scaled(X, scale), 2.0, 3.0),
-        (Configured, Config(2.0), Config(3.0)),
-        (Configured, Config(np.arange(3)), Config(np.arange(3) + 1)),
-        (Configured, Config(np.float32(2)), Config(np.float32(3))),
-        (lambda function: Net(activation=function), lambda x: jnp.sin(x), lambda x: jnp.cos(x)),
-        (lambda function: Net(activation=function), lambda x: x * 2.0, lambda x: x * 3.0),
-        (lambda k: Net(activation=lambda x: x * k), 2.0, 3.0),
-    ],
-)
-def test_what_is_static_beside_leaves(make, given, other):
-    program = eqxc.export(lambda tree, x: x)(make(given), TYPE)
-    np.testing.assert_array_equal(program.call(make(given), X), X)
-    with pytest.raises(
-        TypeError, match=r"expected the arguments that the program was exported with; missing args\[0\]"
-    ):
-        program.call(make(other), X)
-
-
 def test_static_arguments():
     def f(x, *, power, flag):
         return x**power if flag else x
@@ -170,9 +123,43 @@ def test_results_are_passed_on():
         np.testing.assert_allclose(out, wanted_out, rtol=1e-6)
 
 
+class Dropping(eqx.Module):
+    linear: eqxc.nn.Linear
+    drop: eqx.nn.Dropout
+
+    def __call__(self, x, *, key):
+        return self.drop(self.linear(x), key=key)
+
+
+def test_results_with_numbers_are_passed_on():
+    """A Dropout has two of them as leaves."""
+
+    def step(model, x, key):
+        loss = lambda model: (model(x, key=key) ** 2).sum()
+        return eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, eqx.filter_grad(loss)(model)))
+
+    model, x = Dropping(eqxc.nn.Linear(16, 16, key=KEY), eqx.nn.Dropout(0.5)), X[0]
+    program = eqxc.export(step)(model, x, KEY)
+    state: Any = model
+    wanted = model
+    for run in (program.call, program.call, reloaded(program).call):
+        state, wanted = run(state, x, KEY), step(wanted, x, KEY)
+        np.testing.assert_allclose(state[".linear.weight"], wanted.linear.weight, rtol=1e-5, atol=1e-6)
+    assert state.keys() >= {".drop.p = 0.5", ".drop.inference = False"}
+
+
 def test_numbers_among_results():
     out = eqxc.export(lambda x: {"x": x, "n": 3})(TYPE).call(X)
     assert out["n"] == 3
+
+
+@pytest.mark.parametrize("platforms", ["cpu", ("gpu",), ["cpu", "CUDA"], [3]])
+def test_unknown_platforms(platforms):
+    with pytest.raises(
+        ValueError,
+        match=r"export: expected platforms to be a list of some of \('cpu', 'cuda', 'rocm', 'tpu'\) or None; got",
+    ):
+        eqxc.export(jnp.sin, platforms=platforms)
 
 
 def test_registered_nodes_and_keys():

@@ -15,6 +15,7 @@ import eqxcallback as eqxc
 from .. import one_device
 from ..layer import exported
 from ..transform.library import build
+from . import effects_of_a_user
 
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -86,6 +87,24 @@ def test_python_kernels_are_imported_at_once(tmp_path):
     assert done.stdout == "True\n", done.stderr
     done = run("sys.modules['tests.layer.exported'] = None; eqxc.load(sys.argv[1])", path)
     assert "the Python kernel of an exported program cannot be imported (ModuleNotFoundError: " in done.stderr
+
+
+EFFECTS = {
+    "unordered": "kernel [1.0, 1.0]\n[2.0, 2.0]\n",
+    "ordered": "what: first\n[1. 1.]\ntap [2.0, 2.0]\nwhat: last\n[3. 3.]\n[3.0, 3.0]\n",
+    "both": "kernel [1.0, 1.0]\nwhat: first\n[2. 2.]\ntap [3.0, 3.0]\nwhat: last\n[4. 4.]\n[4.0, 4.0]\n",
+}
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_effects_run_in_the_other_process(name, tmp_path):
+    path = tmp_path / "program"
+    path.write_bytes(eqxc.export(getattr(effects_of_a_user, name))(jnp.ones(2)).serialize())
+    call = "y = {}(jnp.ones(2)).tolist(); eqxc.debug.barrier_wait(); print(y)\n"
+    done = run(
+        "program = eqxc.load(sys.argv[1])\n" + call.format("program") + call.format("jax.jit(program.call)"), path
+    )
+    assert done.stdout == 2 * EFFECTS[name], done.stderr
 
 
 USE = """

@@ -111,6 +111,32 @@ def test_a_gradient_is_a_call_of_its_own():
     np.testing.assert_array_equal(jax.grad(loss)(X), 8 * X)
 
 
+@pytest.mark.parametrize(
+    ("transform", "shapes"),
+    [
+        pytest.param(jax.vmap, ["(3, 4)"], id="mapped"),
+        # The gradient is the reference's, and nobody uses what the kernel returns.
+        pytest.param(lambda op: jax.vmap(jax.grad(lambda x: op(x).sum())), [], id="gradient"),
+    ],
+)
+def test_only_calls_that_the_program_makes_are_measured(transform, shapes):
+    tuned = eqxc.tune(transform(op_of(fast, slow)), X)
+    assert [result.winner for result in tuned] == [0] * len(shapes)
+    assert all(f"shape={shape}" in result.call for shape, result in zip(shapes, tuned, strict=True))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda op: eqxc.tune(op, jax.ShapeDtypeStruct((3,), jnp.float32)), id="type"),
+        pytest.param(lambda op: jax.jit(lambda x: (eqxc.tune(op, x), x)[1])(X), id="jit"),
+    ],
+)
+def test_it_needs_arrays(call):
+    with pytest.raises(ValueError, match=r"eqxcallback\.tune: expected arrays, called outside of jit; got "):
+        call(op_of(fast, slow))
+
+
 def test_modules_and_jax_kernels():
     class Double(eqxc.Layer):
         scale: jax.Array

@@ -320,3 +320,34 @@ def test_results_of_64_bits():
             f(X)
     with jax.enable_x64(True):
         assert wide(X).dtype == np.float64
+
+
+SCALED = eqxc.Op("scaled", {"cpu": eqxc.PythonKernel(doubled)}, lambda x, *, s=2.0: x * s, vmap_method="fold")
+SUM = eqxc.Op("sum", {"cpu": eqxc.JaxKernel(lambda a: a["x"] + a["y"])}, lambda a: a["x"] + a["y"])
+
+
+@pytest.mark.parametrize("of", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_refs_are_refused(of):
+    text = (
+        r"^Op\(scaled\): expected x to be an array; got .*Ref.*\. Pass the values of a jax\.Ref, x\[\.\.\.\]: a Layer"
+    )
+    with pytest.raises(TypeError, match=text):
+        of(SCALED)(jax.new_ref(X))
+    with pytest.raises(TypeError, match=text):
+        of(lambda x: SCALED(jax.new_ref(x)))(X)
+    np.testing.assert_array_equal(of(lambda ref: SCALED(ref[...]))(jax.new_ref(X)), 2 * X)
+
+
+def test_views_of_refs_are_refused():
+    text = (
+        r"^Op\(scaled\): expected x to be an array or a number; got a view of a jax\.Ref\. Pass the values there, ref\["
+    )
+    with pytest.raises(TypeError, match=text):
+        jax.jit(lambda ref: SCALED(ref.at[1]))(jax.new_ref(X))
+
+
+def test_arrays_on_two_devices():
+    x, y = (jax.device_put(X, device) for device in jax.devices()[:2])
+    text = r"^Op\(sum\): expected arrays on the same devices; got a\['x'\] on \S*cpu:0 and a\['y'\] on \S*cpu:1\. jax\.device_put"
+    with pytest.raises(ValueError, match=text):
+        SUM({"x": x, "y": y})

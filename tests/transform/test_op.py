@@ -285,3 +285,40 @@ def test_constants_are_arrays_for_a_reference(constant, derivative):
     )
     got = jax.jit(derivative(lambda x: op(x, constant)))(jnp.ones(3))
     np.testing.assert_array_equal(got, np.diag(np.broadcast_to(constant, 3)))
+
+
+def three(x):
+    y = x.astype(jnp.float32)
+    return 1e3 * y, -1001.953125 * y, y
+
+
+def three_kernel(ctx, out, x):
+    for result, value in zip(out, (1e3, -1001.953125, 1), strict=True):
+        result.write(np.asarray(x).astype(np.float32) * np.float32(value))
+
+
+@pytest.mark.parametrize("lane", ["python", "jax"])
+def test_several_results_are_differentiated_together(lane):
+    """By one call of the reference, or of what the platform has in its place: gradients of a call each would be rounded to 16
+    bits before they are added."""
+    calls = []
+
+    def counted(name, factor):
+        def function(x):
+            calls.append(name)
+            return tuple(factor * y for y in three(x))
+
+        return function
+
+    # The platform's own function is told from the reference by its derivatives.
+    kernel, factor = eqxc.PythonKernel(three_kernel), 1
+    if lane == "jax":
+        kernel, factor = eqxc.JaxKernel(three, differentiable=counted("differentiable", 2)), 2
+    op = eqxc.Op("three", {"cpu": kernel}, counted("reference", 1), vmap_method="fold")
+    x = jnp.ones(2, jnp.bfloat16)
+    gradient = jax.grad(lambda x: sum(map(jnp.sum, op(x))))
+    np.testing.assert_array_equal(gradient(x), [-0.953125 * factor] * 2)
+    for function in (gradient, lambda x: jax.jvp(op, (x,), (x,))):
+        calls.clear()
+        jax.make_jaxpr(function)(x)
+        assert sorted(calls) == (["reference"] if lane == "python" else ["differentiable", "reference"])

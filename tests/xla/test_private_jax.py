@@ -172,3 +172,20 @@ def test_cudnn_attention():
 
     text = jax.jit(both).trace(x, x, x).lower(lowering_platforms=("cuda",)).as_text()
     assert tuple(re.findall(r"custom_call @([\w$]+)", text)) == _cudnn.CUDNN_TARGETS
+
+
+def test_refs_are_discharged():
+    """`internal_mutable_array_effect`, which functions with Refs of their own have, and `discharge_state`, which removes both."""
+    from eqxcallback.xla.calls import _refs
+
+    def f(x):
+        copy = jax.new_ref(x)
+        jax.debug.print("{}", x)
+        copy[...] *= 3
+        return copy[...]
+
+    (types, has_refs), (_, has_none) = _refs.eval_shape(f, jnp.float32(1)), _refs.eval_shape(jnp.sin, jnp.float32(1))
+    assert (types.shape, types.dtype, has_refs, has_none) == ((), jnp.float32, True, False)
+    jaxpr = jax.make_jaxpr(_refs.without_refs(f))(1.0)
+    assert _refs._of_refs not in jaxpr.effects
+    assert len(jaxpr.effects) == 1  # what is printed

@@ -8,7 +8,7 @@ from ._cudnn import (
     cudnn_attention_backward as cudnn_attention_backward,
     why_no_cudnn as why_no_cudnn,
 )
-from ._eager import platform_of as platform_of
+from ._eager import check_devices as check_devices, platform_of as platform_of
 from ._inline import inline as inline
 from ._op_call import (
     PLATFORMS as PLATFORMS,
@@ -24,6 +24,7 @@ from ._matrix_product import (
     multiplies_faster as multiplies_faster,
 )
 from ._product import product as product
+from ._refs import eval_shape as eval_shape, without_refs as without_refs
 from ._python_call import (
     effectful_call_p as effectful_call_p,
     python_call as python_call,

@@ -1,11 +1,11 @@
 """A call outside of any `jax.jit`: one compiled program for every callback, and the callback's own exception."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import Primitive
+from jax.extend.core import Primitive, concrete_or_error
 from jax.interpreters import mlir
 
 from ... import _ext
@@ -113,6 +113,27 @@ def run_and_wait(program: Callable[..., Sequence[jax.Array]], args: Sequence[Val
         except Exception as error:
             failures.reraise(error)
     return outs
+
+
+def check_devices(error: ValueError, who: str, named: Iterable[tuple[str, Any]]) -> None:
+    """Raise `ValueError` if `error` is JAX's for arrays on several devices, which names operands of ours. `named` has those of
+    the caller, with their paths.
+    """
+    if "incompatible devices" not in str(error):
+        return
+    first: dict[Any, str] = {}
+    for path, array in named:
+        try:
+            array = concrete_or_error(None, array)  # a tracer of `jax.grad`, outside of `jit`, has a value
+        except jax.errors.ConcretizationTypeError:
+            continue
+        if isinstance(array, jax.Array) and array.committed:
+            first.setdefault(frozenset(array.devices()), path)
+    if len(first) > 1:
+        places = [f"{path} on {', '.join(sorted(map(str, devices)))}" for devices, path in first.items()]
+        raise ValueError(
+            f"{who}: expected arrays on the same devices; got {' and '.join(places)}. jax.device_put moves them."
+        )
 
 
 def platform_of(args: Sequence[Value]) -> str:

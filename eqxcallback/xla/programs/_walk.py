@@ -117,6 +117,12 @@ def _inner(eqn: Any, platform: str) -> Iterator[tuple[str, Jaxpr, Sequence[Any],
         for i, branch in enumerate(params["branches"]):
             if platforms is None or i == _chosen(platforms, platform):
                 yield "" if platforms else f"cond/branch_{i}", _open(branch), operands[1:], 1
+    elif name == "custom_linear_solve":
+        # The other three functions are for derivatives. The operands are the constants of the four, then those of a call.
+        sizes = params["const_lengths"]
+        first = sizes.matvec + sizes.vecmat
+        constants = operands[first : first + sizes.solve]
+        yield name, _open(params["jaxprs"].solve), [*constants, *operands[sum(sizes) :]], 1
     elif name != "pallas_call":  # what is inside is the kernel's own
         label = f"jit({params['name']})" if name in ("jit", "pjit") else _LABELS.get(name, name)
         factor = params["length"] if name == "scan" else 1

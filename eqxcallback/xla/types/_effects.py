@@ -7,14 +7,24 @@ from jax._src import effects as _effects
 from jax.extend.core import Effect
 
 
-class KernelEffect(Effect):
+class _Effect(Effect):
+    """Equal to others of its class: an exported program has the name of the class, and its loader makes another one."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+class KernelEffect(_Effect):
     """Unordered. It keeps a call from being removed, merged with its equal, or hoisted out of a loop."""
 
     def __str__(self) -> str:
         return "KernelEffect"
 
 
-class OrderedKernelEffect(Effect):
+class OrderedKernelEffect(_Effect):
     """Calls with it run one after the other, in the order of the program, and of the programs that a thread starts."""
 
     def __str__(self) -> str:

@@ -176,13 +176,13 @@ def test_no_row_changes_what_many_others_get(value, encoding, activations, isa):
         options: Any = {"encoding": encoding, "activations": activations}
         product = table.quickly_compiled(lambda x: ops.quantized_linear(x, weights, **options))
     want = np.asarray(product(x))
-    for row in (0, 7, 19):
+    for index in (0, 7, 19):
         changed = x.copy()
-        changed[row, 40] = value
+        changed[index, 40] = value
         got = np.asarray(product(changed))
-        others = np.arange(20) != row
+        others = np.arange(20) != index
         np.testing.assert_array_equal(got[others], want[others])
-        np.testing.assert_array_equal(got[row], product(changed[row]))
+        np.testing.assert_array_equal(got[index], product(changed[index]))
 
 
 def blocks(encoding, rows, features, seed=0):
