@@ -1,11 +1,12 @@
 """Linear layers over weights of 4 and 8 bits, one after the other, as an ONNX graph of onnxruntime's own operators."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+
+from ._onnx import FLOAT, Graph
 
 
 _BLOCK = {"Q4_1": 32, "int8": 128}
@@ -25,45 +26,27 @@ def program(
 
     Raises where onnx or onnxruntime is not installed.
     """
-    runtime = importlib.import_module("onnxruntime")
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
     graph = _graph(encoding, layers, sizes, activations)
-    running = runtime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    running = graph.session({"x": (FLOAT, ["rows", sizes[0][1]])}, ("out", ["rows", sizes[-1][0]]), threads)
     return lambda x: running.run(["out"], {"x": x})[0]
 
 
-def _graph(encoding: str, layers: Sequence[Any], sizes: Sequence[tuple[int, int]], activations: str) -> bytes:
-    helper, numpy_helper = (importlib.import_module(f"onnx.{name}") for name in ("helper", "numpy_helper"))
-    nodes: list[Any] = []
-    constants: list[Any] = []
-
-    def constant(value: Any) -> str:
-        constants.append(numpy_helper.from_array(np.ascontiguousarray(value), f"w{len(constants)}"))
-        return constants[-1].name
-
-    def node(operator: str, inputs: Sequence[str], outputs: int = 1, domain: str = "", **attributes: Any) -> list[str]:
-        names = [f"{operator}{len(nodes)}.{i}" for i in range(outputs)]
-        nodes.append(helper.make_node(operator, inputs, names, domain=domain, **attributes))
-        return names
-
+def _graph(encoding: str, layers: Sequence[Any], sizes: Sequence[tuple[int, int]], activations: str) -> Graph:
+    graph = Graph()
+    node, constant = graph.node, graph.constant
     x, width = "x", sizes[0][1]
     for layer, (out_features, features) in zip(layers, sizes, strict=True):
         if width > features:  # as the others: the parts are added
-            count = -(-width // features)
-            widths = np.array([features] * (width // features) + [width % features] * (width % features > 0))
-            parts = node("Split", [x, constant(widths)], count, axis=1)
-            if width % features:
-                pads = constant(np.array([0, 0, 0, features - width % features]))
-                parts[-1:] = node("Pad", [parts[-1], pads])
-            (total,) = node("Sum", parts)
-            (x,) = node("Mul", [total, constant(np.float32(count**-0.5))])
-        codes, scales, zeros = parts_of(encoding, layer)
+            whole, rest = divmod(width, features)
+            widths = np.array([features] * whole + [rest] * (rest > 0))
+            parts = node("Split", [x, constant(widths)], len(widths), domain="", axis=1)
+            if rest:
+                parts[-1:] = node("Pad", [parts[-1], constant(np.array([0, 0, 0, features - rest]))], domain="")
+            (total,) = node("Sum", parts, domain="")
+            (x,) = node("Mul", [total, constant(np.float32(len(widths) ** -0.5))], domain="")
         (x,) = node(
             "MatMulNBits",
-            [x, constant(codes), constant(scales), constant(zeros)],
-            domain="com.microsoft",
+            [x, *map(constant, parts_of(encoding, layer))],
             K=features,
             N=out_features,
             bits=_BITS[encoding],
@@ -71,15 +54,7 @@ def _graph(encoding: str, layers: Sequence[Any], sizes: Sequence[tuple[int, int]
             accuracy_level=_ACCURACY[activations],
         )
         width = out_features
-    nodes[-1].output[0] = "out"
-    floats = 1
-    given, result = (
-        helper.make_tensor_value_info(name, floats, ["rows", size])
-        for name, size in (("x", sizes[0][1]), ("out", width))
-    )
-    graph = helper.make_graph(nodes, "linear", [given], [result], constants)
-    versions = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=versions, ir_version=8).SerializeToString()
+    return graph
 
 
 def with_integer_zeros(blocks: jax.Array) -> np.ndarray:
