@@ -16,7 +16,7 @@ from eqxcallback.ops.norm import _reference as norm_reference
 from eqxcallback.ops.rotary import _reference as rotary_reference
 from eqxcallback.ops.softmax import _reference as softmax_reference
 
-from ._contestants import Pass, after_forward, compiled, normal, of_pass, operands, torch, torch_call
+from ._contestants import Pass, after_forward, normal, of_pass, operands, torch, torch_call, torch_ways
 from ._rows import OURS, Setting
 from ._timing import Runner
 
@@ -26,7 +26,7 @@ class Case(NamedTuple):
 
     - `formulations`: for XLA: the best of them is its figure.
     - `peers`: other libraries on XLA.
-    - `torch`: a function of the module `torch` and the arguments as tensors. None: there is none in one kernel.
+    - `torch`: the same in PyTorch, a function of the module `torch` and the arguments as tensors.
     - `args`: of a shape, as the op has it, and a dtype.
     - `moved`: arrays of the size of the first operand that the forward pass reads and writes, and both passes.
     - `differentiable`: the operands that are differentiated, or none.
@@ -36,7 +36,7 @@ class Case(NamedTuple):
     ours: Callable[..., jax.Array]
     formulations: Mapping[str, Callable[..., jax.Array]]
     peers: Mapping[str, Callable[..., jax.Array]]
-    torch: Callable[..., Any] | None
+    torch: Callable[..., Any]
     args: Callable[[tuple[int, ...], Any], tuple[Any, ...]]
     moved: tuple[float, float]
     differentiable: tuple[int, ...]
@@ -275,18 +275,15 @@ def of_ensemble(case: Case) -> Case:
     def mapped(of: Mapping[str, Callable[..., jax.Array]]) -> dict[str, Callable[..., jax.Array]]:
         return {name: jax.vmap(f) for name, f in of.items()}
 
-    of_one = case.torch
-
     def of_torch(torch: Any, *args: Any) -> Any:
-        assert of_one is not None
-        return torch.func.vmap(functools.partial(of_one, torch))(*args)
+        return torch.func.vmap(functools.partial(case.torch, torch))(*args)
 
     return case._replace(
         name=f"{case.name} of an ensemble",
         ours=jax.vmap(case.ours),
         formulations=mapped(case.formulations),
         peers=mapped(case.peers),
-        torch=None if of_one is None else of_torch,
+        torch=of_torch,
         args=args,
     )
 
@@ -310,7 +307,6 @@ def case_contestants(
         return setting.clock.runner(backward, *operands_of_it)
 
     def of_torch(prepare: Callable[[Any], Any]) -> Runner:
-        assert case.torch is not None
         f = prepare(functools.partial(case.torch, torch()))
         return torch_runner(functools.partial(torch_call, f, which, case.differentiable), given)
 
@@ -322,8 +318,6 @@ def case_contestants(
         made |= {
             f"{name}{', kept' if ':' in name else ': kept'}": functools.partial(kept, f) for name, f in rivals.items()
         }
-    if setting.torch and case.torch is not None:
-        made["torch: eager"] = functools.partial(of_torch, lambda f: f)
-        if not setting.tiny:  # the compiler takes seconds
-            made["torch: compiled"] = functools.partial(of_torch, compiled)
+    if setting.torch:
+        made |= {name: functools.partial(of_torch, prepare) for name, prepare in torch_ways(setting.tiny).items()}
     return made

@@ -79,7 +79,12 @@ def torch() -> Any:
     return importlib.import_module("torch")
 
 
-def compiled(f: Callable[..., Any]) -> Callable[..., Any]:
+def torch_ways(is_tiny: bool) -> dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Ways in which PyTorch runs a function of tensors, by contestant. Its compiler takes seconds, and up to a minute."""
+    return {"torch: eager": lambda f: f} | ({} if is_tiny else {"torch: compiled": _compiled})
+
+
+def _compiled(f: Callable[..., Any]) -> Callable[..., Any]:
     """PyTorch's compiler on a function of tensors. Raises where it cannot take the function as a whole."""
     # A backward pass alone runs many times after one forward pass.
     options: Any = importlib.import_module("torch._functorch.config")

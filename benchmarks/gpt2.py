@@ -114,11 +114,6 @@ def both_params(model: shapes.Model, layers: int, encoding: str) -> tuple[Params
     return ours_, Params(embedding, positions, wide, norm, wide_output)
 
 
-def half(params: Params) -> Params:
-    """The parameters in bf16."""
-    return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
-
-
 def runner(parts: Parts, model: shapes.Model, params: Params, dtype: Any, filled: int, steps: int) -> Runner:
     """The same tokens again in each call, into the same places of the caches."""
     jitted = jax.jit(functools.partial(step, parts, model.heads), donate_argnums=1)
@@ -157,10 +152,12 @@ def measure(setting: Setting) -> Iterator[Row]:
         made: dict[str, Callable[[], Runner]] = {
             OURS: functools.partial(runner, our_parts(linear), model, small, dtype, filled, steps)
         }
+        given: dict[str, tuple[Params, Any]] = {"f32": (wide, jnp.float32)}
+        if dtype == jnp.bfloat16:
+            given["bf16"] = jax.tree.map(lambda x: x.astype(jnp.bfloat16), wide), dtype
         for name, parts in _XLA.items():
-            made[f"XLA: f32, {name}"] = functools.partial(runner, parts, model, wide, jnp.float32, filled, steps)
-            if dtype == jnp.bfloat16:
-                made[f"XLA: bf16, {name}"] = functools.partial(runner, parts, model, half(wide), dtype, filled, steps)
+            for kind, (params, of_cache) in given.items():
+                made[f"XLA: {kind}, {name}"] = functools.partial(runner, parts, model, params, of_cache, filled, steps)
         yield Row(
             f"{encoding}, {layers} layers, {filled} tokens before",
             "tokens/s",

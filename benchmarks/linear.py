@@ -27,15 +27,20 @@ def weights(sizes: Sequence[tuple[int, int]]) -> list[jax.Array]:
     return [normal(i, *size) * np.float32(size[1] ** -0.5) for i, size in enumerate(sizes)]
 
 
+_quantize_int8 = jax.jit(ops.quantize_int8)
+_quantize = jax.jit(ops.quantize, static_argnames="encoding")
+_dequantize = jax.jit(ops.dequantize, static_argnames="encoding")
+
+
 def quantized(encoding: Any, weight: jax.Array) -> tuple[Any, jax.Array]:
     """Return a weight's parts as an op takes them, and what they stand for in f32: all contestants compute the same."""
     if encoding == "int8":
-        parts = jax.jit(ops.quantize_int8)(weight)
+        parts = _quantize_int8(weight)
         return parts, parts[0].astype(jnp.float32) * parts[1][:, None]
-    blocks = jax.jit(functools.partial(ops.quantize, encoding=encoding))(weight)
+    blocks = _quantize(weight, encoding=encoding)
     if encoding == "Q4_1":
         blocks = jnp.asarray(_onnx_linear.with_integer_zeros(blocks))
-    return blocks, jax.jit(functools.partial(ops.dequantize, encoding=encoding))(blocks)
+    return blocks, _dequantize(blocks, encoding=encoding)
 
 
 def ours(encoding: Any, activations: ops.Activations = "exact") -> Apply:

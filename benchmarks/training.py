@@ -16,7 +16,7 @@ from eqxcallback import ops
 from models.transformer import gpt_loss, plain_loss, vit_loss
 
 from . import _torch_transformers as _torch, _transformers as _models, shapes
-from ._contestants import compiled, normal, to_torch
+from ._contestants import normal, to_torch, torch_ways
 from ._probes import FMA, PAIRS, multiply_operations, multiply_runner
 from ._rows import BEST, OURS, Goal, Row, Setting, best_of
 from ._timing import Memory, Race, Runner, waited_for
@@ -133,9 +133,8 @@ def _rows(setting: Setting, task: Task, dtype: Any, goals: tuple[Goal, ...]) -> 
     made: dict[str, Callable[[], Runner]] = {
         contestant: functools.partial(_runner, setting, task, dtype, contestant) for contestant in task.losses
     }
-    made["torch: eager"] = functools.partial(_torch_runner, task, dtype, lambda loss: loss)
-    if not setting.tiny:  # the compiler takes a minute
-        made["torch: compiled"] = functools.partial(_torch_runner, task, dtype, compiled)
+    for name, prepare in torch_ways(setting.tiny).items():
+        made[name] = functools.partial(_torch_runner, task, dtype, prepare)
     probe = PAIRS if dtype == jnp.bfloat16 else FMA
     operations = multiply_operations(setting, probe)
     if operations:  # as many tokens as have so many of them

@@ -39,7 +39,7 @@ def check_arrays(who: str, **arrays: object) -> None:
 
 
 def ref_text(leaf: Any) -> str | None:
-    """Say what `leaf` is, if it is a `jax.Ref` or a view of one, which is no array and has no type."""
+    """Describe a `jax.Ref` or a view of one, for an error. `None` for all else."""
     if isinstance(leaf, jax.Ref):
         return "a jax.Ref"
     return "a view of a jax.Ref" if isinstance(getattr(leaf, "ref", None), jax.Ref) else None

@@ -144,6 +144,7 @@ class Layer(eqx.Module):
     def _has_own_out_type(cls) -> bool:
         return declarations.method(cls, "out_type") is not declarations.method(Layer, "out_type")
 
+    # Type checkers take it for the name of the class itself, a str, which this leaves as it is.
     __name__ = _Name()  # type: ignore[assignment]
 
     @property

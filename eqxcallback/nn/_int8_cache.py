@@ -56,7 +56,7 @@ def attention(
     whole, rest = divmod(entries, _ENTRIES) if isinstance(entries, int) else (0, entries)
     if whole == 0:
         return part(0, rest)[0].astype(q.dtype)
-    # The parts count from their first entries: no offset may be so low that the difference is no int32.
+    # Each part subtracts its first entry from the offset, which must not wrap below int32.
     offset = jnp.maximum(offset, jnp.iinfo(jnp.int32).min + entries)
 
     def add(sofar: tuple[Array, Array], start: Array) -> tuple[tuple[Array, Array], None]:
