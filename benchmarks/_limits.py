@@ -7,7 +7,6 @@ import re
 _LIMITS = {
     r"^cross_entropy: forward \+ backward,": "the gradient is written, and the probe reads alone",
     r"^cross_entropy: ": "the exponential, 1.2 ns for 16 logits, of which 16 bits come in 0.8",
-    r"^norms: softmax backward,": "powers are computed anew from x, as differences of rounded results are too coarse",
     r"^norms: layer_norm of an ensemble": "1.3 times the time of one model with as many rows, and why is not known yet",
     r"^linear: one token, ": "memory: rows that are apart are read at 0.8 to 0.93 of the speed of a plain read",
     r"^linear: 512 tokens, bfloat16": "PyTorch's product on two cores; on one ours is as fast",

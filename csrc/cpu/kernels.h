@@ -154,7 +154,7 @@ struct Softmax {
 };
 struct SoftmaxBackward {
   void* dx;
-  Softmax forward;  // of f32 its result is read and x is not, otherwise the other way around
+  Softmax forward;  // x is not read
   const void* dout;
 };
 

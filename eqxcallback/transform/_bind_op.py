@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -148,6 +148,7 @@ def bind_op(
             for platform, of_platform in kernels.items()
         },
         reads_results=_reads_results(op.backward_reads_results, args, options, who),
+        ignored=_ignored(op, len(outputs), who),
         batching=op.vmap_method,
         implementation=op.implementation,
     )
@@ -176,6 +177,21 @@ def _reads_results(declared: bool | Callable[..., bool], args: Sequence[Value], 
         return declared
     with _calling(declared, "backward_reads_results", args, options, who):
         return bool(declared(*args, **options.values))
+
+
+def _ignored(op: Any, num_results: int, who: str) -> Callable[[frozenset[str]], Collection[str | int]]:
+    declared: Any = op.backward_ignores
+    if not callable(declared):
+        op._check_ignored(declared, num_results)
+        return lambda wanted: declared
+
+    def ignored(wanted: frozenset[str]) -> Collection[str | int]:
+        with blaming(who, "backward_ignores", (wanted,), {}):
+            names: Any = declared(wanted)
+        op._check_ignored(names, num_results)
+        return names
+
+    return ignored
 
 
 def _sharding(

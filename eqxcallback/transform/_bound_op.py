@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -57,6 +57,7 @@ class BoundOp:
     - `types`: what `supports` of a kernel is called with, `(types, options)`, of the types of flat operands.
     - `implementation`: the kind of kernels that may run.
     - `reads_results`: whether `backward` reads the results of the call. If not, it is given the cotangents in their place.
+    - `ignored`: the parameters, by name, and results, by number, that `backward` does not read for the gradients of parameters.
     - `reference`: the results in pure JAX, without residuals.
     - `differentiable`: for each platform, what is differentiated there in place of `reference`, with the kernels that it goes
         with, the first choice first.
@@ -88,6 +89,7 @@ class BoundOp:
     sharding: xla.Factors | None = None
     has_side_effect: bool = False
     reads_results: bool = True
+    ignored: Callable[[frozenset[str]], Collection[str | int]] = lambda wanted: ()
     label: str = ""
     _lowerings: dict[Any, xla.PythonLowering] = dataclasses.field(default_factory=dict)
 

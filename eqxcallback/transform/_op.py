@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from jax.tree_util import tree_flatten, tree_unflatten
@@ -87,6 +87,10 @@ class Op:
     - `backward_reads_results`: whether `backward` reads the results of the op, or a function of the arguments' types and the
         options that says so. If not, it gets the cotangents in their place, and the results are neither kept for it nor computed
         for its sake.
+    - `backward_ignores`: what `backward` does not read: names of parameters, as the kernel of a softmax does not read $x$, and
+        numbers of results. Or a function that returns them of the names of the parameters that need a gradient. In the place of
+        such an operand the kernel gets a result that it reads, or else a cotangent, and a program does not keep the operand for
+        it. If none of these has the type of the operand, it gets the operand.
     - `implementation`: which kind of kernels runs, see [`eqxcallback.Op.using`][].
 
     **Raises:** `TypeError` or `ValueError` for a wrong declaration, and when arguments do not fit it.
@@ -99,6 +103,7 @@ class Op:
     backward: Kernel | Mapping[str, Kernel | Sequence[Kernel]] | None = None
     sharding: str | Callable[..., str | None] | None = None
     backward_reads_results: bool | Callable[..., bool] = True
+    backward_ignores: Collection[str | int] | Callable[[frozenset[str]], Collection[str | int]] = ()
     implementation: Implementation = "auto"
     # Two ops that differ in these alone are not one: what is known of a bound op is said of the other.
     _states_method: bool = dataclasses.field(init=False, repr=False, default=False)
@@ -144,6 +149,9 @@ class Op:
         check_implementation(self.implementation, self.name, self._kernels, self.reference)
         self._check_defaults(who)
         self._check_vmap_method(who)
+        if not callable(self.backward_ignores):
+            self._check_ignored(self.backward_ignores)
+            object.__setattr__(self, "backward_ignores", tuple(self.backward_ignores))
 
     def _check_defaults(self, who: str) -> None:
         """Each function takes what a call leaves out from its own signature, so they have to agree."""
@@ -177,11 +185,24 @@ class Op:
         for name, method in declared.items():
             if method not in METHODS:
                 raise ValueError(f"{who}: expected vmap_method[{name!r}] to be one of {METHODS}; got {method!r}.")
+        self._check_parameters(who, "vmap_method", declared)
+
+    def _check_ignored(self, ignored: object, num_results: int | None = None) -> None:
+        who = f"Op({self.name})"
+        if isinstance(ignored, str) or not isinstance(ignored, Collection):
+            raise TypeError(
+                f"{who}: expected backward_ignores to be names of parameters and numbers of results; got {ignored!r}."
+            )
+        self._check_parameters(who, "backward_ignores", (name for name in ignored if not isinstance(name, int)))
+        numbers = [name for name in ignored if isinstance(name, int)]
+        if wrong := [i for i in numbers if i < 0 or (num_results is not None and i >= num_results)]:
+            raise ValueError(f"{who}: backward_ignores has {wrong[0]}, which is not the number of a result.")
+
+    def _check_parameters(self, who: str, field: str, names: Iterable[object]) -> None:
+        there = ", ".join(self._parameters) or "none, as its reference has no parameters with names"
+        for name in names:
             if name not in self._parameters:
-                there = ", ".join(self._parameters) or "none, as its reference has no parameters with names"
-                raise ValueError(
-                    f"{who}: vmap_method has {name!r}, which is not a parameter of the op; there are {there}."
-                )
+                raise ValueError(f"{who}: {field} has {name!r}, which is not a parameter of the op; there are {there}.")
 
     @property
     def _kernels(self) -> Mapping[str, tuple[Kernel, ...]]:

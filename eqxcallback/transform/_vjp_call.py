@@ -145,6 +145,14 @@ class VjpCall(LinearCall):
             outer[i] = has
         if not self.bound.reads_results:  # the kernel has operands for them all the same
             outer[num_inputs:], args[num_inputs:] = 2 * outer[num_inputs:], 2 * args[num_inputs:]
+        # What the kernel does not read is not kept, if another operand has its type, which is kept anyway.
+        labels = [*self.bound.names, *range(len(args) - num_inputs)]
+        ignored = self.bound.ignored(frozenset(self.bound.names[i] for i in self.needs_grad))
+        read = [i for i in range(num_inputs, len(args)) if labels[i] not in ignored]
+        for i, label in enumerate(labels[: num_inputs + len(self.bound.saved_avals)]):
+            same = (j for j in read if args[j].shape == args[i].shape and args[j].dtype == args[i].dtype)
+            if label in ignored:
+                args[i] = args[next((j for j in same if outer[j] == outer[i]), i)]
         names = [*self.bound.names, *[""] * (len(args) - num_inputs)]
         inner_has = [*inner.operands, *[(True,) * len(inner.sizes)] * (len(args) - num_inputs)]
         has = [(*around, *inside) for around, inside in zip(outer, inner_has, strict=True)]

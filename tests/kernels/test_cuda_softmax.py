@@ -33,10 +33,8 @@ def flat(case) -> Any:
 
 
 def backward(x, mask, out, dout, scale):
-    """Make the one that is not read NaN: `x` of f32, else the result."""
-    nothing = np.full_like(x, np.nan)
-    x, out = (nothing, np.asarray(out, x.dtype)) if x.dtype == np.float32 else (x, nothing)
-    return kernels.softmax_backward(x, mask, out, dout, scale=scale)
+    """`x`, which is not read, is NaN."""
+    return kernels.softmax_backward(np.full_like(x, np.nan), mask, np.asarray(out, x.dtype), dout, scale=scale)
 
 
 def calls(dtype):
@@ -61,16 +59,17 @@ def test_forward(row):
 
 @by_row
 def test_backward(row):
-    """Hidden values are not read."""
+    """Hidden values are not read. The weights are the rounded results, divided by their sum where they weigh `dout`."""
     for dtype in DTYPES:
         case, expected = row.wanted(dtype)
         x, mask, there, scale = flat(case)
         dout = normal(3, x.shape, dtype)
-        exact = expected.reshape(x.shape).astype(np.float64)
-        upstream = np.where(there, dout, 0).astype(np.float64)
-        gradient = scale * exact * (upstream - (exact * upstream).sum(-1, keepdims=True))
-        hidden = np.where(there, dout, np.asarray(np.nan, dtype))
-        call = backward(x, mask, np.where(there, exact, np.nan), hidden, scale)
+        out = expected.reshape(x.shape).astype(dtype)
+        weights, upstream = out.astype(np.float64), np.where(there, dout, 0).astype(np.float64)
+        sums = weights.sum(-1, keepdims=True)
+        gradient = scale * weights * (upstream - (weights * upstream).sum(-1, keepdims=True) / np.where(sums, sums, 1))
+        hidden, nothing = np.where(there, dout, np.asarray(np.nan, dtype)), np.asarray(np.nan, dtype)
+        call = backward(x, mask, np.where(there, out, nothing), hidden, scale)
         for options in ({}, {"misaligned": True}):
             got, of_mask = results(call, seed=2, **options)
             check(got, gradient, case.terms)

@@ -29,8 +29,11 @@ void add_parts(float* result, const float* sums, int64_t parts, int64_t stride, 
 template <size_t n, class Body>
 void sum_rows(float* const (&results)[n], int64_t rows, int64_t size, double nanoseconds_per_row,
               const Executor& executor, const Body& body) {
-  constexpr int64_t kParts = 64, kRows = 8;
-  const int64_t rows_of_part = larger(kRows, (rows + kParts - 1) / kParts);
+  // A part has work for two tasks, but sums no more than 32 rows for that: its own sums are memory to be filled, and
+  // read.
+  constexpr int64_t kParts = 64, kFewest = 8, kMost = 32;
+  const auto of_two_tasks = static_cast<int64_t>(2 * kTaskNanoseconds / nanoseconds_per_row);
+  const int64_t rows_of_part = larger((rows + kParts - 1) / kParts, smaller(kMost, larger(kFewest, of_two_tasks)));
   const int64_t parts = (rows + rows_of_part - 1) / rows_of_part;
   int64_t wanted = 0;
   for (const float* result : results) wanted += result != nullptr ? 1 : 0;

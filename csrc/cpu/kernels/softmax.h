@@ -21,10 +21,9 @@ const int8_t* mask_row(const RowMask& mask, int64_t r, int64_t size) {
 }
 
 // Computes the powers of e of a row, relative to the largest element that takes part, into `powers`, scratch of the
-// row's size. Calls added(i, power, count) for each vector of powers, and returns their sum: 0 if no element takes
-// part, NaN if the result is NaN.
-template <bool kMask, class T, class Added>
-float softmax_powers(const T* x, const int8_t* mask, float* powers, int64_t size, float scale, const Added& added) {
+// row's size. Returns their sum: 0 if no element takes part, NaN if the result is NaN.
+template <bool kMask, class T>
+float softmax_powers(const T* x, const int8_t* mask, float* powers, int64_t size, float scale) {
   const float sign = scale < 0 ? -1.0f : 1.0f;
   const F direction = Simd::broadcast(sign),
           factor = Simd::broadcast(larger(kLowest, smaller(-kLowest, scale * kLog2E)));
@@ -42,9 +41,7 @@ float softmax_powers(const T* x, const int8_t* mask, float* powers, int64_t size
     F power = Simd::exp2(Simd::mul(Simd::sub(load(x + i, count), shift), factor));
     if constexpr (kMask) power = taking(power, mask, i, count, 0);
     store(powers + i, power, count);
-    power = first_or(power, count, 0);
-    added(i, power, count);
-    return Simd::add(acc, power);
+    return Simd::add(acc, first_or(power, count, 0));
   });
 }
 
@@ -64,7 +61,7 @@ template <class T>
 
 template <bool kMask, class T, class Put>
 void softmax_row(Put put, T* out, const T* x, const int8_t* mask, float* powers, int64_t size, float scale) {
-  const float sum = softmax_powers<kMask>(x, mask, powers, size, scale, [](int64_t, F, auto) {});
+  const float sum = softmax_powers<kMask>(x, mask, powers, size, scale);
   if (kMask && !(sum > 0)) return fill_row(put, out, mask, size, sum);
   const F inverse = Simd::broadcast(1.0f / sum);
   for_vectors(size, [&](int64_t i, auto count) {
@@ -96,61 +93,48 @@ void softmax(Element element, const Softmax& args, const Executor& executor) {
   });
 }
 
-// dx = factor * weight * (dout - dot) where elements take part, and 0 elsewhere. What was read for it is x or y.
+// dx = scale * y * (dout - mean), of a row of results y, where the mean of dout has the weights y. It is divided by
+// their sum, which is 1 but for the rounding of y: so a dout that is the same everywhere leaves nothing, in 16 bits
+// too.
 template <bool kMask, class T, class Put>
-void put_gradient(Put put, T* dx, const float* weights, const T* read, const T* dout, const int8_t* mask, int64_t size,
-                  float factor, float dot) {
-  const F factors = Simd::broadcast(factor), dots = Simd::broadcast(dot);
+void softmax_backward_row(Put put, T* dx, const T* y, const T* dout, const int8_t* mask, int64_t size, float scale) {
+  struct Sums {
+    F products, weights;
+  };
+  const Sums sums = fold(
+      size, Sums{Simd::zero(), Simd::zero()},
+      [&](Sums acc, int64_t i, auto count) {
+        const F weight = load(y + i, count);
+        F upstream = load(dout + i, count);
+        if constexpr (kMask) upstream = taking(upstream, mask, i, count, 0);
+        return Sums{Simd::fma(upstream, weight, acc.products), Simd::add(acc.weights, weight)};
+      },
+      [](Sums a, Sums b) { return Sums{Simd::add(a.products, b.products), Simd::add(a.weights, b.weights)}; });
+  const float weights = Simd::sum(sums.weights);
+  // The weights are 0 where nothing takes part, and where all results of a long row are too small for f16.
+  const F mean = Simd::broadcast(weights == 0 ? 0 : Simd::sum(sums.products) / weights);
+  const F factor = Simd::broadcast(scale);
   for_vectors(size, [&](int64_t i, auto count) {
-    prefetch_next_row(read, size, i);
+    prefetch_next_row(y, size, i);
     prefetch_next_row(dout, size, i);
-    F gradient = Simd::mul(Simd::mul(load(weights + i, count), factors), Simd::sub(load(dout + i, count), dots));
+    F gradient = Simd::mul(Simd::mul(load(y + i, count), factor), Simd::sub(load(dout + i, count), mean));
     if constexpr (kMask) gradient = taking(gradient, mask, i, count, 0);
     put(dx + i, gradient, count);
   });
-}
-
-// dx = scale * y * (dout - sum(dout * y)), of a row of results y.
-template <bool kMask, class Put>
-void softmax_backward_row(Put put, float* dx, const float* y, const float* dout, const int8_t* mask, float* /*powers*/,
-                          int64_t size, float scale) {
-  const float dot = sum_of(size, [&](F acc, int64_t i, auto count) {
-    F upstream = load(dout + i, count);
-    if constexpr (kMask) upstream = taking(upstream, mask, i, count, 0);
-    return Simd::fma(upstream, load(y + i, count), acc);
-  });
-  put_gradient<kMask>(put, dx, y, y, dout, mask, size, scale, dot);
-}
-
-// The same of a row of x: results rounded to 16 bits would be too coarse for the difference, and are computed anew.
-template <bool kMask, class T, class Put>
-void softmax_backward_row(Put put, T* dx, const T* x, const T* dout, const int8_t* mask, float* powers, int64_t size,
-                          float scale) {
-  F products = Simd::zero();
-  const float sum = softmax_powers<kMask>(x, mask, powers, size, scale, [&](int64_t i, F power, auto count) {
-    F upstream = load(dout + i, count);
-    if constexpr (kMask) upstream = taking(upstream, mask, i, count, 0);
-    products = Simd::fma(upstream, power, products);
-  });
-  if (kMask && !(sum > 0)) return fill_row(put, dx, mask, size, sum);
-  const float inverse = 1.0f / sum;
-  put_gradient<kMask>(put, dx, powers, x, dout, mask, size, scale * inverse, Simd::sum(products) * inverse);
 }
 
 template <bool kMask, class T>
 void softmax_backward_as(const SoftmaxBackward& args, const Executor& executor) {
   const Softmax& of = args.forward;
   const int64_t size = of.size;
-  const T* const read = static_cast<const T*>(std::is_same_v<T, float> ? of.out : of.x);
-  const double nanoseconds = static_cast<double>(size) * 0.4 + 20;
+  const double nanoseconds = static_cast<double>(size) * 0.1 + 20;
   const bool streams = exceeds_caches<T>(3 * of.rows * size, size, args.dx);
   parallel_for(executor, args.dx == nullptr ? 0 : of.rows, nanoseconds, [&](int64_t begin, int64_t end) {
-    const Scratch scratch(size);
     with_stores<T>(streams, [&](auto put) {
       for (int64_t r = begin; r < end; ++r) {
-        softmax_backward_row<kMask>(put, static_cast<T*>(args.dx) + r * size, read + r * size,
+        softmax_backward_row<kMask>(put, static_cast<T*>(args.dx) + r * size, static_cast<const T*>(of.out) + r * size,
                                     static_cast<const T*>(args.dout) + r * size, mask_row<kMask>(of.mask, r, size),
-                                    scratch.data(), size, of.scale);
+                                    size, of.scale);
       }
     });
   });

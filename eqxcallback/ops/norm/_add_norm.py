@@ -18,6 +18,7 @@ _add_rms_norm = Op(
     reference=_reference.add_rms_norm,
     vmap_method={"x": "broadcast_all", "residual": "broadcast_all", "weight": "threads"},
     backward={"cuda": _cuda.ADD_NORM_BACKWARD},
+    backward_ignores=["x", "residual", 0],  # it reads the sum
     sharding="... _, ... _, _ -> ... _, ... _",
 )
 

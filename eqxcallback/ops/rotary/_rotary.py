@@ -29,6 +29,7 @@ _rotary_embedding = Op(
     vmap_method={"x": "broadcast_all", "table": "fold"},
     backward={"cpu": _NATIVE_BACKWARD, "cuda": _cuda.ROTARY_EMBEDDING_BACKWARD},
     backward_reads_results=False,
+    backward_ignores=lambda wanted: () if "table" in wanted else ("x",),
     sharding="... rows heads _, ... rows _, ... rows _ -> ... rows heads _",
 )
 

@@ -6,8 +6,7 @@
 // NaN; a row of which nothing takes part is 0.
 //
 // Forward reads a row twice, the second time from cache: once for the largest element and the sum that is relative to
-// it, and once for the quotients. Backward reads the result and dout twice in the same way. Rounded to 16 bits, a
-// result would be too coarse for dout - sum(dout * out): then backward reads x in its place.
+// it, and once for the quotients. Backward reads the result and dout twice in the same way.
 //
 // The geometry of both kernels, where packs = ceil(size * sizeof(T) / 16): threads = clamp(32 * ceil(packs / 128), 32,
 // 1024), block (threads, max(1, 128 / threads)), grid ceil(rows / block.y), no shared bytes.
@@ -74,85 +73,43 @@ __global__ void __launch_bounds__(1024, 1) softmax(const T* x, const unsigned ch
   });
 }
 
-// dx = scale * out * (dout - sum(dout * out)). dmask is null: bools have no gradient. Of f32 x is not read, otherwise
-// out.
+// dx = scale * out * (dout - mean), where the mean of dout has the weights out. It is divided by their sum, which is 1
+// but for the rounding of out: so a dout that is the same everywhere leaves nothing, in 16 bits too. x is not read.
+// dmask is null: bools have no gradient.
 template <typename T, bool kMask>
 __global__ void __launch_bounds__(1024, 1)
     softmax_backward(const T* x, const unsigned char* mask, const T* out, const T* dout, T* dx, unsigned char* dmask,
                      long long rows, long long mask_rows, long long size, float scale) {
-  constexpr bool kOfResult = sizeof(T) == sizeof(float);
   const Row row(rows);
-  const T* const read = (kOfResult ? out : x) + row.index * size;
+  out += row.index * size;
   dout += row.index * size;
   dx += row.index * size;
   if constexpr (kMask) mask = mask_row(mask, row, mask_rows, size);
   const auto takes_part = [&](long long i) { return !kMask || mask[i] != 0; };
-  Span<T> span(row.exists ? size : 0, read, dout);
-  const Span<T> both(row.exists ? size : 0, read, dx);
+  Span<T> span(row.exists ? size : 0, out, dout);
+  const Span<T> both(row.exists ? size : 0, out, dx);
   if (both.packs < span.packs) span = both;
 
-  if constexpr (kOfResult) {
-    float dot[1] = {0.0f};
-    for_each(span, read, [&](long long first, auto values, auto count) {
-      constexpr int n = decltype(count)::value;
-      const Floats<n> upstream = load<n>(dout + first);
-#pragma unroll
-      for (int e = 0; e < n; ++e) {
-        if (takes_part(first + e)) dot[0] += values.at[e] * upstream.at[e];
-      }
-    });
-    reduce_row<Add>(dot);
-    for_each(span, read, [&](long long first, auto values, auto count) {
-      constexpr int n = decltype(count)::value;
-      const Floats<n> upstream = load<n>(dout + first);
-#pragma unroll
-      for (int e = 0; e < n; ++e) {
-        values.at[e] = takes_part(first + e) ? scale * values.at[e] * (upstream.at[e] - dot[0]) : 0.0f;
-      }
-      store(dx + first, values);
-    });
-    return;
-  }
-
-  const float sign = scale < 0.0f ? -1.0f : 1.0f, factor = scale * sign;
-
-  // As in forward; sums[1] is that of dout times the powers.
-  float highest[1] = {kLowest}, sums[2] = {0.0f, 0.0f};
-  for_each(span, read, [&](long long first, auto values, auto count) {
+  float sums[2] = {0.0f, 0.0f};  // of the products, and of the weights
+  for_each(span, out, [&](long long first, auto values, auto count) {
     constexpr int n = decltype(count)::value;
     const Floats<n> upstream = load<n>(dout + first);
-    float next = highest[0], part = 0.0f, products = 0.0f;
-#pragma unroll
-    for (int e = 0; e < n; ++e) {
-      values.at[e] *= sign;
-      if (takes_part(first + e)) next = fmaxf(next, values.at[e]);
-    }
 #pragma unroll
     for (int e = 0; e < n; ++e) {
       if (!takes_part(first + e)) continue;
-      const float power = __expf((values.at[e] - next) * factor);
-      part += power;
-      products += power * upstream.at[e];
+      sums[0] += values.at[e] * upstream.at[e];
+      sums[1] += values.at[e];
     }
-    const float shrink = __expf((highest[0] - next) * factor);
-    sums[0] = sums[0] * shrink + part;
-    sums[1] = sums[1] * shrink + products;
-    highest[0] = next;
   });
-  const float own = highest[0];
-  reduce_row<Max>(highest);
-  const float shrink = __expf((own - highest[0]) * factor);
-  sums[0] *= shrink;
-  sums[1] *= shrink;
   reduce_row<Add>(sums);
-  const float inverse = 1.0f / sums[0], dot = sums[1] * inverse;
-  for_each(span, read, [&](long long first, auto values, auto count) {
+  // The weights are 0 where nothing takes part, and where all results of a long row are too small for f16.
+  const float mean = sums[1] == 0.0f ? 0.0f : sums[0] / sums[1];
+  for_each(span, out, [&](long long first, auto values, auto count) {
     constexpr int n = decltype(count)::value;
     const Floats<n> upstream = load<n>(dout + first);
 #pragma unroll
     for (int e = 0; e < n; ++e) {
-      const float y = __expf((values.at[e] * sign - highest[0]) * factor) * inverse;
-      values.at[e] = takes_part(first + e) ? scale * y * (upstream.at[e] - dot) : 0.0f;
+      values.at[e] = takes_part(first + e) ? scale * values.at[e] * (upstream.at[e] - mean) : 0.0f;
     }
     store(dx + first, values);
   });

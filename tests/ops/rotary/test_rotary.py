@@ -1,5 +1,8 @@
 """Tests of the reference of a rotation itself."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,3 +28,17 @@ def test_factors_divide_the_angles():
     angles = np.arange(7)[:, None] * 100.0 ** (-np.arange(3) / 3) / factors
     cos, sin = ops.rotary_table(jnp.arange(7), 6, theta=100.0, factors=factors)
     np.testing.assert_allclose(np.asarray(cos) + 1j * np.asarray(sin), np.exp(1j * angles), atol=2e-6)
+
+
+def test_the_gradient_keeps_no_operand():
+    """That of `x` needs the table alone: a program has one array for each product in a chain, which `tanh` keeps."""
+    table = ops.rotary_table(jnp.arange(64), 64)
+
+    def chain(x):
+        for _ in range(4):
+            x = jnp.tanh(ops.rotary_embedding(2 * x, *table))
+        return x.sum()
+
+    x = jnp.ones((64, 12, 64))
+    memory: Any = jax.jit(jax.grad(chain)).lower(x).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 5.5 * x.nbytes

@@ -201,9 +201,12 @@ def test_supports():
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
-def test_gradients_of_sixteen_bits_are_those_of_f32_rounded_once(dtype, isa):
-    """Nearly one-hot rows: of a rounded result, the difference from the mean was 7 times as far off."""
-    x, upstream = normal(1, (64, 500), dtype, 8.0), normal(2, (64, 500), dtype) + np.asarray(3, dtype)
+@pytest.mark.parametrize(("spread", "mean"), [(8.0, 3), (0.1, 0), (4.0, 100)])
+def test_gradients_of_sixteen_bits_count_the_rounding_of_the_result_once(spread, mean, dtype, isa):
+    """They are 1.2 to 1.5 times as far off as those of f32, rounded. Differences from a plain sum of rounded weights are 6
+    times as far off in nearly one-hot rows, and much farther where cotangents are nearly equal.
+    """
+    x, upstream = normal(1, (64, 500), dtype, spread), normal(2, (64, 500), dtype) + np.asarray(mean, dtype)
 
     def gradient(x, upstream):
         return jax.vjp(ops.softmax, x)[1](upstream)[0]
@@ -212,4 +215,27 @@ def test_gradients_of_sixteen_bits_are_those_of_f32_rounded_once(dtype, isa):
     exact = by_hand(x, True, 1.0)
     exact *= upstream.astype(np.float64) - (exact * upstream.astype(np.float64)).sum(-1, keepdims=True)
     errors = [np.linalg.norm(np.asarray(got, np.float64) - exact) for got in (gradient(x, upstream), once)]
-    assert errors[0] < 1.05 * errors[1]
+    assert errors[0] < 1.6 * errors[1]
+
+
+@pytest.mark.parametrize("mask", [None, (5, 300)])
+@by_dtype
+def test_equal_cotangents_leave_no_gradient(dtype, mask, isa):
+    """Softmax does not change where all logits change alike: not even by what its rounded results lack of a sum of 1."""
+    x, *masks = softmax(dtype, (5, 300), mask).args
+    upstream = np.full(x.shape, 1000, dtype)
+    (dx,) = jax.vjp(lambda x: ops.softmax(x, *masks), x)[1](upstream)
+    assert np.abs(np.asarray(dx, np.float32)).max() < 1e-3
+
+
+def test_the_gradient_keeps_the_result_alone():
+    """Not the logits: a program has one array of the size of the weights for each softmax."""
+
+    def chain(x):
+        for _ in range(4):
+            x = ops.softmax(2 * x)
+        return x.sum()
+
+    x = jnp.ones((256, 1024))
+    memory: Any = jax.jit(jax.grad(chain)).lower(x).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 6.5 * x.nbytes
