@@ -25,7 +25,7 @@ from ..core import (
     resolve_aliases,
     root_name,
 )
-from ..kernel import JaxKernel, Kernel, NativeKernel, PythonKernel
+from ..kernel import JaxKernel, Kernel, NativeKernel, NumbaKernel, PythonKernel
 from ._axes import Axes
 from ._binder import Binder, Slots
 from ._bodies import Backward, Forward
@@ -72,7 +72,7 @@ def bind_op(
         return lambda types, results: (body.trees(results, types), options.values)
 
     def static(kernel: Kernel, known: Mapping[str, object]) -> Mapping[str, Any]:
-        return _attributes(op, kernel, options, known) if isinstance(kernel, NativeKernel) else options.values
+        return _static(op, kernel, options, known)
 
     binder = Binder(
         slots, names, names, avals, static=static, arguments=arguments, backward_arguments=backward_arguments
@@ -161,11 +161,16 @@ def _who(who: str, kernel: JaxKernel) -> str:
     return f"{who}: {kernel.name}"
 
 
-def _attributes(op: Any, kernel: NativeKernel, options: Options, others: Mapping[str, object]) -> Mapping[str, Any]:
-    """The options that the kernel takes, and what it names of `others`."""
+def _static(op: Any, kernel: Kernel, options: Options, others: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return what a kernel may take by name: `others`, the options, and the reference's defaults of those that are left out."""
+    defaults = op._default_options
+    if isinstance(kernel, NumbaKernel):  # it takes all that it is given
+        defaults = {name: value for name, value in defaults.items() if name in kernel.names}
+    known = {**others, **defaults, **options.values}
+    if not isinstance(kernel, NativeKernel):
+        return known
     if kernel.attributes is None:
         return options.values
-    known = {**others, **options.values}
     missing = [name for name in kernel.attributes if name not in known]
     if missing:
         raise TypeError(f"Op({op.name}): the kernel {kernel.symbol} takes the option {missing[0]}; none was given.")

@@ -296,6 +296,11 @@ class Op:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         return {parameter.name: parameter.default for parameter in parameters if parameter.kind in kinds}
 
+    @functools.cached_property
+    def _default_options(self) -> Mapping[str, Any]:
+        """The options that the reference has a default of."""
+        return {name: value for name, value in _defaults_of(self.reference).items() if name not in self._parameters}
+
 
 def _defaults_of(function: Callable[..., object] | None) -> dict[str, object]:
     """Defaults of parameters, but for functions, by which an implementation shares its code with another one."""

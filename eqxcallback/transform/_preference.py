@@ -39,9 +39,12 @@ class Contest:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """While programs are lowered to be measured: the winners that are tried, and all contests that were met."""
+    """While programs are lowered to be measured: the winners that are tried, and all contests that were met. With `references`,
+    an op that has one calls it in place of its kernels.
+    """
 
     winners: Mapping[Contest, int]
+    references: bool
     met: dict[Contest, int]
     version: int
 
@@ -62,14 +65,20 @@ def version() -> int:
 
 
 @contextlib.contextmanager
-def trial(winners: Mapping[Contest, int]) -> Iterator[Mapping[Contest, int]]:
+def trial(winners: Mapping[Contest, int], *, references: bool = False) -> Iterator[Mapping[Contest, int]]:
     """Programs that are lowered inside take these kernels. What it gives has, afterwards, every contest and its winner."""
-    new_trial = Trial(winners, {}, next(_versions))
+    new_trial = Trial(winners, references, {}, next(_versions))
     token = _trial.set(new_trial)
     try:
         yield new_trial.met
     finally:
         _trial.reset(token)
+
+
+def takes_references() -> bool:
+    """True while programs are lowered whose results are what those of kernels are compared with."""
+    trial = _trial.get()
+    return trial is not None and trial.references
 
 
 def may_be_measured(op: str) -> bool:

@@ -31,7 +31,7 @@ def test_factors_divide_the_angles():
 
 
 def test_the_gradient_keeps_no_operand():
-    """That of `x` needs the table alone: a program has one array for each product in a chain, which `tanh` keeps."""
+    """The gradient of `x` needs the table alone: a program has one array for each step of a chain, which `tanh` keeps."""
     table = ops.rotary_table(jnp.arange(64), 64)
 
     def chain(x):
