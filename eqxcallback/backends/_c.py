@@ -57,7 +57,7 @@ def lowered(
         "parameters": np.array(parameters or [_NOTHING], np.int64).ravel(),
         "rows": np.int64(rows),
         "returns_status": np.bool_(kernel.status is not False),
-        "statuses": "\n".join(f"{number}={text}" for number, text in texts.items()),
+        "statuses": "\n".join(f"{number}={' '.join(text.splitlines())}" for number, text in texts.items()),
         "address": np.int64(kernel.address or 0),
         # One of another process is not found in a cache, and is an error in a program that was saved.
         "process": np.int64(_ext.c_call_process if kernel.address and not code else 0),

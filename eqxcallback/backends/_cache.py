@@ -21,7 +21,7 @@ def cache_folder() -> pathlib.Path:
     """`EQXCALLBACK_CACHE_DIR`, or `eqxcallback` where the user's caches are. Without a home it is a folder of this process."""
     chosen = os.environ.get("EQXCALLBACK_CACHE_DIR")
     if chosen:
-        return pathlib.Path(chosen)
+        return pathlib.Path(chosen).absolute()  # a name without a folder is none of a file to who loads libraries
     try:
         return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "eqxcallback"
     except RuntimeError:  # HOME is not set, and the system does not know the user
@@ -53,10 +53,11 @@ def store(key: str, about: Mapping[str, object], image: bytes) -> None:
     try:
         place = cache_folder() / key
         place.parent.mkdir(parents=True, exist_ok=True)
-        # Others see it whole or not at all.
-        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=".new-", delete=False) as file:
-            file.write(json.dumps({**about, "digest": _digest(image)}).encode() + b"\n" + image)
-        os.replace(file.name, place)
+        # Others see it whole or not at all. What does not fit a full disk is removed.
+        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".new-") as folder:
+            made = pathlib.Path(folder, "image")
+            made.write_bytes(json.dumps({**about, "digest": _digest(image)}).encode() + b"\n" + image)
+            os.replace(made, place)
     except OSError:
         pass
 

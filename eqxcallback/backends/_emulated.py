@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import xla
 from ..core import Aval, OwnCallable
-from ..emulation import CudaLibrary, NotEmulated, TritonFunction, need_triton
+from ..emulation import CudaLibrary, NotEmulated, TritonFunction, need_triton, portable_constants
 from ..kernel import Emulated, EmulatedCuda, EmulatedTriton
 from . import _cuda, _nvrtc, _signature, _triton
 from ._bound_kernel import BoundKernel
@@ -134,7 +134,7 @@ def _run_of_triton(kernel: EmulatedTriton, call: DeviceCall) -> Run:
     try:
         need_triton()
         runs = [
-            (fn, _triton.parameters(fn, settings, call), dict(settings), grid)
+            (fn, _triton.parameters(fn, settings, call), portable_constants(settings), grid)
             for fn, settings, grid in _triton.launches(kernel, call)
         ]
         functions = [TritonFunction.of(fn) for fn, *_ in runs]
@@ -146,7 +146,7 @@ def _run_of_triton(kernel: EmulatedTriton, call: DeviceCall) -> Run:
         for function, (fn, names, constants, grid) in zip(functions, runs, strict=True):
             pointers = dict(zip(names, arrays, strict=False))
             try:
-                overruns = function.run(grid, pointers, scalars | constants)
+                overruns = function.run(grid, pointers, scalars, constants)
             except RuntimeError as error:
                 raise RuntimeError(f"{call.who}: {fn.__name__}: {error}.") from None
             if overruns:

@@ -1,9 +1,12 @@
 """Libraries compiled from a text by the machine's own compiler, and kept on disk by what they are made of."""
 
+import ctypes
 import functools
 import os
 import pathlib
 import platform
+import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -17,42 +20,61 @@ from ._source import read_source
 _FLAGS = ("-O2", "-fPIC", "-shared")
 _COMPILERS = {"c": ("CC", ("cc", "gcc", "clang")), "c++": ("CXX", ("c++", "g++", "clang++"))}
 
+# Headers of C say it for C++ alone, and may be part of the text.
+_GUARDED = re.compile(r'^[ \t]*#[ \t]*if[^\n]*\b__cplusplus\b[^\n]*\s+extern "C"', re.MULTILINE)
+
 
 def built(source: str | os.PathLike[str], options: Sequence[str], who: str, *, is_handler: bool) -> pathlib.Path:
-    """The path of the library. It is C++ if it is a handler, if it says `extern "C"`, or if its file says so; else C.
+    """The path of the library: of C++ if it is a handler, if its file says so, or if `extern "C"` has no guard for C; else of C.
 
     **Raises:** `ValueError` with what the compiler says, or where there is none.
     """
     text, file = read_source(source, who, options)
-    is_cpp = is_handler or 'extern "C"' in text or file.endswith((".cc", ".cpp", ".cxx"))
+    says_so = 'extern "C"' in _GUARDED.sub("", text) and not file.endswith(".c")
+    is_cpp = is_handler or says_so or file.endswith((".cc", ".cpp", ".cxx"))
     language = "c++" if is_cpp else "c"
     file = file if not isinstance(source, str) else "source.cc" if is_cpp else "source.c"
     folder = [] if isinstance(source, str) else ["-I", os.path.dirname(os.path.abspath(source))]
-    command = [_compiler(language, who), *(["-std=c++17"] if is_cpp else []), *_FLAGS, *options, *folder]
+    compiler = _compiler(language, who)
+    arguments = [*(["-std=c++17"] if is_cpp else []), *_FLAGS, *options, *folder]
     headers, headers_version = xla.headers() if is_handler else ("", "")
-    version = _version(command[0])
+    version = _version(compiler, who)
     # What is made for this processor is not for another one that shares the folder.
     processor = xla.device_text("cpu") if any("native" in option for option in options) else platform.machine()
-    key = key_of(("library", text, file, command, version, processor, headers_version))
+    key = key_of(("library", text, file, compiler, arguments, version, processor, headers_version))
     library = cache_folder() / f"{key}.so"
-    if not library.exists():
-        _build(
-            [*command, *(["-isystem", headers] if headers else [])], language, f'#line 1 "{file}"\n{text}', library, who
-        )
+    # One that was cut off, as where the machine stopped, is made again.
+    if not library.exists() or _why_not_loaded(library) is not None:
+        arguments += ["-isystem", headers] if headers else []
+        # Libraries that options name come after what needs them.
+        command = [*compiler, "-x", language, "-", "-x", "none", *arguments]
+        _build(command, f'#line 1 "{file}"\n{text}', library, who)
+        if (error := _why_not_loaded(library)) is not None:
+            raise ValueError(
+                f"{who}: the library that was compiled from the source cannot be loaded ({error}). Name what it lacks in "
+                f"options, as -lNAME; or, if {library.parent} does not allow to run files, set EQXCALLBACK_CACHE_DIR."
+            )
     return library
 
 
-def _build(command: Sequence[str], language: str, text: str, library: pathlib.Path, who: str) -> None:
+def _why_not_loaded(library: pathlib.Path) -> OSError | None:
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return error
+    return None
+
+
+def _build(command: Sequence[str], text: str, library: pathlib.Path, who: str) -> None:
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         # Others see it whole or not at all.
         with tempfile.TemporaryDirectory(dir=library.parent, prefix=".new-") as folder:
             made = pathlib.Path(folder, "library.so")
-            # Libraries that options name come after what needs them.
-            arguments = [command[0], "-x", language, "-", "-x", "none", *command[1:], "-o", str(made)]
-            done = subprocess.run(arguments, input=text, capture_output=True, text=True, check=False)
+            done = subprocess.run([*command, "-o", str(made)], input=text.encode(), capture_output=True, check=False)
             if done.returncode != 0:
-                raise ValueError(f"{who}: the source does not compile:\n{done.stderr.strip()}")
+                log = done.stderr.decode(errors="replace").strip()
+                raise ValueError(f"{who}: the source does not compile:\n{log}")
             os.replace(made, library)
     except OSError as error:
         raise ValueError(
@@ -60,11 +82,14 @@ def _build(command: Sequence[str], language: str, text: str, library: pathlib.Pa
         ) from None
 
 
-def _compiler(language: str, who: str) -> str:
+def _compiler(language: str, who: str) -> tuple[str, ...]:
+    """The path of the compiler, and arguments that the environment gives it, as in `CC="ccache gcc"`."""
     variable, names = _COMPILERS[language]
-    for name in (os.environ.get(variable), *names):
-        if name and (path := shutil.which(name)):
-            return path
+    if asked := shlex.split(os.environ.get(variable, "")):
+        names = (asked[0],)
+    for name in names:
+        if path := shutil.which(name):
+            return path, *asked[1:]
     raise ValueError(
         f"{who}: expected a compiler of {language.upper()} to compile the source; found none of {', '.join(names)}. Install "
         f"one, or say where it is by the environment variable {variable}."
@@ -72,5 +97,9 @@ def _compiler(language: str, who: str) -> str:
 
 
 @functools.cache
-def _version(compiler: str) -> str:
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+def _version(compiler: tuple[str, ...], who: str) -> str:
+    try:
+        done = subprocess.run([*compiler, "--version"], capture_output=True, check=False)
+    except OSError as error:
+        raise ValueError(f"{who}: the compiler {compiler[0]} cannot be run ({error}). Install another one.") from None
+    return done.stdout.decode(errors="replace")

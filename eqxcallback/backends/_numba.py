@@ -153,7 +153,8 @@ def _cfunc(
     function: Callable[..., object], options: tuple[tuple[str, Any], ...], text: str, types: tuple[object, ...]
 ) -> Any:
     numba = need_numba()
-    compiled = function if hasattr(function, "py_func") else numba.njit(function, **dict(options))
+    given = {name: set(value) if isinstance(value, frozenset) else value for name, value in options}
+    compiled = function if hasattr(function, "py_func") else numba.njit(function, **given)
     names: dict[str, Any] = {"function": compiled, "carray": numba.carray}
     exec(compile(text, "<eqxcallback numba>", "exec"), names)
     return numba.cfunc(numba.types.int32(*types))(names["wrapper"])

@@ -14,23 +14,28 @@ _ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once\b", re.MULTILINE)
 # Of GCC, Clang and NVRTC: joined to a folder, or before it.
 _FOLDER_OPTIONS = ("--include-path", "-isystem", "-iquote", "-idirafter", "-I")
 _FILE_OPTIONS = ("--pre-include", "-include", "-imacros")
+_HERE = pathlib.Path()  # compilers look for `#include "..."` in the working directory too
 
 
 def read_source(source: str | os.PathLike[str], who: str, options: Sequence[str] = ()) -> tuple[str, str]:
     """The text, and the name of its file for the compiler's messages.
 
-    A file that a file includes from beside it is in the text. Where `options` of the compiler say that headers are elsewhere, a
-    comment at the end of the text differs with what is in them. The system's are not looked at.
+    A file that a file includes from beside it is in the text. A comment at the end of the text differs with what is in other
+    files: headers in the working directory and where `options` of the compiler say, and objects and static libraries that
+    these name. The system's are not looked at.
     """
     if isinstance(source, str):
-        text, file, beside = source, "source.cu", []
+        text, file, beside = source, "source.cu", [_HERE]
     else:
         path = pathlib.Path(source)
-        text, file, beside = _expanded(path.resolve(), who, (), set(), path.name), path.name, [path.parent]
-    headers = list(_headers(text, beside, _given(options, _FOLDER_OPTIONS), _given(options, _FILE_OPTIONS)))
-    if headers:
-        digest = hashlib.blake2b(b"\0".join(headers), digest_size=16).hexdigest()
-        text += f"\n/* Headers: {digest} */\n"
+        text, file, beside = _expanded(path.resolve(), who, (), set(), path.name), path.name, [path.parent, _HERE]
+    read = [
+        *_headers(text, beside, _given(options, _FOLDER_OPTIONS), _given(options, _FILE_OPTIONS)),
+        *(path.read_bytes() for path in _linked(options) if path.is_file()),
+    ]
+    if read:
+        digest = hashlib.blake2b(b"\0".join(read), digest_size=16).hexdigest()
+        text += f"\n/* Files: {digest} */\n"
     return text, file
 
 
@@ -49,9 +54,11 @@ def _expanded(
 ) -> str:
     """Lines keep the numbers that they have in their files. `inside` are the files that include this one."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig")  # compilers know the mark of UTF-8 at the beginning of a file alone
     except OSError as error:
         raise ValueError(f"{who}: the source {path} cannot be read ({error}).") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{who}: expected the source {path} to be in UTF-8; got {error}. Save it so.") from None
     inside = (*inside, path)
     if _ONCE.search(text):
         once.add(path)
@@ -79,22 +86,28 @@ def _given(options: Sequence[str], names: Sequence[str]) -> list[str]:
     return values
 
 
+def _linked(options: Sequence[str]) -> list[pathlib.Path]:
+    """Return where objects and static libraries may be that `options` name, by a path or as `-lname`."""
+    folders, names = _given(options, ("-L",)), _given(options, ("-l",))
+    return [*map(pathlib.Path, options), *(pathlib.Path(place, f"lib{name}.a") for place in folders for name in names)]
+
+
 def _headers(
     text: str, beside: Sequence[pathlib.Path], folders: Sequence[str], files: Sequence[str]
 ) -> Iterator[bytes]:
     """The content of each header that can be found."""
     seen: set[pathlib.Path] = set()
     waiting = [
-        *((name, [pathlib.Path(), *beside]) for name in files),
+        *((name, [_HERE, *beside]) for name in files),
         *((name, beside) for name in _ANYWHERE.findall(text)),
     ]
     while waiting:
         name, near = waiting.pop()
-        found = (pathlib.Path(folder, name) for folder in (*near, *folders))
-        path = next((path.resolve() for path in found if path.is_file()), None)
-        if path is None or path in seen:
-            continue
-        seen.add(path)
-        content = path.read_bytes()
-        yield content
-        waiting += [(inner, [path.parent]) for inner in _ANYWHERE.findall(content.decode(errors="replace"))]
+        # Which of several the compiler takes is its own affair.
+        for path in {pathlib.Path(folder, name).resolve(): None for folder in (*near, *folders)}:
+            if path in seen or not path.is_file():
+                continue
+            seen.add(path)
+            content = path.read_bytes()
+            yield content
+            waiting += [(inner, [path.parent]) for inner in _ANYWHERE.findall(content.decode(errors="replace"))]

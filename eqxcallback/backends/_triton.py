@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
+import inspect
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -84,7 +85,7 @@ def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
     if version < OLDEST_OF_TRITON:
         raise ValueError(f"{call.who}: expected arch to be sm_{OLDEST_OF_TRITON} or newer; got {arch}.")
     is_cubin, known = _target(arch)
-    types = tuple(None if aval is None else f"*{_type(aval.dtype, name, call)}" for name, aval in call.pointers)
+    types = _types(call)
     # A value that is a multiple of 16 lets the compiler load more at once.
     scalars = tuple((name, _type(dtype, name, call), _is_multiple(value)) for name, dtype, value in call.scalars)
     images, steps, hidden = [], [], 0
@@ -113,11 +114,13 @@ def compiled(kernel: TritonKernel, call: DeviceCall) -> Program:
 
 def launches(kernel: TritonKernel, call: DeviceCall) -> Iterator[tuple[Any, _Settings, Any]]:
     """Yield for each launch the function, its constexprs and its grid."""
+    _types(call)
     for part in (kernel, *kernel.then):
         settings = _settings(part, _target(architecture(kernel.arch))[1], call)
         for name in _OPTIONS:
             del settings[name]
-        yield _imported(part, call.who), settings, dims(call.value(part.grid, "grid", **settings), f"{call.who}: grid")
+        fn, grid = _imported(part, call.who), call.value(part.grid, "grid", **settings)
+        yield fn, settings, dims(grid, f"{call.who}: expected grid")
 
 
 def _target(arch: str) -> tuple[bool, int]:
@@ -144,8 +147,7 @@ def _function(kernel: TritonKernel, who: str) -> Any:
     fn = _imported(kernel, who)
     if not hasattr(fn, "cache_key"):
         raise ValueError(
-            f"{who}: expected fn to be a triton.jit function; got {fn!r}. Nothing is tuned when it runs: pass `choose` in place "
-            "of `triton.autotune`, or several kernels, of which eqxcallback.tune finds the fastest."
+            f"{who}: expected a process in which Triton compiles; got one in which it interprets. Unset TRITON_INTERPRET."
         )
     check_readable(fn, who)
     return fn
@@ -160,7 +162,17 @@ def _imported(kernel: TritonKernel, who: str) -> Any:
         except (ImportError, AttributeError) as error:
             remedy = "" if importlib.util.find_spec("triton") else " Install eqxcallback[triton]."
             raise ValueError(f"{who}: the kernel {kernel.fn} cannot be imported ({error}).{remedy}") from None
+    if not (hasattr(fn, "arg_names") and inspect.isfunction(getattr(fn, "fn", None))):
+        raise ValueError(
+            f"{who}: expected fn to be a triton.jit function; got {fn!r}. Nothing is tuned when it runs: pass `choose` in place "
+            "of `triton.autotune`, or several kernels, of which eqxcallback.tune finds the fastest."
+        )
     return fn
+
+
+def _types(call: DeviceCall) -> tuple[str | None, ...]:
+    """Return what Triton calls the types of the pointers. Raises an error for one that it lacks."""
+    return tuple(None if aval is None else f"*{_type(aval.dtype, name, call)}" for name, aval in call.pointers)
 
 
 def _type(dtype: DType, name: str, call: DeviceCall) -> str:

@@ -3,4 +3,8 @@
 from ._build import build as build
 from ._cuda import CudaLibrary as CudaLibrary, unavailable as unavailable
 from ._errors import NotEmulated as NotEmulated
-from ._triton import TritonFunction as TritonFunction, need_triton as need_triton
+from ._triton import (
+    TritonFunction as TritonFunction,
+    need_triton as need_triton,
+    portable_constants as portable_constants,
+)

@@ -14,9 +14,17 @@ from collections.abc import Sequence
 
 _HERE = pathlib.Path(__file__).parent
 _HEADERS = sorted(_HERE.glob("cuda_cpu*.h"))
-# Shared memory whose size the launch says, inside of a function.
-_ALIGN = r"(?:(?:__align__|alignas)\s*\(\s*\w+\s*\)\s*)?"
-_DYNAMIC = re.compile(rf"\bextern\s+{_ALIGN}__shared__\s+{_ALIGN}([\w:<>]+(?:\s+[\w:<>]+)*)\s+(\w+)\s*\[\s*\]\s*;")
+# Shared memory whose size the launch says.
+_ALIGN = r"(?:(?:__align__|alignas)\s*\((?:[^()]|\([^()]*\))*\)\s*)?"
+_DYNAMIC = re.compile(
+    rf"\bextern\s+(volatile\s+)?{_ALIGN}__shared__\s+{_ALIGN}([\w:<>]+(?:\s+[\w:<>]+)*)\s+(\w+)\s*\[\s*\]\s*;"
+)
+# What else g++ has another word for: CUDA says some of them twice.
+_SAID_TWICE = re.compile(r"\bstatic\s+(?=__shared__)|\binline\b(?=[^;{}()]*\b__forceinline__\b)")
+_SCOPES = re.compile(
+    r"""//[^\n]*|/\*.*?\*/|'(?:\\.|[^'\\\n])*'|(?P<named>\bnamespace\b[\w:\s]*\{|\bextern\s*"C"\s*\{)|"(?:\\.|[^"\\\n])*"|[{}]""",
+    re.DOTALL,
+)
 # -O1 is built faster than it is slower. Aliasing: kernels read elements in packs of 16 bytes. longjmp between stacks is
 # what _FORTIFY_SOURCE takes for an attack. A kernel may have the name of a function of the process, or of another build.
 # GPUs refuse a vector at an address that is not a multiple of its alignment: the trap is a signal, see cuda_cpu_faults.h.
@@ -24,6 +32,7 @@ _FLAGS = (
     *("-std=c++17", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"),
     *("-fno-gnu-unique", "-Wl,-Bsymbolic"),
     *("-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"),
+    "-fstack-clash-protection",  # large arrays end at the guard of a stack, and do not skip it
     # Kernels that run one after the other have the same parameters.
     *("-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-unused-parameter"),
 )
@@ -58,7 +67,7 @@ def build(
     **Raises:** `RuntimeError` with what g++ says, and `OSError` where it is not installed.
     """
     text = source + "".join(_EXPORT.format(index=index, entry=entry) for index, entry in enumerate(entries))
-    text = _DYNAMIC.sub(r"DYN_SHARED(\1, \2);", text)
+    text = _SAID_TWICE.sub("", _with_dynamic_memory(text))
     include = cuda_include_dir()
     command = ["g++", *_FLAGS, *flags, *(["-g1", f"-fsanitize={sanitize}"] if sanitize else [])]
     # What is built depends on the headers, and not on where they are: environments side by side share it.
@@ -72,13 +81,30 @@ def build(
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             made = pathlib.Path(folder) / library.name
             environment = {**os.environ, "LC_ALL": "C"}  # its messages are read
-            result = subprocess.run(
-                [*command, "-o", str(made)], input=text, capture_output=True, text=True, env=environment
-            )
+            asked = [*command, "-o", str(made)]
+            result = subprocess.run(asked, input=text.encode(), capture_output=True, env=environment)
             if result.returncode != 0:
-                raise RuntimeError(f"g++ refused {', '.join(entries)}:\n{result.stderr}")
+                raise RuntimeError(f"g++ refused {', '.join(entries)}:\n{result.stderr.decode(errors='replace')}")
             made.replace(library)
     return library
+
+
+def _with_dynamic_memory(text: str) -> str:
+    """Declare it as cuda_cpu.h does, which differs for what all functions of a file share."""
+    ends = [match for match in _SCOPES.finditer(text) if match[0][-1] in "{}"]
+
+    def replace(match: re.Match[str]) -> str:
+        inside: list[bool] = []  # of what is open, whether it is a function
+        for end in ends:
+            if end.start() > match.start():
+                break
+            if end[0] != "}":
+                inside.append(end["named"] is None)
+            elif inside:
+                inside.pop()
+        return f"DYN_SHARED{'' if any(inside) else '_OF_FILE'}({match[1] or ''}{match[2]}, {match[3]});"
+
+    return _DYNAMIC.sub(replace, text)
 
 
 @functools.cache

@@ -51,9 +51,15 @@ class TritonFunction:
         return cls(pickle.dumps(_described(fn)))
 
     def run(
-        self, grid: Sequence[int], pointers: Mapping[str, np.ndarray | None], constants: Mapping[str, object]
+        self,
+        grid: Sequence[int],
+        pointers: Mapping[str, np.ndarray | None],
+        scalars: Mapping[str, object],
+        constants: bytes,
     ) -> list[str]:
         """Run its programs one after another. Arrays are what the kernel leaves; those over the same memory stay so.
+
+        **Arguments:** `constants`: as `portable_constants` makes them.
 
         **Returns:** the names of the pointers beyond whose arrays it has written.
 
@@ -68,11 +74,21 @@ class TritonFunction:
         order = {address: i for i, address in enumerate(arrays)}
         places = {name: None if a is None else order[a.ctypes.data] for name, a in pointers.items()}
         memory = [(array.tobytes(), array.dtype.name, array.size) for array in arrays.values()]
-        left, overrun = _process().ask((self.portable, tuple(grid), memory, places, dict(constants)))
+        left, overrun = _process_of(os.getpid()).ask(
+            (self.portable, tuple(grid), memory, places, dict(scalars), constants)
+        )
         for array, data, (before, _, _) in zip(arrays.values(), left, memory, strict=True):
             if data != before:
                 array[...] = np.frombuffer(data, np.uint8).view(array.dtype).reshape(array.shape)
         return [name for name, i in places.items() if i in overrun]
+
+
+def portable_constants(constants: Mapping[str, object]) -> bytes:
+    """**Raises:** `NotEmulated` if another process cannot have them."""
+    try:
+        return pickle.dumps(dict(constants))
+    except Exception as error:
+        raise NotEmulated(f"a constexpr cannot be sent to another process ({error}).") from None
 
 
 def _described(fn: Any) -> list[dict[str, Any]]:
@@ -131,9 +147,13 @@ def _value(name: str, value: Any, function: types.FunctionType) -> tuple[str, An
 
 
 class _Process:
-    """The interpreter. Calls from several threads take turns."""
+    """The interpreter. Calls from several threads take turns.
 
-    def __init__(self) -> None:
+    **Arguments:** `parent`: the process that asks. One that is forked from it must not read its answers, nor wait for an end.
+    """
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -150,6 +170,10 @@ class _Process:
                 code = process.wait()
                 self._close()
                 raise RuntimeError(f"the process of Triton's interpreter ended with status {code}") from None
+            except BaseException:  # the answer that is due would be that of the next question
+                process.kill()
+                self._close()
+                raise
         if isinstance(answer, str):
             raise RuntimeError(answer)
         return answer
@@ -168,10 +192,8 @@ class _Process:
 
     def _close(self) -> None:
         process, self._process = self._process, None
-        if process is not None:
+        if process is not None and self._parent == os.getpid():
             process.communicate()
 
 
-@functools.cache
-def _process() -> _Process:
-    return _Process()
+_process_of = functools.cache(_Process)

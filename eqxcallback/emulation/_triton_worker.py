@@ -77,19 +77,22 @@ class _Functions:
     @classmethod
     def kernel(cls, portable: bytes) -> Any:
         if portable not in cls._known:
-            cls._known[portable] = cls._made(pickle.loads(portable))
+            cls._known[portable] = cls._made(pickle.loads(portable), len(cls._known))
         return cls._known[portable]
 
     @staticmethod
-    def _made(described: list[dict[str, Any]]) -> Any:
-        """The first one. They may call each other."""
+    def _made(described: list[dict[str, Any]], number: int) -> Any:
+        """The first one. They may call each other.
+
+        **Arguments:** `number`: which kernel it is, as no two files may have one name.
+        """
         import triton
         import triton.language as tl
 
         namespaces, made = [], []
         for i, function in enumerate(described):
             # Triton reads the source again, and rewrites it.
-            file = f"<{function['name']} {i} of {id(described)}>"
+            file = f"<{function['name']} {i} of {number}>"
             text = function["source"]
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
             namespace: dict[str, Any] = {"__name__": "emulated", "_language": tl}  # Triton looks for it, and patches it
@@ -120,12 +123,14 @@ def _run(
     grid: tuple[int, ...],
     memory: list[tuple[bytes, str, int]],
     pointers: dict[str, int | None],
-    constants: dict[str, Any],
+    scalars: dict[str, Any],
+    constants: bytes,
 ) -> tuple[list[bytes], list[int]]:
     """The memory as the kernel leaves it, and which parts of it were overrun."""
     import ml_dtypes
 
     function = _Functions.kernel(portable)
+    values = scalars | pickle.loads(constants)
     blocks, inner = [], []
     for data, dtype, size in memory:
         kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
@@ -137,7 +142,7 @@ def _run(
     tensors = {name: None if i is None else _Tensor(inner[i]) for name, i in pointers.items()}
     # What a kernel computes of rows past the end, and does not store, may be anything.
     with np.errstate(all="ignore"):
-        function[grid](**tensors, **constants)
+        function[grid](**tensors, **values)
     overrun = [
         i
         for i, (block, place) in enumerate(zip(blocks, inner, strict=True))

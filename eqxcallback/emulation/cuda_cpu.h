@@ -9,7 +9,8 @@
 // Of mma there is one shape, of ldmatrix one, and cp.async, as functions: cuda_cpu_mma.h, cuda_cpu_copies.h.
 //
 // Not here: inline PTX, other shapes of mma, copies by TMA, cooperative groups, textures, several launches at a
-// time on one OS thread, waits between blocks. `extern __shared__ T name[]` has become DYN_SHARED(T, name) before.
+// time on one OS thread, waits between blocks. `extern __shared__ T name[]` has become DYN_SHARED(T, name) before, or
+// DYN_SHARED_OF_FILE(T, name) outside of functions.
 // Memory is that of the CPU: there are no weak orders to get wrong: a missing __syncwarp is not found.
 #pragma once
 
@@ -34,12 +35,14 @@
 #undef __shared__
 #undef __constant__
 #undef __forceinline__
+#undef __noinline__
 #undef __launch_bounds__
 #define __global__
 #define __device__
 #define __host__
-#define __constant__ static
+#define __constant__
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #ifndef __align__
 #define __align__(bytes) __attribute__((aligned(bytes)))
@@ -51,6 +54,9 @@
 #define __shared__ static thread_local
 #endif
 #define DYN_SHARED(T, name) T* const name = static_cast<T*>(cuda_cpu::current->dynamic)
+#define DYN_SHARED_OF_FILE(T, name) \
+  static thread_local T* name;      \
+  static const cuda_cpu::DynamicName cuda_cpu_##name([](void* memory) { name = static_cast<T*>(memory); })
 
 #define threadIdx (cuda_cpu::current->fiber->index)
 #define blockIdx (cuda_cpu::current->index)
@@ -73,6 +79,13 @@ inline void __threadfence() {}
 inline void __threadfence_block() {}
 inline void __threadfence_system() {}
 inline void __nanosleep(unsigned) {}
+[[noreturn]] inline void __trap() { cuda_cpu::fail(cuda_cpu::who() + "calls __trap"); }
+#ifdef __GLIBC__
+// What `assert` calls, in place of the C library's, which ends the process.
+extern "C" [[noreturn]] inline void __assert_fail(const char* what, const char*, unsigned line, const char*) noexcept {
+  cuda_cpu::fail(cuda_cpu::who() + "breaks the assertion " + what + " in line " + std::to_string(line));
+}
+#endif
 
 inline unsigned __ballot_sync(unsigned mask, int flag, int line = __builtin_LINE()) {
   return static_cast<unsigned>(cuda_cpu::meet(mask, flag != 0, cuda_cpu::kBallot, {"__ballot_sync", line}));
@@ -151,6 +164,9 @@ T atomicXor(T* address, cuda_cpu::Same<T> value) {
 }
 inline unsigned atomicInc(unsigned* address, unsigned last) {
   return std::exchange(*address, *address >= last ? 0 : *address + 1);
+}
+inline unsigned atomicDec(unsigned* address, unsigned last) {
+  return std::exchange(*address, *address == 0 || *address > last ? last : *address - 1);
 }
 template <class T>
 T atomicCAS(T* address, cuda_cpu::Same<T> expected, cuda_cpu::Same<T> value) {

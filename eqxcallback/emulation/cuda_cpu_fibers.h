@@ -85,7 +85,15 @@ struct Block {
   bool copies_arrive_early = false;
 };
 
-constexpr size_t kStackBytes = 256 << 10;
+// The lowest bytes of a stack may not be touched: a multiple of all sizes of pages.
+constexpr size_t kGuardBytes = 64 << 10, kStackBytes = kGuardBytes + (256 << 10);
+
+// Of names of dynamic shared memory that are those of a file.
+struct DynamicName {
+  using Set = void (*)(void* memory);
+  static inline std::vector<Set> all;
+  explicit DynamicName(Set set) { all.push_back(set); }
+};
 
 // AddressSanitizer has to know which stack is in use.
 inline void announce_fiber([[maybe_unused]] Fiber& fiber) {
@@ -120,6 +128,14 @@ inline void wait() {
 [[noreturn]] inline void fail(const std::string& error) {
   current->error = error;
   to_scheduler();
+}
+
+// The running thread, which begins a sentence.
+inline std::string who() {
+  const auto text = [](const uint3& of) {
+    return "(" + std::to_string(of.x) + ", " + std::to_string(of.y) + ", " + std::to_string(of.z) + ") ";
+  };
+  return "thread " + text(current->fiber->index) + "of block " + text(current->index);
 }
 
 inline void wake(Fiber& fiber) {

@@ -65,6 +65,7 @@ struct Stacks {
     void* memory = mmap(nullptr, count * kStackBytes, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     data = static_cast<char*>(memory);
+    for (size_t i = 0; i < count; ++i) mprotect(data + i * kStackBytes, kGuardBytes, PROT_NONE);
   }
   ~Stacks() { munmap(data, count * kStackBytes); }
   Stacks(const Stacks&) = delete;
@@ -102,6 +103,7 @@ inline void run_grid(const std::function<void()>& kernel, const unsigned grid[3]
         block.index = {x, y, z};
         shared.poison(&block);
         std::memset(block.dynamic, 0xff, shared_bytes);
+        for (const DynamicName::Set set : DynamicName::all) set(block.dynamic);
         run(block, seed == 0 ? nullptr : &random);
       }
     }

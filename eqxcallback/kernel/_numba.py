@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 
 from ._checks import check_function, frozen_mapping, hash_of
 from ._contract import Aliases, KernelContract
+from ._launched import texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +72,19 @@ class NumbaKernel(KernelContract):
                 f"{who}: expected no parallel=True: XLA calls kernels from several threads, which Numba's own cannot share. Pass "
                 "rows='parallel', or the names of the arrays whose rows are independent."
             )
-        for field in ("options", "aliases"):
-            frozen_mapping(self, field)
-        if isinstance(self.rows, list):
-            object.__setattr__(self, "rows", tuple(self.rows))
+        # Kernels are compared and hashed. `fastmath` may be a set.
+        options = {name: frozenset(value) if isinstance(value, set) else value for name, value in self.options.items()}
+        for name, value in options.items():
+            try:
+                hash(value)
+            except TypeError:
+                raise TypeError(
+                    f"{who}: expected options that are hashable; got {name}={value!r}. Pass what numba.njit has made with it."
+                ) from None
+        object.__setattr__(self, "options", options)
+        frozen_mapping(self, "aliases")
+        if self.rows is not None and self.rows != "parallel":
+            object.__setattr__(self, "rows", texts(self.rows, "rows", who))
         check_function(self.supports, "supports", who)
         check_function(self.out_type, "out_type", who)
 

@@ -1,6 +1,7 @@
 """Texts and files that kernels are made of."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -13,9 +14,10 @@ def freeze_source(kernel: Any, language: str, who: str) -> None:
             )
     elif kernel.source is not None:
         object.__setattr__(kernel, "source", _Path(absolute(kernel.source, "source to be a text or a path", who)))
-    options = (kernel.options,) if isinstance(kernel.options, str) else tuple(kernel.options)
-    object.__setattr__(kernel, "options", options)
-    if not all(isinstance(option, str) for option in options):
+    options = (kernel.options,) if isinstance(kernel.options, str) else kernel.options
+    if isinstance(options, Sequence) and all(isinstance(option, str) for option in options):
+        object.__setattr__(kernel, "options", tuple(options))
+    else:
         raise TypeError(f"{who}: expected options to be strings; got {kernel.options!r}.")
 
 
@@ -39,7 +41,7 @@ def freeze_library(kernel: Any, who: str) -> None:
 def absolute(path: Any, expected: str, who: str) -> str:
     """Another working directory must not make it another kernel."""
     try:
-        return os.path.abspath(os.fspath(path))
+        return os.path.abspath(os.fsdecode(path))
     except TypeError:
         raise TypeError(f"{who}: expected {expected}; got {path!r}.") from None
 

@@ -119,6 +119,15 @@ def test_a_status():
     assert "float64[2,2]" in str(caught.value)
 
 
+def test_the_text_of_a_status_has_two_lines():
+    with jax.enable_x64(True):
+        texts = {1: "one\n3=wrong", 3: "negative\nnumbers"}
+        function = kernel("softmax_rows", "x.size", "x.shape[-1]", "x", "out", status=texts)
+        op = Op("softmax_rows", kernels={"cpu": function}, reference=lambda x: x)
+        with pytest.raises(eqxc.KernelError, match=r"it returned 3: negative numbers \["):
+            op(jnp.full((2, 2), -1.0))
+
+
 def test_a_status_that_nobody_asked_for_is_no_error():
     with jax.enable_x64(True):
         function = kernel("softmax_rows", "x.size", "x.shape[-1]", "x", "out")

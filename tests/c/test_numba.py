@@ -212,11 +212,24 @@ def test_parameters_that_the_call_does_not_have():
         (lambda: NumbaKernel(saxpy, options={"parallel": True}), "expected no parallel=True"),
         (lambda: NumbaKernel(3), "NumbaKernel: expected a function; got 3"),  # pyright: ignore[reportArgumentType]
         (lambda: NumbaKernel(saxpy, options=3), "expected options to be those of numba.njit; got 3"),  # pyright: ignore[reportArgumentType]
+        (
+            lambda: NumbaKernel(saxpy, options={"locals": {}}),
+            "expected options that are hashable; got locals={}. Pass what",
+        ),
+        (lambda: NumbaKernel(saxpy, rows=3), "expected rows to be a tuple of texts; got 3"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_declarations(make, error):
     with pytest.raises((TypeError, ValueError), match=re.escape(error)):
         make()
+
+
+def test_an_option_that_is_a_set():
+    kernel = NumbaKernel(saxpy, options={"fastmath": {"nnan", "contract"}})
+    assert hash(kernel) == hash(NumbaKernel(saxpy, options={"fastmath": {"contract", "nnan"}}))
+    assert Op("saxpy", kernels={"cpu": kernel}, reference=saxpy_reference)(
+        jnp.ones(2), jnp.ones(2), a=2.0
+    ).tolist() == [3, 3]
 
 
 def test_it_is_compiled_once_for_its_types(monkeypatch):

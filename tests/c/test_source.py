@@ -14,6 +14,7 @@ import pytest
 
 import eqxcallback as eqxc
 from eqxcallback import CKernel, NativeKernel, Op
+from eqxcallback.backends import load, store
 
 from . import library
 
@@ -53,7 +54,8 @@ def test_c():
 
 
 def test_cpp_that_says_extern_c():
-    source = '#include <cmath>\nextern "C" ' + TIMES.split("\n", 2)[2].replace("fabsf", "std::abs")
+    standard = "#if __cplusplus < 201703L\n#error old\n#endif\n"
+    source = standard + '#include <cmath>\nextern "C" ' + TIMES.split("\n", 2)[2].replace("fabsf", "std::abs")
     op = op_of(CKernel("times", source=source, parameters=PARAMETERS))
     np.testing.assert_array_equal(op(jnp.array([-1.0, 2.0]), a=2.0), [2, 4])
 
@@ -110,6 +112,51 @@ def test_files_that_are_included_more_than_once(tmp_path):
     assert op(jnp.ones(1), a=1.0).tolist() == [10]
 
 
+def test_a_header_in_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    op = op_of(
+        CKernel("times", source='#include "factor.h"\n' + TIMES.replace("a *", "FACTOR *"), parameters=PARAMETERS)
+    )
+    for factor in (5, 6):
+        (tmp_path / "factor.h").write_text(f"#define FACTOR {factor}\n")
+        assert jax.jit(lambda x: op(x, a=1.0))(jnp.ones(1)).tolist() == [factor]
+
+
+@pytest.mark.parametrize("options", [("{}/factor.o",), ("-L{}", "-lfactor")], ids=["an object", "a library"])
+def test_what_options_link_changes(tmp_path, options):
+    source = "float factor(void);\n" + TIMES.replace("a *", "factor() *")
+    options = tuple(option.format(tmp_path) for option in options)
+    op = op_of(CKernel("times", source=source, parameters=PARAMETERS, options=options))
+    for factor in (5, 6):
+        (tmp_path / "factor.c").write_text(f"float factor(void) {{ return {factor}; }}\n")
+        subprocess.run(["gcc", "-fPIC", "-c", "factor.c"], cwd=tmp_path, check=True)
+        subprocess.run(["ar", "rcs", "libfactor.a", "factor.o"], cwd=tmp_path, check=True)
+        assert jax.jit(lambda x: op(x, a=1.0))(jnp.ones(1)).tolist() == [factor]
+
+
+def test_c_whose_header_is_for_cpp_too(tmp_path):
+    """`extern "C"` for the case of a compiler of C++ does not make it C++, which has no `restrict`."""
+    declared = "void times(long, float, const float*, float*);"
+    header = f'#ifdef __cplusplus\nextern "C" {{\n#endif\n{declared}\n#ifdef __cplusplus\n}}\n#endif\n'
+    (tmp_path / "times.h").write_text(header)
+    source = TIMES.replace("float* out", "float* restrict out")
+    file = tmp_path / "times.c"
+    file.write_text('#include "times.h"\n' + source)
+    for given in (file, header + source):
+        assert op_of(CKernel("times", source=given, parameters=PARAMETERS))(jnp.ones(1), a=3.0).tolist() == [3]
+
+
+def test_the_encoding_of_a_file(tmp_path):
+    file = tmp_path / "times.c"
+    file.write_bytes(b"\xef\xbb\xbf" + TIMES.encode())  # as editors on Windows write it
+    assert op_of(CKernel("times", source=file, parameters=PARAMETERS))(jnp.ones(1), a=3.0).tolist() == [3]
+    file.write_bytes(b"/* caf\xe9 */" + TIMES.encode())
+    with pytest.raises(
+        ValueError, match=r"times\[c\]: expected the source .*times\.c to be in UTF-8; got .* Save it so"
+    ):
+        op_of(CKernel("times", source=file, parameters=PARAMETERS))(jnp.ones(2), a=3.0)
+
+
 def test_it_is_compiled_once(cache, monkeypatch):
     op = op_of(CKernel("times", source=TIMES, parameters=PARAMETERS))
     op(jnp.ones(2), a=1.0)
@@ -151,10 +198,70 @@ def test_the_compiler_that_the_environment_names(tmp_path, monkeypatch):
     assert op(jnp.ones(1), a=1.0).tolist() == [7]
 
 
+def test_a_compiler_with_arguments(monkeypatch):
+    monkeypatch.setenv("CC", "env gcc -DFACTOR=7")  # a launcher, as ccache is
+    op = op_of(CKernel("times", source=TIMES.replace("a *", "FACTOR *"), parameters=PARAMETERS))
+    assert op(jnp.ones(1), a=1.0).tolist() == [7]
+
+
+def test_a_compiler_that_is_not_there(tmp_path, monkeypatch):
+    """Another one in its place would go unnoticed."""
+    op = op_of(CKernel("times", source=TIMES, parameters=PARAMETERS))
+    monkeypatch.setenv("CC", "gcc-that-is-not-there")
+    with pytest.raises(ValueError, match=r"times\[c\]: expected a compiler of C .*found none of gcc-that-is-not-there"):
+        op(jnp.ones(2), a=1.0)
+    compiler = tmp_path / "compiler"
+    compiler.write_bytes(b"\0")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with pytest.raises(ValueError, match=r"times\[c\]: the compiler .*compiler cannot be run \(.*Exec format error"):
+        op(jnp.ones(2), a=1.0)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF"], ids=["empty", "cut off"])
+def test_a_library_in_the_cache_that_is_not_whole(cache, content):
+    code = f"""
+import eqxcallback as eqxc, jax.numpy as jnp
+kernel = eqxc.CKernel("times", source={TIMES!r}, parameters={PARAMETERS!r}, options="-lm")
+op = eqxc.Op("times", kernels={{"cpu": kernel}}, reference=lambda x, *, a: a * jnp.abs(x))
+print(op(jnp.ones(2), a=3.0).tolist())
+"""
+    for _ in range(2):
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert result.stdout == "[3.0, 3.0]\n"
+        (made,) = cache.iterdir()
+        made.unlink()  # it is loaded by nobody
+        made.write_bytes(content)
+
+
+def test_a_library_that_lacks_a_function():
+    source = "float nowhere(float);\n" + TIMES.replace("fabsf", "nowhere")
+    with pytest.raises(
+        ValueError, match=r"times\[c\]: the library .* cannot be loaded \(.*nowhere\). Name what it lacks"
+    ):
+        op_of(CKernel("times", source=source, parameters=PARAMETERS))(jnp.ones(2), a=1.0)
+
+
+def test_a_cache_in_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EQXCALLBACK_CACHE_DIR", ".")
+    assert op_of(CKernel("times", source=TIMES, parameters=PARAMETERS))(jnp.ones(1), a=3.0).tolist() == [3]
+    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
+
+
 def test_a_cache_that_cannot_be_written(monkeypatch):
     monkeypatch.setenv("EQXCALLBACK_CACHE_DIR", "/proc/nowhere")
     with pytest.raises(ValueError, match=r"cannot be kept in /proc/nowhere .* Set EQXCALLBACK_CACHE_DIR"):
         op_of(CKernel("times", source=TIMES, parameters=PARAMETERS))(jnp.ones(2), a=1.0)
+
+
+def test_an_image_that_cannot_be_kept(cache, monkeypatch):
+    """Nothing of it is left over, as on a disk that is full."""
+    (cache / "key").mkdir(parents=True)
+    store("key", {}, b"image")
+    assert [path.name for path in cache.iterdir()] == ["key"]
+    store("other", {"names": 1}, b"image")
+    assert load("other") == ({"names": 1}, b"image")
 
 
 def test_a_user_without_a_home():
@@ -181,6 +288,7 @@ print(cache_folder(), oct(cache_folder().stat().st_mode), [path.suffix for path 
 
 
 ONE: Any = 1
+NONE: Any = None
 
 
 @pytest.mark.parametrize(
@@ -192,6 +300,7 @@ ONE: Any = 1
             "expected a library, a source or an address; got library and",
         ),
         (lambda: CKernel("times", source=TIMES, options=(ONE,)), "expected options to be strings"),
+        (lambda: CKernel("times", source=TIMES, options=NONE), "expected options to be strings; got None"),
         (lambda: CKernel("times", source=ONE), "expected source to be a text or a path; got 1"),
         (lambda: NativeKernel("Times", source="times.cc"), "expected source to be C++"),
         (lambda: NativeKernel("Times", "lib.so", source=HANDLER), "expected a library or a source; got both"),
@@ -207,6 +316,8 @@ def test_equal_sources_are_one_kernel(tmp_path):
     assert make() == make()
     assert hash(make()) == hash(make())
     assert os.fspath(make().source or "") == str(tmp_path / "times.c")
+    in_bytes: Any = os.fsencode(tmp_path / "times.c")
+    assert os.fspath(CKernel("times", source=in_bytes).source or "") == str(tmp_path / "times.c")
 
 
 WORDS = """

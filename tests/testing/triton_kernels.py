@@ -45,6 +45,25 @@ def affine(shift, x, out, size, factor, BLOCK: tl.constexpr):
     tl.store(out + at, factor * tl.load(x + at, mask=there) + tl.load(shift + at, mask=there), mask=there)
 
 
+@triton.jit
+def doubles(x, out, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + at, 2 * tl.load(x + at, mask=at < size), mask=at < size)
+
+
+@triton.jit
+def scaled(x, out, BLOCK: tl.constexpr, FACTOR: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, FACTOR * tl.load(x + at))
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 8})], key=[])
+@triton.jit
+def tuned(x, out, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at))
+
+
 def sums_of(fn) -> eqxc.Op:
     def size(x):
         return x.shape[-1]

@@ -4,7 +4,7 @@ import importlib
 
 import numpy as np
 
-from eqxcallback.emulation import TritonFunction
+from eqxcallback.emulation import TritonFunction, portable_constants
 
 
 def interpret(module, kernel, grid, args, constants):
@@ -15,7 +15,7 @@ def interpret(module, kernel, grid, args, constants):
     given = dict(zip(names, left, strict=True))
     pointers = {name: arg for name, arg in given.items() if arg is None or isinstance(arg, np.ndarray)}
     scalars = {name: arg for name, arg in given.items() if name not in pointers}
-    assert TritonFunction.of(function).run((grid,), pointers, scalars | constants) == [], (
+    assert TritonFunction.of(function).run((grid,), pointers, scalars, portable_constants(constants)) == [], (
         f"{kernel} writes out of bounds"
     )
     return left
