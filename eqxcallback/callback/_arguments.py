@@ -2,7 +2,7 @@
 
 import inspect
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,13 +12,6 @@ from jax.tree_util import tree_flatten_with_path
 
 from .. import xla
 from ..core import Leaf, PyTree, path_text, ref_text
-
-
-def signature_of(callback: Callable[..., object]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(callback, follow_wrapped=False)  # not that of a function inside
-    except (TypeError, ValueError):  # some callables written in C have none
-        return None
 
 
 def check_signature(

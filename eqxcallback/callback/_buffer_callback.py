@@ -18,9 +18,11 @@ from ..core import (
     callable_name,
     check_aliases,
     check_flags,
+    check_runs,
     path_text,
     resolve_aliases,
     root_name,
+    signature_of,
     strict_statics,
 )
 from . import _arguments
@@ -91,7 +93,7 @@ def buffer_callback(
         raise ValueError(f"{who}: expected vmap_method to be one of {xla.VMAP_METHODS} or None; got {vmap_method!r}.")
     check_flags(who, has_side_effect=has_side_effect, command_buffer_compatible=command_buffer_compatible)
     aliases = check_aliases({} if input_output_aliases is None else input_output_aliases, who)
-    signature = _arguments.signature_of(callback)
+    signature = signature_of(callback)
 
     # What is checked and made once for each tree of arguments, and for each of their types where aliases depend on them.
     calls: dict[Any, tuple[xla.PythonBody, xla.CallSpec, xla.EagerState]] = Memo()
@@ -134,7 +136,8 @@ def _check_callback(callback: object) -> str:
             f"{type(callback).__name__}."
         )
     name = callable_name(callback)
-    signature = _arguments.signature_of(callback)
+    check_runs(f"{_WHO}({name})", "callback(ctx, out, *args) -> None", callback)
+    signature = signature_of(callback)
     if signature is not None:
         try:
             signature.bind_partial(None, None)

@@ -42,6 +42,11 @@ class _WithCompatContext(OwnCallable):
         with contextlib.suppress(TypeError, ValueError):  # some callables written in C have none
             self.__signature__ = inspect.signature(callback, follow_wrapped=False)
 
+    def __reduce__(self) -> tuple[type["_WithCompatContext"], tuple[Callable[..., None]]]:
+        return _WithCompatContext, (
+            self.callback,
+        )  # without the signature: annotations may have no name to be pickled by
+
     def _named_like(self) -> Callable[..., None]:
         return self.callback
 

@@ -16,12 +16,14 @@ from ._checks import (
     check_floats as check_floats,
     check_loss_options as check_loss_options,
     check_one_of as check_one_of,
+    check_runs as check_runs,
     epsilon as epsilon,
     integer as integer,
     integers as integers,
     number as number,
     ref_text as ref_text,
     scale_of as scale_of,
+    signature_of as signature_of,
     soft_cap_of as soft_cap_of,
 )
 from ._errors import (

@@ -1,8 +1,9 @@
 """The checks of arguments that functions and layers have in common."""
 
+import inspect
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -49,6 +50,28 @@ def check_floats(op: str, **arrays: jax.Array) -> None:
     dtypes = {jnp.result_type(array) for array in arrays.values()}
     floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in dtypes)
     check(floats and len(dtypes) == 1, op, f"{', '.join(arrays)} of one floating dtype", **arrays)
+
+
+def signature_of(function: Callable[..., object]) -> inspect.Signature | None:
+    """The parameters of the function itself, not those of one that it wraps. Some callables written in C tell none."""
+    try:
+        return inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None
+
+
+def check_runs(who: str, form: str, function: Callable[..., object]) -> None:
+    """Refuse functions whose calls make an object, and run nothing of their body."""
+    kinds = {
+        "coroutine": inspect.iscoroutinefunction(function),
+        "generator": inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function),
+    }
+    for kind, is_one in kinds.items():
+        if is_one:
+            raise TypeError(
+                f"{who}: expected a function {form}; got a {kind} function, of which a call runs nothing. Write it without "
+                "`async` and `yield`."
+            )
 
 
 def check_flags(who: str, **flags: object) -> None:

@@ -51,14 +51,15 @@ class KernelError(JaxRuntimeError):
         self.operands = operands
         self.original = original
 
-    def __reduce__(self) -> tuple[Callable[..., "KernelError"], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[Callable[..., "KernelError"], tuple[object, ...], dict[str, list[str]] | None]:
         """Pickle for process pools and test runners. An original that cannot be pickled becomes a `RuntimeError` of its text."""
         original = self.original
         try:
             pickle.loads(pickle.dumps(original))
         except Exception:
-            original = RuntimeError(f"{type(original).__qualname__}: {original}")
-        return _rebuild, (type(self), str(self), self.layer, self.name_stack, self.operands, original)
+            original = RuntimeError("".join(traceback.format_exception_only(original)).strip())
+        fields = (type(self), str(self), self.layer, self.name_stack, self.operands, original)
+        return _rebuild, fields, {"__notes__": self.__notes__} if hasattr(self, "__notes__") else None
 
 
 def _rebuild(

@@ -5,7 +5,7 @@ import logging
 import time
 
 from .. import xla
-from ..core import AnyNumber, raise_poisoned
+from ..core import AnyNumber, number, raise_poisoned
 from ._deliveries import deliveries
 from ._failures import raise_kept
 
@@ -34,7 +34,7 @@ def barrier_wait(name: str | None = None, *, timeout: AnyNumber | None = None) -
     """
     who = "eqxcallback.debug.barrier_wait" + (f"({name})" if name else "")
     _logger.debug("%s: begins", who)
-    seconds = None if timeout is None else float(timeout)
+    seconds = None if timeout is None else number(who, "timeout to be a number of seconds, or None", timeout)
     end = None if seconds is None else time.monotonic() + seconds
     if deliveries().is_inside():
         raise RuntimeError(

@@ -10,6 +10,7 @@ from jax.tree_util import keystr, tree_flatten_with_path
 
 from .. import _ext, xla
 from ..core import AnyBool, Aval, OwnCallable, PyTree, PyTreeDef, callable_name, check_flags, identity, type_text
+from ._functions import check_function
 from ._host import copy_from_host, copy_to_host, device_of
 from ._leaves import Leaves
 
@@ -27,14 +28,12 @@ class HostFunction(OwnCallable):
         self,
         fn: Callable[..., PyTree],
         leaves: Leaves,
-        avals: Sequence[Aval],
         paths: Sequence[str],
         tree: PyTreeDef,
         with_device: bool,
     ):
         self.fn = fn
         self.leaves = leaves
-        self.avals = tuple(avals)
         self.paths = tuple(paths)
         self.tree = tree
         self.with_device = with_device
@@ -44,7 +43,7 @@ class HostFunction(OwnCallable):
         return self.fn
 
     def _identity(self) -> object:
-        parts = (self.leaves, self.avals, self.paths, self.tree, self.with_device, self.narrows)
+        parts = (self.leaves, self.paths, self.tree, self.with_device, self.narrows)
         return HostFunction, identity(self.fn), parts
 
     def _refusal(self, what: str) -> Exception:
@@ -63,12 +62,13 @@ class HostFunction(OwnCallable):
         arrays = [copy_to_host(ctx, buffer) for buffer in buffers]
         x = self.leaves.from_kernel(arrays, range(len(arrays)))
         device = {"device": device_of(ctx.platform, ctx.device_ordinal)} if self.with_device else {}
-        results = self.results(self.fn(x, **device))
-        for buffer, result in zip(jax.tree.leaves(out), results, strict=True):
+        lent = jax.tree.leaves(out)
+        for buffer, result in zip(lent, self.results(self.fn(x, **device), lent), strict=True):
             copy_from_host(ctx, buffer, result)
 
-    def results(self, returned: PyTree) -> list[np.ndarray]:
-        """The flat results, if they are what was declared."""
+    def results(self, returned: PyTree, lent: Sequence[_ext.Buffer]) -> list[np.ndarray]:
+        """The flat results, if they are what was declared. Their shapes are those of the memory that is lent for them: a program
+        that was exported for many sizes has declared symbols."""
         name = callable_name(self.fn)
         flat, tree = jax.tree.flatten(returned)
         if tree != self.tree:
@@ -76,14 +76,19 @@ class HostFunction(OwnCallable):
                 f"Callback func {name} should have returned a result with pytree {self.tree} but returned {tree}."
             )
         results = []
-        for path, aval, value in zip(self.paths, self.avals, flat, strict=True):
+        for path, buffer, value in zip(self.paths, lent, flat, strict=True):
             array = np.asarray(value)
-            if self.narrows and _NARROWER.get(array.dtype.name) == aval.dtype.name:
-                array = array.astype(aval.dtype)
-            if array.shape != aval.shape or array.dtype != aval.dtype:
+            if self.narrows and _NARROWER.get(array.dtype.name) == buffer.dtype.name:
+                wide, array = array, array.astype(buffer.dtype)
+                if array.dtype.kind in "iu" and (array != wide).any():
+                    raise OverflowError(
+                        f"Callback func {name} returned {reprlib.repr(value)} at result{path}, which {array.dtype} does not "
+                        "hold. Enable 64 bits (jax_enable_x64), or return less."
+                    )
+            if array.shape != buffer.shape or array.dtype != buffer.dtype:
                 raise TypeError(
                     f"Callback func {name} should have returned a result with abstract values "
-                    f"{type_text(aval.dtype, aval.shape)} at result{path} but returned "
+                    f"{type_text(buffer.dtype, buffer.shape)} at result{path} but returned "
                     f"{type_text(array.dtype, array.shape)}."
                 )
             results.append(array)
@@ -135,13 +140,12 @@ def call(
     - [`eqxcallback.KernelError`][] from a call outside of `jit`, and JAX's own error under it, if `fn` raises, or returns
         another tree, shape or dtype than declared.
     """
-    if not callable(fn):
-        raise TypeError(f"{_WHO}: expected a function fn(x); got {fn!r} of type {type(fn).__name__}.")
     check_flags(_WHO, with_device=with_device, ordered=ordered)
+    check_function(_WHO, fn, ("x",), with_device)
     leaves, arrays = Leaves.of(x, _WHO)
     flat, tree = tree_flatten_with_path(result_shape)
     avals = [_result_aval(keystr(path), leaf) for path, leaf in flat]
-    function = HostFunction(fn, leaves, avals, [keystr(path) for path, _ in flat], tree, bool(with_device))
+    function = HostFunction(fn, leaves, [keystr(path) for path, _ in flat], tree, bool(with_device))
     in_tree = jax.tree.structure(((0,) * len(arrays), {}))
     spec = xla.CallSpec(tuple(avals), None, xla.CallOptions(has_side_effect=True), ordered=bool(ordered))
     outs = xla.python_call(xla.PythonBody(function, in_tree, tree), spec, arrays)

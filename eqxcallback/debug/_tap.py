@@ -7,6 +7,7 @@ from typing import Any, Literal
 from .. import _ext, xla
 from ..core import AnyBool, AnyInt, OwnCallable, PyTree, callable_name, check_flags, identity
 from ._deliveries import deliveries
+from ._functions import check_function
 from ._host import copy_to_host, device_of
 from ._leaves import Leaves
 
@@ -164,11 +165,8 @@ def tap_leaves(
     mode: Mode,
 ) -> PyTree:
     who = f"eqxcallback.debug.{name}"
-    if not callable(fn):
-        raise TypeError(
-            f"{who}: expected a function fn(x, transforms); got {fn!r} of type {type(fn).__name__}. Pass the function first."
-        )
     check_flags(who, with_device=with_device, ordered=ordered)
+    check_function(who, fn, ("x", "transforms"), with_device)
     if mode not in ("sync", "async"):
         raise ValueError(f'{who}: expected mode to be "sync" or "async"; got {mode!r}.')
     leaves, arrays = Leaves.of(x, who)

@@ -63,6 +63,11 @@ def signature_of(cls: type) -> inspect.Signature:
     raise TypeError(f"{cls.__qualname__}: there is neither a kernel nor a reference.")
 
 
+def takes_key(signature: inspect.Signature) -> bool:
+    """True if a `key=` is an argument of the call. Else it is dropped: `equinox.nn.Sequential` gives every layer one."""
+    return any(p.name == "key" or p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+
+
 def _without(function: Callable[..., object], count: int) -> inspect.Signature:
     """The signature without the first parameters, of which `*args` may stand for all."""
     signature = inspect.signature(function)

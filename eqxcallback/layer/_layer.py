@@ -18,6 +18,7 @@ from ._bound_layer import bind_layer, check_no_views, named_arrays
 from ._check import check
 from ._class import check_class
 from ._declarations import LayerClass
+from ._fixed import LayerMeta, fix
 from ._refs import indices
 from ._rules import unwrapped, wrapped
 
@@ -35,7 +36,7 @@ class _Name:
         return cls.__name__
 
 
-class Layer(eqx.Module):
+class Layer(eqx.Module, metaclass=LayerMeta):
     """An `equinox.Module` whose forward pass is your kernel, writing in place into XLA's own buffers.
 
     !!! example
@@ -79,7 +80,7 @@ class Layer(eqx.Module):
         JAX code that returns `(out, out_axes)`. Mapped axes are in front. It is about the arguments: where arrays of the
         layer are mapped, and for residuals, `vmap_method` holds.
 
-    **Attributes of the class:**
+    **Attributes of the class**, which like the methods are read when its first layer is made, and fixed from then on:
 
     - `vmap_method`: what kernels see under `vmap`. `"fold"` is one call: operands that are mapped have one leading axis, for
         nested maps as well, and those that are not have none. Or one of JAX's: `"sequential"`, `"sequential_unrolled"`,
@@ -195,10 +196,10 @@ class Layer(eqx.Module):
 @functools.lru_cache(maxsize=4096)
 def _check(cls: LayerClass) -> None:
     check(cls)
+    fix(cls)
 
 
 @functools.lru_cache(maxsize=4096)
 def _signature(cls: type) -> tuple[inspect.Signature, int | None, bool]:
     signature = declarations.signature_of(cls)
-    takes_key = any(p.name == "key" or p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    return signature, declarations.is_positional(signature), takes_key
+    return signature, declarations.is_positional(signature), declarations.takes_key(signature)

@@ -1,13 +1,14 @@
 """Programs that outlive the process: how they are made."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+from jax.tree_util import tree_flatten_with_path
 
 from .. import xla
-from ..core import PyTree
+from ..core import PyTree, path_text, ref_text
 from ._portable import portable, portable_results, restore
 from ._program import Program
 
@@ -54,13 +55,16 @@ def export(fn: Callable[..., PyTree], *, platforms: Sequence[str] | None = None)
         raise TypeError(f"eqxcallback.export: expected a function; got {fn!r} of type {type(fn).__name__}.")
     # A text is a sequence too, of letters.
     if platforms is not None and (
-        isinstance(platforms, str) or not all(platform in PLATFORMS for platform in platforms)
+        not isinstance(platforms, Iterable)
+        or isinstance(platforms, str)
+        or not all(platform in PLATFORMS for platform in platforms)
     ):
         raise ValueError(
             f"eqxcallback.export: expected platforms to be a list of some of {PLATFORMS} or None; got {platforms!r}."
         )
 
     def exported(*args: PyTree, **kwargs: PyTree) -> jax.export.Exported:
+        _check_no_refs(args, kwargs)
         given, named = tuple(map(portable, args)), {name: portable(value) for name, value in kwargs.items()}
         jitted = _jitted(fn, args, kwargs)
         # Lowering registers the handlers of users' libraries, whose names the safety checks must know.
@@ -70,6 +74,16 @@ def export(fn: Callable[..., PyTree], *, platforms: Sequence[str] | None = None)
         return Program.of(jax.export.export(jitted, platforms=platforms, disabled_checks=checks)(*given, **named))
 
     return exported
+
+
+def _check_no_refs(args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
+    for name, argument in (("args", args), ("kwargs", kwargs)):
+        for path, leaf in tree_flatten_with_path(argument)[0]:
+            if (text := ref_text(leaf)) is not None:
+                raise TypeError(
+                    f"eqxcallback.export: expected arrays; {path_text(name, path)} is {text}, which a program of another process "
+                    "cannot change. Pass the array ref[...], and make the Ref inside of the function."
+                )
 
 
 def _jitted(fn: Any, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Any:

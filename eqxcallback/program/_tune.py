@@ -9,18 +9,23 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from .. import transform
-from ..core import Failures, KernelError, PyTree
+from ..core import AnyNumber, Failures, KernelError, PyTree, number
 from ..transform import Contest
+from ._agreement import host, is_finite, why_wrong
 
 
 _ROUNDS = 7
 _SECONDS_OF_A_ROUND = 0.01
+# Where XLA leaves out a call, as without elements, no number of them takes any time.
+_MOST_CALLS = 2**24
 
 _Called = Callable[[PyTree], PyTree]
 _Run = Callable[[int], PyTree]
+_Results = list[np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Tuned:
     - `device`: the device, in words.
     - `kernels`: what each of the kernels is, in words: its kind, its name, and where it differs from the first.
     - `seconds`: for each kernel, how long the whole function took with it. The function is the same but for this kernel.
-    - `failed`: for each kernel, why it did not run, or `""`. Its seconds are infinite.
+    - `failed`: for each kernel, why it did not run, or in what its results are wrong, or `""`. Its seconds are infinite.
     - `winner`: the number of the kernel that runs from now on.
     """
 
@@ -54,13 +59,14 @@ class Tuned:
         return "\n".join(lines)
 
 
-def tune(fn: Callable[..., PyTree], *args: PyTree) -> list[Tuned]:
+def tune(fn: Callable[..., PyTree], *args: PyTree, rtol: AnyNumber | None = None) -> list[Tuned]:
     """Measure which kernel of each op is the fastest, and keep that on disk.
 
     An op may have several kernels for a platform: with other block sizes, in other languages, by other people. The first one
     that takes a call runs. `tune` runs `fn` with each of those that take it, on the default device, and from then on the
     fastest one is the first: for calls of the same types and options, on devices of the same kind, and in other processes too.
-    Nothing but this function ever measures.
+    Nothing but this function ever measures. A kernel with which `fn` returns something else than with the op's reference does
+    not take part; where an op has none, its kernels are compared with the first one whose results are finite.
 
     !!! example
 
@@ -79,14 +85,20 @@ def tune(fn: Callable[..., PyTree], *args: PyTree) -> list[Tuned]:
 
     - `fn`: a function of `args`, or a Module: an op, a layer, or a part of a model with its gradient. With several ops in it, one
         after the other is measured, and the program is compiled as often as there are kernels: a small function is sooner done.
-    - `args`: arrays, PyTrees of them and Modules, with the values that matter: kernels may take longer for some.
+    - `args`: arrays, PyTrees of them and Modules, with the values that matter: kernels may take longer for some. A `jax.Ref` is
+        one of the same values, made anew for each call.
+    - `rtol`: how far results of `fn` may be from those of the reference, as a part of the largest value of each array. By default
+        half of the digits of its dtype, in 16 bits a tenth, and nothing for integers. More is for kernels that round by design,
+        as in 8 bits; with `inf`, nothing is compared.
 
     **Returns:**
 
     What was measured: one [`eqxcallback.Tuned`][] for each call that several kernels take, none if there is no such call.
 
-    **Raises:** what `fn` raises, and `ValueError` under `jit` or for types in place of arrays.
+    **Raises:** what `fn` raises, and `ValueError` under `jit`, for types in place of arrays, or if no kernel of an op is right.
     """
+    if rtol is not None:
+        rtol = number("eqxcallback.tune", "rtol to be None or a number from 0", rtol, least=0)
     if not callable(fn):
         raise TypeError(f"eqxcallback.tune: expected a function; got {fn!r} of type {type(fn).__name__}.")
     for leaf in jax.tree.leaves((fn, args)):
@@ -94,17 +106,20 @@ def tune(fn: Callable[..., PyTree], *args: PyTree) -> list[Tuned]:
             raise ValueError(
                 f"eqxcallback.tune: expected arrays, called outside of jit; got {leaf}. It runs the function."
             )
-    arrays, static = eqx.partition((fn, args), eqx.is_array)
+    is_ref = jax.tree.map(lambda leaf: isinstance(leaf, jax.Ref), (fn, args))
+    values = jax.tree.map(lambda leaf, is_ref: leaf[...] if is_ref else leaf, (fn, args), is_ref)
+    arrays, static = eqx.partition(values, eqx.is_array)
 
     def called(arrays: PyTree) -> PyTree:
-        function, args = eqx.combine(arrays, static)
+        values = eqx.combine(arrays, static)
+        function, args = jax.tree.map(lambda leaf, is_ref: jax.new_ref(leaf) if is_ref else leaf, values, is_ref)
         return jax.tree.map(_without_keys, eqx.filter(function(*args), eqx.is_array))
 
     winners: dict[Contest, int] = {}
     results = []
     while contests := _unmeasured(called, arrays, winners):
         for contest in contests:
-            result = _measured(called, arrays, contest, winners)
+            result = _measured(called, arrays, contest, winners, rtol)
             winners[contest] = result.winner
             transform.store(contest, result.winner, dataclasses.asdict(result))
             results.append(result)
@@ -124,37 +139,64 @@ def _unmeasured(called: _Called, arrays: PyTree, winners: Mapping[Contest, int])
     return [contest for contest in met if contest not in winners]
 
 
-def _measured(called: _Called, arrays: PyTree, contest: Contest, winners: Mapping[Contest, int]) -> Tuned:
+def _measured(
+    called: _Called, arrays: PyTree, contest: Contest, winners: Mapping[Contest, int], rtol: float | None
+) -> Tuned:
     runs: dict[int, _Run] = {}
+    results: dict[int, _Results] = {}
     failed = [""] * len(contest.kernels)
+    kernels = [bound.kernel for bound in contest.bound]
+    texts = [_text(kernel, kernels[0], bound.name) for kernel, bound in zip(kernels, contest.bound, strict=True)]
     for i in range(len(contest.kernels)):
         try:
             with transform.trial({**winners, contest: i}):
                 run = _compiled(called, arrays)
-            _try(run)
+            results[i] = _try(run)
             runs[i] = run
         except Exception as error:  # one kernel that does not compile must not end it for all
             failed[i] = _reason(error)
+    if runs:
+        want, whose = _expected(called, arrays, contest, winners) or _of_first(results, texts)
+        failed = [why_wrong(results[i], want, rtol, whose) if i in runs else failed[i] for i in range(len(failed))]
+        runs = {i: run for i, run in runs.items() if not failed[i]}
     if not runs:
-        raise ValueError(f"eqxcallback.tune: no kernel of {contest.op} runs this call: {'; '.join(failed)}.")
+        remedy = " For kernels that round by design, pass rtol." if results else ""
+        raise ValueError(f"eqxcallback.tune: no kernel of {contest.op} runs this call: {'; '.join(failed)}.{remedy}")
     seconds = _race(runs)
-    kernels = [bound.kernel for bound in contest.bound]
     return Tuned(
         contest.op,
         contest.call,
         contest.device,
-        tuple(_text(kernel, kernels[0], bound.name) for kernel, bound in zip(kernels, contest.bound, strict=True)),
+        tuple(texts),
         tuple(seconds.get(i, float("inf")) for i in range(len(kernels))),
         tuple(failed),
         min(seconds, key=seconds.__getitem__),
     )
 
 
-def _try(run: _Run) -> None:
-    """Call it once. A kernel in Python that fails raises its own exception: XLA's has the text of a traceback."""
+def _expected(
+    called: _Called, arrays: PyTree, contest: Contest, winners: Mapping[Contest, int]
+) -> tuple[_Results, str] | None:
+    """The results with references in the place of kernels, or `None` where there is none for this call, or it does not run."""
+    try:
+        with transform.trial(winners, references=True) as met:
+            run = _compiled(called, arrays)
+        return None if contest in met else (_try(run), "the reference")
+    except Exception:  # a reference may need more memory than there is, or another op's kernel fail
+        return None
+
+
+def _of_first(results: Mapping[int, _Results], texts: Sequence[str]) -> tuple[_Results, str]:
+    """The results of the first kernel, but of one that has NaN only where all have some."""
+    first = next((i for i, of_one in results.items() if is_finite(of_one)), next(iter(results)))
+    return results[first], texts[first]
+
+
+def _try(run: _Run) -> _Results:
+    """The results of one call. A kernel in Python that fails raises its own exception: XLA's has the text of a traceback."""
     with Failures() as failures:
         try:
-            jax.block_until_ready(run(1))
+            return host(run(1))
         except Exception as error:
             failures.reraise(error)
 
@@ -214,9 +256,9 @@ def _race(runs: Mapping[int, _Run]) -> dict[int, float]:
 def _count(run: _Run) -> int:
     """Return how many calls make a round."""
     count = 1
-    while (seconds := _seconds(run, count)) < _SECONDS_OF_A_ROUND / 4:
+    while (seconds := _seconds(run, count)) < _SECONDS_OF_A_ROUND / 4 and count < _MOST_CALLS:
         count *= 4
-    return max(1, round(count * _SECONDS_OF_A_ROUND / seconds))
+    return max(1, min(_MOST_CALLS, round(count * _SECONDS_OF_A_ROUND / seconds)))
 
 
 def _seconds(run: _Run, count: int) -> float:

@@ -8,9 +8,16 @@ import jax
 
 from ..core import Value
 from ..layer import Layer
-from ..layer._declarations import signature_of
+from ..layer._declarations import signature_of, takes_key
 from ..transform import Op
 from ._subject import Subject, kernels_of
+
+
+def without_ignored_key(target: Any, options: Mapping[str, object]) -> Mapping[str, object]:
+    """The options of a call without a `key` that the layer drops: its reference does not take one either."""
+    if "key" not in options or not isinstance(target, Layer) or takes_key(signature_of(type(target))):
+        return options
+    return {name: value for name, value in options.items() if name != "key"}
 
 
 def check_arguments(

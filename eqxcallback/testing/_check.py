@@ -4,12 +4,12 @@ import contextlib
 import dataclasses
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 
 from .. import debug
-from ..core import AnyNumber, PyTree, Value, quiet, raising
+from ..core import AnyNumber, PyTree, Value, check_flags, integer, number, quiet, raising
 from . import (
     _rows_capture as capturing,
     _rows_derivatives as derivatives,
@@ -21,13 +21,15 @@ from . import (
     _rows_values as values,
     _rows_vmap as vmap,
 )
-from ._arguments import check_arguments
+from ._arguments import check_arguments, without_ignored_key
 from ._emulated import Part, parts, refusal
 from ._findings import Findings, NotApplicable, Tolerance, error_text
 from ._progress import Progress
 from ._report import FAILED, NOT_APPLICABLE, NOT_RUN, OK, CheckFailed, Report, Row
 from ._subject import Subject, subject
 
+
+_WHO = "testing.check"
 
 # The most telling ones first: what fails in one of them fails in later ones too.
 ROWS: Mapping[str, Callable[[Subject, Findings], None]] = {
@@ -96,7 +98,8 @@ def check(
     **Arguments:**
 
     - `layer_or_op`: an [`eqxcallback.Layer`][], an [`eqxcallback.Op`][], or another Module or function in JAX.
-    - `args`, `options`: of a call: one small example, such as a user passes. An op's options are static.
+    - `args`, `options`: of a call: one small example, such as a user passes. An op's options are static. A `key` that a
+        layer does not take is left out, as calls of the layer do.
     - `reference`: in place of the subject's own; as a function of `args` and `options`.
     - `rtol`, `atol`: `|got - want| <= atol + rtol * |want|`, in all dtypes. By default `rtol` is 256 times the rounding error
         of the dtype, 8 times in 16 bits, and `atol` is `rtol` times the largest value of the array. Derivatives may err by
@@ -143,7 +146,9 @@ def check(
     the table says why. `capture` records all Python kernels of a function if one is declared, after a first call: what a
     kernel does only once is not seen, nor is PyTorch's own pool.
     """
+    _check_options(rtol, atol, capture, seed, progress)
     names = _selected(only, skip, capture)
+    options = dict(without_ignored_key(layer_or_op, options))
     tolerance, shown = Tolerance(rtol, atol), Progress(progress)
     rows: list[Row] = []
     title = ""
@@ -160,22 +165,37 @@ def check(
     return report
 
 
+def _check_options(rtol: object, atol: object, capture: object, seed: object, progress: object) -> None:
+    for name, value in {"rtol": rtol, "atol": atol}.items():
+        if value is not None:
+            number(_WHO, f"{name} to be a number from 0 up, or None", value, least=0)
+    integer(_WHO, "seed to be an integer from 0 up", seed, least=0)
+    check_flags(_WHO, capture=capture, **({} if progress is None else {"progress": progress}))
+
+
 def _options() -> list[str]:
     """The names of the options of `check` itself."""
     return [name for name, option in inspect.signature(check).parameters.items() if option.kind is option.KEYWORD_ONLY]
 
 
 def _selected(only: str | Sequence[str] | None, skip: str | Sequence[str], capture: bool) -> list[str]:
-    wanted = [name for name in ROWS if name not in _ASKED] if only is None else _names(only)
+    wanted = [name for name in ROWS if name not in _ASKED] if only is None else _names("only", only)
     wanted += _ASKED if capture else ()
-    left_out = _names(skip)
+    left_out = _names("skip", skip)
     for name in (*wanted, *left_out):
         if name not in ROWS:
-            raise ValueError(f"testing.check: there is no row {name!r}. The rows are {', '.join(ROWS)}.")
-    return [name for name in ROWS if name in wanted and name not in left_out]
+            raise ValueError(f"{_WHO}: there is no row {name!r}. The rows are {', '.join(ROWS)}.")
+    names = [name for name in ROWS if name in wanted and name not in left_out]
+    if not names:
+        raise ValueError(f"{_WHO}: only and skip leave no row to run. A check of nothing would pass.")
+    return names
 
 
-def _names(given: str | Sequence[str]) -> list[str]:
+def _names(option: str, given: object) -> list[str]:
+    if not isinstance(given, Iterable):
+        raise TypeError(
+            f"{_WHO}: expected {option} to have names of rows; got {given!r} of type {type(given).__name__}."
+        )
     return [given] if isinstance(given, str) else list(given)
 
 

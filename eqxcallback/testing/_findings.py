@@ -77,7 +77,9 @@ class Findings:
     def within(self, got: Any, want: Any, allowed: Any, where: str) -> None:
         """Compare numbers that have a tolerance of their own."""
         got, want = np.asarray(got), np.asarray(want)
-        self._judge(got, want, np.asarray(np.abs(got - want)), np.broadcast_to(allowed, want.shape), where)
+        allowed = np.broadcast_to(allowed, want.shape)
+        # What may differ by anything is not the largest error either.
+        self._judge(got, want, np.where(np.isfinite(allowed), _difference(got, want), 0.0), allowed, where)
 
     def same_bits(self, got: Sequence[Value], want: Sequence[Value], where: str) -> None:
         for i, (a, b) in enumerate(zip(got, want, strict=True)):

@@ -92,8 +92,9 @@ def finite_differences(subject: Subject, findings: Findings) -> None:
             allowed = sum(
                 float(np.sum(np.abs(host(ct)) * slope.allowed)) for ct, slope in zip(cotangents, slopes, strict=True)
             )
-            findings.within(got, want, allowed, f"the slope along {name}")
             rough = sum(int(np.sum(~slope.smooth)) for slope in slopes)
+            # At a kink even a right gradient may be NaN: there the cotangent is zero, and the derivative may be infinite.
+            findings.within(got, want, np.inf if rough and np.isnan(got) else allowed, f"the slope along {name}")
             if rough:
                 findings.notes.append(f"{rough} elements are not smooth along {name}")
 

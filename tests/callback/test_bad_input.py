@@ -24,6 +24,21 @@ def test_a_callback_must_be_callable(not_callable):
         eqxc.buffer_callback(not_callable, F32)
 
 
+def test_a_callback_must_do_its_work_in_the_call():
+    async def later(ctx, out, x):
+        pass
+
+    def lazy(ctx, out, x):
+        yield
+
+    wrong: dict[str, Any] = {"coroutine": later, "generator": lazy}
+    for kind, callback in wrong.items():
+        with pytest.raises(
+            TypeError, match=rf"expected a function callback\(ctx, .*; got a {kind} function, of which a call"
+        ):
+            eqxc.buffer_callback(callback, F32)
+
+
 def test_the_parameter_count_is_checked():
     with pytest.raises(
         TypeError, match=r"expected a function that takes \(ctx, out, \*args\); got the signature \(x\)"

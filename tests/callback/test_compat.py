@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import buffer_callback as theirs
+from jaxtyping import Float, PyTree
 
 import eqxcallback as eqxc
 from eqxcallback.compat import buffer_callback as ours
@@ -100,3 +101,14 @@ def test_equal_callbacks_are_one_program():
 
     keys = {line.split("key = ")[1].split(" ")[0] for line in text().splitlines() if "key = " in line}
     assert len(keys) == 1
+
+
+def annotated(ctx, out: PyTree[np.ndarray], x: Float[np.ndarray, "..."]):
+    out.write(np.asarray(x) + 1)
+
+
+def test_export():
+    """Annotations need not be importable."""
+    exported = eqxc.export(jax.jit(ours.buffer_callback(annotated, F32)))(X)
+    loaded = jax.export.deserialize(exported.serialize())
+    np.testing.assert_array_equal(loaded.call(X), X + 1)

@@ -219,12 +219,15 @@ def test_an_exception_without_a_text():
     with pytest.raises(eqxc.KernelError) as caught:
         callback_like(kernel, F32)(jnp.zeros(2))
     assert isinstance(caught.value.original, Mute)
+    assert "Mute" in str(pickle.loads(pickle.dumps(caught.value)).original)
 
 
 def test_pickle_and_copy():
     with pytest.raises(eqxc.KernelError) as caught:
         callback_like(broken, F32)(jnp.zeros(2))
+    caught.value.add_note("in the second step")
     for twin in (pickle.loads(pickle.dumps(caught.value)), copy.copy(caught.value)):
+        assert twin.__notes__ == ["in the second step"]
         assert str(twin) == str(caught.value)
         assert (twin.layer, twin.operands) == ("broken", caught.value.operands)
         assert isinstance(twin.original, Oops)

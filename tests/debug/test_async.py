@@ -1,5 +1,6 @@
 """`mode="async"`: a queue, a thread, and what barriers wait for."""
 
+import math
 import os
 import subprocess
 import sys
@@ -203,3 +204,11 @@ def test_after_a_fork():
         debug.barrier_wait()
     """)
     assert out == ["child", "parent"]
+
+
+@pytest.mark.parametrize("timeout", ["long", math.nan], ids=str)
+def test_a_timeout_is_a_number(timeout):
+    with pytest.raises(
+        ValueError, match=rf"barrier_wait: expected timeout to be a number of seconds, or None; got .*{timeout}"
+    ):
+        debug.barrier_wait(timeout=timeout)

@@ -130,6 +130,13 @@ def test_wrong_results(name):
         jax.block_until_ready(jax.jit(lambda: debug.call(fn, 1.0, result_shape=result_shape))())
 
 
+@pytest.mark.parametrize("value", [2**40, np.int64(-(2**31) - 1), np.array([1, 2**32])], ids=str)
+def test_integers_that_32_bits_do_not_hold(value):
+    shape = jax.ShapeDtypeStruct(np.shape(value), jnp.int32)
+    with pytest.raises(eqxc.KernelError, match=r"OverflowError: Callback func .* returned .* int32 does not hold"):
+        debug.call(lambda x: value, 1.0, result_shape=shape)
+
+
 def test_a_failing_function():
     def broken(x):
         raise ValueError("user exception")
@@ -152,6 +159,8 @@ def test_bad_arguments():
     wrong: Any = 3
     with pytest.raises(TypeError, match=r"debug\.call: expected a function fn\(x\); got 3"):
         debug.call(wrong, 1.0, result_shape=1.0)
+    with pytest.raises(TypeError, match=r"debug\.call: expected a function fn\(x\); got .*, of the signature \(\)"):
+        debug.call(lambda: 1.0, 1.0, result_shape=1.0)
     with pytest.raises(TypeError, match=r"debug\.call: expected ordered to be True or False; got 3 of type int"):
         debug.call(lambda x: x, 1.0, result_shape=1.0, ordered=wrong)
     with pytest.raises(TypeError, match=r"debug\.call: expected x\[1\] to be an array or a number; got 'a'"):
@@ -299,3 +308,15 @@ def test_lowering_for_cuda():
     f = lambda x: debug.call(np.sin, x, result_shape=x)
     text = jax.jit(f).trace(1.0).lower(lowering_platforms=("cuda",)).as_text()
     assert "custom_call @eqxcallback_python(" in text
+
+
+def doubled(x):
+    return 2 * x
+
+
+def test_export_for_many_sizes():
+    like = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, 2"), jnp.float32)
+    exported = eqxc.export(jax.jit(lambda x: debug.call(doubled, x, result_shape=x)))(like)
+    loaded = jax.export.deserialize(exported.serialize())
+    for size in (3, 5):
+        np.testing.assert_array_equal(loaded.call(jnp.ones((size, 2))), np.full((size, 2), 2))

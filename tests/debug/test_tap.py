@@ -31,6 +31,14 @@ def test_identity(run, seen):
     np.testing.assert_array_equal(value, X)
 
 
+@pytest.mark.parametrize("x", [X, 1.0, 2, np.float16(3), np.ones((0, 2), np.int8)], ids=repr)
+@pytest.mark.parametrize("name", ["tap", "tap_tangents", "tap_cotangents"])
+def test_what_it_returns_is_an_array(run, seen, name, x):
+    out = run(lambda: getattr(debug, name)(seen, x))
+    assert isinstance(out, jax.Array)
+    assert jax.typeof(out) == jax.typeof(x)
+
+
 def test_what_it_gets_is_its_own(run, seen):
     run(lambda x: debug.tap(seen, x + 1), X)
     run(lambda x: debug.tap(seen, x * 5), X)
@@ -292,7 +300,7 @@ def test_what_is_no_function(name):
 @pytest.mark.parametrize("ordered", [False, True])
 def test_lowering_for_cuda(ordered):
     def f(x):
-        return debug.tap(lambda x, _: None, x, ordered=ordered, with_device=True)
+        return debug.tap(lambda x, _, device: None, x, ordered=ordered, with_device=True)
 
     def loss(x):
         return jax.lax.scan(lambda c, _: (jax.vmap(jax.checkpoint(f))(c) ** 2, None), x, length=2)[0].sum()
@@ -305,3 +313,23 @@ def test_lowering_for_cuda(ordered):
     assert both.count("custom_call @eqxcallback_python(") == 2
     with pytest.raises(ValueError, match="cannot be lowered for tpu"):
         jax.jit(f).trace(X).lower(lowering_platforms=("tpu",))
+
+
+def test_what_cannot_be_called_with_a_value():
+    async def later(x, transforms):
+        pass
+
+    def lazy(x, transforms):
+        yield x
+
+    for fn, got in (
+        (lambda x: None, r".*, of the signature \(x\) \(too many positional arguments\)"),
+        (lambda x, t, y: None, r".*, of the signature \(x, t, y\) \(missing a required argument: 'y'\)"),
+        (later, "a coroutine function, of which a call runs nothing"),
+        (functools.partial(lazy), "a generator function"),
+    ):
+        with pytest.raises(TypeError, match=rf"debug\.tap.*: expected a function fn\(x, transforms\); got {got}"):
+            debug.tap(fn, X)
+    match = r"debug\.tap: expected a function fn\(x, transforms, device=device\); got .*, of the signature \(x, t\)"
+    with pytest.raises(TypeError, match=match):
+        debug.tap(lambda x, t: None, X, with_device=True)

@@ -206,3 +206,75 @@ def test_the_signature_is_the_kernels():
     native = {"kernels": {"cpu": eqxc.NativeKernel("f")}, "reference": lambda self, x, y=None: x}
     assert str(inspect.signature(type("Native", (eqxc.Layer,), native)())) == "(x, y=None)"
     np.testing.assert_array_equal(eqx.filter_vmap(Identity(), in_axes={"x": 0})(X), X)
+
+
+def used():
+    """A class of which there is a layer, with kernels by name, and one derived from it."""
+
+    class Used(eqxc.Layer):
+        vmap_method = "sequential"
+        kernels: ClassVar = {"cpu": "by_name"}
+
+        def by_name(self, ctx, out, x):
+            np.multiply(x, 2, out=np.asarray(out))
+
+        def reference(self, x):
+            return 2 * x
+
+    class Derived(Used):
+        pass
+
+    return Used, Derived
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vmap_method", "fold"),
+        ("has_side_effect", True),
+        ("input_output_aliases", {"x": 0}),
+        ("kernels", {}),
+        ("by_name", lambda self, ctx, out, x: None),
+        ("kernel", lambda self, ctx, out, x: None),
+        ("reference", lambda self, x: 3 * x),
+        ("backward", lambda self, ctx, grads, args, out, cotangents: None),
+    ],
+)
+def test_a_declaration_that_is_changed_too_late(name, value):
+    """Calls and programs keep what was declared: another one was ignored."""
+    for cls in used():
+        before = vars(cls).get(name)
+        _, derived = used()
+        setattr(derived, name, value)  # no layer was made yet
+        np.testing.assert_array_equal(cls()(X), 2 * X)
+        text = rf"^{cls.__qualname__}: expected {name} to stay as it was when .* Define a subclass that has it"
+        with pytest.raises(AttributeError, match=text):
+            setattr(cls, name, value)
+        assert vars(cls).get(name) is before
+
+
+def test_a_declaration_of_a_base_is_fixed_with_the_class():
+    base, derived = used()
+    derived()
+    with pytest.raises(AttributeError, match="expected vmap_method to stay"):
+        base.vmap_method = "fold"
+    with pytest.raises(AttributeError, match="expected vmap_method to stay"):
+        del base.vmap_method
+    with pytest.raises(AttributeError, match="Layer: expected on_error to stay"):
+        eqxc.Layer.on_error = "poison"
+
+    class Folding(base):
+        vmap_method = "fold"
+
+        def by_name(self, ctx, out, x):
+            np.copyto(np.asarray(out), len(x))
+
+    np.testing.assert_array_equal(jax.vmap(Folding())(jnp.ones((4, 3))), 4)
+
+
+def test_what_declares_nothing_may_be_changed():
+    cls, _ = used()
+    cls()
+    cls.__doc__, cls.helper, cls.vmap_method = "Doubles.", 3, cls.vmap_method
+    assert (cls.__doc__, cls.helper) == ("Doubles.", 3)
+    del cls.helper

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import eqxcallback as eqxc
+from eqxcallback.core import strict
 
 from .layers import X, assert_close, struct
 
@@ -278,3 +279,39 @@ def test_how_long_a_static_value_is_kept():
         del thing
     gc.collect()
     assert sum(reference() is not None for reference in alive) <= 512
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """Equal to itself alone, and part of what it has."""
+
+    parent: Any = None
+    name: str = dataclasses.field(init=False)
+
+
+def test_an_object_that_is_equal_to_itself_alone_may_refer_to_itself():
+    class Adds(eqxc.Layer):
+        node: Node = eqx.field(static=True)
+        vmap_method = "fold"
+
+        def kernel(self, ctx, out, x):
+            np.add(np.asarray(x), 1, out=np.asarray(out))
+
+        def reference(self, x):
+            return x + 1
+
+    node = Node()
+    node.parent = [node]
+    np.testing.assert_array_equal(jax.jit(lambda x: Adds(node)(x))(X), np.asarray(X) + 1)
+
+
+def test_what_a_dataclass_does_not_compare_makes_no_other_value():
+    @dataclasses.dataclass(frozen=True)
+    class Cached:
+        scale: float
+        cache: dict[str, float] = dataclasses.field(default_factory=dict, compare=False)
+
+    first, second = Cached(1.0, {"a": 1.0}), Cached(1.0)
+    assert strict(first) == strict(second)
+    assert strict(first) != strict(Cached(1, {"a": 1.0}))
+    hash(strict(first))

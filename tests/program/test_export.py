@@ -153,13 +153,27 @@ def test_numbers_among_results():
     assert out["n"] == 3
 
 
-@pytest.mark.parametrize("platforms", ["cpu", ("gpu",), ["cpu", "CUDA"], [3]])
+@pytest.mark.parametrize("platforms", ["cpu", ("gpu",), ["cpu", "CUDA"], [3], 3])
 def test_unknown_platforms(platforms):
     with pytest.raises(
         ValueError,
         match=r"export: expected platforms to be a list of some of \('cpu', 'cuda', 'rocm', 'tpu'\) or None; got",
     ):
         eqxc.export(jnp.sin, platforms=platforms)
+
+
+def test_refs_are_no_arguments():
+    with pytest.raises(
+        TypeError, match=r"export: expected arrays; args\[0\]\['r'\] is a jax.Ref, .* Pass the array ref"
+    ):
+        eqxc.export(lambda refs, x: refs["r"][...] + x)({"r": jax.new_ref(X)}, X)
+
+    def inside(x):
+        ref = jax.new_ref(x)
+        ref[...] += 1
+        return ref[...]
+
+    np.testing.assert_array_equal(eqxc.export(inside)(TYPE).call(X), X + 1)
 
 
 def test_registered_nodes_and_keys():

@@ -264,3 +264,104 @@ def test_a_kernel_that_was_chosen_by_kind_stays():
     (tuned,) = eqxc.tune(op, X)
     assert tuned.winner == 1
     assert runs(op.using("python"), X) == ["slow"]
+
+
+def wrong(ctx, out, x):
+    out.write(2 * np.asarray(x) + (np.asarray(x) == 11))
+
+
+def not_finite(ctx, out, x):
+    out.write(np.full(x.shape, np.nan, x.dtype))
+
+
+def coarse(ctx, out, x):
+    out.write(2.04 * np.asarray(x))
+
+
+@pytest.mark.parametrize("body", [wrong, not_finite])
+def test_a_wrong_kernel_never_wins(body):
+    op = op_of(slow, body)
+    (tuned,) = eqxc.tune(op, X)
+    assert (tuned.winner, tuned.seconds[1]) == (0, float("inf"))
+    assert "wrong results: " in tuned.failed[1]
+    assert "differ from those of the reference, most at (" in str(tuned)
+    assert runs(op, X) == ["slow"]
+
+
+def wrong_gradient(ctx, grads, args, out, cotangents):
+    grads[0].write(3 * np.asarray(cotangents))
+
+
+def test_a_wrong_gradient_never_wins():
+    backward = {"cpu": [eqxc.PythonKernel(slow_gradient), eqxc.PythonKernel(wrong_gradient)]}
+    op = op_of(fast, backward=backward, backward_reads_results=False)
+    (tuned,) = eqxc.tune(jax.grad(lambda x: (op(x) ** 2).sum()), X)
+    assert tuned.winner == 0
+    assert "wrong results: 11 of 12 elements differ from those of the reference" in tuned.failed[1]
+
+
+@pytest.mark.parametrize(
+    ("bodies", "winner", "failed"),
+    [
+        pytest.param((slow, wrong), 0, 1, id="differs"),
+        pytest.param((not_finite, slow), 1, 0, id="not-finite-first"),
+        pytest.param((slow, not_finite), 0, 1, id="not-finite"),
+        pytest.param((refusing, slow, wrong), 1, 2, id="after-one-that-fails"),
+    ],
+)
+def test_without_a_reference_kernels_are_compared_with_each_other(bodies, winner, failed):
+    def out_type(x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    kernels = [eqxc.PythonKernel(body, out_type=out_type) for body in bodies]
+    (tuned,) = eqxc.tune(eqxc.Op("double", {"cpu": kernels}, None, "fold"), X)
+    assert tuned.winner == winner
+    assert f"differ from those of python kernel {bodies[winner].__name__}" in tuned.failed[failed]
+
+
+def test_where_all_are_wrong_the_error_says_why():
+    text = r"no kernel of double runs this call: wrong results: .* of the reference, .*\. For kernels that round .* pass rtol"
+    with pytest.raises(ValueError, match=text):
+        eqxc.tune(op_of(wrong, not_finite), X)
+
+
+def test_kernels_that_round_by_design_have_a_tolerance():
+    op = op_of(slow, coarse)
+    assert eqxc.tune(op, X)[0].winner == 0
+    (tuned,) = eqxc.tune(op, X, rtol=0.05)
+    assert (tuned.winner, tuned.failed) == (1, ("", ""))
+    assert eqxc.tune(op_of(slow, not_finite), X, rtol=np.inf)[0].winner == 1
+    with pytest.raises(ValueError, match=r"eqxcallback\.tune: expected rtol .*; got -1"):
+        eqxc.tune(op, X, rtol=-1)
+
+
+def test_values_that_are_not_finite_in_the_reference_too_are_right():
+    op = op_of(slow, fast)
+    (tuned,) = eqxc.tune(op, X.at[0, 0].set(jnp.nan).at[0, 1].set(jnp.inf))
+    assert (tuned.winner, tuned.failed) == (1, ("", ""))
+
+
+def test_integers_are_equal():
+    (tuned,) = eqxc.tune(op_of(slow, wrong), X.astype(jnp.int32))
+    assert tuned.winner == 0
+    assert "1 of 12 elements differ from those of the reference, most at (2, 3): got 23, expected 22" in tuned.failed[1]
+
+
+def test_arrays_without_elements():
+    """XLA leaves out the calls, and no number of them takes long enough."""
+    (tuned,) = eqxc.tune(op_of(slow, fast), jnp.zeros((0, 3)))
+    assert tuned.failed == ("", "")
+
+
+def test_a_ref_is_left_as_it_is():
+    """Each call has a Ref of its own: a shared one would change from call to call, and with it the results."""
+    op = op_of(slow, fast)
+
+    def doubled_in_place(ref):
+        ref[...] = op(ref[...])
+        return ref[...]
+
+    ref = jax.new_ref(X)
+    (tuned,) = eqxc.tune(doubled_in_place, ref)
+    assert (tuned.winner, tuned.failed) == (1, ("", ""))
+    np.testing.assert_array_equal(ref[...], X)

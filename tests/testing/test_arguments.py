@@ -59,6 +59,39 @@ def test_what_a_call_takes_is_checked():
     assert check(with_offset, X, X, only="jit").passed
 
 
+def test_a_key_that_a_layer_ignores_is_no_argument():
+    """Calls drop it, so the reference is not given it either, and it is not an array of the check."""
+    report = check(LAYER, X, key=jax.random.key(0), only=["types", "stateless", "reference", "vmap", "grad", "scan"])
+    assert {row.result for row in report.rows} == {"ok"}
+    assert "key" not in report.subject
+    assert check(Negative(), X, key=jax.random.key(0), only="reference", reference=negative).passed
+
+
+class Negative(eqxc.Layer):
+    vmap_method = "fold"
+
+    def kernel(self, ctx, out, x):
+        np.negative(np.asarray(x), out=np.asarray(out))
+
+    def out_type(self, x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+class Keyed(eqxc.Layer):
+    vmap_method = "fold"
+
+    def kernel(self, ctx, out, x, *, key):
+        np.negative(np.asarray(x), out=np.asarray(out))
+
+    def reference(self, x, *, key):
+        return -x
+
+
+def test_a_key_that_a_layer_takes_is_an_argument():
+    report = check(Keyed(), X, key=jax.random.key(0), only=["types", "reference"])
+    assert "key" in report.subject
+
+
 def test_a_type_error_of_the_call_itself_is_for_the_rows():
     def refuses(x):
         raise TypeError("no more than 3 rows")

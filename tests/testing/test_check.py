@@ -132,6 +132,11 @@ class Keys(eqxc.Layer):
         return x * (jax.random.key_data(key)[:1] % 7).astype(x.dtype)
 
 
+def test_infinities():
+    """They meet in sums over a batch, of which NumPy would warn: warnings are errors here."""
+    assert check(Scale(normal(1, 3)), jnp.array([jnp.nan, jnp.inf, 1.0]), only="odd shapes").passed
+
+
 def test_no_derivative():
     reasons = not_applicable(check(NoDerivative(), normal(1, 3)))
     assert reasons["grad"].startswith("no derivative")

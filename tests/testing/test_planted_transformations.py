@@ -1,10 +1,12 @@
 """Layers that are right when they are called, and wrong in one transformation."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import eqxcallback as eqxc
+from eqxcallback.testing import check
 
 from ..layers import Scale
 from .catching import caught_by, failures
@@ -149,6 +151,13 @@ class WrongWithoutReference(NoReference):
             np.asarray(grads[1])[...] *= np.float32(1.1)
 
 
+class NanWithoutReference(NoReference):
+    def backward(self, ctx, grads, args, out, cotangents):
+        super().backward(ctx, grads, args, out, cotangents)
+        if grads[1] is not None:
+            np.asarray(grads[1])[..., 0] = np.nan
+
+
 class WrongTangent(Scale):
     def jvp(self, args, tangents):
         return args[0] * tangents.self.weight + self.weight * tangents[0] * 1.01
@@ -187,6 +196,11 @@ class WrongSecond(Scale):
             "finite differences",
             "the slope along args[0]",
         ),
+        (
+            (NanWithoutReference(normal(1, 3)), normal(2, 3)),
+            "finite differences",
+            "the slope along args[0]: 1 of 1 elements differ, most: got nan",
+        ),
         (scale(WrongSecond), "hessian", "over reverse"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value[0]).__name__,
@@ -198,3 +212,26 @@ def test_a_wrong_derivative(planted, name, message):
 
 def test_a_wrong_tangent():
     assert {"grad", "jvp"} <= {row.name for row in failures(*scale(WrongTangent))}
+
+
+class NanTangent(eqxc.Layer):
+    vmap_method = "fold"
+
+    def kernel(self, ctx, out, x):
+        np.sin(np.asarray(x), out=np.asarray(out))
+
+    def out_type(self, x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+    def jvp(self, args, tangents):
+        return tangents[0] * np.float32(np.nan)
+
+
+def test_a_tangent_that_is_no_number():
+    rows = failures(NanTangent(), normal(2, 3), only=["finite differences", "jvp"])
+    assert [row.name for row in rows] == ["finite differences", "jvp"]
+    assert all("got nan" in row.detail for row in rows)
+
+
+def test_no_number_where_nothing_is_smooth_is_no_fault():
+    assert check(jnp.sqrt, jnp.array([0.0, 1.0]), only=["finite differences", "jvp", "hessian"]).passed

@@ -1,5 +1,6 @@
 """The table, the error, and the options of `check`."""
 
+import math
 from typing import Any, cast
 
 import numpy as np
@@ -121,3 +122,24 @@ def test_public_names():
         "CheckFailed",
         "Report",
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"rtol": math.nan}, ValueError, "expected rtol to be a number from 0 up, or None; got nan"),
+        ({"atol": -1.0}, ValueError, "expected atol to be a number from 0 up, or None; got -1.0"),
+        ({"rtol": "small"}, ValueError, "expected rtol to be a number from 0 up, or None; got 'small'"),
+        ({"seed": -1}, ValueError, "expected seed to be an integer from 0 up; got -1"),
+        ({"seed": "a"}, ValueError, "expected seed to be an integer from 0 up; got 'a'"),
+        ({"capture": "yes"}, TypeError, "expected capture to be True or False; got 'yes' of type str"),
+        ({"progress": "no"}, TypeError, "expected progress to be True or False; got 'no' of type str"),
+        ({"only": 3}, TypeError, "expected only to have names of rows; got 3 of type int"),
+        ({"only": ()}, ValueError, "only and skip leave no row to run"),
+        ({"only": "jit", "skip": ("jit",)}, ValueError, "only and skip leave no row to run"),
+    ],
+    ids=str,
+)
+def test_wrong_options(options, kind, message):
+    with pytest.raises(kind, match=f"testing.check: {message}"):
+        check(*scale(), **options)

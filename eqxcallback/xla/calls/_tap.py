@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval
 
@@ -116,7 +117,8 @@ def _impl(*args: Value, tap: Tap) -> Sequence[Value]:
         else:
             _check_device(tap, 1)
             effectful_call_p.bind(*args, body=tap.body(), spec=tap.spec)
-    return list(args)
+    # JAX hands numbers and NumPy's arrays on in types of its own, which are private.
+    return [arg if isinstance(arg, jax.Array) else jnp.asarray(arg) for arg in args]
 
 
 @tap_p.def_effectful_abstract_eval
