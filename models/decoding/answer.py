@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from ..tokens.tokenizer import Tokenizer
+from .scores import Score
 from .stop_strings import StopStrings
 
 
@@ -40,6 +41,8 @@ class Answer:
         self._stream = tokenizer.stream(continues=continues)
         self.echoed = "".join(map(self._stream.push, echo))
         self._stop_strings = StopStrings(stop)
+        self._length = 0  # of the text with what is held back
+        self._scores: list[tuple[int, Score]] = []
 
     @property
     def stop_string(self) -> str | None:
@@ -77,12 +80,21 @@ class Answer:
         else:
             write(self.end("interrupted" if stopped() else "context"))
 
-    def push(self, token: int) -> str:
-        """The text that `token` adds. It may end the answer."""
+    def push(self, token: int, score: Score | None = None) -> str:
+        """The text that `token` adds. It may end the answer.
+
+        **Arguments:**
+
+        - `score`: of the token, for `pop_scores`.
+        """
         self.num_tokens += 1
         if token in self._stop_tokens:
             return self.end("stop_token")
-        added = self._stop_strings.push(self._stream.push(token))
+        text = self._stream.push(token)
+        if score is not None:
+            self._scores.append((self._length, score))
+        self._length += len(text)
+        added = self._stop_strings.push(text)
         if self._stop_strings.reached is not None:
             self.finish = "stop_string"
         self.text += added
@@ -94,3 +106,16 @@ class Answer:
         self.finish = finish if self._stop_strings.reached is None else "stop_string"
         self.text += added
         return added
+
+    def pop_scores(self) -> list[tuple[int, Score]]:
+        """Return the scores that came with the text of tokens since the last call, and where in `text` each token begins.
+
+        The score of a token whose text is held back comes with it. Tokens of the string that ended the answer, and the token
+        that did, have none.
+        """
+        if self.finish is None or self.stop_string is not None:
+            count = sum(start < len(self.text) for start, _ in self._scores)
+        else:
+            count = len(self._scores)
+        popped, self._scores = self._scores[:count], self._scores[count:]
+        return popped

@@ -15,6 +15,7 @@ from .chooser import Choice, Chooser
 from .generator import Speed
 from .reader import LONGEST_CHUNK, Model, Reader
 from .rows import Rows
+from .scores import Score, Scorer
 
 
 # After so many steps that fewer rows would have had room for, there are fewer: to move rows takes as long as a few steps.
@@ -31,12 +32,15 @@ class Request:
     - `answer`: takes the tokens that follow, until it has an end.
     - `max_tokens`: the most tokens of the answer. They are fewer where the room ends.
     - `choice`: how tokens are chosen.
+    - `top_logprobs`: how many of the likeliest tokens each score of the answer has, or `None` for an answer without scores. For
+        a model on one device.
     """
 
     prompt: Sequence[int]
     answer: Answer
     max_tokens: int
     choice: Choice = dataclasses.field(default_factory=Choice)
+    top_logprobs: int | None = None
 
 
 # A request, and the text that its answer has got.
@@ -87,6 +91,8 @@ class Batch:
         self.room = self._reader.room
         self._chooser = Chooser(model.config.vocab_size, sharding=model.logits_sharding)
         self._caches = Rows(model, self._reader.shapes)
+        self._scorer = Scorer(model.config.vocab_size)
+        self._is_split = model.logits_sharding is not None
         self._widths = widths
         self._waiting: collections.deque[Request] = collections.deque()
         self._reading: _Reading | None = None
@@ -109,14 +115,19 @@ class Batch:
         caches = self._caches
         widths = (functools.partial(make, width) for width in self._widths for make in (caches.programs, caches.empty))
         moves = (functools.partial(caches.moves, *pair) for pair in itertools.permutations(self._widths, 2))
-        return [*self._reader.programs(), self._chooser.prepare, *widths, *moves]
+        scores = [] if self._is_split else [functools.partial(self._scorer.prepare, n) for n in {1, *self._widths}]
+        return [*self._reader.programs(), self._chooser.prepare, *widths, *moves, *scores]
 
     def add(self, request: Request) -> None:
         """Take a request.
 
-        **Raises:** `ValueError` for a prompt that is empty, or leaves no room for a token.
+        **Raises:** `ValueError` for a prompt that is empty, or leaves no room for a token, and for scores that there cannot be.
         """
         self._reader.check(request.prompt)
+        if self._is_split and request.top_logprobs is not None:
+            raise ValueError(
+                "Batch: expected no top_logprobs for a model on several devices; got some. Use one device."
+            )
         self._waiting.append(request)
 
     def cancel(self, request: Request) -> None:
@@ -152,18 +163,19 @@ class Batch:
         chunk = chunks.popleft()
         reader.prepare(chunk)
         self._chooser.prepare()
-        token = None
+        token, score = None, None
         start = time.perf_counter()
         logits = jax.block_until_ready(reader.read(chunk))
         if not chunks:
             request.choice.start(request.prompt)
             token = self._chooser.choose(logits, len(reader.tokens), request.choice)
+            (score,) = self._scorer.scores(logits, [token], [request.top_logprobs])
         speed.prompt_seconds += time.perf_counter() - start
         speed.prompt_tokens += len(chunk)
         if token is None:
             return []
         self._reading = None
-        piece = (request, self._push(request, token))
+        piece = (request, self._push(request, token, score))
         if request.answer.finish is None:
             self._starting = _Row(request, token, len(request.prompt))
         return [piece]
@@ -181,14 +193,16 @@ class Batch:
         choices = [None if row is None else row.request.choice for row in self._rows]
         self._caches.programs(len(self._rows))
         start = time.perf_counter()
-        tokens = self._caches.step(tokens, lengths, choices)
+        tokens = self._caches.step(tokens, lengths, choices).tolist()
+        counts = [None if row is None else row.request.top_logprobs for row in self._rows]
+        scores = self._scorer.scores(self._caches.logits, tokens, counts)
         self.speed.decode_seconds += time.perf_counter() - start
         self.speed.decoded_tokens += self._count
         pieces: list[Piece] = []
-        for i, row in enumerate(self._rows):
+        for i, (row, token, score) in enumerate(zip(self._rows, tokens, scores, strict=True)):
             if row is not None:
-                row.token, row.length = int(tokens[i]), row.length + 1
-                pieces.append((row.request, self._push(row.request, row.token)))
+                row.token, row.length = token, row.length + 1
+                pieces.append((row.request, self._push(row.request, token, score)))
                 if row.request.answer.finish is not None:
                     self._rows[i] = None
         return pieces
@@ -197,9 +211,9 @@ class Batch:
     def _count(self) -> int:
         return sum(row is not None for row in (*self._rows, self._starting))
 
-    def _push(self, request: Request, token: int) -> str:
+    def _push(self, request: Request, token: int, score: Score | None) -> str:
         answer, limit = request.answer, min(request.max_tokens, self.room - len(request.prompt))
-        added = answer.push(token)
+        added = answer.push(token, score)
         if answer.finish is None and answer.num_tokens == limit:
             added += answer.end("max_tokens" if limit == request.max_tokens else "context")
         return added

@@ -28,10 +28,12 @@ class Rows:
     **Attributes:**
 
     - `width`: how many caches there are. A program is compiled for each width.
+    - `logits`: by which `step` has chosen its tokens; `None` of a model on several devices, none of which has them whole.
     """
 
     def __init__(self, model: Model, shapes: Any):
         self.width = 0
+        self.logits: jax.Array | None = None
         self._shapes = shapes
         self._blocks: Any = None
         # Flat, and so faster to pass than a tree of Modules.
@@ -80,7 +82,8 @@ class Rows:
         """
         _, step = self.programs(self.width)
         operands = operands_of(choices, *self._blank[self.width])
-        chosen, self._blocks = step(self._weights, tokens[:, None], lengths, self._blocks, *operands)
+        self.logits = None
+        chosen, self.logits, self._blocks = step(self._weights, tokens[:, None], lengths, self._blocks, *operands)
         tokens = np.asarray(chosen)
         for choice, token in zip(choices, tokens, strict=True):
             if choice is not None:
@@ -144,9 +147,10 @@ class Rows:
 
         logits, blocks = jax.vmap(one)(tokens, lengths, blocks)
         chosen = choose_each(logits, lengths + 1, seeds, sampling, seen, bias, steps)
-        if self._logits is not None:
-            chosen = jax.lax.with_sharding_constraint(chosen, NamedSharding(self._logits.mesh, PartitionSpec()))
-        return chosen, blocks
+        if self._logits is None:
+            return chosen, logits, blocks
+        chosen = jax.lax.with_sharding_constraint(chosen, NamedSharding(self._logits.mesh, PartitionSpec()))
+        return chosen, None, blocks
 
     def _on_device(self, values: np.ndarray) -> jax.Array:
         return jax.device_put(values) if self._logits is None else tensor_parallel.put(values, self._logits)

@@ -6,24 +6,31 @@ stderr.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import pathlib
 import sys
-import time
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .. import _program, adapter_files, llama, lora
+from .._locking import locked
 from .._program import Parser, UsageError, add_weights
 from .._writable import expect_writable
 from ..compilation_cache import keep_programs
 from ..model_files import open_files
-from .examples import Batch, batches, read_examples
+from .examples import batches, read_examples
+from .training import Training, expect_finite, expect_finite_adapters
 from .tuner import Tuner
+
+
+# The text in the lock of a folder with snapshots.
+_MARK = b"python -m models.finetune\n"
+# The options that a run goes on with.
+_KEPT = ("held_out", "max_tokens", "rank", "alpha", "targets", "epochs", "batch", "learning_rate", "seed")
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -56,6 +63,15 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--learning-rate", type=float, default=1e-3, help="of the first step; it falls to 0 (default: %(default)s)"
     )
     training.add_argument("--seed", type=int, default=0, help="of the adapter and the order (default: %(default)s)")
+    training.add_argument(
+        "--snapshots",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help="for what the same command goes on from, if it is stopped",
+    )
+    training.add_argument(
+        "--save-every", type=int, default=20, metavar="N", help="steps between two snapshots (default: %(default)s)"
+    )
     model = parser.add_argument_group("model")
     add_weights(model)
     options = parser.parse_args(arguments)
@@ -79,6 +95,7 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         (options.epochs >= 1, "--epochs of 1 or more", options.epochs),
         (options.batch >= 1, "--batch of 1 or more", options.batch),
         (positive(options.learning_rate), "--learning-rate above 0", options.learning_rate),
+        (options.save_every >= 1, "--save-every of 1 or more", options.save_every),
         (0 <= options.seed < 2**32, "--seed from 0 to 2**32 - 1", options.seed),
         (options.output.parent.is_dir(), "--output in a folder that exists", options.output),
         (not options.output.is_file(), "--output to be a folder", f"a file, {options.output}"),
@@ -101,31 +118,14 @@ def _split(count: int, share: float, rng: np.random.Generator) -> tuple[np.ndarr
     return order[held_out:], order[:held_out]
 
 
-def _train(tuner: Tuner, epochs: list[list[Batch]]) -> tuple[list[float], float]:
-    """Take all steps. Returns the mean loss of each epoch, over its targets, and the seconds, without the time to compile."""
-    seconds = 0.0
-    steps = ((epoch, batch) for epoch, of_epoch in enumerate(epochs) for batch in of_epoch)
-    sums, counts = np.zeros(len(epochs)), np.zeros(len(epochs))
-    for epoch, batch in _program.progress(steps, desc="training", unit="step", total=sum(map(len, epochs))):
-        tuner.program(batch)
-        start = time.perf_counter()
-        loss = tuner.step(batch)
-        seconds += time.perf_counter() - start
-        _expect_finite(loss, f"loss in epoch {epoch + 1}")
-        count = (batch.targets >= 0).sum()
-        sums[epoch] += loss * count
-        counts[epoch] += count
-    return (sums / counts).tolist(), seconds
-
-
-def _expect_finite(number: float, name: str) -> None:
-    if not math.isfinite(number):
-        raise UsageError(f"expected a finite {name}; got {number}. Pass a lower --learning-rate.")
-
-
 def _finetune(arguments: list[str] | None) -> None:
     options = _parse(arguments)
     expect_writable(options.output)
+    with contextlib.nullcontext() if options.snapshots is None else locked(options.snapshots, _MARK):
+        _tune(options)
+
+
+def _tune(options: argparse.Namespace) -> None:
     file, tokenizer = open_files(options.weights)
     if options.max_tokens > file.config.context_length:
         raise UsageError(
@@ -154,22 +154,30 @@ def _finetune(arguments: list[str] | None) -> None:
         steps=sum(map(len, epochs)),
     )
 
-    def perplexity() -> float | None:
+    def perplexity() -> float:
         shown = partial(_program.progress, desc="held-out lines", unit="batch")
-        return tuner.perplexity(batches(held_out, options.batch), shown) if held_out else None
+        return tuner.perplexity(batches(held_out, options.batch), shown)
 
-    before = perplexity()
+    training = Training(
+        tuner,
+        epochs,
+        folder=options.snapshots,
+        save_every=options.save_every,
+        options={name: getattr(options, name) for name in _KEPT},
+    )
+    training.begin(lambda: math.nan if not held_out else perplexity())
+    before = float(training.record.before) if held_out else None
     if before is not None:
         _program.report(f"perplexity of {len(parts[1])} held-out lines before: {before:.2f}")
-    losses, seconds = _train(tuner, epochs)
+    training.train()
+    losses = (training.record.sums / training.record.counts).tolist()
     tokens = options.epochs * sum(len(example.tokens) for example in chosen)  # without padding
-    after = perplexity()
+    after = perplexity() if held_out else None
     # A step's loss is that before it, so this alone says if the last step has broken the adapter. Then the old one stays.
     last = tuner.perplexity(epochs[-1][-1:]) if after is None else after
     if before is None or math.isfinite(before) or math.isnan(last):  # else the model alone was no better
-        _expect_finite(last, "perplexity after the last step")
-    if not all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(tuner.adapters)):
-        raise UsageError("expected an adapter of finite numbers; got others. Pass a lower --learning-rate.")
+        expect_finite(last, "perplexity after the last step")
+    expect_finite_adapters(tuner)
     try:
         adapter_files.save(options.output, tuner.adapters, alpha=options.alpha)
     except OSError as error:
@@ -182,7 +190,7 @@ def _finetune(arguments: list[str] | None) -> None:
         "losses": losses,
         "perplexity_before": _in_json(before),
         "perplexity_after": _in_json(after),
-        "tokens_per_second": round(tokens / max(seconds, 1e-9), 1),
+        "tokens_per_second": round(tokens / max(float(training.record.seconds), 1e-9), 1),
     }
     _program.write([f"{json.dumps(record, allow_nan=False)}\n"])
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from .. import snapshots
 from ..llama import Block, Llama
 from ..lora import Adapters, adapted
 from .examples import Batch
@@ -58,6 +59,19 @@ class Tuner:
             for index in range(run.stop - run.start):
                 blocks.append(jax.tree.map(lambda array, index=index: array[index], of_run))
         return Adapters(blocks)
+
+    @property
+    def state(self) -> tuple[Stacked, Any]:
+        """All that steps change: the adapters, stacked, and the optimizer's state."""
+        return self._adapters, self._state
+
+    @state.setter
+    def state(self, state: tuple[Stacked, Any]) -> None:
+        self._adapters, self._state = state
+
+    def checksum(self) -> int:
+        """Return the CRC-32 of the model's weights."""
+        return snapshots.checksum((self._blocks, self._model))
 
     def step(self, batch: Batch) -> float:
         """Take one step, and return the mean loss before it: NaN as well if the gradients have no finite norm."""

@@ -46,6 +46,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     model = parser.add_argument_group("models")
     add_weights(model)
+    model.add_argument("--name", help="of the language model, as clients ask for it (default: of its file or folder)")
     add_rounding(model)
     model.add_argument(
         "--embeddings", type=pathlib.Path, metavar="FOLDER", help="an embedder's folder (default: all-MiniLM-L6-v2)"
@@ -60,6 +61,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         (0 <= options.port < 2**16, "--port from 0 to 65535", options.port),
         (key is None or fits_header(key), "--api-key of ASCII letters, digits and signs", repr(key)),
         (not not_origins, "--cors of SCHEME://HOST:PORT or *", ", ".join(map(repr, not_origins))),
+        (options.name is None or options.name.strip(), "--name of one character or more", repr(options.name)),
         (options.rows >= 1, "--rows of 1 or more", options.rows),
         (options.context >= 1, "--context of 1 or more", options.context),
         (options.max_queue >= 0, "--max-queue of 0 or more", options.max_queue),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..decoding.answer import Finish
 from ..decoding.batch import Batch, Request
+from .logprobs import Scores
 
 
 class Event(NamedTuple):
@@ -18,10 +19,12 @@ class Event(NamedTuple):
 
     - `text`: to be added.
     - `finish`: why it ended, or `None`: more events come.
+    - `scores`: of `Answer.pop_scores`.
     """
 
     text: str
     finish: Finish | None
+    scores: Scores = ()
 
 
 @dataclasses.dataclass(eq=False)
@@ -56,6 +59,7 @@ class Engine:
     **Attributes:**
 
     - `room`: of a prompt and its answer, in tokens.
+    - `capacity`: how many requests there may be, with those that wait.
     - `error`: what ended the thread, if a mistake of ours did.
     """
 
@@ -63,7 +67,7 @@ class Engine:
         self.room = batch.room
         self.error: Exception | None = None
         self._batch = batch
-        self._capacity = rows + max_queue
+        self.capacity = rows + max_queue
         self._on_end = on_end
         self._changed = threading.Condition()
         # All that follows is used with the lock.
@@ -82,8 +86,8 @@ class Engine:
             return self._coming + len(self._jobs)
 
     @contextlib.contextmanager
-    def place(self) -> Iterator[None]:
-        """Keep a place for a request until the context ends, in which `submit` takes it.
+    def place(self, count: int = 1) -> Iterator[None]:
+        """Keep places for some requests until the context ends, in which `submit` takes them.
 
         A prompt may take long to become tokens, so the place is asked for first: a full queue refuses at once.
 
@@ -92,14 +96,14 @@ class Engine:
         with self._changed:
             if self._closed:
                 raise EngineClosed
-            if self._coming + len(self._jobs) >= self._capacity:
+            if self._coming + len(self._jobs) + count > self.capacity:
                 raise QueueFull
-            self._coming += 1
+            self._coming += count
         try:
             yield
         finally:
             with self._changed:
-                self._coming -= 1
+                self._coming -= count
 
     def submit(self, request: Request, deliver: Callable[[Event], object], deadline: float) -> None:
         """Take a request, in a context of `place`.
@@ -185,4 +189,4 @@ class Engine:
         with self._changed:
             job = self._jobs.get(request) if finish is None else self._jobs.pop(request, None)
         if job is not None:
-            job.deliver(Event(text, finish))
+            job.deliver(Event(text, finish, request.answer.pop_scores()))

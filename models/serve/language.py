@@ -4,20 +4,21 @@ import asyncio
 import concurrent.futures
 import functools
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import Collection
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request as HttpRequest
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
 
 from .._errors import ModelFileError
 from ..decoding.answer import Answer
 from ..decoding.batch import Request
+from ..decoding.scores import Score
 from ..tokens.tokenizer import TextTooLong, Tokenizer
-from . import replies
-from .engine import Engine, EngineClosed, Event, QueueFull
+from .engine import Engine, EngineClosed, QueueFull
 from .errors import ApiError, json_response, overloaded, shutting_down
+from .events import Events, Stream
+from .logprobs import form_of
 from .replies import Reply
 from .requests import AnswerRequest
 from .waiting import unless_set
@@ -60,35 +61,56 @@ class Language:
         **Raises:** `ApiError`, and `ClientDisconnect` if nobody waits any more.
         """
         deadline = time.monotonic() + self._timeout
-        self._check_tokens("logit_bias", asked.choice.bias.of_tokens)
+        choices = asked.choices
+        self._check_tokens("logit_bias", choices[0].bias.of_tokens)
         try:
-            with self.engine.place():
+            with self.engine.place(len(choices)):
                 # In a thread: a long prompt takes a while, in which other answers go on.
                 encode = functools.partial(self._encode, asked.prompt, is_chat=is_chat)
                 encoding = asyncio.get_running_loop().run_in_executor(self._encoders, encode)
                 prompt = await unless_set(closing, encoding)
-                answer = self._new_answer(asked, prompt, is_chat=is_chat)
                 max_tokens = self.engine.room if asked.max_tokens is None else asked.max_tokens
-                request = Request(prompt, answer, max_tokens, asked.choice)
-                events = _Events(self.engine, request, http, deadline)
+                requests = [
+                    Request(
+                        prompt, self._new_answer(asked, prompt, is_chat=is_chat), max_tokens, choice, asked.top_logprobs
+                    )
+                    for choice in choices
+                ]
+                events = Events(self.engine, requests, http, deadline)
         except QueueFull:
-            message = "the server: expected fewer requests at a time; the queue is full. Try again later."
-            raise overloaded(message) from None
+            raise self._no_place(len(choices)) from None
         except EngineClosed:
             raise shutting_down() from None
-        reply = Reply(self.name, len(prompt), is_chat=is_chat, echoed=answer.echoed, include_usage=asked.include_usage)
+        reply = Reply(
+            self.name,
+            len(prompt),
+            is_chat=is_chat,
+            echoed=requests[0].answer.echoed,
+            include_usage=asked.include_usage,
+            logprobs=None if asked.top_logprobs is None else form_of(self._tokenizer, is_chat=is_chat),
+        )
+        scores: list[list[tuple[int, Score]]] = [[] for _ in choices]
         try:
-            event = await events.next()
+            item = await events.next()
             # Not before the first event: until then an error can have a status of its own.
             if asked.stream:
-                return _Stream(events, event, reply)
-            while event.finish is None:
-                event = await events.next()
+                return Stream(events, item, reply)
+            while item is not None:
+                i, event = item
+                scores[i] += event.scores
+                item = await events.next()
         except BaseException:  # the server may cancel this as well
             events.close()
             raise
         events.close()
-        return json_response(reply.whole(answer))
+        return json_response(reply.whole(events.answers, scores))
+
+    def _no_place(self, count: int) -> ApiError:
+        most = self.engine.capacity
+        if count > most:  # also when nobody else is there
+            message = f"n: expected at most {most}, so many answers can be made and wait here; got {count}."
+            return ApiError(message, param="n")
+        return overloaded("the server: expected fewer requests at a time; the queue is full. Try again later.")
 
     def _new_answer(self, asked: AnswerRequest, prompt: list[int], *, is_chat: bool) -> Answer:
         if asked.echo:
@@ -125,72 +147,3 @@ class Language:
             f"{name}: expected less than {self.engine.room} tokens, with room for an answer; got {got}. Shorten it."
         )
         return ApiError(message, param=name, code="context_length_exceeded")
-
-
-class _Events:
-    """The events of one answer, as the server's loop awaits them. When the client goes away, they end."""
-
-    def __init__(self, engine: Engine, request: Request, http: HttpRequest, deadline: float):
-        self.request = request
-        self._engine = engine
-        self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        deliver = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, self._queue.put_nowait)
-        engine.submit(request, deliver, deadline)
-        self._watch = asyncio.create_task(self._tell_when_gone(http))
-
-    async def next(self) -> Event:
-        """**Raises:** `ApiError` if the answer ends without being one, and `ClientDisconnect`."""
-        event = await self._queue.get()
-        if event is None:
-            raise ClientDisconnect
-        if event.finish == "interrupted":
-            if not event.text:
-                raise shutting_down()
-            # First the text that was held back; then the end, which is an error.
-            self._queue.put_nowait(Event("", "interrupted"))
-            return Event(event.text, None)
-        if event.finish == "time" and self.request.answer.num_tokens == 0:
-            raise overloaded("the server: expected to begin in time; other requests came first. Try again later.")
-        return event
-
-    def close(self) -> None:
-        """Free the answer's row. The events may have ended."""
-        self._watch.cancel()
-        self._engine.cancel(self.request)
-
-    async def _tell_when_gone(self, http: HttpRequest) -> None:
-        while (await http.receive())["type"] != "http.disconnect":
-            pass
-        self._queue.put_nowait(None)
-
-
-class _Stream(StreamingResponse):
-    """A response of server-sent events."""
-
-    def __init__(self, events: _Events, event: Event, reply: Reply):
-        super().__init__(
-            self._chunks(event, reply), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
-        self._events = events
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._events.close()
-
-    async def _chunks(self, event: Event, reply: Reply) -> AsyncIterator[str]:
-        if reply.first:
-            yield reply.first
-        try:
-            while True:
-                if event.text:
-                    yield reply.piece(event.text)
-                if event.finish is not None:
-                    break
-                event = await self._events.next()
-            yield reply.last(self._events.request.answer)
-        except ApiError as error:
-            yield replies.event(error.body)
-        except ClientDisconnect:
-            pass

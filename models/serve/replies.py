@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..decoding.answer import Answer, Finish
+from .logprobs import Form, Scores
 
 
 # OpenAI knows two reasons: the model was done, or a limit was reached.
@@ -25,74 +26,90 @@ DONE = "data: [DONE]\n\n"
 
 
 class Reply:
-    """The form of one answer.
+    """The form of the answers to one request, each of which is a choice.
 
     **Arguments:**
 
     - `model`: its name.
     - `num_prompt_tokens`: for the counts.
     - `is_chat`: whether a chat is completed, or a text.
-    - `echoed`: what comes before the answer.
+    - `echoed`: what comes before each answer.
     - `include_usage`: whether a stream ends with the counts.
+    - `logprobs`: makes the field of that name, or `None` for answers without it.
     """
 
     def __init__(
-        self, model: str, num_prompt_tokens: int, *, is_chat: bool, echoed: str = "", include_usage: bool = False
+        self,
+        model: str,
+        num_prompt_tokens: int,
+        *,
+        is_chat: bool,
+        echoed: str = "",
+        include_usage: bool = False,
+        logprobs: Form | None = None,
     ):
         self._prompt_tokens = num_prompt_tokens
         self._is_chat = is_chat
         self._echoed = echoed
         self._include_usage = include_usage
+        self._logprobs = logprobs
         self._fields: dict[str, Any] = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": model,
         }
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        """An answer that has ended."""
-        if self._is_chat:
-            choice: dict[str, Any] = {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
-        else:
-            choice = {"text": self._echoed + answer.text}
-        choices = [self._choice(choice, answer.finish)]
+    def whole(self, answers: Sequence[Answer], scores: Sequence[Scores]) -> dict[str, Any]:
+        """The answers, which have ended, and the scores of each."""
+        choices: list[dict[str, Any]] = []
+        for i, (answer, of_tokens) in enumerate(zip(answers, scores, strict=True)):
+            if self._is_chat:
+                content: dict[str, Any] = {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
+            else:
+                content = {"text": self._echoed + answer.text}
+            choices.append(self._choice(i, content, answer.finish, of_tokens))
         kind = "chat.completion" if self._is_chat else "text_completion"
-        return {**self._fields, "object": kind, "choices": choices, "usage": self._usage(answer)}
+        return {**self._fields, "object": kind, "choices": choices, "usage": self._usage(answers)}
 
-    @property
-    def first(self) -> str:
-        """Return what a stream begins with, before there is text."""
+    def first(self, i: int) -> str:
+        """Return what the stream of a choice begins with, before there is text."""
         if self._is_chat:
-            return self._chunk({"delta": {"role": "assistant", "content": ""}}, None)
-        return self._chunk({"text": self._echoed}, None) if self._echoed else ""
+            return self._chunk(i, {"delta": {"role": "assistant", "content": ""}})
+        return self._chunk(i, {"text": self._echoed}) if self._echoed else ""
 
-    def piece(self, text: str) -> str:
-        """A chunk with more of the text."""
-        return self._chunk({"delta": {"content": text}} if self._is_chat else {"text": text}, None)
+    def piece(self, i: int, text: str, scores: Scores) -> str:
+        """A chunk with more of a choice."""
+        return self._chunk(i, {"delta": {"content": text}} if self._is_chat else {"text": text}, scores=scores)
 
-    def last(self, answer: Answer) -> str:
-        """The end of a stream, after all text."""
-        end = self._chunk({"delta": {}} if self._is_chat else {"text": ""}, answer.finish)
-        if self._include_usage:
-            end += self._event({"choices": [], "usage": self._usage(answer)})
-        return end + DONE
+    def end(self, i: int, finish: Finish) -> str:
+        """The end of a choice, after all of its text."""
+        return self._chunk(i, {"delta": {}} if self._is_chat else {"text": ""}, finish)
 
-    def _chunk(self, choice: dict[str, Any], finish: Finish | None) -> str:
+    def last(self, answers: Sequence[Answer]) -> str:
+        """The end of a stream, after the ends of all choices."""
+        usage = self._event({"choices": [], "usage": self._usage(answers)}) if self._include_usage else ""
+        return usage + DONE
+
+    def _chunk(
+        self, i: int, content: dict[str, Any], finish: Finish | None = None, scores: Scores | None = None
+    ) -> str:
         usage = {"usage": None} if self._include_usage else {}
-        return self._event({"choices": [self._choice(choice, finish)], **usage})
+        return self._event({"choices": [self._choice(i, content, finish, scores)], **usage})
 
-    def _choice(self, choice: dict[str, Any], finish: Finish | None) -> dict[str, Any]:
+    def _choice(self, i: int, content: dict[str, Any], finish: Finish | None, scores: Scores | None) -> dict[str, Any]:
         reason = None if finish is None else _REASONS[finish]
-        return {"index": 0, **choice, "logprobs": None, "finish_reason": reason}
+        logprobs = None if self._logprobs is None or scores is None else self._logprobs(scores)
+        return {"index": i, **content, "logprobs": logprobs, "finish_reason": reason}
 
     def _event(self, content: dict[str, Any]) -> str:
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         return event({**self._fields, "object": kind, **content})
 
-    def _usage(self, answer: Answer) -> dict[str, int]:
+    def _usage(self, answers: Sequence[Answer]) -> dict[str, int]:
+        num_tokens = sum(answer.num_tokens for answer in answers)
         return _usage(self._prompt_tokens) | {
-            "completion_tokens": answer.num_tokens,
-            "total_tokens": self._prompt_tokens + answer.num_tokens,
+            "completion_tokens": num_tokens,
+            "total_tokens": self._prompt_tokens + num_tokens,
         }
 
 

@@ -8,12 +8,15 @@ from typing import Any
 
 from ..decoding.chooser import Bias, Choice
 from ..decoding.sampling import PENALTIES, TEMPERATURES, Sampling
+from ..decoding.scores import MOST_ALTERNATIVES
 from .errors import ApiError
 from .fields import Fields, shown, text
 
 
 _MAX_STOPS, _MAX_STOP_LENGTH = 4, 1000
 _MAX_INPUTS = 2048
+_MAX_CHOICES = 128
+_MAX_COMPLETION_LOGPROBS = 5
 _MAX_BIAS = 100
 _TOKEN = re.compile("[0-9]{1,9}")  # a key of JSON, which is a text
 _MOST = 2**31 - 1  # of integers without a limit of their own
@@ -35,6 +38,8 @@ class AnswerRequest:
 
     - `prompt`: messages as chat templates take them, a text, or tokens.
     - `max_tokens`: or `None`: as many as there is room for.
+    - `choices`: the ways in which the tokens of each answer are chosen.
+    - `top_logprobs`: how many alternatives each token comes with, or `None` for answers without log-probabilities.
     - `echo`: whether the prompt is a part of the answer.
     - `include_usage`: whether a stream ends with the counts of tokens.
     """
@@ -43,10 +48,11 @@ class AnswerRequest:
     prompt: Any
     max_tokens: int | None
     stop: list[str]
-    choice: Choice
+    choices: list[Choice]
+    top_logprobs: int | None
     stream: bool
     include_usage: bool
-    echo: bool = False
+    echo: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +79,17 @@ def parse_chat(body: bytes) -> AnswerRequest:
     max_tokens = fields.integer("max_tokens", newer, 1, _MOST)
     if newer is not None and newer != max_tokens:
         raise ApiError("max_tokens: expected it without max_completion_tokens; got both.", param="max_tokens")
-    fields.only("logprobs", False)
-    fields.only("top_logprobs", 0)
+    with_logprobs = fields.flag("logprobs")
+    top_logprobs = fields.integer("top_logprobs", 0, 0, MOST_ALTERNATIVES)
+    num_choices = _num_choices(fields)
+    if top_logprobs and not with_logprobs:
+        raise ApiError("top_logprobs: expected it with logprobs of true; got it without.", param="top_logprobs")
     fields.only("tools", [])
     fields.only("tool_choice", "none", "auto")
     fields.only("response_format", {"type": "text"})
     fields.only("modalities", ["text"])
-    return _answer_request(fields, model, messages, max_tokens)
+    top_logprobs = top_logprobs if with_logprobs else None
+    return _answer_request(fields, model, messages, max_tokens, num_choices, top_logprobs)
 
 
 def parse_completion(body: bytes) -> AnswerRequest:
@@ -88,10 +98,14 @@ def parse_completion(body: bytes) -> AnswerRequest:
     prompt = _prompt(fields.required("prompt"))
     max_tokens = fields.integer("max_tokens", _COMPLETION_TOKENS, 1, _MOST)
     echo = fields.flag("echo")
-    fields.only("logprobs", None)  # 0 asks for those of the tokens themselves
+    top_logprobs = fields.integer("logprobs", None, 0, _MAX_COMPLETION_LOGPROBS)
+    if echo and top_logprobs is not None:
+        message = "logprobs: expected it without echo, as prompts have none here; got both. Leave one out."
+        raise ApiError(message, param="logprobs", code="unsupported_parameter")
+    num_choices = _num_choices(fields)
+    fields.only("best_of", num_choices)
     fields.only("suffix", "")
-    fields.only("best_of", 1)
-    return _answer_request(fields, model, prompt, max_tokens, echo)
+    return _answer_request(fields, model, prompt, max_tokens, num_choices, top_logprobs, echo)
 
 
 def parse_embeddings(body: bytes) -> EmbeddingRequest:
@@ -117,7 +131,13 @@ def parse_embeddings(body: bytes) -> EmbeddingRequest:
 
 
 def _answer_request(
-    fields: Fields, model: str, prompt: Any, max_tokens: int | None, echo: bool = False
+    fields: Fields,
+    model: str,
+    prompt: Any,
+    max_tokens: int | None,
+    num_choices: int,
+    top_logprobs: int | None,
+    echo: bool = False,
 ) -> AnswerRequest:
     stop = _stop(fields.any("stop"))
     sampling = Sampling(
@@ -135,11 +155,15 @@ def _answer_request(
     seed = fields.integer("seed", None, -(2**63), 2**63 - 1)
     stream = fields.flag("stream")
     include_usage = _include_usage(fields.any("stream_options"), stream)
-    fields.only("n", 1)
     fields.ignore(_IGNORED)
     fields.end()
-    choice = Choice(sampling, secrets.randbits(32) if seed is None else seed % 2**32, bias)
-    return AnswerRequest(model, prompt, max_tokens, stop, choice, stream, include_usage, echo)
+    seed = secrets.randbits(32) if seed is None else seed
+    choices = [Choice(sampling, (seed + i) % 2**32, bias) for i in range(num_choices)]
+    return AnswerRequest(model, prompt, max_tokens, stop, choices, top_logprobs, stream, include_usage, echo)
+
+
+def _num_choices(fields: Fields) -> int:
+    return fields.integer("n", 1, 1, _MAX_CHOICES) or 1
 
 
 def _messages(messages: Any) -> list[dict[str, str]]:

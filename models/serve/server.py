@@ -48,8 +48,8 @@ class Server(uvicorn.Server):
         for compile_program in progress(batch.programs(), desc="compiling", unit="program"):
             compile_program()
         self._engine = Engine(batch, rows=options.rows, max_queue=options.max_queue, on_end=self._stop)
-        name = "SmolLM2-135M-Instruct" if options.weights is None else name_of(options.weights)
-        language = Language(name, self._engine, tokenizer, timeout=options.timeout)
+        file_name = "SmolLM2-135M-Instruct" if options.weights is None else name_of(options.weights)
+        language = Language(options.name or file_name, self._engine, tokenizer, timeout=options.timeout)
         self._closing = asyncio.Event()
         app = make_app(language, embeddings, api_key=options.api_key, origins=options.cors, closing=self._closing)
         super().__init__(

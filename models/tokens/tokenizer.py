@@ -38,7 +38,7 @@ class Tokenizer:
         vocabulary = source if isinstance(source, Vocabulary) else gguf_vocabulary(source)
         self.vocab_size, self.stop_tokens = vocabulary.size, vocabulary.stop_tokens
         self._vocabulary = vocabulary
-        self._control_tokens = frozenset(vocabulary.control.values())
+        self._control_tokens = {token: text for text, token in vocabulary.control.items()}
         control = "|".join(map(re.escape, sorted(vocabulary.control, key=len, reverse=True))) or "(?!)"
         self._split = re.compile(f"({control})").split
         self._first_character = re.compile(f"(?={control}).", re.DOTALL)
@@ -80,6 +80,10 @@ class Tokenizer:
         if not 0 <= token < self.vocab_size:
             raise ValueError(f"Tokenizer: expected a token from 0 to {self.vocab_size - 1}; got {token}.")
         return b"" if token in self._control_tokens else self._vocabulary.piece(token)
+
+    def control_text(self, token: int) -> str | None:
+        """The text that stands for a control token, such as `<|im_end|>`; `None` for another token."""
+        return self._control_tokens.get(token)
 
     def stream(self, *, continues: bool = False) -> "Stream":
         """A decoder for tokens that come one after the other.

@@ -32,6 +32,8 @@ class RunOptions:
     seed: int
     devices: int = 1
     """The number of devices that share a batch, in all processes."""
+    accumulate: int = 1
+    """The number of batches of a step, whose gradients are added up."""
     checksum: int | None = None
     """The checksum of a GPT's tokens; see `text_data.prepare`. None: of a run that an older version began, or of a ViT."""
 
@@ -100,7 +102,14 @@ def _add_training(parser: argparse.ArgumentParser, defaults: dict[str, Any]) -> 
     size.add_argument("--heads", type=int, metavar="N", help="of attention (default: %(default)s)")
     training = parser.add_argument_group("training")
     training.add_argument("--steps", type=int, metavar="N", help="(default: %(default)s)")
-    training.add_argument("--batch", type=int, metavar="N", help="examples of a step (default: %(default)s)")
+    training.add_argument("--batch", type=int, metavar="N", help="examples at a time (default: %(default)s)")
+    training.add_argument(
+        "--accumulate",
+        type=int,
+        default=1,
+        metavar="N",
+        help="add up the gradients of N batches in a step (default: 1)",
+    )
     training.add_argument("--rate", type=float, help="the highest learning rate (default: %(default)s)")
     training.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
     training.add_argument(
@@ -134,7 +143,18 @@ def problem_of(options: RunOptions | argparse.Namespace) -> Problem | None:
         return 0 <= values.get(name, 0.0) < math.inf
 
     rules: dict[str, tuple[bool, str]] = {}
-    for name in ("steps", "batch", "layers", "width", "heads", "length", "save_every", "tokens", "devices"):
+    for name in (
+        "steps",
+        "batch",
+        "layers",
+        "width",
+        "heads",
+        "length",
+        "save_every",
+        "tokens",
+        "devices",
+        "accumulate",
+    ):
         rules[name] = (values.get(name, 1) >= 1, "of 1 or more")
     rules["rate"] = (is_finite("rate"), "of 0 or more")
     rules["temperature"] = (is_finite("temperature"), "of 0 or more")

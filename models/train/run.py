@@ -1,20 +1,19 @@
 """A run from its last snapshot to its end, or to Ctrl-C."""
 
-import contextlib
 import dataclasses
 import math
-import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from .. import snapshots
 from .._errors import ModelFileError
 from .._program import DTYPES, UsageError, annotate, progress, report, write
+from .._stopping import stopping
 from ..parallel import processes
-from . import snapshots
 from .report import key, plot, table
 from .run_folder import RunFolder
 from .tasks import FUSED, PLAIN, Task, make_task
@@ -41,7 +40,14 @@ class Training:
         optimizer = make_optimizer(rate=self.options.rate, steps=self.options.steps)
         dtype = jnp.dtype(DTYPES[self.options.dtype])
         self._trainers = {
-            which: Trainer(self.task.model(which), self.task.losses[which], optimizer, dtype=dtype, mesh=mesh)
+            which: Trainer(
+                self.task.model(which),
+                self.task.losses[which],
+                optimizer,
+                dtype=dtype,
+                mesh=mesh,
+                accumulate=self.options.accumulate,
+            )
             for which in self.contestants
         }
         self._memory: dict[str, Memory | None] = {}
@@ -86,7 +92,7 @@ class Training:
         batch = self.task.data.batch(first)
         for which, trainer in self._progress(self._trainers.items(), desc="compiling", unit="model"):
             self._memory[which] = trainer.compile(batch)
-        with _stopping() as stop:
+        with stopping() as stop:
             bar = self._progress(range(first, steps), desc="training", unit="step", total=steps, initial=first)
             for step in bar:
                 record = self._advance(step)
@@ -179,26 +185,3 @@ def _line(record: dict[str, Any], total: int) -> str:
         f", {name.replace('_', ' ')} {record[name]:.4f}" for name in ("held_out", "accuracy") if name in record
     )
     return f"step {record['step']} of {total}: loss {record['loss']:.4f}{scores}\n"
-
-
-@dataclasses.dataclass
-class _Stop:
-    is_set: bool = False
-
-
-@contextlib.contextmanager
-def _stopping() -> Iterator[_Stop]:
-    """Let Ctrl-C and SIGTERM wait for the end of a step: in its midst there is no state to keep. A second one does not wait."""
-    stop = _Stop()
-
-    def ask(*_: Any) -> None:
-        if stop.is_set:
-            raise KeyboardInterrupt
-        stop.is_set = True
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import pathlib
@@ -11,11 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .._errors import ModelFileError
+from .._locking import LOCK, locked
 from .._replacing import replace_file
 from .options import RunOptions, problem_of
 
 
-_OPTIONS, _LOSSES, _LOCK = "options.json", "losses.jsonl", "lock"
+_OPTIONS, _LOSSES = "options.json", "losses.jsonl"
 # The text in the lock of a run. It tells the folder of a run that was killed before it had begun from that of another program.
 _MARK = b"python -m models.train\n"
 
@@ -34,28 +34,14 @@ class RunFolder:
 
         - `ModelFileError` if another process is in, or the folder cannot be written.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / _LOCK).open("ab")
-        except (OSError, ValueError) as error:  # a ValueError: NUL in the path
-            raise ModelFileError(f"expected {self.path} to be a folder that can be written; got {error}") from None
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ModelFileError(
-                    f"expected {self.path} for this process alone; another one trains there. Wait for it, or stop it."
-                ) from None
-            if file.tell() == 0:
-                file.write(_MARK)
-                file.flush()
+        with locked(self.path, _MARK):
             yield
 
     def expect_new(self) -> None:
         """Raise `ModelFileError` if a run has begun, or snapshots of one are here, or files of other programs."""
         try:
             names = sorted(os.listdir(self.path))
-            mark = (self.path / _LOCK).read_bytes() if _LOCK in names else b""
+            mark = (self.path / LOCK).read_bytes() if LOCK in names else b""
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
@@ -65,7 +51,7 @@ class RunFolder:
                 f"expected a folder without a run; got {self.path}. "
                 f"Go on with `python -m models.train resume {self.path}`, or pass another --out."
             )
-        others = [name for name in names if name != _LOCK or mark]  # an empty lock is of a run that begins right now
+        others = [name for name in names if name != LOCK or mark]  # an empty lock is of a run that begins right now
         if others and mark != _MARK:
             raise ModelFileError(
                 f"expected a new folder, or an empty one; got {self.path} with {others[0]}. Pass another --out."

@@ -77,13 +77,14 @@ def _gpt(options: RunOptions, folder: pathlib.Path) -> Task:
             length=options.length,
             batch=options.batch,
             seed=options.seed,
+            accumulate=options.accumulate,
             vocab_size=options.vocab,
             checksum=options.checksum,
         ),
         {which: functools.partial(gpt_loss, loss) for which, loss in losses.items()},
         lambda loss, model, batch: {"held_out": loss(model, batch)},
         "tokens",
-        options.batch * options.length,
+        options.batch * options.accumulate * options.length,
     )
 
 
@@ -92,11 +93,11 @@ def _vit(options: RunOptions) -> Task:
     losses = {FUSED: ops.softmax_cross_entropy, PLAIN: optax.softmax_cross_entropy_with_integer_labels}
     return Task(
         functools.partial(ViT, config, PATCH_SIZE, CLASSES, key=jax.random.key(options.seed)),
-        Digits(batch=options.batch, seed=options.seed),
+        Digits(batch=options.batch * options.accumulate, seed=options.seed),
         {which: functools.partial(vit_loss, loss) for which, loss in losses.items()},
         lambda loss, model, batch: {"held_out": loss(model, batch), "accuracy": _accuracy(model, *batch)},
         "images",
-        options.batch,
+        options.batch * options.accumulate,
     )
 
 

@@ -132,6 +132,7 @@ class Text:
         length: int,
         batch: int,
         seed: int,
+        accumulate: int = 1,
         vocab_size: int = LARGEST_VOCABULARY,
         checksum: int | None = None,
     ):
@@ -139,8 +140,9 @@ class Text:
 
         - `folder`: what `prepare` wrote.
         - `length`: the tokens of a window that a model reads.
-        - `batch`: the windows of a step.
+        - `batch`: the windows that are in memory at a time.
         - `seed`: of the draws.
+        - `accumulate`: how many times as many windows a step has.
         - `vocab_size`: the number of tokens that the model has.
         - `checksum`: what `prepare` returned, or None if that is not known.
 
@@ -169,11 +171,12 @@ class Text:
                 f"expected a text of {2 * length + 2} tokens or more, twice --length; got {len(tokens)}. "
                 "Lower --length, or pass another text."
             )
-        self._length, self._batch, self._seed = length, batch, seed
+        self._length, self._batch, self._seed, self._accumulate = length, batch, seed, accumulate
 
     def batch(self, step: int) -> Int[np.ndarray, "batch more"]:
         """Return the windows of a step, each of one token more than the model reads."""
-        starts = np.random.default_rng((self._seed, step)).integers(0, len(self.trained) - self._length, self._batch)
+        count = self._batch * self._accumulate
+        starts = np.random.default_rng((self._seed, step)).integers(0, len(self.trained) - self._length, count)
         return np.stack([self.trained[start : start + self._length + 1] for start in starts])
 
     def held_out(self) -> list[Int[np.ndarray, "batch more"]]:

@@ -71,6 +71,7 @@ class Trainer:
         *,
         dtype: Any,
         mesh: jax.sharding.Mesh | None = None,
+        accumulate: int = 1,
     ):
         """**Arguments:**
 
@@ -78,8 +79,10 @@ class Trainer:
         - `loss`: a function of a model and a batch.
         - `dtype`: of the weights that the loss sees. The optimizer's are f32.
         - `mesh`: of several devices, of `models.parallel.tensor_parallel.mesh_of`. Each has the state, and some rows of a batch.
+        - `accumulate`: into how many parts a step splits its batch. One part is in memory at a time, and the step takes the mean
+            of their gradients. The loss has to be a mean over rows, whose number is a multiple of the parts and devices.
         """
-        self._mesh = mesh
+        self._mesh, self._accumulate = mesh, accumulate
         self._static = eqx.partition(model, eqx.is_inexact_array)[1]
         self._dtype, self._loss, self._optimizer = dtype, loss, optimizer
         self._compiled: Any = None
@@ -138,16 +141,37 @@ class Trainer:
         return batch if self._mesh is None else split_rows(batch, self._mesh)
 
     def _next(self, state: State, batch: Any) -> tuple[State, jax.Array]:
-        def of_weights(weights: Any) -> jax.Array:
-            return self._loss(eqx.combine(weights, self._static), batch)
-
-        loss, gradients = jax.value_and_grad(of_weights)(_cast(state.weights, self._dtype))
-        gradients = _cast(gradients, jnp.float32)
+        loss, gradients = self._loss_and_gradients(_cast(state.weights, self._dtype), batch)
         with jax.numpy_dtype_promotion("standard"):  # which Optax counts on
             # The optimizer of `make_optimizer` has the same norm: XLA computes it once.
             loss = jnp.where(jnp.isfinite(optax.tree.norm(gradients)), loss, jnp.nan)
             updates, optimizer = self._optimizer.update(gradients, state.optimizer, state.weights)
         return State(optax.apply_updates(state.weights, updates), optimizer), loss
+
+    def _loss_and_gradients(self, weights: Any, batch: Any) -> tuple[jax.Array, Any]:
+        """Return the mean over the parts of a batch, the gradients in f32."""
+
+        def of_part(part: Any) -> tuple[jax.Array, Any]:
+            loss = lambda weights: self._loss(eqx.combine(weights, self._static), part)
+            value, gradients = jax.value_and_grad(loss)(weights)
+            return value, _cast(gradients, jnp.float32)
+
+        if self._accumulate == 1:
+            return of_part(batch)
+        parts = jax.tree.map(self._parts, batch)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of_part, _first(parts)))
+        # A loop: of a program with one part after the other, XLA might have more than one in memory.
+        add = lambda sums, part: (jax.tree.map(jnp.add, sums, of_part(part)), None)
+        sums, _ = jax.lax.scan(add, zeros, parts)
+        return jax.tree.map(lambda x: x / self._accumulate, sums)
+
+    def _parts(self, x: jax.Array) -> jax.Array:
+        """Split the rows of an array. A part has rows of each device, as their rows are neighbours."""
+        return x.reshape(-1, self._accumulate, *x.shape[1:]).swapaxes(0, 1)
+
+
+def _first(parts: Any) -> Any:
+    return jax.tree.map(lambda x: x[0], parts)
 
 
 def _cast(weights: Any, dtype: Any) -> Any:

@@ -16,7 +16,7 @@ import pytest
 
 from models import adapter_files, gguf, llama, lora
 from models._program import UsageError
-from models.finetune import __main__ as finetune, merge
+from models.finetune import __main__ as finetune, merge, training
 from models.finetune.examples import Example, batches, read_examples
 from models.finetune.tuner import Tuner
 from models.generate import __main__ as generate
@@ -157,7 +157,7 @@ def test_an_adapter_that_breaks_is_not_written(held_out, tmp_path, capsys):
 def test_losses_and_tokens_are_those_that_count(tmp_path, monkeypatch):
     """However the lines are put into batches, and without their padding."""
     seconds = itertools.count()
-    monkeypatch.setattr(finetune, "time", types.SimpleNamespace(perf_counter=lambda: next(seconds)))  # a step takes one
+    monkeypatch.setattr(training, "time", types.SimpleNamespace(perf_counter=lambda: next(seconds)))  # a step takes one
     records = []
     for batch in ("1", "2"):
         code, printed = tune_tiny(tmp_path, "--epochs", "2", "--batch", batch)
@@ -227,6 +227,7 @@ def test_weights_are_expanded_one_block_at_a_time(file, model):
         (["--epochs", "0"], "expected --epochs of 1 or more; got 0"),
         (["--batch", "0"], "expected --batch of 1 or more; got 0"),
         (["--learning-rate", "0"], "expected --learning-rate above 0; got 0.0"),
+        (["--save-every", "0"], "expected --save-every of 1 or more; got 0"),
         (["--seed", "-1"], r"expected --seed from 0 to 2\*\*32 - 1; got -1"),
         (["--output", "/no/such/adapter"], "expected --output in a folder that exists; got /no/such/adapter"),
         (

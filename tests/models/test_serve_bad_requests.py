@@ -38,7 +38,7 @@ WRONG = {
     "seed": [1.5, "7", True],
     "max_tokens": [0, -1, 1.0, "3", True],
     "stop": ["", ["a"] * 5, [""], "x" * 1001, 3, [3]],
-    "n": [2, 0, True, "1"],
+    "n": [3, 129, 0, True, "1"],
     "logit_bias": [{"50": 101}, {"50": "1"}, {"x": 1}, {"-1": 1}, {"50000": 1}, [1]],
     "presence_penalty": [2.1, "0", False],
     "stream_options": [{"include_usage": True}, [], 1],
@@ -62,7 +62,8 @@ WRONG_OF = {
     CHAT: {
         "messages": [[], {}, "hello", [3], *([message] for message in BAD_MESSAGES)],
         "max_completion_tokens": [0, "3", 4],
-        "logprobs": [True, 0],
+        "logprobs": ["true", 0],
+        "top_logprobs": [21, -1, True, 1],
         "tools": [[{"type": "function"}]],
         "response_format": [{"type": "json_object"}, "text"],
         **WRONG,
@@ -70,7 +71,7 @@ WRONG_OF = {
     TEXT: {
         "prompt": ["", [], 3, {}, ["a", "b"], [[1], [2]], [1.5], [True], [-1], [10**6], ["a", 1], "word " * 300],
         "echo": ["yes", 1],
-        "logprobs": [0, 1, False],
+        "logprobs": [-1, 6, False],
         "suffix": ["x"],
         "best_of": [2],
         **WRONG,

@@ -155,11 +155,40 @@ def test_the_name_of_a_model(tmp_path, monkeypatch):
     assert [name_of(path) for path in (folder, file)] == ["Qwen3-0.6B", "Qwen3-0.6B.Q4_K_M"]
 
 
+def test_a_name_of_ones_own(tmp_path):
+    """Clients ask for the model by it, and answers have it."""
+    write(tmp_path)
+    options = [
+        "--weights",
+        str(tmp_path),
+        "--no-embeddings",
+        "--rows",
+        "1",
+        "--context",
+        "64",
+        "--name",
+        "house/model-1",
+    ]
+    server = Server(_parse(options))
+    try:
+        with serving(server.config.app) as address, openai.OpenAI(base_url=f"{address}/v1", api_key="any") as client:
+            assert [model.id for model in client.models.list()] == ["house/model-1"]
+            assert client.models.retrieve("house/model-1").id == "house/model-1"
+            answer = client.completions.create(model="house/model-1", prompt="a", max_tokens=2)
+            assert answer.model == "house/model-1"
+            with pytest.raises(openai.NotFoundError, match='model: expected "house/model-1"; got'):
+                client.completions.create(model=tmp_path.name, prompt="a")
+    finally:
+        server._engine.close()
+
+
 def test_help(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0
-    assert "--max-queue N" in capsys.readouterr().out
+    written = capsys.readouterr().out
+    assert "--max-queue N" in written
+    assert "--name NAME" in written
 
 
 @pytest.mark.parametrize(
@@ -172,6 +201,7 @@ def test_help(capsys):
         (["--max-queue", "-1"], "expected --max-queue of 0 or more; got -1"),
         (["--timeout", "0"], "expected --timeout above 0; got 0.0"),
         (["--timeout", "nan"], "expected --timeout above 0; got nan"),
+        (["--name", " "], "expected --name of one character or more; got ' '"),
         (["--api-key", ""], "expected --api-key of ASCII letters, digits and signs; got ''"),
         (["--api-key", "a b"], "expected --api-key of ASCII letters, digits and signs; got 'a b'"),
         (["--cors", "localhost"], r"expected --cors of SCHEME://HOST:PORT or \*; got 'localhost'"),

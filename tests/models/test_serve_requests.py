@@ -2,7 +2,6 @@
 
 import json
 
-import openai
 import pytest
 from openai.types.chat import ChatCompletionMessage
 
@@ -118,14 +117,19 @@ def test_what_came_from_the_server_is_sent_again(opened):
     assert response.usage.prompt_tokens == len(tokenizer.encode("[user: a][assistant: b][user: a]"))
 
 
-def test_log_probabilities_are_refused(opened):
+def test_log_probabilities_are_of_those_who_ask():
     """OpenAI's 0 asks for those of the tokens themselves."""
-    for number in (0, 1):
-        message = f"logprobs: expected null, all that is supported; got {number}"
-        with pytest.raises(openai.BadRequestError, match=message) as caught:
-            opened[0].completions.create(model="small", prompt="a", logprobs=number)
-        assert (caught.value.param, caught.value.code) == ("logprobs", "unsupported_parameter")
-    assert parse_completion(b'{"model": "m", "prompt": "a", "logprobs": null}').prompt == "a"
+    for number in (0, 1, None):
+        body = json.dumps({"model": "m", "prompt": "a", "logprobs": number})
+        assert parse_completion(body.encode()).top_logprobs == number
+    for fields, expected in (
+        ({}, None),
+        ({"logprobs": False, "top_logprobs": 0}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 3}, 3),
+    ):
+        body = json.dumps({"model": "m", "messages": [USER], **fields})
+        assert parse_chat(body.encode()).top_logprobs == expected
 
 
 def test_fields_of_the_cache_of_prompts_change_nothing():

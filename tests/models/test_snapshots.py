@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models import snapshots
 from models._errors import ModelFileError
-from models.train import snapshots
 
 
 OPTIONS = {"width": 32, "dtype": "bf16", "vocab": None}

@@ -170,6 +170,18 @@ def test_a_run_that_is_stopped_and_killed_ends_to_the_bit(text, tmp_path):
     assert not list(folder.glob("*.unfinished"))
 
 
+def test_accumulated_batches_are_one_and_go_on_to_the_bit(text, tmp_path):
+    shared = [*f"gpt --text {text} --steps 30 --save-every 5 --rate 1e-2".split(), *TINY[:-2]]
+    parts = [*shared, "--batch", "2", "--accumulate", "3"]
+    whole, stopped, large = tmp_path / "whole", tmp_path / "stopped", tmp_path / "large"
+    assert main([*shared, "--batch", "6", "--out", str(large)]) == 0
+    assert main([*parts, "--out", str(whole)]) == 0
+    np.testing.assert_allclose(losses(whole), losses(large), rtol=2e-4)
+    begun(stopped, parts, 13)
+    assert main(["resume", str(stopped)]) == 0
+    assert losses(stopped) == losses(whole)
+
+
 def resumed(folder, last, end):
     training = Training(RunFolder(folder))
     training.restore()

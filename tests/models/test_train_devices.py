@@ -61,6 +61,22 @@ def test_the_numbers_of_one_device_and_one_sum(name, count, dtype, bound):
         assert all(np.array_equal(shard.data, leaf.addressable_data(0)) for shard in leaf.addressable_shards)
 
 
+def test_parts_of_a_batch_have_rows_of_each_device():
+    model, loss, batch = MODELS["gpt"]
+    curves = []
+    for mesh, parts in ((None, 1), (mesh_of(2), 4)):
+        options = {"dtype": jnp.dtype("float32"), "mesh": mesh, "accumulate": parts}
+        trainer = Trainer(model, loss, make_optimizer(rate=1e-2, steps=20), **options)
+        trainer.compile(batch)
+        state, curve = trainer.place(trainer.begin(model)), []
+        for _ in range(20):
+            state, value = trainer.step(state, batch)
+            curve.append(value)
+        curves.append(curve)
+    np.testing.assert_allclose(curves[1], curves[0], rtol=2e-5)
+    assert not collectives(trainer._compiled).keys() - {"all-reduce"}  # no rows move
+
+
 def train(*options):
     """The command of a process."""
     return ["-m", "models.train", *options]

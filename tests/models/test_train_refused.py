@@ -134,6 +134,7 @@ def test_a_token_that_was_changed_is_told(copy, capsys):
         ({"dtype": "f64"}, "dtype of f32, bf16 in {}; got f64"),
         ({"contestants": "none"}, "contestants of fused, plain, both in {}; got none"),
         ({"length": None}, "length of a gpt in {}; got None"),
+        ({"accumulate": 0}, "accumulate of 1 or more in {}; got 0"),
         ({"devices": 3}, "batch to be a multiple of the 3 devices in {}; got 4"),
         ({"heads": 5}, "width to be a multiple of --heads in {}; got 32 and 5"),
     ],

@@ -1,5 +1,6 @@
 """The step of a training, and the batches that it gets."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -10,12 +11,13 @@ import optax
 import pytest
 
 import eqxcallback as eqxc
+from eqxcallback import ops
 from models._errors import ModelFileError
 from models.train import text_data
 from models.train.digits_data import Digits
 from models.train.text_data import Text
 from models.train.trainer import Trainer, make_optimizer
-from models.transformer import GPT, Config
+from models.transformer import GPT, Config, gpt_loss
 
 
 @pytest.fixture(autouse=True)
@@ -102,6 +104,28 @@ def test_fused_and_plain_are_the_same_in_bf16():
         curves.append(curve)
     assert curves[0][-1] < curves[0][0] / 4
     np.testing.assert_allclose(curves[1], curves[0], rtol=0.02)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-5), ("bfloat16", 1e-2)])
+def test_parts_of_a_batch_are_the_batch_and_take_less_memory(dtype, bound):
+    model = eqxc.fuse(GPT(Config(1, 32, 128, 2, 64), 64, key=jax.random.key(0))).model
+    loss = functools.partial(gpt_loss, functools.partial(ops.linear_cross_entropy, reduction="mean"))
+    tokens = np.random.default_rng(0).integers(0, 64, (16, 65)).astype(np.int32)
+    curves, memory = [], []
+    for rows, parts in ((16, 1), (16, 8), (2, 1)):
+        options: Any = {"dtype": jnp.dtype(dtype), "accumulate": parts}
+        trainer = Trainer(model, loss, make_optimizer(rate=1e-2, steps=20), **options)
+        memory.append(trainer.compile(tokens[:rows]))
+        state, curve = trainer.begin(model), []
+        for _ in range(20 if rows == 16 else 0):
+            state, value = trainer.step(state, tokens)
+            curve.append(value)
+        curves.append(curve)
+    assert curves[0][-1] < curves[0][0] * 0.9
+    np.testing.assert_allclose(curves[1], curves[0], rtol=bound)
+    weights = sum(leaf.nbytes for leaf in jax.tree.leaves(eqx.filter(model, eqx.is_inexact_array)))
+    whole, split, small = (plan.temporary for plan in memory)
+    assert split < small + 3 * weights < whole  # the sums are in f32, beside the gradients of a part
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Snapshots of a training that goes on where the last one was, to the bit.
+"""Snapshots of a program that goes on where the last one was, to the bit.
 
 A snapshot is a file: a line of JSON with the step, the options of the run and the dtypes, the arrays as Equinox writes them, and
 the CRC-32 of all that. Of a PRNG key, the line has the implementation, and the arrays have the key's data. A snapshot appears
@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._errors import ModelFileError
-from .._replacing import sync
+from ._errors import ModelFileError
+from ._replacing import sync
 
 
 _KEPT = 2
@@ -106,6 +106,15 @@ def load_last(
     if problem is not None:
         raise ModelFileError(f"{problem}, and there is no other one. Remove it to begin with step 0.")
     return None
+
+
+def checksum(tree: Any) -> int:
+    """Return the CRC-32 of all arrays of a tree, for the options of a run that depends on them."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        if isinstance(leaf, jax.Array | np.ndarray):
+            total = zlib.crc32(np.asarray(leaf).reshape(-1).view(np.uint8).data, total)
+    return total
 
 
 def _write_arrays(file: _Summed, state: Any) -> None:
