@@ -98,7 +98,7 @@ class FusionReport:
 
 class Fused(NamedTuple):
     """A model with fused layers, and the report. It unpacks as a pair, and can itself be used as the model: it calls it, and
-    has its attributes."""
+    has its attributes. Indices, the length, `count` and `index` are those of the pair."""
 
     model: PyTree
     report: FusionReport

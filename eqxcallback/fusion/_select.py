@@ -22,15 +22,23 @@ class Selection:
                     f"fuse: expected {name} to be classes, paths or functions of path and layer; got {given!r} of type "
                     f"{type(given).__name__}."
                 )
+        self._patterns = {path: _pattern(path) for path in self._given if isinstance(path, str)}
         self._matched = False
 
     def place_of(self, layer: PyTree, places: Sequence[Place]) -> Place | None:
         """The first of a layer's places that is meant."""
         for place in places:
-            if any(_is_of(given, place.path, layer, place.above) for given in self._given):
+            if any(self._is_of(given, place, layer) for given in self._given):
                 self._matched = True
                 return place
         return None
+
+    def _is_of(self, which: Which, place: Place, layer: PyTree) -> bool:
+        if isinstance(which, type):
+            return any(isinstance(node, which) for node in (*place.above, layer))
+        if isinstance(which, str):
+            return self._patterns[which].match(place.path) is not None
+        return bool(which(place.path, layer))
 
     def check_paths(self, paths: Iterable[str], layers: Sequence[str]) -> None:
         """A path that is not in the model is a mistake.
@@ -40,7 +48,8 @@ class Selection:
         - `paths`: of all nodes.
         - `layers`: those of layers, for the error.
         """
-        unknown = [given for given in self._given if isinstance(given, str) and not any(_at(given, p) for p in paths)]
+        paths = list(paths)
+        unknown = [given for given, pattern in self._patterns.items() if not any(map(pattern.match, paths))]
         if unknown:
             raise ValueError(
                 f"fuse: expected {self._name} to have paths of the model, as the report has them; got {unknown[0]!r}, at which "
@@ -55,18 +64,9 @@ class Selection:
             )
 
 
-def _is_of(which: Which, path: str, layer: PyTree, above: tuple[PyTree, ...]) -> bool:
-    if isinstance(which, type):
-        return any(isinstance(node, which) for node in (*above, layer))
-    if isinstance(which, str):
-        return _at(which, path)
-    return bool(which(path, layer))
-
-
-def _at(where: str, path: str) -> bool:
-    """True if `path` is `where`, in which `[*]` is any index, or is below it."""
-    pattern = re.escape(where).replace(re.escape("[*]"), r"\[\d+\]")
-    return re.match(rf"{pattern}(?=[.\[]|$)", path) is not None
+def _pattern(where: str) -> re.Pattern[str]:
+    """Match a path that is `where`, in which `[*]` is any index, or is below it."""
+    return re.compile(re.escape(where).replace(re.escape("[*]"), r"\[\d+\]") + r"(?=[.\[]|$)")
 
 
 def _some(layers: Sequence[str]) -> str:

@@ -170,7 +170,9 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         return out.reshape(queries, self.num_heads, out.shape[-1] // self.num_heads)
 
     def _dropout_rate(self, key: PRNGKeyArray | None, inference: bool | None) -> float | None:
-        """`None` if it is not known now, but an array."""
+        """`None` if it is not known now, but an array, or if something else stands for the dropout."""
+        if type(self.dropout) is not eqx.nn.Dropout:
+            return None
         p = self.dropout.p
         is_known = isinstance(p, int | float | np.number)
         if (self.dropout.inference if inference is None else inference) or (is_known and p == 0):

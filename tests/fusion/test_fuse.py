@@ -1,6 +1,7 @@
 """`fuse` and `unfuse` on models of this file."""
 
 import io
+import re
 from typing import Any
 
 import equinox as eqx
@@ -194,6 +195,18 @@ def test_only_and_exclude(model, options, expected):
     assert {(change.target or "").rpartition(".")[2] for change in report.replaced} == expected
     assert all(change.reason in ("not in `only`", "in `exclude`") for change in report.left_alone)
     np.testing.assert_allclose(fused(TOKENS), model(TOKENS), rtol=2e-5, atol=2e-6)
+
+
+def test_each_path_is_a_pattern_once(monkeypatch):
+    """More paths than `re` keeps were compiled anew for each layer."""
+    layers = [eqx.nn.LayerNorm(2)] * 600
+    layers = [eqx.tree_at(lambda norm: norm.bias, layers[0], jnp.zeros(2)) for _ in layers]
+    compile, texts = re.compile, []
+    monkeypatch.setattr("re.compile", lambda text, *flags: texts.append(text) or compile(text, *flags))
+    monkeypatch.setattr("re.match", lambda text, path: re.compile(text).match(path))
+    paths = [f"[{i}]" for i in range(600)]
+    assert len(eqxc.fuse(layers, only=paths).report.replaced) == 600
+    assert len(texts) == 600
 
 
 @pytest.mark.parametrize(

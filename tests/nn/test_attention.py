@@ -139,6 +139,18 @@ def test_a_rate_that_is_an_array():
     same(ours, theirs, *inputs(ours), key=KEY)
 
 
+class Half(eqx.nn.Dropout):
+    def __call__(self, x, *, key=None, inference=None, deterministic=None):
+        return x / 2
+
+
+@pytest.mark.parametrize("dropout", [Half(0.0, inference=False), Half(0.3, inference=False)])
+def test_what_stands_for_the_dropout_is_called(dropout):
+    ours, theirs = (eqx.tree_at(lambda x: x.dropout, layer, dropout) for layer in both(dropout_p=0.5))
+    got = same(ours, theirs, *inputs(ours))
+    assert not np.allclose(got, both()[0](*inputs(ours)))
+
+
 def test_deterministic():
     ours, theirs = both(dropout_p=0.4)
     arrays = inputs(ours)
