@@ -147,7 +147,7 @@ def _load(path: pathlib.Path, like: _T, options: Mapping[str, Any]) -> tuple[int
             if name not in options or options[name] != value:
                 raise ModelFileError(
                     f"expected {name} {value!r}, which {path} was written with; got {options.get(name)!r}. "
-                    "Put the run's options back."
+                    "Put the run's options and data back, or begin in another folder."
                 )
         try:
             dtypes = header.get("dtypes", [])  # snapshots of older versions have none, and no keys

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from .. import _program, adapter_files, llama, lora
-from .._locking import locked
+from .._locking import expect_own, locked
 from .._program import Parser, UsageError, add_weights
 from .._writable import expect_writable
 from ..compilation_cache import keep_programs
@@ -29,6 +29,7 @@ from .tuner import Tuner
 
 # The text in the lock of a folder with snapshots.
 _MARK = b"python -m models.finetune\n"
+_SAVE_EVERY = 20
 # The options that a run goes on with.
 _KEPT = ("held_out", "max_tokens", "rank", "alpha", "targets", "epochs", "batch", "learning_rate", "seed")
 
@@ -67,10 +68,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--snapshots",
         type=pathlib.Path,
         metavar="FOLDER",
-        help="for what the same command goes on from, if it is stopped",
+        help="keep snapshots here, so that the same command goes on after a stop",
     )
     training.add_argument(
-        "--save-every", type=int, default=20, metavar="N", help="steps between two snapshots (default: %(default)s)"
+        "--save-every", type=int, metavar="N", help=f"steps between two snapshots (default: {_SAVE_EVERY})"
     )
     model = parser.add_argument_group("model")
     add_weights(model)
@@ -95,7 +96,8 @@ def _check(parser: Parser, options: argparse.Namespace) -> None:
         (options.epochs >= 1, "--epochs of 1 or more", options.epochs),
         (options.batch >= 1, "--batch of 1 or more", options.batch),
         (positive(options.learning_rate), "--learning-rate above 0", options.learning_rate),
-        (options.save_every >= 1, "--save-every of 1 or more", options.save_every),
+        (options.save_every is None or options.save_every >= 1, "--save-every of 1 or more", options.save_every),
+        (options.save_every is None or options.snapshots is not None, "--snapshots FOLDER with --save-every", "none"),
         (0 <= options.seed < 2**32, "--seed from 0 to 2**32 - 1", options.seed),
         (options.output.parent.is_dir(), "--output in a folder that exists", options.output),
         (not options.output.is_file(), "--output to be a folder", f"a file, {options.output}"),
@@ -121,8 +123,16 @@ def _split(count: int, share: float, rng: np.random.Generator) -> tuple[np.ndarr
 def _finetune(arguments: list[str] | None) -> None:
     options = _parse(arguments)
     expect_writable(options.output)
-    with contextlib.nullcontext() if options.snapshots is None else locked(options.snapshots, _MARK):
+    with _lock_of(options.snapshots):
         _tune(options)
+
+
+def _lock_of(folder: pathlib.Path | None) -> contextlib.AbstractContextManager[None]:
+    """Return the lock of a folder for snapshots, which has to be a new one or ours."""
+    if folder is None:
+        return contextlib.nullcontext()
+    expect_own(folder, _MARK, "--snapshots")
+    return locked(folder, _MARK)
 
 
 def _tune(options: argparse.Namespace) -> None:
@@ -162,7 +172,7 @@ def _tune(options: argparse.Namespace) -> None:
         tuner,
         epochs,
         folder=options.snapshots,
-        save_every=options.save_every,
+        save_every=options.save_every or _SAVE_EVERY,
         options={name: getattr(options, name) for name in _KEPT},
     )
     training.begin(lambda: math.nan if not held_out else perplexity())

@@ -108,8 +108,8 @@ class Language:
     def _no_place(self, count: int) -> ApiError:
         most = self.engine.capacity
         if count > most:  # also when nobody else is there
-            message = f"n: expected at most {most}, so many answers can be made and wait here; got {count}."
-            return ApiError(message, param="n")
+            message = f"n: expected at most {most}, the answers that this server makes or lets wait; got {count}. "
+            return ApiError(message + "Ask for fewer, or start it with a larger --max-queue.", param="n")
         return overloaded("the server: expected fewer requests at a time; the queue is full. Try again later.")
 
     def _new_answer(self, asked: AnswerRequest, prompt: list[int], *, is_chat: bool) -> Answer:

@@ -142,20 +142,8 @@ def problem_of(options: RunOptions | argparse.Namespace) -> Problem | None:
     def is_finite(name: str) -> bool:
         return 0 <= values.get(name, 0.0) < math.inf
 
-    rules: dict[str, tuple[bool, str]] = {}
-    for name in (
-        "steps",
-        "batch",
-        "layers",
-        "width",
-        "heads",
-        "length",
-        "save_every",
-        "tokens",
-        "devices",
-        "accumulate",
-    ):
-        rules[name] = (values.get(name, 1) >= 1, "of 1 or more")
+    counts = ("steps", "batch", "accumulate", "layers", "width", "heads", "length", "save_every", "tokens", "devices")
+    rules = {name: (values.get(name, 1) >= 1, "of 1 or more") for name in counts}
     rules["rate"] = (is_finite("rate"), "of 0 or more")
     rules["temperature"] = (is_finite("temperature"), "of 0 or more")
     rules["seed"] = (0 <= values.get("seed", 0) < 2**32, "from 0 to 2**32 - 1")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .._errors import ModelFileError
-from .._locking import LOCK, locked
+from .._locking import expect_own, locked
 from .._replacing import replace_file
 from .options import RunOptions, problem_of
 
@@ -39,22 +39,13 @@ class RunFolder:
 
     def expect_new(self) -> None:
         """Raise `ModelFileError` if a run has begun, or snapshots of one are here, or files of other programs."""
-        try:
-            names = sorted(os.listdir(self.path))
-            mark = (self.path / LOCK).read_bytes() if LOCK in names else b""
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError) as error:
-            raise ModelFileError(f"expected {self.path} to be a folder that can be written; got {error}") from None
-        if any(name == _OPTIONS or name.endswith(".snapshot") for name in names):
+        has_begun = os.path.exists(self.path / _OPTIONS)
+        if not has_begun:  # the locks of old runs have no mark
+            expect_own(self.path, _MARK, "--out")
+        if has_begun or any(self.path.glob("*.snapshot")):
             raise ModelFileError(
                 f"expected a folder without a run; got {self.path}. "
                 f"Go on with `python -m models.train resume {self.path}`, or pass another --out."
-            )
-        others = [name for name in names if name != LOCK or mark]  # an empty lock is of a run that begins right now
-        if others and mark != _MARK:
-            raise ModelFileError(
-                f"expected a new folder, or an empty one; got {self.path} with {others[0]}. Pass another --out."
             )
 
     def begin(self, options: RunOptions) -> None:

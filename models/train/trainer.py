@@ -167,6 +167,11 @@ class Trainer:
 
     def _parts(self, x: jax.Array) -> jax.Array:
         """Split the rows of an array. A part has rows of each device, as their rows are neighbours."""
+        if self._accumulate < 1 or len(x) % self._accumulate:
+            raise ValueError(
+                f"Trainer: expected accumulate to divide the {len(x)} rows of a batch; got {self._accumulate}. "
+                "Pass another accumulate, or other batches."
+            )
         return x.reshape(-1, self._accumulate, *x.shape[1:]).swapaxes(0, 1)
 
 

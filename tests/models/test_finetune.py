@@ -228,6 +228,7 @@ def test_weights_are_expanded_one_block_at_a_time(file, model):
         (["--batch", "0"], "expected --batch of 1 or more; got 0"),
         (["--learning-rate", "0"], "expected --learning-rate above 0; got 0.0"),
         (["--save-every", "0"], "expected --save-every of 1 or more; got 0"),
+        (["--save-every", "5"], "expected --snapshots FOLDER with --save-every; got none"),
         (["--seed", "-1"], r"expected --seed from 0 to 2\*\*32 - 1; got -1"),
         (["--output", "/no/such/adapter"], "expected --output in a folder that exists; got /no/such/adapter"),
         (

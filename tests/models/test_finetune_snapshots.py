@@ -92,7 +92,10 @@ def test_it_goes_on_to_the_bit(end, code, last, rest, folder, monkeypatch, capsy
         pytest.param(
             ["--learning-rate", "1e-3"], r"expected learning_rate 0\.01, which .* was written with; got 0\.001"
         ),
-        pytest.param("lines", r"expected lines_checksum \d+, which .* was written with; got \d+"),
+        pytest.param(
+            "lines",
+            r"expected lines_checksum \d+, which .* was written with; got \d+\. Put the run's options and data back",
+        ),
         pytest.param("model", r"expected model_checksum \d+, which .* was written with; got \d+"),
         pytest.param("snapshots", "step-00000006.snapshot to be whole; .* and there is no other one"),
         pytest.param("lock", "expected .*kept for this process alone; another one trains there. Wait for it, or stop"),
@@ -117,3 +120,35 @@ def test_another_run_is_refused(change, message, folder, capsys):
         options = change if isinstance(change, list) else []
         assert tune(folder, "other", *kept, *options) == (2, {}, {})
     assert re.fullmatch(rf"(?s).*finetune: error: [^\n]*{message}[^\n]*\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [{"essay.unfinished": "Once"}, {"lock": "python -m models.train\n", "options.json": "{}"}],
+    ids=["files", "train"],
+)
+def test_a_folder_of_another_program_stays_as_it_is(files, folder, capsys):
+    """A run of `train` that has no snapshot yet is one, too: with ours it could not go on."""
+    kept = folder / "kept"
+    kept.mkdir()
+    for name, text in files.items():
+        (kept / name).write_text(text)
+    assert tune(folder, "adapter", "--snapshots", str(kept)) == (2, {}, {})
+    message = f"expected a new folder, or an empty one; got {kept} with {max(files)}. Pass another --snapshots.\n"
+    assert capsys.readouterr().err == f"finetune: error: {message}"
+    assert {path.name: path.read_text() for path in kept.iterdir()} == files
+
+
+def test_the_folder_of_the_adapter_may_have_the_snapshots(folder, monkeypatch):
+    kept = ["--snapshots", str(folder / "adapter"), "--save-every", "2"]
+    taken = ended_after(monkeypatch, 5, killed)
+    assert tune(folder, "adapter", *kept)[0] == 0
+    assert tune(folder, "adapter", *kept)[0] == 0
+    assert len(taken) == 7
+    again = tune(folder, "adapter", *kept)
+    assert again[0] == 0
+    assert sorted(again[2]) == [
+        *("adapter_config.json", "adapter_model.safetensors", "lock"),
+        *("step-00000004.snapshot", "step-00000006.snapshot"),
+    ]
+    assert len(taken) == 7

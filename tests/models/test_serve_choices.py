@@ -102,7 +102,9 @@ def test_choices_of_a_completion(opened):
 
 
 def test_each_choice_has_a_place_in_the_queue(opened, engine):
-    with pytest.raises(openai.BadRequestError, match=r"n: expected at most 5, .+; got 6\.") as caught:
+    with pytest.raises(
+        openai.BadRequestError, match=r"n: expected at most 5, .+; got 6\. Ask for fewer.+--max-queue"
+    ) as caught:
         opened.chat.completions.create(**CHAT, n=6)
     assert caught.value.param == "n"
     stream = opened.chat.completions.create(**LONG, stream=True)

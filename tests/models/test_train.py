@@ -310,7 +310,7 @@ def test_options_that_were_changed_are_told(compared, tmp_path, capsys):
     options = json.loads((folder / "options.json").read_text())
     (folder / "options.json").write_text(json.dumps(options | {"width": 64}))
     message = f"expected width 32, which {folder / 'step-00000150.snapshot'} was written with; got 64. "
-    refused(["resume", folder], message + "Put the run's options back.", capsys)
+    refused(["resume", folder], message + "Put the run's options and data back, or begin in another folder.", capsys)
     message = f"expected the options of a run in {folder / 'options.json'}; got "
     for changed, got in (
         ("{}", "RunOptions.__init__() missing"),

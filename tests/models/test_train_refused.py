@@ -65,6 +65,16 @@ def test_a_folder_of_another_program_stays_as_it_is(name, text, tmp_path, capsys
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {name: "{}"}
 
 
+def test_a_folder_of_finetune_is_not_a_run(text, tmp_path, capsys):
+    """`resume`, the remedy for a run's folder, could not go on with it."""
+    files = {"lock": "python -m models.finetune\n", "step-00000006.snapshot": "{}"}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    message = f"expected a new folder, or an empty one; got {tmp_path} with step-00000006.snapshot. Pass another --out."
+    refused(["gpt", "--text", text, "--out", tmp_path, *TINY], message, capsys)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+
+
 def test_a_run_that_was_killed_before_it_had_begun_begins_again(tmp_path):
     options = parse(["vit", "--out", str(tmp_path / "run")])
     folder = RunFolder(tmp_path / "run")

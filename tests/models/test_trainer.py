@@ -128,6 +128,17 @@ def test_parts_of_a_batch_are_the_batch_and_take_less_memory(dtype, bound):
     assert split < small + 3 * weights < whole  # the sums are in f32, beside the gradients of a part
 
 
+@pytest.mark.parametrize("parts", [0, 3])
+def test_parts_that_do_not_divide_a_batch_are_told(parts):
+    model = eqx.nn.Linear(2, 1, key=jax.random.key(0))
+    loss = lambda model, batch: (jax.vmap(model)(batch) ** 2).mean()
+    optimizer = make_optimizer(rate=1e-2, steps=2)
+    trainer = Trainer(model, loss, optimizer, dtype=jnp.dtype("float32"), accumulate=parts)
+    message = f"^Trainer: expected accumulate to divide the 4 rows of a batch; got {parts}. Pass another accumulate, or"
+    with pytest.raises(ValueError, match=message):
+        trainer.step(trainer.begin(model), np.ones((4, 2), np.float32))
+
+
 @pytest.fixture
 def words(tmp_path):
     """Ten thousand numbers, each one its own place: with a vocabulary of 256, tokens are bytes."""
