@@ -11,7 +11,7 @@ from ..core import Aval, ShapeAndDtype
 from ..kernel import CKernel
 from ._bound_kernel import BoundKernel
 from ._description import description
-from ._device_call import called, typed
+from ._device_call import called, typed, workspaces_of
 from ._host_compiler import built
 from ._library import function_of
 from ._parameters import OF_C, Array, Number, Pointer, read, short
@@ -46,7 +46,7 @@ def lowered(
     who = f"{op}[{bound.kernel.backend}]"
     assert bound.arguments is not None
     args, options = bound.arguments(typed(operands), typed(results))
-    workspaces = called(kernel.workspaces, "workspaces", args, options, who)
+    workspaces = workspaces_of(kernel.workspaces, args, options, who)
     arrays, rows = _divided(kernel, bound, arrays_by_name(bound, operands, results, workspaces), len(operands), who)
     functions = {name: called(function, name, args, options, who) for name, function in kernel.scalars.items()}
     passed = read(kernel.parameters, arrays, {**bound.options, **functions}, who, typed={}, pointed=OF_C)

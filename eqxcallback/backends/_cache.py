@@ -21,7 +21,7 @@ def cache_folder() -> pathlib.Path:
     """`EQXCALLBACK_CACHE_DIR`, or `eqxcallback` where the user's caches are. Without a home it is a folder of this process."""
     chosen = os.environ.get("EQXCALLBACK_CACHE_DIR")
     if chosen:
-        return pathlib.Path(chosen).absolute()  # a name without a folder is none of a file to who loads libraries
+        return pathlib.Path(chosen).absolute()  # a library without a folder in its name is looked for elsewhere
     try:
         return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "eqxcallback"
     except RuntimeError:  # HOME is not set, and the system does not know the user

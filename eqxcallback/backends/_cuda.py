@@ -70,8 +70,14 @@ def compiled_source(
     flags = (*flags, *_nvrtc.include_options(nvrtc.version[0]))
     try:
         image, lowered, _ = nvrtc.compile(whole, file, flags, entries, _makes_cubin(flags))
+        if not image.strip(b"\0"):
+            raise RuntimeError("it is empty")
     except _nvrtc.CompileError as error:
         raise ValueError(_explained(str(error), text, file, flags, entries, nvrtc, who)) from None
+    except RuntimeError as error:  # of a source that compiles
+        raise ValueError(
+            f"{who}: the compiler makes no image ({error}). Leave out options that ask for another output."
+        ) from None
     names = dict(zip(entries, lowered, strict=True))
     _check_sizes(image, names, parameters, who)
     _cache.store(key, {"names": names}, image)

@@ -9,13 +9,13 @@ import types
 import weakref
 from typing import Any
 
-from ..kernel import CKernel, CudaKernel, ImageKernel, Kernel, NativeKernel
+from ..kernel import CKernel, CudaKernel, ImageKernel, NativeKernel
 from ._source import read_image, read_source
 
 
-def description(kernel: Kernel, who: str) -> str:
-    """Describe a kernel by everything that it is made of: texts, files, and the code of its functions."""
-    text = repr(_text(kernel, who, frozenset()))
+def description(declared: object, who: str) -> str:
+    """Describe a kernel, or what else a class declares, by all that it is made of: texts, files, and the code of functions."""
+    text = repr(_text(declared, who, frozenset()))
     return f"{who} {hashlib.blake2b(text.encode(), digest_size=16).hexdigest()}"
 
 

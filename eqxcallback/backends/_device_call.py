@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from .. import xla
 from ..core import Aval, DType, ShapeAndDtype
 from ..kernel import DeviceKernel, TensorMap, TritonKernel
 from . import _parameters, _tensor_map
@@ -84,10 +85,7 @@ class DeviceCall:
         assert bound.arguments is not None
         args, options = bound.arguments(operands, results)
         options = {**options, **more}
-        workspaces = called(kernel.workspaces, "workspaces", args, options, who)
-        if not isinstance(workspaces, list | tuple) or not all(map(_is_type, workspaces)):
-            raise TypeError(f"{who}: expected workspaces to be jax.ShapeDtypeStructs; got {workspaces!r}.")
-        workspaces = tuple(workspaces)
+        workspaces = workspaces_of(kernel.workspaces, args, options, who)
         pointers = (
             *((name, None if i is None else operands[i]) for name, i in bound.operands),
             *((name, None if i is None else results[i]) for name, i in bound.results),
@@ -242,8 +240,12 @@ def _structure(name: str, dtype: DType, value: object, pointers: Sequence[tuple[
         if not isinstance(fields, tuple):
             raise TypeError
         named = {field: item for field, item in zip(dtype.names or (), fields, strict=True) if isinstance(item, str)}
-        made[0] = tuple(0 if isinstance(item, str) else item for item in fields)
-    except (TypeError, ValueError, OverflowError):
+        numbers = tuple(0 if isinstance(item, str) else item for item in fields)
+        if any(isinstance(item, float | np.floating) and dtype[i].kind in "biu" for i, item in enumerate(numbers)):
+            raise TypeError
+        with np.errstate(over="raise"):
+            made[0] = numbers
+    except (TypeError, ValueError, ArithmeticError):  # of which an overflow is one
         raise ValueError(
             f"{who}: expected the scalar {name} to be a tuple or {dtype.itemsize} bytes, for {dtype}; got {value!r}."
         ) from None
@@ -271,5 +273,17 @@ def called(declared: object, field: str, args: Sequence[object], options: Mappin
         raise ValueError(f"{who}: {field} cannot be computed for this call ({error}).") from error
 
 
-def _is_type(value: object) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+def workspaces_of(
+    declared: object, args: Sequence[object], options: Mapping[str, object], who: str
+) -> tuple[ShapeAndDtype, ...]:
+    workspaces = called(declared, "workspaces", args, options, who)
+    try:
+        if not isinstance(workspaces, list | tuple):
+            raise TypeError("not a tuple")
+        for workspace in workspaces:
+            xla.result_aval(workspace.shape, workspace.dtype)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise TypeError(
+            f"{who}: expected workspaces to be jax.ShapeDtypeStructs; got {workspaces!r} ({error})."
+        ) from None
+    return tuple(workspaces)

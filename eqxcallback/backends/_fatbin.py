@@ -41,6 +41,8 @@ def entries(image: bytes) -> Iterator[Entry]:
         raise struct.error("a part of it")
     while at < end:
         kind, header, length, _, version, flags = _ENTRY.unpack_from(image, at)
+        if header < _ENTRY.size:
+            raise struct.error("an entry that is less than its own header")
         if kind in (_PTX, _CUBIN):
             target = f"sm_{version}{'a' if flags & _ARCHITECTURE_SPECIFIC else ''}"
             content = None if flags & _COMPRESSED else image[at + header : at + header + length]

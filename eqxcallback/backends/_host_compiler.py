@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from .. import xla
 from ._cache import cache_folder, key_of
+from ._library import check_whole
 from ._source import read_source
 
 
@@ -59,6 +60,7 @@ def built(source: str | os.PathLike[str], options: Sequence[str], who: str, *, i
 
 def _why_not_loaded(library: pathlib.Path) -> OSError | None:
     try:
+        check_whole(library)
         ctypes.CDLL(str(library))
     except OSError as error:
         return error
@@ -72,9 +74,15 @@ def _build(command: Sequence[str], text: str, library: pathlib.Path, who: str) -
         with tempfile.TemporaryDirectory(dir=library.parent, prefix=".new-") as folder:
             made = pathlib.Path(folder, "library.so")
             done = subprocess.run([*command, "-o", str(made)], input=text.encode(), capture_output=True, check=False)
-            if done.returncode != 0:
-                log = done.stderr.decode(errors="replace").strip()
+            log = done.stderr.decode(errors="replace").strip()
+            if done.returncode != 0 and log:
                 raise ValueError(f"{who}: the source does not compile:\n{log}")
+            if done.returncode != 0 or not made.exists():
+                raise ValueError(
+                    f"{who}: expected the compiler to write a library; {shlex.join(command)} ended with the code "
+                    f"{done.returncode} and {f'wrote none: {log}' if log else 'without a message'}. Correct options, or name "
+                    "another compiler by the environment variable CC or CXX."
+                )
             os.replace(made, library)
     except OSError as error:
         raise ValueError(
@@ -85,7 +93,11 @@ def _build(command: Sequence[str], text: str, library: pathlib.Path, who: str) -
 def _compiler(language: str, who: str) -> tuple[str, ...]:
     """The path of the compiler, and arguments that the environment gives it, as in `CC="ccache gcc"`."""
     variable, names = _COMPILERS[language]
-    if asked := shlex.split(os.environ.get(variable, "")):
+    try:
+        asked = shlex.split(os.environ.get(variable, ""))
+    except ValueError as error:
+        raise ValueError(f"{who}: the environment variable {variable} cannot be read as a command ({error}).") from None
+    if asked:
         names = (asked[0],)
     for name in names:
         if path := shutil.which(name):
@@ -99,7 +111,8 @@ def _compiler(language: str, who: str) -> tuple[str, ...]:
 @functools.cache
 def _version(compiler: tuple[str, ...], who: str) -> str:
     try:
-        done = subprocess.run([*compiler, "--version"], capture_output=True, check=False)
+        # Without input: one that asks for more waits for nobody.
+        done = subprocess.run([*compiler, "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:
         raise ValueError(f"{who}: the compiler {compiler[0]} cannot be run ({error}). Install another one.") from None
     return done.stdout.decode(errors="replace")

@@ -38,10 +38,11 @@ class Compiled(Declared):
 
 
 # The entries of a `.nv.info` section: how their value is stored, and which attributes we read. As `cuobjdump -elf` names
-# them: EIATTR_KPARAM_INFO, EIATTR_REGCOUNT, EIATTR_FRAME_SIZE, EIATTR_REQNTID, EIATTR_MAX_THREADS.
+# them: EIATTR_KPARAM_INFO, and with more than 4,096 bytes of parameters EIATTR_KPARAM_INFO_V2; EIATTR_REGCOUNT,
+# EIATTR_FRAME_SIZE, EIATTR_REQNTID, EIATTR_MAX_THREADS.
 _EM_CUDA = 190
 _SIZED = 4
-_KPARAM_INFO, _REGCOUNT, _FRAME_SIZE, _REQNTID, _MAX_THREADS = 0x17, 0x2F, 0x11, 0x10, 0x05
+_KPARAM_INFO, _KPARAM_INFO_V2, _REGCOUNT, _FRAME_SIZE, _REQNTID, _MAX_THREADS = 0x17, 0x45, 0x2F, 0x11, 0x10, 0x05
 
 
 def kernels_of(image: bytes) -> Mapping[str, Compiled] | None:
@@ -62,9 +63,9 @@ def kernels_of(image: bytes) -> Mapping[str, Compiled] | None:
         name = section.removeprefix(".nv.info.")
         parameters, asked = {}, {}
         for attribute, value in _entries(data):
-            if attribute == _KPARAM_INFO and len(value) == 12:
+            if attribute in (_KPARAM_INFO, _KPARAM_INFO_V2) and len(value) == 12:
                 _, ordinal, _, packed = struct.unpack("<IHHI", value)
-                parameters[ordinal] = packed >> 18
+                parameters[ordinal] = packed >> 18 if attribute == _KPARAM_INFO else packed
             elif attribute == _REQNTID and len(value) == 12:
                 asked["block"] = struct.unpack("<III", value)
             elif attribute == _MAX_THREADS and len(value) == 12:

@@ -86,6 +86,8 @@ def _read(image: bytes) -> Iterator[_Code]:
         for entry in _fatbin.entries(image):
             if entry.image is None:
                 yield _Code(entry.is_ptx, entry.target, None)
+            elif _fatbin.is_fatbin(entry.image):
+                raise ValueError("a fatbin in a fatbin")
             else:
                 yield from (dataclasses.replace(code, target=entry.target) for code in _read(entry.image))
     elif _ptx.is_ptx(image):

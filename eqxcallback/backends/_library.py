@@ -13,6 +13,7 @@ def function_of(library: str | os.PathLike[str], symbol: str, who: str, remedy: 
     path = os.fspath(library)
     try:
         status = os.stat(path)
+        check_whole(path)
         digest = _digest(path, (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino))
         return xla.library_function(path, digest, symbol)
     except OSError as error:
@@ -21,6 +22,17 @@ def function_of(library: str | os.PathLike[str], symbol: str, who: str, remedy: 
         ) from None
     except AttributeError:
         raise ValueError(f"{who}: the library {path} has no symbol {symbol!r}. {remedy}") from None
+
+
+def check_whole(library: str | os.PathLike[str]) -> None:
+    """Loading an ELF file whose end is missing is a bus error, which ends the process. Its last part is the table of sections."""
+    with open(library, "rb") as file:
+        header = file.read(64)
+    place, size, count = (
+        int.from_bytes(header[part], "little") for part in (slice(40, 48), slice(58, 60), slice(60, 62))
+    )
+    if header.startswith(b"\x7fELF") and os.stat(library).st_size < place + size * count:
+        raise OSError(f"{os.fspath(library)} is not whole")
 
 
 @functools.lru_cache(maxsize=256)

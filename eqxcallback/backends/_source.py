@@ -29,9 +29,13 @@ def read_source(source: str | os.PathLike[str], who: str, options: Sequence[str]
     else:
         path = pathlib.Path(source)
         text, file, beside = _expanded(path.resolve(), who, (), set(), path.name), path.name, [path.parent, _HERE]
+    if "\0" in text:
+        raise ValueError(
+            f"{who}: expected the source {file} to be a text; got one with the character NUL, which ends it for compilers."
+        )
     read = [
         *_headers(text, beside, _given(options, _FOLDER_OPTIONS), _given(options, _FILE_OPTIONS)),
-        *(path.read_bytes() for path in _linked(options) if path.is_file()),
+        *(path.read_bytes() for path in _linked(options) if os.path.isfile(path)),  # pathlib's raises for long options
     ]
     if read:
         digest = hashlib.blake2b(b"\0".join(read), digest_size=16).hexdigest()
@@ -103,7 +107,7 @@ def _headers(
     ]
     while waiting:
         name, near = waiting.pop()
-        # Which of several the compiler takes is its own affair.
+        # All of them: which one the compiler takes depends on how it searches.
         for path in {pathlib.Path(folder, name).resolve(): None for folder in (*near, *folders)}:
             if path in seen or not path.is_file():
                 continue

@@ -17,7 +17,7 @@ from ..kernel import TvmFfiKernel
 from . import _c
 from ._bound_kernel import BoundKernel
 from ._description import description
-from ._device_call import called, typed
+from ._device_call import called, typed, workspaces_of
 from ._library import function_of as function_of_library
 from ._parameters import Array
 from ._tvm_ffi_arguments import Arguments
@@ -157,7 +157,7 @@ def _lowered(
     """A call with arrays of these types."""
     assert bound.arguments is not None
     args, options = bound.arguments(typed(operands), typed(results))
-    workspaces = called(kernel.workspaces, "workspaces", args, options, who)
+    workspaces = workspaces_of(kernel.workspaces, args, options, who)
     functions = {name: called(value, name, args, options, who) for name, value in kernel.scalars.items()}
     arrays = _c.arrays_by_name(bound, operands, results, workspaces)
     groups = {

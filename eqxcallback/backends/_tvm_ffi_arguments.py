@@ -91,12 +91,20 @@ class Arguments:
             self._add(_INTEGER, value)
         elif isinstance(value, float):
             self._add(_FLOAT, int(np.float64(value).view(np.int64)))
-        elif isinstance(value, str) and "\0" not in value:
+        elif isinstance(value, str) and "\0" not in value and _is_utf8(value):
             begin = len(self.texts.encode())
             self.texts += value
             self._add(_TEXT, begin, len(value.encode()))
         else:
             raise ValueError(f"{who}: expected a bool, an int of 64 bits, a float, a text or None; got {value!r}.")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a character
+        return False
+    return True
 
 
 def _bits(dtype: DType) -> int:

@@ -43,9 +43,8 @@ class _WithCompatContext(OwnCallable):
             self.__signature__ = inspect.signature(callback, follow_wrapped=False)
 
     def __reduce__(self) -> tuple[type["_WithCompatContext"], tuple[Callable[..., None]]]:
-        return _WithCompatContext, (
-            self.callback,
-        )  # without the signature: annotations may have no name to be pickled by
+        # Without the signature: annotations may have no name to be pickled by.
+        return _WithCompatContext, (self.callback,)
 
     def _named_like(self) -> Callable[..., None]:
         return self.callback

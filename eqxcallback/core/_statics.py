@@ -30,7 +30,7 @@ def strict(value: object) -> Any:
         return type(value), frozenset(map(strict, value))
     if isinstance(value, slice):
         return slice, tuple(map(strict, (value.start, value.stop, value.step)))
-    # What is equal to itself alone is the same, whatever its fields have: itself, for example.
+    # One without `__eq__` is equal to itself alone. Its fields need no look, and may lead back to it.
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value).__eq__ is not object.__eq__:
         compared = (field.name for field in dataclasses.fields(value) if field.compare)
         return type(value), value, tuple(strict(getattr(value, name)) for name in compared)

@@ -59,7 +59,7 @@ class CKernel(KernelContract):
     - `scalars`: `{name: function}`, for numbers that a function says. It is called with the op's arguments, as types, and with
         its options.
     - `source`: of the function, in place of `library`: a text, or the path of a file, in C, or in C++ where it says
-        `extern "C"` and is no `.c` file. It is compiled when a program that calls it is first lowered, by the machine's own
+        `extern "C"` and is not a `.c` file. It is compiled when a program that calls it is first lowered, by the machine's own
         compiler, or the one that the environment variables `CC` and `CXX` name, and kept on disk by its content.
     - `options`: of the compiler, such as `"-O3"` or `"-lm"`.
     - `status`: whether the function returns an `int` that is not zero where it fails, which is an error of the call then. Or a

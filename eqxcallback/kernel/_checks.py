@@ -70,7 +70,7 @@ def _scalar(name: object, declared: Any, who: str) -> tuple[Any, Any]:
         declared = (_MAP, declared)
     dtype, value = declared if isinstance(declared, tuple) and len(declared) == 2 else (declared, None)
     try:
-        dtype = np.dtype(dtype)
+        dtype = np.dtype(dtype).newbyteorder("=")  # the order of the processor, which a GPU has too
         known = dtype.name in _SCALAR_DTYPES or _is_structure(dtype)
     except TypeError:
         known = False

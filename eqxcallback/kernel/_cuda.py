@@ -122,6 +122,9 @@ class CudaKernel(KernelContract):
         who = freeze_launched(self, "CudaKernel")
         freeze_source(self, "CUDA C++", who)
         check_arch(self.arch, who)
+        for option in self.options:
+            if option.partition("=")[0].lstrip("-") in ("arch", "gpu-architecture"):
+                raise ValueError(f"{who}: expected the architecture in arch, as 'sm_90'; got {option!r} among options.")
 
     @property
     def name(self) -> str:

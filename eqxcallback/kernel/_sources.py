@@ -15,10 +15,11 @@ def freeze_source(kernel: Any, language: str, who: str) -> None:
     elif kernel.source is not None:
         object.__setattr__(kernel, "source", _Path(absolute(kernel.source, "source to be a text or a path", who)))
     options = (kernel.options,) if isinstance(kernel.options, str) else kernel.options
-    if isinstance(options, Sequence) and all(isinstance(option, str) for option in options):
-        object.__setattr__(kernel, "options", tuple(options))
-    else:
+    if not isinstance(options, Sequence) or not all(isinstance(option, str) for option in options):
         raise TypeError(f"{who}: expected options to be strings; got {kernel.options!r}.")
+    if any("\0" in option for option in options):  # compilers would take what is before it
+        raise ValueError(f"{who}: expected options without the character NUL; got {kernel.options!r}.")
+    object.__setattr__(kernel, "options", tuple(options))
 
 
 def freeze_image(kernel: Any, who: str) -> None:
@@ -41,9 +42,12 @@ def freeze_library(kernel: Any, who: str) -> None:
 def absolute(path: Any, expected: str, who: str) -> str:
     """Another working directory must not make it another kernel."""
     try:
-        return os.path.abspath(os.fsdecode(path))
+        text = os.path.abspath(os.fsdecode(path))
     except TypeError:
         raise TypeError(f"{who}: expected {expected}; got {path!r}.") from None
+    if "\0" in text:
+        raise ValueError(f"{who}: expected {expected}; got {path!r}, whose character NUL no path has.")
+    return text
 
 
 class _Path(os.PathLike[str]):

@@ -6,6 +6,7 @@ from typing import Any
 
 import equinox as eqx
 
+from .. import backends
 from ..kernel import as_tuple
 from ._declarations import METHODS
 
@@ -20,12 +21,14 @@ class LayerMeta(_ModuleMeta):
     """The type of a layer's class. A declaration that is changed later would be ignored, so that is an error."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if value is not vars(self).get(name, ...):
-            _check_unused(self, name)
-        super().__setattr__(name, value)
+        if not _is_fixed(self, name):
+            super().__setattr__(name, value)
+        elif not _is_declared(self, name, value):
+            raise _error(self, name)
 
     def __delattr__(self, name: str) -> None:
-        _check_unused(self, name)
+        if _is_fixed(self, name):
+            raise _error(self, name)
         super().__delattr__(name)
 
 
@@ -34,12 +37,24 @@ def fix(cls: type) -> None:
     _used.update(base for base in cls.__mro__ if isinstance(base, LayerMeta))
 
 
-def _check_unused(cls: Any, name: str) -> None:
-    if cls in _used and _is_declaration(cls, name):
-        raise AttributeError(
-            f"{cls.__qualname__}: expected {name} to stay as it was when the first layer was made of the class, which is when "
-            "it is read; got another one. Define a subclass that has it, or the class anew."
-        )
+def _is_fixed(cls: Any, name: str) -> bool:
+    return cls in _used and _is_declaration(cls, name)
+
+
+def _is_declared(cls: Any, name: str, value: object) -> bool:
+    """True for a copy too: cloudpickle sets copies of all that a class has, when another process sends back a layer of it."""
+    before = inspect.getattr_static(cls, name, None)
+    if value is before:
+        return True
+    texts = [backends.description(getattr(of, "method", of), name) for of in (before, value)]  # Equinox wraps methods
+    return texts[0] == texts[1]
+
+
+def _error(cls: type, name: str) -> AttributeError:
+    return AttributeError(
+        f"{cls.__qualname__}: expected {name} to stay as it was when the first layer was made of the class, which is when it is "
+        "read; got another one. Define a subclass that has it, or the class anew."
+    )
 
 
 def _is_declaration(cls: Any, name: str) -> bool:

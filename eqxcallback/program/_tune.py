@@ -59,14 +59,18 @@ class Tuned:
         return "\n".join(lines)
 
 
+class _NoKernelRuns(ValueError):
+    pass
+
+
 def tune(fn: Callable[..., PyTree], *args: PyTree, rtol: AnyNumber | None = None) -> list[Tuned]:
     """Measure which kernel of each op is the fastest, and keep that on disk.
 
     An op may have several kernels for a platform: with other block sizes, in other languages, by other people. The first one
     that takes a call runs. `tune` runs `fn` with each of those that take it, on the default device, and from then on the
     fastest one is the first: for calls of the same types and options, on devices of the same kind, and in other processes too.
-    Nothing but this function ever measures. A kernel with which `fn` returns something else than with the op's reference does
-    not take part; where an op has none, its kernels are compared with the first one whose results are finite.
+    Nothing but this function ever measures. A kernel with which `fn` returns something else than with the op's reference loses;
+    where an op has none, its kernels are compared with the first one whose results are finite.
 
     !!! example
 
@@ -113,16 +117,26 @@ def tune(fn: Callable[..., PyTree], *args: PyTree, rtol: AnyNumber | None = None
     def called(arrays: PyTree) -> PyTree:
         values = eqx.combine(arrays, static)
         function, args = jax.tree.map(lambda leaf, is_ref: jax.new_ref(leaf) if is_ref else leaf, values, is_ref)
-        return jax.tree.map(_without_keys, eqx.filter(function(*args), eqx.is_array))
+        results = eqx.filter(function(*args), _has_values)
+        # XLA leaves out calls that only change a Ref which nobody reads.
+        refs = [leaf[...] for leaf in jax.tree.leaves((function, args)) if isinstance(leaf, jax.Ref)]
+        return jax.tree.map(_without_keys, (results, refs))
 
     winners: dict[Contest, int] = {}
     results = []
     while contests := _unmeasured(called, arrays, winners):
+        errors = []
         for contest in contests:
-            result = _measured(called, arrays, contest, winners, rtol)
+            try:
+                result = _measured(called, arrays, contest, winners, rtol)
+            except _NoKernelRuns as error:
+                errors.append(error)  # perhaps for the kernel of another contest, which will have lost then
+                continue
             winners[contest] = result.winner
             transform.store(contest, result.winner, dataclasses.asdict(result))
             results.append(result)
+        if len(errors) == len(contests):
+            raise errors[0]
     return results
 
 
@@ -161,7 +175,7 @@ def _measured(
         runs = {i: run for i, run in runs.items() if not failed[i]}
     if not runs:
         remedy = " For kernels that round by design, pass rtol." if results else ""
-        raise ValueError(f"eqxcallback.tune: no kernel of {contest.op} runs this call: {'; '.join(failed)}.{remedy}")
+        raise _NoKernelRuns(f"eqxcallback.tune: no kernel of {contest.op} runs this call: {'; '.join(failed)}.{remedy}")
     seconds = _race(runs)
     return Tuned(
         contest.op,
@@ -177,17 +191,17 @@ def _measured(
 def _expected(
     called: _Called, arrays: PyTree, contest: Contest, winners: Mapping[Contest, int]
 ) -> tuple[_Results, str] | None:
-    """The results with references in the place of kernels, or `None` where there is none for this call, or it does not run."""
+    """The results with the reference in the place of these kernels, or `None` if there is none, or it does not run."""
     try:
-        with transform.trial(winners, references=True) as met:
+        with transform.trial({**winners, contest: None}):
             run = _compiled(called, arrays)
-        return None if contest in met else (_try(run), "the reference")
-    except Exception:  # a reference may need more memory than there is, or another op's kernel fail
+        return _try(run), "the reference"
+    except Exception:  # a reference may need more memory than there is
         return None
 
 
 def _of_first(results: Mapping[int, _Results], texts: Sequence[str]) -> tuple[_Results, str]:
-    """The results of the first kernel, but of one that has NaN only where all have some."""
+    """The results of the first kernel whose results are finite, or of the first if there is none."""
     first = next((i for i, of_one in results.items() if is_finite(of_one)), next(iter(results)))
     return results[first], texts[first]
 
@@ -204,6 +218,11 @@ def _try(run: _Run) -> _Results:
 def _reason(error: Exception) -> str:
     original = error.original if isinstance(error, KernelError) else error
     return f"{type(original).__name__}: {str(original).strip().partition(chr(10))[0]}"
+
+
+def _has_values(result: Any) -> bool:
+    """False for what is not an array, and for the gradients of integers, which have shapes alone."""
+    return eqx.is_array(result) and result.dtype != jax.dtypes.float0
 
 
 def _without_keys(result: Any) -> Any:

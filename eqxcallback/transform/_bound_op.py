@@ -182,8 +182,10 @@ class BoundOp:
                 reasons.append((_text(bound), reason))
         if len(able) > 1:
             winner = _preference.winner(self.name, platform, able, lambda: self._seen(able, shapes), self.who)
-            slower = [(_text(bound), "was measured, and was slower") for bound in able[:winner]]
-            return Choice(able[winner], (*reasons, *slower))
+            if winner is None:
+                return Choice(None)
+            losers = [(_text(bound), "was measured, and lost") for bound in able[:winner]]
+            return Choice(able[winner], (*reasons, *losers))
         return Choice(able[0] if able else None, tuple(reasons))
 
     def differentiable_on(

@@ -9,7 +9,7 @@ from jax.custom_derivatives import SymbolicZero
 
 from .. import xla
 from ..core import Aval, Size, Value
-from . import _batching, _preference
+from . import _batching
 from ._axes import Axes
 from ._choice import Choice
 from ._flat_call import FlatCall
@@ -109,8 +109,6 @@ class ForwardCall(FlatCall):
 
     def _choice(self, platform: str, *, anywhere: bool) -> Choice:
         bound, axes = self.bound, self.axes
-        if not anywhere and bound.reference is not None and not bound.needs_kernel and _preference.takes_references():
-            return Choice(None)
         for name, has in zip(self.names, axes.operands, strict=True):
             if True in has and _batching.is_of_one(bound.batching, name):
                 return Choice(

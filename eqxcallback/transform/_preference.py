@@ -39,13 +39,12 @@ class Contest:
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """While programs are lowered to be measured: the winners that are tried, and all contests that were met. With `references`,
-    an op that has one calls it in place of its kernels.
+    """While programs are lowered to be measured: the winners that are tried, and all contests that were met. A winner of `None`
+    stands for the reference.
     """
 
-    winners: Mapping[Contest, int]
-    references: bool
-    met: dict[Contest, int]
+    winners: Mapping[Contest, int | None]
+    met: dict[Contest, int | None]
     version: int
 
 
@@ -65,20 +64,14 @@ def version() -> int:
 
 
 @contextlib.contextmanager
-def trial(winners: Mapping[Contest, int], *, references: bool = False) -> Iterator[Mapping[Contest, int]]:
+def trial(winners: Mapping[Contest, int | None]) -> Iterator[Mapping[Contest, int | None]]:
     """Programs that are lowered inside take these kernels. What it gives has, afterwards, every contest and its winner."""
-    new_trial = Trial(winners, references, {}, next(_versions))
+    new_trial = Trial(winners, {}, next(_versions))
     token = _trial.set(new_trial)
     try:
         yield new_trial.met
     finally:
         _trial.reset(token)
-
-
-def takes_references() -> bool:
-    """True while programs are lowered whose results are what those of kernels are compared with."""
-    trial = _trial.get()
-    return trial is not None and trial.references
 
 
 def may_be_measured(op: str) -> bool:
@@ -88,8 +81,10 @@ def may_be_measured(op: str) -> bool:
     return _trial.get() is not None or (str(folder), op) in _measured or (folder / _folder(op)).is_dir()
 
 
-def winner(op: str, platform: str, bound: Sequence[backends.BoundKernel], call: Callable[[], Any], who: str) -> int:
-    """The number of the kernel that runs. `call`: the types and options."""
+def winner(
+    op: str, platform: str, bound: Sequence[backends.BoundKernel], call: Callable[[], Any], who: str
+) -> int | None:
+    """The number of the kernel that runs, or `None` for the reference. `call`: the types and options."""
     current, device = _trial.get(), _device(platform)
     if device is None:
         return 0

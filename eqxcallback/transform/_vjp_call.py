@@ -145,7 +145,7 @@ class VjpCall(LinearCall):
             outer[i] = has
         if not self.bound.reads_results:  # the kernel has operands for them all the same
             outer[num_inputs:], args[num_inputs:] = 2 * outer[num_inputs:], 2 * args[num_inputs:]
-        # What the kernel does not read is not kept, if another operand has its type, which is kept anyway.
+        # In the place of an operand that the kernel does not read, it gets one of the same type that is kept anyway.
         labels = [*self.bound.names, *range(len(args) - num_inputs)]
         ignored = self.bound.ignored(frozenset(self.bound.names[i] for i in self.needs_grad))
         read = [i for i in range(num_inputs, len(args)) if labels[i] not in ignored]

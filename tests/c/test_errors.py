@@ -1,6 +1,8 @@
 """Mistakes in a C kernel are one error each, before anything runs where that can be known."""
 
 import re
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -84,11 +86,40 @@ def test_too_many_parameters():
             lower(kernel("nothing", *[parameter] * 60))
 
 
+@pytest.mark.parametrize(
+    "made", [5, [5], jax.ShapeDtypeStruct((1,), jnp.float32), [jax.ShapeDtypeStruct((-1,), jnp.float32)]]
+)
+def test_workspaces(made):
+    with pytest.raises(TypeError, match=r"saxpy\[c\]: expected workspaces to be jax.ShapeDtypeStructs; got .*\("):
+        lower(kernel("saxpy", *SAXPY, workspaces=lambda *_, **__: made))
+
+
 def test_a_library_that_is_missing():
     with pytest.raises(
         ValueError, match=r"saxpy\[c\]: the library /nowhere/lib.so cannot be loaded .* correct the path"
     ):
         lower(CKernel("saxpy", "/nowhere/lib.so", SAXPY))
+
+
+def test_a_path_that_no_file_has():
+    with pytest.raises(
+        ValueError, match=r"CKernel\(saxpy\): expected library to be a path; got 'a\\x00b', whose character NUL"
+    ):
+        CKernel("saxpy", "a\0b", SAXPY)
+
+
+def test_a_library_that_is_cut_off(tmp_path):
+    """As where it is written at the moment. The loader would end the process."""
+    path = tmp_path / "lib.so"
+    content = library.path().read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    code = f"""
+import eqxcallback as eqxc, jax.numpy as jnp
+op = eqxc.Op("saxpy", kernels={{"cpu": eqxc.CKernel("saxpy", {str(path)!r}, ("out",))}}, reference=lambda x: x)
+op(jnp.ones(2))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"saxpy[c]: the library {path} cannot be loaded ({path} is not whole). Build it" in result.stderr
 
 
 def test_a_library_of_another_processor(tmp_path):

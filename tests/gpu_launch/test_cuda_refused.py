@@ -2,11 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import eqxcallback as eqxc
+from eqxcallback.backends._image import kernels_of
 
-from .cuda_programs import F32, lowered, saxpy, simple
+from .cuda_programs import F32, attributes, image_of, lowered, saxpy, simple
 
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -65,6 +67,41 @@ def test_scalar_values_that_do_not_fit(dtype, value):
         lowered(simple(source, scalars={"n": (dtype, lambda x: value)}), F32)
 
 
+@pytest.mark.parametrize("size", [4000, 5000, 32000])
+def test_structures_of_many_bytes(size):
+    """From 4,096 bytes of parameters on, a cubin says their sizes in another way."""
+    source = (
+        f'struct S {{ char bytes[{size}]; }};\nextern "C" __global__ void entry(const float* x, float* out, S s) {{}}'
+    )
+    structure = np.dtype(f"V{size}"), lambda x: bytes(size)
+    image = image_of(lowered(simple(source, arch="sm_90", scalars={"s": structure}), F32))
+    assert (kernels_of(image) or {})["entry"].parameters == (8, 8, size)
+    smaller = np.dtype(f"V{size - 8}"), lambda x: bytes(size - 8)
+    with pytest.raises(ValueError, match=f"parameter 3 to be a structure of {size - 8} bytes, for s"):
+        lowered(simple(source, arch="sm_90", scalars={"s": smaller}), F32)
+
+
+@pytest.mark.parametrize("value", [(1.5, 1.0), (np.float32(2), 1.0), (1, 1e6), (2**31, 1.0), (1,)])
+def test_values_of_structures_that_do_not_fit(value):
+    """As of scalars: a kernel would get other numbers."""
+    source = 'struct S { int n; short a; };\nextern "C" __global__ void entry(const float* x, float* out, S s) {}'
+    structure = np.dtype([("n", "i4"), ("a", "f2")], align=True)
+    with pytest.raises(ValueError, match=r"op\[cuda\]: expected the scalar s to be a tuple or 8 bytes, for .*; got \("):
+        lowered(simple(source, scalars={"s": (structure, lambda x: value)}), F32)
+    lowered(simple(source, scalars={"s": (structure, lambda x: (1, np.inf))}), F32)
+
+
+def test_numbers_in_the_other_order_of_bytes():
+    source = 'extern "C" __global__ void entry(const float* x, float* out, int n) {}'
+    other = lowered(simple(source, scalars={"n": (">i4", lambda x: 5)}), F32)
+    assert attributes(other)["scalars"].tolist() == [5]
+
+
+def test_options_that_ask_for_another_output():
+    with pytest.raises(ValueError, match=r"op\[cuda\]: the compiler makes no image \(.*\). Leave out options that"):
+        lowered(saxpy(arch="sm_90", options=["-dlto"]), F32, F32, a=2.0)
+
+
 def test_a_scalar_that_nobody_passes():
     with pytest.raises(ValueError, match=r"the scalar n is not an option of this call \(there are a\).*scalars=\{'n'"):
         lowered(saxpy(scalars={"n": "int32", "a": "float32"}), F32, F32, a=2.0)
@@ -89,6 +126,13 @@ def test_a_cuda_kernel_on_another_platform():
         ({"arch": "hopper"}, ValueError, "expected arch to be such as 'sm_90'"),
         ({"out_type": 3}, TypeError, "expected out_type to be a function"),
         ({"options": [3]}, TypeError, "expected options to be strings"),
+        ({"options": ["-DA=\0"]}, ValueError, "expected options without the character NUL; got"),
+        ({"options": ["-arch=sm_80"]}, ValueError, "expected the architecture in arch, as 'sm_90'; got '-arch=sm_80'"),
+        (
+            {"options": ["--gpu-architecture", "sm_80"]},
+            ValueError,
+            "expected the architecture in arch, as 'sm_90'; got",
+        ),
     ],
 )
 def test_wrong_declarations(changed, error, text):

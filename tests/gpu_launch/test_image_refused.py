@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import struct
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,12 @@ def refused(image, text, **changed):
         lowered(image, **changed)
 
 
+def fatbin_of(image, header=64):
+    """One entry: a cubin for `sm_90`."""
+    entry = struct.pack("<HxxIQIxxxxxxxxIxxxxxxxxQ", 2, header, len(image), 0, 90, 0).ljust(64, b"\0") + image
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entry)) + entry
+
+
 @pytest.mark.parametrize(
     ("image", "text"),
     [
@@ -36,6 +43,11 @@ def refused(image, text, **changed):
             b"extern __global__",
             "expected image to be PTX, a cubin or a fatbin; got 17 bytes that begin with b'extern __glo'",
         ),
+        (
+            fatbin_of(b"", header=0),
+            "a whole image; got 80 bytes that cannot be read .an entry that is less than its own header",
+        ),
+        (fatbin_of(fatbin_of(b"")), "a whole image; got 160 bytes that cannot be read .a fatbin in a fatbin"),
         (b"", "expected image to be PTX, a cubin or a fatbin; got 0 bytes"),
         (
             ".version 8.0\n.visible .entry affine()",

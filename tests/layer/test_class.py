@@ -1,6 +1,7 @@
 """Mistakes in a layer's class that are errors as soon as it is written, or with its first call, and would be silent otherwise."""
 
 import inspect
+import types
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -270,6 +271,21 @@ def test_a_declaration_of_a_base_is_fixed_with_the_class():
             np.copyto(np.asarray(out), len(x))
 
     np.testing.assert_array_equal(jax.vmap(Folding())(jnp.ones((4, 3))), 4)
+
+
+@pytest.mark.parametrize("cls", used())
+def test_a_declaration_may_be_set_again(cls):
+    """A copy of it too: cloudpickle sets copies when another process sends back a layer of a class in `__main__`."""
+    layer = cls()
+    cls.vmap_method, cls.reference, cls.kernels = "sequential", cls.reference, dict(cls.kernels)
+    cls.by_name = types.FunctionType(cls.by_name.__code__, cls.by_name.__globals__)
+    np.testing.assert_array_equal(layer(X), 2 * X)
+
+    def of(factor):
+        return lambda self, x: factor * x
+
+    with pytest.raises(AttributeError, match="expected reference to stay"):
+        cls.reference = of(3)
 
 
 def test_what_declares_nothing_may_be_changed():

@@ -66,7 +66,7 @@ def test_the_fastest_kernel_runs_from_then_on():
     assert tuned.seconds[0] > 0.002 > tuned.seconds[1] > 0
     assert runs(op, X) == ["fast"]
     (call,) = eqxc.inspect(lambda x: op(x), X).calls
-    assert call.passed_over == (("python kernel slow", "was measured, and was slower"),)
+    assert call.passed_over == (("python kernel slow", "was measured, and lost"),)
     np.testing.assert_array_equal(op(X), 2 * X)
     assert str(tuned).splitlines()[1:] == [
         f"   python kernel slow: {tuned.seconds[0] * 1e6:.1f} us",
@@ -365,3 +365,24 @@ def test_a_ref_is_left_as_it_is():
     (tuned,) = eqxc.tune(doubled_in_place, ref)
     assert (tuned.winner, tuned.failed) == (1, ("", ""))
     np.testing.assert_array_equal(ref[...], X)
+
+
+def test_a_wrong_kernel_is_not_the_fault_of_another_op():
+    """Forward, backward and the other op have wrong first kernels, with which all results are wrong."""
+    backward = {"cpu": [eqxc.PythonKernel(wrong_gradient), eqxc.PythonKernel(slow_gradient)]}
+    first, second = op_of(coarse, fast, backward=backward), op_of(coarse, slow, fast)
+    value_and_grad = jax.value_and_grad(lambda x, _: second(first(x)).sum(), argnums=(0, 1), allow_int=True)
+    results = eqxc.tune(value_and_grad, X, jnp.arange(3))  # the gradient of integers has no values
+    assert sorted(tuned.winner for tuned in results) == [1, 1, 2]
+    assert all("of the reference" in tuned.failed[0] for tuned in results)
+
+
+def test_what_only_changes_a_ref_is_compared_too():
+    op = op_of(slow, wrong)
+
+    def doubled_in_place(ref):
+        ref[...] = op(ref[...])
+
+    (tuned,) = eqxc.tune(doubled_in_place, jax.new_ref(X))
+    assert tuned.winner == 0
+    assert "wrong results" in tuned.failed[1]

@@ -69,6 +69,7 @@ def test_declarations(arguments, more, error):
         ("workspace[0]", "expected args, rets, workspaces"),
         ("b'bytes'", "expected a bool, an int of 64 bits, a float, a text or None; got b'bytes'"),
         ("'a\\0b'", "expected a bool, an int of 64 bits, a float, a text or None; got 'a\\x00b'"),
+        ("'\\ud800'", "expected a bool, an int of 64 bits, a float, a text or None; got '\\ud800'"),
         (str(2**63), f"expected a bool, an int of 64 bits, a float, a text or None; got {2**63}"),
     ],
 )
@@ -80,6 +81,14 @@ def test_words(word, error):
 def test_an_option_of_a_wrong_type():
     with pytest.raises(ValueError, match=r"the word 'a' of arg_spec: expected a bool, .* or None; got \(1, 2\)"):
         Op("saxpy", kernels={"cpu": saxpy(out_type=lambda x, y, *, a: x)})(X, X, a=(1, 2))
+
+
+@pytest.mark.parametrize(
+    "made", [5, [5], jax.ShapeDtypeStruct((1,), jnp.float32), [jax.ShapeDtypeStruct((-1,), jnp.float32)]]
+)
+def test_workspaces(made):
+    with pytest.raises(TypeError, match=r"saxpy\[tvm_ffi\]: expected workspaces to be jax.ShapeDtypeStructs; got .*\("):
+        lower(saxpy(workspaces=lambda *_, **__: made))
 
 
 def test_a_library_that_is_missing():
