@@ -1,8 +1,9 @@
 """The declarations of a class stay as they were when it was first used: they are read once, and calls and programs are kept."""
 
+import dataclasses
 import inspect
 import weakref
-from typing import Any
+from typing import Any, dataclass_transform
 
 import equinox as eqx
 
@@ -17,6 +18,7 @@ _used: weakref.WeakSet[type] = weakref.WeakSet()
 _ModuleMeta: Any = type(eqx.Module)
 
 
+@dataclass_transform(field_specifiers=(dataclasses.field, eqx.field))  # as Equinox's is, which type checkers cannot see
 class LayerMeta(_ModuleMeta):
     """The type of a layer's class. A declaration that is changed later would be ignored, so that is an error."""
 
