@@ -11,6 +11,9 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#ifdef __linux__
+#include <sched.h>
+#endif
 
 namespace eqxcallback {
 namespace {
@@ -59,6 +62,15 @@ void pause() {
 #endif
 }
 
+// The processor that runs this thread, or -1 if the system does not say.
+int this_processor() {
+#ifdef __linux__
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
 // A program calls one kernel after another, and waking a thread of XLA's takes longer than many of them run. So a
 // helper that has nothing left to do keeps its thread for a short while, and polls a place where the next call leaves
 // its job. At least one thread of each pool does not wait here.
@@ -71,6 +83,7 @@ class WaitingHelpers {
       void* content = nullptr;
       if (!place.content.compare_exchange_strong(content, &place, std::memory_order_relaxed)) continue;
       for (const auto end = Clock::now() + kWait; Clock::now() < end;) {
+        place.processor.store(this_processor(), std::memory_order_relaxed);
         for (int polls = 0; polls < 16; ++polls) {
           pause();
           if (place.content.load(std::memory_order_relaxed) != &place) return job_of(place);
@@ -84,13 +97,16 @@ class WaitingHelpers {
     return nullptr;
   }
 
-  // Gives the job to at most `helpers` waiting helpers, and returns how many have it.
+  // Gives the job to at most `helpers` waiting helpers, and returns how many have it. One on the caller's own processor
+  // does not run now: it would begin when the caller has done all by itself, while another processor is idle.
   int64_t give(Job& job, int64_t helpers, int64_t places) {
+    const int processor = this_processor();
     int64_t given = 0;
     for (int64_t i = 0; i < std::min(places, kPlaces) && given < helpers; ++i) {
       Place& place = places_[i];
       void* content = &place;
       if (place.content.load(std::memory_order_relaxed) != content) continue;
+      if (processor >= 0 && place.processor.load(std::memory_order_relaxed) == processor) continue;
       if (place.content.compare_exchange_strong(content, job.share(), std::memory_order_release,
                                                 std::memory_order_relaxed)) {
         ++given;
@@ -111,6 +127,7 @@ class WaitingHelpers {
   struct alignas(64) Place {
     // Null if no helper waits, the place itself while one waits, and then its job.
     std::atomic<void*> content{nullptr};
+    std::atomic<int> processor{-1};  // of the helper
   };
 
   static Job* job_of(Place& place) {
