@@ -16,7 +16,7 @@ class Stop:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Stop]:
-    """Let Ctrl-C and SIGTERM wait for the end of a step: in its midst there is no state to keep. A second one does not wait."""
+    """Let Ctrl-C and SIGTERM wait for the end of a step, in the middle of which no state is whole. A second one does not wait."""
     stop = Stop()
 
     def ask(*_: Any) -> None:

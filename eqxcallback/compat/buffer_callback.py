@@ -3,8 +3,6 @@
 The same as [`eqxcallback.buffer_callback`][], but for what JAX's own tests pin: on a CPU, `ctx.stream` raises.
 """
 
-import contextlib
-import inspect
 from collections.abc import Callable
 
 import jax
@@ -13,7 +11,7 @@ from jax.errors import JaxRuntimeError
 from .. import _ext
 from .._ext import Buffer as Buffer, ExecutionStage as ExecutionStage
 from ..callback import buffer_callback as _buffer_callback
-from ..core import Aliases, AnyBool, OwnCallable, PyTree, ShapeAndDtype, identity
+from ..core import Aliases, AnyBool, OwnCallable, PyTree, ShapeAndDtype, identity, signature_of
 
 
 class ExecutionContext:
@@ -39,8 +37,8 @@ class _WithCompatContext(OwnCallable):
 
     def __init__(self, callback: Callable[..., None]):
         self.callback = callback
-        with contextlib.suppress(TypeError, ValueError):  # some callables written in C have none
-            self.__signature__ = inspect.signature(callback, follow_wrapped=False)
+        if (signature := signature_of(callback)) is not None:
+            self.__signature__ = signature
 
     def __reduce__(self) -> tuple[type["_WithCompatContext"], tuple[Callable[..., None]]]:
         # Without the signature: annotations may have no name to be pickled by.

@@ -191,7 +191,7 @@ def _measured(
 def _expected(
     called: _Called, arrays: PyTree, contest: Contest, winners: Mapping[Contest, int]
 ) -> tuple[_Results, str] | None:
-    """The results with the reference in the place of these kernels, or `None` if there is none, or it does not run."""
+    """Return what `called` gives if the reference runs in the place of these kernels, and `None` if it cannot run."""
     try:
         with transform.trial({**winners, contest: None}):
             run = _compiled(called, arrays)
@@ -201,7 +201,7 @@ def _expected(
 
 
 def _of_first(results: Mapping[int, _Results], texts: Sequence[str]) -> tuple[_Results, str]:
-    """The results of the first kernel whose results are finite, or of the first if there is none."""
+    """Return the first results that are finite. If none are, those of the first kernel."""
     first = next((i for i, of_one in results.items() if is_finite(of_one)), next(iter(results)))
     return results[first], texts[first]
 

@@ -24,6 +24,7 @@ from ..core import (
     path_text,
     resolve_aliases,
     root_name,
+    signature_of,
 )
 from ..kernel import JaxKernel, Kernel, NativeKernel, NumbaKernel, PythonKernel
 from ._axes import Axes
@@ -71,9 +72,7 @@ def bind_op(
         body = backward_body(needs_grad)
         return lambda types, results: (body.trees(results, types), options.values)
 
-    def static(kernel: Kernel, known: Mapping[str, object]) -> Mapping[str, Any]:
-        return _static(op, kernel, options, known)
-
+    static = functools.partial(_static, op, options)
     binder = Binder(
         slots, names, names, avals, static=static, arguments=arguments, backward_arguments=backward_arguments
     )
@@ -161,7 +160,7 @@ def _who(who: str, kernel: JaxKernel) -> str:
     return f"{who}: {kernel.name}"
 
 
-def _static(op: Any, kernel: Kernel, options: Options, others: Mapping[str, object]) -> Mapping[str, Any]:
+def _static(op: Any, options: Options, kernel: Kernel, others: Mapping[str, object]) -> Mapping[str, Any]:
     """Return what a kernel may take by name: `others`, the options, and the reference's defaults of those that are left out."""
     defaults = op._default_options
     if isinstance(kernel, NumbaKernel):  # it takes all that it is given
@@ -282,9 +281,8 @@ def _check_body(body: Callable[..., object], args: Sequence[object], options: Op
 
 def _problem(function: Callable[..., object], args: Sequence[object], options: Options) -> str | None:
     """Why `function` does not take these arguments, or `None`."""
-    try:
-        signature = inspect.signature(function, follow_wrapped=False)  # not that of a function inside
-    except (TypeError, ValueError):  # some callables written in C have none
+    signature = signature_of(function)
+    if signature is None:
         return None
     try:
         signature.bind(*args, **options.values)

@@ -9,7 +9,7 @@ from typing import Any, cast
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import backends, xla
-from ..core import PyTree, callable_name, check_aliases, identity, strict_statics
+from ..core import PyTree, callable_name, check_aliases, identity, signature_of, strict_statics
 from ..kernel import Kernel, as_tuple
 from ._batching import DEFAULT_METHOD, METHODS, REFERENCE, is_stated, uses_threads, why_no_threads
 from ._bind_op import bind_op, named_operands
@@ -304,10 +304,7 @@ class Op:
 
 def _defaults_of(function: Callable[..., object] | None) -> dict[str, object]:
     """Defaults of parameters, but for functions, by which an implementation shares its code with another one."""
-    try:
-        signature = inspect.signature(function, follow_wrapped=False) if function else None
-    except (TypeError, ValueError):  # some callables written in C have none
-        return {}
+    signature = signature_of(function) if function else None
     parameters = signature.parameters.values() if signature else ()
     defaults = {parameter.name: parameter.default for parameter in parameters}
     return {name: value for name, value in defaults.items() if not callable(value)}  # `empty` is a class

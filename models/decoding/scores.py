@@ -59,8 +59,11 @@ class Scorer:
         chosen, top, indices = map(np.asarray, self.prepare(len(tokens))(logits, np.asarray(tokens, np.int32)))
         scores: list[Score | None] = []
         for i, count in enumerate(counts):
-            alternatives = list(zip(indices[i].tolist(), top[i].tolist(), strict=True))[:count]
-            scores.append(None if count is None else Score(int(tokens[i]), float(chosen[i]), alternatives))
+            if count is None:
+                scores.append(None)
+                continue
+            alternatives = zip(indices[i, :count].tolist(), top[i, :count].tolist(), strict=True)
+            scores.append(Score(int(tokens[i]), float(chosen[i]), list(alternatives)))
         return scores
 
 

@@ -38,6 +38,16 @@ MODELS = {
 }
 
 
+def trained(trainer, model, batch):
+    """The state after 20 steps, and their losses."""
+    trainer.compile(batch)
+    state, curve = trainer.place(trainer.begin(model)), []
+    for _ in range(20):
+        state, value = trainer.step(state, batch)
+        curve.append(value)
+    return state, curve
+
+
 @pytest.mark.parametrize(
     ("name", "count", "dtype", "bound"),
     [("gpt", 8, "float32", 2e-5), ("gpt", 2, "bfloat16", 1e-2), ("vit", 4, "float32", 2e-5)],
@@ -47,11 +57,7 @@ def test_the_numbers_of_one_device_and_one_sum(name, count, dtype, bound):
     curves = []
     for mesh in (None, mesh_of(count)):
         trainer = Trainer(model, loss, make_optimizer(rate=1e-2, steps=20), dtype=jnp.dtype(dtype), mesh=mesh)
-        trainer.compile(batch)
-        state, curve = trainer.place(trainer.begin(model)), []
-        for _ in range(20):
-            state, value = trainer.step(state, batch)
-            curve.append(value)
+        state, curve = trained(trainer, model, batch)
         curves.append(curve)
     assert curves[0][-1] < curves[0][0] * 0.8
     np.testing.assert_allclose(curves[1], curves[0], rtol=bound)
@@ -67,12 +73,7 @@ def test_parts_of_a_batch_have_rows_of_each_device():
     for mesh, parts in ((None, 1), (mesh_of(2), 4)):
         options = {"dtype": jnp.dtype("float32"), "mesh": mesh, "accumulate": parts}
         trainer = Trainer(model, loss, make_optimizer(rate=1e-2, steps=20), **options)
-        trainer.compile(batch)
-        state, curve = trainer.place(trainer.begin(model)), []
-        for _ in range(20):
-            state, value = trainer.step(state, batch)
-            curve.append(value)
-        curves.append(curve)
+        curves.append(trained(trainer, model, batch)[1])
     np.testing.assert_allclose(curves[1], curves[0], rtol=2e-5)
     assert not collectives(trainer._compiled).keys() - {"all-reduce"}  # no rows move
 
