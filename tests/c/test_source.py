@@ -313,6 +313,7 @@ def test_declarations(make, error):
         make()
 
 
+@pytest.mark.wrong_types  # a path in bytes
 def test_equal_sources_are_one_kernel(tmp_path):
     make = lambda: CKernel("times", source=tmp_path / "times.c", parameters=PARAMETERS)
     assert make() == make()
