@@ -132,6 +132,20 @@ class VjpCall(LinearCall):
             return False
         return any(_batching.is_of_one(batching, names[i]) for i in self.needs_grad)
 
+    def _without_ignored(self, args: Sequence[Value], axes: Sequence[Sequence[bool]]) -> list[Value]:
+        """Put, in the place of an operand that the kernel does not read, one of the same type that is kept anyway."""
+        names, num_inputs = self.bound.names, len(self.bound.input_avals)
+        labels = [*names, *range(len(args) - num_inputs)]
+        ignored = self.bound.ignored(frozenset(names[i] for i in self.needs_grad))
+        read = [i for i in range(num_inputs, len(args)) if labels[i] not in ignored]
+
+        def kept(i: int) -> int:
+            same = (j for j in read if args[j].shape == args[i].shape and args[j].dtype == args[i].dtype)
+            return next((j for j in same if axes[j] == axes[i]), i)
+
+        num_primals = num_inputs + len(self.bound.saved_avals)
+        return [args[kept(i)] if i < num_primals and labels[i] in ignored else args[i] for i in range(len(args))]
+
     def launch(self, lowering: xla.Lowering, run: xla.Run, args: Sequence[Value]) -> Sequence[Value]:
         inner, batching, avals = self.call.axes, self.bound.batching, self.bound.input_avals
         sizes = (*self.axes.sizes, *inner.sizes)
@@ -145,14 +159,7 @@ class VjpCall(LinearCall):
             outer[i] = has
         if not self.bound.reads_results:  # the kernel has operands for them all the same
             outer[num_inputs:], args[num_inputs:] = 2 * outer[num_inputs:], 2 * args[num_inputs:]
-        # In the place of an operand that the kernel does not read, it gets one of the same type that is kept anyway.
-        labels = [*self.bound.names, *range(len(args) - num_inputs)]
-        ignored = self.bound.ignored(frozenset(self.bound.names[i] for i in self.needs_grad))
-        read = [i for i in range(num_inputs, len(args)) if labels[i] not in ignored]
-        for i, label in enumerate(labels[: num_inputs + len(self.bound.saved_avals)]):
-            same = (j for j in read if args[j].shape == args[i].shape and args[j].dtype == args[i].dtype)
-            if label in ignored:
-                args[i] = args[next((j for j in same if outer[j] == outer[i]), i)]
+        args = self._without_ignored(args, outer)
         names = [*self.bound.names, *[""] * (len(args) - num_inputs)]
         inner_has = [*inner.operands, *[(True,) * len(inner.sizes)] * (len(args) - num_inputs)]
         has = [(*around, *inside) for around, inside in zip(outer, inner_has, strict=True)]

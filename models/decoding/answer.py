@@ -39,9 +39,13 @@ class Answer:
         self.finish: Finish | None = None
         self._stop_tokens = tokenizer.stop_tokens
         self._stream = tokenizer.stream(continues=continues)
-        self.echoed = "".join(map(self._stream.push, echo))
+        self.echoed = ""
+        self._echo_starts: list[int] = []
+        for token in echo:
+            self._echo_starts.append(len(self.echoed))
+            self.echoed += self._stream.push(token)
         self._stop_strings = StopStrings(stop)
-        self._length = 0  # of the text with what is held back
+        self._length = len(self.echoed)  # of that and the text, with what is held back
         self._scores: list[tuple[int, Score]] = []
 
     @property
@@ -80,6 +84,10 @@ class Answer:
         else:
             write(self.end("interrupted" if stopped() else "context"))
 
+    def score_echo(self, scores: Iterable[Score]) -> None:
+        """Take the scores of `echo`, before there are any of the answer."""
+        self._scores += zip(self._echo_starts, scores, strict=True)
+
     def push(self, token: int, score: Score | None = None) -> str:
         """The text that `token` adds. It may end the answer.
 
@@ -88,11 +96,11 @@ class Answer:
         - `score`: of the token, for `pop_scores`.
         """
         self.num_tokens += 1
+        if score is not None:
+            self._scores.append((self._length, score))
         if token in self._stop_tokens:
             return self.end("stop_token")
         text = self._stream.push(token)
-        if score is not None:
-            self._scores.append((self._length, score))
         self._length += len(text)
         added = self._stop_strings.push(text)
         if self._stop_strings.reached is not None:
@@ -108,13 +116,14 @@ class Answer:
         return added
 
     def pop_scores(self) -> list[tuple[int, Score]]:
-        """Return the scores that came with the text of tokens since the last call, and where in `text` each token begins.
+        """Return the scores that came with the text of tokens since the last call, and where each token begins in `echoed`
+        and `text`, one after the other.
 
-        The score of a token whose text is held back comes with it. Tokens of the string that ended the answer, and the token
-        that did, have none.
+        The score of a token whose text is held back comes with it. Tokens of the string that ended the answer have none.
         """
         if self.finish is None or self.stop_string is not None:
-            count = sum(start < len(self.text) for start, _ in self._scores)
+            length = len(self.echoed) + len(self.text)
+            count = sum(start < length for start, _ in self._scores)
         else:
             count = len(self._scores)
         popped, self._scores = self._scores[:count], self._scores[count:]

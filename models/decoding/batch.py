@@ -13,7 +13,7 @@ import numpy as np
 from .answer import Answer
 from .chooser import Choice, Chooser
 from .generator import Speed
-from .reader import LONGEST_CHUNK, Model, Reader
+from .reader import LONGEST_CHUNK, SHORTEST_CHUNK, Model, Reader
 from .rows import Rows
 from .scores import Score, Scorer
 
@@ -34,6 +34,7 @@ class Request:
     - `choice`: how tokens are chosen.
     - `top_logprobs`: how many of the likeliest tokens each score of the answer has, or `None` for an answer without scores. For
         a model on one device.
+    - `scores_prompt`: whether the answer, which echoes its prompt, gets scores of the prompt's tokens as well.
     """
 
     prompt: Sequence[int]
@@ -41,6 +42,7 @@ class Request:
     max_tokens: int
     choice: Choice = dataclasses.field(default_factory=Choice)
     top_logprobs: int | None = None
+    scores_prompt: bool = False
 
 
 # A request, and the text that its answer has got.
@@ -53,6 +55,7 @@ class _Reading:
 
     request: Request
     chunks: collections.deque[Sequence[int]]
+    scores: list[Score]  # of the prompt
 
 
 @dataclasses.dataclass
@@ -115,8 +118,10 @@ class Batch:
         caches = self._caches
         widths = (functools.partial(make, width) for width in self._widths for make in (caches.programs, caches.empty))
         moves = (functools.partial(caches.moves, *pair) for pair in itertools.permutations(self._widths, 2))
-        scores = [] if self._is_split else [functools.partial(self._scorer.prepare, n) for n in {1, *self._widths}]
-        return [*self._reader.programs(), self._chooser.prepare, *widths, *moves, *scores]
+        counts = () if self._is_split else {1, *self._widths, SHORTEST_CHUNK}
+        scores = [functools.partial(self._scorer.prepare, count) for count in counts]
+        of_prompts = [] if self._is_split else [self._reader.prepare_logits]
+        return [*self._reader.programs(), self._chooser.prepare, *widths, *moves, *scores, *of_prompts]
 
     def add(self, request: Request) -> None:
         """Take a request.
@@ -155,9 +160,11 @@ class Batch:
         reader, speed = self._reader, self.speed
         if self._reading is None:
             request = self._waiting.popleft()
-            reader.forget(request.prompt)
+            # What was read before has no scores any more.
+            reader.forget(request.prompt[:1] if request.scores_prompt else request.prompt)
             kept = len(reader.tokens)
-            self._reading = _Reading(request, collections.deque(reader.chunks(request.prompt[kept:])))
+            chunks = collections.deque(reader.chunks(request.prompt[kept:]))
+            self._reading = _Reading(request, chunks, [Score(request.prompt[0], None, [])])
             speed.kept_tokens += kept
         request, chunks = self._reading.request, self._reading.chunks
         chunk = chunks.popleft()
@@ -166,15 +173,21 @@ class Batch:
         token, score = None, None
         start = time.perf_counter()
         logits = jax.block_until_ready(reader.read(chunk))
-        if not chunks:
+        if request.scores_prompt:
+            self._reading.scores += self._prompt_scores(request, len(chunk))
+        if not chunks and request.max_tokens:
             request.choice.start(request.prompt)
             token = self._chooser.choose(logits, len(reader.tokens), request.choice)
             (score,) = self._scorer.scores(logits, [token], [request.top_logprobs])
         speed.prompt_seconds += time.perf_counter() - start
         speed.prompt_tokens += len(chunk)
-        if token is None:
+        if chunks:
             return []
+        if request.scores_prompt:
+            request.answer.score_echo(self._reading.scores)
         self._reading = None
+        if token is None:
+            return [(request, request.answer.end("max_tokens"))]
         piece = (request, self._push(request, token, score))
         if request.answer.finish is None:
             self._starting = _Row(request, token, len(request.prompt))
@@ -210,6 +223,19 @@ class Batch:
     @property
     def _count(self) -> int:
         return sum(row is not None for row in (*self._rows, self._starting))
+
+    def _prompt_scores(self, request: Request, count: int) -> list[Score]:
+        """Return the scores of the prompt's tokens that follow one of the last `count` that were read."""
+        reader, scores = self._reader, list[Score]()
+        first = len(reader.tokens) - count + 1
+        following = request.prompt[first : first + count]
+        for start in range(0, len(following), SHORTEST_CHUNK):
+            part = following[start : start + SHORTEST_CHUNK]
+            padding = SHORTEST_CHUNK - len(part)
+            counts = [request.top_logprobs] * len(part) + [None] * padding
+            rated = self._scorer.scores(reader.logits(start), [*part, *[0] * padding], counts)
+            scores += [score for score in rated if score is not None]
+        return scores
 
     def _push(self, request: Request, token: int, score: Score | None) -> str:
         answer, limit = request.answer, min(request.max_tokens, self.room - len(request.prompt))

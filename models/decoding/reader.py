@@ -23,7 +23,7 @@ Model = Llama | SplitLlama | SequenceLlama
 
 # A program is compiled for each length of a chunk and of a cache: few lengths are few programs. A chunk of several tokens has a
 # power of two of them, padding included.
-_SHORTEST_CHUNK, LONGEST_CHUNK = 32, 512
+SHORTEST_CHUNK, LONGEST_CHUNK = 32, 512
 _CACHE_STEP = 256
 
 
@@ -51,8 +51,9 @@ class Reader:
         self.blocks: Any = None
         # Flat, and so faster to pass than a tree of Modules.
         self._weights, self._tree = jax.tree.flatten(model)
+        self._states: Any = None  # after each token of the last chunk, if the model is on one device
         # Wherever a chunk begins, it may be padded.
-        self._entries = min(round_up(room, _CACHE_STEP), context) + _SHORTEST_CHUNK
+        self._entries = min(round_up(room, _CACHE_STEP), context) + SHORTEST_CHUNK
         self._longest_chunk = longest_chunk
         init = jax.jit(lambda: model.init_cache(self._entries).blocks).lower()
         self.shapes, self._new_blocks = init.out_info, init.compile()
@@ -60,6 +61,7 @@ class Reader:
         if logits is not None:
             self.shapes = jax.tree.map(_placed, self.shapes, self._new_blocks.output_shardings)
         self._programs: dict[int, Any] = {}
+        self._logits_program: Any = None
         self._step_programs: dict[tuple[int, Steps], Any] = {}
         self._vocab_size = model.config.vocab_size
         self._everywhere = None if logits is None else NamedSharding(logits.mesh, PartitionSpec())
@@ -94,7 +96,7 @@ class Reader:
     def programs(self) -> list[Callable[[], Any]]:
         """All that `prepare` compiles for chunks of any length, as functions that compile it."""
         sizes, most = [1], min(self._longest_chunk, self._entries)
-        while (size := max(_SHORTEST_CHUNK, 2 * sizes[-1])) <= most:
+        while (size := max(SHORTEST_CHUNK, 2 * sizes[-1])) <= most:
             sizes.append(size)
         return [functools.partial(self._program, size) for size in sizes]
 
@@ -114,9 +116,30 @@ class Reader:
         if self.blocks is None:
             self.blocks = self._new_blocks()
         blocks, self.blocks = self.blocks, None  # they are donated
-        logits, self.blocks = program(self._weights, padded, start, count, blocks)
+        logits, self._states, self.blocks = program(self._weights, padded, start, count, blocks)
         self.tokens += chunk
         return logits
+
+    def prepare_logits(self) -> Any:
+        """Compile what `logits` runs, if that is not done. It would do so itself."""
+        if self._logits_program is None:
+            model = jax.tree.unflatten(self._tree, self._weights)
+            states = jax.ShapeDtypeStruct((SHORTEST_CHUNK, model.config.embedding_size), model.dtype)
+            run = lambda weights, states: jax.tree.unflatten(self._tree, weights).logits(states)
+            self._logits_program = jax.jit(run).lower(self._weights, states).compile()
+        return self._logits_program
+
+    def logits(self, start: int) -> jax.Array:
+        """Return the logits after some tokens of the last chunk that was read, which had several.
+
+        **Arguments:**
+
+        - `start`: the first of them in the chunk, a multiple of `SHORTEST_CHUNK`.
+
+        **Returns:** logits of shape `(SHORTEST_CHUNK, vocab_size)`, of which those after the end of the chunk mean nothing.
+        """
+        states = jax.lax.dynamic_slice_in_dim(self._states, np.int32(start), SHORTEST_CHUNK)
+        return self.prepare_logits()(self._weights, states)
 
     def prepare_step(self, choice: Choice) -> None:
         """Compile what `step` runs for one token, if that is not done. It would do so itself."""
@@ -210,14 +233,14 @@ class Reader:
         model = jax.tree.unflatten(self._tree, weights)
         x, cache = model(tokens, Cache(blocks, start), count)
         last = jax.lax.dynamic_slice_in_dim(x, count - 1, 1)
-        return model.logits(last), cache.blocks
+        return model.logits(last), x if self._everywhere is None else None, cache.blocks
 
     def _chunk_size(self, rest: int, room: int) -> int:
         """The length, with its padding, of the next chunk of `rest` tokens, where the cache has so many entries left."""
         if rest == 1:
             return 1
         size = self._longest_chunk
-        while size > _SHORTEST_CHUNK and (size // 2 >= rest or size > room):
+        while size > SHORTEST_CHUNK and (size // 2 >= rest or size > room):
             size //= 2
         return size
 

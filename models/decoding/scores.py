@@ -12,17 +12,17 @@ MOST_ALTERNATIVES = 20
 
 
 class Score(NamedTuple):
-    """A token of an answer, as the model rates it: before any option of the choice has changed the logits.
+    """A token of a prompt or an answer, as the model rates it: before any option of the choice has changed the logits.
 
     **Attributes:**
 
-    - `token`: the one that was chosen.
-    - `logprob`: the natural logarithm of its probability.
+    - `token`: the one that is there.
+    - `logprob`: the natural logarithm of its probability. `None` for the first token of a prompt, which follows nothing.
     - `top`: the likeliest tokens at its place and their log-probabilities, the likeliest first.
     """
 
     token: int
-    logprob: float
+    logprob: float | None
     top: Sequence[tuple[int, float]]
 
 

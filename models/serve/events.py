@@ -102,8 +102,8 @@ class Stream(StreamingResponse):
 
     async def _chunks(self, item: _Item | None, reply: Reply) -> AsyncIterator[str]:
         answers = self._events.answers
-        for i in range(len(answers)):
-            if first := reply.first(i):
+        for i, answer in enumerate(answers):
+            if first := reply.first(i, answer):
                 yield first
         try:
             while item is not None:

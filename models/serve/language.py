@@ -2,9 +2,8 @@
 
 import asyncio
 import concurrent.futures
-import functools
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -66,26 +65,30 @@ class Language:
         try:
             with self.engine.place(len(choices)):
                 # In a thread: a long prompt takes a while, in which other answers go on.
-                encode = functools.partial(self._encode, asked.prompt, is_chat=is_chat)
+                encode = lambda: [self._encode(prompt, is_chat=is_chat) for prompt in asked.prompts]
                 encoding = asyncio.get_running_loop().run_in_executor(self._encoders, encode)
-                prompt = await unless_set(closing, encoding)
+                prompts = await unless_set(closing, encoding)
                 max_tokens = self.engine.room if asked.max_tokens is None else asked.max_tokens
                 requests = [
                     Request(
-                        prompt, self._new_answer(asked, prompt, is_chat=is_chat), max_tokens, choice, asked.top_logprobs
+                        prompt,
+                        self._new_answer(asked, prompt, is_chat=is_chat),
+                        max_tokens,
+                        choice,
+                        asked.top_logprobs,
+                        scores_prompt=asked.echo and asked.top_logprobs is not None,
                     )
-                    for choice in choices
+                    for prompt, choice in zip(_repeated(prompts, len(choices)), choices, strict=True)
                 ]
                 events = Events(self.engine, requests, http, deadline)
         except QueueFull:
-            raise self._no_place(len(choices)) from None
+            raise self._no_place(asked) from None
         except EngineClosed:
             raise shutting_down() from None
         reply = Reply(
             self.name,
-            len(prompt),
+            sum(map(len, prompts)),
             is_chat=is_chat,
-            echoed=requests[0].answer.echoed,
             include_usage=asked.include_usage,
             logprobs=None if asked.top_logprobs is None else form_of(self._tokenizer, is_chat=is_chat),
         )
@@ -105,11 +108,12 @@ class Language:
         events.close()
         return json_response(reply.whole(events.answers, scores))
 
-    def _no_place(self, count: int) -> ApiError:
-        most = self.engine.capacity
+    def _no_place(self, asked: AnswerRequest) -> ApiError:
+        most, count = self.engine.capacity, len(asked.choices)
         if count > most:  # also when nobody else is there
-            message = f"n: expected at most {most}, the answers that this server makes or lets wait; got {count}. "
-            return ApiError(message + "Ask for fewer, or start it with a larger --max-queue.", param="n")
+            name = "n" if len(asked.prompts) == 1 else "prompt"
+            message = f"{name}: expected at most {most}, the answers that this server makes or lets wait; got {count}. "
+            return ApiError(message + "Ask for fewer, or start it with a larger --max-queue.", param=name)
         return overloaded("the server: expected fewer requests at a time; the queue is full. Try again later.")
 
     def _new_answer(self, asked: AnswerRequest, prompt: list[int], *, is_chat: bool) -> Answer:
@@ -147,3 +151,8 @@ class Language:
             f"{name}: expected less than {self.engine.room} tokens, with room for an answer; got {got}. Shorten it."
         )
         return ApiError(message, param=name, code="context_length_exceeded")
+
+
+def _repeated(prompts: Sequence[list[int]], count: int) -> Iterator[list[int]]:
+    """Each prompt as often as it has choices, which are `count` in all."""
+    return (prompt for prompt in prompts for _ in range(count // len(prompts)))

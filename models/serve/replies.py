@@ -31,9 +31,8 @@ class Reply:
     **Arguments:**
 
     - `model`: its name.
-    - `num_prompt_tokens`: for the counts.
+    - `num_prompt_tokens`: of all prompts, for the counts.
     - `is_chat`: whether a chat is completed, or a text.
-    - `echoed`: what comes before each answer.
     - `include_usage`: whether a stream ends with the counts.
     - `logprobs`: makes the field of that name, or `None` for answers without it.
     """
@@ -44,13 +43,11 @@ class Reply:
         num_prompt_tokens: int,
         *,
         is_chat: bool,
-        echoed: str = "",
         include_usage: bool = False,
         logprobs: Form | None = None,
     ):
         self._prompt_tokens = num_prompt_tokens
         self._is_chat = is_chat
-        self._echoed = echoed
         self._include_usage = include_usage
         self._logprobs = logprobs
         self._fields: dict[str, Any] = {
@@ -66,16 +63,16 @@ class Reply:
             if self._is_chat:
                 content: dict[str, Any] = {"message": {"role": "assistant", "content": answer.text, "refusal": None}}
             else:
-                content = {"text": self._echoed + answer.text}
+                content = {"text": answer.echoed + answer.text}
             choices.append(self._choice(i, content, answer.finish, of_tokens))
         kind = "chat.completion" if self._is_chat else "text_completion"
         return {**self._fields, "object": kind, "choices": choices, "usage": self._usage(answers)}
 
-    def first(self, i: int) -> str:
-        """Return what the stream of a choice begins with, before there is text."""
+    def first(self, i: int, answer: Answer) -> str:
+        """Return what the stream of a choice begins with, before there is text of its own."""
         if self._is_chat:
             return self._chunk(i, {"delta": {"role": "assistant", "content": ""}})
-        return self._chunk(i, {"text": self._echoed}) if self._echoed else ""
+        return self._chunk(i, {"text": answer.echoed}) if answer.echoed else ""
 
     def piece(self, i: int, text: str, scores: Scores) -> str:
         """A chunk with more of a choice."""

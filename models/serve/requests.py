@@ -36,16 +36,17 @@ class AnswerRequest:
 
     **Attributes:**
 
-    - `prompt`: messages as chat templates take them, a text, or tokens.
+    - `prompts`: messages as chat templates take them; or texts, and lists of tokens.
     - `max_tokens`: or `None`: as many as there is room for.
-    - `choices`: the ways in which the tokens of each answer are chosen.
-    - `top_logprobs`: how many alternatives each token comes with, or `None` for answers without log-probabilities.
+    - `choices`: the ways in which the tokens of each answer are chosen, as many for each prompt, those of the first one first.
+    - `top_logprobs`: how many alternatives each token comes with, those of an echo too, or `None` for answers without
+        log-probabilities.
     - `echo`: whether the prompt is a part of the answer.
     - `include_usage`: whether a stream ends with the counts of tokens.
     """
 
     model: str
-    prompt: Any
+    prompts: list[Any]
     max_tokens: int | None
     stop: list[str]
     choices: list[Choice]
@@ -89,23 +90,20 @@ def parse_chat(body: bytes) -> AnswerRequest:
     fields.only("response_format", {"type": "text"})
     fields.only("modalities", ["text"])
     top_logprobs = top_logprobs if with_logprobs else None
-    return _answer_request(fields, model, messages, max_tokens, num_choices, top_logprobs)
+    return _answer_request(fields, model, [messages], max_tokens, num_choices, top_logprobs)
 
 
 def parse_completion(body: bytes) -> AnswerRequest:
     fields = Fields(body)
     model = text("model", fields.required("model"))
-    prompt = _prompt(fields.required("prompt"))
-    max_tokens = fields.integer("max_tokens", _COMPLETION_TOKENS, 1, _MOST)
+    prompts = _prompts(fields.required("prompt"))
+    max_tokens = fields.integer("max_tokens", _COMPLETION_TOKENS, 0, _MOST)
     echo = fields.flag("echo")
     top_logprobs = fields.integer("logprobs", None, 0, _MAX_COMPLETION_LOGPROBS)
-    if echo and top_logprobs is not None:
-        message = "logprobs: expected it without echo, as prompts have none here; got both. Leave one out."
-        raise ApiError(message, param="logprobs", code="unsupported_parameter")
     num_choices = _num_choices(fields)
     fields.only("best_of", num_choices)
     fields.only("suffix", "")
-    return _answer_request(fields, model, prompt, max_tokens, num_choices, top_logprobs, echo)
+    return _answer_request(fields, model, prompts, max_tokens, num_choices, top_logprobs, echo)
 
 
 def parse_embeddings(body: bytes) -> EmbeddingRequest:
@@ -133,7 +131,7 @@ def parse_embeddings(body: bytes) -> EmbeddingRequest:
 def _answer_request(
     fields: Fields,
     model: str,
-    prompt: Any,
+    prompts: list[Any],
     max_tokens: int | None,
     num_choices: int,
     top_logprobs: int | None,
@@ -158,8 +156,8 @@ def _answer_request(
     fields.ignore(_IGNORED)
     fields.end()
     seed = secrets.randbits(32) if seed is None else seed
-    choices = [Choice(sampling, (seed + i) % 2**32, bias) for i in range(num_choices)]
-    return AnswerRequest(model, prompt, max_tokens, stop, choices, top_logprobs, stream, include_usage, echo)
+    choices = [Choice(sampling, (seed + i) % 2**32, bias) for _ in prompts for i in range(num_choices)]
+    return AnswerRequest(model, prompts, max_tokens, stop, choices, top_logprobs, stream, include_usage, echo)
 
 
 def _num_choices(fields: Fields) -> int:
@@ -219,15 +217,15 @@ def _check_alone(name: str, value: dict[str, Any], fields: Sequence[str]) -> Non
             raise ApiError(message, param=name, code="unsupported_parameter")
 
 
-def _prompt(prompt: Any) -> str | list[int]:
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return prompt
-    if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
-        message = f"prompt: expected one string, or one list of tokens; got {shown(prompt)}. Send others by themselves."
-        raise ApiError(message, param="prompt")
-    return prompt
+def _prompts(prompt: Any) -> list[str | list[int]]:
+    # A list of numbers is one prompt, and a list of anything else has several.
+    is_many = isinstance(prompt, list) and prompt and not all(type(item) is int for item in prompt)
+    prompts = prompt if is_many else [prompt]
+    for item in prompts:
+        if not isinstance(item, str) and not (isinstance(item, list) and all(type(token) is int for token in item)):
+            message = f"prompt: expected a string, a list of tokens, or a list of these; got {shown(prompt)}."
+            raise ApiError(message, param="prompt")
+    return prompts
 
 
 def _stop(stop: Any) -> list[str]:

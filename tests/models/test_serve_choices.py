@@ -101,6 +101,26 @@ def test_choices_of_a_completion(opened):
         opened.completions.create(**options, best_of=3)
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_several_prompts(n, opened, tokenizer):
+    """Each has the choices that it has alone, and they come in the order of the prompts."""
+    prompts = ["The sea is", tokenizer.encode("One, two, three"), "A poem:"][: 4 - n]
+    options = {"model": NAME, "max_tokens": 6, "temperature": 1.0, "seed": 3, "n": n}
+    whole = opened.completions.create(**options, prompt=prompts)
+    assert [choice.index for choice in whole.choices] == list(range(n * len(prompts)))
+    alone = [opened.completions.create(**options, prompt=prompt) for prompt in prompts]
+    assert [choice.text for choice in whole.choices] == [choice.text for each in alone for choice in each.choices]
+    assert whole.usage.prompt_tokens == sum(each.usage.prompt_tokens for each in alone)
+    assert whole.usage.completion_tokens == sum(each.usage.completion_tokens for each in alone)
+    texts = [""] * len(whole.choices)
+    for chunk in opened.completions.create(**options, prompt=prompts, echo=True, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    said = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in prompts for _ in range(n)]
+    assert texts == [prompt + choice.text for prompt, choice in zip(said, whole.choices, strict=True)]
+    with pytest.raises(openai.BadRequestError, match=r"prompt: expected at most 5, .+; got 6"):
+        opened.completions.create(**{**options, "n": 2}, prompt=["a", "b", "c"])
+
+
 def test_each_choice_has_a_place_in_the_queue(opened, engine):
     with pytest.raises(
         openai.BadRequestError, match=r"n: expected at most 5, .+; got 6\. Ask for fewer.+--max-queue"

@@ -1,6 +1,8 @@
 """Log-probabilities of tokens: those of a plain Llama in JAX, in OpenAI's forms."""
 
+import json
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +60,7 @@ def rated(file):
     plain = plain_llama.load(gguf.default_path())
 
     def rate(prompt, answer):
-        tokens = np.zeros(64, np.int32)  # of one length, so that there is one program; what comes later changes nothing
+        tokens = np.zeros(96, np.int32)  # of one length, so that there is one program; what comes later changes nothing
         tokens[: len(prompt) + len(answer)] = [*prompt, *answer]
         logits = plain_llama.logits(plain, file.config, jnp.asarray(tokens))
         return np.asarray(jax.nn.log_softmax(logits))[len(prompt) - 1 :][: len(answer)]
@@ -132,6 +134,62 @@ def test_of_a_completion(count, opened, tokenizer, numbers, rated):
             np.testing.assert_allclose(rest[::-1], likeliest, atol=2e-3)
 
 
+@pytest.mark.parametrize("max_tokens", [0, 1, 6])
+@pytest.mark.parametrize("size", [1, 2, 33, 70])
+def test_of_a_prompt_that_is_echoed(size, max_tokens, opened, tokenizer, rated):
+    """As programs that compare models on given texts ask for them. A prompt that was read before is read again."""
+    prompt = (5 * tokenizer.encode("The capital of France is Paris, and the capital of Italy is Rome."))[:size]
+    options = {"model": NAME, "prompt": prompt, "temperature": 0, "echo": True, "max_tokens": max_tokens, "logprobs": 2}
+    for _ in range(2):
+        response = opened.completions.create(**options)
+        (choice,) = response.choices
+        scores: Any = choice.logprobs
+        assert response.usage.completion_tokens == max_tokens
+        assert choice.finish_reason == "length"
+        assert "".join(scores.tokens) == choice.text
+        assert scores.text_offset == [len("".join(scores.tokens[:i])) for i in range(size + max_tokens)]
+        assert scores.token_logprobs[0] is scores.top_logprobs[0] is None
+        tokens = [*prompt, *tokenizer.encode("".join(scores.tokens[size:]))]
+        assert [tokenizer.decode([token]) for token in tokens] == scores.tokens
+        places = rated(tokens[:1], tokens[1:])
+        np.testing.assert_allclose(scores.token_logprobs[1:], places[range(len(places)), tokens[1:]], atol=2e-3)
+        for token, logprob, top, place in zip(
+            scores.tokens[1:], scores.token_logprobs[1:], scores.top_logprobs[1:], places, strict=True
+        ):
+            assert top[token] == logprob
+            np.testing.assert_allclose(sorted(top.values())[:-3:-1], np.sort(place)[:-3:-1], atol=2e-3)
+
+
+def test_an_echo_is_scored_in_a_stream_and_for_each_choice(opened, batch):
+    options = {"model": NAME, "prompt": "One, two, é👍", "temperature": 0, "echo": True, "max_tokens": 4, "logprobs": 0}
+    (whole,) = opened.completions.create(**options).choices
+    assert whole.logprobs.token_logprobs.count(None) == 1
+    for choice in opened.completions.create(**options, n=2).choices:
+        assert choice.logprobs.tokens == whole.logprobs.tokens
+        assert choice.logprobs.text_offset == whole.logprobs.text_offset
+    text, tokens, offsets = "", [], []
+    for chunk in opened.completions.create(**options, stream=True):
+        text += chunk.choices[0].text
+        if chunk.choices[0].logprobs:
+            tokens += chunk.choices[0].logprobs.tokens
+            offsets += chunk.choices[0].logprobs.text_offset
+    assert (text, tokens, offsets) == (whole.text, whole.logprobs.tokens, whole.logprobs.text_offset)
+
+
+def test_the_end_of_a_completion_has_a_score(opened, tokenizer):
+    """So what was asked to go on for a token has one, whichever it is. A chat's end has none."""
+    (choice,) = opened.completions.create(
+        model=NAME, prompt="Paris", max_tokens=1, logprobs=1, echo=True, logit_bias={END: 100}
+    ).choices
+    assert choice.text == "Paris"
+    assert choice.finish_reason == "stop"
+    assert choice.logprobs.tokens[-1] == "<|im_end|>"
+    assert len(choice.logprobs.tokens) == len(tokenizer.encode("Paris")) + 1
+    assert choice.logprobs.text_offset[-1] == len("Paris")
+    (choice,) = opened.chat.completions.create(**CHAT, max_tokens=1, logit_bias={END: 100}).choices
+    assert choice.logprobs.content == []
+
+
 @pytest.mark.parametrize("stop", [None, ["capital of", "never"], ["is Par"]])
 def test_streams_have_those_of_their_text(stop, opened):
     """Also where a string that might end the answer holds tokens back: they come later, or not at all."""
@@ -192,6 +250,16 @@ def test_parts_of_characters(tokenizer):
     )
 
 
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_impossible_tokens_have_a_number(tokenizer, is_chat):
+    """JSON has none for an infinity: OpenAI's for a very unlikely token takes its place."""
+    first, second = tokenizer.encode("a b")[:2]
+    scores = [(0, Score(first, -np.inf, [(second, -0.0), (first, -np.inf)])), (1, Score(second, np.nan, []))]
+    text = json.dumps(form_of(tokenizer, is_chat=is_chat)(scores), allow_nan=False)
+    assert text.count("-9999.0") == (3 if is_chat else 4)
+    assert text.count("-0.0") == 1
+
+
 def test_an_answer_that_ends_in_half_a_character_has_all_its_scores(tokenizer):
     part = tokenizer.encode("👍")[0]
     answer = Answer(tokenizer)
@@ -237,6 +305,7 @@ def test_a_small_vocabulary_has_no_more_alternatives_than_tokens():
     first, second = Scorer(3).scores(logits, [1, 1], [20, None])
     assert second is None
     assert first is not None
+    assert first.logprob is not None
     np.testing.assert_allclose(
         [first.logprob, *(value for _, value in first.top)], np.log([0.2, 0.5, 0.3, 0.2]), rtol=1e-6
     )
@@ -259,11 +328,6 @@ def test_a_model_on_several_devices_has_none(tmp_path, tokenizer):
         ("chat", {"logprobs": 1}, "logprobs: expected true or false; got 1"),
         ("text", {"logprobs": 6}, "logprobs: expected an integer from 0 to 5; got 6"),
         ("text", {"logprobs": True}, "logprobs: expected an integer from 0 to 5; got true"),
-        (
-            "text",
-            {"logprobs": 1, "echo": True},
-            "logprobs: expected it without echo, as prompts have none here; got both",
-        ),
     ],
 )
 def test_what_is_refused(kind, fields, message, opened):

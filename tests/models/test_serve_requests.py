@@ -20,7 +20,7 @@ TEMPLATE = "{% for m in messages %}[{{ m.role }}{% if m.name %} {{ m.name }}{% e
 
 
 def parsed(*messages, **fields):
-    return parse_chat(json.dumps({"model": "m", "messages": messages, **fields}).encode()).prompt
+    return parse_chat(json.dumps({"model": "m", "messages": messages, **fields}).encode()).prompts[0]
 
 
 def refused(match, *messages, **fields):

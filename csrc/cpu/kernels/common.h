@@ -95,6 +95,21 @@ template <class Step>
   return Simd::sum(fold(n, Simd::zero(), step, Simd::add));
 }
 
+// Two sums in one pass. The step's accumulator, and what it returns, is a pair of vectors.
+struct VectorPair {
+  F first, second;
+};
+struct SumPair {
+  float first, second;
+};
+template <class Step>
+[[gnu::always_inline]] inline SumPair sums_of(int64_t n, const Step& step) {
+  const VectorPair sums = fold(n, VectorPair{Simd::zero(), Simd::zero()}, step, [](VectorPair a, VectorPair b) {
+    return VectorPair{Simd::add(a.first, b.first), Simd::add(a.second, b.second)};
+  });
+  return {Simd::sum(sums.first), Simd::sum(sums.second)};
+}
+
 // Calls fn with a null pointer of the element's type.
 template <class Fn>
 void with_type(Element element, const Fn& fn) {

@@ -23,25 +23,15 @@ struct Moments {
   }
 };
 
-// The sums of the elements of a row, and of their squares.
-struct Sums {
-  F sum, squares;
-
-  static Sums join(Sums a, Sums b) { return {Simd::add(a.sum, b.sum), Simd::add(a.squares, b.squares)}; }
-};
-
 template <bool kCenter, class T>
 Moments moments_of(const T* x, int64_t size, float eps) {
   const auto n = static_cast<float>(size);
   if constexpr (kCenter) {
-    const Sums sums = fold(
-        size, Sums{Simd::zero(), Simd::zero()},
-        [&](Sums acc, int64_t i, auto count) {
-          const F v = load(x + i, count);
-          return Sums{Simd::add(acc.sum, v), Simd::fma(v, v, acc.squares)};
-        },
-        Sums::join);
-    const float mean = Simd::sum(sums.sum) / n, squares = Simd::sum(sums.squares) / n;
+    const auto [sum, sum_of_squares] = sums_of(size, [&](VectorPair acc, int64_t i, auto count) {
+      const F v = load(x + i, count);
+      return VectorPair{Simd::add(acc.first, v), Simd::fma(v, v, acc.second)};
+    });
+    const float mean = sum / n, squares = sum_of_squares / n;
     const float variance = squares - mean * mean;
     // If little is left of the squares, or they overflow, a second pass is more precise.
     if (variance >= squares * 0.25f && squares < __builtin_inff()) {

@@ -27,20 +27,14 @@ void norm_backward_row(Put put, T* dx, const T* x, const T* dout, const float* w
   const auto gradient = [&](F upstream, int64_t i, auto count) {
     return weight == nullptr ? upstream : Simd::mul(upstream, load(weight + i, count));
   };
-  struct Sums {
-    F g, slope;
-  };
-  const Sums sums = fold(
-      size, Sums{Simd::zero(), Simd::zero()},
-      [&](Sums acc, int64_t i, auto count) {
-        const F g = gradient(load(dout + i, count), i, count);
-        // Lanes that do not count are zero in g, but y may be infinite there.
-        const F y = first_or(moments.normalize<kCenter>(load(x + i, count)), count, 0);
-        return Sums{kCenter ? Simd::add(acc.g, g) : acc.g, Simd::fma(g, y, acc.slope)};
-      },
-      [](Sums a, Sums b) { return Sums{Simd::add(a.g, b.g), Simd::add(a.slope, b.slope)}; });
+  const auto [total, slope] = sums_of(size, [&](VectorPair acc, int64_t i, auto count) {
+    const F g = gradient(load(dout + i, count), i, count);
+    // Lanes that do not count are zero in g, but y may be infinite there.
+    const F y = first_or(moments.normalize<kCenter>(load(x + i, count)), count, 0);
+    return VectorPair{kCenter ? Simd::add(acc.first, g) : acc.first, Simd::fma(g, y, acc.second)};
+  });
   const auto n = static_cast<float>(size);
-  const F mean = Simd::broadcast(Simd::sum(sums.g) / n), minus_slope = Simd::broadcast(-Simd::sum(sums.slope) / n);
+  const F mean = Simd::broadcast(total / n), minus_slope = Simd::broadcast(-slope / n);
   const F inverse = Simd::broadcast(moments.inverse), scale = Simd::broadcast(moments.scale);
   for_vectors(size, [&](int64_t i, auto count) {
     prefetch(x + size + i, kLanes);  // the next row
@@ -125,17 +119,14 @@ void group_norm_backward_sums(float* sums_y, float* sums_dout, const T* x, const
     return;
   }
   for (int64_t c = 0; c < channels; ++c, x += size, dout += size) {
-    const Sums sums = fold(
-        size, Sums{Simd::zero(), Simd::zero()},
-        [&](Sums acc, int64_t i, auto count) {
-          const F upstream = load(dout + i, count);
-          // Lanes that do not count are zero in dout, but y may be infinite there.
-          const F y = first_or(moments.normalize<true>(load(x + i, count)), count, 0);
-          return Sums{Simd::add(acc.sum, upstream), Simd::fma(upstream, y, acc.squares)};
-        },
-        Sums::join);
-    sums_dout[c] = Simd::sum(sums.sum);
-    sums_y[c] = Simd::sum(sums.squares);
+    const auto [sum, slope] = sums_of(size, [&](VectorPair acc, int64_t i, auto count) {
+      const F upstream = load(dout + i, count);
+      // Lanes that do not count are zero in dout, but y may be infinite there.
+      const F y = first_or(moments.normalize<true>(load(x + i, count)), count, 0);
+      return VectorPair{Simd::add(acc.first, upstream), Simd::fma(upstream, y, acc.second)};
+    });
+    sums_dout[c] = sum;
+    sums_y[c] = slope;
   }
 }
 

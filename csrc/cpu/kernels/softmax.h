@@ -98,21 +98,14 @@ void softmax(Element element, const Softmax& args, const Executor& executor) {
 // too.
 template <bool kMask, class T, class Put>
 void softmax_backward_row(Put put, T* dx, const T* y, const T* dout, const int8_t* mask, int64_t size, float scale) {
-  struct Sums {
-    F products, weights;
-  };
-  const Sums sums = fold(
-      size, Sums{Simd::zero(), Simd::zero()},
-      [&](Sums acc, int64_t i, auto count) {
-        const F weight = load(y + i, count);
-        F upstream = load(dout + i, count);
-        if constexpr (kMask) upstream = taking(upstream, mask, i, count, 0);
-        return Sums{Simd::fma(upstream, weight, acc.products), Simd::add(acc.weights, weight)};
-      },
-      [](Sums a, Sums b) { return Sums{Simd::add(a.products, b.products), Simd::add(a.weights, b.weights)}; });
-  const float weights = Simd::sum(sums.weights);
+  const auto [products, weights] = sums_of(size, [&](VectorPair acc, int64_t i, auto count) {
+    const F weight = load(y + i, count);
+    F upstream = load(dout + i, count);
+    if constexpr (kMask) upstream = taking(upstream, mask, i, count, 0);
+    return VectorPair{Simd::fma(upstream, weight, acc.first), Simd::add(acc.second, weight)};
+  });
   // The weights are 0 where nothing takes part, and where all results of a long row are too small for f16.
-  const F mean = Simd::broadcast(weights == 0 ? 0 : Simd::sum(sums.products) / weights);
+  const F mean = Simd::broadcast(weights == 0 ? 0 : products / weights);
   const F factor = Simd::broadcast(scale);
   for_vectors(size, [&](int64_t i, auto count) {
     prefetch_next_row(y, size, i);
