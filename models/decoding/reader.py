@@ -126,7 +126,7 @@ class Reader:
             model = jax.tree.unflatten(self._tree, self._weights)
             states = jax.ShapeDtypeStruct((SHORTEST_CHUNK, model.config.embedding_size), model.dtype)
             run = lambda weights, states: jax.tree.unflatten(self._tree, weights).logits(states)
-            self._logits_program = jax.jit(run).lower(self._weights, states).compile()
+            self._logits_program = compile_captured(run, self._weights, states)
         return self._logits_program
 
     def logits(self, start: int) -> jax.Array:

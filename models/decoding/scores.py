@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..captured import compile_captured
+
 
 MOST_ALTERNATIVES = 20
 
@@ -43,7 +45,7 @@ class Scorer:
         if width not in self._programs:
             logits = jax.ShapeDtypeStruct((width, self._vocab_size), jnp.float32)
             tokens = jax.ShapeDtypeStruct((width,), jnp.int32)
-            self._programs[width] = jax.jit(_rate).lower(logits, tokens).compile()
+            self._programs[width] = compile_captured(_rate, logits, tokens)
         return self._programs[width]
 
     def scores(self, logits: Any, tokens: Sequence[int], counts: Sequence[int | None]) -> list[Score | None]:

@@ -166,7 +166,7 @@ def _num_choices(fields: Fields) -> int:
 
 def _messages(messages: Any) -> list[dict[str, str]]:
     if not isinstance(messages, list) or not messages:
-        raise ApiError(f"messages: expected a list of messages; got {shown(messages)}.", param="messages")
+        raise ApiError(f"messages: expected a list of at least one message; got {shown(messages)}.", param="messages")
     return [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
