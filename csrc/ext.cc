@@ -51,6 +51,7 @@ NB_MODULE(_ext, m) {
     for (const auto& [family, name] : eqxcallback::cpu::isas_of_bf16()) families[family.c_str()] = name;
     return families;
   });
+  m.def("file_of_bf16", &eqxcallback::cpu::file_of_bf16);
   m.def("available_isas", &eqxcallback::cpu::available_isas);
   m.def("vendor", &eqxcallback::cpu::vendor);
   m.def("set_isa", &eqxcallback::cpu::set_isa, nb::arg("name"));

@@ -34,12 +34,34 @@ def test_backends(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("faster", [{}, {"attention": "avx512", "linear": "avx512_bf16"}])
-def test_which_kernels_multiply_bf16(faster, monkeypatch, capsys):
+@pytest.mark.parametrize("is_written", [True, False])
+def test_which_kernels_multiply_bf16(faster, is_written, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(program, "CHECKS", {})
     monkeypatch.setattr(_ext, "isas_of_bf16", lambda: faster)
+    file = tmp_path / "bf16"
+    monkeypatch.setattr(_ext, "file_of_bf16", lambda: str(file))
+    if is_written:
+        file.touch()
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert ("products of bf16, as measured: attention on avx512, linear on avx512_bf16\n" in out) == bool(faster)
+    assert (f"  remembered in {file}; without it they are measured again\n" in out) == (bool(faster) and is_written)
+    assert ("  measured in each process" in out) == (bool(faster) and not is_written)
+
+
+def test_a_wrong_instruction_set_does_not_end_it():
+    done = subprocess.run(
+        [sys.executable, "-m", "eqxcallback", "doctor"],
+        env={**os.environ, "EQXCALLBACK_ISA": "AVX2"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "kernels for CPUs: none run. eqxcallback: expected EQXCALLBACK_ISA to be one of " in done.stdout
+    assert "a layer with a kernel in Python: passed\n" in done.stdout
+    assert done.stderr.count("Traceback") == 0
 
 
 def test_a_check_that_fails(monkeypatch, capsys):

@@ -102,7 +102,7 @@ const Mixed& usual() {
     const Isa* isa = &best();
     for (; isa->only_bf16_differs; ++isa) tables.push_back({isa->name, isa->kernels});
     tables.push_back({isa->name, isa->kernels});
-    return tables.size() == 1 ? Mixed{*isa->kernels, {}} : fastest_of(tables);
+    return tables.size() == 1 ? Mixed{*isa->kernels, {}, {}} : fastest_of(tables);
   }();
   return mixed;
 }
@@ -147,6 +147,7 @@ std::string isa() { return chosen() != nullptr ? chosen()->name : best().name; }
 std::vector<std::pair<std::string, std::string>> isas_of_bf16() {
   return chosen() != nullptr ? decltype(Mixed::families){} : usual().families;
 }
+std::string file_of_bf16() { return chosen() != nullptr ? std::string() : usual().file; }
 void set_isa(const std::string& name) { set = find(name).kernels; }
 
 }  // namespace eqxcallback::cpu

@@ -18,6 +18,8 @@ std::vector<std::string> available_isas();
 std::string isa();
 // For each family of kernels that was measured, the instruction set that it runs on. Empty if one was chosen.
 std::vector<std::pair<std::string, std::string>> isas_of_bf16();
+// The file that remembers them; empty if nothing was measured, or there is no folder for it.
+std::string file_of_bf16();
 // Throws std::invalid_argument for a name that is not available.
 void set_isa(const std::string& name);
 

@@ -190,7 +190,7 @@ Mixed fastest_of(const std::vector<Table>& tables) {
     }
     if (!path.empty()) remember(path, text.str());
   }
-  Mixed mixed{*tables[0].kernels, *families};
+  Mixed mixed{*tables[0].kernels, *families, path.string()};
   for (size_t i = 0; i < families->size(); ++i) {
     kFamilies[i].take(mixed.kernels, *find(tables, (*families)[i].second)->kernels);
   }

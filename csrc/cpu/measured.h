@@ -17,10 +17,12 @@ struct Table {
   const Kernels* kernels;
 };
 
-// The kernels to run, and for each family that multiplies bf16 the name of its table.
+// The kernels to run, for each family that multiplies bf16 the name of its table, and the file that remembers them, if
+// there is a folder for it.
 struct Mixed {
   Kernels kernels;
   std::vector<std::pair<std::string, std::string>> families;
+  std::string file;
 };
 
 // Returns the first of at least two tables, with the families of others that are faster on this machine.

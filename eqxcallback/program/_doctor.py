@@ -1,5 +1,6 @@
 """`python -m eqxcallback doctor`: what is installed, which kernels can run, and whether they do."""
 
+import os
 import platform
 import traceback
 from importlib import metadata
@@ -59,22 +60,36 @@ def _version(package: str) -> str:
         return "not installed"
 
 
+def _instruction_sets() -> bool:
+    """Prints those of the kernels for CPUs. False if EQXCALLBACK_ISA is wrong."""
+    try:
+        isa = _ext.isa()
+    except ValueError as error:
+        print(f"kernels for CPUs: none run. {error}")
+        return False
+    print(f"kernels for CPUs: {isa}, of {', '.join(_ext.available_isas())} (EQXCALLBACK_ISA chooses)")
+    if faster := _ext.isas_of_bf16():
+        print("  products of bf16, as measured:", ", ".join(f"{family} on {isa}" for family, isa in faster.items()))
+        if os.path.exists(file := _ext.file_of_bf16()):
+            print(f"  remembered in {file}; without it they are measured again")
+        else:
+            print("  measured in each process, as the file that would remember them cannot be written")
+    return True
+
+
 def doctor() -> bool:
     """Prints what it finds. False if a check fails."""
     print(f"eqxcallback {_version('eqxcallback')}, Python {platform.python_version()}, {platform.platform()}")
     for package in _PACKAGES:
         print(f"  {package:<14}{_version(package)}")
     print("devices:", ", ".join(f"{device} ({device.device_kind})" for device in jax.devices()))
-    print(f"kernels for CPUs: {_ext.isa()}, of {', '.join(_ext.available_isas())} (EQXCALLBACK_ISA chooses)")
-    if faster := _ext.isas_of_bf16():
-        print("  products of bf16, as measured:", ", ".join(f"{family} on {isa}" for family, isa in faster.items()))
+    well = _instruction_sets()
     print("backends:")
     for name, state in available_backends().items():
         print(f"  {name:<14}{'yes' if state is True else f'no: {state}'}")
         if missing(name) is not None:
             print(f'  {"":<14}implementation="auto" runs other kernels, or references, in place of those in {name}')
     print("checks:")
-    well = True
     for name, check in CHECKS.items():
         try:
             check()

@@ -156,6 +156,7 @@ _ext = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(_ext)
 print(_ext.isas_of_bf16())
 """
+FILE = CHOICE.replace("isas_of_bf16", "file_of_bf16")
 
 
 def lines(program, folder, isa):
@@ -182,6 +183,8 @@ def test_the_faster_products_are_measured_once(tmp_path):
     chosen = choice(tmp_path)
     assert list(chosen) == FAMILIES
     (file,) = files(tmp_path)
+    assert lines(FILE, tmp_path, "") == [str(file)]
+    assert lines(FILE, tmp_path, BEST) == [""]
     measured = [line.split() for line in file.read_text().splitlines()]
     for (family, isa, *times), known in zip(measured, chosen.items(), strict=True):
         assert (family, isa) == known
