@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from . import _plot, _report
+from ._check import processors, table_of_misses
 from ._rows import BEST, OURS, Goal, right_figures
 from ._suite import TITLES
 from ._timing import family
@@ -53,16 +54,18 @@ def table(folder: pathlib.Path) -> str:
 
 
 def publish(folder: pathlib.Path) -> None:
-    """Put the table and the plot into the README, and the table of processors onto its page."""
+    """Put the table and the plot into the README, the table of processors onto its page, and what others miss onto theirs."""
     _report.put(_report.README, "kernels", table(folder))
     _report.put(_report.PAGE, "processors", of_processors(folder))
+    for part in processors(folder)[1:]:
+        _report.put(_report.page_of(part), "misses", table_of_misses(part))
     plot(folder, PLOT)
 
 
 def of_processors(folder: pathlib.Path) -> str:
     """A table of each suite on each processor: how many times as fast as the best peer ours is. A processor but the one that
     `folder` is of has a folder in it."""
-    measured = [summaries(part) for part in (folder, *sorted(path for path in folder.iterdir() if path.is_dir()))]
+    measured = [summaries(part) for part in processors(folder)]
     rows: dict[str, list[str]] = {summary.title: [] for of_one in measured for summary in of_one}
     for of_one in measured:
         by_title = {summary.title: summary for summary in of_one}

@@ -1,4 +1,4 @@
-"""The GPT and the ViT of `models/transformer.py` in the sizes of `shapes`, and a step of their training."""
+"""The GPT and the ViT of `models/transformer.py` in the sizes of `shapes`, their attention by `jax.nn`, and their training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import optax
+from jaxtyping import Array, Bool, Float
 
 from models.transformer import GPT, Config, ViT
 
@@ -22,6 +23,33 @@ def gpt(model: shapes.Model, dtype: Any) -> GPT:
 
 def vit(model: shapes.Model, dtype: Any) -> ViT:
     return _cast(ViT(_config(model), PATCH, model.vocabulary, key=jax.random.key(0)), dtype)
+
+
+class JaxNNAttention(eqx.Module):
+    """Equinox's layer whose core is `jax.nn.dot_product_attention`, as somebody who knows that function would write it."""
+
+    layer: eqx.nn.MultiheadAttention
+
+    def __call__(
+        self,
+        query: Float[Array, "length size"],
+        key: Float[Array, "length size"],
+        value: Float[Array, "length size"],
+        *,
+        mask: Bool[Array, "length length"] | None,
+    ) -> Float[Array, "length size"]:
+        """Attend. A mask is causal here, and that function makes it itself."""
+        layer = self.layer
+        projections = ((layer.query_proj, query), (layer.key_proj, key), (layer.value_proj, value))
+        q, k, v = (jax.vmap(project)(x).reshape(len(x), layer.num_heads, -1) for project, x in projections)
+        heads = jax.nn.dot_product_attention(q, k, v, is_causal=mask is not None)
+        return jax.vmap(layer.output_proj)(heads.reshape(len(query), -1))
+
+
+def with_jax_nn(model: Any) -> Any:
+    """The same model, whose attention has the core of `jax.nn`."""
+    layers = [JaxNNAttention(block.attention) for block in model.blocks]
+    return eqx.tree_at(lambda model: [block.attention for block in model.blocks], model, layers)
 
 
 def _config(model: shapes.Model) -> Config:

@@ -12,9 +12,8 @@ import pytest
 
 from benchmarks import _memory, _onnx_linear, _plot, _report, _suite, _summary, linear, training_parts
 from benchmarks.__main__ import main
-from benchmarks._check import check
+from benchmarks._check import check, table_of_misses
 from benchmarks._json import dumps
-from benchmarks._limits import limit_of
 from benchmarks._rows import BEST, Goal, Row, Setting, best_of, best_of_row, speed, tables
 from benchmarks._timing import Memory, Race, Timing, WaitingClock, family, probe, race, samples, waited_for
 from benchmarks.quality import quality_of
@@ -163,15 +162,6 @@ def test_what_falls_short_is_told(results, tmp_path, capsys):
     assert "no results with goals" in capsys.readouterr().out
 
 
-def test_what_limits_published_results_is_told():
-    misses = [line for line in check(_report.RESULTS).splitlines() if "missing: " in line]
-    assert misses
-    assert [line for line in misses if line.endswith("limit: not known")] == []
-    assert "gradient" in str(limit_of("cross_entropy", "forward + backward, GPT-2", ">= 0.8 x probe"))
-    assert "exponential" in str(limit_of("cross_entropy", "forward, GPT-2", ">= 0.8 x probe"))
-    assert limit_of("decode", "a case", "a goal") is None
-
-
 def test_the_summary(results, tmp_path):
     of_titles = {summary.title: summary.ratios for summary in _summary.summaries(results)}
     for suite, title in _suite.TITLES.items():
@@ -224,6 +214,9 @@ def test_the_pages_show_the_results_that_are_kept():
     for path in others:
         text = _suite.markdown_of(path)
         assert f"<!-- {path.stem} -->\n{text}\n<!-- /{path.stem} -->" in _report.page_of(path.parent).read_text(), path
+    for folder in {path.parent for path in others}:
+        text = table_of_misses(folder)
+        assert f"<!-- misses -->\n{text}\n<!-- /misses -->" in _report.page_of(folder).read_text(), folder
     processors = _summary.of_processors(_report.RESULTS)
     assert f"<!-- processors -->\n{processors}\n<!-- /processors -->" in page
     assert processors.splitlines()[0].count(" (family ") == 1 + len({path.parent for path in others})
@@ -266,6 +259,7 @@ def test_bad_arguments(capsys, monkeypatch):
         (["nonsense"], "no suite nonsense: there are overhead, quality, training_parts, attention"),
         (["norms", "--threads", "100000"], "--threads 100000: there are"),
         (["--readme", "--quick"], "--readme needs a full run"),
+        (["norms", "--all"], "--all says which goals --check lists: pass both"),
     ):
         with pytest.raises(SystemExit):
             main(arguments)

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import math
 import re
 
 import equinox as eqx
@@ -18,6 +19,7 @@ from models.decoding.reader import Reader
 from models.decoding.rows import Rows
 from models.decoding.sampling import Sampling
 
+from ..models.tiny import write_tiny
 from .programs import thunks
 
 
@@ -158,3 +160,47 @@ def test_a_step_of_a_batch_with_the_choice_of_tokens_is_one_command_buffer(model
     assert "kConditional" in kinds
     assert kinds_outside(every) == []
     assert not [kind for kind in copied(compiled) if kind.startswith("bf16")]  # no cache
+
+
+def elements(types):
+    """Count those of each type, as `f32[3,64]`."""
+    return [math.prod(map(int, re.findall(r"\d+", kind.split("[")[1]))) for kind in types]
+
+
+# Weights, activations, cache, how inputs of layers are rounded, and how many rows one program has.
+@pytest.mark.parametrize(
+    ("weights", "dtype", "cache_dtype", "activations", "rows"),
+    [
+        ("F32", "float32", None, "exact", 1),
+        ("F32", "float32", "int8", "exact", 3),
+        ("F16", "float32", "float16", "exact", 1),
+        ("F16", "bfloat16", "int8", "exact", 3),
+        ("Q4_K", "bfloat16", None, "exact", 1),
+        ("Q4_K", "float32", "int8", "int8", 3),
+        ("Q8_0", "float32", "float16", "int8", 3),
+        ("Q8_0", "bfloat16", "int8", "exact", 1),
+        ("Q4_1", "bfloat16", None, "int8", 3),
+        ("Q4_1", "float32", None, "exact", 3),
+    ],
+)
+def test_a_step_of_each_kind_is_one_command_buffer(weights, dtype, cache_dtype, activations, rows, tmp_path):
+    """On a small model, of tokens that are drawn with a penalty."""
+    write_tiny(tmp_path / "tiny.gguf", other=weights, width=256, hidden=512, context=300)
+    file = gguf.open_model(tmp_path / "tiny.gguf")
+    model = llama.load(file, dtype=dtype, cache_dtype=cache_dtype, activations=activations)
+    reader, choice = Reader(model, 256), Choice(Sampling(temperature=0.7, repetition_penalty=1.2))
+    one, leaves, vocab_size = reader.shapes, jax.tree.leaves(model), model.config.vocab_size
+    if rows == 1:
+        shapes = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((1,), ())]
+        f, operands = functools.partial(reader._run_step, choice.steps), choice.operands(vocab_size)
+        cache = one
+    else:
+        shapes = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((rows, 1), (rows,))]
+        f, operands = Rows(model, one)._step, operands_of([choice] * rows, np.zeros((rows, vocab_size), bool))
+        cache = jax.tree.map(lambda x: jax.ShapeDtypeStruct((rows, *x.shape), x.dtype), one)
+    every, compiled = plan_of(f, leaves, *shapes, cache, *operands, donate_argnums=3)
+    kinds = [thunk.kind for thunk in every]
+    assert kinds.count("kCommandBuffer") == 1
+    assert kinds.count("kCustomCall") > 10
+    assert kinds_outside(every) == []
+    assert max(elements(copied(compiled)), default=0) < min(x.size for x in jax.tree.leaves(cache))  # no cache
