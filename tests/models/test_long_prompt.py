@@ -100,23 +100,25 @@ def test_logits_are_those_of_one_device(tiny, count, dtype, bound):
     np.testing.assert_allclose(k[:start], want[:start], rtol=0, atol=bound)
 
 
-def test_a_text_is_that_of_one_device_and_nothing_is_gathered(tiny):
+@pytest.mark.parametrize("count", [4, 8])
+def test_a_text_is_that_of_one_device_and_nothing_is_gathered(count, tiny):
     """Prompts of several chunks, of which the second has some tokens in common with the first text."""
     model = tiny["float32"]
     sampling = Sampling(0.8, top_k=30, repetition_penalty=1.2)
     first = np.random.default_rng(1).integers(0, 64, 700).tolist()
     prompts = [first, [*first[:333], *first[:99]]]
-    generators = [Generator(which, room=900, sampling=sampling) for which in (model, SequenceLlama(model, mesh_of(4)))]
+    models = model, SequenceLlama(model, mesh_of(count))
+    generators = [Generator(which, room=900, sampling=sampling) for which in models]
     texts = [[list(generator.generate(prompt, max_tokens=20)) for prompt in prompts] for generator in generators]
     assert texts[0] == texts[1]
     reader = generators[1].reader
     assert generators[1].speed.kept_tokens == 333
     whole, part = (bytes_per_device(generator.reader.blocks) for generator in generators)
-    assert part == pytest.approx(whole / 4, rel=0.02)
+    assert part == pytest.approx(whole / count, rel=0.02)
     for size, program in reader._programs.items():
         rings = {
-            "collective-permute": 2 * 2 * 3,
-            "all-reduce": 1,
-        }  # keys and values of two blocks, 3 times; the last row
+            "collective-permute": 2 * 2 * (count - 1),  # keys and values of two blocks, to each other device
+            "all-reduce": 1,  # the last row
+        }
         assert collectives(program) == (rings if size > 1 else {"all-reduce": 2 * 2})
         assert program.memory_analysis().alias_size_in_bytes == part  # the cache is updated in place

@@ -112,27 +112,31 @@ def test_draws_are_the_same(files):
     assert texts[0] == texts[1]
 
 
-def test_a_device_has_its_part_and_nothing_is_gathered(file, model):
-    """The language model, of 3 key/value heads."""
-    split = tensor_parallel.load(file, mesh_of(3))
+@pytest.mark.parametrize(("name", "count", "prompt"), [("SmolLM2", 3, [1, 504, 1978, 282]), ("wide", 8, PROMPT)])
+def test_a_device_has_its_part_and_nothing_is_gathered(name, count, prompt, file, model, files):
+    """The language model, of 3 key/value heads, and a small one of 8."""
+    if name != "SmolLM2":
+        file = files[name]
+        model = llama.load(file)
+    split = tensor_parallel.load(file, mesh_of(count))
     generators = [Generator(model, room=64), Generator(split, room=64)]
-    texts = [list(generator.generate([1, 504, 1978, 282], max_tokens=24)) for generator in generators]
+    texts = [list(generator.generate(prompt, max_tokens=24)) for generator in generators]
     assert texts[0] == texts[1]
 
     reader = generators[1].reader
     whole_bytes, part_bytes = map(tensor_parallel.bytes_per_device, (model, split.part))
-    norms = sum(x.nbytes for x in jax.tree.leaves([(b.attention_norm, b.feed_forward_norm) for b in model.blocks]))
-    norms += model.norm.weight.nbytes
-    assert part_bytes == (whole_bytes - norms) / 3 + norms  # a norm needs its weights whole
+    every_norm = [model.norm, *((block.attention_norm, block.feed_forward_norm) for block in model.blocks)]
+    norms = sum(x.nbytes for x in jax.tree.leaves(every_norm))
+    assert part_bytes == (whole_bytes - norms) / count + norms  # a norm needs its weights whole
     cache_bytes = tensor_parallel.bytes_per_device(generators[0].reader.blocks)
-    assert tensor_parallel.bytes_per_device(reader.blocks) == cache_bytes / 3
+    assert tensor_parallel.bytes_per_device(reader.blocks) == cache_bytes / count
 
     of_choice = 2  # the largest logit of all devices, and the first word that has it
     (step,) = reader._step_programs.values()
     for program in (*reader._programs.values(), step):
         sums = 2 * len(model.blocks) + 1 + (of_choice if program is step else 0)
         assert collectives(program) == {"all-reduce": sums}
-        assert program.memory_analysis().alias_size_in_bytes == cache_bytes / 3  # it is updated in place
+        assert program.memory_analysis().alias_size_in_bytes == cache_bytes / count  # it is updated in place
     assert collectives(generators[1]._chooser._program) == {"all-reduce": of_choice}
 
 
@@ -269,15 +273,16 @@ def test_a_file_of_prompts(tmp_path, capsys):
     assert re.match(r"> The fox says\n.+\n\n> A\n", texts[0], re.DOTALL)
 
 
-def test_a_step_of_several_rows_gathers_nothing(files):
+@pytest.mark.parametrize(("name", "count"), [("f32", 2), ("wide", 8)])
+def test_a_step_of_several_rows_gathers_nothing(name, count, files):
     """Each device has its part of the caches of all rows."""
-    split = tensor_parallel.load(files["f32"], mesh_of(2))
+    split = tensor_parallel.load(files[name], mesh_of(count))
     sizes = []
-    for model in (llama.load(files["f32"]), split):
+    for model in (llama.load(files[name]), split):
         batch = Batch(model, widths=[2], room=64)
         _, step = batch._caches.programs(2)
         sizes.append(step.memory_analysis().alias_size_in_bytes)
-    assert sizes[1] == sizes[0] / 2
+    assert sizes[1] == sizes[0] / count
     assert collectives(step).keys() == {"all-reduce"}
 
 

@@ -6,12 +6,24 @@ from gguf.quants import quantize
 from tokenizers.pre_tokenizers import ByteLevel
 
 
-def write_tiny(path, encodings=(), other="F32", context=64, hidden=None, heads=4, kv_heads=2, width=64, speaks=False):
+def write_tiny(
+    path,
+    encodings=(),
+    other="F32",
+    context=64,
+    hidden=None,
+    heads=4,
+    kv_heads=2,
+    width=64,
+    speaks=False,
+    merges=("t h",),
+):
     """**Arguments:**
 
     - `width`: of the residual stream, a multiple of 256 for encodings whose blocks have as many weights.
     - `hidden`: the number of features inside the feed-forward layers; by default `width`, or 96 if that is 64.
-    - `speaks`: whether it has a tokenizer, of bytes. Such a model never ends a text.
+    - `speaks`: whether it has a tokenizer, of bytes and `merges`. Such a model never ends a text.
+    - `merges`: pairs of bytes that are one token.
     """
     encodings = dict(encodings)
     vocab_size, head_size = 64, width // 4
@@ -29,7 +41,7 @@ def write_tiny(path, encodings=(), other="F32", context=64, hidden=None, heads=4
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(head_size)
     if speaks:
-        vocab_size = _add_tokenizer(writer)
+        vocab_size = _add_tokenizer(writer, merges)
     writer.add_vocab_size(vocab_size)
 
     def add(name, *shape):
@@ -71,13 +83,13 @@ def write_tiny(path, encodings=(), other="F32", context=64, hidden=None, heads=4
     writer.close()
 
 
-def _add_tokenizer(writer):
-    tokens = ["<|im_end|>", *sorted(ByteLevel.alphabet()), "th"]
+def _add_tokenizer(writer, merges):
+    tokens = ["<|im_end|>", *sorted(ByteLevel.alphabet()), *(pair.replace(" ", "") for pair in merges)]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([TokenType.CONTROL] + [TokenType.NORMAL] * (len(tokens) - 1))
-    writer.add_token_merges(["t h"])
+    writer.add_token_merges(list(merges))
     writer.add_eos_token_id(0)
     writer.add_chat_template("{% for message in messages %}{{ message.content }}<|im_end|>{% endfor %}")
     return len(tokens)
