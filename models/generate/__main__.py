@@ -29,7 +29,7 @@ from ..parallel import processes, tensor_parallel
 from ..parallel.sequence_parallel import SequenceLlama
 from .chat import Chat, converse
 from .options import parse, sampling_of
-from .profile import profile, read_speed, table
+from .profile import profile, table
 from .prompts import read_prompt, read_prompts
 
 
@@ -132,8 +132,8 @@ class _Program:
         answer.take(generated, self.write, max_tokens=options.max_tokens)
         self.answered(answer, generator.speed)
         if options.profile:
-            parts = profile(model, len(generator.reader.tokens), partial(progress, desc="profiling", unit="kind"))
-            report(table(parts, read_speed()))
+            timed = profile(model, len(generator.reader.tokens), partial(progress, desc="profiling", unit="kind"))
+            report(table(*timed))
 
     def answer_file(self) -> None:
         """Answer the prompts of a file, in their order."""

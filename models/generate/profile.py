@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import eqxcallback as eqxc
-
 from ..decoding.reader import Model
 from ..llama import Cache, Llama, Projection, with_length
 from ..parallel.sequence_parallel import SequenceLlama, Stripe
@@ -44,40 +42,39 @@ class Part:
     bytes: int
 
 
-def profile(model: Model, length: int, progress: Callable[[list[Any]], Iterable[Any]] = iter) -> list[Part]:
-    """The parts of a step that makes the next token after `length` others. `progress` wraps the iteration over them.
+def profile(
+    model: Model, length: int, progress: Callable[[list[Any]], Iterable[Any]] = iter
+) -> tuple[list[Part], float]:
+    """Time the parts of a step that makes the next token after `length` others. `progress` wraps the iteration over them.
 
-    The layers of a kind run one after the other, and nothing between them. Before that other memory is read, so that their
-    weights come from memory, as in a step, and not from the processor's caches. Times are the best of several. The last two
-    parts are what a whole step takes beyond the others, and that step. Several devices, which are of one process, run the
-    layers of a kind side by side.
+    The layers of a kind are a program, in which one runs after the other. A second program, which takes the same arrays and has
+    all but the layers, is subtracted. Several devices, which are of one process, run the layers of a kind side by side.
+
+    Before each run of any program all processors read other memory, so that weights come from memory, as in a step, and not from
+    caches. The programs take turns, so that other work on the machine slows all of them, and times are the best of several.
+
+    **Returns:** the parts, of which the last two are what a whole step takes beyond the others, and that step; and how many bytes
+    all processors together read in a second. The time beyond the others is negative if they are faster in a step than alone.
     """
-    kinds = list(_kinds(model, length))
-    parts = [_timed(model, kind) for kind in progress(kinds)]
-    whole = _whole_step(model, length)
-    rest = max(0.0, whole - sum(part.seconds for part in parts))
-    size = sum(part.bytes for part in parts)
-    return [*parts, Part("all else", 1, rest, 0), Part("a whole step", 1, whole, size)]
-
-
-def read_speed() -> float:
-    """Measure how many bytes all processors together read in a second."""
-    memory, count = np.ones(_PROBE_BYTES // 8, np.uint64), os.cpu_count() or 1
-    slices = np.array_split(memory, count)
-    with concurrent.futures.ThreadPoolExecutor(count) as pool:
-        runs = [_elapsed(lambda: list(pool.map(np.bitwise_or.reduce, slices))) for _ in range(5)]
-    return _PROBE_BYTES / min(runs)
+    kinds, runs = list(_kinds(model, length)), []
+    for kind in progress(kinds):
+        runs += [_run(model, kind), _run(model, _without_layers(kind))]
+    *times, whole, reading = _best_times([*runs, _whole_step(model, length)])
+    parts = [
+        Part(name, len(layers), full - empty, _bytes(layers))
+        for (name, layers, *_), full, empty in zip(kinds, times[::2], times[1::2], strict=True)
+    ]
+    rest, size = whole - sum(part.seconds for part in parts), sum(part.bytes for part in parts)
+    return [*parts, Part("all else", 1, rest, 0), Part("a whole step", 1, whole, size)], _PROBE_BYTES / reading
 
 
 def table(parts: list[Part], speed: float) -> str:
-    """Write a table for people. `speed` is that of `read_speed`."""
+    """Write a table for people of what `profile` returns. A part too short to be timed has no speed."""
     lines = [f"{'':22} {'calls':>5} {'ms':>7} {'MB':>7} {'GB/s':>6} {'of reading memory':>18}"]
     for part in parts:
-        rate = part.bytes / max(part.seconds, 1e-9)
-        lines.append(
-            f"{part.name:22} {part.calls:5} {part.seconds * 1e3:7.2f} {part.bytes / 1e6:7.1f} {rate / 1e9:6.1f} "
-            f"{rate / speed:18.0%}"
-        )
+        rate = part.bytes / part.seconds if part.seconds > 0 else None
+        speeds = f"{'-':>6} {'-':>18}" if rate is None else f"{rate / 1e9:6.1f} {rate / speed:18.0%}"
+        lines.append(f"{part.name:22} {part.calls:5} {part.seconds * 1e3:7.2f} {part.bytes / 1e6:7.1f} {speeds}")
     return "\n".join([*lines, f"{'reading memory':22} {'':5} {'':7} {'':7} {speed / 1e9:6.1f}"])
 
 
@@ -96,9 +93,6 @@ def _kinds(model: Model, length: int) -> Iterator[Kind]:
     def norm(layer: Any, x: jax.Array) -> jax.Array:
         return layer(x, x)[0]
 
-    def gate(_: Any, x: jax.Array) -> jax.Array:
-        return eqxc.ops.swiglu(x)
-
     def attention(cache: Any, x: jax.Array) -> jax.Array:
         if isinstance(model, SequenceLlama):  # the first device has as many tokens
             filled = Stripe(cache.k, cache.v, jnp.asarray(-(-length // model.mesh.size), jnp.int32))
@@ -107,6 +101,9 @@ def _kinds(model: Model, length: int) -> Iterator[Kind]:
 
     def projection(layer: Projection, x: jax.Array) -> jax.Array:
         return dataclasses.replace(layer, sum_over=None)(x[None])[0]  # sums are a kind of their own
+
+    def gated(layer: Projection, x: jax.Array) -> jax.Array:
+        return layer.then_swiglu(x[None])[0]
 
     def add(_: Any, x: jax.Array) -> jax.Array:
         return jax.lax.psum(x, AXIS)
@@ -119,16 +116,28 @@ def _kinds(model: Model, length: int) -> Iterator[Kind]:
     yield "queries, keys, values", [block.qkv for block in blocks], projection, config.embedding_size
     yield "attention", caches, attention, heads * size
     yield "output of attention", [block.attention_out for block in blocks], projection, heads * size
-    yield "gate and up", [block.gate_up for block in blocks], projection, config.embedding_size
-    yield "gate times up", [()] * len(blocks), gate, 2 * config.hidden_size
+    yield "gate and up", [block.gate_up for block in blocks], gated, config.embedding_size
     yield "down", [block.down for block in blocks], projection, config.hidden_size
     if isinstance(model, SplitLlama):
         yield "sums over devices", [()] * (2 * len(blocks)), add, config.embedding_size
     yield "logits", [dataclasses.replace(part, blocks=[])], logits, config.embedding_size
 
 
-def _timed(model: Model, kind: Kind) -> Part:
-    name, layers, call, channels = kind
+def _without_layers(kind: Kind) -> Kind:
+    def nothing(_: Any, x: jax.Array) -> jax.Array:
+        return jax.lax.optimization_barrier(x)  # XLA would compute all sums of `x` with itself at once
+
+    name, layers, _, channels = kind
+    return name, layers, nothing, channels
+
+
+def _bytes(layers: list[Any]) -> int:
+    return sum(shard.data.nbytes for array in jax.tree.leaves(layers) for shard in array.addressable_shards)
+
+
+def _run(model: Model, kind: Kind) -> Callable[[], object]:
+    """A run of the layers of a kind, compiled."""
+    _, layers, call, channels = kind
     arrays, tree = jax.tree.flatten(layers)  # flat, and so faster to pass
 
     def one_after_the_other(layers: list[Any], x: jax.Array) -> jax.Array:
@@ -142,16 +151,13 @@ def _timed(model: Model, kind: Kind) -> Part:
             return one_after_the_other(layers, x)
         return model.on_devices(one_after_the_other, layers, x)
 
-    program, x = jax.jit(run), jnp.ones(channels, _of_device(model).dtype)
-    elsewhere, times = np.ones(_PROBE_BYTES // 8, np.uint64), []
-    for _ in range(1 + _ROUNDS):
-        np.bitwise_or.reduce(elsewhere)
-        times.append(_elapsed(lambda: jax.block_until_ready(program(arrays, x))))
-    size = sum(shard.data.nbytes for array in arrays for shard in array.addressable_shards)
-    return Part(name, len(layers), min(times[1:]), size)
+    program, x = jax.jit(run, keep_unused=True), jnp.ones(channels, _of_device(model).dtype)
+    jax.block_until_ready(program(arrays, x))
+    return lambda: jax.block_until_ready(program(arrays, x))
 
 
-def _whole_step(model: Model, length: int) -> float:
+def _whole_step(model: Model, length: int) -> Callable[[], object]:
+    """A run of a step, compiled."""
     weights, tree = jax.tree.flatten(model)
 
     def step(weights: Any, blocks: Any) -> Any:
@@ -159,12 +165,28 @@ def _whole_step(model: Model, length: int) -> float:
         x, cache = model(jnp.zeros(1, jnp.int32), Cache(blocks, jnp.asarray(length, jnp.int32)))
         return model.logits(x), cache.blocks
 
-    program, blocks, times = jax.jit(step, donate_argnums=1), model.init_cache(length + 1).blocks, []
-    for _ in range(1 + _ROUNDS):
-        start = time.perf_counter()
+    program, blocks = jax.jit(step, donate_argnums=1), model.init_cache(length + 1).blocks
+
+    def run() -> None:
+        nonlocal blocks
         _, blocks = jax.block_until_ready(program(weights, blocks))
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+
+    run()
+    return run
+
+
+def _best_times(runs: list[Callable[[], object]]) -> list[float]:
+    """The seconds of each, and last those in which all processors read other memory, as they do before each run."""
+    memory, count = np.ones(_PROBE_BYTES // 8, np.uint64), os.cpu_count() or 1
+    slices = np.array_split(memory, count)
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+
+        def read() -> None:
+            list(pool.map(np.bitwise_or.reduce, slices))
+
+        times = [(_elapsed(read), _elapsed(run)) for _ in range(_ROUNDS) for run in runs]
+    reads, seconds = zip(*times, strict=True)
+    return [*(min(seconds[i :: len(runs)]) for i in range(len(runs))), min(reads)]
 
 
 def _elapsed(call: Callable[[], object]) -> float:
