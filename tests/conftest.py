@@ -37,7 +37,11 @@ import pytest
 
 from eqxcallback import _ext
 
-from .parts import pytest_addoption as pytest_addoption, pytest_collection_modifyitems as pytest_collection_modifyitems
+from .parts import (
+    pytest_addoption as pytest_addoption,
+    pytest_collection_modifyitems as pytest_collection_modifyitems,
+    pytest_report_header as pytest_report_header,
+)
 
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")

@@ -8,6 +8,9 @@ import argparse
 import collections
 import dataclasses
 import hashlib
+import os
+import pathlib
+import subprocess
 from collections.abc import Collection
 
 from . import cuda12
@@ -19,8 +22,25 @@ class Part:
     count: int
 
 
-# Of what looks at code that compilers made, which takes minutes, the twin has another third than other machines.
-_COMPILED_CODE = Part((1,) if cuda12.IS_TWIN else (0,), 3)
+def _turn() -> str:
+    """Return a number that the commit chooses; 0 where there is no repository."""
+    root = pathlib.Path(__file__).parents[1]
+    try:
+        said = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "0"
+    return str(int(said, 16) % 3)
+
+
+if "EQXCALLBACK_TESTS_TURN" not in os.environ:  # which workers of pytest inherit: a commit may be made while they start
+    os.environ["EQXCALLBACK_TESTS_TURN"] = _turn()
+
+
+def compiled_code(turn: int, *, is_twin: bool) -> Part:
+    """Return the third of the tests marked `compiled_code`, which take minutes, that a machine has. The twin has another one than
+    the others, so that a commit's two thirds are two, and commits take turns, so that each row runs on each machine.
+    """
+    return Part(((turn + is_twin) % 3,), 3)
 
 
 def parse(text: str) -> Part:
@@ -49,7 +69,14 @@ def pytest_addoption(parser):
         metavar="I[,I]/N",
         type=parse,
         help="rows of each test that are in these parts of N, one at least; those marked `any_jax_version` are in one part only. "
-        "Of tests marked `compilers` all, where compilers are others, but for a third of those marked `compiled_code`",
+        "Of tests marked `compilers` all, where compilers are others, but for those marked `compiled_code`",
+    )
+    parser.addoption(
+        "--compiled-code",
+        metavar="I[,I]/N",
+        type=parse,
+        help="of tests marked `compiled_code` these parts of N, in place of the third that the commit chooses, which the first "
+        "lines of a run name; 0/1 is all",
     )
     parser.addoption(
         "--no-row-else",
@@ -61,13 +88,22 @@ def pytest_addoption(parser):
     )
 
 
+def pytest_report_header(config):
+    of = _of_compiled_code(config)
+    named = "all rows" if of is None else f"--compiled-code {','.join(map(str, of.indices))}/{of.count}"
+    return f"compiled code: {named}"
+
+
 def pytest_collection_modifyitems(config, items):
     no_row_else = config.getoption("--no-row-else")
+    of_compiled_code = _of_compiled_code(config)
     tests: dict[tuple[str, Part, bool], dict] = collections.defaultdict(dict)
     for item in items:
-        if (of := _part_of(item, config.getoption("--part"), config.getoption("--whole"))) is not None:
+        is_compiled_code = item.get_closest_marker("compiled_code") is not None
+        of = of_compiled_code if is_compiled_code else _part_of(item, config)
+        if of is not None:
             runs_once = no_row_else or item.get_closest_marker("any_jax_version") is not None
-            once = runs_once and of is not _COMPILED_CODE
+            once = runs_once and not is_compiled_code
             tests[item.nodeid.partition("[")[0], of, once][item.nodeid] = item
     left_out = set()
     for (_, of, once), rows in tests.items():
@@ -76,10 +112,18 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=list(left_out))
 
 
-def _part_of(item, asked, whole):
-    """Return the part that a test's rows are chosen by; `None` for all."""
-    if item.get_closest_marker("compiled_code") is not None:
-        return None if cuda12.IS_TWIN and asked is None else _COMPILED_CODE
+def _of_compiled_code(config):
+    """Return the part of the tests marked `compiled_code`; `None` for all, as `make twin` has them."""
+    if (named := config.getoption("--compiled-code")) is not None:
+        return named
+    if cuda12.IS_TWIN and config.getoption("--part") is None:
+        return None
+    return compiled_code(int(os.environ["EQXCALLBACK_TESTS_TURN"]), is_twin=cuda12.IS_TWIN)
+
+
+def _part_of(item, config):
+    """Return the part that the rows of any other test are chosen by; `None` for all."""
+    asked, whole = config.getoption("--part"), config.getoption("--whole")
     if item.get_closest_marker("compilers") is not None:
         return None if cuda12.IS_TWIN else asked
     return None if whole is not None and item.get_closest_marker(whole) is not None else asked

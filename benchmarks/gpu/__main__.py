@@ -1,8 +1,9 @@
 """Measure the kernels on a GPU, against peers in the same run: `python -m benchmarks.gpu [--quick] [--tiles]`.
 
 Each part runs in a process of its own, which a crash or a hang of another one does not hurt, and keeps what it has measured when
-its time is over. Peers take turns; medians and ratios count. Results go to benchmarks/results/gpu.*, from a GPU only. Without
-one, `--no-gpu` runs every part at tiny sizes on the CPU, where the references stand in for kernels.
+its time is over. A part that does not fit into what is left of `--seconds` is named, and left out. Peers take turns; medians and
+ratios count. Results go to benchmarks/results/gpu.*, from a run of all parts on a GPU only. Without one, `--no-gpu` runs every
+part at tiny sizes on the CPU, where the references stand in for kernels.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import _report
@@ -24,7 +25,7 @@ from .._process import run_for
 from .._stored import kept
 
 
-# Name, title, and share of the time; in order of value. What one leaves is the others'.
+# Name, title, and the seconds that it needs; in order of value.
 PARTS: dict[str, tuple[str, float]] = {
     "probe": ("Probes", 20),
     "attention": ("Attention", 140),
@@ -118,6 +119,20 @@ def device() -> dict[str, str]:
     return facts
 
 
+def next_part(waiting: Sequence[str], left: float, *, may_shrink: bool) -> tuple[str, float] | None:
+    """Return the first part that fits into the seconds that are left, and its own; `None` if none fits. If they may shrink, so
+    that all fit, each has its share.
+    """
+    scale = 1.0
+    if may_shrink and waiting:
+        scale = min(1.0, (left - _START_AND_END * len(waiting)) / sum(PARTS[part][1] for part in waiting))
+    for part in waiting:
+        seconds = PARTS[part][1] * scale
+        if seconds >= 2 and seconds + _START_AND_END <= left:
+            return part, seconds
+    return None
+
+
 def markdown(results: Mapping[str, Any], about: Mapping[str, str]) -> str:
     from .._rows import tables
 
@@ -149,7 +164,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", choices=list(PARTS), action="append", help="this part, and others so named; only --out is written"
     )
-    parser.add_argument("--seconds", type=float, default=600, help="for all parts (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, help="for all parts, the first of which that fit run (default: enough)"
+    )
     parser.add_argument("--out", type=pathlib.Path, help="a folder for the results, beside benchmarks/results")
     parser.add_argument("--part", choices=list(PARTS), help=argparse.SUPPRESS)
     parser.add_argument("--to", type=pathlib.Path, help=argparse.SUPPRESS)
@@ -158,25 +175,30 @@ def main(arguments: list[str] | None = None) -> int:
         measure(options.part, options, options.to)
         return 0
     wanted = options.only or [part for part in PARTS if part != "tiles" or options.tiles]
-    ends = time.monotonic() + options.seconds
+    enough = sum(PARTS[part][1] + _START_AND_END for part in wanted)
+    ends = time.monotonic() + (enough if options.seconds is None else options.seconds)
+    # What is named has to run, and tiny cases take less.
+    may_shrink = bool(options.only or options.quick or options.no_gpu)
     results: dict[str, Any] = {}
+    waiting = list(wanted)
     with tempfile.TemporaryDirectory() as folder:
-        for i, part in enumerate(wanted):
-            left = ends - time.monotonic() - _START_AND_END * len(wanted[i:])
-            seconds = left * PARTS[part][1] / sum(PARTS[later][1] for later in wanted[i:])
-            if seconds < 2:
-                results[part] = {"rows": [], "error": "out of time"}
-                continue
+        while (chosen := next_part(waiting, ends - time.monotonic(), may_shrink=may_shrink)) is not None:
+            part, seconds = chosen
+            waiting.remove(part)
             print(f"== {part}, {seconds:.0f} s", flush=True)
             results[part] = measured(part, seconds, options, pathlib.Path(folder))
             if "error" in results[part]:
                 print(f"{part} is not finished: {results[part]['error']}", flush=True)
             _write(results, options)
-    _write(results, options, is_last=True)
-    return 1 if any("error" in data and data["error"] != "out of time" for data in results.values()) else 0
+    for part in waiting:
+        why = f"out of time: it needs {PARTS[part][1] + _START_AND_END:.0f} s; run `--only {part}`"
+        print(f"{part} is left out, {why}", flush=True)
+        results[part] = {"rows": [], "error": why}
+    _write({part: results[part] for part in wanted}, options, is_whole=not waiting)
+    return 1 if any(not data.get("error", "out of time").startswith("out of time") for data in results.values()) else 0
 
 
-def _write(results: Mapping[str, Any], options: argparse.Namespace, *, is_last: bool = False) -> None:
+def _write(results: Mapping[str, Any], options: argparse.Namespace, *, is_whole: bool = False) -> None:
     about = {**_report.machine(), **device()}
     text = markdown(results, about)
     if options.out is not None:
@@ -185,7 +207,7 @@ def _write(results: Mapping[str, Any], options: argparse.Namespace, *, is_last: 
         (options.out / "gpu.md").write_text(text + "\n")
     # Only a whole run on a GPU is worth keeping.
     measured_some = any(data["rows"] for data in results.values())
-    if is_last and measured_some and not (options.no_gpu or options.quick or options.only):
+    if is_whole and measured_some and not (options.no_gpu or options.quick or options.only):
         stored = {part: {**data, "rows": [kept(row) for row in data["rows"]]} for part, data in results.items()}
         _report.write("gpu", text, {"gpu": about, "parts": stored})
         _report.put(PAGE, "gpu", text)

@@ -28,11 +28,11 @@ def unavailable() -> str | None:
     return None
 
 
-def ptx(source: pathlib.Path, entry: str, arch: str = "compute_80") -> str:
+def ptx(source: pathlib.Path, *entries: str, arch: str = "compute_80") -> str:
     nvrtc = _nvrtc.find()
     text, name = _source.read_source(source, "compiling")
     options = [f"--gpu-architecture={arch}", *_cuda.FLAGS, *_nvrtc.include_options(nvrtc.version[0])]
-    image, _, _ = nvrtc.compile(text, name, options, [entry], False)
+    image, _, _ = nvrtc.compile(text, name, options, entries, False)
     return image.decode()
 
 
