@@ -26,6 +26,10 @@ from ..programs import (
 )
 
 
+def _geglu_by_erf(gate: Any, up: Any) -> jax.Array:
+    return ops.geglu(gate, up, approximate=False)
+
+
 def _masked(q: Any, k: Any, v: Any, mask: Any) -> jax.Array:
     return ops.attention(q, k, v, mask=mask, dropout=0.1, key=jax.random.split(jax.random.key(0), q.shape[0]))
 
@@ -47,6 +51,8 @@ _CACHES = struct(2, 6, 64), *2 * [struct(2, 256, 2, 64, dtype=jnp.int8)], PROGRA
 _SCALES = 2 * [struct(2, 256, 2, dtype=jnp.float32)]
 # The kernels that the programs of single ops leave out: those of options, and those that do not run by themselves.
 MORE = {
+    "geglu by tanh": PROGRAMS["swiglu"]._replace(function=ops.geglu),
+    "geglu by erf": PROGRAMS["swiglu"]._replace(function=_geglu_by_erf),
     "attention with a mask and dropout": Program(
         _masked, (_QUERIES, *_KEYS, struct(2, 1, 256, 256, dtype=jnp.bool_)), differentiable=(0, 1, 2)
     ),
@@ -86,6 +92,8 @@ _LARGE = {
     "group_norm in parts": (struct(1, 128, 262_144), *2 * [struct(128, dtype=jnp.float32)]),
     "rotary_embedding": (struct(4, 4096, 32, 128), _TABLE, _TABLE),
     "swiglu": (struct(16_384, 4096), struct(16_384, 4096)),
+    "geglu by tanh": (struct(16_384, 4096), struct(16_384, 4096)),
+    "geglu by erf": (struct(16_384, 4096), struct(16_384, 4096)),
     "softmax": (struct(16_384, 4096), struct(4096, dtype=jnp.bool_)),
     "softmax_cross_entropy": (struct(8192, 32_000), struct(8192, dtype=jnp.int32)),
     "lstm_gates": (struct(4096, 8192), struct(4096, 2048)),
@@ -104,7 +112,7 @@ _LARGE = {
     "decode_attention with slopes": (_QUERY, _CACHE, _CACHE, _LENGTHS, struct(32, dtype=jnp.float32)),
     "decode_attention of int8 by tensor cores": (_QUERY, *_INT8),
     "quantized_linear Q4_1": (struct(1, 4096), struct(14_336, 2560, dtype=jnp.uint8)),
-    "quantized_linear Q8_0": (struct(8, 4096), struct(14_336, 4352, dtype=jnp.uint8)),
+    "quantized_linear Q8_0": (struct(1, 4096), struct(14_336, 4352, dtype=jnp.uint8)),
     "quantized_linear_swiglu Q4_1": (struct(1, 4096), struct(28_672, 2560, dtype=jnp.uint8)),
     "quantized_linear by tensor cores Q4_1": (struct(8, 4096), struct(14_336, 2560, dtype=jnp.uint8)),
     "quantized_linear by tensor cores Q8_0": (struct(64, 4096), struct(14_336, 4352, dtype=jnp.uint8)),

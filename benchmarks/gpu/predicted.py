@@ -18,16 +18,11 @@ from eqxcallback.backends import Launched
 from eqxcallback.backends._image import Compiled
 from eqxcallback.backends._resident import resident_blocks
 
-from ..programs import BY_TENSOR_CORES, PROGRAMS
-from .kernels import programs
+from .kernels import EVERY, programs
 
 
-# Programs of kernels that have a row already, that move a few rows, or that the page has no figures of.
-WITHOUT_A_ROW = (
-    "swiglu packed",
-    "softmax_cross_entropy targets",
-    "quantized_linear by tensor cores Q8_0",
-)
+# A program of kernels that have a row already, and one that a GPU runs if it is asked for alone.
+WITHOUT_A_ROW = ("swiglu packed", "quantized_linear of many rows Q4_1")
 ARCH = "sm_90"
 # An H200: NVIDIA's data sheet, and the guide to tuning for Hopper. The copy is what a kernel that copies reaches of 4.8 TB/s.
 MULTIPROCESSORS, SCHEDULERS, CLOCK = 132, 4, 1.755e9
@@ -37,7 +32,7 @@ IN_FLIGHT = COPY * 700e-9 / MULTIPROCESSORS
 # Products of 16-bit numbers that a multiprocessor adds up in one cycle.
 PRODUCTS = 2048
 # What multiplies matrices, but so little that reading is what takes time.
-_READING = ("decode_attention by tensor cores", "quantized_linear by tensor cores Q4_1")
+_READING = ("decode_attention", "quantized_linear")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +144,7 @@ def _launches() -> Iterator[tuple[str, Launched]]:
     """Each kernel once, with the name of its program: that of gradients has the forward pass in it."""
     os.environ["EQXCALLBACK_CUDA_ARCH"] = ARCH
     seen = set()
-    names = [name for name in (*PROGRAMS, *BY_TENSOR_CORES) if name not in WITHOUT_A_ROW]
+    names = [name for name in EVERY if name not in WITHOUT_A_ROW]
     for name, program in programs(large=True, names=names):
         for call in eqxc.inspect(program.function, *program.args, platform="cuda").calls:
             for launch in call.launches:
@@ -175,7 +170,7 @@ def tables() -> str:
             f"{launch.registers}" + (f", {launch.stack_bytes:,} bytes beside" if launch.stack_bytes else ""),
             str(resident(launch)),
         )
-        if loop.products and name not in _READING:
+        if loop.products and not name.startswith(_READING):
             multiplying.append((*about, *_multiplying(loop)))
         else:
             moving.append((*about, *_moving(launch, loop)))

@@ -1,6 +1,6 @@
 """The calls that the kernels of this package can take."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +10,25 @@ from ..core import Types
 
 # What the kernels compute with.
 KERNEL_DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
-"""The dtypes that kernels of this package take. Calls of others run the reference."""
+"""The dtypes that kernels of this package take. Calls of others run the reference, or, of f64 on a GPU, XLA's products."""
 
 
 def floats(types: Types, **options: object) -> bool | str:
     """Supports calls whose first argument, or its first leaf, has one of `KERNEL_DTYPES`."""
     del options
+    return _has_one_of(types, KERNEL_DTYPES)
+
+
+def floats_or_f64(types: Types, **options: object) -> bool | str:
+    """Supports what `floats` does, and f64, which XLA multiplies."""
+    del options
+    return _has_one_of(types, (*KERNEL_DTYPES, jnp.dtype(jnp.float64)))
+
+
+def _has_one_of(types: Types, dtypes: Sequence[jnp.dtype]) -> bool | str:
     dtype = jax.tree.leaves(types[0])[0].dtype
-    if dtype in KERNEL_DTYPES:
-        return True
-    return f"{types._fields[0]} has to be float32, bfloat16 or float16; it is {dtype}"
+    *others, last = (str(dtype) for dtype in dtypes)
+    return dtype in dtypes or f"{types._fields[0]} has to be {', '.join(others)} or {last}; it is {dtype}"
 
 
 def floats_alike(*names: str) -> Callable[..., bool | str]:

@@ -52,11 +52,10 @@ __device__ inline void load_matrices(unsigned (&words)[4], const void* row) {
   }
 }
 
-// Begins to copy kBytes, 16, 8 or 4, from global to shared memory; what `is_there` denies is not read, and 0. The
-// copies between two end_group() of a thread are a group, which may be empty.
+// Begins to copy kBytes, 16, 8 or 4, from global to shared memory, of which the first `read` are read, and the others
+// 0. The copies between two end_group() of a thread are a group, which may be empty.
 template <int kBytes>
-__device__ inline void begin_copy(void* to, const void* from, bool is_there) {
-  const unsigned read = is_there ? kBytes : 0;
+__device__ inline void begin_copy_of(void* to, const void* from, unsigned read) {
   if constexpr (kBytes == 16) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(read)
                  : "memory");
@@ -102,8 +101,8 @@ void load_matrices(unsigned (&words)[4], const void* row) {
   cuda_cpu_ldmatrix_x4(words, row, kTransposed);
 }
 template <int kBytes>
-void begin_copy(void* to, const void* from, bool is_there) {
-  cuda_cpu_cp_async(to, from, kBytes, is_there ? kBytes : 0);
+void begin_copy_of(void* to, const void* from, unsigned read) {
+  cuda_cpu_cp_async(to, from, kBytes, read);
 }
 inline void end_group() { cuda_cpu_cp_async_commit_group(); }
 template <int kLeft>
@@ -112,6 +111,12 @@ void wait_for_groups() {
 }
 
 #endif
+
+// The same of all of them, or if not `is_there` of none.
+template <int kBytes>
+__device__ inline void begin_copy(void* to, const void* from, bool is_there) {
+  begin_copy_of<kBytes>(to, from, is_there ? kBytes : 0);
+}
 
 }  // namespace eqxcallback
 

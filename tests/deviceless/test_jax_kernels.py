@@ -2,7 +2,7 @@
 
 import functools
 import re
-from typing import Any
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from eqxcallback import ops, xla
 from eqxcallback.inspection import _hlo
 
 
-BF16, F16, F32, INT8 = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int8
+BF16, F16, F32, F64, INT8 = jnp.bfloat16, jnp.float16, jnp.float32, jnp.float64, jnp.int8
 X = struct(256, 512)
 
 
@@ -36,47 +36,77 @@ def losses(x, weight, labels):
     return ops.linear_cross_entropy(x, weight, labels)
 
 
-ENCODINGS: Any = {"Q4_1": 320, "Q8_0": 544, "Q4_K": 288}
+def with_more(names):
+    """Attention with options that are arrays, by their names."""
+    return lambda q, k, v, *more: ops.attention(q, k, v, **dict(zip(names, more, strict=True)))
+
+
+def blocks(encoding):
+    """The types of 1024 rows of 512 weights."""
+    return struct(1024, 512 // (256 if encoding.endswith("_K") else 32) * ops.ENCODINGS[encoding], dtype=jnp.uint8)
+
+
 LONGER, LONG, LONG_KV = struct(2, 1024, 2, 1280), struct(2, 1024, 8, 320), struct(2, 1024, 2, 320)
+SHORT, SHORT_KV = struct(2, 1024, 8, 64), struct(2, 1024, 2, 64)
 CASES = {
     "attention, window": (attention(causal=True, window=256), (LONG, LONG_KV, LONG_KV)),
-    "attention, soft cap": (attention(soft_cap=3.0), (LONG, LONG_KV, LONG_KV)),
     "decode_attention, window": (decode, (struct(2, 8, 1280), LONGER, LONGER, struct(2, dtype=jnp.int32))),
     "linear_cross_entropy": (losses, (X, struct(32_000, 512), struct(256, dtype=jnp.int32))),
     "int8_linear": (ops.int8_linear, (X, struct(1024, 512, dtype=INT8), struct(1024, dtype=F32))),
+    "quantized_linear, many rows": (functools.partial(ops.quantized_linear, encoding="Q4_1"), (X, blocks("Q4_1"))),
+}
+# One dtype is enough: what they have beside the cases above does not depend on it.
+IN_BF16 = {
+    "attention, soft cap": (attention(soft_cap=3.0), (LONG, LONG_KV, LONG_KV)),
+    **{
+        f"attention, {name}": (with_more([name]), (LONG, LONG_KV, LONG_KV, operand))
+        for name, operand in {
+            "bias": struct(8, 1024, 1024),
+            "mask": struct(1024, 1024, dtype=jnp.bool_),
+            "alibi_slopes": struct(8, dtype=F32),
+            "segment_ids": struct(2, 1024, dtype=jnp.int32),
+            "lengths": struct(2, dtype=jnp.int32),
+        }.items()
+    },
     **{
         f"quantized_linear, many rows, {encoding}": (
             functools.partial(ops.quantized_linear, encoding=encoding),
-            (X, struct(1024, bytes_of_row, dtype=jnp.uint8)),
+            (X, blocks(encoding)),
         )
-        for encoding, bytes_of_row in ENCODINGS.items()
+        for encoding in get_args(ops.Encoding)
+        if encoding != "Q4_1"
     },
+    "quantized_linear, integers": (
+        functools.partial(ops.quantized_linear, encoding="Q8_0", activations="int8"),
+        (X, blocks("Q8_0")),
+    ),
 }
+# Triton and cuDNN have no f64.
+IN_F64 = {"attention": (attention(causal=True), (SHORT, SHORT_KV, SHORT_KV))}
 OF_EACH_DTYPE = [
-    *((name, BF16) for name in CASES),
-    *((name, dtype) for name in CASES if name[-4:] not in ("Q8_0", "Q4_K", " cap") for dtype in (F16, F32)),
+    *((name, dtype) for name in CASES for dtype in (BF16, F16, F32, F64) if (name[:9], dtype) != ("quantized", F64)),
+    *((name, BF16) for name in IN_BF16),
+    *((name, F64) for name in IN_F64),
 ]
 
 
 @pytest.mark.parametrize(("name", "dtype"), OF_EACH_DTYPE, ids=str)
 def test_products_of_the_dtype(name, dtype):
-    """Results and gradients multiply what has 16 bits as it is, and f32 as precisely as the program around them."""
-    function, args = CASES[name]
+    """Results and gradients multiply what has 16 bits as it is, f32 as precisely as the program around them, and f64 in f64."""
+    function, args = (CASES | IN_BF16 | IN_F64)[name]
     args = [struct(*arg.shape, dtype=dtype) if arg.dtype == BF16 else arg for arg in args]
     numbers = tuple(i for i, arg in enumerate(args) if jnp.issubdtype(arg.dtype, jnp.floating))
     loss = jax.value_and_grad(lambda *args: function(*args).astype(F32).sum(), numbers)
-    compiled = xla.compile_deviceless(loss, *args)
-    kind = {BF16: "bf16", F16: "f16", F32: "f32"}[dtype]
+    with jax.enable_x64(dtype == F64):
+        compiled = xla.compile_deviceless(loss, *args)
+    kind = {BF16: "bf16", F16: "f16", F32: "f32", F64: "f64"}[dtype]
     assert set(products(compiled)) == {(kind, kind)}
     assert "operand_precision={highest" not in compiled.hlo_text
     assert " while(" not in compiled.hlo_text
 
 
-SHORT, SHORT_KV = struct(2, 1024, 8, 64), struct(2, 1024, 2, 64)
-DERIVED = {
-    "attention": (attention(causal=True), (SHORT, SHORT_KV, SHORT_KV)),  # Triton computes the value
-    **{name: case for name, case in CASES.items() if name[-4:] not in ("Q8_0", "Q4_K", " cap")},
-}
+# Triton computes the value.
+DERIVED = {**IN_F64, **CASES}
 
 
 @pytest.mark.parametrize("name", DERIVED)
@@ -110,6 +140,16 @@ def test_integers():
     args = X, struct(1024, 512, dtype=INT8), struct(1024)
     compiled = xla.compile_deviceless(lambda *args: ops.int8_linear(*args, activations="int8"), *args)
     assert products(compiled) == [("s8", "s8")]
+
+
+def test_gradients_of_integers():
+    """The gradient of the scales multiplies integers, and that of activations what has 16 bits."""
+    args = X, struct(1024, 512, dtype=INT8), struct(1024)
+    compiled = xla.compile_deviceless(
+        jax.grad(lambda *args: ops.int8_linear(*args, activations="int8").astype(F32).sum(), (0, 2)), *args
+    )
+    assert sorted(products(compiled)) == [("bf16", "bf16"), ("s8", "s8")]
+    assert " while(" not in compiled.hlo_text
 
 
 @pytest.mark.parametrize(("encoding", "size"), [("Q4_1", 320), ("Q6_K", 420)])

@@ -13,6 +13,7 @@ from eqxcallback.backends import _cuda
 
 from .. import cuda12
 from ..ops.families import ops_with_backward_kernels
+from ..ops.table import kernels_of
 from .programs import ONE, calls_of, thunks
 
 
@@ -107,12 +108,13 @@ def test_float16():
 
 
 @pytest.mark.parametrize(("op", "size"), [(ops.attention, 257), (ops.decode_attention, 1025)])
-def test_heads_that_are_too_large_are_the_references(op, size):
+def test_heads_that_are_too_large_are_products_of_xla(op, size):
     if op is ops.attention:
         args = struct(2, 8, 4, size), struct(2, 8, 2, size), struct(2, 8, 2, size)
     else:
         args = struct(2, 4, size), struct(2, 8, 2, size), struct(2, 8, 2, size), struct(2, dtype=jnp.int32)
     assert calls_of(op, *args, **ONE) == []
+    assert kernels_of(op, *args) == ["jax"], "not the definition, which is no call either"
 
 
 def test_a_kernel_whose_warps_do_different_work():

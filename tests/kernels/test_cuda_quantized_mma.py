@@ -13,14 +13,15 @@ from eqxcallback import ops
 from eqxcallback.kernel import emulated
 from eqxcallback.ops.linear import _cuda as linear_cuda, _quantized, _reference_quantized as reference
 
+from ..ops.linear import cases
 from ..ops.table import with_options
 from . import kernels
 from .checking import SEEDS, check, want
 from .kernels import BF16, F16, results
-from .test_cuda_quantized import example
+from .test_cuda_quantized import example, weights_of
 
 
-by_encoding = pytest.mark.parametrize("encoding", ["Q4_1", "Q8_0", "Q4_K"])
+by_encoding = pytest.mark.parametrize("encoding", list(linear_cuda._STRIDE_BY_MMA))
 
 
 def calls(dtype):
@@ -28,6 +29,10 @@ def calls(dtype):
         for shape in ((1, 256, 5), (9, 512, 32), (35, 1280, 33)):
             yield kernels.quantized_linear_mma(*example(shape, encoding, dtype), encoding=encoding)
         yield kernels.quantized_linear_swiglu_mma(*example((9, 640, 70), encoding, dtype), encoding=encoding)
+    # The last of its packs of 16 bytes ends before 16.
+    for shape in ((1, 256, 5), (9, 768, 33), (17, 512, 18)):
+        yield kernels.quantized_linear_mma(*example(shape, "Q6_K", dtype), encoding="Q6_K")
+        yield kernels.quantized_linear_swiglu_mma(*example((*shape[:2], 34), "Q6_K", dtype), encoding="Q6_K")
 
 
 @by_encoding
@@ -46,7 +51,7 @@ def test_values(rows, dtype, encoding):
 @pytest.mark.parametrize("shape", [(1, 128, 2), (8, 640, 64), (3, 1152, 66), (16, 1536, 30), (33, 512, 98)], ids=str)
 def test_a_gate_has_the_bits_of_two_kernels(shape, dtype, encoding):
     """Rows of weights that are no whole tiles, of which the last is of the gate, or of up."""
-    if shape[1] % 256 and encoding == "Q4_K":
+    if shape[1] % 256 and encoding.endswith("_K"):
         shape = (shape[0], 768, shape[2])
     x, blocks = example(shape, encoding, dtype)
     (both,) = results(kernels.quantized_linear_mma(x, blocks, encoding=encoding))
@@ -83,21 +88,37 @@ def test_layouts(rows, many, encoding, monkeypatch):
         check(got, wanted, in_features, 4.0)
 
 
-@pytest.mark.parametrize("encoding", ["Q4_1", "Q8_0"])
+@by_encoding
 def test_digits_and_sums_are_not_rounded(encoding):
-    """Every digit, times 1 for one feature at a time."""
+    """Every digit, times 1 for one feature at a time. Q6_K has products of scales of 16 as well."""
     x = np.zeros((64, 256), F16)
     x[np.arange(64), np.arange(64) * 4 % 256 + np.arange(64) // 16] = 1
     rng = np.random.default_rng(1)
-    blocks = rng.integers(0, 256, (32, 8, ops.ENCODINGS[encoding]), np.uint8)
-    halves = 2 if encoding == "Q4_1" else 1
-    blocks[..., : 2 * halves] = np.array([1, 3][:halves], np.float16).view(np.uint8)
+    _, _, at, halves = cases.UNPACKED.get(encoding, (32, 0, 0, 2 if encoding == "Q4_1" else 1))
+    blocks = rng.integers(0, 256, (32, 256 // weights_of(encoding), ops.ENCODINGS[encoding]), np.uint8)
+    blocks[..., at : at + 2 * halves] = np.array([1, 3][:halves], np.float16).view(np.uint8)
+    if encoding == "Q6_K":  # results of which bf16 has every bit
+        blocks[..., 192:208] = rng.choice(np.array([1, 2, 4, 255, 254], np.uint8), (32, 1, 16))
     flat = blocks.reshape(32, -1)
     weights = reference.dequantize(jnp.asarray(flat), encoding=encoding)
     exact = np.asarray(x, np.float64) @ np.asarray(weights, np.float64).T
     for dtype in (F16, BF16):
         (got,) = results(kernels.quantized_linear_mma(x.astype(dtype), flat, encoding=encoding))
-        np.testing.assert_array_equal(got.astype(np.float64), exact)
+        np.testing.assert_array_equal(got.astype(np.float64), exact.astype(dtype).astype(np.float64))
+
+
+@pytest.mark.parametrize("blocks_of_row", [1, 2, 3, 5])
+def test_blocks_that_begin_anywhere(blocks_of_row):
+    """Blocks of 210 bytes begin at all even addresses modulo 16. The scale of another row, which is NaN, is not read."""
+    x, blocks = example((5, 256 * blocks_of_row, 18), "Q6_K", BF16)
+    parts = blocks.reshape(18, -1, 210)
+    for kernel, wrong in ((kernels.quantized_linear_mma, 8), (kernels.quantized_linear_swiglu_mma, 17)):
+        broken = parts.copy()
+        broken[wrong, :, 208:] = 0xFF
+        (got,) = results(kernel(x, broken.reshape(18, -1), encoding="Q6_K"))
+        np.testing.assert_array_equal(np.isnan(got.astype(np.float32)).any(axis=0), np.arange(got.shape[1]) == 8)
+    (got,) = results(kernels.quantized_linear_mma(x, blocks, encoding="Q6_K"))
+    check(got, want(with_options(reference.quantized_linear, encoding="Q6_K"), x, blocks), x.shape[1], 4.0)
 
 
 @by_encoding
@@ -134,7 +155,9 @@ def test_not_finite(encoding):
     for value in (np.nan, np.inf):
         x, blocks = example((9, 256, 11), encoding, BF16)
         x[2, 40] = value
-        blocks.reshape(11, 8, -1)[4, 1, :2] = np.array([value], np.float16).view(np.uint8)
+        at = cases.UNPACKED[encoding][2] if encoding in cases.UNPACKED else 0
+        parts = blocks.reshape(11, -1, ops.ENCODINGS[encoding])
+        parts[4, -1, at : at + 2] = np.array([value], np.float16).view(np.uint8)
         (got,) = results(kernels.quantized_linear_mma(x, blocks, encoding=encoding))
         wanted = want(with_options(reference.quantized_linear, encoding=encoding), x, blocks)
         np.testing.assert_array_equal(np.isfinite(got.astype(np.float32)), np.isfinite(wanted))
@@ -165,7 +188,8 @@ def test_it_runs_where_it_is_the_faster_one(monkeypatch):
 
     several, gated = linear_cuda.QUANTIZED_LINEAR_OF_SEVERAL_ROWS, linear_cuda.QUANTIZED_LINEAR_SWIGLU_OF_SEVERAL_ROWS
     monkeypatch.setenv("EQXCALLBACK_CUDA_ARCH", "sm_80")
-    for encoding, least in (("Q4_1", 2), ("Q8_0", 3), ("Q4_K", 2), ("Q5_K", 3)):
+    for encoding in linear_cuda._STRIDE_BY_MMA:
+        least = 2 if encoding in ("Q4_1", "Q4_K") else 3
         assert said(several, least, encoding) is said(several, 64, encoding) is True
         assert said(gated, least, encoding) is said(gated, 64, encoding) is True
         for kernel in (several, gated):

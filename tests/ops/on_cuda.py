@@ -129,7 +129,7 @@ def _attention(array: Callable[..., Any]) -> Iterator[Call]:
     yield Call(ops.decode_attention, "heads longer than 1024", longest)
 
 
-BY_TENSOR_CORES = "9 to 64 rows in 16 bits of Q4_1, Q8_0, Q4_K or Q5_K"
+BY_TENSOR_CORES = "9 to 64 rows in 16 bits"
 _OPTIONS = ("window", "soft cap", "bias", "mask", "alibi", "segments", "lengths", "offset", "dropout")
 
 
@@ -142,7 +142,7 @@ def _rows_of_quantized(x: Any, encoding: str) -> str:
     rows = x.shape[0]
     if encoding in _INTERLEAVED:
         return "rows side by side"
-    if encoding in ("Q4_1", "Q8_0", "Q4_K", "Q5_K") and x.dtype.itemsize == 2 and 8 < rows <= 64:
+    if x.dtype.itemsize == 2 and 8 < rows <= 64:
         return BY_TENSOR_CORES
     return "up to 8 rows" if rows <= 8 else "more rows"
 

@@ -19,7 +19,10 @@ from eqxcallback.ops.loss import _jax as loss_kernels
 from . import table
 from .attention import options
 from .families import ROWS
-from .table import DTYPES, floating, normal
+from .table import DTYPES, floating, normal, wide
+
+
+F64 = np.dtype(np.float64)
 
 
 def of_jax(kernels: Any) -> tuple[JaxKernel, ...]:
@@ -56,16 +59,24 @@ def only_jax(monkeypatch):
         yield
 
 
-_ROUNDING = {DTYPES[0]: 2.0**-19, DTYPES[1]: 2.0**-6, DTYPES[2]: 2.0**-9}
+@pytest.fixture
+def x64_for_f64(dtype):
+    with jax.enable_x64(dtype == F64):
+        yield
+
+
+_ROUNDING = {F64: 2.0**-40, DTYPES[0]: 2.0**-19, DTYPES[1]: 2.0**-6, DTYPES[2]: 2.0**-9}
 
 
 def is_near(got, want, dtype):
     """Weights of a softmax, and cotangents, are rounded to the dtype before they are multiplied."""
     for one, exact in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        exact = np.asarray(exact, np.float32)
+        kind = np.promote_types(one.dtype, np.float32)
+        assert (one.dtype == F64) == (exact.dtype == F64)
+        exact = np.asarray(exact, kind)
         rounding = max(_ROUNDING[np.dtype(dtype)], _ROUNDING[np.dtype(one.dtype)])
         scale = max(float(np.max(np.abs(exact), initial=0, where=np.isfinite(exact))), 1e-3)
-        np.testing.assert_allclose(np.asarray(one, np.float32), exact, rtol=rounding, atol=rounding * scale)
+        np.testing.assert_allclose(np.asarray(one, kind), exact, rtol=rounding, atol=rounding * scale)
 
 
 def rows_with(*tags: str) -> list[Any]:
@@ -74,9 +85,23 @@ def rows_with(*tags: str) -> list[Any]:
 
 
 def with_dtypes(rows: list[Any]) -> Any:
-    """Some are for f32 alone."""
-    pairs = [(row, dtype) for row in rows for dtype in (DTYPES if "python" in row.tags else DTYPES[:1])]
+    """Rows for kernels in Python have all of `DTYPES`, and others f32. All but those of blocks have f64 too."""
+    pairs = [
+        (row, dtype)
+        for row in rows
+        for dtype in (*(DTYPES if "python" in row.tags else DTYPES[:1]), F64)
+        if dtype != F64 or not row.name.startswith("quantized")
+    ]
     return pytest.mark.parametrize(("row", "dtype"), pairs, ids=[f"{row}-{dtype}" for row, dtype in pairs])
+
+
+def case_of(row, dtype):
+    """Some rows make f32 alone. Their numbers in f64 are others than of f32, to which nothing may round them."""
+    if dtype != F64:
+        return row(dtype)
+    case = row(DTYPES[0])
+    args = (x.astype(F64) * (1 + 1e-9) if x.dtype == DTYPES[0] else x for x in case.args)
+    return dataclasses.replace(case, args=tuple(args))
 
 
 def runs(function, args):
@@ -85,9 +110,10 @@ def runs(function, args):
     assert set(lanes) == {"jax"}, lanes
 
 
+@pytest.mark.usefixtures("x64_for_f64")
 @with_dtypes(rows_with("mapped", "python"))
 def test_results(row, dtype):
-    case = row(dtype)
+    case = case_of(row, dtype)
     if all(np.size(arg) for arg in case.args):
         runs(case.op, case.args)
     want = table.quickly_compiled(case.reference)(*case.wide())
@@ -106,9 +132,10 @@ def loss_of(function):
     return loss
 
 
+@pytest.mark.usefixtures("x64_for_f64")
 @with_dtypes(rows_with("mapped", "derived", "python derived"))
 def test_gradients(row, dtype):
-    case = row(dtype)
+    case = case_of(row, dtype)
     numbers = floating(case.args)
     gradients = jax.grad(loss_of(case.op), numbers)
     runs(gradients, case.args)
@@ -116,16 +143,17 @@ def test_gradients(row, dtype):
     is_near(table.quickly_compiled(gradients)(*case.args), want, dtype)
 
 
+@pytest.mark.usefixtures("x64_for_f64")
 @with_dtypes(rows_with("derived"))
 def test_other_derivatives(row, dtype):
     """Forward mode, and forward over reverse, alone and mapped. In 16 bits, a tangent is rounded as cotangents are."""
-    case = row(dtype)
+    case = case_of(row, dtype)
     numbers = floating(case.args)
-    upstream = normal(9, case.want().shape)
+    upstream = normal(9, case.want().shape, np.promote_types(dtype, np.float32))
 
     def of(function):
         def loss(*args):
-            return jnp.sum(upstream * jnp.sin(function(*args).astype(jnp.float32)))
+            return jnp.sum(upstream * jnp.sin(function(*args).astype(upstream.dtype)))
 
         def both(*args):
             tangents = tuple(
@@ -191,9 +219,11 @@ def value_and_gradients(function, numbers):
         ("all", DTYPES[0], 1),
         ("all", DTYPES[1], 1),
         ("all", DTYPES[1], 2**28),
+        *((name, F64, logits) for name in ("causal window", "all") for logits in (1, 2**28)),
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("x64_for_f64")
 def test_every_option_of_attention(name, dtype, logits, monkeypatch):
     """With the log-sum-exp, and the gradients of all operands that have one."""
     queries, keys, heads = 130, 70, 4
@@ -209,10 +239,9 @@ def test_every_option_of_attention(name, dtype, logits, monkeypatch):
 
         return value_and_gradients(f, (0, 1, 2, 3))
 
-    wide = [x.astype(np.float32) for x in (q, k, v)]
     runs(attend("jax"), (q, k, v, arrays))
     got = table.quickly_compiled(attend("jax"))(q, k, v, arrays)
-    is_near(got, table.quickly_compiled(attend("reference"))(*wide, arrays), dtype)
+    is_near(got, table.quickly_compiled(attend("reference"))(*map(wide, (q, k, v)), arrays), dtype)
 
 
 @pytest.mark.any_jax_version
@@ -225,9 +254,14 @@ def test_every_option_of_attention(name, dtype, logits, monkeypatch):
         ({"ignore_index": 3}, DTYPES[0], 2**28),
         ({"soft_cap": 2.0}, DTYPES[0], 2**28),
         ({"label_smoothing": 0.2, "z_loss": 0.02, "ignore_index": 0, "soft_cap": 3.0}, DTYPES[1], 18 * 70),
+        *(
+            ({"label_smoothing": 0.2, "z_loss": 0.02, "ignore_index": 0, "soft_cap": 3.0}, F64, logits)
+            for logits in (18 * 70, 2**28)
+        ),
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("x64_for_f64")
 @pytest.mark.parametrize("given", [(), ("bias",), ("bias", "class_weights")], ids=str)
 def test_every_option_of_the_linear_loss(given, chosen, dtype, logits, monkeypatch):
     x, weight, labels = normal(1, (2, 9, 8), dtype), normal(2, (300, 8), dtype), np.arange(18).reshape(2, 9) % 7 - 3
@@ -245,10 +279,9 @@ def test_every_option_of_the_linear_loss(given, chosen, dtype, logits, monkeypat
 
         return value_and_gradients(f, (0, 1, 2))
 
-    wide = [x.astype(np.float32), weight.astype(np.float32), more]
     runs(loss("jax"), (x, weight, more))
     got = table.quickly_compiled(loss("jax"))(x, weight, more)
-    is_near(got, table.quickly_compiled(loss("reference"))(*wide), dtype)
+    is_near(got, table.quickly_compiled(loss("reference"))(wide(x), wide(weight), more), dtype)
 
 
 @pytest.mark.parametrize("logits", [2**28, 5 * 70])

@@ -40,6 +40,17 @@ def test_definitions_that_are_differentiated():
     assert checked == by_xla
 
 
+def test_what_multiplies_f64(x64):
+    """XLA's products, and not the definition's, but for those of `linear`: blocks are not multiplied in f64."""
+    checked = set()
+    for call in on_cuda.calls(jnp.float64):
+        if not call.op.__name__.startswith("quantized") and on_cuda.products_of_the_definition(call):
+            checked.add(call.op)
+            assert set(on_cuda.kinds(call)) == {"reference" if call.op is ops.linear else "jax"}, call
+    attentions = {ops.attention, ops.attention_with_lse, ops.decode_attention}
+    assert checked == {*attentions, ops.linear, ops.int8_linear, ops.linear_cross_entropy}
+
+
 def test_every_row_without_a_kernel_says_why():
     without = {row for row, words in rows().items() if any("XLA" in text or "two ops" in text for text in words[:2])}
     assert without == {row for rows_of_one, _ in without_kernels.REASONS for row in rows_of_one}

@@ -79,7 +79,8 @@ def attention(
 
     **Arguments:**
 
-    - `q`: queries, of shape `(*batch, queries, heads, size)`. f32, bf16 and f16 run the kernel, other dtypes the reference.
+    - `q`: queries, of shape `(*batch, queries, heads, size)`. f32, bf16 and f16 run the kernel, other dtypes the
+        reference, or, of f64 on a GPU, XLA's products.
     - `k`, `v`: keys and values, of shape `(*batch, keys, kv_heads, size)`. `heads` is a multiple of `kv_heads`: query head `h`
         uses key/value head `h // (heads // kv_heads)`. Values may have another size than keys: the smaller ones are padded
         with zeros then.

@@ -76,7 +76,8 @@ def decode_attention(
 
     **Arguments:**
 
-    - `q`: the token's queries, of shape `(*batch, heads, size)`. f32, bf16 and f16 run the kernel, other dtypes the reference.
+    - `q`: the token's queries, of shape `(*batch, heads, size)`. f32, bf16 and f16 run the kernel, other dtypes the
+        reference, or, of f64 on a GPU, XLA's products.
     - `k`, `v`: the cache, of shape `(*batch, keys, kv_heads, size)`, as in [`eqxcallback.ops.attention`][].
     - `length`: how many entries are filled, int32 of shape `batch` or `()`. Clamped to `0 .. keys`. The token itself is the
         last of them.

@@ -1,5 +1,5 @@
 """Attention as XLA does it best on a GPU, for options that no kernel of ours has there: all queries at once, as long as their
-logits fit into memory, by products of 16 bits.
+logits fit into memory, by products of the dtype of the queries.
 """
 
 import functools
@@ -14,20 +14,22 @@ from jaxtyping import Array
 from ...core import Size
 from ...kernel import JaxKernel
 from .._jax import backward_of, product
-from .._supports import floats
+from .._precision import wide
+from .._supports import floats_or_f64
 from . import _reference
 from ._of_pair import of_pair
 from ._operands import OPTIONAL, OWN_AXES
 
 
-# Logits that are in memory at the same time: 1 GiB of them.
+# Logits that are in memory at the same time: 1 GiB of them in f32. Of f64 half as many are.
 _LOGITS = 2**28
 
 
 def _queries(q: Array, keys: Size) -> Size:
     """Return how many queries of each head are worked on at a time."""
     of_each = math.prod(q.shape[:-3]) * q.shape[-2] * keys
-    return max(_LOGITS // max(of_each, 1), _reference.ROWS)
+    most = _LOGITS * 4 // wide(q.dtype).itemsize
+    return max(most // max(of_each, 1), _reference.ROWS)
 
 
 def _logits(dtype: DTypeLike, q: Array, k: Array, scale: float) -> Array:
@@ -75,7 +77,7 @@ def decode_attention(
     return _reference.decode_attention(q, k, v, length, alibi_slopes, k_scale, v_scale, **options, **_for_gpus(one, k))
 
 
-ATTENTION = JaxKernel(attention, supports=floats, differentiable=attention)
-ATTENTION_BACKWARD = JaxKernel(backward_of(attention), supports=floats)
-DECODE_ATTENTION = JaxKernel(decode_attention, supports=floats, differentiable=decode_attention)
-DECODE_ATTENTION_BACKWARD = JaxKernel(backward_of(decode_attention), supports=floats)
+ATTENTION = JaxKernel(attention, supports=floats_or_f64, differentiable=attention)
+ATTENTION_BACKWARD = JaxKernel(backward_of(attention), supports=floats_or_f64)
+DECODE_ATTENTION = JaxKernel(decode_attention, supports=floats_or_f64, differentiable=decode_attention)
+DECODE_ATTENTION_BACKWARD = JaxKernel(backward_of(decode_attention), supports=floats_or_f64)

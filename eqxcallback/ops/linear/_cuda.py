@@ -83,7 +83,10 @@ QUANTIZED_LINEAR_IF_CHOSEN = dataclasses.replace(QUANTIZED_LINEAR, supports=_sup
 _MOST_ROWS_BY_MMA = 64
 # Features of a part, and the bytes that a row of weights has of it in shared memory.
 _FEATURES_BY_MMA = 128
-_STRIDE_BY_MMA = {"Q4_1": 112, "Q8_0": 144, "Q4_K": 96, "Q5_K": 160}
+_STRIDE_BY_MMA = {
+    **{"Q4_0": 80, "Q4_1": 112, "Q5_0": 112, "Q5_1": 112, "Q8_0": 144},
+    **{"Q4_K": 96, "Q5_K": 160, "Q6_K": 176},
+}
 # Rows of weights of a block.
 _WEIGHTS_BY_MMA = 32
 # With fewer rows of weights there are not three blocks for each multiprocessor of a large GPU: a block of few rows of x has more
@@ -111,8 +114,8 @@ _LAYOUTS = {
     True: {8: _Layout(1, 4), 16: _Layout(2, 4), 32: _Layout(4, 4), _MOST_ROWS_BY_MMA: _Layout(8, 4)},
     False: {8: _Layout(1, 8), 16: _Layout(2, 4), _MOST_ROWS_BY_MMA: _Layout(4, 4)},
 }
-# Scales of 6 bits take registers.
-_MOST_ROW_TILES = {"Q4_K": 4, "Q5_K": 4}
+# Scales of 6 bits take registers, and so do fifth bits beside minimums.
+_MOST_ROW_TILES = {"Q5_1": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 4}
 
 
 def _layout(x: ShapeAndDtype, blocks: ShapeAndDtype, encoding: str) -> _Layout:
@@ -166,8 +169,8 @@ QUANTIZED_LINEAR_MMA = CudaKernel(
 # The fewest rows for which it is the faster one. What 14,336 x 4,096 weights take on an H200, in us, with one row and with
 # eight: in Q4_1 17.3 and 18.6, and the kernel above 18.6 with one; in Q8_0 25.4 and 28.9, and that 23.6, and 39.1 with four rows;
 # in Q4_K 26.8 and 27.1, and that 25.3 and 89, with two rows 30.7; in Q5_K 36.2 and as much, and that 31.0 and 86. Of 1,024 x
-# 4,096 weights in Q4_1 one row takes 6.4, and 4.0 above.
-_LEAST_ROWS_BY_MMA = {"Q4_1": 2, "Q8_0": 3, "Q4_K": 2, "Q5_K": 3}
+# 4,096 weights in Q4_1 one row takes 6.4, and 4.0 above. Not measured: Q4_0, Q5_0 and Q5_1, by the larger of these, and Q6_K.
+_LEAST_ROWS_BY_MMA = {**dict.fromkeys(_STRIDE_BY_MMA, 3), "Q4_1": 2, "Q4_K": 2}
 # The first architecture with these products.
 _LEAST_ARCHITECTURE = 80
 

@@ -13,7 +13,8 @@ from jaxtyping import Array
 from ...kernel import JaxKernel
 from ...transform import fewest_lines
 from .._jax import product, product_of_rows
-from .._supports import floats
+from .._precision import wide
+from .._supports import floats, floats_or_f64
 from ._reference_activations import quantize_activations
 from ._reference_quantized import dequantize
 
@@ -30,15 +31,16 @@ def _unscaled(x: Array, weight: Array, activations: str) -> Array:
     """The sums before they are multiplied by the scales of `weight`, which is int8."""
     if activations == "exact":
         return _rows_times(x, weight)
-    wide = x.astype(jnp.float32)
-    highest = jnp.max(jnp.abs(wide), axis=-1, keepdims=True, initial=0.0)
+    dtype = wide(x.dtype)
+    x = x.astype(dtype)
+    highest = jnp.max(jnp.abs(x), axis=-1, keepdims=True, initial=0.0)
     # Without an inverse a row is zero. Where one is not finite the definition may have an infinity, and this has NaN.
     is_plain = (highest >= 2.0**-100) & jnp.isfinite(highest)
     step = jnp.where(is_plain, highest, 1.0)
-    digits = jnp.round(wide * (127 / step)).astype(jnp.int8)
+    digits = jnp.round(x * (127 / step)).astype(jnp.int8)
     sums = jax.lax.dot_general(
         digits, weight, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=jnp.int32
-    ).astype(jnp.float32)
+    ).astype(dtype)
     return jnp.where(is_plain, sums * (highest / 127), jnp.where(jnp.isfinite(highest), 0.0, jnp.nan))
 
 
@@ -50,15 +52,15 @@ def _int8_linear(x: Array, weight: Array, scale: Array, *, activations: str) -> 
 def _rounded_int8_linear(x: Array, weight: Array, scale: Array, *, activations: str) -> Array:
     """The same with activations that are rounded and not integers, and that so have derivatives."""
     if activations == "int8":
-        x = quantize_activations(x.astype(jnp.float32), x.shape[-1]).astype(x.dtype)
+        x = quantize_activations(x.astype(wide(x.dtype)), x.shape[-1]).astype(x.dtype)
     return _int8_linear(x, weight, scale, activations="exact")
 
 
 def _int8_linear_backward(args: Any, out: object, cotangent: Array, *, activations: str) -> Any:
     x, weight, scale = args
-    wide = cotangent.astype(jnp.float32)
-    d_scale = wide * _unscaled(x, weight, activations)
-    return _back(wide * jnp.broadcast_to(scale, wide.shape), weight, x), None, d_scale.sum(range(x.ndim - 1))
+    cotangent = cotangent.astype(wide(x.dtype))
+    d_scale = cotangent * _unscaled(x, weight, activations)
+    return _back(cotangent * jnp.broadcast_to(scale, cotangent.shape), weight, x), None, d_scale.sum(range(x.ndim - 1))
 
 
 def _quantized_linear(x: Array, blocks: Array, *, encoding: str, activations: str) -> Array:
@@ -138,7 +140,7 @@ EMBEDDING = JaxKernel(_embedding, supports=_narrow)
 EMBEDDING_BACKWARD = JaxKernel(_embedding_backward, supports=_narrow)
 LINEAR = JaxKernel(_linear, supports=_has_instructions, differentiable=_linear)
 LINEAR_BACKWARD = JaxKernel(_linear_backward, supports=_has_instructions)
-INT8_LINEAR = JaxKernel(_int8_linear, supports=floats, differentiable=_rounded_int8_linear)
-INT8_LINEAR_BACKWARD = JaxKernel(_int8_linear_backward, supports=floats)
+INT8_LINEAR = JaxKernel(_int8_linear, supports=floats_or_f64, differentiable=_rounded_int8_linear)
+INT8_LINEAR_BACKWARD = JaxKernel(_int8_linear_backward, supports=floats_or_f64)
 QUANTIZED_LINEAR = JaxKernel(_quantized_linear, supports=floats, differentiable=_quantized_linear)
 QUANTIZED_LINEAR_BACKWARD = JaxKernel(_quantized_linear_backward, supports=floats)

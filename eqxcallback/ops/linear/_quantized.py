@@ -76,7 +76,7 @@ def quantized_linear(
     **Returns:** an array of shape `(*batch, out_features)` and the dtype of `x`.
 
     The derivative with respect to `x` does expand the weights; integers have none, and quantizing has that of the identity. So do
-    more than eight rows on a GPU, where XLA multiplies weights and `x` in the dtype of `x` with sums in f32.
+    more than eight rows on a GPU, or 64 in 16 bits, where XLA multiplies weights and `x` in the dtype of `x` with sums in f32.
     """
     x, blocks = checked_operands("quantized_linear", x, blocks, encoding, activations)
     return _quantized_linear.using(implementation)(x, blocks, encoding=encoding, activations=activations)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 
-# Of kernels in Python, and by tensor cores.
+# Of kernels in Python.
 TWO_ENCODINGS = ("Q4_1", "Q8_0")
 
 

@@ -96,7 +96,7 @@ struct Code<Q4_1> : Of32<20, 4> {
 
 // The fifth bits of a quarter, in their bytes: `bits` has those of all 32 weights.
 __device__ inline unsigned fifths(unsigned bits, int first) {
-  return ((bits >> first & 15u) * 0x00204081u & 0x01010101u) << 6;
+  return (bits >> first & 15u) * 0x00204081u & 0x01010101u;
 }
 
 template <>
@@ -105,8 +105,8 @@ struct Code<Q5_0> : Of32<22, 5> {
     const unsigned char* block = row + part * kBytes;
     const unsigned bits = four_at(block + 2), digits = four_at(block + 6 + 4 * quarter);
     const float scale = half_at(block);
-    return Of32::quarter((digits << 2 & 0x3c3c3c3cu) | fifths(bits, first(quarter)),
-                         (digits >> 2 & 0x3c3c3c3cu) | fifths(bits, second(quarter)), scale, -16.0f * scale);
+    return Of32::quarter((digits << 2 & 0x3c3c3c3cu) | fifths(bits, first(quarter)) << 6,
+                         (digits >> 2 & 0x3c3c3c3cu) | fifths(bits, second(quarter)) << 6, scale, -16.0f * scale);
   }
 };
 
@@ -115,8 +115,8 @@ struct Code<Q5_1> : Of32<24, 5> {
   __device__ static Quarter read(const unsigned char* row, long long part, int quarter) {
     const unsigned* words = reinterpret_cast<const unsigned*>(row + part * kBytes);
     const unsigned both = words[0], bits = words[1], digits = words[2 + quarter];
-    return Of32::quarter((digits << 2 & 0x3c3c3c3cu) | fifths(bits, first(quarter)),
-                         (digits >> 2 & 0x3c3c3c3cu) | fifths(bits, second(quarter)),
+    return Of32::quarter((digits << 2 & 0x3c3c3c3cu) | fifths(bits, first(quarter)) << 6,
+                         (digits >> 2 & 0x3c3c3c3cu) | fifths(bits, second(quarter)) << 6,
                          half_of(static_cast<unsigned short>(both)), half_of(static_cast<unsigned short>(both >> 16)));
   }
 };

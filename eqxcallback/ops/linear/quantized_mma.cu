@@ -5,189 +5,14 @@
 // XLA's are.
 //
 // Digits are exact in both types, so nothing of a weight is rounded: products of digits and x are added up in f32 for
-// each 32 features, and multiplied by their scale; a minimum is multiplied by the sum of the x, which is one more
-// product, with ones.
+// each 32 features, or 16, and multiplied by their scale; a minimum is multiplied by the sum of the x, which is one
+// more product, with ones.
 //
 // Weights are the 16 rows of a product (m16n8k16), rows of x its 8 columns. Which of the 32 features is which of the
 // two times 16 is free as long as both sides agree.
-#include "../ptx.cuh"
-#include "quantized_codes.cuh"
+#include "quantized_packed.cuh"
 
 namespace eqxcallback {
-
-// Two numbers of a word less two of another.
-template <typename Pair>
-__device__ inline unsigned subtract(unsigned word, unsigned other) {
-  Pair values, offsets;
-  memcpy(static_cast<void*>(&values), &word, sizeof(word));
-  memcpy(static_cast<void*>(&offsets), &other, sizeof(other));
-  values = __hsub2(values, offsets);
-  memcpy(&word, static_cast<const void*>(&values), sizeof(word));
-  return word;
-}
-
-// Bytes 0 and 2 of a word as two numbers of T. Those of digits, whose mask says how many bits they have, are cheaper
-// with an offset, or in another unit.
-template <typename T>
-struct Integers;
-template <>
-struct Integers<__nv_bfloat16> {
-  // The last bits of a number that ends in its unit, 128 + q.
-  static constexpr float kUnit = 1.0f, kOffset = 128.0f;
-  __device__ static unsigned of_digits(unsigned word, unsigned mask) { return and_or(word, mask, 0x43004300u); }
-  // 128 and the low seven bits, less 128 or, if the sign bit is set, 256.
-  __device__ static unsigned of_int8(unsigned word) {
-    return subtract<__nv_bfloat162>(of_digits(word, 0x007f007fu), of_digits(word, 0x00800080u));
-  }
-};
-template <>
-struct Integers<__half> {
-  // The last bits of a number without an exponent.
-  static constexpr float kUnit = 1.0f / 16777216.0f, kOffset = 0.0f;
-  __device__ static unsigned of_digits(unsigned word, unsigned mask) { return word & mask; }
-  // 1024 + 128 and the byte, less these.
-  __device__ static unsigned of_int8(unsigned word) {
-    constexpr unsigned kOffsets = 0x64806480u;
-    return subtract<__half2>((word & 0x00ff00ffu) ^ kOffsets, kOffsets);
-  }
-};
-
-// A quarter of 32 weights, which a lane has: eight digits in pairs, the first and third of four and the second and
-// fourth, then those of the other four. A weight is scale * digit + minimum.
-struct Digits {
-  unsigned pairs[4];
-  float scale, minimum;
-
-  // Of digits of Integers<T>.
-  template <typename T>
-  __device__ void set(float of_digit, float least) {
-    scale = of_digit / Integers<T>::kUnit;
-    minimum = least - Integers<T>::kOffset * of_digit;
-  }
-};
-
-// A part of a row, 128 features: kPacks packs of kPack bytes, which are copied at once. `from` says where in a row of
-// weights they are; those from the fifth on follow each other, and two parts on each is 2 * kRowBytes further. In
-// shared memory rows are kStride apart, for other banks, and `read` takes one there, and which 32 features. `features`
-// takes those of x, whose packs may be in another order. A multiprocessor has the registers of so many `blocks` of 4
-// warps, if with few rows of x kUnrolled steps are under way.
-template <Encoding encoding>
-struct Packed;
-
-template <>
-struct Packed<Q4_1> {
-  static constexpr int kPacks = 5, kPack = 16, kStride = 112, kUnrolled = 4;
-  static constexpr long long kRowBytes = 80;
-  static constexpr bool kHasMinimum = true;
-
-  static constexpr int blocks(int row_tiles) { return row_tiles == 8 ? 2 : row_tiles == 4 ? 3 : 4; }
-  __device__ static long long from(int part, int pack) { return part * kRowBytes + pack * kPack; }
-  template <typename T>
-  __device__ static Digits read(const unsigned char* row, int, int step, int quarter) {
-    const unsigned* const words = reinterpret_cast<const unsigned*>(row + 20 * step);
-    const unsigned both = words[0], digits = words[1 + quarter];
-    Digits result;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      result.pairs[i] = Integers<T>::of_digits(digits >> (i / 2 * 4 + i % 2 * 8), 0x000f000fu);
-    }
-    result.set<T>(half_of(static_cast<unsigned short>(both)), half_of(static_cast<unsigned short>(both >> 16)));
-    return result;
-  }
-  // Low halves of bytes are features 4 * quarter .. + 3, high ones are 16 + 4 * quarter .. + 3.
-  __device__ static uint4 features(const void* x, int step, int quarter, int swizzle) {
-    const int pack = 4 * step + quarter / 2, half = quarter % 2;
-    const uint2* const of_row = static_cast<const uint2*>(x);
-    const uint2 low = of_row[2 * (pack ^ swizzle) + half], high = of_row[2 * ((pack + 2) ^ swizzle) + half];
-    return make_uint4(low.x, low.y, high.x, high.y);
-  }
-};
-
-// 8 * quarter .. + 7.
-__device__ inline uint4 features_in_order(const void* x, int step, int quarter, int swizzle) {
-  return static_cast<const uint4*>(x)[(4 * step + quarter) ^ swizzle];
-}
-
-template <>
-struct Packed<Q8_0> {
-  static constexpr int kPacks = 17, kPack = 8, kStride = 144, kUnrolled = 4;
-  static constexpr long long kRowBytes = 136;
-  static constexpr bool kHasMinimum = false;
-
-  static constexpr int blocks(int row_tiles) { return Packed<Q4_1>::blocks(row_tiles); }
-  __device__ static long long from(int part, int pack) { return part * kRowBytes + pack * kPack; }
-  template <typename T>
-  __device__ static Digits read(const unsigned char* row, int, int step, int quarter) {
-    const unsigned char* const block = row + 34 * step;
-    const uint2 both = eight_at(block + 2 + 8 * quarter);
-    Digits result;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) result.pairs[i] = Integers<T>::of_int8((i < 2 ? both.x : both.y) >> i % 2 * 8);
-    result.scale = half_at(block);
-    result.minimum = 0.0f;
-    return result;
-  }
-  __device__ static uint4 features(const void* x, int step, int quarter, int swizzle) {
-    return features_in_order(x, step, quarter, swizzle);
-  }
-};
-
-// A part is half of a block of 256 weights: the packs before its digits, kHead, and a half of these.
-template <int kBlockBytes, int kHead>
-struct Packed256 {
-  static constexpr int kPacks = kHead + 4, kPack = 16, kUnrolled = 2;
-  static constexpr long long kRowBytes = kBlockBytes / 2;
-  static constexpr bool kHasMinimum = true;
-
-  static constexpr int blocks(int row_tiles) { return row_tiles == 4 ? 2 : row_tiles == 2 ? 3 : 4; }
-  __device__ static long long from(int part, int pack) {
-    return part / 2 * (2 * kRowBytes) + pack * kPack + (pack < kHead ? 0 : part % 2 * 64);
-  }
-  __device__ static uint4 features(const void* x, int step, int quarter, int swizzle) {
-    return features_in_order(x, step, quarter, swizzle);
-  }
-};
-
-template <>
-struct Packed<Q4_K> : Packed256<144, 1> {
-  static constexpr int kStride = 96;
-
-  template <typename T>
-  __device__ static Digits read(const unsigned char* row, int part, int step, int quarter) {
-    const uint2 digits = *reinterpret_cast<const uint2*>(row + 16 + step / 2 * 32 + 8 * quarter);
-    const int by = 4 * (step % 2);
-    Digits result;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      result.pairs[i] = Integers<T>::of_digits((i < 2 ? digits.x : digits.y) >> (by + i % 2 * 8), 0x000f000fu);
-    }
-    const Scales of(row, part % 2 * 4 + step);
-    result.set<T>(of.scale, of.minimum);
-    return result;
-  }
-};
-
-template <>
-struct Packed<Q5_K> : Packed256<176, 3> {
-  static constexpr int kStride = 160;
-
-  template <typename T>
-  __device__ static Digits read(const unsigned char* row, int part, int step, int quarter) {
-    const uint2 bits = *reinterpret_cast<const uint2*>(row + 16 + 8 * quarter);
-    const uint2 digits = *reinterpret_cast<const uint2*>(row + 48 + step / 2 * 32 + 8 * quarter);
-    const int by = 4 * (step % 2), eighth = part % 2 * 4 + step;
-    Digits result;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const unsigned low = (i < 2 ? digits.x : digits.y) >> (by + i % 2 * 8) & 0x000f000fu;
-      const unsigned fifth = (i < 2 ? bits.x : bits.y) >> (eighth + i % 2 * 8) & 0x00010001u;
-      result.pairs[i] = Integers<T>::of_digits(low | fifth << 4, 0x001f001fu);
-    }
-    const Scales of(row, eighth);
-    result.set<T>(of.scale, of.minimum);
-    return result;
-  }
-};
 
 // Eight features, two times four, in the order of the digits.
 __device__ inline uint4 in_pairs(uint4 x) {
@@ -232,7 +57,7 @@ __global__ void __launch_bounds__(32 * kWarps, 4 * Packed<encoding>::blocks(kRow
 
   // What this lane copies of the next part. A power of two of packs is of as many lanes, which have a few rows at once;
   // of the other packs a lane has a row. Weights beyond the end are zeros.
-  constexpr int kAcross = P::kPacks >= 16 ? 16 : 4, kAtOnce = 32 / kAcross;
+  constexpr int kAcross = P::kAcross, kAtOnce = 32 / kAcross;
   const int own_row = lane / kAcross, own_pack = lane % kAcross, own_x = lane / 16, own_x_pack = lane % 16;
   const int count = static_cast<int>(min(out_features - output, static_cast<long long>(kResults)));
   const long long to_up = kGated ? (out_features - kResults) * row_bytes : 0;  // for the rows after those of the gate
@@ -251,12 +76,14 @@ __global__ void __launch_bounds__(32 * kWarps, 4 * Packed<encoding>::blocks(kRow
 #pragma unroll
       for (int i = 0; i < kWeights; i += kAtOnce) {
         if (kGated && i == kResults) from += to_up;
-        begin_copy<P::kPack>(to + to_row + i * P::kStride, from, i % kResults + own_row < count);
+        begin_copy<P::kPack>(to + to_row + i * P::kStride, P::pack_at(from), i % kResults + own_row < count);
         from += rows_on;
       }
 #pragma unroll
       for (int pack = 0; pack < P::kPacks - kAcross; ++pack) {
-        begin_copy<P::kPack>(to + to_last + pack * P::kPack, next_last + pack * P::kPack, lane % kResults < count);
+        const unsigned char* const at = next_last + pack * P::kPack;
+        const unsigned bytes = lane % kResults < count ? P::bytes(kAcross + pack, at) : 0;
+        begin_copy_of<P::kPack>(to + to_last + pack * P::kPack, P::pack_at(at), bytes);
       }
       next += kWarps * P::kRowBytes;
       next_last += kWarps * P::kRowBytes;
@@ -295,6 +122,10 @@ __global__ void __launch_bounds__(32 * kWarps, 4 * Packed<encoding>::blocks(kRow
     for (int r = 0; r < kRowTiles; ++r) ahead[r] = load_x(warp, 0, r);
   }
 
+  // Where this lane's rows of weights begin, modulo 16: eight rows on it is the same.
+  const long long begin = (output + column) * row_bytes;
+  const int begins[kTiles] = {static_cast<int>(begin & 15), static_cast<int>((begin + to_up) & 15)};
+
   float sums[kTiles][kRowTiles][4] = {};
   int place = 0;
   for (int part = warp; part < parts; part += kWarps) {
@@ -309,7 +140,8 @@ __global__ void __launch_bounds__(32 * kWarps, 4 * Packed<encoding>::blocks(kRow
       Digits digits[kTiles][2];
 #pragma unroll
       for (int i = 0; i < 2 * kTiles; ++i) {
-        digits[i / 2][i % 2] = P::template read<T>(staged + (8 * i + column) * P::kStride, part, step, quarter);
+        digits[i / 2][i % 2] = P::template read<T>(
+            staged + (8 * i + column) * P::kStride + P::shift(begins[i / 2], part), part, step, quarter);
       }
 #pragma unroll
       for (int r = 0; r < kRowTiles; ++r) {
@@ -332,17 +164,18 @@ __global__ void __launch_bounds__(32 * kWarps, 4 * Packed<encoding>::blocks(kRow
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
           const Digits &upper = digits[tile][0], &lower = digits[tile][1];
-          float products[4] = {};
+          float products[2][4] = {};
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
             const unsigned a[4] = {upper.pairs[2 * half], lower.pairs[2 * half], upper.pairs[2 * half + 1],
                                    lower.pairs[2 * half + 1]};
-            mma(products, a, b[half], T());
+            mma(products[P::kTwoScales ? half : 0], a, b[half], T());
           }
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const Digits& own = e < 2 ? upper : lower;
-            sums[tile][r][e] += own.scale * products[e];
+            sums[tile][r][e] += own.scale * products[0][e];
+            if constexpr (P::kTwoScales) sums[tile][r][e] += own.second * products[1][e];
             if constexpr (P::kHasMinimum) sums[tile][r][e] += own.minimum * totals[e];
           }
         }

@@ -16,12 +16,13 @@ from ...core import Size
 from ...kernel import JaxKernel
 from ...transform import has_tiles
 from .._jax import product, product_of_rows
-from .._supports import floats
+from .._precision import wide
+from .._supports import floats, floats_or_f64
 from . import _reference
 from ._jax_gradient import Rows
 
 
-# Logits that are in memory at the same time on a GPU: 1 GiB of them.
+# Logits that are in memory at the same time on a GPU: 1 GiB of them in f32. Of f64 half as many are.
 _LOGITS = 2**28
 
 # Rows of a chunk on a CPU. With fewer, the gradient of the weight is read and written more often, and near so many classes at a
@@ -70,16 +71,20 @@ def _in_chunks(count: Size, most: int) -> int:
     return next(even, min(max(count // fewest // 8 * 8, 8), count))
 
 
+def _logits(dtype: DTypeLike) -> int:
+    return _LOGITS * 4 // wide(dtype).itemsize
+
+
 def _large(x: Array, size: int) -> int:
-    return _in_chunks(size, _LOGITS // max(math.prod(x.shape[:-1]), 1))
+    return _in_chunks(size, _logits(x.dtype) // max(math.prod(x.shape[:-1]), 1))
 
 
 def _small(x: Array, size: int) -> int:
     return _reference.chunk_length(size)
 
 
-def _large_rows(count: Size, size: int, dtype: DTypeLike | None = None) -> int:
-    return _in_chunks(count, max(_LOGITS // max(size, 1), _ROWS))
+def _large_rows(count: Size, size: int, dtype: DTypeLike) -> int:
+    return _in_chunks(count, max(_logits(dtype) // max(size, 1), _ROWS))
 
 
 def _small_rows(count: Size, size: int, dtype: DTypeLike) -> int:
@@ -157,7 +162,7 @@ def forward_of_rows(
         )
 
     _, results = _reference.each_chunk(
-        chunk, None, _large_rows(rows, size), x.reshape(rows, x.shape[-1]), labels.reshape(rows)
+        chunk, None, _large_rows(rows, size, x.dtype), x.reshape(rows, x.shape[-1]), labels.reshape(rows)
     )
     return jax.tree.map(lambda result: result.reshape(labels.shape), results)
 
@@ -256,7 +261,7 @@ def backward(way: Way, args: Any, out: Any, cotangents: Any, *, soft_cap: float 
         d_bias = None if bias is None else d_z.sum(range(labels.ndim)).astype(bias.dtype)
         return d_x + product("...c,ci->...i", dtype, d_z, some), (way.sliced(d_some), d_bias, d_class_weights)
 
-    d_x = jnp.zeros(x.shape, jnp.float32)
+    d_x = jnp.zeros(x.shape, wide(x.dtype))
     d_x, gradients = _reference.each_chunk(chunk, d_x, way.length(x, size), way.sliced(weight), bias, class_weights)
     d_weight, d_bias, d_class_weights = gradients
     return rows.counted(d_x).astype(x.dtype), _from_bits(d_weight, weight.dtype), None, d_bias, d_class_weights
@@ -264,9 +269,9 @@ def backward(way: Way, args: Any, out: Any, cotangents: Any, *, soft_cap: float 
 
 LINEAR_CROSS_ENTROPY = {
     "cpu": JaxKernel(exactly(CPU.loss), supports=floats),
-    "cuda": JaxKernel(GPU.loss, supports=floats, differentiable=forward_of_rows),
+    "cuda": JaxKernel(GPU.loss, supports=floats_or_f64, differentiable=forward_of_rows),
 }
 LINEAR_CROSS_ENTROPY_BACKWARD = {
     "cpu": JaxKernel(exactly(functools.partial(backward, CPU)), supports=floats),
-    "cuda": JaxKernel(functools.partial(backward, GPU), supports=floats),
+    "cuda": JaxKernel(functools.partial(backward, GPU), supports=floats_or_f64),
 }

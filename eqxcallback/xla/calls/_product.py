@@ -31,7 +31,7 @@ class _Product:
 
     - `of_a`, `of_b`, `of_result`: the axes, a letter each.
     - `dtype`: what the operands are rounded to.
-    - `result`: what the sums are rounded to, which are of f32.
+    - `result`: what the sums are rounded to, which are of f32, or of f64 where the operands are.
     - `precision`: that of `jax.default_matmul_precision` where the product was written.
     """
 
@@ -53,9 +53,8 @@ class _Product:
     def compute(self, a: Value, b: Value, rounded: Callable[[Value, DType], Value]) -> Value:
         subscripts = f"{self.of_a},{self.of_b}->{self.of_result}"
         a, b = rounded(a, self.dtype), rounded(b, self.dtype)
-        return jnp.einsum(subscripts, a, b, precision=self.precision, preferred_element_type=jnp.float32).astype(
-            self.result
-        )
+        sums = jnp.einsum(subscripts, a, b, precision=self.precision, preferred_element_type=_of_sums(self.dtype))
+        return sums.astype(self.result)
 
     def of_cotangent(self, of_operand: str, of_other: str, result: DType) -> "_Product":
         """The product of the cotangent and the other operand that is the cotangent of an operand."""
@@ -65,10 +64,14 @@ class _Product:
 product_p = Primitive("product")
 
 
-def product(subscripts: str, dtype: DTypeLike, a: Value, b: Value, result: DTypeLike = jnp.float32) -> Any:
-    """`jnp.einsum` of two arrays, summed in f32 and rounded to `result`. They are rounded to `dtype` before, as are their
-    tangents and cotangents, in derivatives of any order and in both modes. No subscript may be summed over that one array alone
-    has. Products of f32 are as precise as `jax.default_matmul_precision` says.
+def _of_sums(dtype: DTypeLike) -> np.dtype:
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+def product(subscripts: str, dtype: DTypeLike, a: Value, b: Value, result: DTypeLike | None = None) -> Any:
+    """`jnp.einsum` of two arrays, summed in f32, or in f64 if that is `dtype`, and rounded to `result`, by default not at all.
+    They are rounded to `dtype` before, as are their tangents and cotangents, in derivatives of any order and in both modes. No
+    subscript may be summed over that one array alone has. Products of f32 are as precise as `jax.default_matmul_precision` says.
     """
     inputs, of_result = subscripts.split("->")
     of_a, of_b = inputs.split(",")
@@ -76,7 +79,8 @@ def product(subscripts: str, dtype: DTypeLike, a: Value, b: Value, result: DType
     more = string.ascii_uppercase[:num_more]
     of_a, of_b, of_result = (of.replace("...", more) for of in (of_a, of_b, of_result))
     precision = _config.jax_default_matmul_precision
-    return _Product(of_a, of_b, of_result, np.dtype(dtype), np.dtype(result), precision)(a, b)
+    result = _of_sums(dtype) if result is None else np.dtype(result)
+    return _Product(of_a, of_b, of_result, np.dtype(dtype), result, precision)(a, b)
 
 
 @product_p.def_impl

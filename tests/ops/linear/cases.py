@@ -13,7 +13,7 @@ from eqxcallback.ops.linear import _reference_quantized as reference
 from ..table import BATCHES, Case, Row, floats, normal, python, row, rows, with_options
 
 
-# The encodings that kernels of CPUs multiply as they are in memory, and that those in Python and by tensor cores have.
+# The encodings that kernels of CPUs multiply as they are in memory, and that those in Python have.
 ENCODINGS: Any = {"Q4_1": 20, "Q8_0": 34}
 INTERLEAVED: Any = tuple(ops.DEINTERLEAVED)
 # The encodings that a CPU unpacks first, with weights and bytes of a block, and where it has how many halves.
