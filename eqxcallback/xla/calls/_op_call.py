@@ -382,3 +382,5 @@ def register() -> None:
     for platform in PLATFORMS:
         mlir.register_lowering(_kernel_call_p, functools.partial(_lower_kernel, platform=platform), platform=platform)
     mlir.register_lowering(_native_call_p, _lower_native)
+    # A call for a GPU has the kernel's image in it: equal calls of a program are calls of one function, which has it once.
+    mlir.register_lowering(_native_call_p, _lower_native, platform="cuda", inline=False)
