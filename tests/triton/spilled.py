@@ -44,7 +44,7 @@ SPILLED = {
         "test_options[bias-90-128-has-window-soft_cap-dropout]": 120,
         "test_options[keys-86-256-has-window-soft_cap-dropout]": 168,
         "test_options[queries-86-256-has-window-soft_cap-dropout]": 32,
-        "test_options[keys-90-128-has]": 56,
+        "test_options[keys-90-128-has]": 88,
         "test_options[keys-120-80-has]": 112,
         "test_options[bias-120-80-has]": 32,
         "test_options[forward-90-128-window]": 88,
