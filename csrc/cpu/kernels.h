@@ -16,6 +16,7 @@ namespace eqxcallback::cpu {
 struct Prefetching {
   bool into_first_cache = false;  // what is read once, weights, keys and values: else into the second one
   int64_t longest_row = 16384;    // bytes of a row of weights, up to which all passes over a tile share its prefetches
+  bool of_one_stream = false;     // of what is read in one stream, too: else the processor sees it coming by itself
 };
 
 // out[r, i] = (x[r, i] - mean) / sqrt(variance + eps) * weight[i] + bias[i] over the elements of row r. Not centred,
@@ -131,6 +132,7 @@ struct CrossEntropy {
   float label_smoothing, z_loss;
   bool has_ignore_index;  // the label of rows whose loss and gradient are 0
   int64_t ignore_index;
+  Prefetching prefetching = {};
 };
 struct CrossEntropyBackward {
   void* dlogits;

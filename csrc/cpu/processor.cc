@@ -35,7 +35,12 @@ const std::string& vendor() {
 }
 
 const Prefetching& prefetching() {
-  static const Prefetching result = family_of_amd() >= 26 ? Prefetching{true, 4096} : Prefetching{};
+  static const Prefetching result = [] {
+    Prefetching best;
+    if (family_of_amd() >= 26) best.into_first_cache = true, best.longest_row = 4096;
+    if (vendor() == "GenuineIntel") best.of_one_stream = true;
+    return best;
+  }();
   return result;
 }
 

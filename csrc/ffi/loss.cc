@@ -1,6 +1,7 @@
 // The handlers of losses.
 #include <string_view>
 
+#include "cpu/processor.h"
 #include "ffi/cpu_call.h"
 
 namespace eqxcallback {
@@ -27,6 +28,7 @@ cpu::CrossEntropy cross_entropy_call(const char* op, const ffi::AnyBuffer& logit
   cpu::CrossEntropy call{
       loss.typed_data<float>(),  logits.untyped_data(), labels.typed_data<int32_t>(),     in.batch(), in[0],
       number("label_smoothing"), number("z_loss"),      options.contains("ignore_index"), 0};
+  call.prefetching = cpu::prefetching();
   if (call.has_ignore_index) {
     ++known;
     const auto value = options.get<int64_t>("ignore_index");

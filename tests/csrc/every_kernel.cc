@@ -84,10 +84,13 @@ static void norms_and_gates(cpu::Element element, int64_t rows, int64_t size) {
   for (int32_t& label : labels) label = static_cast<int32_t>(next() >> 8) % static_cast<int32_t>(size);
   std::vector<float> loss(labels.size());
   const auto upstream = numbers<float>(rows);
-  const cpu::CrossEntropy entropy{loss.data(), x.data(), labels.data(), rows, size, 0.1f, 0.01f, false, 0};
-  kernels.cross_entropy(element, entropy, kExecutor);
-  kernels.cross_entropy_backward(element, {a.data(), entropy, upstream.data()}, kExecutor);
-  show(loss, a);
+  cpu::CrossEntropy entropy{loss.data(), x.data(), labels.data(), rows, size, 0.1f, 0.01f, false, 0};
+  for (const bool prefetches : {false, true}) {
+    entropy.prefetching.of_one_stream = prefetches;
+    kernels.cross_entropy(element, entropy, kExecutor);
+    kernels.cross_entropy_backward(element, {a.data(), entropy, upstream.data()}, kExecutor);
+    show(loss, a);
+  }
 
   // One mask for all rows, some of which may be hidden whole; and none.
   auto mask = bytes(size);

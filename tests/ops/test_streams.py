@@ -33,7 +33,8 @@ def test_large_results(isa, row):
     @jax.jit
     def results(upstream, *of_rows):
         out, pull = jax.vjp(lambda *of_rows: case.op(*of_rows, *parameters), *of_rows)
-        return out, pull(upstream)
+        # Labels have no gradient.
+        return out, [dx for dx, x in zip(pull(upstream), of_rows, strict=True) if dx.dtype == x.dtype]
 
     whole = results(upstream, *of_rows)
     parts = [results(*arrays) for arrays in zip(*(np.split(a, PARTS) for a in (upstream, *of_rows)), strict=True)]

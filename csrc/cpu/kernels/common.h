@@ -164,10 +164,21 @@ template <class T>
   prefers_first_cache(prefetching) ? prefetch<3>(p, n) : prefetch<2>(p, n);
 }
 
+// So many bytes before they are read, streams are prefetched.
+inline constexpr int64_t kStreamAhead = 4096;
+
 // Prefetches weights that are read in several streams: the processor by itself sees too little of what is coming.
 template <class T>
 [[gnu::always_inline]] inline void prefetch_stream(const T* p, const Prefetching& prefetching) {
-  prefetch(reinterpret_cast<const char*>(p) + 4096, 1, prefetching);
+  prefetch(reinterpret_cast<const char*>(p) + kStreamAhead, 1, prefetching);
+}
+
+// Prefetches n numbers of a stream that is read alone, as many bytes ahead, where that pays: some processors see what
+// is coming up to the end of a page, and when there is something to compute with each number, that is too little.
+template <class T>
+[[gnu::always_inline]] inline void prefetch_one_stream(const T* p, int64_t n, const Prefetching& prefetching) {
+  if (prefetching.of_one_stream)
+    prefetch(reinterpret_cast<const char*>(p) + kStreamAhead, n * int64_t{sizeof(T)}, prefetching);
 }
 
 // The lanes of as many vectors as have room for n numbers.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu/kernels/math.h"
+#include "cpu/kernels/streams.h"
 
 namespace eqxcallback::cpu {
 namespace {
@@ -42,7 +43,7 @@ struct Powers {
 
 // Each lane has a maximum of its own.
 template <bool kNear, class T>
-LogSum log_sum_with(const T* logits, int64_t size) {
+LogSum log_sum_with(const T* logits, int64_t size, const Prefetching& prefetching) {
   constexpr int kVectors = kLanes == 16 ? 8 : 4;  // AVX-512 has twice the registers
   Powers<kNear> powers(Simd::broadcast(kNear ? -kFar : kLowest));
   F sum[kVectors];
@@ -62,6 +63,7 @@ LogSum log_sum_with(const T* logits, int64_t size) {
   };
   int64_t i = 0;
   for (; i + kVectors * kLanes <= size; i += kVectors * kLanes) {
+    prefetch_one_stream(logits + i, kVectors * kLanes, prefetching);
     F z[kVectors];
 #pragma GCC unroll 8
     for (int v = 0; v < kVectors; ++v) z[v] = load(logits + i + v * kLanes, Full{});
@@ -78,12 +80,12 @@ LogSum log_sum_with(const T* logits, int64_t size) {
 }
 
 template <class T>
-LogSum log_sum_of(const T* logits, int64_t size) {
+LogSum log_sum_of(const T* logits, int64_t size, const Prefetching& prefetching) {
   if (Simd::kFmaRoundsOnce) {
-    const LogSum near = log_sum_with<true>(logits, size);
+    const LogSum near = log_sum_with<true>(logits, size, prefetching);
     if (near.is_near()) return near;
   }
-  return log_sum_with<false>(logits, size);
+  return log_sum_with<false>(logits, size, prefetching);
 }
 
 // Returns the label of a row, or -1 if it is out of range.
@@ -106,7 +108,7 @@ void cross_entropy(Element element, const CrossEntropy& args, const Executor& ex
           continue;
         }
         const T* logits = static_cast<const T*>(args.logits) + r * args.size;
-        const LogSum softmax = log_sum_of(logits, args.size);
+        const LogSum softmax = log_sum_of(logits, args.size, args.prefetching);
         const int64_t label = label_of(args, r);
         // The maximum is subtracted first, as it may be so large that the logarithm would be lost in it.
         float loss = label < 0 ? __builtin_nanf("") : softmax.log_sum - (to_float(logits[label]) - softmax.highest);
@@ -127,8 +129,9 @@ void cross_entropy(Element element, const CrossEntropy& args, const Executor& ex
 
 // d loss / d z_i = (a + s + 2 c l) p_i - s / n, and at the label another - a, where l is the logarithm of the sum, s
 // the smoothing, c the factor z_loss, and a the weight of the label: 1 - s, or 0 without a label.
-template <bool kNear, class T>
-void cross_entropy_gradients(const CrossEntropyBackward& args, int64_t r, int64_t label, const LogSum& softmax) {
+template <bool kNear, class T, class Put>
+void cross_entropy_gradients(Put put, const CrossEntropyBackward& args, int64_t r, int64_t label,
+                             const LogSum& softmax) {
   const CrossEntropy& forward = args.forward;
   const int64_t size = forward.size;
   const T* logits = static_cast<const T*>(forward.logits) + r * size;
@@ -141,7 +144,10 @@ void cross_entropy_gradients(const CrossEntropyBackward& args, int64_t r, int64_
                              Simd::mul(sum, exact));
   const F uniform = Simd::broadcast(-upstream * smoothing / static_cast<float>(size));
   const auto gradient = [&](F z) { return Simd::fma(powers(z), factor, uniform); };
-  for_vectors(size, [&](int64_t i, auto count) { store(dlogits + i, gradient(load(logits + i, count)), count); });
+  for_vectors(size, [&](int64_t i, auto count) {
+    prefetch_one_stream(logits + i, kLanes, forward.prefetching);
+    put(dlogits + i, gradient(load(logits + i, count)), count);
+  });
   if (label >= 0) {
     // In f32, before the rounding.
     float all[kLanes];
@@ -150,8 +156,8 @@ void cross_entropy_gradients(const CrossEntropyBackward& args, int64_t r, int64_
   }
 }
 
-template <class T>
-void cross_entropy_backward_row(const CrossEntropyBackward& args, int64_t r) {
+template <class T, class Put>
+void cross_entropy_backward_row(Put put, const CrossEntropyBackward& args, int64_t r) {
   constexpr float kExact = 16.0f;  // a sum with it has an error of 1e-6
   const CrossEntropy& forward = args.forward;
   const int64_t size = forward.size, label = label_of(forward, r);
@@ -159,28 +165,32 @@ void cross_entropy_backward_row(const CrossEntropyBackward& args, int64_t r) {
   T* dlogits = static_cast<T*>(args.dlogits) + r * size;
   const bool plain = forward.label_smoothing == 0 && forward.z_loss == 0;
   if (is_ignored(forward, r) || (plain && label < 0)) {
-    for_vectors(size, [&](int64_t i, auto count) { store(dlogits + i, Simd::zero(), count); });
+    for_vectors(size, [&](int64_t i, auto count) { put(dlogits + i, Simd::zero(), count); });
     return;
   }
   LogSum softmax;
   if (plain && forward.loss[r] < kExact) {  // the loss of forward is all that is needed
     softmax = {to_float(logits[label]), forward.loss[r]};
   } else {
-    softmax = log_sum_of(logits, size);
+    softmax = log_sum_of(logits, size, forward.prefetching);
   }
   if (softmax.is_near()) {
-    cross_entropy_gradients<true, T>(args, r, label, softmax);
+    cross_entropy_gradients<true, T>(put, args, r, label, softmax);
   } else {
-    cross_entropy_gradients<false, T>(args, r, label, softmax);
+    cross_entropy_gradients<false, T>(put, args, r, label, softmax);
   }
 }
 
 void cross_entropy_backward(Element element, const CrossEntropyBackward& args, const Executor& executor) {
   with_type(element, [&](auto* type) {
     using T = Pointee<decltype(type)>;
-    const double nanoseconds = static_cast<double>(args.forward.size) * 0.4 + 20;
-    parallel_for(executor, args.forward.rows, nanoseconds, [&](int64_t begin, int64_t end) {
-      for (int64_t r = begin; r < end; ++r) cross_entropy_backward_row<T>(args, r);
+    const int64_t rows = args.forward.rows, size = args.forward.size;
+    const double nanoseconds = static_cast<double>(size) * 0.4 + 20;
+    const bool streams = exceeds_caches<T>(2 * rows * size, size, args.dlogits);
+    parallel_for(executor, rows, nanoseconds, [&](int64_t begin, int64_t end) {
+      with_stores<T>(streams, [&](auto put) {
+        for (int64_t r = begin; r < end; ++r) cross_entropy_backward_row<T>(put, args, r);
+      });
     });
   });
 }

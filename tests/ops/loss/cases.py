@@ -9,7 +9,7 @@ from eqxcallback import ops
 from eqxcallback.ops.loss import _reference as reference
 from eqxcallback.ops.loss._reference_targets import cross_entropy_of_targets
 
-from ..table import BATCHES, Case, Row, floats, normal, python, row, rows, with_options
+from ..table import BATCHES, STREAMED, Case, Row, floats, normal, python, row, rows, with_options
 
 
 def softmax_cross_entropy(dtype: Any, shape: Any, options: Any = None, targets: bool = False) -> Case:
@@ -46,6 +46,7 @@ CASES = [
     ),
     row(softmax_cross_entropy, (301, 2003), tags=("large", "large gradient")),
     row(softmax_cross_entropy, (1200, 17), tags=["written"]),
+    *rows(softmax_cross_entropy, [(shape, options) for shape in STREAMED for options in ({}, _SMOOTH)], "streamed"),
     *rows(softmax_cross_entropy, [((17,),), ((3, 1),), ((2, 3, 300),), ((2, 5000),)], "gradient"),
     row(softmax_cross_entropy, (2, 5), tags=("mapped", "derived"), name="softmax_cross_entropy"),
     row(softmax_cross_entropy, (2, 5), _SMOOTH, tags=("mapped", "derived"), name="softmax_cross_entropy smooth"),
