@@ -146,6 +146,9 @@ def _config_of(settings: Mapping[str, Any]) -> Config:
     )
     layers = settings.get("layer_types") or []
     layers = layers if isinstance(layers, list) else [layers]
+    # Qwen's configs have one that is not used. Programs that read Llama's disagree: transformers leaves it out.
+    window = settings.get("sliding_window") if kind == "llama" else None
+    seen = window is None or (type(window) is int and not 0 < window < config.context_length)
     part = rope.get("partial_rotary_factor", settings.get("partial_rotary_factor"))
     rules = (
         (config.head_size % 2 == 0, "an even head size, for the rotary embedding", config.head_size),
@@ -159,6 +162,7 @@ def _config_of(settings: Mapping[str, Any]) -> Config:
         (part in (None, 1), "a rotary embedding of whole heads", f"partial_rotary_factor {part}"),
         (settings.get("is_causal", True), "attention to earlier tokens alone", "is_causal false"),
         (not settings.get("use_sliding_window"), "attention to all tokens", "a sliding window"),
+        (seen, "attention to all tokens", f"a sliding window of {window}"),
         (layers == ["full_attention"] * len(layers), "attention to all tokens", f"layer_types {layers}"),
         (settings.get("quantization_config") is None, "weights that are not quantised", "a quantization_config"),
     )

@@ -27,7 +27,7 @@ def listen(port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
-def meet_others(listener: socket.socket, processes: int, seconds: float) -> list[socket.socket]:
+def meet_others(listener: socket.socket, processes: int, seconds: float) -> dict[int, socket.socket]:
     """Wait, in process 0, until all others have come. Then the port is free.
 
     **Arguments:**
@@ -36,7 +36,7 @@ def meet_others(listener: socket.socket, processes: int, seconds: float) -> list
     - `processes`: how many there are.
     - `seconds`: how long to wait.
 
-    **Returns:** a connection to each of the others.
+    **Returns:** a connection to each of the others, by the number of the process.
 
     **Raises:** `UsageError` if one of them does not come, is gone before the others have come, or is not one of `processes`. The
     others are told so.
@@ -62,7 +62,7 @@ def meet_others(listener: socket.socket, processes: int, seconds: float) -> list
     for end in ends.values():
         with contextlib.suppress(OSError):  # it is gone, which `models.parallel.watch` sees
             end.sendall(_ALL_HAVE_COME)
-    return list(ends.values())
+    return ends
 
 
 def meet_process_0(coordinator: str, process: int, processes: int, seconds: float) -> socket.socket:

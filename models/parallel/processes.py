@@ -5,8 +5,9 @@ import os
 import re
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -21,9 +22,13 @@ from .relay import Relay, host_and_port, wait_for
 from .watch import Watch
 
 
-# In seconds. The first is for processes that are silent: of one that is killed the connections close at once. The last is how
-# long a process that has lost another one may take to say so itself.
-_HEARTBEAT, _START, _END, _LAST_WORDS = 20, 60, 20, 5
+# In seconds. A process may be silent for so long: of one that is killed the connections close at once. Then JAX would abort the
+# others with a trace, and so it waits for longer. The last is how long a process that has lost another one may take to say so
+# itself.
+_SILENCE, _HEARTBEAT, _START, _END, _LAST_WORDS = 30, 60, 60, 20, 5
+
+# Held by the thread that ends this process, which has one reason.
+_ending = threading.Lock()
 
 _config: Any = jax.config  # type checkers do not know its options
 
@@ -41,7 +46,7 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
     **Returns:** a mesh of the devices.
 
     **Raises:** `UsageError` if there are fewer devices, or if another process does not come or is gone. A process that does not
-    notice that another one is gone is ended. If another one is silent, JAX aborts this one.
+    notice that another one is gone, or was silent for 30 seconds, is ended.
     """
     with contextlib.suppress(RuntimeError):  # JAX has started, with the devices that it has
         _config.update("jax_num_cpu_devices", devices)
@@ -51,14 +56,13 @@ def joined(devices: int, coordinator: str | None, processes: int, process: int) 
     try:
         report(f"process {process} of {processes} waits for the others at {coordinator}, for {_START} seconds at most")
         with _no_stdout():
-            watch, connection = _join(coordinator, processes, process)
+            watches = _join(coordinator, processes, process)
             mesh = _mesh(devices)
             total(mesh, 0)  # a first program, which connects them
         yield mesh
-        watch.end_watch()
+        for watch in watches:
+            watch.end_watch()
         jax.distributed.shutdown()
-        if connection is not None:
-            connection.close()
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         if isinstance(error, ValueError) and re.match("[A-Z_]+: ", str(error)) is None:
             raise  # it is not a failed program's, which becomes one where NumPy takes the result
@@ -104,24 +108,29 @@ def _exit(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _join(coordinator: str, processes: int, process: int) -> tuple[Relay | Watch, socket.socket | None]:
-    """Join the other processes, and return what watches them, and the connection by which process 0 watches this one."""
+def _join(coordinator: str, processes: int, process: int) -> Sequence[Relay | Watch]:
+    """Join the other processes, and return what watches them."""
+
+    def lost(other: int, what: str) -> None:
+        _end(process, f"process {other} {what}")
+
+    address = coordinator
     if process == 0:
-        connection = None
-        watch = Watch(meet_others(_listen(coordinator), processes, _START), lambda: _end(process, "another process"))
+        watches = [Watch(meet_others(_listen(coordinator), processes, _START), _SILENCE, lost)]
     else:
-        connection = meet_process_0(coordinator, process, processes, _START)
-        watch = _reach(coordinator, process)
+        watch = Watch({0: meet_process_0(coordinator, process, processes, _START)}, _SILENCE, lost)
+        relay = _reach(coordinator, process)
+        watches, address = [watch, relay], relay.address
     _config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
-        watch.address if isinstance(watch, Relay) else coordinator,
+        address,
         num_processes=processes,
         process_id=process,
         initialization_timeout=_START,
         heartbeat_timeout_seconds=_HEARTBEAT,
         shutdown_timeout_seconds=_END,
     )
-    return watch, connection
+    return watches
 
 
 def _reach(coordinator: str, process: int) -> Relay:
@@ -133,15 +142,16 @@ def _reach(coordinator: str, process: int) -> Relay:
             f"process {process} expected the service of process 0 at {coordinator} after {_START} seconds at most; got: {error}. "
             "See what process 0 says, and start all of them again."
         ) from None
-    return Relay(coordinator, lambda: _end(process, "process 0"))
+    return Relay(coordinator, lambda: _end(process, "process 0 is gone"))
 
 
-def _end(process: int, lost: str) -> None:
+def _end(process: int, reason: str) -> None:
     """End this process, if it does not do so itself because it waits for the other one."""
-    time.sleep(_LAST_WORDS)
-    with contextlib.suppress(OSError, ValueError):
-        report(f"process {process} ends, because {lost} is gone. See what it says, and start all of them again.")
-    _exit(2)
+    with _ending:
+        time.sleep(_LAST_WORDS)
+        with contextlib.suppress(OSError, ValueError):
+            report(f"process {process} ends, because {reason}. See what it says, and start all of them again.")
+        _exit(2)
 
 
 def _listen(coordinator: str) -> socket.socket:

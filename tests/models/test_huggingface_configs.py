@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from models import llama
+from models._errors import ModelFileError
 from models.model_files import open_files
 
 from . import families
@@ -35,6 +36,17 @@ def test_settings_of_the_rotary_embedding_as_transformers_takes_them(changes, sa
         configs.append(open_files(tmp_path / name)[0].config)
     assert configs[0] == configs[1]
     assert (configs[0] == configs[2]) == (same == {"rope_scaling": LLAMA3})
+
+
+@pytest.mark.parametrize("window", [64, 255, "64", True, -0.5])
+def test_a_window_that_a_llama_has(window, tmp_path):
+    """Programs that read it disagree, except if it is the whole context or more."""
+    write(tmp_path, family="llama", sliding_window=window)
+    with pytest.raises(ModelFileError, match=f"attention to all tokens; got a sliding window of {window}, which is n"):
+        open_files(tmp_path)
+    for family, harmless in (("llama", 256), ("llama", 0), ("llama", None), ("qwen2", window)):
+        write(tmp_path, family=family, sliding_window=harmless)
+        assert open_files(tmp_path)[0].config.context_length == 256
 
 
 def test_an_output_that_is_not_the_embedding(tmp_path):

@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import queue
 import socket
-from functools import partial
 
 import pytest
 
@@ -28,18 +27,32 @@ def meeting(processes, *others, seconds=10.0):
 
 def test_all_come_and_the_port_is_free_then():
     with meeting(3, (2, 3), (1, 3)) as (port, first, others):
-        ends = [*first.result(), *(other.result() for other in others)]
+        ends, theirs = first.result(), [other.result() for other in others]
         listen(port).close()  # as JAX's service does, while the connections are open
     lost = queue.Queue()
-    watch = Watch(ends[:2], partial(lost.put, True))
+    watch = Watch(ends, 30, lambda *what: lost.put(what))
     with pytest.raises(queue.Empty):
         lost.get(timeout=0.2)
-    ends[2].close()
-    assert lost.get(timeout=10)
+    theirs[0].close()
+    assert lost.get(timeout=10) == (2, "is gone")
     watch.end_watch()
-    ends[3].close()
+    theirs[1].close()
     with pytest.raises(queue.Empty):
         lost.get(timeout=0.2)
+
+
+def test_the_silent_one_is_lost():
+    lost = queue.Queue()
+    with meeting(3, (2, 3), (1, 3)) as (_, first, others):
+        ends, (of_2, of_1) = first.result(), [other.result() for other in others]
+    watches = [Watch(which, 1.0, lambda *what: lost.put(what)) for which in (ends, {0: of_2})]
+    with of_1:  # nobody sends there
+        assert lost.get(timeout=10) == (1, "was silent for 1.0 seconds")
+        with pytest.raises(queue.Empty):
+            lost.get(timeout=2.0)  # while 0 and 2 hear each other
+    for watch in watches:
+        watch.end_watch()
+    ends[2].shutdown(socket.SHUT_RDWR)
 
 
 def assert_refused(first, others, reason):
@@ -82,8 +95,7 @@ def test_a_stranger_changes_nothing():
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n".ljust(64))
             assert stranger.recv(1) == b""
         with meet_process_0(f"localhost:{port}", 1, 2, 10.0):
-            (end,) = first.result()
-            end.close()
+            first.result()[1].close()
 
 
 def test_process_0_ends_before_all_have_come():

@@ -1,8 +1,9 @@
-"""A language model over several processes: the same text as in one, and an end when one of them is killed."""
+"""A language model over several processes: the same text as in one, and an end when one of them is killed or stopped."""
 
 import contextlib
 import io
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -59,6 +60,19 @@ print("finished")
 """
 
 
+# The program, for which another one is silent after six seconds.
+HASTY = """
+import sys
+from models.generate.__main__ import main
+from models.parallel import processes
+
+processes._SILENCE = 6
+code = main(sys.argv[1:])
+processes.leave(code)
+sys.exit(code)
+"""
+
+
 # The program, which waits so many seconds for the others. With 0 it waits for 60, and is killed while JAX connects it.
 IMPATIENT = """
 import os, signal, sys
@@ -72,6 +86,37 @@ if sys.argv[1] == "0":
 code = main(sys.argv[2:])
 processes.leave(code)
 sys.exit(code)
+"""
+
+# Two sums, before each of which one of two processes is slow.
+SLOW = """
+import sys, time
+import jax, jax.numpy as jnp
+from models.parallel import processes
+
+def compile_for(seconds):
+    end, count = time.monotonic() + seconds, 200
+    while time.monotonic() < end:
+        count *= 2
+        def f(x):
+            for i in range(count):
+                x = jnp.sin(x @ x) + i
+            return x
+        jax.jit(f).lower(jnp.ones((8, 8))).compile()
+
+def run_python_for(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+
+port, process = sys.argv[1], int(sys.argv[2])
+processes._SILENCE = 3
+with processes.joined(1, f"localhost:{port}", 2, process) as mesh:
+    for slow, work in enumerate((compile_for, run_python_for)):
+        if process == slow:
+            work(7)
+        assert processes.total(mesh, process) == 1
+print("finished")
 """
 
 
@@ -105,10 +150,10 @@ def generate(weights, max_tokens, count):
     return [[*options, "--process", process] for process in range(count)]
 
 
-def gone(process, program, count=2):
+def gone(process, program, count=2, what="is gone"):
     """Match the one line of a process that another one has left: of two lines, as it may not wait for that one just then."""
     line = f"{program}: error: process {process} expected the programs of {count} processes to run until all have ended; got: .*"
-    return f"(?:{line}|process {process} ends, because .* is gone. See what it says, and start all of them again.)\n".encode()
+    return f"(?:{line}|process {process} ends, because .* {what}. See what it says, and start all of them again.)\n".encode()
 
 
 @pytest.fixture(scope="module")
@@ -119,19 +164,37 @@ def text(weights):
     return written.getvalue().rstrip("\n").encode()
 
 
-@pytest.mark.parametrize(("count", "killed"), [(2, 0), (2, 1), (3, 2), (4, 1)])
-def test_the_same_text_until_one_is_killed(count, killed, weights, text):
-    with started(*generate(weights, 7000, count)) as processes:
+ENDED = [(2, 0, signal.SIGKILL), (2, 1, signal.SIGKILL), (3, 2, signal.SIGKILL), (4, 1, signal.SIGKILL)]
+
+
+@pytest.mark.parametrize(("count", "ended", "by"), [*ENDED, (3, 2, signal.SIGSTOP)])
+def test_the_same_text_until_one_is_killed(count, ended, by, weights, text):
+    """One that is stopped closes no connection. Its end is SIGKILL."""
+    what = {signal.SIGKILL: "is gone", signal.SIGSTOP: "(?:is gone|was silent for 6 seconds)"}[by]
+    commands = generate(weights, 7000, count)
+    if by == signal.SIGSTOP:
+        commands = [["-c", HASTY, *command[2:]] for command in commands]
+    with started(*commands) as processes:
         assert processes[0].stdout.read(len(text)) == text
-        processes[killed].kill()  # in the middle
+        processes[ended].send_signal(by)  # in the middle
         start = time.monotonic()
-        left = {i: process.communicate(timeout=60) for i, process in enumerate(processes) if i != killed}
+        left = {i: process.communicate(timeout=60) for i, process in enumerate(processes) if i != ended}
     assert time.monotonic() - start < 60
     for i, (output, errors) in left.items():
         assert i == 0 or output == b""  # process 0 alone prints
         assert processes[i].returncode == 2, errors
         waits = rf"process {i} of {count} waits for the others at .*\n".encode()
-        assert re.fullmatch(waits + gone(i, "generate", count), errors), errors
+        assert re.fullmatch(waits + gone(i, "generate", count, what), errors), errors
+
+
+def test_one_that_is_slow_is_not_silent():
+    """While one compiles, or runs Python, the other one waits for it, twice as long as a process may be silent."""
+    port = free_port()
+    with started(*[["-c", SLOW, port, process] for process in range(2)]) as processes:
+        results = [process.communicate(timeout=120) for process in processes]
+    assert [(process.returncode, out) for process, (out, _) in zip(processes, results, strict=True)] == [
+        (0, b"finished\n")
+    ] * 2, results
 
 
 def test_one_that_never_comes(weights):
@@ -163,7 +226,7 @@ def test_one_that_is_killed_while_jax_connects_it(weights):
         _, errors = processes[0].communicate(timeout=120)
         assert processes[0].returncode == 2, errors
     assert errors.decode().split("\n", 1)[1] == (
-        "process 0 ends, because another process is gone. See what it says, and start all of them again.\n"
+        "process 0 ends, because process 1 is gone. See what it says, and start all of them again.\n"
     )
 
 
