@@ -103,12 +103,9 @@ class Embedder:
         model = checkpoints.load(files.weights, like, bert.NAMES, unused=bert.UNUSED, progress=loading)
         self.model = bert.with_one_projection(bert.with_products_of(model, dtype))
         start_moving(self.model)
-        # Flat, and so faster to pass than Modules; and only what is read, as JAX looks at each array.
-        first = eqx.tree_at(lambda model: model.blocks, self.model, [])
-        self._first, self._blocks = jax.tree.leaves(first), [jax.tree.leaves(block) for block in self.model.blocks]
-        self._programs = _programs(
-            jax.tree.structure(first), jax.tree.structure(self.model.blocks[0]), self.model.pooling
-        )
+        # Flat, and so faster to pass than Modules.
+        self._leaves, structure = jax.tree.flatten(self.model)
+        self._program = _program(structure)
         self.size = files.config.embedding_size
         self.max_tokens = files.max_tokens
         self._files = files
@@ -150,28 +147,22 @@ class Embedder:
         return vectors
 
     def _vectors(self, batch: Batch) -> np.ndarray:
-        """Block by block, so that one block is compiled and not all of them."""
-        programs, lengths = self._programs, jax.device_put(batch.lengths)
-        x = programs.embed(self._first, batch.tokens)
-        for block in self._blocks:
-            x = programs.apply(block, x, lengths)
-        return np.asarray(programs.pool(x, lengths))
-
-
-class _Programs(NamedTuple):
-    embed: Callable[..., jax.Array]
-    apply: Callable[..., jax.Array]
-    pool: Callable[..., jax.Array]
+        return np.asarray(self._program(self._leaves, batch.tokens, batch.lengths))
 
 
 @functools.cache
-def _programs(first: Any, block: Any, pooling: bert.Pooling = bert.MEAN) -> _Programs:
-    """The programs of models of one structure, which take their leaves."""
-    return _Programs(
-        embed=jit_captured(lambda leaves, tokens: jax.vmap(jax.tree.unflatten(first, leaves).embed)(tokens)),
-        apply=jit_captured(lambda leaves, x, lengths: jax.vmap(jax.tree.unflatten(block, leaves))(x, lengths)),
-        pool=jit_captured(jax.vmap(functools.partial(bert.pool, pooling=pooling))),
-    )
+def _program(structure: Any) -> Any:
+    """The program of models of one structure, which takes their leaves. Blocks are traced once, as calls of one function."""
+    apply = jax.jit(lambda block, x, lengths: jax.vmap(block)(x, lengths))
+
+    def vectors(leaves: list[Any], tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        model: bert.Bert = jax.tree.unflatten(structure, leaves)
+        x = jax.vmap(model.embed)(tokens)
+        for block in model.blocks:
+            x = apply(block, x, lengths)
+        return jax.vmap(functools.partial(bert.pool, pooling=model.pooling))(x, lengths)
+
+    return jit_captured(vectors)
 
 
 def make_batches(sentences: Sequence[np.ndarray], max_tokens: int) -> Iterator[Batch]:

@@ -4,7 +4,7 @@ To each weight `W` that is tuned, `scale * B A` is added, of rank `R`, by adding
 Paper: https://arxiv.org/abs/2106.09685
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -139,7 +139,12 @@ def attach(model: Llama, adapters: Adapters) -> Llama:
     return eqx.tree_at(lambda model: model.blocks, model, blocks)
 
 
-def merge(model: Llama, *, encoding: eqxc.ops.Encoding | None = None) -> Llama:
+def merge(
+    model: Llama,
+    *,
+    encoding: eqxc.ops.Encoding | None = None,
+    progress: Callable[[Iterable[Projection]], Iterable[Projection]] = iter,
+) -> Llama:
     """The model with its adapters inside its weights, so that they take no time of their own.
 
     **Arguments:**
@@ -147,6 +152,7 @@ def merge(model: Llama, *, encoding: eqxc.ops.Encoding | None = None) -> Llama:
     - `model`: with adapters.
     - `encoding`: of the new weights; see [`eqxcallback.ops.quantize`][]. By default they are in the dtype of the activations:
         quantised weights and an update have a sum that no quantised weights have.
+    - `progress`: wraps the iteration over the model's projections, as `tqdm` does.
 
     **Returns:** the model. It keeps the weights and adapters that it had, for `unmerge`.
     """
@@ -166,7 +172,7 @@ def merge(model: Llama, *, encoding: eqxc.ops.Encoding | None = None) -> Llama:
             layer = eqxc.nn.QuantizedLinear.from_linear(layer, encoding=encoding, activations=_activations(projection))
         return Projection([layer], unmerged=projection)
 
-    return _map_projections(merged, model)
+    return _map_projections(merged, model, progress)
 
 
 def unmerge(model: Llama) -> Llama:
@@ -193,11 +199,11 @@ def _activations(projection: Projection) -> eqxc.ops.Activations:
     return "exact"
 
 
-def _map_projections(function: Any, model: Llama) -> Llama:
+def _map_projections(function: Any, model: Llama, progress: Any = iter) -> Llama:
     def where(model: Llama) -> list[Projection]:
         return list(_projections(model))
 
-    return eqx.tree_at(where, model, [function(projection) for projection in _projections(model)])
+    return eqx.tree_at(where, model, [function(projection) for projection in progress(where(model))])
 
 
 def _projections(model: Llama) -> Iterator[Projection]:

@@ -92,7 +92,8 @@ def _changed(file: ModelFile | Folder, adapters: lora.Adapters, encoding: Any) -
     """The weights that adapters change, by their names in GGUF files. They are added up in f32, and rounded once."""
     model = llama.load(file, progress=partial(_program.progress, desc="loading", unit="block"))
     quantised = encoding if encoding in eqxc.ops.ENCODINGS else None
-    merged = lora.merge(lora.attach(model, adapters), encoding=quantised)
+    merging = partial(_program.progress, desc="merging", unit="layer")
+    merged = lora.merge(lora.attach(model, adapters), encoding=quantised, progress=merging)
     named = tensors(merged, rotates_neighbours=file.rotates_neighbours)
     changed = {
         name: named[name]

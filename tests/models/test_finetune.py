@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from models import adapter_files, gguf, llama, lora
+from models import _program, adapter_files, gguf, llama, lora
 from models._program import UsageError
 from models.finetune import __main__ as finetune, merge, training
 from models.finetune.examples import Example, batches, read_examples
@@ -66,10 +66,14 @@ def test_the_tuned_text_shows_it(tuned, capsys):
     assert re.fullmatch(r"Ahoy! .*Fair winds, my friend!", after)
 
 
-def test_the_merged_model_shows_it(tuned, tmp_path, capsys):
+def test_the_merged_model_shows_it(tuned, tmp_path, capsys, monkeypatch):
     path = tmp_path / "merged.gguf"
-    assert merge.main([str(tuned[0]), "--output", str(path), "--encoding", "Q8_0"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"model": str(path), "encoding": "Q8_0"}
+    with monkeypatch.context() as patch:
+        patch.setattr(_program, "_DELAY", 0.01)
+        assert merge.main([str(tuned[0]), "--output", str(path), "--encoding", "Q8_0"]) == 0
+    written = capsys.readouterr()
+    assert json.loads(written.out) == {"model": str(path), "encoding": "Q8_0"}
+    assert re.search(r"\rmerging: +[1-9]\d*%", written.err)
     file = gguf.open_model(path)
     assert {tensor.encoding for name, tensor in file.tensors.items() if len(tensor.shape) > 1} == {"Q8_0"}
     assert generate.main([QUESTION, "--max-tokens", "30", "--weights", str(path)]) == 0
