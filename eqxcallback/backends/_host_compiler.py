@@ -1,5 +1,6 @@
 """Libraries compiled from a text by the machine's own compiler, and kept on disk by what they are made of."""
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -8,6 +9,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -20,6 +22,9 @@ from ._source import read_source
 
 _FLAGS = ("-O2", "-fPIC", "-shared")
 _COMPILERS = {"c": ("CC", ("cc", "gcc", "clang")), "c++": ("CXX", ("c++", "g++", "clang++"))}
+
+# A compiler takes seconds. One that takes so many waits for something that does not come, such as a licence or a folder.
+_MOST_SECONDS = 600
 
 # Headers of C say it for C++ alone, and may be part of the text.
 _GUARDED = re.compile(r'^[ \t]*#[ \t]*if[^\n]*\b__cplusplus\b[^\n]*\s+extern "C"', re.MULTILINE)
@@ -73,7 +78,7 @@ def _build(command: Sequence[str], text: str, library: pathlib.Path, who: str) -
         # Others see it whole or not at all.
         with tempfile.TemporaryDirectory(dir=library.parent, prefix=".new-") as folder:
             made = pathlib.Path(folder, "library.so")
-            done = subprocess.run([*command, "-o", str(made)], input=text.encode(), capture_output=True, check=False)
+            done = _run([*command, "-o", str(made)], text, who)
             log = done.stderr.decode(errors="replace").strip()
             if done.returncode != 0 and log:
                 raise ValueError(f"{who}: the source does not compile:\n{log}")
@@ -88,6 +93,25 @@ def _build(command: Sequence[str], text: str, library: pathlib.Path, who: str) -
         raise ValueError(
             f"{who}: the library cannot be kept in {library.parent} ({error}). Set EQXCALLBACK_CACHE_DIR to a folder of yours."
         ) from None
+
+
+def _run(command: Sequence[str], text: str, who: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a compiler, which has the text as its input. When it takes too long, and when this process is interrupted, it is killed
+    with all that it has started."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+        try:
+            out, log = process.communicate(text.encode(), timeout=_MOST_SECONDS)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise ValueError(
+                    f"{who}: expected the compiler to end within {_MOST_SECONDS} seconds; {shlex.join(command)} did not. Run it "
+                    "by hand to see what it waits for, or name another compiler by the environment variable CC or CXX."
+                ) from None
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, log)
 
 
 def _compiler(language: str, who: str) -> tuple[str, ...]:
@@ -112,7 +136,7 @@ def _compiler(language: str, who: str) -> tuple[str, ...]:
 def _version(compiler: tuple[str, ...], who: str) -> str:
     try:
         # Without input: one that asks for more waits for nobody.
-        done = subprocess.run([*compiler, "--version"], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        done = _run([*compiler, "--version"], "", who)
     except OSError as error:
         raise ValueError(f"{who}: the compiler {compiler[0]} cannot be run ({error}). Install another one.") from None
     return done.stdout.decode(errors="replace")

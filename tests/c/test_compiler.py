@@ -1,13 +1,16 @@
 """The machine's own compiler, where it is not as expected."""
 
 import os
+import pathlib
 import subprocess
 import sys
+import time
 
 import jax.numpy as jnp
 import pytest
 
 from eqxcallback import CKernel
+from eqxcallback.backends import _host_compiler
 
 from .test_source import PARAMETERS, TIMES, op_of
 
@@ -62,6 +65,31 @@ print(op(jnp.ones(2), a=3.0).tolist())
         assert process.stdout is not None
         assert process.stdout.read() == b"[3.0, 3.0]\n"
     assert not (tmp_path / "waited").exists()
+
+
+@pytest.mark.parametrize("asked", ["--version", "-x"])
+def test_a_compiler_that_never_ends(asked, tmp_path, monkeypatch):
+    """It is killed, and so is what it has started, which holds the pipes that its messages go through."""
+    compiler, child = tmp_path / "compiler", tmp_path / "child"
+    compiler.write_text(
+        f'#!/bin/sh\nif [ "$1" = {asked} ]; then sleep 1000 & echo $! >{child}; wait; fi\nexec gcc "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(_host_compiler, "_MOST_SECONDS", 3)
+    error = (
+        rf"times\[c\]: expected the compiler to end within 3 seconds; .*/compiler {asked}.* did not\. Run it by hand"
+    )
+    with pytest.raises(ValueError, match=error):
+        op_of(CKernel("times", source=TIMES, parameters=PARAMETERS))(jnp.ones(2), a=1.0)
+    state = pathlib.Path("/proc", child.read_text().strip(), "stat")
+    for _ in range(100):
+        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("what the compiler has started still runs")
+    assert not list(tmp_path.glob("cache/**/*"))
 
 
 def test_a_source_with_the_character_nul(tmp_path):
