@@ -27,7 +27,7 @@ ARROWS = {
     "kernel": set(),
     **{room: {*others, "core", "_ext"} for room, others in XLA.items()},
     "xla": set(XLA),
-    "emulation": set(),
+    "emulation": {"core"},
     "backends": {"emulation", "kernel", "xla", "core", "_ext"},
     "transform": {"backends", "kernel", "xla", "core"},
     "layer": {"transform", "backends", "kernel", "xla", "core"},

@@ -28,7 +28,7 @@ def prepare(bound: BoundKernel, kernel: CKernel, platform: str, who: str) -> xla
     target = library_target(kernel, platform, who)
 
     def call(operands: Sequence[Aval], results: Sequence[Aval]) -> xla.LaunchLowering:
-        return lowered(kernel, bound, who, operands, results)
+        return lowered(target, kernel, bound, who, operands, results)
 
     def describe() -> str:
         return f"{target} {description(kernel, f'{who}[c]')}"  # the target knows the content of the library
@@ -37,11 +37,20 @@ def prepare(bound: BoundKernel, kernel: CKernel, platform: str, who: str) -> xla
 
 
 def lowered(
-    kernel: CKernel, bound: BoundKernel, op: str, operands: Sequence[Aval], results: Sequence[Aval], code: str = ""
+    target: str,
+    kernel: CKernel,
+    bound: BoundKernel,
+    op: str,
+    operands: Sequence[Aval],
+    results: Sequence[Aval],
+    code: str = "",
 ) -> xla.LaunchLowering:
     """A call with arrays of these types.
 
-    **Arguments:** `code`: what other processes find the function by, whose number is then in place of its address.
+    **Arguments:**
+
+    - `target`: of the function, which is registered.
+    - `code`: what other processes find the function by, whose number is then in place of its address.
     """
     who = f"{op}[{bound.kernel.backend}]"
     assert bound.arguments is not None
@@ -64,7 +73,7 @@ def lowered(
         "eqxcallback_code": code,
     }
     made = tuple(xla.result_aval(workspace.shape, workspace.dtype) for workspace in workspaces)
-    return xla.LaunchLowering(library_target(kernel, "cpu", op), attributes, bound.call, made)
+    return xla.LaunchLowering(target, attributes, bound.call, made)
 
 
 def library_target(kernel: CKernel, platform: str, op: str) -> str:

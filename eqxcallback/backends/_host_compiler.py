@@ -1,6 +1,5 @@
 """Libraries compiled from a text by the machine's own compiler, and kept on disk by what they are made of."""
 
-import contextlib
 import ctypes
 import functools
 import os
@@ -9,22 +8,19 @@ import platform
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
 
 from .. import xla
+from ..core import run_compiler
 from ._cache import cache_folder, key_of
-from ._library import check_whole
+from ._library import digest_of
 from ._source import read_source
 
 
 _FLAGS = ("-O2", "-fPIC", "-shared")
 _COMPILERS = {"c": ("CC", ("cc", "gcc", "clang")), "c++": ("CXX", ("c++", "g++", "clang++"))}
-
-# A compiler takes seconds. One that takes so many waits for something that does not come, such as a licence or a folder.
-_MOST_SECONDS = 600
 
 # Headers of C say it for C++ alone, and may be part of the text.
 _GUARDED = re.compile(r'^[ \t]*#[ \t]*if[^\n]*\b__cplusplus\b[^\n]*\s+extern "C"', re.MULTILINE)
@@ -65,11 +61,16 @@ def built(source: str | os.PathLike[str], options: Sequence[str], who: str, *, i
 
 def _why_not_loaded(library: pathlib.Path) -> OSError | None:
     try:
-        check_whole(library)
-        ctypes.CDLL(str(library))
+        _load(str(library), digest_of(library))
     except OSError as error:
         return error
     return None
+
+
+@functools.lru_cache(maxsize=256)
+def _load(path: str, digest: str) -> None:
+    del digest  # one that was made again is another one
+    ctypes.CDLL(path)
 
 
 def _build(command: Sequence[str], text: str, library: pathlib.Path, who: str) -> None:
@@ -78,7 +79,7 @@ def _build(command: Sequence[str], text: str, library: pathlib.Path, who: str) -
         # Others see it whole or not at all.
         with tempfile.TemporaryDirectory(dir=library.parent, prefix=".new-") as folder:
             made = pathlib.Path(folder, "library.so")
-            done = _run([*command, "-o", str(made)], text, who)
+            done = run_compiler([*command, "-o", str(made)], text)
             log = done.stderr.decode(errors="replace").strip()
             if done.returncode != 0 and log:
                 raise ValueError(f"{who}: the source does not compile:\n{log}")
@@ -89,29 +90,19 @@ def _build(command: Sequence[str], text: str, library: pathlib.Path, who: str) -
                     "another compiler by the environment variable CC or CXX."
                 )
             os.replace(made, library)
+    except subprocess.TimeoutExpired as error:
+        raise _hangs(error, who) from None
     except OSError as error:
         raise ValueError(
             f"{who}: the library cannot be kept in {library.parent} ({error}). Set EQXCALLBACK_CACHE_DIR to a folder of yours."
         ) from None
 
 
-def _run(command: Sequence[str], text: str, who: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a compiler, which has the text as its input. When it takes too long, and when this process is interrupted, it is killed
-    with all that it has started."""
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True) as process:
-        try:
-            out, log = process.communicate(text.encode(), timeout=_MOST_SECONDS)
-        except BaseException as error:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise ValueError(
-                    f"{who}: expected the compiler to end within {_MOST_SECONDS} seconds; {shlex.join(command)} did not. Run it "
-                    "by hand to see what it waits for, or name another compiler by the environment variable CC or CXX."
-                ) from None
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, out, log)
+def _hangs(error: subprocess.TimeoutExpired, who: str) -> ValueError:
+    return ValueError(
+        f"{who}: expected the compiler to end within {error.timeout:g} seconds; {shlex.join(error.cmd)} did not. Run it by hand "
+        "to see what it waits for, or name another compiler by the environment variable CC or CXX."
+    )
 
 
 def _compiler(language: str, who: str) -> tuple[str, ...]:
@@ -132,11 +123,16 @@ def _compiler(language: str, who: str) -> tuple[str, ...]:
     )
 
 
-@functools.cache
 def _version(compiler: tuple[str, ...], who: str) -> str:
     try:
-        # Without input: one that asks for more waits for nobody.
-        done = _run([*compiler, "--version"], "", who)
+        return _version_text(compiler)
     except OSError as error:
         raise ValueError(f"{who}: the compiler {compiler[0]} cannot be run ({error}). Install another one.") from None
-    return done.stdout.decode(errors="replace")
+    except subprocess.TimeoutExpired as error:
+        raise _hangs(error, who) from None
+
+
+@functools.cache
+def _version_text(compiler: tuple[str, ...]) -> str:
+    # Without input: one that asks for more waits for nobody.
+    return run_compiler([*compiler, "--version"]).stdout.decode(errors="replace")

@@ -29,15 +29,17 @@ def prepare(bound: BoundKernel, kernel: NumbaKernel, platform: str, who: str) ->
             f"{who}[numba]: expected the platform cpu; got {platform}. Give {platform} a kernel of another kind."
         )
 
+    target = _c.target_of_addresses(_symbol(kernel), who)
+
     def call(operands: Sequence[Aval], results: Sequence[Aval]) -> xla.LaunchLowering:
         arrays = [
             *((name, None if i is None else results[i]) for name, i in bound.results),
             *((name, None if i is None else operands[i]) for name, i in bound.operands),
         ]
         function, code = _compiled(kernel, arrays, bound.options, f"{who}[numba]")
-        return _c.lowered(function, bound, who, operands, results, code.text(who, function.symbol) if code else "")
+        text = code.text(who, function.symbol) if code else ""
+        return _c.lowered(target, function, bound, who, operands, results, text)
 
-    target = _c.target_of_addresses(_symbol(kernel), who)
     return xla.TypedLowering(call, target, functools.partial(description, kernel, who), bound.call, on_threads=True)
 
 

@@ -26,6 +26,7 @@ from ._checks import (
     signature_of as signature_of,
     soft_cap_of as soft_cap_of,
 )
+from ._compilers import run_compiler as run_compiler
 from ._errors import (
     Failures as Failures,
     KernelError as KernelError,

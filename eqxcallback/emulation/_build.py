@@ -6,10 +6,13 @@ import importlib.util
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+
+from ..core import run_compiler
 
 
 _HERE = pathlib.Path(__file__).parent
@@ -64,7 +67,7 @@ def build(
     - `flags`: more flags of g++.
     - `sanitize`: `"address"`, say. The process that loads the library needs the runtime of that sanitizer.
 
-    **Raises:** `RuntimeError` with what g++ says, and `OSError` where it is not installed.
+    **Raises:** `RuntimeError` with what g++ says, or that it does not end, and `OSError` where it is not installed.
     """
     text = source + "".join(_EXPORT.format(index=index, entry=entry) for index, entry in enumerate(entries))
     text = _SAID_TWICE.sub("", _with_dynamic_memory(text))
@@ -82,7 +85,13 @@ def build(
             made = pathlib.Path(folder) / library.name
             environment = {**os.environ, "LC_ALL": "C"}  # its messages are read
             asked = [*command, "-o", str(made)]
-            result = subprocess.run(asked, input=text.encode(), capture_output=True, env=environment)
+            try:
+                result = run_compiler(asked, text, environment=environment)
+            except subprocess.TimeoutExpired as error:
+                raise RuntimeError(
+                    f"expected g++ to build {', '.join(entries)} within {error.timeout:g} seconds; {shlex.join(asked)} did not "
+                    "end. Run it by hand to see what it waits for."
+                ) from None
             if result.returncode != 0:
                 raise RuntimeError(f"g++ refused {', '.join(entries)}:\n{result.stderr.decode(errors='replace')}")
             made.replace(library)
@@ -130,8 +139,10 @@ def _digest_of(include: pathlib.Path | None) -> str:
 
 @functools.cache
 def compiler() -> str:
-    """The version of g++. Raises `OSError` where there is none."""
-    return subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True).stdout
+    """The version of g++. Raises `OSError` where there is none, and `subprocess.SubprocessError` for one that does not say."""
+    done = run_compiler(["g++", "--version"])
+    done.check_returncode()
+    return done.stdout.decode(errors="replace")
 
 
 def _folder() -> pathlib.Path:

@@ -22,7 +22,7 @@ def unavailable() -> str | None:
     """Why CUDA C++ cannot be emulated here: `None` if it can."""
     try:
         compiler()
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (OSError, subprocess.SubprocessError) as error:
         return f"CUDA C++ is emulated by g++, which cannot be run ({error}). Install it."
     return None
 
@@ -88,4 +88,4 @@ def _built(text: str, entries: tuple[str, ...], flags: tuple[str, ...]) -> CudaL
         # The assembler's errors count too: inline PTX gets that far.
         lines = [line for line in str(error).splitlines() if "error: " in line.lower()] or str(error).splitlines()
         hint = "" if cuda_include_dir() or not _NEEDS_HEADERS.search(text) else f" {_HEADERS}"
-        return f"g++ does not build it for the emulator: {lines[0]}.{hint}"
+        return f"g++ does not build it for the emulator: {lines[0].removesuffix('.')}.{hint}"

@@ -9,6 +9,7 @@ from ._emulated import (
     EmulatedTriton as EmulatedTriton,
     emulated as emulated,
 )
+from ._frozen import Frozen as Frozen
 from ._image import ImageKernel as ImageKernel
 from ._jax import JaxKernel as JaxKernel
 from ._launch import Launch as Launch, dims as dims

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ._frozen import Frozen
 from ._tensor_map import TensorMap
 
 
@@ -13,7 +14,7 @@ def frozen_mapping(kernel: Any, field: str) -> None:
     """A copy of a mapping: the caller's own may change."""
     value = getattr(kernel, field)
     if isinstance(value, Mapping):
-        object.__setattr__(kernel, field, dict(value))
+        object.__setattr__(kernel, field, Frozen(value, f"{type(kernel).__name__}.{field}"))
 
 
 def freeze_workspaces(kernel: Any, who: str) -> None:
@@ -42,7 +43,7 @@ _MAP = np.dtype("V128")
 _SCALAR_DTYPES = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64")
 
 
-class Strict(dict[str, Any]):
+class Strict(Frozen):
     """A mapping that compares by order, as parameters have one, and by type: `1` and `True` are two, as are `0.0` and `-0.0`."""
 
     def _items(self) -> list[object]:
@@ -62,7 +63,7 @@ def scalars(declared: object, who: str) -> Strict:
     """`{name: (dtype, function or None)}`."""
     if not isinstance(declared, Mapping):
         raise TypeError(f"{who}: expected scalars to be {{name: dtype}}; got {declared!r}.")
-    return Strict({name: _scalar(name, value, who) for name, value in declared.items()})
+    return Strict({name: _scalar(name, value, who) for name, value in declared.items()}, f"{who}.scalars")
 
 
 def _scalar(name: object, declared: Any, who: str) -> tuple[Any, Any]:

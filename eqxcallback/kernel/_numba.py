@@ -82,7 +82,8 @@ class NumbaKernel(KernelContract):
                     f"{who}: expected options that are hashable; got {name}={value!r}. Pass what numba.njit has made with it."
                 ) from None
         object.__setattr__(self, "options", options)
-        frozen_mapping(self, "aliases")
+        for field in ("options", "aliases"):
+            frozen_mapping(self, field)
         if self.rows is not None and self.rows != "parallel":
             object.__setattr__(self, "rows", texts(self.rows, "rows", who))
         check_function(self.supports, "supports", who)

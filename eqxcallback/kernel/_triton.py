@@ -102,7 +102,7 @@ class TritonKernel(KernelContract):
         no_structures(declared, who)
         object.__setattr__(self, "scalars", declared)
         frozen_mapping(self, "aliases")
-        object.__setattr__(self, "constexprs", Strict(self.constexprs))
+        object.__setattr__(self, "constexprs", Strict(self.constexprs, f"{who}.constexprs"))
         freeze_workspaces(self, who)
         object.__setattr__(self, "then", tuple(self.then))
         for other in self.then:

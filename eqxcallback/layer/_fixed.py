@@ -3,12 +3,13 @@
 import dataclasses
 import inspect
 import weakref
+from collections.abc import Mapping
 from typing import Any, dataclass_transform
 
 import equinox as eqx
 
 from .. import backends
-from ..kernel import as_tuple
+from ..kernel import Frozen, as_tuple
 from ._declarations import METHODS
 
 
@@ -35,8 +36,15 @@ class LayerMeta(_ModuleMeta):
 
 
 def fix(cls: type) -> None:
-    """Fix what a class and its bases declare."""
-    _used.update(base for base in cls.__mro__ if isinstance(base, LayerMeta))
+    """Fix what a class and its bases declare, and the mappings in it."""
+    bases = [base for base in cls.__mro__ if isinstance(base, LayerMeta) and base not in _used]
+    for base in bases:
+        declared = {name: value for name, value in vars(base).items() if _is_declaration(base, name)}
+        for name, value in declared.items():
+            if isinstance(value, Mapping):
+                items = {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()}
+                setattr(base, name, Frozen(items, f"{base.__qualname__}.{name}"))
+    _used.update(bases)
 
 
 def _is_fixed(cls: Any, name: str) -> bool:

@@ -10,7 +10,7 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import backends, xla
 from ..core import PyTree, callable_name, check_aliases, identity, signature_of, strict_statics
-from ..kernel import Kernel, as_tuple
+from ..kernel import Frozen, Kernel, as_tuple
 from ._batching import DEFAULT_METHOD, METHODS, REFERENCE, is_stated, uses_threads, why_no_threads
 from ._bind_op import bind_op, named_operands
 from ._choice import Implementation, check_implementation
@@ -112,6 +112,8 @@ class Op:
     def __post_init__(self) -> None:
         who = f"Op({self.name})"
         object.__setattr__(self, "_states_method", is_stated(self.vmap_method))
+        if isinstance(self.vmap_method, Mapping):
+            object.__setattr__(self, "vmap_method", Frozen(self.vmap_method, f"{who}.vmap_method"))
         object.__setattr__(self, "kernels", _candidates(self.kernels, "kernels", who))
         for platform, kernel in self._every_kernel:
             check_aliases(kernel.aliases, who)
@@ -310,7 +312,7 @@ def _defaults_of(function: Callable[..., object] | None) -> dict[str, object]:
     return {name: value for name, value in defaults.items() if not callable(value)}  # `empty` is a class
 
 
-def _candidates(declared: object, field: str, who: str) -> dict[str, tuple[Kernel, ...]]:
+def _candidates(declared: object, field: str, who: str) -> Mapping[str, tuple[Kernel, ...]]:
     """Return the kernels of each platform. The caller's own mapping may change."""
     if not isinstance(declared, Mapping):
         raise TypeError(f"{who}: expected {field} to be a mapping from platforms to kernels; got {declared!r}.")
@@ -324,7 +326,7 @@ def _candidates(declared: object, field: str, who: str) -> dict[str, tuple[Kerne
                 raise TypeError(
                     f"{who}: expected a kernel for {platform} in {field}; got {kernel!r} of type {type(kernel).__name__}."
                 )
-    return candidates
+    return Frozen(candidates, f"{who}.{field}")
 
 
 @functools.lru_cache(maxsize=4096)

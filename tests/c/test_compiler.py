@@ -1,17 +1,19 @@
 """The machine's own compiler, where it is not as expected."""
 
+import ctypes
+import dataclasses
 import os
-import pathlib
 import subprocess
 import sys
-import time
+import types
 
 import jax.numpy as jnp
 import pytest
 
 from eqxcallback import CKernel
-from eqxcallback.backends import _host_compiler
+from eqxcallback.backends import _c, _host_compiler
 
+from ..endless_compiler import check_killed, endless_compiler
 from .test_source import PARAMETERS, TIMES, op_of
 
 
@@ -70,26 +72,36 @@ print(op(jnp.ones(2), a=3.0).tolist())
 @pytest.mark.parametrize("asked", ["--version", "-x"])
 def test_a_compiler_that_never_ends(asked, tmp_path, monkeypatch):
     """It is killed, and so is what it has started, which holds the pipes that its messages go through."""
-    compiler, child = tmp_path / "compiler", tmp_path / "child"
-    compiler.write_text(
-        f'#!/bin/sh\nif [ "$1" = {asked} ]; then sleep 1000 & echo $! >{child}; wait; fi\nexec gcc "$@"\n'
-    )
-    compiler.chmod(0o755)
+    compiler = tmp_path / "compiler"
+    child = endless_compiler(compiler, asked, "gcc", monkeypatch)
     monkeypatch.setenv("CC", str(compiler))
-    monkeypatch.setattr(_host_compiler, "_MOST_SECONDS", 3)
     error = (
         rf"times\[c\]: expected the compiler to end within 3 seconds; .*/compiler {asked}.* did not\. Run it by hand"
     )
     with pytest.raises(ValueError, match=error):
         op_of(CKernel("times", source=TIMES, parameters=PARAMETERS))(jnp.ones(2), a=1.0)
-    state = pathlib.Path("/proc", child.read_text().strip(), "stat")
-    for _ in range(100):
-        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("what the compiler has started still runs")
+    check_killed(child)
     assert not list(tmp_path.glob("cache/**/*"))
+
+
+def test_nothing_is_looked_at_twice(tmp_path, monkeypatch):
+    """A library is loaded once to see whether it can be, and looked up once for each lowering; a compiler is asked once."""
+    log, compiler, seen = tmp_path / "log", tmp_path / "compiler", []
+    compiler.write_text(f'#!/bin/sh\necho "$1" >>{log}\nexec gcc "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    prepare, built = _c.prepare, _c.built
+    monkeypatch.setattr(_c, "prepare", lambda *args: (seen.append("prepare"), prepare(*args))[1])
+    monkeypatch.setattr(_c, "built", lambda *args, **options: (seen.append("built"), built(*args, **options))[1])
+    load = lambda path: (seen.append("load"), ctypes.CDLL(path))[1]
+    monkeypatch.setattr(_host_compiler, "ctypes", types.SimpleNamespace(CDLL=load))
+    kernel = CKernel("times", source=TIMES, parameters=PARAMETERS)
+    for op in (op_of(kernel), dataclasses.replace(op_of(kernel), name="again")):
+        for size in (1, 2, 3):
+            assert op(jnp.ones(size), a=3.0).tolist() == [3.0] * size
+    assert log.read_text().split() == ["--version", "-x"]
+    assert seen.count("load") == 1
+    assert seen.count("built") == seen.count("prepare") > 0
 
 
 def test_a_source_with_the_character_nul(tmp_path):

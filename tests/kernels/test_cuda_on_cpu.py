@@ -2,15 +2,20 @@
 
 import ctypes
 import functools
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from eqxcallback.emulation import build
+from eqxcallback.emulation import CudaLibrary, NotEmulated, build
+from eqxcallback.emulation._build import compiler
 
+from ..endless_compiler import check_killed, endless_compiler
 from .running import Call, Launch, run
 from .test_cuda_sanitized import sanitized
 
@@ -342,6 +347,25 @@ def test_launches_that_no_gpu_accepts(threads, blocks):
 def test_what_does_not_compile():
     with pytest.raises(RuntimeError, match="g\\+\\+ refused"):
         build("__global__ void broken() { nothing(); }", ["broken"])
+
+
+ENDLESS = {
+    "--version": r"g\+\+, which cannot be run \(Command .*--version.* timed out after 3 seconds\)",
+    "-std=c++17": r"expected g\+\+ to build endless within 3 seconds; g\+\+ .* did not end\. Run it by hand .* for\.$",
+}
+
+
+@pytest.mark.parametrize("asked", ENDLESS)
+def test_a_gpp_that_never_ends(asked, tmp_path, monkeypatch):
+    """It is killed with what it has started, and leaves no file."""
+    child = endless_compiler(tmp_path / "g++", asked, shutil.which("g++") or "", monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    compiler.cache_clear()
+    with pytest.raises(NotEmulated, match=ENDLESS[asked]):
+        CudaLibrary.built("__global__ void endless() {}", ("endless",), ())
+    check_killed(child)
+    assert not list(tmp_path.glob("eqxcallback-emulation-*/*"))
 
 
 def test_builds_are_kept():

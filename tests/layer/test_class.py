@@ -244,10 +244,10 @@ def used():
 def test_a_declaration_that_is_changed_too_late(name, value):
     """Calls and programs keep what was declared: another one was ignored."""
     for cls in used():
-        before = vars(cls).get(name)
         _, derived = used()
         setattr(derived, name, value)  # no layer was made yet
         np.testing.assert_array_equal(cls()(X), 2 * X)
+        before = vars(cls).get(name)
         text = rf"^{cls.__qualname__}: expected {name} to stay as it was when .* Define a subclass that has it"
         with pytest.raises(AttributeError, match=text):
             setattr(cls, name, value)
@@ -286,6 +286,42 @@ def test_a_declaration_may_be_set_again(cls):
 
     with pytest.raises(AttributeError, match="expected reference to stay"):
         cls.reference = of(3)
+
+
+def test_a_mapping_that_is_changed_too_late():
+    """Calls of new shapes ran another kernel, and calls of known ones the old one."""
+
+    def times(factor):
+        def body(ctx, out, self, x):
+            np.multiply(x, factor, out=np.asarray(out))
+
+        return eqxc.PythonKernel(body)
+
+    mine = [times(2)]
+    declared = {"cpu": mine}
+
+    class Doubled(eqxc.Layer):
+        kernels: ClassVar = declared
+        input_output_aliases: ClassVar = {"x": 0}
+
+        def reference(self, x):
+            return 2 * x
+
+    cls: Any = Doubled
+    cls.kernels["cpu"] = mine  # no layer was made yet
+    layer = cls()
+    declared["cpu"], mine[0] = [times(3)], times(3)
+    np.testing.assert_array_equal(layer(X), 2 * X)
+    error = (
+        "Doubled.kernels: expected the mapping to stay as it was declared, of 'cpu'; got a change of it. Give another"
+    )
+    with pytest.raises(TypeError, match=error):
+        cls.kernels["cpu"] = mine
+    with pytest.raises(TypeError, match=r"Doubled\.input_output_aliases: expected the mapping to stay"):
+        cls.input_output_aliases.clear()
+    with pytest.raises(TypeError, match=r"Layer\.backward_kernels: expected the mapping to stay .* of nothing"):
+        eqxc.Layer.backward_kernels.update(cpu=mine)  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(layer(jnp.ones(7)), np.full(7, 2))
 
 
 def test_what_declares_nothing_may_be_changed():

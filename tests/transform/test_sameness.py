@@ -1,7 +1,10 @@
 """Ops and callbacks that are equal and not the same, or called with modules that are: none runs another one's program."""
 
+import copy
 import dataclasses
 import gc
+import operator
+import pickle
 import weakref
 from typing import Any, NamedTuple
 
@@ -147,3 +150,56 @@ def test_how_long_an_option_is_kept():
         del thing
     gc.collect()
     assert sum(reference() is not None for reference in alive) <= 512
+
+
+CHANGES = {
+    "setitem": lambda mapping: operator.setitem(mapping, "x", 1),
+    "delitem": lambda mapping: operator.delitem(mapping, "x"),
+    "or": lambda mapping: operator.ior(mapping, {}),
+    "clear": lambda mapping: mapping.clear(),
+    "pop": lambda mapping: mapping.pop("x", None),
+    "popitem": lambda mapping: mapping.popitem(),
+    "setdefault": lambda mapping: mapping.setdefault("x"),
+    "update": lambda mapping: mapping.update(x=1),
+}
+
+
+def declare(methods, platforms, aliases) -> Any:
+    """An op whose result is how many axes its kernel sees."""
+
+    def axes(ctx, out, x):
+        np.asarray(out)[...] = x.ndim
+
+    kernel = PythonKernel(axes, aliases=aliases)
+    return Op("axes", kernels=platforms | {"cpu": kernel}, reference=lambda x: x, vmap_method=methods, backward={})
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_mappings_are_as_they_were_declared(change):
+    """A new one is equal and has the same hash, whichever way it was made; `dataclasses.replace` takes any."""
+    mine = {"x": "fold"}, {"cuda": PythonKernel(scale)}, {0: 0}
+    op = declare(*mine)
+    for mapping in mine:
+        mapping.clear()
+    assert jax.vmap(op)(jnp.ones((3, 2))).tolist() == [[2, 2]] * 3
+    kernel = op.kernels["cpu"][0]
+    for mapping in (op.kernels, op.backward, op.vmap_method, kernel.aliases):
+        before = dict(mapping)
+        with pytest.raises(TypeError, match=r"^\w+(\(axes\))?\.\w+: expected the mapping to stay as it was declared"):
+            change(mapping)
+        assert mapping == before
+        assert copy.deepcopy(mapping) == before
+    assert copy.deepcopy(op) == op == dataclasses.replace(op)
+    assert hash(op) == hash(dataclasses.replace(op, kernels=dict(op.kernels), vmap_method={"x": "fold"}))
+    assert kernel == dataclasses.replace(kernel, aliases={0: 0})
+
+
+def test_mappings_that_are_declared_can_be_pickled():
+    kernel = CKernel("f", source="void f(float* x) {}", parameters=("x",), status={1: "bad"})
+    again: Any = pickle.loads(pickle.dumps(kernel))
+    assert again == kernel
+    assert hash(again) == hash(kernel)
+    with pytest.raises(
+        TypeError, match=r"^CKernel\.status: expected the mapping to stay as it was declared, of 1; got"
+    ):
+        again.status[2] = "worse"
