@@ -146,7 +146,7 @@ def _config_of(settings: Mapping[str, Any]) -> Config:
     )
     layers = settings.get("layer_types") or []
     layers = layers if isinstance(layers, list) else [layers]
-    # Qwen's configs have one that is not used. Programs that read Llama's disagree: transformers leaves it out.
+    # Qwen's configs have one that is not used. A Llama's may be meant, and no layer here would see it.
     window = settings.get("sliding_window") if kind == "llama" else None
     seen = window is None or (type(window) is int and not 0 < window < config.context_length)
     part = rope.get("partial_rotary_factor", settings.get("partial_rotary_factor"))

@@ -139,7 +139,10 @@ def _digest_of(include: pathlib.Path | None) -> str:
 
 @functools.cache
 def compiler() -> str:
-    """The version of g++. Raises `OSError` where there is none, and `subprocess.SubprocessError` for one that does not say."""
+    """The version of g++.
+
+    **Raises:** `OSError` where there is none, and `subprocess.SubprocessError` if it fails or does not end.
+    """
     done = run_compiler(["g++", "--version"])
     done.check_returncode()
     return done.stdout.decode(errors="replace")

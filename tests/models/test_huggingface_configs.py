@@ -40,7 +40,7 @@ def test_settings_of_the_rotary_embedding_as_transformers_takes_them(changes, sa
 
 @pytest.mark.parametrize("window", [64, 255, "64", True, -0.5])
 def test_a_window_that_a_llama_has(window, tmp_path):
-    """Programs that read it disagree, except if it is the whole context or more."""
+    """It may be meant, and no layer would see it; one of the whole context or more changes nothing."""
     write(tmp_path, family="llama", sliding_window=window)
     with pytest.raises(ModelFileError, match=f"attention to all tokens; got a sliding window of {window}, which is n"):
         open_files(tmp_path)
